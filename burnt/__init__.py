@@ -1,0 +1,70 @@
+"""A thin deep-learning framework on torch tensors: Module, Record and Learner.
+
+Every public name is imported when it is first used: `import burnt` loads neither torch nor anything heavy,
+so that `burnt runs` and the monitor open at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from burnt import errors
+from burnt._lazy import attach
+
+if TYPE_CHECKING:
+    from burnt import data, nn, optim, record, train
+    from burnt.config import Config
+    from burnt.device import device_info
+    from burnt.gradients import Gradients
+    from burnt.inspect import CheckReport, Summary, TensorSpec, check, freeze, num_params, summary, unfreeze
+    from burnt.module import Module, field
+    from burnt.record import Record
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CheckReport": "burnt.inspect",
+    "Config": "burnt.config",
+    "Gradients": "burnt.gradients",
+    "Module": "burnt.module",
+    "Record": "burnt.record",
+    "Summary": "burnt.inspect",
+    "TensorSpec": "burnt.inspect",
+    "check": "burnt.inspect",
+    "data": "burnt.data",
+    "device_info": "burnt.device",
+    "field": "burnt.module",
+    "freeze": "burnt.inspect",
+    "nn": "burnt.nn",
+    "num_params": "burnt.inspect",
+    "optim": "burnt.optim",
+    "record": "burnt.record",
+    "summary": "burnt.inspect",
+    "train": "burnt.train",
+    "unfreeze": "burnt.inspect",
+}
+__getattr__, __dir__ = attach(globals(), _HOMES)
+
+__all__ = [
+    "CheckReport",
+    "Config",
+    "Gradients",
+    "Module",
+    "Record",
+    "Summary",
+    "TensorSpec",
+    "__version__",
+    "check",
+    "data",
+    "device_info",
+    "errors",
+    "field",
+    "freeze",
+    "nn",
+    "num_params",
+    "optim",
+    "record",
+    "summary",
+    "train",
+    "unfreeze",
+]

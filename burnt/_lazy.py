@@ -1,0 +1,34 @@
+"""Public names that are imported when first used, so that `import burnt` stays cheap (PEP 562)."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+
+def attach(
+    namespace: MutableMapping[str, Any], homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` for a package whose public names live elsewhere.
+
+    Args:
+        namespace: the package's `globals()`.
+        homes: public name -> module that defines it; a name equal to its module's last part with a
+            trailing colon-free path (``"nn": "burnt.nn"``) is the module itself.
+    """
+    package = namespace["__name__"]
+
+    def __getattr__(name: str) -> Any:
+        home = homes.get(name)
+        if home is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(home)
+        value = module if home == f"{package}.{name}" and not hasattr(module, name) else getattr(module, name)
+        namespace[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*namespace, *homes})
+
+    return __getattr__, __dir__
