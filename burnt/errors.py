@@ -1,4 +1,4 @@
-"""The errors that burnt raises. Every message says what failed, where, what was expected and found, what to do.
+"""The errors that burnt raises: what failed, where, what was expected and found, what to do.
 
 ::
 
