@@ -1,0 +1,437 @@
+"""Config: typed, frozen values that build a model or describe an experiment, kept as JSON.
+
+The checking and the JSON come from msgspec: 27 ms to import where pydantic takes 45 ms, unions told apart by
+a tag, frozen keyword-only classes, no dependencies. What is added here: values are checked in the constructor
+too, every problem of a file is reported at once with its exact path and the nearest known name, files carry a
+format version, and a model remembers the Config that built it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import tempfile
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar, dataclass_transform
+
+import msgspec
+
+from burnt.errors import ConfigError, DefinitionError, nearest
+
+__all__ = ["FORMAT", "Config", "qualified_name", "write_atomically"]
+
+FORMAT = 1
+"""Version of the JSON layout that `Config.save` writes."""
+
+_T = TypeVar("_T")
+
+
+class _ConfigMeta(type(msgspec.Struct)):
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+        # msgspec inherits every option of a Struct but this one.
+        return super().__new__(mcls, name, bases, namespace, **{"kw_only": True, **options})
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_fields=True):
+    """Base of configurations: frozen, keyword-only, typed, nested; JSON in and out.
+
+    Fields may be numbers, strings, booleans, None, enums, paths, lists, tuples, dicts, other Configs and
+    unions of these. Configs that share a union need a tag, as in ``class Adam(Config, tag=True)``. A Config
+    that builds something has a method ``init``; a model built by it remembers it, and its record carries it.
+
+    Raises:
+        ConfigError: a value is not of its field's type.
+
+    >>> class DigitsConfig(Config):
+    ...     hidden: int = 64
+    ...     dropout: float = 0.1
+    >>> DigitsConfig(hidden=32).replace(dropout=0.0)
+    DigitsConfig(hidden=32, dropout=0.0)
+    >>> DigitsConfig.from_json('{"hiden": 32}')
+    Traceback (most recent call last):
+    burnt.errors.ConfigError: DigitsConfig cannot be read
+      in        hiden
+      found     an unknown key
+      hint      did you mean 'hidden'? Known: hidden, dropout
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        build = cls.__dict__.get("init")
+        if isinstance(build, types.FunctionType):
+            cls.init = _remembering(build)  # type: ignore[attr-defined]
+
+    def __post_init__(self) -> None:
+        problems: list[_Problem] = []
+        for info in _fields(type(self)):
+            value = getattr(self, info.name)
+            try:
+                _convert(value, info.type)
+            except msgspec.ValidationError:
+                problems += _problems(value, info.type, info.name)
+        if problems:
+            raise _error(f"{type(self).__name__} cannot be built", problems)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed.
+
+        Raises:
+            ConfigError: no such field, or a value of the wrong type.
+        """
+        known = self.__struct_fields__
+        unknown = [_unknown(name, name, known) for name in changes if name not in known]
+        if unknown:
+            raise _error(f"{type(self).__name__} has no such field", unknown)
+        return msgspec.structs.replace(self, **changes)
+
+    def override(self, assignments: Iterable[str]) -> Self:
+        """A copy with dotted keys set from text, as a command line gives them.
+
+        Args:
+            assignments: ``"model.hidden=128"`` and the like; lists and objects are given as JSON.
+
+        Raises:
+            ConfigError: no such key, or a value that is not of its type.
+
+        >>> class RunConfig(Config):
+        ...     epochs: int = 8
+        ...     name: str = "a"
+        >>> RunConfig().override(["epochs=16", "name=12"])
+        RunConfig(epochs=16, name='12')
+        """
+        data = self.to_dict()
+        for assignment in assignments:
+            key, equals, text = assignment.partition("=")
+            if not equals:
+                raise ConfigError(
+                    f"{assignment!r} sets nothing", expected="key=value", hint="e.g. model.hidden=128"
+                )
+            *parents, last = key.split(".")
+            node: Any = data
+            for i, name in enumerate(parents):
+                children = _children(node)
+                if name not in children:
+                    raise _error(
+                        f"{type(self).__name__} has no key {key!r}",
+                        [_unknown(".".join(parents[: i + 1]), name, children)],
+                    )
+                node = children[name]
+            if isinstance(node, list):
+                if last not in _children(node):
+                    raise ConfigError(
+                        f"{type(self).__name__} has no key {key!r}",
+                        expected=f"an index below {len(node)}",
+                        found=last,
+                    )
+                node[int(last)] = _parse(text)
+            elif isinstance(node, dict):
+                node[last] = _parse(text)
+            else:
+                raise ConfigError(
+                    f"{type(self).__name__} has no key {key!r}", where=".".join(parents), found=repr(node)
+                )
+        return self._read(data, f"{type(self).__name__} cannot be built", strict=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The values as plain dicts, lists, strings and numbers, ready for JSON."""
+        result = msgspec.to_builtins(self, enc_hook=_encode)
+        assert isinstance(result, dict)
+        return result
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The Config that `to_dict` came from.
+
+        Raises:
+            ConfigError: an unknown, missing or ill-typed key, with its path and the nearest known name.
+        """
+        return cls._read(dict(data), f"{cls.__name__} cannot be read")
+
+    def to_json(self) -> str:
+        """The values as JSON text, two spaces deep."""
+        return json.dumps(self.to_dict(), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The Config that `to_json` wrote.
+
+        Raises:
+            ConfigError: no JSON, or as `from_dict`.
+        """
+        return cls.from_dict(_loads(text, f"{cls.__name__} cannot be read", None))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a JSON file with a format version, atomically.
+
+        Raises:
+            OSError: the folder does not exist or cannot be written.
+        """
+        document = {"format": FORMAT, "type": qualified_name(type(self)), "config": self.to_dict()}
+        write_atomically(path, (json.dumps(document, indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a file that `save` wrote.
+
+        Raises:
+            ConfigError: the file is no Config, is of a newer format, or does not fit this class.
+            OSError: the file cannot be read.
+        """
+        what = f"{cls.__name__} cannot be read from {os.fspath(path)}"
+        document = _loads(Path(path).read_bytes(), what, os.fspath(path))
+        version = document.get("format")
+        if type(version) is not int or "config" not in document:
+            raise ConfigError(
+                what,
+                expected='{"format": 1, "type": ..., "config": {...}}',
+                found=f"the keys {', '.join(document) or '(none)'}",
+                hint=f"{cls.__name__}.from_json reads bare values",
+            )
+        if version > FORMAT:
+            raise ConfigError(
+                what,
+                where="format",
+                expected=f"at most {FORMAT}",
+                found=version,
+                hint="a newer burnt wrote this file: upgrade burnt",
+            )
+        if not isinstance(document["config"], dict):
+            raise ConfigError(
+                what, where="config", expected="an object", found=type(document["config"]).__name__
+            )
+        return cls._read(document["config"], what, root="config")
+
+    @classmethod
+    def _read(cls, data: dict[str, Any], what: str, *, root: str = "", strict: bool = True) -> Self:
+        _fields(cls)
+        try:
+            return _convert(data, cls, strict=strict)
+        except msgspec.ValidationError as error:
+            problems = _problems(data, cls, root, strict=strict)
+            raise _error(what, problems or [_Problem(root, found=str(error))]) from None
+
+
+def qualified_name(cls: type) -> str:
+    """Module and name of a class, as records and config files give it."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file so that readers see the old or the new content, never a part: write, fsync, rename.
+
+    Raises:
+        OSError: the folder does not exist, cannot be written or is full; the old file is untouched.
+    """
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files private; a saved file has the mode that open() would have given it.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+class _Problem(typing.NamedTuple):
+    path: str
+    expected: str | None = None
+    found: str | None = None
+    hint: str | None = None
+
+
+def _error(what: str, problems: list[_Problem]) -> ConfigError:
+    first, *others = problems
+    origin = [
+        f"{p.path}: {p.found}" + (f", expected {p.expected}" if p.expected else "")
+        + (f" ({p.hint})" if p.hint else "")
+        for p in others
+    ]  # fmt: skip
+    where = first.path or None
+    if origin:
+        what = f"{what}: {len(problems)} problems"
+        origin[0] = f"also {origin[0]}"
+    return ConfigError(
+        what, where=where, expected=first.expected, found=first.found, hint=first.hint, origin=origin
+    )
+
+
+def _unknown(path: str, name: str, known: Iterable[str]) -> _Problem:
+    names = list(known)
+    guess = nearest(name, names)
+    listing = f"Known: {', '.join(names)}" if names else "It has no keys of its own"
+    return _Problem(
+        path,
+        found="an unknown key",
+        hint=f"did you mean {guess!r}? {listing}" if guess else listing,
+    )
+
+
+def _problems(data: Any, kind: Any, path: str, *, strict: bool = True) -> list[_Problem]:
+    """Every problem of `data` as a value of `kind`, each at its own path."""
+    try:
+        _convert(data, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        reason = str(error)
+    else:
+        return []
+    found: list[_Problem] = []
+    struct = _struct_for(data, kind)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if struct is not None and isinstance(data, dict):
+        tag = struct.__struct_config__.tag_field
+        infos = {info.encode_name: info for info in _fields(struct)}
+        for name in data:
+            if name not in infos and name != tag:
+                found.append(_unknown(_join(path, name), name, infos))
+        for name, info in infos.items():
+            if name in data:
+                found += _problems(data[name], info.type, _join(path, name), strict=strict)
+            elif info.required:
+                found.append(_Problem(_join(path, name), expected=_describe(info.type), found="nothing"))
+    elif isinstance(data, list) and origin in (list, tuple, set, frozenset):
+        kinds = args if origin is tuple and args[-1:] != (...,) else args[:1] * len(data)
+        if len(kinds) == len(data):
+            for i, (item, item_kind) in enumerate(zip(data, kinds, strict=True)):
+                found += _problems(item, item_kind, f"{path}[{i}]", strict=strict)
+    elif isinstance(data, dict) and origin is dict:
+        for key, item in data.items():
+            found += _problems(item, args[1], _join(path, str(key)), strict=strict)
+    return found or [_leaf(data, kind, path, reason)]
+
+
+def _leaf(data: Any, kind: Any, path: str, reason: str) -> _Problem:
+    structs = [a for a in _alternatives(kind) if _is_config(a)]
+    if isinstance(data, dict) and len(structs) > 1:
+        field = structs[0].__struct_config__.tag_field or "type"
+        tags = [str(s.__struct_config__.tag) for s in structs]
+        if data.get(field) not in tags:
+            guess = nearest(str(data.get(field, "")), tags)
+            return _Problem(
+                _join(path, field),
+                expected=" or ".join(map(repr, tags)),
+                found=repr(data[field]) if field in data else "nothing",
+                hint=f"did you mean {guess!r}?" if guess else None,
+            )
+    if reason.startswith(("Expected ", "Invalid ")):
+        return _Problem(path, expected=_describe(kind), found=f"{data!r} ({type(data).__name__})")
+    return _Problem(path, found=reason.partition(" - at ")[0])
+
+
+def _struct_for(data: Any, kind: Any) -> type[Config] | None:
+    structs = [a for a in _alternatives(kind) if _is_config(a)]
+    if len(structs) > 1 and isinstance(data, dict):
+        field = structs[0].__struct_config__.tag_field
+        return next((s for s in structs if data.get(field) == s.__struct_config__.tag), None)
+    return structs[0] if structs else None
+
+
+def _alternatives(kind: Any) -> Iterator[Any]:
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        for inner in typing.get_args(kind):
+            yield from _alternatives(inner)
+    elif typing.get_origin(kind) is typing.Annotated:
+        yield from _alternatives(typing.get_args(kind)[0])
+    else:
+        yield kind
+
+
+def _is_config(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Config)
+
+
+def _describe(kind: Any) -> str:
+    if isinstance(kind, type) and typing.get_origin(kind) is None:
+        return kind.__name__
+    return " | ".join(
+        "None" if a is type(None) else a.__name__ if isinstance(a, type) else str(a)
+        for a in _alternatives(kind)
+    )
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _convert(data: Any, kind: type[_T], *, strict: bool = True) -> _T:
+    return msgspec.convert(data, kind, strict=strict, dec_hook=_decode)
+
+
+def _encode(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    raise NotImplementedError(f"a Config cannot hold a {type(value).__name__}")
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if issubclass(kind, Path):
+        if isinstance(value, str | Path):
+            return kind(value)
+        raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
+    if isinstance(value, kind):
+        return value
+    raise NotImplementedError(f"a Config cannot hold a {kind.__name__}")
+
+
+def _children(node: Any) -> dict[str, Any]:
+    if isinstance(node, list):
+        return {str(i): item for i, item in enumerate(node)}
+    return node if isinstance(node, dict) else {}
+
+
+def _parse(text: str) -> Any:
+    # Bare text stays text: the lax conversion turns "12" into 12 where the field is a number, and leaves it
+    # alone where the field is a string.
+    if not text.startswith(("[", "{", '"')):
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{text!r} is no JSON", found=str(error)) from None
+
+
+def _loads(text: str | bytes, what: str, where: str | None) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            what, where=where, expected="JSON", found=str(error), hint="the file is damaged or no JSON"
+        ) from None
+    if not isinstance(document, dict):
+        raise ConfigError(what, where=where, expected="an object", found=type(document).__name__)
+    return document
+
+
+@functools.cache
+def _fields(cls: type[Config]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    try:
+        return msgspec.structs.fields(cls)
+    except NameError as error:
+        raise DefinitionError(
+            f"an annotation of {qualified_name(cls)} cannot be resolved",
+            found=str(error),
+            hint="define the type at module level, or before the Config",
+        ) from None
+
+
+def _remembering(build: Any) -> Any:
+    @functools.wraps(build)
+    def init(self: Config, *args: Any, **kwargs: Any) -> Any:
+        built = build(self, *args, **kwargs)
+        remember = getattr(type(built), "_remember_config", None)
+        if remember is not None:
+            remember(built, self)
+        return built
+
+    return init

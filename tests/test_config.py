@@ -1,0 +1,206 @@
+"""Config: construction, JSON, messages, overrides."""
+
+import enum
+import json
+from pathlib import Path
+
+import pytest
+
+from burnt import Config
+from burnt.errors import ConfigError, DefinitionError
+
+
+class Norm(enum.Enum):
+    BATCH = "batch"
+    LAYER = "layer"
+
+
+class Sgd(Config, tag=True):
+    momentum: float = 0.0
+
+
+class Adam(Config, tag=True):
+    betas: tuple[float, float] = (0.9, 0.999)
+
+
+class Layer(Config):
+    width: int
+    norm: Norm = Norm.BATCH
+
+
+class Experiment(Config):
+    layers: list[Layer] = []
+    optim: Sgd | Adam = Sgd()
+    named: dict[str, Layer] = {}
+    folder: Path = Path("runs")
+    seed: int | None = None
+    rate: float = 1e-3
+
+
+FULL = Experiment(
+    layers=[Layer(width=3), Layer(width=5, norm=Norm.LAYER)],
+    optim=Adam(betas=(0.5, 0.75)),
+    named={"head": Layer(width=7)},
+    folder=Path("a/b"),
+    seed=4,
+    rate=0.25,
+)
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    assert Experiment.from_json(FULL.to_json()) == FULL
+    FULL.save(tmp_path / "c.json")
+    assert Experiment.load(tmp_path / "c.json") == FULL
+    document = json.loads((tmp_path / "c.json").read_text())
+    assert document["format"] == 1
+    assert document["config"]["optim"] == {"type": "Adam", "betas": [0.5, 0.75]}
+
+
+def test_frozen_and_keyword_only() -> None:
+    with pytest.raises(AttributeError):
+        FULL.rate = 2.0  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        Layer(3)  # type: ignore[misc]
+
+
+def test_every_problem_of_a_file_is_reported_with_its_path() -> None:
+    data = {
+        "layers": [{"width": 1}, {"width": "wide"}],
+        "optim": {"type": "Adam", "betas": [0.9, "x"]},
+        "named": {"head": {}},
+        "rat": 0.1,
+    }
+    with pytest.raises(ConfigError) as caught:
+        Experiment.from_dict(data)
+    message = str(caught.value)
+    assert "4 problems" in message
+    assert "did you mean 'rate'?" in message
+    assert "layers[1].width: 'wide' (str), expected int" in message
+    assert "optim.betas[1]: 'x' (str), expected float" in message
+    assert "named.head.width: nothing, expected int" in message
+
+
+@pytest.mark.parametrize(
+    ("data", "where", "expected"),
+    [
+        ({"optim": {"type": "Adm"}}, "optim.type", "'Sgd' or 'Adam'"),
+        ({"optim": {}}, "optim.type", "'Sgd' or 'Adam'"),
+        ({"seed": "x"}, "seed", "int | None"),
+        ({"layers": [{"width": 1, "norm": "group"}]}, "layers[0].norm", "Norm"),
+        ({"folder": 3}, "folder", "Path"),
+        ({"layers": 3}, "layers", "list[tests.test_config.Layer]"),
+    ],
+)
+def test_paths_of_single_problems(data: dict[str, object], where: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Experiment.from_dict(data)
+    assert caught.value.where == where
+    if where != "layers":
+        assert caught.value.expected == expected
+
+
+def test_the_constructor_checks_types() -> None:
+    with pytest.raises(ConfigError, match="Experiment cannot be built") as caught:
+        Experiment(seed="4")  # type: ignore[arg-type]
+    assert caught.value.where == "seed"
+    with pytest.raises(ConfigError, match="Layer cannot be built"):
+        Experiment(layers=[Layer(width=None)])  # type: ignore[arg-type]
+
+
+def test_replace() -> None:
+    assert FULL.replace(rate=0.5).rate == 0.5
+    with pytest.raises(ConfigError, match="did you mean 'rate'"):
+        FULL.replace(rte=0.5)
+    with pytest.raises(ConfigError, match="expected  float"):
+        FULL.replace(rate="fast")
+
+
+def test_override() -> None:
+    changed = FULL.override(
+        ["layers.1.width=9", "optim.betas=[0.1, 0.2]", "named.tail={\"width\": 2}", "seed=null", "folder=12"]
+    )  # fmt: skip
+    assert changed.layers[1].width == 9
+    assert changed.optim == Adam(betas=(0.1, 0.2))
+    assert changed.named["tail"] == Layer(width=2)
+    assert changed.seed is None
+    assert changed.folder == Path("12")
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("rate", "key=value"),
+        ("optm.momentum=1", "did you mean 'optim'"),
+        ("optim.beta=1", "did you mean 'betas'"),
+        ("layers.7.width=1", "layers.7"),
+        ("rate=quick", "expected  float"),
+        ("layers=[1", "is no JSON"),
+    ],
+)
+def test_override_messages(assignment: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FULL.override([assignment])
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    FULL.save(path)
+    text = path.read_text()
+    path.write_text(text[: len(text) // 2])
+    with pytest.raises(ConfigError, match="no JSON"):
+        Experiment.load(path)
+    path.write_text("{}")
+    with pytest.raises(ConfigError, match=r'"format": 1'):
+        Experiment.load(path)
+    path.write_text(text.replace('"format": 1', '"format": 99'))
+    with pytest.raises(ConfigError, match="upgrade burnt"):
+        Experiment.load(path)
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match="an object"):
+        Experiment.load(path)
+    path.write_text(text.replace('"rate"', '"rat"'))
+    with pytest.raises(ConfigError, match=r"in        config\.rat") as caught:
+        Experiment.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_saving_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "c.json"
+    FULL.save(path)
+
+    def fail(fd: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        Experiment().save(path)
+    assert Experiment.load(path) == FULL
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_unresolvable_annotation_is_a_definition_error() -> None:
+    class Broken(Config):
+        x: "Missing"  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(DefinitionError, match="Missing"):
+        Broken(x=1)
+
+
+def test_a_check_of_the_users_own_is_reported_at_its_path() -> None:
+    with pytest.raises(ConfigError, match="heads must divide") as caught:
+        Outer.from_dict({"inner": {"dim": 10, "heads": 4}})
+    assert caught.value.where == "inner"
+
+
+class Inner(Config):
+    dim: int
+    heads: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dim % self.heads:
+            raise ValueError("heads must divide dim")
+
+
+class Outer(Config):
+    inner: Inner
