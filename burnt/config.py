@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import tempfile
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,9 +19,10 @@ from typing import Any, Self, TypeVar, dataclass_transform
 
 import msgspec
 
+from burnt._files import replacing
 from burnt.errors import ConfigError, DefinitionError, nearest
 
-__all__ = ["FORMAT", "Config", "qualified_name", "write_atomically"]
+__all__ = ["FORMAT", "Config", "qualified_name"]
 
 FORMAT = 1
 """Version of the JSON layout that `Config.save` writes."""
@@ -30,7 +30,7 @@ FORMAT = 1
 _T = TypeVar("_T")
 
 
-class _ConfigMeta(type(msgspec.Struct)):
+class _ConfigMeta(type(msgspec.Struct)):  # type: ignore[misc]
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
         # msgspec inherits every option of a Struct but this one.
         return super().__new__(mcls, name, bases, namespace, **{"kw_only": True, **options})
@@ -172,7 +172,8 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
             OSError: the folder does not exist or cannot be written.
         """
         document = {"format": FORMAT, "type": qualified_name(type(self)), "config": self.to_dict()}
-        write_atomically(path, (json.dumps(document, indent=2) + "\n").encode())
+        with replacing(path) as file:
+            file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -219,29 +220,6 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
 def qualified_name(cls: type) -> str:
     """Module and name of a class, as records and config files give it."""
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file so that readers see the old or the new content, never a part: write, fsync, rename.
-
-    Raises:
-        OSError: the folder does not exist, cannot be written or is full; the old file is untouched.
-    """
-    target = Path(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        # mkstemp makes files private; a saved file has the mode that open() would have given it.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, target)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 class _Problem(typing.NamedTuple):

@@ -1,0 +1,475 @@
+"""Module: a `torch.nn.Module` whose fields are declared, with thin aliases of what works on any torch module.
+
+What lives here: the derived `__init__`, the registration of declared fields, the derived `Config` of classes
+that write their own `__init__`, and the aliases. How records, checks and summaries work is in `burnt.record`
+and `burnt.inspect`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, ClassVar, Self, dataclass_transform
+
+import torch
+from torch import Tensor
+
+from burnt import inspect as _inspect
+from burnt import record as _record
+from burnt.config import Config as _Config
+from burnt.config import qualified_name
+from burnt.errors import DefinitionError, RecordError
+
+if TYPE_CHECKING:
+    from burnt.inspect import CheckReport, Summary
+    from burnt.record import LoadReport, Record
+
+__all__ = ["Module", "TensorList", "field"]
+
+
+class _DerivedConfig:
+    """`Layer.Config`, made from the signature of `Layer.__init__` when it is first asked for."""
+
+    def __get__(self, module: object, owner: type[Module]) -> type[_Config]:
+        if "_derived_config" not in owner.__dict__:
+            owner._derived_config = _derive_config(owner)
+        return owner._derived_config
+
+
+@dataclass_transform(eq_default=False, field_specifiers=(field,))
+class Module(torch.nn.Module):
+    """Base of models and layers: a `torch.nn.Module` with declared fields.
+
+    A subclass annotates its fields and `__init__` is derived from them, as for a dataclass. Fields that hold
+    a Module, a Parameter, a tensor (a buffer), or a list, tuple, dict or Optional of these, are registered;
+    others are static and travel with the record's metadata. A class that writes its own `__init__` keeps it.
+
+    Raises:
+        DefinitionError: a field has the name of something that `torch.nn.Module` already has, or a default
+            that all instances would share.
+
+    >>> from burnt import Module, nn
+    >>> class Mlp(Module):
+    ...     layers: list[nn.Linear]
+    ...     scale: float = 1.0
+    ...
+    ...     def forward(self, x):
+    ...         for layer in self.layers:
+    ...             x = torch.relu(layer(x))
+    ...         return x * self.scale
+    >>> Mlp([nn.Linear(4, 8), nn.Linear(8, 2)]).num_params()
+    58
+    """
+
+    _declared: ClassVar[dict[str, dataclasses.Field[Any]]] = {}
+    _built_by: _Config | None = None
+
+    if TYPE_CHECKING:
+
+        class Config(_Config):
+            """The arguments of `__init__` less device and dtype; `init(device=, dtype=)` builds the layer."""
+
+            def __init__(self, **values: Any) -> None: ...
+
+            def init(self, device: Any = None, dtype: torch.dtype | None = None) -> Any:
+                """Build the layer."""
+
+    else:
+        Config = _DerivedConfig()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = [name for name, kind in inspect.get_annotations(cls).items() if _is_field(kind)]
+        for name in own:
+            if name in _RESERVED:
+                raise DefinitionError(
+                    f"{cls.__qualname__} cannot have a field {name!r}",
+                    where=f"{cls.__module__}.{cls.__qualname__}",
+                    found=f"torch.nn.Module.{name}, which the field would hide",
+                    hint=f"another name, such as {name}_",
+                )
+            default = cls.__dict__.get(name)
+            if isinstance(default, torch.nn.Module | Tensor):
+                raise DefinitionError(
+                    f"all instances of {cls.__qualname__} would share the default of {name!r}",
+                    expected=f"{name}: ... = burnt.field(default_factory=...)",
+                    found=f"a {type(default).__name__}",
+                )
+        derived = _init_is_derived(cls)
+        try:
+            dataclasses.dataclass(init=derived, eq=False, repr=False)(cls)
+        except (TypeError, ValueError) as error:
+            raise DefinitionError(
+                f"no __init__ can be derived for {cls.__qualname__}",
+                where=f"{cls.__module__}.{cls.__qualname__}",
+                found=str(error),
+            ) from None
+        cls._declared = {
+            f.name: f
+            for f in dataclasses.fields(cls)  # type: ignore[arg-type]
+        }
+        if derived:
+            cls.__init__ = _starting_torch(cls.__init__)  # type: ignore[method-assign]
+            for name in own:
+                # torch finds registered fields through __getattr__, which a class attribute would forestall.
+                if name in cls.__dict__:
+                    delattr(cls, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._declared:
+            value = _registrable(value, type(self), name)
+            if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
+                if name not in self._parameters and name not in self._buffers:
+                    self.__dict__.pop(name, None)
+                    self._modules.pop(name, None)
+                    self.register_buffer(name, value)
+                    return
+            elif isinstance(value, torch.nn.Module | torch.nn.Parameter):
+                self._buffers.pop(name, None)
+        super().__setattr__(name, value)
+
+    def extra_repr(self) -> str:
+        """What `repr` shows of the module itself: torch's words for its layer, then the static fields."""
+        static = [f"{name}={value!r}" for name, value in self.static_fields().items()]
+        return ", ".join(filter(None, [super().extra_repr(), *static]))
+
+    def static_fields(self) -> dict[str, Any]:
+        """The declared fields that hold neither modules, parameters nor tensors, by name."""
+        return {name: self.__dict__[name] for name in self._declared if name in self.__dict__}
+
+    def num_params(self, trainable: bool | None = None) -> int:
+        """The number of parameters: `burnt.num_params`."""
+        return _inspect.num_params(self, trainable)
+
+    def visit(self, fn: Callable[[str, torch.nn.Parameter], object]) -> None:
+        """Call `fn(path, parameter)` for every parameter: `burnt.inspect.visit`."""
+        _inspect.visit(self, fn)
+
+    def map(self, fn: Callable[[str, torch.nn.Parameter], Tensor]) -> Self:
+        """Replace every parameter by `fn(path, parameter)`, in place: `burnt.inspect.map_params`."""
+        _inspect.map_params(self, fn)
+        return self
+
+    def freeze(self, *patterns: str) -> Self:
+        """Stop training the parameters that the path patterns name: `burnt.freeze`."""
+        _inspect.freeze(self, *patterns)
+        return self
+
+    def unfreeze(self, *patterns: str) -> Self:
+        """Train again the parameters that the path patterns name: `burnt.unfreeze`."""
+        _inspect.unfreeze(self, *patterns)
+        return self
+
+    def check(self, *inputs: Any, **kwargs: Any) -> CheckReport:
+        """Run shapes through the module without computing: `burnt.check`."""
+        return _inspect.check(self, *inputs, **kwargs)
+
+    def summary(self, *inputs: Any, **kwargs: Any) -> Summary:
+        """Layers, shapes, parameters, FLOPs: `burnt.summary`."""
+        return _inspect.summary(self, *inputs, **kwargs)
+
+    def fork(self, device: torch.device | str | None = None) -> Self:
+        """An independent copy, on another device if one is given; no gradient flows between the two.
+
+        >>> from burnt import nn
+        >>> layer = nn.Linear(2, 3)
+        >>> twin = layer.fork("cpu")
+        >>> twin.weight is layer.weight, bool((twin.weight == layer.weight).all())
+        (False, True)
+        """
+        memo: dict[int, Any] = {}
+        for parameter in self.parameters():
+            data = parameter.detach().to(device, copy=True)
+            memo[id(parameter)] = torch.nn.Parameter(data, requires_grad=parameter.requires_grad)
+        for buffer in self.buffers():
+            memo[id(buffer)] = buffer.detach().to(device, copy=True)
+        return copy.deepcopy(self, memo)
+
+    def into_record(self) -> Record:
+        """The parameters, buffers, static fields and Config, sharing memory with the module."""
+        return _record.record_of(self, config=self._built_by)
+
+    def load_record(self, record: Record, *, partial: bool = False) -> LoadReport:
+        """Copy a record's tensors into this module: `burnt.record.load_into`.
+
+        Raises:
+            RecordError: tensors are missing, unexpected or of another shape (with `partial`, the last only);
+                nothing was changed.
+        """
+        return _record.load_into(self, record, partial=partial)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write parameters, buffers, static fields and Config to one safetensors file, atomically.
+
+        Raises:
+            RecordError: a static field is nothing that JSON can hold.
+            OSError: the folder cannot be written; the old file is untouched.
+        """
+        self.into_record().save(path)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        config: _Config | None = None,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """Build the model that `save` wrote, by the Config in the file.
+
+        Nothing in the file is executed: the Config must be a class that is already imported, whose `init` is
+        annotated to return this class.
+
+        Args:
+            path: the file.
+            config: a Config to build with, instead of the one in the file.
+            device: where the tensors go; the device that `init` chooses by default.
+
+        Raises:
+            RecordError: no Config, an unknown one, or one that builds something else; a damaged file; tensors
+                that do not fit.
+        """
+        record = _record.Record.load(path)
+        if config is None:
+            config = _config_in(record, cls, os.fspath(path))
+        model = config.init()  # type: ignore[union-attr]
+        if not isinstance(model, cls):
+            raise RecordError(
+                f"{os.fspath(path)} builds no {cls.__name__}",
+                expected=f"{type(config).__qualname__}.init to return a {cls.__name__}",
+                found=type(model).__name__,
+            )
+        model.load_record(record)
+        return model if device is None else model.to(device)
+
+    def _remember_config(self, config: _Config) -> None:
+        object.__setattr__(self, "_built_by", config)
+
+
+class TensorList(torch.nn.Module):
+    """A list of buffers: what a declared ``list[Tensor]`` becomes."""
+
+    def __init__(self, tensors: typing.Iterable[Tensor]) -> None:
+        super().__init__()
+        for i, tensor in enumerate(tensors):
+            self.register_buffer(str(i), tensor)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def __getitem__(self, index: int) -> Tensor:
+        buffer = self._buffers[str(range(len(self))[index])]
+        assert buffer is not None
+        return buffer
+
+    def __iter__(self) -> typing.Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+
+class TensorDict(torch.nn.Module):
+    """A dict of buffers: what a declared ``dict[str, Tensor]`` becomes."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        for key, tensor in tensors.items():
+            self.register_buffer(key, tensor)
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+    def __getitem__(self, key: str) -> Tensor:
+        buffer = self._buffers[key]
+        assert buffer is not None
+        return buffer
+
+    def __iter__(self) -> typing.Iterator[str]:
+        return iter(self._buffers)
+
+
+_RESERVED = frozenset(name for name in dir(Module) if not name.startswith("__")) | {"training"}
+_LISTS = (torch.nn.ModuleList, torch.nn.ParameterList, TensorList)
+_DICTS = (torch.nn.ModuleDict, torch.nn.ParameterDict, TensorDict)
+
+
+def _is_field(annotation: Any) -> bool:
+    text = annotation if isinstance(annotation, str) else None
+    if text is not None:
+        return not text.startswith(("ClassVar", "typing.ClassVar", "InitVar", "dataclasses.InitVar"))
+    return typing.get_origin(annotation) is not ClassVar and annotation is not ClassVar
+
+
+def _init_is_derived(cls: type) -> bool:
+    """Whether the `__init__` that a class has, or will have, comes from its fields."""
+    home = next(c for c in cls.__mro__ if "__init__" in c.__dict__)
+    return home is torch.nn.Module or hasattr(home.__dict__["__init__"], "_derived")
+
+
+def _starting_torch(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def __init__(self: Module, *args: Any, **kwargs: Any) -> None:
+        if "_parameters" not in self.__dict__:
+            torch.nn.Module.__init__(self)
+        init(self, *args, **kwargs)
+
+    __init__._derived = True  # type: ignore[attr-defined]
+    return __init__
+
+
+def _registrable(value: Any, owner: type[Module], name: str) -> Any:
+    """Lists, tuples and dicts of modules, parameters or tensors as the containers that torch registers."""
+    if isinstance(value, list | tuple):
+        items = [_registrable(item, owner, name) for item in value]
+        kind = _kind(items, owner, name)
+        return value if kind is None else _LISTS[kind](items)
+    if isinstance(value, dict):
+        mapping = {key: _registrable(item, owner, name) for key, item in value.items()}
+        kind = _kind(list(mapping.values()), owner, name)
+        if kind is None:
+            return value
+        bad = next((key for key in mapping if not isinstance(key, str)), None)
+        if bad is not None:
+            raise DefinitionError(
+                f"{owner.__qualname__}.{name} cannot be registered",
+                expected="keys that are strings, since they become parts of parameter paths",
+                found=repr(bad),
+            )
+        return _DICTS[kind](mapping)
+    return value
+
+
+def _kind(items: list[Any], owner: type[Module], name: str) -> int | None:
+    """0 for modules, 1 for parameters, 2 for tensors, None for a static container."""
+    if not items:
+        # Only the annotation tells what an empty container will hold.
+        return 0 if _expects_modules(owner, name) else None
+    kinds = {_kind_of(item) for item in items}
+    if len(kinds) > 1:
+        raise DefinitionError(
+            f"{owner.__qualname__}.{name} cannot be registered",
+            expected="a container of modules, or of parameters, or of tensors, or of none of these",
+            found="a mixture: " + ", ".join(sorted({type(item).__name__ for item in items})),
+            hint="one field each; what is not registered would be neither trained nor saved",
+        )
+    return kinds.pop()
+
+
+def _kind_of(item: Any) -> int | None:
+    kinds = (torch.nn.Module, torch.nn.Parameter, Tensor)
+    return next((i for i, kind in enumerate(kinds) if isinstance(item, kind)), None)
+
+
+def _expects_modules(owner: type[Module], name: str) -> bool:
+    home = next(cls for cls in owner.__mro__ if name in inspect.get_annotations(cls))
+    annotation = types.SimpleNamespace(__annotations__={name: inspect.get_annotations(home)[name]})
+    try:
+        hints = typing.get_type_hints(annotation, vars(sys.modules[home.__module__]))
+    except NameError:
+        # A name that exists only inside a function or for type checkers: the container stays a plain one.
+        return False
+    return _mentions_module(hints[name])
+
+
+def _mentions_module(hint: Any) -> bool:
+    if isinstance(hint, type) and not typing.get_args(hint):
+        return issubclass(hint, torch.nn.Module)
+    return any(_mentions_module(argument) for argument in typing.get_args(hint))
+
+
+def _derive_config(owner: type[Module]) -> type[_Config]:
+    if _init_is_derived(owner):
+        raise DefinitionError(
+            f"{owner.__qualname__} has no Config of its own",
+            found="an __init__ that is derived from its fields",
+            hint="write a Config class with the numbers that the model is built from, and an `init` method",
+        )
+    hints = typing.get_type_hints(owner.__init__)
+    parameters = inspect.signature(owner.__init__).parameters
+    annotations: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    for name, parameter in list(parameters.items())[1:]:
+        if name in ("device", "dtype"):
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name not in hints:
+            raise DefinitionError(
+                f"no Config can be derived for {owner.__qualname__}",
+                where=f"the parameter {name!r} of its __init__",
+                expected="annotated parameters, none of them * or **",
+            )
+        annotations[name] = hints[name]
+        if parameter.default is not parameter.empty:
+            defaults[name] = parameter.default
+
+    def init(self: Any, device: Any = None, dtype: torch.dtype | None = None) -> Any:
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        if "device" in parameters and "dtype" in parameters:
+            return owner(**values, device=device, dtype=dtype)
+        return owner(**values).to(device=device, dtype=dtype)
+
+    init.__annotations__["return"] = owner
+    namespace = {
+        "__annotations__": annotations,
+        "__doc__": f"The arguments of `{owner.__qualname__}`, less device and dtype.",
+        "__module__": owner.__module__,
+        "__qualname__": f"{owner.__qualname__}.Config",
+        "init": init,
+        **defaults,
+    }
+    return types.new_class(
+        "Config", (_Config,), {"tag": owner.__qualname__}, lambda body: body.update(namespace)
+    )
+
+
+def _config_in(record: Record, model: type[Module], path: str) -> _Config:
+    """The Config in a record's metadata, if its class is imported and builds `model`."""
+    name, values = record.config_type, record.config
+    by_hand = f"model.load_record(burnt.Record.load({path!r})) on a model that you build"
+    if name is None or values is None:
+        raise RecordError(
+            f"{path} holds no Config, so {model.__name__}.load cannot build the model",
+            found="a model that was not built by a Config",
+            hint=by_hand,
+        )
+    if not _init_is_derived(model) and name == f"{qualified_name(model)}.Config":
+        return model.Config.from_dict(values)
+    config = next((c for c in reversed(_subclasses(_Config)) if qualified_name(c) == name), None)
+    if config is None:
+        raise RecordError(
+            f"{path} was built by a Config that is not imported",
+            expected=name,
+            found="no such class",
+            hint=f"import it first, pass config=, or {by_hand}",
+        )
+    returns = _return_type(config)
+    if not (isinstance(returns, type) and issubclass(returns, model)):
+        raise RecordError(
+            f"{path} builds no {model.__name__}",
+            expected=f"{name}.init annotated to return {model.__name__}",
+            found="no init" if returns is None else f"-> {getattr(returns, '__name__', returns)}",
+            hint=by_hand,
+        )
+    return config.from_dict(values)
+
+
+def _return_type(config: type[_Config]) -> Any:
+    build = getattr(config, "init", None)
+    if build is None:
+        return None
+    try:
+        return typing.get_type_hints(build).get("return", "nothing annotated")
+    except NameError as error:
+        return f"an annotation that cannot be resolved ({error})"
+
+
+def _subclasses(cls: type[_Config]) -> list[type[_Config]]:
+    found: list[type[_Config]] = []
+    for child in cls.__subclasses__():
+        found += [child, *_subclasses(child)]
+    return found

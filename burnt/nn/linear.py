@@ -1,0 +1,41 @@
+"""The fully connected layer."""
+
+from __future__ import annotations
+
+import torch
+
+from burnt.module import Module
+
+__all__ = ["Linear"]
+
+
+class Linear(Module, torch.nn.Linear):
+    r"""A linear map with a bias: :math:`y = x W^\top + b`.
+
+    Args:
+        in_features: size of the input's last axis.
+        out_features: size of the output's last axis.
+        bias: whether to add ``b``.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        input ``[..., in_features]``, output ``[..., out_features]``; ``weight`` is
+        ``[out_features, in_features]``, ``bias`` ``[out_features]``.
+
+    Layout, names and initial values are those of :class:`torch.nn.Linear` (Burn keeps the weight transposed).
+
+    >>> import torch
+    >>> Linear(3, 2)(torch.zeros(4, 3)).shape
+    torch.Size([4, 2])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)

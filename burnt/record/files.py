@@ -1,0 +1,111 @@
+"""Tensor files: safetensors with a JSON document in the metadata, written atomically, checked when read."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from burnt._files import replacing
+from burnt.errors import RecordError
+
+_KEY = "burnt"
+
+
+def write_tensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], document: Mapping[str, Any]
+) -> None:
+    """Write named tensors and a JSON document to one safetensors file: aside, fsync, rename.
+
+    Args:
+        path: the file; an old one is replaced only when the new one is complete.
+        tensors: by name, on any device; shared memory is written once for each name.
+        document: what JSON can hold, kept in the file's metadata under ``burnt``.
+
+    Raises:
+        OSError: the folder does not exist, cannot be written or is full.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"the folder {target.parent} of {target.name} does not exist")
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    seen: set[int] = set()
+    for name, tensor in plain.items():
+        # The format refuses storage that two names share.
+        if tensor.numel() and tensor.untyped_storage().data_ptr() in seen:
+            plain[name] = tensor.clone()
+        seen.add(tensor.untyped_storage().data_ptr())
+    with replacing(target) as temporary:
+        safetensors.torch.save_file(plain, temporary, {_KEY: json.dumps(document)})
+
+
+def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    """The tensors of a safetensors file and the document that `write_tensors` put beside them.
+
+    Returns:
+        tensors by name, on the CPU; the document, or None where another program wrote the file.
+
+    Raises:
+        RecordError: the file is truncated, damaged, or no safetensors file.
+        OSError: the file does not exist or cannot be read.
+    """
+    document = _document(Path(path))
+    try:
+        tensors = safetensors.torch.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise RecordError("a tensor file is damaged", where=os.fspath(path), found=str(error)) from None
+    return tensors, document
+
+
+def _document(path: Path) -> dict[str, Any] | None:
+    """The document in the header, once the header and the file's length have been found right."""
+    size = path.stat().st_size
+    hint = "the file was cut off or overwritten: take another copy"
+    with path.open("rb") as file:
+        start = file.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= length <= size - 8:
+            raise RecordError(
+                "this is no tensor file, or only its beginning",
+                where=str(path),
+                expected="a safetensors file",
+                found=f"{size} bytes" + (f" starting with {start[:4]!r}" if start else ""),
+                hint=hint,
+            )
+        try:
+            header = json.loads(file.read(length))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise RecordError(
+                "the header of a tensor file is damaged", where=str(path), found=str(error), hint=hint
+            ) from None
+    offsets = [entry.get("data_offsets") for name, entry in header.items() if name != "__metadata__"]
+    if any(not isinstance(pair, list) or len(pair) != 2 for pair in offsets):
+        raise RecordError("the header of a tensor file is damaged", where=str(path), hint=hint)
+    expected = 8 + length + max((end for _, end in offsets), default=0)
+    if size != expected:
+        raise RecordError(
+            "a tensor file is truncated" if size < expected else "a tensor file has bytes too many",
+            where=str(path),
+            expected=f"{expected} bytes",
+            found=f"{size} bytes",
+            hint=hint,
+        )
+    text = header.get("__metadata__", {}).get(_KEY)
+    if text is None:
+        return None
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RecordError(
+            "the metadata of a tensor file is damaged", where=str(path), found=str(error), hint=hint
+        ) from None
+    if not isinstance(document, dict):
+        raise RecordError("the metadata of a tensor file is damaged", where=str(path), hint=hint)
+    return document

@@ -1,0 +1,253 @@
+"""Record: a module's tensors and metadata, and how they go into a module again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnt.config import Config, qualified_name
+from burnt.errors import RecordError, nearest
+from burnt.record.files import read_tensors, write_tensors
+
+FORMAT = 1
+"""Version of the document that a record's file carries."""
+
+_COMPILED = "_orig_mod."
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A module's tensors by path, and what is needed to build it again.
+
+    Args:
+        tensors: parameters and buffers by path; a tied tensor under its first path only.
+        aliases: the other paths of tied tensors -> the path in `tensors`.
+        model: the module's class, by qualified name.
+        config_type: the class of the Config that built it, by qualified name.
+        config: that Config's values.
+        static: static fields by module path and name.
+
+    >>> import burnt, tempfile, pathlib
+    >>> record = burnt.nn.Linear(2, 3).into_record()
+    >>> {name: tuple(tensor.shape) for name, tensor in record.tensors.items()}
+    {'weight': (3, 2), 'bias': (3,)}
+    """
+
+    tensors: Mapping[str, Tensor]
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    model: str | None = None
+    config_type: str | None = None
+    config: dict[str, Any] | None = None
+    static: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file, atomically.
+
+        Raises:
+            RecordError: a static field is nothing that JSON can hold.
+            OSError: the folder cannot be written; an old file is untouched.
+        """
+        for module, fields in self.static.items():
+            for name, value in fields.items():
+                _check_json(value, f"{module}.{name}" if module else name)
+        document = {"format": FORMAT, "torch": torch.__version__}
+        for field in dataclasses.fields(self):
+            if field.name != "tensors":
+                document[field.name] = getattr(self, field.name)
+        write_tensors(path, self.tensors, document)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Record:
+        """Read a file that `save` wrote, or any safetensors file (then without metadata).
+
+        Raises:
+            RecordError: the file is truncated, damaged, or of a newer format.
+            OSError: the file does not exist or cannot be read.
+        """
+        tensors, document = read_tensors(path)
+        if document is None:
+            return cls(tensors)
+        version = document.get("format")
+        if type(version) is not int or version > FORMAT:
+            raise RecordError(
+                "a record of a newer format cannot be read",
+                where=os.fspath(path),
+                expected=f"format {FORMAT}",
+                found=f"format {version}",
+                hint="a newer burnt wrote this file: upgrade burnt",
+            )
+        names = {field.name for field in dataclasses.fields(cls)} - {"tensors"}
+        return cls(tensors, **{name: document[name] for name in names if name in document})
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadReport:
+    """What loading a record did.
+
+    Args:
+        applied: paths that were copied.
+        missing: paths of the module that the record lacks.
+        unexpected: paths of the record that the module lacks.
+        cast: path -> (dtype in the record, dtype in the module).
+        static: path of a static field -> (value in the record, value in the module), where they differ.
+    """
+
+    applied: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
+    cast: Mapping[str, tuple[torch.dtype, torch.dtype]] = dataclasses.field(default_factory=dict)
+    static: Mapping[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.applied)} tensors loaded"]
+        lines += [f"missing in the record: {path}" for path in self.missing]
+        lines += [f"not in the module: {path}" for path in self.unexpected]
+        lines += [f"{path}: cast from {old} to {new}" for path, (old, new) in self.cast.items()]
+        lines += [f"{path}: {old!r} in the record, {new!r} here" for path, (old, new) in self.static.items()]
+        return "\n".join(lines)
+
+
+def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Record:
+    """The record of any torch module, sharing memory with it.
+
+    Raises:
+        RecordError: the module keeps extra state that is no tensor.
+    """
+    tensors: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
+    first: dict[tuple[object, ...], str] = {}
+    for path, value in module.state_dict().items():
+        path = path.replace(_COMPILED, "")
+        if not isinstance(value, Tensor):
+            raise RecordError(
+                "the module keeps state that is no tensor",
+                where=path,
+                expected="parameters and buffers",
+                found=type(value).__name__,
+                hint="keep it in a buffer or a static field; records never pickle",
+            )
+        identity = (value.data_ptr(), value.shape, value.stride(), value.dtype, value.device)
+        if value.data_ptr() and identity in first:
+            aliases[path] = first[identity]
+        else:
+            first[identity] = path
+            tensors[path] = value.detach()
+    inner = getattr(module, "_orig_mod", module)
+    return Record(
+        tensors,
+        aliases,
+        qualified_name(type(inner)),
+        None if config is None else qualified_name(type(config)),
+        None if config is None else config.to_dict(),
+        _static_fields(inner),
+    )
+
+
+def load_into(module: torch.nn.Module, record: Record, *, partial: bool = False) -> LoadReport:
+    """Copy a record's tensors into any torch module, in the module's dtypes and devices.
+
+    Args:
+        module: what is loaded into.
+        record: what is loaded.
+        partial: tensors that are missing on either side are reported instead of refused.
+
+    Raises:
+        RecordError: tensors are missing, unexpected or of another shape; the module is unchanged.
+    """
+    own = {path.replace(_COMPILED, ""): value for path, value in module.state_dict().items()}
+    offered = dict(record.tensors)
+    offered.update({alias: record.tensors[path] for alias, path in record.aliases.items()})
+    missing = [path for path in own if path not in offered]
+    unexpected = [path for path in offered if path not in own]
+    shared = [path for path in own if path in offered]
+    problems = [
+        _mismatch(path, own[path], offered[path]) for path in shared if own[path].shape != offered[path].shape
+    ]
+    if not partial:
+        problems += [_absent(path, own[path], unexpected) for path in missing]
+        problems += [
+            f"{path}: in the record, not in the module" for path in unexpected if not _guessed(path, missing)
+        ]
+    if problems:
+        shown = problems[:12] + ([f"and {len(problems) - 12} more"] if len(problems) > 12 else [])
+        raise RecordError(
+            f"the record does not fit {type(module).__name__}: {len(problems)} of "
+            f"{len(own.keys() | offered.keys())} tensors",
+            expected=f"the tensors of {type(module).__name__}",
+            found=f"a record of {record.model}" if record.model else "a record of an unnamed model",
+            origin=shown,
+            hint="nothing was changed"
+            + ("; partial=True loads what fits by name" if missing or unexpected else ""),
+        )
+    with torch.no_grad():
+        for path in shared:
+            own[path].copy_(offered[path])
+    static = _static_fields(getattr(module, "_orig_mod", module))
+    return LoadReport(
+        tuple(shared),
+        tuple(missing),
+        tuple(unexpected),
+        {p: (offered[p].dtype, own[p].dtype) for p in shared if offered[p].dtype != own[p].dtype},
+        {
+            f"{path}.{name}" if path else name: (value, static[path][name])
+            for path, fields in record.static.items()
+            for name, value in fields.items()
+            if name in static.get(path, {}) and not _same(value, static[path][name])
+        },
+    )
+
+
+def _static_fields(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
+    # Asked by name, since a Module stands above a Record.
+    fields: dict[str, dict[str, Any]] = {}
+    for path, child in module.named_modules():
+        static = getattr(child, "static_fields", None)
+        values = static() if callable(static) else {}
+        if values:
+            fields[path.replace(_COMPILED, "")] = values
+    return fields
+
+
+def _check_json(value: Any, where: str) -> None:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise RecordError(
+            "a static field cannot be saved",
+            where=where,
+            expected="what JSON can hold: numbers, strings, booleans, None, lists and dicts of these",
+            found=f"{type(value).__name__} ({error})",
+            hint="keep it out of the annotated fields, or make it a tensor",
+        ) from None
+
+
+def _same(saved: Any, value: Any) -> bool:
+    # JSON turns tuples into lists and keys into strings.
+    try:
+        return bool(json.loads(json.dumps(value)) == json.loads(json.dumps(saved)))
+    except TypeError:
+        return False
+
+
+def _mismatch(path: str, own: Tensor, offered: Tensor) -> str:
+    line = f"{path}: {tuple(own.shape)} in the module, {tuple(offered.shape)} in the record"
+    if own.dim() == 2 and own.shape == offered.T.shape:
+        line += " (transposed?)"
+    return line
+
+
+def _absent(path: str, own: Tensor, unexpected: list[str]) -> str:
+    guess = _guessed(path, unexpected)
+    line = f"{path}: {tuple(own.shape)} in the module, nothing in the record"
+    return line + (f" (is {guess!r} it?)" if guess else "")
+
+
+def _guessed(path: str, candidates: list[str]) -> str | None:
+    suffix = [c for c in candidates if c.endswith(f".{path}") or path.endswith(f".{c}")]
+    return suffix[0] if suffix else nearest(path, candidates)
