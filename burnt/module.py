@@ -240,7 +240,7 @@ class Module(torch.nn.Module):
         record = _record.Record.load(path)
         if config is None:
             config = _config_in(record, cls, os.fspath(path))
-        model = config.init()  # type: ignore[union-attr]
+        model = config.init()  # type: ignore[attr-defined]
         if not isinstance(model, cls):
             raise RecordError(
                 f"{os.fspath(path)} builds no {cls.__name__}",
