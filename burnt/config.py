@@ -9,11 +9,12 @@ format version, and a model remembers the Config that built it.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar, dataclass_transform
 
@@ -22,7 +23,7 @@ import msgspec
 from burnt._files import replacing
 from burnt.errors import ConfigError, DefinitionError, nearest
 
-__all__ = ["FORMAT", "Config", "qualified_name"]
+__all__ = ["FORMAT", "Config", "DerivedConfig", "derive_config", "field_values", "qualified_name"]
 
 FORMAT = 1
 """Version of the JSON layout that `Config.save` writes."""
@@ -30,7 +31,7 @@ FORMAT = 1
 _T = TypeVar("_T")
 
 
-class _ConfigMeta(type(msgspec.Struct)):  # type: ignore[misc]
+class _ConfigMeta(msgspec.StructMeta):
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
         # msgspec inherits every option of a Struct but this one.
         return super().__new__(mcls, name, bases, namespace, **{"kw_only": True, **options})
@@ -215,6 +216,64 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         except msgspec.ValidationError as error:
             problems = _problems(data, cls, root, strict=strict)
             raise _error(what, problems or [_Problem(root, found=str(error))]) from None
+
+
+class DerivedConfig:
+    """A class attribute ``Config`` that is derived when it is first asked for, once for each class."""
+
+    def __init__(self, derive: Callable[[Any], type[Config]]) -> None:
+        self._derive = derive
+
+    def __get__(self, instance: object, owner: type) -> type[Config]:
+        if "_derived_config" not in owner.__dict__:
+            owner._derived_config = self._derive(owner)  # type: ignore[attr-defined]
+        derived: type[Config] = owner._derived_config  # type: ignore[attr-defined]
+        return derived
+
+
+def derive_config(owner: type, init: Callable[..., Any]) -> type[Config]:
+    """A Config with the parameters of a class's `__init__`, less device and dtype, and the same defaults.
+
+    Args:
+        owner: the class, whose parameters are annotated.
+        init: the Config's method that builds it.
+
+    Raises:
+        DefinitionError: a parameter is not annotated, or is ``*args`` or ``**kwargs``.
+    """
+    parameters = dict(inspect.signature(owner.__init__).parameters)  # type: ignore[misc]
+    hints = typing.get_type_hints(owner.__init__)  # type: ignore[misc]
+    annotations: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    for name, parameter in list(parameters.items())[1:]:
+        if name in ("device", "dtype"):
+            continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name not in hints:
+            raise DefinitionError(
+                f"no Config can be derived for {owner.__qualname__}",
+                where=f"the parameter {name!r} of its __init__",
+                expected="annotated parameters, none of them * or **",
+            )
+        annotations[name] = hints[name]
+        if parameter.default is not parameter.empty:
+            defaults[name] = parameter.default
+    init.__annotations__["return"] = owner
+    namespace = {
+        "__annotations__": annotations,
+        "__doc__": f"The arguments of `{owner.__qualname__}`, less device and dtype.",
+        "__module__": owner.__module__,
+        "__qualname__": f"{owner.__qualname__}.Config",
+        "init": init,
+        **defaults,
+    }
+    return types.new_class(
+        "Config", (Config,), {"tag": owner.__qualname__}, lambda body: body.update(namespace)
+    )
+
+
+def field_values(config: Config) -> dict[str, Any]:
+    """The fields of a Config by name, nested Configs as they are."""
+    return {name: getattr(config, name) for name in config.__struct_fields__}
 
 
 def qualified_name(cls: type) -> str:

@@ -25,7 +25,7 @@ from torch import Tensor
 from burnt import inspect as _inspect
 from burnt import record as _record
 from burnt.config import Config as _Config
-from burnt.config import qualified_name
+from burnt.config import DerivedConfig, derive_config, field_values, qualified_name
 from burnt.errors import DefinitionError, RecordError
 
 if TYPE_CHECKING:
@@ -33,15 +33,6 @@ if TYPE_CHECKING:
     from burnt.record import LoadReport, Record
 
 __all__ = ["Module", "TensorList", "field"]
-
-
-class _DerivedConfig:
-    """`Layer.Config`, made from the signature of `Layer.__init__` when it is first asked for."""
-
-    def __get__(self, module: object, owner: type[Module]) -> type[_Config]:
-        if "_derived_config" not in owner.__dict__:
-            owner._derived_config = _derive_config(owner)
-        return owner._derived_config
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
@@ -83,7 +74,7 @@ class Module(torch.nn.Module):
                 """Build the layer."""
 
     else:
-        Config = _DerivedConfig()
+        Config = DerivedConfig(lambda owner: _derive_config(owner))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -390,41 +381,14 @@ def _derive_config(owner: type[Module]) -> type[_Config]:
             found="an __init__ that is derived from its fields",
             hint="write a Config class with the numbers that the model is built from, and an `init` method",
         )
-    hints = typing.get_type_hints(owner.__init__)
-    parameters = inspect.signature(owner.__init__).parameters
-    annotations: dict[str, Any] = {}
-    defaults: dict[str, Any] = {}
-    for name, parameter in list(parameters.items())[1:]:
-        if name in ("device", "dtype"):
-            continue
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or name not in hints:
-            raise DefinitionError(
-                f"no Config can be derived for {owner.__qualname__}",
-                where=f"the parameter {name!r} of its __init__",
-                expected="annotated parameters, none of them * or **",
-            )
-        annotations[name] = hints[name]
-        if parameter.default is not parameter.empty:
-            defaults[name] = parameter.default
+    placed = {"device", "dtype"} <= inspect.signature(owner.__init__).parameters.keys()
 
     def init(self: Any, device: Any = None, dtype: torch.dtype | None = None) -> Any:
-        values = {name: getattr(self, name) for name in self.__struct_fields__}
-        if "device" in parameters and "dtype" in parameters:
-            return owner(**values, device=device, dtype=dtype)
-        return owner(**values).to(device=device, dtype=dtype)
+        if placed:
+            return owner(**field_values(self), device=device, dtype=dtype)
+        return owner(**field_values(self)).to(device=device, dtype=dtype)
 
-    init.__annotations__["return"] = owner
-    namespace = {
-        "__annotations__": annotations,
-        "__doc__": f"The arguments of `{owner.__qualname__}`, less device and dtype.",
-        "__module__": owner.__module__,
-        "__qualname__": f"{owner.__qualname__}.Config",
-        "init": init,
-        **defaults,
-    }
-    return types.new_class(
-        "Config", (_Config,), {"tag": owner.__qualname__}, lambda body: body.update(namespace)
-    )
+    return derive_config(owner, init)
 
 
 def _config_in(record: Record, model: type[Module], path: str) -> _Config:

@@ -1,0 +1,191 @@
+"""Optimizer: `torch.optim` behind `step(lr, model, grads)`, with its state kept by parameter path."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from burnt.config import Config as _Config
+from burnt.config import DerivedConfig, derive_config, field_values
+from burnt.errors import OptimError, nearest
+from burnt.record import read_tensors, write_tensors
+
+__all__ = ["Optimizer", "OptimizerRecord"]
+
+# Devices and dtypes for which torch has one kernel for the whole step (measured on a CPU: 6 tensors of an MLP
+# in 16 microseconds instead of 77).
+_FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerRecord:
+    """The state of an optimizer.
+
+    Args:
+        optimizer: the class's name, ``"AdamW"``.
+        options: what the optimizer was built with, without the learning rate.
+        tensors: by parameter path and name, ``"head.weight/exp_avg"``.
+    """
+
+    optimizer: str
+    options: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file, atomically.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        write_tensors(path, self.tensors, {"optimizer": self.optimizer, "options": dict(self.options)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> OptimizerRecord:
+        """Read what `save` wrote.
+
+        Raises:
+            RecordError: the file is damaged.
+            OptimError: it holds no optimizer.
+        """
+        tensors, document = read_tensors(path)
+        if not document or "optimizer" not in document:
+            raise OptimError("this file holds no optimizer", where=os.fspath(path))
+        return cls(document["optimizer"], document["options"], tensors)
+
+
+class Optimizer:
+    """Base of the optimizers: made without parameters, told model, gradients and learning rate at each step.
+
+    State belongs to parameter paths, so it follows a model that was moved, forked or loaded again.
+    """
+
+    _torch: ClassVar[type[torch.optim.Optimizer]]
+
+    if TYPE_CHECKING:
+
+        class Config(_Config):
+            """The arguments of `__init__`; `init()` builds the optimizer."""
+
+            def __init__(self, **values: Any) -> None: ...
+
+            def init(self) -> Any:
+                """Build the optimizer."""
+
+    else:
+        Config = DerivedConfig(
+            lambda owner: derive_config(owner, lambda config: owner(**field_values(config)))
+        )
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self._inner: torch.optim.Optimizer | None = None
+        self._bound_to: object = None
+        self._params: dict[str, torch.nn.Parameter] = {}
+        self._waiting: Mapping[str, Tensor] = {}
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
+        return f"{type(self).__name__}({options})"
+
+    def step(
+        self,
+        lr: float,
+        model: torch.nn.Module | Mapping[str, torch.nn.Parameter],
+        grads: Mapping[str, Tensor],
+    ) -> None:
+        """Change the parameters, in place.
+
+        Args:
+            lr: the learning rate of this step.
+            model: a module, or parameters by path.
+            grads: gradients by path, such as `burnt.Gradients`; parameters without one stay as they are.
+
+        Raises:
+            OptimError: a gradient belongs to no parameter of the model.
+        """
+        if model is not self._bound_to:
+            self._bind(model)
+        assert self._inner is not None
+        used = 0
+        for path, parameter in self._params.items():
+            gradient = grads.get(path)
+            if gradient is not None:
+                parameter.grad = gradient
+                used += 1
+        if used != len(grads):
+            self._release()
+            path = next(path for path in grads if path not in self._params)
+            guess = nearest(path, self._params)
+            raise OptimError(
+                "a gradient belongs to no parameter of the model",
+                where=path,
+                hint=f"did you mean {guess!r}?" if guess else "were the gradients taken from another model?",
+            )
+        for group in self._inner.param_groups:
+            group["lr"] = lr
+        self._inner.step()
+        self._release()
+
+    def into_record(self) -> OptimizerRecord:
+        """The state, sharing memory with the optimizer."""
+        tensors = dict(self._waiting)
+        if self._inner is not None:
+            for path, parameter in self._params.items():
+                for name, value in self._inner.state.get(parameter, {}).items():
+                    if value is not None:
+                        tensors[f"{path}/{name}"] = value.detach()
+        return OptimizerRecord(type(self).__name__, dict(self._options), tensors)
+
+    def load_record(self, record: OptimizerRecord) -> None:
+        """Take a saved state over; it is applied when a model is first stepped.
+
+        Raises:
+            OptimError: the record is of another optimizer.
+        """
+        if record.optimizer != type(self).__name__:
+            raise OptimError(
+                "the state of one optimizer does not fit another",
+                expected=type(self).__name__,
+                found=record.optimizer,
+                hint=f"resume with optim.{record.optimizer}, or start afresh",
+            )
+        self._inner = None
+        self._bound_to = None
+        self._params = {}
+        self._waiting = dict(record.tensors)
+
+    def _release(self) -> None:
+        for parameter in self._params.values():
+            parameter.grad = None
+
+    def _bind(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+        """Make torch's optimizer for these parameters, keeping the state that their paths had."""
+        state = self.into_record().tensors
+        params = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else dict(model)
+        fused = all(p.is_floating_point() and p.device.type in _FUSED_DEVICES for p in params.values())
+        inner = self._torch(list(params.values()), lr=0.0, **self._options, fused=fused or None)  # type: ignore[call-arg]
+        for key, value in state.items():
+            path, _, name = key.rpartition("/")
+            parameter = params.get(path)
+            if parameter is None:
+                raise OptimError(
+                    "the optimizer's state belongs to a parameter that the model lacks",
+                    where=path,
+                    hint="the model has changed since the state was saved",
+                )
+            if value.dim() and value.shape != parameter.shape:
+                raise OptimError(
+                    "the optimizer's state has another shape than its parameter",
+                    where=key,
+                    expected=tuple(parameter.shape),
+                    found=tuple(value.shape),
+                )
+            # A fused step counts on the parameter's device, the plain one on the CPU.
+            on_device = value.dim() > 0 or fused
+            inner.state[parameter][name] = value.clone().to(parameter.device if on_device else "cpu")
+        self._inner, self._params, self._bound_to, self._waiting = inner, params, model, {}
