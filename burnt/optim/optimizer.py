@@ -18,7 +18,7 @@ from burnt.record import read_tensors, write_tensors
 __all__ = ["Optimizer", "OptimizerRecord"]
 
 # Devices and dtypes for which torch has one kernel for the whole step (measured on a CPU: 6 tensors of an MLP
-# in 16 microseconds instead of 77).
+# in 42 microseconds instead of 143).
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 
 

@@ -1,0 +1,105 @@
+"""Batch: named tensors that belong together, and how items become one and go to a device."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnt.errors import DataError
+
+__all__ = ["Batch", "collate", "move"]
+
+
+class Batch:
+    """Named tensors with one leading axis in common.
+
+    >>> import torch
+    >>> batch = Batch(images=torch.zeros(4, 1, 8, 8), labels=torch.zeros(4, dtype=torch.int64))
+    >>> len(batch), batch.images.shape, list(batch)
+    (4, torch.Size([4, 1, 8, 8]), ['images', 'labels'])
+    """
+
+    def __init__(self, **columns: Any) -> None:
+        self.__dict__.update(columns)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"this batch has no {name!r}, it has: {', '.join(self.__dict__)}")
+
+    def __len__(self) -> int:
+        for column in self.__dict__.values():
+            return len(column)
+        return 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dict__)
+
+    def __repr__(self) -> str:
+        shapes = (
+            f"{name}: {tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__}"
+            for name, value in self.__dict__.items()
+        )
+        return f"Batch({', '.join(shapes)})"
+
+    def replace(self, **columns: Any) -> Batch:
+        """A batch with some columns changed or added."""
+        return Batch(**{**self.__dict__, **columns})
+
+
+def collate(items: Sequence[Any]) -> Any:
+    """A batch of items: tensors and numbers are stacked, containers keep their form.
+
+    Dicts and dataclasses become a `Batch`; tuples and lists stay what they are.
+
+    Raises:
+        DataError: the items have different shapes or types.
+
+    >>> collate([{"x": 1.0, "y": 0}, {"x": 2.0, "y": 1}])
+    Batch(x: (2,), y: (2,))
+    """
+    first = items[0]
+    try:
+        if dataclasses.is_dataclass(first):
+            names = [field.name for field in dataclasses.fields(first)]
+            return Batch(**{name: collate([getattr(item, name) for item in items]) for name in names})
+        if isinstance(first, Batch):
+            return Batch(**{name: collate([getattr(item, name) for item in items]) for name in first})
+        if isinstance(first, Mapping):
+            return Batch(**{name: collate([item[name] for item in items]) for name in first})
+        if isinstance(first, tuple | list):
+            columns = [collate(column) for column in zip(*items, strict=True)]
+            return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
+        return torch.utils.data.default_collate(list(items))
+    except (RuntimeError, TypeError, KeyError, AttributeError, ValueError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            "the items of a batch do not fit together",
+            found=str(error),
+            hint="pad them, or give the loader a batcher of your own",
+        ) from error
+
+
+def move(value: Any, device: torch.device) -> Any:
+    """A batch, or any container of tensors, on a device; tensors that are there already stay the same.
+
+    Copies to an accelerator do not wait where the memory is pinned.
+    """
+    if isinstance(value, Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Batch):
+        return Batch(**{name: move(getattr(value, name), device) for name in value})
+    if isinstance(value, Mapping):
+        return {name: move(item, device) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        items = [move(item, device) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: move(getattr(value, f.name), device) for f in dataclasses.fields(value) if f.init}
+        return dataclasses.replace(value, **fields)
+    if callable(getattr(value, "to", None)):
+        return value.to(device)
+    return value

@@ -1,0 +1,93 @@
+"""Datasets: what can be asked for item by item, by index."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from burnt.data.batch import Batch
+from burnt.errors import DataError
+
+__all__ = ["Dataset", "InMemoryDataset", "TensorDataset"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@runtime_checkable
+class Dataset(Protocol[T_co]):
+    """What a loader serves from: a length, and items by index. A list is one, and so is torch's Dataset."""
+
+    def __len__(self) -> int:
+        """How many items there are."""
+        ...
+
+    def __getitem__(self, index: int, /) -> T_co:
+        """The item at an index below the length."""
+        ...
+
+
+class InMemoryDataset(Generic[T]):
+    """Items held in memory, of any type.
+
+    >>> dataset = InMemoryDataset(range(5))
+    >>> len(dataset), dataset[3]
+    (5, 3)
+    """
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = list(items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> T:
+        return self._items[index]
+
+
+class TensorDataset:
+    """Named tensors of equal length; a batch is taken from each in one go.
+
+    Args:
+        columns: tensors, ``[n, ...]`` each.
+
+    Raises:
+        DataError: no columns, a column that is no tensor, or columns of different lengths.
+
+    >>> import torch
+    >>> dataset = TensorDataset(images=torch.zeros(9, 1, 8, 8), labels=torch.arange(9))
+    >>> len(dataset), dataset.take(torch.tensor([2, 5])).labels
+    (9, tensor([2, 5]))
+    """
+
+    def __init__(self, **columns: Tensor) -> None:
+        for name, column in columns.items():
+            if not isinstance(column, Tensor) or column.dim() == 0:
+                raise DataError(
+                    "a TensorDataset holds tensors",
+                    where=name,
+                    expected="a tensor of at least one axis",
+                    found=type(column).__name__,
+                    hint="torch.as_tensor turns arrays and lists into tensors",
+                )
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) != 1:
+            raise DataError(
+                "the columns of a TensorDataset need one length",
+                expected="equal lengths",
+                found=", ".join(f"{name}: {length}" for name, length in lengths.items()) or "no columns",
+            )
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index: int) -> Batch:
+        return Batch(**{name: column[index] for name, column in self.columns.items()})
+
+    def take(self, indices: Tensor) -> Batch:
+        """The items at several indices, ``[n]`` of int64, as one batch."""
+        return Batch(**{name: torch.index_select(c, 0, indices) for name, c in self.columns.items()})

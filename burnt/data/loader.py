@@ -1,0 +1,227 @@
+"""Loaders: batches in an order that is a function of (seed, epoch), so that any can be found again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from burnt.data.batch import collate
+from burnt.data.dataset import Dataset
+from burnt.errors import DataError
+
+__all__ = ["EpochLoader", "IterableLoader", "Loader", "as_loader"]
+
+B = TypeVar("B")
+B_co = TypeVar("B_co", covariant=True)
+
+
+class EpochLoader(Protocol[B_co]):
+    """What the Learner asks of a loader."""
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[B_co]:
+        """The batches of an epoch, from the batch numbered `start` on."""
+        ...
+
+    def num_batches(self) -> int | None:
+        """How many batches an epoch has, where that is known."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What decides the order, as a checkpoint keeps it and compares it on resume."""
+        ...
+
+
+class Loader(Generic[B]):
+    """Batches from a dataset, shuffled or not.
+
+    Neither the global random state nor the past has a say in the order: batch `k` of epoch `e` is the same in
+    every run with the same seed, and is reached without serving the ones before it.
+
+    Args:
+        dataset: what is served; one with a ``take(indices)`` gives whole batches at once.
+        batch_size: items in a batch.
+        batcher: turns a list of items into a batch; `collate` by default. The whole batch where the dataset
+            has ``take``.
+        shuffle: a new order in every epoch.
+        seed: of the order, and of `transform`.
+        drop_last: leave out a last batch that is not full.
+        transform: changes a batch, given it and a generator of its own, seeded by (seed, epoch, batch):
+            augmentation that a resumed run repeats exactly.
+
+    Raises:
+        DataError: an empty dataset, a batch size below 1, or no batch in an epoch.
+
+    >>> loader = Loader(range(5), batch_size=2, shuffle=True, seed=1)
+    >>> len(loader), [len(batch) for batch in loader]
+    (3, [2, 2, 1])
+    >>> [batch.tolist() for batch in loader.epoch(4)] == [batch.tolist() for batch in loader.epoch(4)]
+    True
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        batcher: Callable[[list[Any]], B] | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        transform: Callable[[B, torch.Generator], B] | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise DataError("a batch needs items", expected="batch_size of at least 1", found=batch_size)
+        if len(dataset) == 0:
+            raise DataError(
+                "the dataset is empty",
+                found=f"a {type(dataset).__name__} of length 0",
+                hint="look at the path, the filter or the split that it came from",
+            )
+        if drop_last and len(dataset) < batch_size:
+            raise DataError(
+                "an epoch would have no batch",
+                expected=f"at least {batch_size} items, with drop_last",
+                found=f"{len(dataset)} items",
+            )
+        self.dataset = dataset
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
+        self.drop_last = drop_last
+        self._batcher = batcher
+        self._transform = transform
+        self._served = 0
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.dataset), self.batch_size)
+        return full if self.drop_last or not rest else full + 1
+
+    def __iter__(self) -> Iterator[B]:
+        """The next epoch: 0 the first time, and so on."""
+        self._served += 1
+        return self.epoch(self._served - 1)
+
+    def num_batches(self) -> int:
+        """How many batches an epoch has."""
+        return len(self)
+
+    def order(self, epoch: int) -> Tensor:
+        """The indices of an epoch in the order in which they are served, ``[n]`` of int64."""
+        if not self.shuffle:
+            return torch.arange(len(self.dataset))
+        return torch.from_numpy(_random(self.seed, epoch).permutation(len(self.dataset)))
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
+        """The batches of an epoch.
+
+        Args:
+            epoch: its number, from 0.
+            start: the number of the first batch wanted; none of the items before it is touched.
+        """
+        take = getattr(self.dataset, "take", None)
+        order = self.order(epoch)
+        for number in range(start, len(self)):
+            indices = order[number * self.batch_size : (number + 1) * self.batch_size]
+            batch: Any
+            if take is not None:
+                batch = take(indices)
+                if self._batcher is not None:
+                    batch = self._batcher(batch)
+            else:
+                items = [self.dataset[index] for index in indices.tolist()]
+                batch = collate(items) if self._batcher is None else self._batcher(items)
+            if self._transform is not None:
+                generator = torch.Generator().manual_seed(_seed(self.seed, epoch, number))
+                batch = self._transform(batch, generator)
+            yield batch
+
+    def state(self) -> dict[str, Any]:
+        """What decides the order: compared when a run is resumed."""
+        return {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "batch_size": self.batch_size,
+            "drop_last": self.drop_last,
+            "items": len(self.dataset),
+        }
+
+
+class IterableLoader(Generic[B]):
+    """Any iterable of batches, such as torch's DataLoader, as the Learner wants it.
+
+    A resumed run goes through the batches that it has had, since an iterable cannot skip; whether it gives
+    them in the same order is up to it. ``set_epoch`` of the iterable's sampler is called where there is one.
+
+    >>> list(IterableLoader([10, 20, 30]).epoch(0, start=1))
+    [20, 30]
+    """
+
+    def __init__(self, batches: Iterable[B]) -> None:
+        self.batches = batches
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
+        """The batches of an epoch, those before `start` served and dropped."""
+        sampler = getattr(self.batches, "sampler", self.batches)
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        return itertools.islice(iter(self.batches), start, None)
+
+    def num_batches(self) -> int | None:
+        """How many batches an epoch has, if the iterable has a length."""
+        try:
+            return len(self.batches)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
+    def state(self) -> dict[str, Any]:
+        """The number of batches, all that is known of an iterable."""
+        return {"batches": self.num_batches()}
+
+
+def as_loader(source: Any, name: str) -> EpochLoader[Any]:
+    """A loader, or any iterable of batches, as the Learner wants it.
+
+    Args:
+        source: what the user gave.
+        name: what it is called in messages, ``"train"``.
+
+    Raises:
+        DataError: an iterator, which ends after one epoch, or nothing that can be iterated; or no batches.
+    """
+    if callable(getattr(source, "epoch", None)) and callable(getattr(source, "num_batches", None)):
+        loader: EpochLoader[Any] = source
+    elif isinstance(source, Iterator):
+        raise DataError(
+            f"{name}= is an iterator, which can be gone through only once",
+            expected="a burnt.data.Loader, a DataLoader or a list of batches",
+            found=type(source).__name__,
+        )
+    elif isinstance(source, Iterable) and not isinstance(source, str):
+        loader = IterableLoader(source)
+    else:
+        raise DataError(
+            f"{name}= gives no batches",
+            expected="a burnt.data.Loader, a DataLoader or a list of batches",
+            found=type(source).__name__,
+        )
+    if loader.num_batches() == 0:
+        raise DataError(f"{name}= has no batches", hint="is its dataset empty?")
+    return loader
+
+
+def _sequence(*keys: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence([key & 0xFFFF_FFFF_FFFF_FFFF for key in keys])
+
+
+def _random(*keys: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(_sequence(*keys)))
+
+
+def _seed(*keys: int) -> int:
+    words: Sequence[int] = _sequence(*keys).generate_state(1, np.uint64).tolist()
+    return words[0] >> 1  # torch wants a seed that fits a signed 64-bit integer
