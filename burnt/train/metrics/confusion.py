@@ -1,0 +1,89 @@
+"""The confusion matrix, and what it says of each class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from burnt.errors import MetricError
+from burnt.train.metrics.accuracy import predictions
+from burnt.train.metrics.base import Metric, Recorder
+from burnt.train.step import StepOutput
+
+__all__ = ["ConfusionMatrix"]
+
+
+class ConfusionMatrix(Metric):
+    """How often each class was taken for each other one.
+
+    Args:
+        num_classes: the number of classes.
+        classes: their names; the numbers from 0 by default.
+        name: as in `Metric`.
+
+    Raises:
+        MetricError: as many names as classes are needed.
+
+    >>> import torch
+    >>> from burnt.train import StepOutput
+    >>> confusion = ConfusionMatrix(2)
+    >>> logits = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
+    >>> confusion.update(StepOutput(torch.tensor(0.0), logits, torch.tensor([1, 1, 0])))
+    >>> confusion.matrix()
+    tensor([[0, 1],
+            [1, 1]])
+    """
+
+    name = "confusion"
+    scalar = False
+
+    def __init__(
+        self, num_classes: int, classes: Sequence[str] | None = None, name: str | None = None
+    ) -> None:
+        super().__init__(name)
+        self.classes = [str(i) for i in range(num_classes)] if classes is None else list(classes)
+        if len(self.classes) != num_classes:
+            raise MetricError(
+                "every class needs a name", expected=f"{num_classes} names", found=f"{len(self.classes)}"
+            )
+
+    def update(self, output: StepOutput) -> None:
+        """Count the batch's pairs of target and prediction."""
+        guesses = predictions(output, self.name)
+        targets: Tensor = output.targets
+        size = len(self.classes)
+        pairs = (targets * size + guesses).reshape(-1)
+        # bincount would wait for the device, to learn the largest value.
+        cells = torch.zeros(size * size, dtype=torch.int64, device=pairs.device)
+        cells.scatter_add_(0, pairs, torch.ones_like(pairs))
+        self.add(cells, targets.numel())
+
+    def matrix(self) -> Tensor:
+        """Counts, ``[classes, classes]`` of int64 on the CPU: row = target, column = prediction."""
+        size = len(self.classes)
+        if self.total is None:
+            return torch.zeros(size, size, dtype=torch.int64)
+        return self.total.cpu().round().to(torch.int64).view(size, size)
+
+    def per_class(self) -> list[tuple[str, float, float, float, int]]:
+        """For each class: name, precision, recall, F1 and number of targets; NaN where there is nothing."""
+        counts = self.matrix().double()
+        hits = counts.diag()
+        precision, recall = hits / counts.sum(0), hits / counts.sum(1)
+        f1 = 2 * hits / (counts.sum(0) + counts.sum(1))
+        support = counts.sum(1).to(torch.int64)
+        columns = (precision.tolist(), recall.tolist(), f1.tolist(), support.tolist())
+        return [(name, *row) for name, *row in zip(self.classes, *columns, strict=True)]
+
+    def record(self, recorder: Recorder, split: str, step: int) -> None:
+        """Write the matrix and the table of classes."""
+        rows = [[name, *row] for name, row in zip(self.classes, self.matrix().tolist(), strict=True)]
+        recorder.record_table(f"{split}/{self.name}", ["target", *self.classes], rows, step)
+        recorder.record_table(
+            f"{split}/{self.name}/classes",
+            ["class", "precision", "recall", "f1", "count"],
+            [list(row) for row in self.per_class()],
+            step,
+        )
