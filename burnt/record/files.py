@@ -56,7 +56,7 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
         RecordError: the file is truncated, damaged, or no safetensors file.
         OSError: the file does not exist or cannot be read.
     """
-    document = _document(Path(path))
+    document = read_document(path)
     try:
         tensors = safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
@@ -64,8 +64,14 @@ def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     return tensors, document
 
 
-def _document(path: Path) -> dict[str, Any] | None:
-    """The document in the header, once the header and the file's length have been found right."""
+def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The document of a file that `write_tensors` wrote, without its tensors; None in another's file.
+
+    Raises:
+        RecordError: the file is truncated, damaged, or no safetensors file.
+        OSError: the file does not exist or cannot be read.
+    """
+    path = Path(path)
     size = path.stat().st_size
     hint = "the file was cut off or overwritten: take another copy"
     with path.open("rb") as file:

@@ -24,6 +24,11 @@ class Position:
     epoch: int = 0
     batch: int = 0
 
+    @property
+    def current_epoch(self) -> int:
+        """The number of the epoch that is under way or has just ended, from 1."""
+        return self.epoch + 1 if self.batch or not self.epoch else self.epoch
+
 
 @dataclasses.dataclass(frozen=True)
 class Duration:

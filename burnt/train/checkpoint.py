@@ -1,0 +1,255 @@
+"""Checkpoints: everything that a training needs to go on as if it had never stopped.
+
+A checkpoint is a folder ``step-00001200`` with two files: ``model.safetensors``, which `Module.load` reads
+too, and ``training.safetensors`` with the optimizer's state, the metrics' sums and the random states, and a
+JSON document with the rest. It is written aside and renamed, so one that is there is complete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from burnt._files import sync_folder
+from burnt.errors import CheckpointError, RecordError
+from burnt.optim import OptimizerRecord
+from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
+from burnt.train import rng
+from burnt.train.duration import Position
+from burnt.train.metrics.base import Metric
+from burnt.train.monitored import Monitored
+
+__all__ = ["Checkpoints", "KeepBest", "KeepLast", "Keeper", "Saved"]
+
+FORMAT = 1
+_MODEL, _TRAINING = "model.safetensors", "training.safetensors"
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """A checkpoint on disk.
+
+    Args:
+        path: its folder.
+        position: how far the training had come.
+        values: the monitored values then, ``{"valid/loss": 0.1}``.
+    """
+
+    path: Path
+    position: Position
+    values: Mapping[str, float]
+
+
+class Keeper(Protocol):
+    """Says which checkpoints stay."""
+
+    def keep(self, saved: Sequence[Saved]) -> Iterable[Saved]:
+        """Those of the checkpoints, oldest first, that this keeper wants."""
+        ...
+
+
+class KeepLast:
+    """Keep the newest checkpoints.
+
+    Args:
+        count: how many.
+    """
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = max(int(count), 1)
+
+    def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
+        """The newest ones."""
+        return saved[-self.count :]
+
+
+class KeepBest:
+    """Keep the checkpoints with the best values of a metric.
+
+    Args:
+        metric: what is watched, by object or name.
+        split: ``"valid"`` or ``"train"``.
+        count: how many.
+    """
+
+    def __init__(self, metric: Metric | str, split: str = "valid", count: int = 1) -> None:
+        self.monitored = Monitored(metric, split)
+        self.metric = metric if isinstance(metric, Metric) else None
+        self.count = max(int(count), 1)
+
+    def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
+        """The best ones, of two equals the older; a NaN is never among them."""
+        assert self.metric is not None, "a metric given by name is resolved by the training"
+        sign = -1.0 if self.metric.higher_is_better else 1.0
+        key = self.monitored.key
+        known = [s for s in saved if key in s.values and s.values[key] == s.values[key]]
+        return sorted(known, key=lambda s: (sign * s.values[key], s.position.step))[: self.count]
+
+
+class Checkpoints:
+    """The checkpoints of a run.
+
+    Args:
+        folder: where they lie.
+        keepers: which of them stay; each is asked and what any of them wants is kept. The newest always
+            stays, since a run is resumed from it.
+    """
+
+    def __init__(self, folder: Path, keepers: Sequence[Keeper] = ()) -> None:
+        self.folder = folder
+        self.keepers = keepers
+
+    def saved(self) -> list[Saved]:
+        """Those on disk that can be read, oldest first; a damaged one is neither counted nor removed."""
+        found: list[Saved] = []
+        for path in sorted(self.folder.glob("step-*")):
+            try:
+                document = read_document(path / _TRAINING)
+            except (RecordError, OSError):
+                # Loading it says what is wrong; saving the next one must not fail because of it.
+                continue
+            if document is not None:
+                found.append(Saved(path, Position(**document["position"]), document["values"]))
+        return found
+
+    def newest(self) -> Path | None:
+        """The checkpoint that a resumed run goes on from."""
+        return max(self.folder.glob("step-*"), default=None)
+
+    def save(
+        self,
+        model: torch.nn.Module,
+        optimizer: OptimizerRecord,
+        metrics: Sequence[Metric],
+        position: Position,
+        values: Mapping[str, float],
+        document: Mapping[str, Any],
+    ) -> Saved:
+        """Write a checkpoint, then remove those that no keeper wants.
+
+        Raises:
+            OSError: the folder cannot be written or is full; older checkpoints are untouched.
+        """
+        tensors: dict[str, Tensor] = {f"optimizer/{name}": t for name, t in optimizer.tensors.items()}
+        tensors |= {f"metric/{m.name}": m.total for m in metrics if m.total is not None}
+        states, random = rng.capture()
+        tensors |= {f"rng/{name}": state for name, state in states.items()}
+        whole = {
+            "format": FORMAT,
+            "position": dataclasses.asdict(position),
+            "values": dict(values),
+            "optimizer": {"class": optimizer.optimizer, "options": dict(optimizer.options)},
+            "metrics": {metric.name: metric.count for metric in metrics},
+            "rng": random,
+            **document,
+        }
+        self.folder.mkdir(parents=True, exist_ok=True)
+        target = self.folder / f"step-{position.step:08d}"
+        aside = self.folder / f".tmp-{target.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+        try:
+            config = getattr(model, "_built_by", None)
+            record_of(model, config=config).save(aside / _MODEL)
+            write_tensors(aside / _TRAINING, tensors, whole)
+            sync_folder(aside)
+            if target.exists():
+                # An earlier attempt came this far; its checkpoint goes only once the new one is complete.
+                shutil.rmtree(target)
+            aside.rename(target)
+            sync_folder(self.folder)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+        new = Saved(target, position, values)
+        self._prune()
+        return new
+
+    def _prune(self) -> None:
+        saved = self.saved()
+        wanted = {s.path for keeper in (KeepLast(1), *self.keepers) for s in keeper.keep(saved)}
+        for old in saved:
+            if old.path not in wanted:
+                shutil.rmtree(old.path)
+
+    def load(
+        self, path: Path, model: torch.nn.Module, metrics: Sequence[Metric]
+    ) -> tuple[OptimizerRecord, Position, dict[str, Tensor], dict[str, Any]]:
+        """Read a checkpoint into a model and its metrics.
+
+        Returns:
+            the optimizer's state, how far the training had come, the tensors of the random states, and the
+            document.
+
+        Raises:
+            CheckpointError: it is damaged, or does not fit the model.
+        """
+        tensors, document = _read_training(path)
+        try:
+            record = Record.load(path / _MODEL)
+        except (RecordError, OSError) as error:
+            raise _damaged(path, error) from error
+        try:
+            load_into(model, record)
+        except RecordError as error:
+            raise CheckpointError(
+                f"the checkpoint {path.name} does not fit the model: {error.what}",
+                where=os.fspath(path),
+                expected=error.expected,
+                found=error.found,
+                origin=error.origin,
+                hint="build the model as it was when the run began, or start a new run in another folder",
+            ) from None
+        for metric in metrics:
+            metric.reset()
+            total = tensors.get(f"metric/{metric.name}")
+            if total is not None:
+                device = next((p.device for p in model.parameters()), torch.device("cpu"))
+                metric.total = total.to(device)
+                metric.count = document["metrics"][metric.name]
+        options = document["optimizer"]
+        optimizer = OptimizerRecord(options["class"], options["options"], _under("optimizer/", tensors))
+        return optimizer, Position(**document["position"]), _under("rng/", tensors), document
+
+
+def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        tensors, document = read_tensors(path / _TRAINING)
+    except (RecordError, OSError) as error:
+        raise _damaged(path, error) from error
+    if document is None or not isinstance(document.get("format"), int):
+        raise _damaged(path, CheckpointError("its training.safetensors holds no checkpoint"))
+    if document["format"] > FORMAT:
+        raise CheckpointError(
+            "a checkpoint of a newer format cannot be read",
+            where=os.fspath(path),
+            expected=f"format {FORMAT}",
+            found=f"format {document['format']}",
+            hint="a newer burnt wrote it: upgrade burnt",
+        )
+    return tensors, document
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    others = sorted(p.name for p in path.parent.glob("step-*") if p != path)
+    inner = error if isinstance(error, RecordError) else None
+    return CheckpointError(
+        f"the checkpoint {path.name} cannot be used: {inner.what if inner else error}",
+        where=inner.where if inner else os.fspath(path),
+        expected=inner.expected if inner else None,
+        found=inner.found if inner else None,
+        origin=inner.origin if inner else (),
+        hint=f"remove the folder {path} to resume from "
+        + (f"{others[-1]}" if others else "the beginning, as there is no other checkpoint"),
+    )
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

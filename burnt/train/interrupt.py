@@ -1,0 +1,53 @@
+"""Ctrl-C and SIGTERM: once to finish the step and save, twice to stop at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Self
+
+__all__ = ["Interrupted", "Interruption"]
+
+
+class Interrupted(SystemExit):
+    """A training that was interrupted has saved what it had.
+
+    A `SystemExit`, so that a program which does nothing about it ends quietly with the exit code that shells
+    expect: 130 after Ctrl-C, 143 after SIGTERM.
+    """
+
+
+class Interruption:
+    """Catches SIGINT and SIGTERM while it is entered; does nothing outside of the main thread.
+
+    Args:
+        announce: told what was asked for, at the first signal.
+    """
+
+    def __init__(self, announce: Callable[[str], None]) -> None:
+        self.signal: signal.Signals | None = None
+        self._announce = announce
+        self._previous: dict[signal.Signals, object] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def error(self) -> Interrupted:
+        """What to raise once everything is saved."""
+        assert self.signal is not None
+        return Interrupted(128 + self.signal)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+        self._announce(f"{self.signal.name}: finishing the step and saving; once more to stop at once")

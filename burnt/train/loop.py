@@ -1,0 +1,259 @@
+"""The training loop: epochs, steps, validation, and what happens in between.
+
+This file is meant to be read, and copied by whoever wants a loop of their own. What it calls are small
+objects: a loader, the steps of a Learner, metrics, checkpoints, stopping, the run store, a reporter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from burnt.data import move
+from burnt.data.loader import EpochLoader
+from burnt.errors import DataError, NonFiniteError
+from burnt.gradients import Gradients
+from burnt.train.checkpoint import Checkpoints
+from burnt.train.duration import Duration, Position
+from burnt.train.interrupt import Interruption
+from burnt.train.learner import Learner, Steps
+from burnt.train.metrics.base import Metric, Sums, intervals, read
+from burnt.train.progress import Reporter
+from burnt.train.stopping import EarlyStopping
+from burnt.train.store import RunWriter
+
+__all__ = ["Loop", "run_validation"]
+
+
+@dataclasses.dataclass
+class Loop:
+    """One training, from where `position` says to its end.
+
+    `train_metrics` begins with the loss. `on_first_iterator` is called once the first iterator exists: a
+    resumed run puts the random states back there, since making an iterator may draw from them.
+    """
+
+    learner: Learner
+    steps: Steps
+    train: EpochLoader[Any]
+    valid: EpochLoader[Any] | None
+    train_metrics: Sequence[Metric]
+    valid_metrics: Sequence[Metric]
+    duration: Duration
+    validate_every: Duration
+    checkpoint_every: Duration
+    log_every: int
+    clip_norm: float | None
+    device: torch.device
+    autocast: Callable[[], AbstractContextManager[object]]
+    checkpoints: Checkpoints | None
+    stopping: EarlyStopping | None
+    writer: RunWriter
+    reporter: Reporter
+    interruption: Interruption
+    position: Position
+    values: dict[str, float]
+    document: Callable[[], Mapping[str, Any]]
+    on_first_iterator: Callable[[], None] | None = None
+
+    def run(self) -> str:
+        """Train until the duration is over, stopping says so or a signal comes; returns which of them."""
+        self.params = dict(self.learner.model.named_parameters())
+        self.batches_per_epoch = self.train.num_batches()
+        self.logged: Sequence[Sums] = read(self.train_metrics)
+        self.logged_step, self.logged_time, self.waited = self.position.step, perf_counter(), 0.0
+        self.validated_step = self.saved_step = -1
+        self.steps.train()
+        reason = "finished" if self.duration.over(self.position) else None
+        while reason is None:
+            reason = self.epoch()
+        return reason
+
+    def epoch(self) -> str | None:
+        """The steps of an epoch, or of what is left of it; why the training ends here, if it does."""
+        position, optimizer, schedule = self.position, self.learner.optimizer, self.learner.schedule
+        resumed_at = position.batch
+        batches = self.train.epoch(position.epoch, position.batch)
+        if self.on_first_iterator is not None:
+            self.on_first_iterator()
+            self.on_first_iterator = None
+        asked = perf_counter()
+        for batch in batches:
+            self.waited += perf_counter() - asked
+            with self.autocast():
+                output = self.steps(self.placed(batch))
+            grads = Gradients.of(output.loss, self.params)
+            if self.clip_norm is not None:
+                grads = grads.clip_norm(self.clip_norm)
+            optimizer.step(schedule(position.step), self.params, grads)
+            for metric in self.train_metrics:
+                metric.update(output)
+            position.step += 1
+            position.batch += 1
+            if position.step % self.log_every == 0:
+                self.log()
+            # The last batch's turn comes below, when the epoch has been counted.
+            if position.batch != self.batches_per_epoch and (reason := self.between()) is not None:
+                return reason
+            asked = perf_counter()
+        if position.batch == 0 and resumed_at == 0:
+            raise DataError(
+                f"epoch {position.epoch + 1} gave no batches", hint="can the iterable be gone through again?"
+            )
+        self.log()
+        position.epoch, position.batch = position.epoch + 1, 0
+        return self.between(epoch_ended=True)
+
+    def between(self, *, epoch_ended: bool = False) -> str | None:
+        """What is due after a step or an epoch: validation, a checkpoint, the end; why it ends, if it does."""
+        position = self.position
+        over = self.duration.over(position)
+        interrupted = self.interruption.signal is not None
+        fresh = set()
+        if epoch_ended:
+            self.end_epoch()
+            fresh.add("train")
+        if over or self.validate_every.due(position, epoch_ended=epoch_ended):
+            self.validate()
+            fresh.add("valid")
+        stop = self.stopping is not None and self.stopping.monitored.split in fresh and self.should_stop()
+        if over or stop or interrupted or self.checkpoint_every.due(position, epoch_ended=epoch_ended):
+            self.save()
+        if interrupted:
+            return "interrupted"
+        return "finished" if over else "stopped early" if stop else None
+
+    def log(self) -> None:
+        """Read the metrics, tell the run store and the reporter, and look whether the loss is still finite."""
+        position, steps = self.position, self.position.step - self.logged_step
+        if not steps:
+            return
+        sums, now = read(self.train_metrics), perf_counter()
+        values = intervals(self.train_metrics, sums, self.logged)
+        seconds = max(now - self.logged_time, 1e-9)
+        speed = {
+            "learning_rate": self.learner.schedule(position.step - 1),
+            "steps_per_second": steps / seconds,
+            "samples_per_second": (sums[0][1] - self.logged[0][1]) / seconds,
+            "data_wait_share": min(self.waited / seconds, 1.0),
+        }
+        self.writer.log(position.step, position.current_epoch, {**values, **speed}, "train")
+        self.writer.progress(
+            position.step,
+            position.current_epoch,
+            total_steps=self.duration.steps(self.batches_per_epoch),
+            total_epochs=self.duration.count if self.duration.unit == "epochs" else None,
+        )
+        self.reporter.step(position, values, speed)
+        if not math.isfinite(values["loss"]):
+            raise self.not_finite(values["loss"])
+        self.logged, self.logged_step, self.logged_time, self.waited = sums, position.step, now, 0.0
+
+    def not_finite(self, loss: float) -> NonFiniteError:
+        """What is said when the loss is NaN or infinite."""
+        newest = self.checkpoints.newest() if self.checkpoints is not None else None
+        return NonFiniteError(
+            f"the loss became {loss}",
+            where=f"steps {self.logged_step + 1} to {self.position.step}, "
+            f"epoch {self.position.current_epoch}",
+            expected="a finite number",
+            found=f"{loss} at a learning rate of {self.learner.schedule(self.position.step - 1):.3g}",
+            hint="try a lower learning rate, clip_norm=1.0, or look for bad values in the data; "
+            + (f"{newest} is from before" if newest else "there is no checkpoint from before"),
+        )
+
+    def end_epoch(self) -> None:
+        """Keep the values of the whole epoch and forget its batches."""
+        values = intervals(self.train_metrics, read(self.train_metrics), None)
+        for metric in self.train_metrics:
+            metric.reset()
+        self.logged = read(self.train_metrics)
+        self.values |= {f"train/{name}": value for name, value in values.items()}
+        self.writer.event("epoch", self.position.step, epoch=self.position.epoch, **values)
+        self.reporter.epoch(self.position, "train", values)
+
+    def validate(self) -> None:
+        """Go through the validation batches and keep the values."""
+        if self.valid is None or self.validated_step == self.position.step:
+            return
+        began = perf_counter()
+        for metric in self.valid_metrics:
+            metric.reset()
+        self.reporter.activity("validating")
+        run_validation(
+            self.steps, map(self.placed, self.valid.epoch(0)), self.valid_metrics, self.autocast
+        )
+        values = intervals(self.valid_metrics, read(self.valid_metrics), None)
+        self.values |= {f"valid/{name}": value for name, value in values.items()}
+        self.writer.log(self.position.step, self.position.current_epoch, values, "valid")
+        for metric in self.valid_metrics:
+            metric.record(self.writer, "valid", self.position.step)
+        self.reporter.epoch(self.position, "valid", values)
+        self.validated_step = self.position.step
+        self.logged_time += perf_counter() - began  # steps per second are those of training
+
+    def should_stop(self) -> bool:
+        """Ask the early stopping."""
+        stopping = self.stopping
+        assert stopping is not None
+        stop = stopping.update(self.values[stopping.monitored.key], self.position)
+        if stop:
+            self.writer.event("early_stopping", self.position.step, metric=stopping.monitored.key,
+                              best=stopping.best, patience=str(stopping.patience))  # fmt: skip
+            self.reporter.message(
+                f"stopping early: {stopping.monitored.key} has not become better than {stopping.best:.4g} "
+                f"in {stopping.patience}"
+            )
+        return stop
+
+    def save(self) -> None:
+        """Write a checkpoint, of a finite loss only."""
+        if self.checkpoints is None or self.saved_step == self.position.step:
+            return
+        began = perf_counter()
+        self.log()
+        saved = self.checkpoints.save(
+            self.learner.model,
+            self.learner.optimizer.into_record(),
+            self.train_metrics,
+            self.position,
+            self.values,
+            self.document(),
+        )
+        self.writer.event("checkpoint", self.position.step, path=saved.path.name, values=dict(saved.values))
+        self.saved_step = self.position.step
+        self.logged_time += perf_counter() - began
+
+    def placed(self, batch: Any) -> Any:
+        """A batch on the training's device."""
+        return batch if self.device.type == "cpu" else move(batch, self.device)
+
+
+def run_validation(
+    steps: Steps,
+    batches: Iterable[Any],
+    metrics: Sequence[Metric],
+    autocast: Callable[[], AbstractContextManager[object]],
+) -> None:
+    """Update metrics with the validation step on every batch, without gradients, in evaluation mode.
+
+    Afterwards every module is in the mode that it was in before.
+    """
+    modes = [(module, module.training) for module in steps.modules()]
+    steps.eval()
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                with autocast():
+                    output = steps(batch, validating=True)
+                for metric in metrics:
+                    metric.update(output)
+    finally:
+        for module, training in modes:
+            module.training = training
