@@ -3,9 +3,9 @@
     python benchmarks/check.py
 
 Cold is the first use of meta tensors in a process, after `import torch, burnt.inspect`; warm is the median of
-the next five. The model is an ordinary one on the CPU, built without filling its weights, so that nothing that a
-check needs is loaded before and untouched weights take no memory. Resident memory is read before and after,
-because a check must not allocate tensors.
+the next five. The model is an ordinary one on the CPU, built without filling its weights, so that nothing
+that a check needs is loaded before and untouched weights take no memory. Resident memory is read before and
+after, because a check must not allocate tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ from burnt.inspect import TensorSpec, check, num_params, summary
 def transformer(layers: int = 16, width: int = 2048, vocabulary: int = 50_000) -> nn.Module:
     """An encoder with embedding and head, its large weights uninitialised."""
     keep = {"autospec": True, "side_effect": lambda tensor, *_, **__: tensor}
-    with mock.patch.object(torch.Tensor, "uniform_", **keep), mock.patch.object(torch.Tensor, "normal_", **keep):
+    with (
+        mock.patch.object(torch.Tensor, "uniform_", **keep),
+        mock.patch.object(torch.Tensor, "normal_", **keep),
+    ):
         blocks = [nn.TransformerEncoderLayer(width, 16, 4 * width, batch_first=True) for _ in range(layers)]
         return nn.Sequential(nn.Embedding(vocabulary, width), *blocks, nn.Linear(width, vocabulary))
 

@@ -111,6 +111,8 @@ def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         case {"embed_dim": int(a), "num_heads": int(b)}:
             return _attention(module, a, args, kwargs) or _last_axis(x, a, f"{name}({{}}, {b})")
         case {"input_size": int(a), "hidden_size": int(b)}:
+            if isinstance(module, nn.RNNBase) and x.dim() not in (2, 3):
+                return Misfit(f"(N, T, {a})" if module.batch_first else f"(T, N, {a})", shape_text(x))
             return _last_axis(x, a, f"{name}({{}}, {b})")
         case {"num_groups": int(a), "num_channels": int(b)}:
             return _channels(x, b, None, f"{name}({a}, {{}})")
@@ -159,21 +161,24 @@ def _last_axis(x: torch.Tensor, size: int, instead: str) -> Misfit | None:
 
 
 def _channels(
-    x: torch.Tensor, size: int, ranks: tuple[int, ...] | None, instead: str, *, unbatched: bool = False
+    x: torch.Tensor, size: int | None, ranks: tuple[int, ...] | None, instead: str, *, unbatched: bool = False
 ) -> Misfit | None:
-    """Channels on axis 1 of an input of one of these ranks; ``unbatched`` allows one without batch axis."""
-    axis = 1
+    """Channels on axis 1 of an input of one of these ranks; ``unbatched`` allows one without batch axis.
+
+    A size of None accepts any number of channels.
+    """
+    axis, shown = 1, "C" if size is None else size
     if ranks is None:
-        expected, right_rank = f"(N, {size}, ...)", x.dim() >= 2
+        expected, right_rank = f"(N, {shown}, ...)", x.dim() >= 2
     else:
-        shapes = {2: f"(N, {size})"} | {n + 2: f"(N, {size}, {axes})" for n, axes in _AXES.items()}
+        shapes = {2: f"(N, {shown})"} | {n + 2: f"(N, {shown}, {axes})" for n, axes in _AXES.items()}
         expected, right_rank = " or ".join(shapes[rank] for rank in ranks), x.dim() in ranks
         if unbatched and x.dim() == ranks[0] - 1:
             axis, right_rank = 0, True
     if not right_rank:
         return Misfit(expected, shape_text(x))
     came = x.shape[axis]
-    if came == size:
+    if size is None or came == size:
         return None
     hint = None
     if x.dim() > axis + 1 and x.shape[-1] == size:
@@ -222,7 +227,7 @@ def _features_norm(module: nn.Module, x: torch.Tensor, size: int) -> Misfit | No
         if isinstance(module, instance_norm):
             # Without weights or statistics it takes any number of channels.
             uses_size = module.affine or module.track_running_stats
-            return _channels(x, size, (rank,), instead, unbatched=True) if uses_size else None
+            return _channels(x, size if uses_size else None, (rank,), instead, unbatched=True)
     for batch_norm, ranks in _BATCH_NORM_RANKS.items():
         if isinstance(module, batch_norm):
             return _channels(x, size, ranks, instead)

@@ -379,7 +379,7 @@ _SHAPE_WORDS = re.compile(
     r"""\bshapes?\b | same\ reduction\ dim | \bsizes?\b.*\bmatch | size\ mismatch | broadcast
     | for\ input\ of\ size | channel | \b\dD\b.*input | should\ contain\ \d+\ elements | embedding\ dimension
     | input\.size\(-1\) | output\ size\ is\ too\ small | kernel\ size\ can't | must\ be\ the\ same\ as\ input
-    | for\ first\ two\ dimensions | equal\ size | number\ of\ (?:spatial\ )?dimensions
+    | for\ first\ two\ dimensions | (?:equal|same)\ size | number\ of\ (?:spatial\ )?dimensions
     | dimension\ out\ of\ range | einsum | split_sizes | batch_size | target\ size | multi-target
     | out\ of\ bounds\ for\ dimension | too\ many\ indices | multiply\ up | tensor\ size
     | exceeds\ dimension\ size | padding\ length | normalized_shape | must\ be\ divisible""",
