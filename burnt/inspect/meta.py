@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from burnt.errors import ShapeError
 from burnt.inspect.layers import Misfit, describe, features_made, is_torch_layer, misfit
-from burnt.inspect.specs import TensorSpec, map_tensors, shapes_text
+from burnt.inspect.specs import TensorSpec, is_list_of_tensors, map_tensors, shapes_text
 
 __all__ = [
     "MetaModel",
@@ -45,12 +45,17 @@ Call = Callable[..., Any]
 
 
 def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without memory, of the same kind, shape, strides and dtype."""
+    """A tensor without memory, of the same kind, shape, strides and dtype.
+
+    Quantized and nested tensors, which cannot be meta, are copied; what uses them stays unchecked.
+    """
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         kind: Any = type(tensor)
         lazy: torch.Tensor = kind(requires_grad=tensor.requires_grad, device="meta", dtype=tensor.dtype)
         return lazy
     source = tensor.detach()
+    if source.is_quantized or is_list_of_tensors(source):
+        return source.clone()
     if source.layout == torch.strided:
         twin = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, device="meta")
     else:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["TensorSpec", "map_tensors", "shape_text", "shapes_text", "tensors_in"]
+__all__ = ["TensorSpec", "is_list_of_tensors", "map_tensors", "shape_text", "shapes_text", "tensors_in"]
 
 # Objects that have a __dict__ and are no carriers of data.
 _OPAQUE = (nn.Module, type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
@@ -41,9 +41,11 @@ def map_tensors(value: Any, fn: Callable[[Any], Any], memo: dict[int, Any] | Non
     """A copy of a nested value with ``fn`` applied to each tensor and TensorSpec in it.
 
     Goes through mappings, lists, tuples, named tuples, dataclasses and plain objects. Whatever holds no
-    tensor is returned itself, and a tensor that occurs twice is mapped once.
+    tensor is returned itself, as are nested tensors, and a tensor that occurs twice is mapped once.
     """
     memo = {} if memo is None else memo
+    if isinstance(value, torch.Tensor) and is_list_of_tensors(value):
+        return value
     if isinstance(value, (torch.Tensor, TensorSpec)):
         if id(value) not in memo:
             memo[id(value)] = fn(value)
@@ -70,6 +72,11 @@ def tensors_in(value: Any) -> Iterator[Any]:
 
     map_tensors(value, note)
     return iter(found)
+
+
+def is_list_of_tensors(tensor: torch.Tensor) -> bool:
+    """Whether it is a nested tensor of the older kind, which has neither a shape nor a meta kernel."""
+    return tensor.is_nested and tensor.layout == torch.strided
 
 
 def shape_text(tensor: Any) -> str:

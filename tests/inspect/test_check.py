@@ -490,6 +490,38 @@ def test_scripts_are_reported_as_unchecked():
     assert check(model, torch.empty(3, 4)).unchecked[0].startswith("model.1: RuntimeError: ")
 
 
+class Holder(nn.Module):
+    def __init__(self, held):
+        super().__init__()
+        self.register_buffer("held", held)
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x, other, use):
+        return self.layer(x), self.held.dequantize() + x if use else other
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(4).to_sparse(),
+        lambda: torch.eye(4).to_sparse_csr(),
+        lambda: torch.quantize_per_tensor(torch.ones(4), 0.1, 0, torch.quint8),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        lambda: torch.ones(3, dtype=torch.complex64).conj(),
+        lambda: torch.ones(1).expand(4),
+    ],
+    ids=["coo", "csr", "quantized", "nested", "jagged", "conjugate", "expanded"],
+)
+def test_unusual_tensors_do_no_harm(make):
+    held = make()
+    report = check(Holder(held), torch.empty(2, 4), held, use=False)
+    assert (report.outputs[0].shape, report.unchecked) == ((3, 4), ())
+    if held.is_quantized:
+        assert "device" in check(Holder(held), torch.empty(2, 4), held, use=True).unchecked[0]
+
+
 def test_a_large_model_is_checked_without_its_memory():
     model = nn.Sequential(*[nn.Linear(2048, 2048) for _ in range(12)])
     assert num_params(model) * 4 > 200e6
