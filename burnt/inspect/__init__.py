@@ -1,0 +1,31 @@
+"""Looking at models: counting and freezing parameters, checking shapes, tabulating costs.
+
+Everything here works on any `torch.nn.Module`; layers are recognised by torch's classes and by the names of
+their attributes, never by burnt's own.
+
+    params.py    parameters by path: num_params, visit, map_params, freeze, unfreeze
+    specs.py     TensorSpec, and walks through nested inputs and outputs
+    layers.py    what a layer is called, and which inputs it accepts
+    meta.py      a run of a model on meta tensors, followed layer by layer
+    checking.py  check: do the shapes fit?
+    costs.py     summary: output shapes, parameters, FLOPs, activation bytes
+"""
+
+from burnt.inspect.checking import CheckReport, check
+from burnt.inspect.costs import Row, Summary, summary
+from burnt.inspect.params import freeze, map_params, num_params, unfreeze, visit
+from burnt.inspect.specs import TensorSpec
+
+__all__ = [
+    "CheckReport",
+    "Row",
+    "Summary",
+    "TensorSpec",
+    "check",
+    "freeze",
+    "map_params",
+    "num_params",
+    "summary",
+    "unfreeze",
+    "visit",
+]

@@ -1,0 +1,204 @@
+"""check: whether the shapes of a model fit, found out without memory and without changing the model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from burnt.errors import ConfigError, ShapeError
+from burnt.inspect.meta import MetaModel, batch_size_of, first_line, is_about_shapes, meta_inputs, meta_world
+from burnt.inspect.specs import shapes_text, tensors_in
+
+__all__ = ["CheckReport", "check"]
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What `check` found where the shapes fit.
+
+    Args:
+        outputs: what the model returned in the last run, with meta tensors; None if that run did not end.
+        batch_sizes: the sizes of the batch axis that were tried.
+        unchecked: places that could not be checked, and why: code that depends on values, for instance.
+        without_gradient: paths of trainable parameters that the loss does not reach.
+        seconds: wall-clock time of the check.
+    """
+
+    outputs: Any
+    batch_sizes: tuple[int, ...]
+    unchecked: tuple[str, ...]
+    without_gradient: tuple[str, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        sizes = " and ".join(map(str, self.batch_sizes))
+        verdict = "the shapes fit" + (", as far as they were checked" if self.unchecked else "")
+        lines = [f"{verdict} (batch {sizes}, {self.seconds:.2f} s)" if sizes else verdict]
+        if self.outputs is not None:
+            lines.append(f"  outputs           {shapes_text(self.outputs)}")
+        for title, entries in (("unchecked", self.unchecked), ("without gradient", self.without_gradient)):
+            lines += [f"  {title if i == 0 else '':<16}  {entry}" for i, entry in enumerate(entries)]
+        return "\n".join(lines)
+
+
+def check(
+    model: nn.Module,
+    *inputs: Any,
+    call: Callable[..., Any] | None = None,
+    backward: bool = True,
+    batch_sizes: Iterable[int] | None = None,
+    **kwargs: Any,
+) -> CheckReport:
+    """Run a model forward and backward on meta tensors, for two batch sizes, to see whether its shapes fit.
+
+    No tensor memory is used, no value is computed, and neither the model nor any random state is changed:
+    a copy of the model is run. Forward hooks of the model are part of it and run too.
+
+    Args:
+        model: any module. Its training mode is kept.
+        inputs: what the model is called with: tensors, TensorSpecs, numbers, None, and containers or batch
+            objects of these.
+        call: ``call(model, *inputs, **kwargs)`` instead of the plain call, such as a training step.
+        backward: also take gradients, of the output's ``loss`` where there is one, else of everything.
+        batch_sizes: sizes to try. By default the leading size of the first tensor, at least 2, and one
+            more. Every tensor with that leading size is varied.
+        kwargs: keyword arguments of the call.
+
+    Returns:
+        A report, whose ``unchecked`` names the places that cannot be run without values.
+
+    Raises:
+        ShapeError: a shape does not fit; the message tells at which layer, what came, and from where.
+        ConfigError: ``batch_sizes`` is empty or not of positive numbers.
+
+    >>> import torch
+    >>> from burnt.inspect import TensorSpec
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(32, 4))
+    >>> check(model, TensorSpec((5, 8)))
+    Traceback (most recent call last):
+    ...
+    burnt.errors.ShapeError: ShapeError in model.1   Linear(32 -> 4)
+      expected  (..., 32)
+      found     (5, 16)
+      from      model.0   Linear(8 -> 16) -> (5, 16)
+      hint      0 makes 16 features: Linear(16, 4)?
+    >>> check(model[:1], TensorSpec((5, 8))).batch_sizes
+    (5, 6)
+    """
+    start = time.perf_counter()
+    size = batch_size_of(list(tensors_in((inputs, kwargs))))
+    sizes = _sizes_to_try(size, batch_sizes)
+    run = _Run(call, inputs, kwargs, backward, size)
+    failures: dict[int | None, ShapeError] = {}
+    with meta_world():
+        twin = MetaModel(model)
+        for tried in sizes:
+            try:
+                run(twin, tried)
+            except ShapeError as error:
+                failures[tried] = error
+        if failures:
+            mismatch = next(iter(failures.values()))
+            _say_batch_size(mismatch, run, model, sizes, set(failures))
+            raise mismatch
+    return CheckReport(
+        outputs=run.outputs,
+        batch_sizes=tuple(tried for tried in sizes if tried is not None),
+        unchecked=tuple(run.unchecked),
+        without_gradient=run.without_gradient,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _sizes_to_try(size: int | None, asked: Iterable[int] | None) -> tuple[int | None, ...]:
+    if asked is None:
+        first = None if size is None else max(size, 2)
+        return (None,) if first is None else (first, first + 1)
+    sizes = tuple(asked)
+    if not sizes or any(tried < 1 for tried in sizes):
+        raise ConfigError("check needs batch sizes to try", expected="positive numbers", found=repr(sizes))
+    return sizes if size is not None else (None,)
+
+
+class _Run:
+    """One forward and backward of a meta model, for a batch size."""
+
+    def __init__(
+        self,
+        call: Callable[..., Any] | None,
+        inputs: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        backward: bool,
+        size: int | None,
+    ) -> None:
+        self.call, self.inputs, self.kwargs = call, inputs, kwargs
+        self.backward, self.size = backward, size
+        self.outputs: Any = None
+        self.without_gradient: tuple[str, ...] = ()
+        self.unchecked: dict[str, None] = {}  # an ordered set
+
+    def __call__(self, twin: MetaModel, tried: int | None) -> None:
+        """Run; raises ShapeError alone, everything else that stops it is noted as unchecked."""
+        batch = None if tried is None or self.size is None else (self.size, tried)
+        inputs, kwargs = meta_inputs((self.inputs, self.kwargs), batch)
+        self.outputs, self.without_gradient = None, ()
+        with torch.enable_grad() if self.backward else nullcontext():
+            try:
+                self.outputs = twin.run(self.call, inputs, kwargs)
+            except ShapeError:
+                raise
+            except Exception as error:
+                # A model may fail without values in any way; only shapes are judged here.
+                module, line = twin.trail.place(error)
+                self._note(twin.trail.path_of(module, self.call), error, line)
+                return
+            if self.backward:
+                self._take_gradients(twin)
+
+    def _take_gradients(self, twin: MetaModel) -> None:
+        loss = getattr(self.outputs, "loss", None)
+        roots = [loss] if isinstance(loss, torch.Tensor) else list(tensors_in(self.outputs))
+        roots = [root for root in roots if root.requires_grad]
+        twin.clear_gradients()
+        try:
+            if roots:
+                torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+        except Exception as error:
+            # As above: a backward formula may need values.
+            if is_about_shapes(error, None):
+                raise ShapeError(
+                    "ShapeError in the backward pass", found=first_line(error), origin=twin.trail.origin()
+                ) from error
+            self._note("the backward pass", error, None)
+            return
+        parameters = twin.parameters.items()
+        self.without_gradient = tuple(name for name, p in parameters if p.requires_grad and p.grad is None)
+
+    def _note(self, place: str, error: Exception, line: str | None) -> None:
+        at = f" ({line})" if line else ""
+        self.unchecked[f"{place}: {type(error).__name__}: {first_line(error)}{at}"] = None
+
+
+def _say_batch_size(
+    error: ShapeError, run: _Run, model: nn.Module, sizes: tuple[int | None, ...], failed: set[int | None]
+) -> None:
+    """Where another batch size works, the hint says so, since no layer's size is at fault then."""
+    works = next((tried for tried in sizes if tried not in failed), None)
+    if works is None and run.size not in sizes:
+        try:
+            run(MetaModel(model), run.size)
+        except ShapeError:
+            return
+        works = run.size
+    if works is not None:
+        fails = next(tried for tried in sizes if tried in failed)
+        error.hint = (
+            f"a batch of {works} works and one of {fails} does not: a batch size is fixed in the model. "
+            f"If the leading axis is no batch: batch_sizes=({works},)"
+        )

@@ -1,0 +1,248 @@
+"""summary: a table of a model's layers with output shapes, parameters, FLOPs and activation bytes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from burnt.errors import ShapeError
+from burnt.inspect.layers import describe
+from burnt.inspect.meta import MetaModel, Trail, first_line, meta_inputs, meta_world
+from burnt.inspect.specs import shapes_text, tensors_in
+
+__all__ = ["Row", "Summary", "summary"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One module of a model.
+
+    Args:
+        path: its path, empty for the model itself.
+        layer: what it is, such as ``Linear(128 -> 64)``.
+        output: the shapes of its last output; None when it was not called.
+        parameters: elements of its own parameters, without those of modules inside it; a shared parameter
+            counts where it occurs first.
+        flops: floating-point operations of its calls, with those of modules inside it; a multiplication
+            and an addition are two.
+        activation_bytes: bytes of its outputs, for modules that call no others; else 0.
+        calls: how often it was called.
+    """
+
+    path: str
+    layer: str
+    output: str | None
+    parameters: int
+    flops: int
+    activation_bytes: int
+    calls: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The layers of a model and their costs; ``str()`` of it is a table.
+
+    Args:
+        rows: one per module, the model itself first.
+        trainable: elements of parameters that require a gradient.
+        frozen: elements of the others.
+        parameter_bytes: memory of all parameters.
+        flops: floating-point operations of one forward call.
+        activation_bytes: bytes of the outputs of all modules that call no others, in one forward call.
+        unchecked: why the run ended early, where it did; what comes after is missing from the rows.
+    """
+
+    rows: tuple[Row, ...]
+    trainable: int
+    frozen: int
+    parameter_bytes: int
+    flops: int
+    activation_bytes: int
+    unchecked: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as dictionaries, lists, strings and numbers, for JSON."""
+        return asdict(self) | {"rows": [asdict(row) for row in self.rows], "unchecked": list(self.unchecked)}
+
+    def __str__(self) -> str:
+        cells = [("layer", "output", "parameters", "FLOPs", "activations")]
+        for row in self.rows:
+            depth = row.path.count(".") + 1 if row.path else 0
+            name = f"{row.path.rpartition('.')[2]}  " if row.path else ""
+            cells.append(
+                (
+                    f"{'  ' * depth}{name}{row.layer}",
+                    (row.output or "not called") + (f"  x{row.calls}" if row.calls > 1 else ""),
+                    f"{row.parameters:,}" if row.parameters else "",
+                    _count(row.flops) if row.flops else "",
+                    _bytes(row.activation_bytes) if row.activation_bytes else "",
+                )
+            )
+        widths = [max(len(line[i]) for line in cells) for i in range(5)]
+        lines = []
+        for line in cells:
+            left = [cell.ljust(width) for cell, width in zip(line[:2], widths[:2], strict=True)]
+            right = [cell.rjust(width) for cell, width in zip(line[2:], widths[2:], strict=True)]
+            lines.append("  ".join(left + right).rstrip())
+        lines.insert(1, "-" * (sum(widths) + 8))
+        total = self.trainable + self.frozen
+        lines += [
+            lines[1],
+            f"parameters   {total:,} ({_bytes(self.parameter_bytes)}): "
+            f"{self.trainable:,} trainable, {self.frozen:,} frozen",
+            f"forward      {_count(self.flops, 'FLOP')}, activations {_bytes(self.activation_bytes)}",
+        ]
+        lines += [f"unchecked    {entry}" for entry in self.unchecked]
+        return "\n".join(lines)
+
+
+def summary(model: nn.Module, *inputs: Any, **kwargs: Any) -> Summary:
+    """What each layer of a model returns and costs, from one forward call on meta tensors.
+
+    Nothing is computed and the model is not changed, as in `burnt.inspect.check`.
+
+    Args:
+        model: any module, in the training mode to look at.
+        inputs: what it is called with: tensors, TensorSpecs, and containers of these.
+        kwargs: keyword arguments of the call.
+
+    Raises:
+        ShapeError: a shape does not fit.
+
+    FLOPs are counted by torch's formulas (`torch.utils.flop_counter`): matrix products, convolutions and
+    attention; elementwise work is not counted.
+
+    >>> model = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10, bias=False))
+    >>> print(summary(model, torch.empty(32, 128)))
+    layer                   output    parameters   FLOPs  activations
+    -----------------------------------------------------------------
+    Sequential              (32, 10)               565 k
+      0  Linear(128 -> 64)  (32, 64)       8,256   524 k        8 KiB
+      1  ReLU               (32, 64)                            8 KiB
+      2  Linear(64 -> 10)   (32, 10)         640  41.0 k     1.25 KiB
+    -----------------------------------------------------------------
+    parameters   8,896 (34.8 KiB): 8,896 trainable, 0 frozen
+    forward      565 kFLOP, activations 17.2 KiB
+    """
+    # Imported here: the counter's registry takes longer to load than most summaries to make.
+    from torch.utils.flop_counter import FlopCounterMode
+
+    unchecked: tuple[str, ...] = ()
+    with meta_world(), torch.no_grad():
+        twin = MetaModel(model, _Costs)
+        costs = twin.trail
+        assert isinstance(costs, _Costs)
+        args, named = meta_inputs((inputs, kwargs))
+        with FlopCounterMode(display=False) as counter:
+            costs.counter = counter
+            try:
+                twin.run(None, args, named)
+            except ShapeError:
+                raise
+            except Exception as error:
+                # A model may fail without values in any way; what was seen until then is still worth showing.
+                module, line = costs.place(error)
+                at = f" ({line})" if line else ""
+                place = costs.path_of(module, None)
+                unchecked = (f"{place}: {type(error).__name__}: {first_line(error)}{at}",)
+        rows = _rows(twin.model, costs)
+        flops = counter.get_total_flops()
+    return Summary(
+        rows=rows,
+        trainable=sum(p.numel() for p in twin.parameters.values() if p.requires_grad),
+        frozen=sum(p.numel() for p in twin.parameters.values() if not p.requires_grad),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in twin.parameters.values()),
+        flops=flops,
+        activation_bytes=sum(row.activation_bytes for row in rows),
+        unchecked=unchecked,
+    )
+
+
+@dataclass
+class _Cost:
+    """What the calls of one module cost so far."""
+
+    output: str | None = None
+    flops: int = 0
+    activation_bytes: int = 0
+    calls: int = 0
+
+
+@dataclass
+class _OpenCall:
+    """A call of a module that has not returned."""
+
+    module: nn.Module
+    flops_before: int
+    called_others: bool = field(default=False)
+
+
+class _Costs(Trail):
+    """A trail that adds up what each module costs."""
+
+    counter: Any
+
+    def clear(self) -> None:
+        super().clear()
+        self.costs: dict[int, _Cost] = {id(module): _Cost() for module in self.model.modules()}
+        self.open: list[_OpenCall] = []
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.open:
+            self.open[-1].called_others = True
+        self.open.append(_OpenCall(module, self.counter.get_total_flops()))
+        super().enter(module, args, kwargs)
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        super().leave(module, args, kwargs, output)
+        call = self.open.pop()
+        while call.module is not module:  # one that failed, and whose failure the model caught
+            call = self.open.pop()
+        cost = self.costs[id(module)]
+        cost.calls += 1
+        cost.output = shapes_text(output)
+        cost.flops += self.counter.get_total_flops() - call.flops_before
+        if not call.called_others:
+            cost.activation_bytes += sum(t.numel() * t.element_size() for t in tensors_in(output))
+
+
+def _rows(model: nn.Module, costs: _Costs) -> tuple[Row, ...]:
+    rows: list[Row] = []
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        own = [p for p in module.parameters(recurse=False) if id(p) not in seen]
+        seen.update(map(id, own))
+        cost = costs.costs[id(module)]
+        rows.append(
+            Row(
+                path=path,
+                layer=describe(module),
+                output=cost.output,
+                parameters=sum(p.numel() for p in own),
+                flops=cost.flops,
+                activation_bytes=cost.activation_bytes,
+                calls=cost.calls,
+            )
+        )
+    return tuple(rows)
+
+
+def _count(number: int, unit: str = "") -> str:
+    return _scaled(number, 1000, tuple(prefix + unit for prefix in ("", "k", "M", "G", "T", "P")))
+
+
+def _bytes(number: int) -> str:
+    return _scaled(number, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
+
+
+def _scaled(number: float, step: int, units: tuple[str, ...]) -> str:
+    """Three significant digits and a unit."""
+    for unit in units:
+        if number < step or unit == units[-1]:
+            break
+        number /= step
+    digits = 0 if number >= 100 or number == int(number) else 1 if number >= 10 else 2
+    return f"{number:.{digits}f} {unit}".rstrip()

@@ -1,0 +1,238 @@
+"""What a layer is called in messages and tables, and which inputs it accepts.
+
+Layers are recognised by the names of their attributes, which are torch's, so that layers of other
+libraries that follow the same names are known too. Expectations come from those attributes alone, not from
+what torch says when it fails.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+
+from burnt.inspect.specs import shape_text
+
+__all__ = ["Misfit", "describe", "features_made", "is_torch_layer", "misfit"]
+
+_AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
+_BATCH_NORM_RANKS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
+_INSTANCE_NORM_RANKS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """An input that a layer does not accept.
+
+    Args:
+        expected: the shapes that fit, as text.
+        found: the shape, or dtype and shape, that came.
+        size: features or channels that came, where that is what does not fit.
+        unit: "features" or "channels".
+        instead: the layer that would fit, as it is written in Python.
+        hint: what to do, where it is known without looking at other layers.
+    """
+
+    expected: str
+    found: str
+    size: int | None = None
+    unit: str = "features"
+    instead: str | None = None
+    hint: str | None = None
+
+
+def describe(module: nn.Module) -> str:
+    """A layer in a few characters.
+
+    >>> describe(nn.Linear(128, 64)), describe(nn.Conv2d(3, 16, 5)), describe(nn.ReLU())
+    ('Linear(128 -> 64)', 'Conv2d(3 -> 16, 5x5)', 'ReLU')
+    """
+    name = type(module).__name__
+    match _attributes(module):
+        case {"in_features": int(a), "out_features": int(b)}:
+            return f"{name}({a} -> {b})"
+        case {"in_channels": int(a), "out_channels": int(b), "kernel_size": kernel}:
+            sizes = kernel if isinstance(kernel, tuple) else (kernel,)
+            return f"{name}({a} -> {b}, {'x'.join(map(str, sizes))})"
+        case {"num_embeddings": int(a), "embedding_dim": int(b)}:
+            return f"{name}({a} -> {b})"
+        case {"embed_dim": int(a), "num_heads": int(b)}:
+            return f"{name}({a}, {b} heads)"
+        case {"input_size": int(a), "hidden_size": int(b)}:
+            return f"{name}({a} -> {b})"
+        case {"num_groups": int(a), "num_channels": int(b)}:
+            return f"{name}({b}, {a} groups)"
+        case {"normalized_shape": shape}:
+            return f"{name}({_sizes(shape)})"
+        case {"num_features": int(a)}:
+            return f"{name}({a})"
+    return name
+
+
+def features_made(module: nn.Module) -> int | None:
+    """The features or channels a layer's output has, where the layer decides that."""
+    for name in ("out_features", "out_channels", "embedding_dim", "embed_dim", "hidden_size"):
+        value = getattr(module, name, None)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def is_torch_layer(module: nn.Module) -> bool:
+    """Whether the forward of a module is one of torch's own, so that its attributes tell what it accepts."""
+    return type(module).forward.__module__.startswith("torch.nn.modules.")
+
+
+def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Misfit | None:
+    """Why a layer cannot take these inputs, or None when they fit or the layer is not known.
+
+    >>> misfit(nn.Linear(128, 64), [torch.empty(2, 7, 256)], {}).expected
+    '(..., 128)'
+    """
+    if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
+        return None
+    inputs = [value for value in [*args, *kwargs.values()] if isinstance(value, torch.Tensor)]
+    if not inputs:
+        return None
+    x = inputs[0]
+    name = type(module).__name__
+    match _attributes(module):
+        case {"in_features": int(a), "out_features": int(b)}:
+            return _last_axis(x, a, f"{name}({{}}, {b})")
+        case {"in_channels": int(a), "out_channels": int(b), "kernel_size": tuple(kernel)}:
+            return _channels(x, a, (len(kernel) + 2,), f"{name}({{}}, {b}, ...)", unbatched=True)
+        case {"num_embeddings": int(), "embedding_dim": int()}:
+            return _indices(x)
+        case {"embed_dim": int(a), "num_heads": int(b)}:
+            return _attention(module, a, args, kwargs) or _last_axis(x, a, f"{name}({{}}, {b})")
+        case {"input_size": int(a), "hidden_size": int(b)}:
+            if isinstance(module, nn.RNNBase) and x.dim() not in (2, 3):
+                return Misfit(f"(N, T, {a})" if module.batch_first else f"(T, N, {a})", shape_text(x))
+            return _last_axis(x, a, f"{name}({{}}, {b})")
+        case {"num_groups": int(a), "num_channels": int(b)}:
+            return _channels(x, b, None, f"{name}({a}, {{}})")
+        case {"normalized_shape": shape}:
+            return _trailing(x, shape, f"{name}({{}})")
+        case {"num_features": int(a)}:
+            return _features_norm(module, x, a)
+    return None
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    # vars, because a miss in Module.__getattr__ costs an exception, and this runs at every call of a layer.
+    own = vars(module)
+    return {name: own[name] for name in _KNOWN if name in own}
+
+
+_KNOWN = (
+    "in_features",
+    "out_features",
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "num_embeddings",
+    "embedding_dim",
+    "embed_dim",
+    "num_heads",
+    "input_size",
+    "hidden_size",
+    "num_groups",
+    "num_channels",
+    "normalized_shape",
+    "num_features",
+)
+
+
+def _last_axis(x: torch.Tensor, size: int, instead: str) -> Misfit | None:
+    expected = f"(..., {size})"
+    if x.dim() == 0:
+        return Misfit(expected, shape_text(x))
+    if x.shape[-1] == size:
+        return None
+    hint = None
+    if x.dim() > 2 and math.prod(x.shape[1:]) == size:
+        hint = "the axes after the batch have that many elements together: x.flatten(1)?"
+    return Misfit(expected, shape_text(x), size=x.shape[-1], instead=instead.format(x.shape[-1]), hint=hint)
+
+
+def _channels(
+    x: torch.Tensor, size: int | None, ranks: tuple[int, ...] | None, instead: str, *, unbatched: bool = False
+) -> Misfit | None:
+    """Channels on axis 1 of an input of one of these ranks; ``unbatched`` allows one without batch axis.
+
+    A size of None accepts any number of channels.
+    """
+    axis, shown = 1, "C" if size is None else size
+    if ranks is None:
+        expected, right_rank = f"(N, {shown}, ...)", x.dim() >= 2
+    else:
+        shapes = {2: f"(N, {shown})"} | {n + 2: f"(N, {shown}, {axes})" for n, axes in _AXES.items()}
+        expected, right_rank = " or ".join(shapes[rank] for rank in ranks), x.dim() in ranks
+        if unbatched and x.dim() == ranks[0] - 1:
+            axis, right_rank = 0, True
+    if not right_rank:
+        return Misfit(expected, shape_text(x))
+    came = x.shape[axis]
+    if size is None or came == size:
+        return None
+    hint = None
+    if x.dim() > axis + 1 and x.shape[-1] == size:
+        hint = f"the last axis has {size}, and channels come before the other axes: x.movedim(-1, {axis})?"
+    return Misfit(
+        expected, shape_text(x), size=came, unit="channels", instead=instead.format(came), hint=hint
+    )
+
+
+def _trailing(x: torch.Tensor, shape: Any, instead: str) -> Misfit | None:
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if tuple(x.shape[max(x.dim() - len(sizes), 0) :]) == sizes:
+        return None
+    expected = f"(..., {_sizes(sizes)})"
+    if len(sizes) > 1 or x.dim() == 0:
+        return Misfit(expected, shape_text(x))
+    return Misfit(expected, shape_text(x), size=x.shape[-1], instead=instead.format(x.shape[-1]))
+
+
+def _indices(x: torch.Tensor) -> Misfit | None:
+    if x.dtype in (torch.int64, torch.int32):
+        return None
+    dtype = str(x.dtype).removeprefix("torch.")
+    return Misfit("indices of dtype int64 or int32", f"{dtype} {shape_text(x)}", hint="indices.long()?")
+
+
+def _attention(
+    module: nn.Module, embed_dim: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Misfit | None:
+    """Which of key and value does not fit; the query is looked at as the layer's first input."""
+    given = dict(zip(("query", "key", "value"), args, strict=False)) | dict(kwargs)
+    for role, size_name in (("key", "kdim"), ("value", "vdim")):
+        x, size = given.get(role), getattr(module, size_name, None) or embed_dim
+        query = given.get("query")
+        if x is None or not isinstance(x, torch.Tensor) or not isinstance(query, torch.Tensor):
+            continue
+        if query.shape[-1:] == (embed_dim,) and x.shape[-1:] != (size,):
+            hint = f"{size_name}={x.shape[-1]}?" if x.dim() else None
+            return Misfit(f"{role} (..., {size})", f"{role} {shape_text(x)}", hint=hint)
+    return None
+
+
+def _features_norm(module: nn.Module, x: torch.Tensor, size: int) -> Misfit | None:
+    instead = f"{type(module).__name__}({{}})"
+    for instance_norm, rank in _INSTANCE_NORM_RANKS.items():
+        if isinstance(module, instance_norm):
+            # Without weights or statistics it takes any number of channels.
+            uses_size = module.affine or module.track_running_stats
+            return _channels(x, size if uses_size else None, (rank,), instead, unbatched=True)
+    for batch_norm, ranks in _BATCH_NORM_RANKS.items():
+        if isinstance(module, batch_norm):
+            return _channels(x, size, ranks, instead)
+    return _channels(x, size, None, instead)
+
+
+def _sizes(shape: Any) -> str:
+    return ", ".join(map(str, (shape,) if isinstance(shape, int) else tuple(shape)))

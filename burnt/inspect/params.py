@@ -1,0 +1,144 @@
+"""Parameters of a model by path: counting, visiting, replacing, freezing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from burnt.errors import ConfigError, nearest
+
+__all__ = ["freeze", "map_params", "num_params", "unfreeze", "visit"]
+
+
+def num_params(model: nn.Module, trainable: bool | None = None) -> int:
+    """The number of elements in a model's parameters; a shared parameter counts once.
+
+    Args:
+        model: any module.
+        trainable: True counts only parameters that require a gradient, False only frozen ones.
+
+    >>> from torch import nn
+    >>> num_params(nn.Linear(3, 4))
+    16
+    """
+    return sum(p.numel() for p in model.parameters() if trainable is None or p.requires_grad == trainable)
+
+
+def visit(model: nn.Module, fn: Callable[[str, nn.Parameter], object]) -> None:
+    """Call ``fn(path, parameter)`` for each parameter; a shared one is visited once, under its first path.
+
+    >>> from torch import nn
+    >>> visit(nn.Sequential(nn.Linear(2, 3)), lambda path, parameter: print(path, tuple(parameter.shape)))
+    0.weight (3, 2)
+    0.bias (3,)
+    """
+    for path, parameter in list(model.named_parameters()):
+        fn(path, parameter)
+
+
+def map_params(model: nn.Module, fn: Callable[[str, nn.Parameter], torch.Tensor]) -> None:
+    """Replace each parameter in place by ``fn(path, parameter)``; what was shared stays shared.
+
+    Args:
+        model: any module.
+        fn: called once per parameter, without gradients. A plain tensor becomes a Parameter with the
+            ``requires_grad`` of the one it replaces; a Parameter is taken as it is.
+
+    Raises:
+        ConfigError: ``fn`` returned something else than a tensor. The model is then unchanged.
+
+    >>> import torch
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> map_params(layer, lambda path, parameter: parameter.double())
+    >>> layer.weight.dtype
+    torch.float64
+    """
+    replaced: dict[int, nn.Parameter] = {}
+    with torch.no_grad():
+        for path, parameter in model.named_parameters():
+            new = fn(path, parameter)
+            if not isinstance(new, torch.Tensor):
+                raise ConfigError(
+                    "map_params needs a tensor for each parameter",
+                    where=path,
+                    expected="torch.Tensor",
+                    found=type(new).__name__,
+                )
+            if not isinstance(new, nn.Parameter):
+                new = nn.Parameter(new.detach(), requires_grad=parameter.requires_grad)
+            replaced[id(parameter)] = new
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            # setattr rather than register_parameter: recurrent layers keep a second list of their weights.
+            setattr(module, name, replaced[id(parameter)])
+
+
+def freeze(model: nn.Module, *patterns: str) -> list[str]:
+    """Take parameters out of training (``requires_grad = False``).
+
+    Args:
+        model: any module.
+        patterns: globs on parameter paths (``"encoder.*.bias"``; ``*`` also crosses dots). One that matches
+            a module's path covers everything under it (``"encoder"``). None means every parameter.
+
+    Returns:
+        The paths of the matching parameters, in the model's order.
+
+    Raises:
+        ConfigError: a pattern matches nothing; no parameter is changed then.
+
+    >>> from torch import nn
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> freeze(model, "0")
+    ['0.weight', '0.bias']
+    >>> unfreeze(model, "*.bias")
+    ['0.bias', '1.bias']
+    """
+    return _set_requires_grad(model, patterns, False)
+
+
+def unfreeze(model: nn.Module, *patterns: str) -> list[str]:
+    """Put parameters back into training: the reverse of `freeze`, with the same patterns."""
+    return _set_requires_grad(model, patterns, True)
+
+
+def _set_requires_grad(model: nn.Module, patterns: tuple[str, ...], value: bool) -> list[str]:
+    names: dict[int, list[str]] = {}  # of each parameter, the first being the one reported
+    parameters = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(path)
+        parameters[id(parameter)] = parameter
+    chosen = set() if patterns else set(names)
+    for pattern in patterns:
+        matching = {key for key, paths in names.items() if any(_covers(pattern, path) for path in paths)}
+        if not matching:
+            raise _no_match(model, pattern, [path for paths in names.values() for path in paths])
+        chosen |= matching
+    for key in chosen:
+        parameters[key].requires_grad_(value)
+    return [paths[0] for key, paths in names.items() if key in chosen]
+
+
+def _covers(pattern: str, path: str) -> bool:
+    parts = path.split(".")
+    return any(fnmatchcase(".".join(parts[: i + 1]), pattern) for i in range(len(parts)))
+
+
+def _no_match(model: nn.Module, pattern: str, paths: list[str]) -> ConfigError:
+    modules = [path for path, _ in model.named_modules() if path]
+    hint = None
+    if any(fnmatchcase(path, pattern) for path in modules):
+        hint = "the module is there, and has no parameters"
+    elif close := nearest(pattern, [*modules, *paths]):
+        hint = f"did you mean {close!r}?"
+    elif paths:
+        hint = f"the first path is {paths[0]!r}"
+    return ConfigError(
+        f"the pattern {pattern!r} matches no parameter of {type(model).__name__}",
+        expected="a glob on parameter paths, or the path of a module",
+        found=repr(pattern),
+        hint=hint,
+    )
