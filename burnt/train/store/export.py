@@ -1,0 +1,225 @@
+"""A run as CSV, as JSON lines (also followed live) and as TensorBoard event files.
+
+Only visible points are exported: those that a resumed attempt superseded are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from burnt.errors import RunError
+from burnt.train.store import tensorboard
+from burnt.train.store.reader import Point, RunReader, Series
+from burnt.train.store.schema import to_json
+
+_PAGE = 10_000
+_POLL_SECONDS = 0.5
+
+Target = str | os.PathLike[str] | IO[str]
+
+
+def export_csv(folder: str | os.PathLike[str], out: Target) -> int:
+    """Write the metrics as CSV: name, split, step, epoch, value, time, attempt; series after series.
+
+    Args:
+        folder: the run's folder.
+        out: a path, replaced when the export is complete, or an open text file.
+
+    Returns:
+        The number of points.
+
+    Raises:
+        RunError: the run cannot be read, or the file cannot be written.
+    """
+    count = 0
+    with RunReader(folder) as reader, _opened(out) as file:
+        lines = csv.writer(file, lineterminator="\n")
+        lines.writerow(["name", "split", "step", "epoch", "value", "time", "attempt"])
+        for series, points in _pages(reader, {}):
+            for p in points:
+                epoch = "" if p.epoch is None else p.epoch
+                lines.writerow([*series, p.step, epoch, repr(p.value), repr(p.time), p.attempt])
+            count += len(points)
+    return count
+
+
+def export_jsonl(folder: str | os.PathLike[str], out: Target, *, follow: bool = False) -> int:
+    """Write the records of `iter_records`, one JSON object a line.
+
+    Args:
+        folder: the run's folder.
+        out: a path or an open text file. A path is replaced when the export is complete; with `follow` it
+            is written as the lines come.
+        follow: go on until the run ends.
+
+    Returns:
+        The number of lines.
+
+    Raises:
+        RunError: the run cannot be read, or the file cannot be written.
+    """
+    count = 0
+    with _opened(out, at_once=follow) as file:
+        for record in iter_records(folder, follow=follow):
+            file.write(to_json(record) + "\n")
+            count += 1
+            if follow:
+                file.flush()
+    return count
+
+
+def iter_records(
+    folder: str | os.PathLike[str], *, follow: bool = False, poll: float = _POLL_SECONDS
+) -> Iterator[dict[str, Any]]:
+    """The run as dicts, each with a ``"type"``: attempt, metric, event, log, system, table, histogram, end.
+
+    Within a type and series they come in the order of writing. Images are left out.
+
+    Args:
+        folder: the run's folder.
+        follow: go on until the run ends. An attempt that begins meanwhile is told by a record of type
+            ``"attempt"``, whose ``resumed_from_step`` says which of the metrics before it no longer hold.
+        poll: seconds between looks.
+
+    Yields:
+        The last record is of type ``"end"`` with the run's state and reason.
+
+    Raises:
+        RunError: the run cannot be read.
+    """
+    after = {"attempt": 0, "event": 0, "log": 0, "system": 0, "artefact": 0}
+    seen: dict[tuple[Series, int], int] = {}
+    with RunReader(folder) as reader:
+        while True:
+            # Asked before the rows: what an ended run holds can no longer grow after this.
+            state = reader.state()
+            for attempt in reader.attempts():
+                if attempt.id > after["attempt"]:
+                    after["attempt"] = attempt.id
+                    yield {
+                        "type": "attempt",
+                        "id": attempt.id,
+                        "host": attempt.host,
+                        "pid": attempt.pid,
+                        "started": attempt.started,
+                        "resumed_from_step": attempt.resumed_from_step,
+                    }
+            for series, points in _pages(reader, seen):
+                for point in points:
+                    yield {"type": "metric", **series._asdict(), **point._asdict()}
+            for event in reader.events(after=after["event"]):
+                after["event"] = event.id
+                yield {"type": "event", **event._asdict()}
+            for line in reader.log_lines(after=after["log"]):
+                after["log"] = line.id
+                yield {"type": "log", **line._asdict()}
+            for sample in reader.system_samples(after=after["system"]):
+                after["system"] = sample.id
+                yield {"type": "system", **sample._asdict()}
+            for artefact in reader.artefacts():
+                if artefact.id > after["artefact"]:
+                    after["artefact"] = artefact.id
+                    if artefact.kind != "image":
+                        yield {"type": artefact.kind, **artefact._replace(kind="")._asdict()}
+            if not follow or state in ("finished", "stopped", "crashed"):
+                yield {"type": "end", "state": state, "reason": reader.attempts()[-1].end_reason}
+                return
+            time.sleep(poll)
+
+
+def export_tensorboard(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> list[Path]:
+    """Write the metrics as TensorBoard event files, a folder for each split, so that splits overlay.
+
+    TensorBoard keeps values as float32.
+
+    Args:
+        folder: the run's folder.
+        out: a folder, made if it is missing.
+
+    Returns:
+        The files written; one of an earlier export of the run is replaced.
+
+    Raises:
+        RunError: the run cannot be read, or a file cannot be written.
+    """
+    files = []
+    with RunReader(folder) as reader:
+        created = reader.created
+        name = f"events.out.tfevents.{int(created)}.{reader.attempts()[0].host}.burnt"
+        for split in sorted({series.split for series in reader.series()}):
+            path = Path(out) / split.replace(os.sep, "_") / name
+            with _replacing(path, "wb") as file:
+                file.write(tensorboard.file_header(created))
+                for series, points in _pages(reader, {}, split):
+                    for p in points:
+                        file.write(tensorboard.scalar(series.name, p.step, p.time, p.value))
+            files.append(path)
+    return files
+
+
+def _pages(
+    reader: RunReader, seen: dict[tuple[Series, int], int], split: str | None = None
+) -> Iterator[tuple[Series, list[Point]]]:
+    """The visible points that were not seen yet, in pages, so that no read holds up the writer for long.
+
+    Args:
+        reader: reads the run.
+        seen: the next position of each series and attempt; brought up to date.
+        split: only this one.
+    """
+    for series in reader.series():
+        if split is not None and series.split != split:
+            continue
+        for attempt in reader.attempts():
+            key = series, attempt.id
+            while page := reader.raw_points(*series, attempt.id, seen.get(key, 0), _PAGE):
+                seen[key] = page[-1][0] + 1
+                yield series, [point for _, point in page]
+
+
+@contextlib.contextmanager
+def _opened(out: Target, *, at_once: bool = False) -> Iterator[IO[str]]:
+    if not isinstance(out, str | os.PathLike):
+        yield out
+    elif at_once:
+        try:
+            with open(out, "w", encoding="utf-8", newline="") as file:
+                yield file
+        except RunError:
+            raise
+        except OSError as error:
+            raise _unwritable(Path(out), error) from error
+    else:
+        with _replacing(Path(out), "w") as file:
+            yield file
+
+
+@contextlib.contextmanager
+def _replacing(path: Path, mode: str) -> Iterator[IO[Any]]:
+    """A file that takes its name when it is complete."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = open(draft, mode) if "b" in mode else open(draft, mode, encoding="utf-8", newline="")
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except RunError:
+        raise
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):  # gone by its new name, or never made
+            draft.unlink()
+
+
+def _unwritable(path: Path, error: OSError) -> RunError:
+    return RunError("the export cannot be written", where=str(path), found=error.strerror or str(error))

@@ -1,0 +1,174 @@
+"""Opening a run for writing: the new database, the further attempt, and who is refused.
+
+Everything that can be wrong with a folder is found here, on the calling thread, before training starts.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from pathlib import Path
+from typing import Any
+
+from burnt.errors import RunError
+from burnt.train.store.liveness import ProcessName, writing_state
+from burnt.train.store.rows import INTO_EVENT, insert
+from burnt.train.store.schema import (
+    DATABASE,
+    SCHEMA,
+    check_schema,
+    clean_text,
+    connect,
+    to_json,
+    unreadable,
+)
+
+_NETWORK_FILE_SYSTEMS = frozenset(
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb",
+        "smb2",
+        "smb3",
+        "smbfs",
+        "9p",
+        "afs",
+        "ceph",
+        "glusterfs",
+        "lustre",
+        "beegfs",
+        "gpfs",
+        "fuse.sshfs",
+        "fuse.ceph",
+    ]
+)
+
+
+def make_database(path: Path, name: str) -> None:
+    """Make the file complete under another name, so that no reader meets half a schema."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    try:
+        draft.touch()
+        connection = connect(draft, "rw")
+        try:
+            connection.executescript(f"BEGIN; {SCHEMA} COMMIT;")
+            connection.execute("INSERT INTO run VALUES (1, ?, ?)", (clean_text(name), time.time()))
+        finally:
+            connection.close()
+        try:
+            os.link(draft, path)  # unlike a rename, it fails when another process was faster
+        except FileExistsError:
+            raise RunError(
+                f"{path.parent} holds a run already", where=str(path), hint="another process made it just now"
+            ) from None
+        except OSError:  # a file system without hard links
+            draft.replace(path)
+    except sqlite3.Error as error:
+        raise _unwritable(path, error) from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def begin_attempt(
+    path: Path, resume: bool, resumed_from_step: int | None, config: str | None
+) -> tuple[sqlite3.Connection, int]:
+    """Open the database for writing and add an attempt, unless a live process is writing the run."""
+    try:
+        connection = connect(path, "rw")
+    except sqlite3.Error as error:
+        raise _unwritable(path, error) from error
+    try:
+        check_schema(connection, path)
+        if resume:
+            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if verdict != "ok":
+                raise sqlite3.DatabaseError(verdict)
+        _set_journal(connection, path)
+        process, now = ProcessName.own(), time.time()
+        connection.execute("BEGIN IMMEDIATE")
+        last = connection.execute(
+            "SELECT id, host, pid, process_started, heartbeat, ended FROM attempt ORDER BY id DESC LIMIT 1"
+        ).fetchone()
+        if last is not None:
+            _refuse_if_running(path.parent, last, now)
+            # NULL stands for a start from nothing; even rows of step 0 are then written anew.
+            until = -1 if resumed_from_step is None else resumed_from_step
+            connection.execute("UPDATE attempt SET visible_until = min(visible_until, ?)", (until,))
+        attempt = 1 if last is None else last[0] + 1
+        connection.execute(
+            "INSERT INTO attempt (id, host, pid, process_started, started, heartbeat,"
+            " resumed_from_step, config) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (attempt, *process, now, now, resumed_from_step, config),
+        )
+        kind = "start" if last is None else "resume"
+        data = to_json({"host": process.host, "pid": process.pid})
+        insert(connection, INTO_EVENT, [(attempt, now, resumed_from_step, kind, data)])
+        if config is not None:
+            _write_atomically(path.with_name("config.json"), config)
+        connection.execute("COMMIT")
+    except sqlite3.OperationalError as error:
+        connection.close()
+        raise _unwritable(path, error) from error
+    except sqlite3.DatabaseError as error:
+        connection.close()
+        raise unreadable(path, error) from error
+    except OSError:  # RunError is one
+        connection.close()
+        raise
+    return connection, attempt
+
+
+def _refuse_if_running(folder: Path, last: tuple[Any, ...], now: float) -> None:
+    _, host, pid, started, heartbeat, ended = last
+    if ended is None and writing_state(ProcessName(host, pid, started), heartbeat, now) == "running":
+        raise RunError(
+            f"{folder} is running: pid {pid} on {host}",
+            where=str(folder / DATABASE),
+            found=f"last sign of life {max(now - heartbeat, 0.0):.1f} s ago",
+            hint="stop that process first, or choose another folder",
+        )
+
+
+def _set_journal(connection: sqlite3.Connection, path: Path) -> None:
+    """Choose the write-ahead log, or the rollback journal where that cannot work."""
+    # The write-ahead log's index lives in shared memory, which hosts that share a file system do not share.
+    if not _on_network(path):
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError:
+            mode = "refused"
+        if mode == "wal":
+            # Safe when the process is killed; a power cut may cost the last seconds but nothing else.
+            connection.execute("PRAGMA synchronous = NORMAL")
+            return
+    connection.execute("PRAGMA journal_mode = DELETE")
+
+
+def _on_network(path: Path) -> bool:
+    import psutil
+
+    place = path.resolve()
+    holding = [p for p in psutil.disk_partitions(all=True) if place.is_relative_to(p.mountpoint)]
+    kind: str = max(holding, key=lambda p: len(p.mountpoint)).fstype if holding else ""
+    return kind.lower() in _NETWORK_FILE_SYSTEMS
+
+
+def _unwritable(path: Path, error: sqlite3.Error) -> RunError:
+    return RunError(
+        "the run's database cannot be written",
+        where=str(path),
+        found=str(error),
+        hint="choose a folder that this user can write to, on a disk with space left",
+    )
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)

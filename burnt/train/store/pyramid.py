@@ -1,0 +1,104 @@
+"""The min/max pyramid of a metric: buckets of 16, 256 and 4096 consecutive points.
+
+The writer adds a bucket when its last point arrives and never touches it again, so a crash leaves no
+half bucket: the newest points are simply not covered yet, and readers take them from the finer level.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import starmap
+from operator import attrgetter
+from typing import NamedTuple
+
+FANOUT = 16
+LEVELS = (1, 2, 3)
+
+
+class Bucket(NamedTuple):
+    """What is kept of consecutive points of one series; the columns of table `bucket` in order.
+
+    `min`, `max` and `sum` are of the finite values; `nonfinite` is the first value that is NaN or
+    infinite, and `nonfinite_step` is None when there is none.
+    """
+
+    points: int
+    finite: int
+    first_step: int
+    last_step: int
+    sum: float
+    min: float | None
+    min_step: int | None
+    min_time: float | None
+    max: float | None
+    max_step: int | None
+    max_time: float | None
+    nonfinite: float | None
+    nonfinite_step: int | None
+    nonfinite_time: float | None
+
+
+def single(step: int, time: float, value: float) -> Bucket:
+    """The bucket of one point."""
+    if math.isfinite(value):
+        return Bucket(1, 1, step, step, value, value, step, time, value, step, time, None, None, None)
+    return Bucket(1, 0, step, step, 0.0, None, None, None, None, None, None, value, step, time)
+
+
+_first_step = attrgetter("first_step")
+_last_step = attrgetter("last_step")
+_min = attrgetter("min")
+_max = attrgetter("max")
+
+
+def merge(buckets: Sequence[Bucket]) -> Bucket:
+    """One bucket for several, in order of arrival.
+
+    >>> merged = merge([single(1, 0.0, 2.0), single(2, 0.5, -1.0), single(3, 1.0, float("inf"))])
+    >>> merged.min_step, merged.max_step, merged.sum, merged.nonfinite_step
+    (2, 1, 1.0, 3)
+    """
+    if len(buckets) == 1:
+        return buckets[0]
+    finite = [bucket for bucket in buckets if bucket.finite]
+    low = min(finite, key=_min) if finite else buckets[0]
+    high = max(finite, key=_max) if finite else buckets[0]
+    odd = next((bucket for bucket in buckets if bucket.nonfinite_step is not None), buckets[0])
+    return Bucket(
+        sum(bucket.points for bucket in buckets),
+        sum(bucket.finite for bucket in buckets),
+        min(map(_first_step, buckets)),
+        max(map(_last_step, buckets)),
+        sum(bucket.sum for bucket in buckets),
+        *(low.min, low.min_step, low.min_time),
+        *(high.max, high.max_step, high.max_time),
+        *(odd.nonfinite, odd.nonfinite_step, odd.nonfinite_time),
+    )
+
+
+class Pyramid:
+    """The open end of one series in one attempt: what no bucket covers yet."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._points: list[tuple[int, float, float]] = []
+        self._open: list[list[Bucket]] = [[] for _ in LEVELS[1:]]
+
+    def add(self, step: int, time: float, value: float) -> list[tuple[int, int, Bucket]]:
+        """Take the next point; returns the (level, position, bucket) that it completes, mostly none."""
+        self.count += 1
+        self._points.append((step, time, value))
+        if len(self._points) < FANOUT:
+            return []
+        bucket = merge(list(starmap(single, self._points)))
+        self._points.clear()
+        done = [(1, self.count // FANOUT - 1, bucket)]
+        for level, pending in zip(LEVELS[1:], self._open, strict=True):
+            pending.append(bucket)
+            if len(pending) < FANOUT:
+                break
+            bucket = merge(pending)
+            pending.clear()
+            done.append((level, self.count // FANOUT**level - 1, bucket))
+        return done

@@ -1,0 +1,619 @@
+"""`RunReader`: what viewers, commands and exports read a run with, live or after it.
+
+It opens `run.db` read-only, in short transactions, so that it never holds up the training that writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from burnt.errors import MetricError, RunError, nearest
+from burnt.train.store.liveness import ProcessName, State, writing_state
+from burnt.train.store.pyramid import FANOUT, LEVELS, Bucket, merge, single
+from burnt.train.store.schema import DATABASE, check_schema, connect, unreadable
+
+
+class Attempt(NamedTuple):
+    """One process's go at a run. Times are Unix seconds of its host."""
+
+    id: int
+    host: str
+    pid: int
+    process_started: float
+    started: float
+    heartbeat: float
+    ended: float | None
+    end_state: State | None
+    end_reason: str | None
+    resumed_from_step: int | None
+    visible_until: int
+    dropped: int
+
+
+class Series(NamedTuple):
+    """The name of a metric and what it was computed on."""
+
+    name: str
+    split: str
+
+
+class Point(NamedTuple):
+    """One metric value; `step` is the count of steps done, `time` is in Unix seconds."""
+
+    step: int
+    epoch: int | None
+    time: float
+    value: float
+    attempt: int
+
+
+class Extreme(NamedTuple):
+    """The best value of a series and where it was reached."""
+
+    step: int
+    time: float
+    value: float
+
+
+class Points(NamedTuple):
+    """Points of a series in columns, by ascending step."""
+
+    steps: list[int]
+    times: list[float]
+    values: list[float]
+
+
+class Event(NamedTuple):
+    """Something that happened once."""
+
+    id: int
+    attempt: int
+    time: float
+    step: int | None
+    kind: str
+    data: dict[str, Any]
+
+
+class LogLine(NamedTuple):
+    """A line of text."""
+
+    id: int
+    attempt: int
+    time: float
+    level: str
+    text: str
+
+
+class SystemSample(NamedTuple):
+    """The machine's state at a time."""
+
+    id: int
+    attempt: int
+    time: float
+    values: dict[str, Any]
+
+
+class Artefact(NamedTuple):
+    """A table (``{"columns", "rows"}``), histogram (``{"counts", "edges"}``) or image (PNG bytes)."""
+
+    id: int
+    kind: str
+    name: str
+    step: int | None
+    time: float
+    attempt: int
+    data: Any
+
+
+class Progress(NamedTuple):
+    """Where the newest attempt stands."""
+
+    attempt: int
+    time: float
+    step: int
+    epoch: int | None
+    total_steps: int | None
+    total_epochs: int | None
+    activity: str
+    data: dict[str, Any]
+
+
+class RunSummary(NamedTuple):
+    """A run in one line."""
+
+    folder: Path
+    name: str
+    created: float
+    state: State
+    reason: str | None
+    attempts: int
+    host: str
+    pid: int
+    heartbeat: float
+    dropped: int
+    progress: Progress | None
+    last: dict[Series, Point]
+
+
+_ATTEMPT = f"SELECT {', '.join(Attempt._fields)} FROM attempt ORDER BY id"
+_BUCKET = f"SELECT {', '.join(Bucket._fields)} FROM bucket"
+
+
+class RunReader:
+    """Reads the run in a folder. Safe to share between threads.
+
+    Args:
+        folder: the run's folder.
+
+    Raises:
+        RunError: there is no run in the folder, or it is damaged, half written, or of a newer burnt. Every
+            method raises it too when the file turns out damaged.
+
+    >>> import tempfile
+    >>> from burnt.train.store import RunWriter
+    >>> folder = tempfile.mkdtemp()
+    >>> with RunWriter.create(folder, name="digits") as run:
+    ...     run.log(1, 1, {"loss": 0.5})
+    >>> reader = RunReader(folder)
+    >>> reader.state(), reader.series(), reader.points("loss").values
+    ('finished', [Series(name='loss', split='train')], [0.5])
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._path = self.folder / DATABASE
+        self._lock = threading.RLock()
+        self._copy: tempfile.TemporaryDirectory[str] | None = None
+        if not self._path.is_file():
+            raise RunError(
+                f"{self.folder} holds no run",
+                expected=str(self._path),
+                hint="find_runs(root) lists the runs below a folder",
+            )
+        self._connection = self._open()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+        if self._copy is not None:
+            self._copy.cleanup()
+
+    def __enter__(self) -> RunReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            return _checked(self._path)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+                raise unreadable(self._path, error) from error
+            # A killed writer may leave a journal to roll back, which a read-only connection must not do;
+            # and a log beside the file cannot be indexed where the folder is read-only. A copy can be both.
+            try:
+                self._copy = tempfile.TemporaryDirectory(prefix="burnt-run-")
+                for file in self.folder.glob(f"{DATABASE}*"):
+                    shutil.copy(file, self._copy.name)
+                copied = Path(self._copy.name) / DATABASE
+                connect(copied, "rw").execute("SELECT 1 FROM run").connection.close()
+                return _checked(copied)
+            except (sqlite3.Error, OSError) as second:
+                raise unreadable(self._path, error) from second
+        except sqlite3.DatabaseError as error:
+            raise unreadable(self._path, error) from error
+
+    @contextlib.contextmanager
+    def _snapshot(self) -> Iterator[None]:
+        """Several queries see one state of the file."""
+        with self._lock:
+            self._rows("BEGIN")
+            try:
+                yield
+            finally:
+                self._connection.rollback()
+
+    def _rows(self, query: str, parameters: tuple[Any, ...] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return self._connection.execute(query, parameters).fetchall()
+            except sqlite3.ProgrammingError:  # a closed reader, and no fault of the file
+                raise
+            except sqlite3.DatabaseError as error:
+                raise unreadable(self._path, error) from error
+
+    def _json(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise unreadable(self._path, error) from error
+
+    # --- the run
+
+    @property
+    def name(self) -> str:
+        """What the run is called."""
+        return cast(str, self._run()[0])
+
+    @property
+    def created(self) -> float:
+        """When the run was made, Unix seconds."""
+        return cast(float, self._run()[1])
+
+    def _run(self) -> tuple[Any, ...]:
+        rows = self._rows("SELECT name, created FROM run")
+        if not rows:
+            raise unreadable(self._path, ValueError("table run is empty"))
+        return rows[0]
+
+    def config(self) -> dict[str, Any] | None:
+        """The configuration of the newest attempt that has one."""
+        rows = self._rows("SELECT config FROM attempt WHERE config IS NOT NULL ORDER BY id DESC LIMIT 1")
+        return self._json(rows[0][0]) if rows else None
+
+    def attempts(self) -> list[Attempt]:
+        """The run's attempts, oldest first."""
+        found = [Attempt(*row) for row in self._rows(_ATTEMPT)]
+        if not found:
+            raise RunError(
+                f"{self.folder} is not started yet", where=str(self._path), hint="try again in a moment"
+            )
+        return found
+
+    def state(self) -> State:
+        """Whether the run goes on, and how it ended if not.
+
+        Returns:
+            ``"finished"``, ``"stopped"`` or ``"crashed"`` as its last attempt was closed; else, on the same
+            host, ``"crashed"`` when its process is gone, ``"stale"`` when the process lives but was silent
+            for 10 s; on another host ``"crashed"`` after 10 s of silence; else ``"running"``.
+        """
+        state = _state(self.attempts()[-1])
+        if state == "crashed":
+            # It may have closed the run and gone between the reading and the look at its process.
+            state = _state(self.attempts()[-1])
+        return state
+
+    def progress(self) -> Progress | None:
+        """Where the newest attempt stands; None until it says so."""
+        rows = self._rows(
+            f"SELECT {', '.join(Progress._fields)} FROM progress"
+            " WHERE attempt = (SELECT max(id) FROM attempt)"
+        )
+        return Progress._make((*rows[0][:-1], self._json(rows[0][-1]))) if rows else None
+
+    def summary(self) -> RunSummary:
+        """The run in one line, for lists."""
+        attempts = self.attempts()
+        newest = attempts[-1]
+        last = {series: self.last(*series) for series in self.series()}
+        return RunSummary(
+            self.folder,
+            self.name,
+            self.created,
+            self.state(),
+            newest.end_reason,
+            len(attempts),
+            newest.host,
+            newest.pid,
+            newest.heartbeat,
+            sum(attempt.dropped for attempt in attempts),
+            self.progress(),
+            {series: point for series, point in last.items() if point is not None},
+        )
+
+    # --- metrics
+
+    def series(self) -> list[Series]:
+        """The metrics that were written, by name."""
+        return [Series(*row) for row in self._rows("SELECT name, split FROM series ORDER BY name, split")]
+
+    def points(self, name: str, split: str = "train", max_points: int | None = None) -> Points:
+        """The visible points of a series.
+
+        Args:
+            name: the metric.
+            split: what it was computed on.
+            max_points: at least 8; longer series are reduced to at most so many of their points: the
+                lowest and the highest of each stretch, the first of its values that are NaN or infinite,
+                and the first and last point of all. None: every point.
+
+        Raises:
+            MetricError: there is no such series.
+        """
+        if max_points is not None and max_points < 8:
+            raise MetricError(
+                "too few points for a shape", expected="max_points of 8 or more", found=max_points
+            )
+        with self._snapshot():
+            number = self._series_id(name, split)
+            if max_points is None:
+                return _columns(_marks_of_points(self._entries(number, 0)))
+            for level in (*reversed(LEVELS), 0):
+                entries = self._entries(number, level)
+                total = sum(bucket.points for bucket in entries)
+                coarsest = max((bucket.points for bucket in entries), default=0)
+                if level == 0 or coarsest * max_points <= 2 * total:
+                    break
+            ends = [point for newest in (False, True) if (point := self._edge(number, newest=newest))]
+        if total <= max_points:
+            return _columns(_marks_of_points(entries))
+        kinds = 2 if all(bucket.nonfinite_step is None for bucket in entries) else 3
+        groups = _group(entries, total, (max_points - len(ends)) // kinds)
+        marks = [Extreme(point.step, point.time, point.value) for point in ends]
+        for bucket in groups:
+            marks += _marks(bucket)
+        # NaN is not equal to itself, so its text tells whether a point is there twice.
+        unique = {(mark.step, mark.time, str(mark.value)): mark for mark in marks}
+        return _columns(sorted(unique.values(), key=lambda mark: mark[:2]))
+
+    def last(self, name: str, split: str = "train") -> Point | None:
+        """The newest visible point of a series; None when all are superseded.
+
+        Raises:
+            MetricError: there is no such series.
+        """
+        with self._snapshot():
+            return self._edge(self._series_id(name, split), newest=True)
+
+    def best(self, name: str, split: str = "train", *, higher: bool = False) -> Extreme | None:
+        """The lowest visible finite value of a series; None when there is none.
+
+        Args:
+            name: the metric.
+            split: what it was computed on.
+            higher: the highest instead.
+
+        Raises:
+            MetricError: there is no such series.
+        """
+        with self._snapshot():
+            entries = [
+                bucket for bucket in self._entries(self._series_id(name, split), LEVELS[-1]) if bucket.finite
+            ]
+        if not entries:
+            return None
+        low, *high = _marks(merge(entries)._replace(nonfinite_step=None))
+        return high[0] if higher else low
+
+    def _series_id(self, name: str, split: str) -> int:
+        rows = self._rows("SELECT id FROM series WHERE name = ? AND split = ?", (name, split))
+        if rows:
+            return cast(int, rows[0][0])
+        known = [f"{series.name} ({series.split})" for series in self.series()]
+        close = nearest(f"{name} ({split})", known)
+        raise MetricError(
+            f"the run has no metric {name!r} on {split!r}",
+            where=str(self._path),
+            expected=", ".join(known) or "none were written yet",
+            hint=f"{close}?" if close else None,
+        )
+
+    def _entries(self, series: int, level: int) -> list[Bucket]:
+        """The visible points, by step, in buckets of at most this level."""
+        entries: list[Bucket] = []
+        for attempt, until in self._rows("SELECT id, visible_until FROM attempt ORDER BY id"):
+            ((count,),) = self._rows(
+                "SELECT coalesce(max(position) + 1, 0) FROM point WHERE series = ? AND attempt = ?",
+                (series, attempt),
+            )
+            if until >= 0:
+                entries += self._cover((series, attempt, until), level, 0, count)
+        entries.sort(key=lambda bucket: bucket.first_step)
+        return entries
+
+    def _cover(self, key: tuple[int, int, int], level: int, start: int, stop: int) -> list[Bucket]:
+        """Positions `start` to `stop` of an attempt: whole buckets, and finer ones where those do not fit.
+
+        `start` is a multiple of the level's width. Finer are the newest points, which no bucket covers
+        yet, and the bucket in which visible points and superseded ones meet.
+        """
+        series, attempt, until = key
+        if level == 0:
+            rows = self._rows(
+                "SELECT step, time, value FROM point WHERE series = ? AND attempt = ?"
+                " AND position >= ? AND position < ? AND step <= ?",
+                (series, attempt, start, stop, until),
+            )
+            return [single(step, when, math.nan if value is None else value) for step, when, value in rows]
+        width = FANOUT**level
+        covered = stop // width * width
+        rows = self._rows(
+            f"{_BUCKET} WHERE series = ? AND attempt = ? AND level = ? AND position >= ? AND position < ?"
+            " AND last_step <= ?",
+            (series, attempt, level, start // width, covered // width, until),
+        )
+        entries = [_bucket(row) for row in rows]
+        if len(rows) < (covered - start) // width:
+            mixed = self._rows(
+                "SELECT position FROM bucket WHERE series = ? AND attempt = ? AND level = ?"
+                " AND position >= ? AND position < ? AND first_step <= ? AND last_step > ?",
+                (series, attempt, level, start // width, covered // width, until, until),
+            )
+            for (position,) in mixed:
+                entries += self._cover(key, level - 1, position * width, (position + 1) * width)
+        return entries + self._cover(key, level - 1, covered, stop)
+
+    def _edge(self, series: int, *, newest: bool) -> Point | None:
+        """The first or the last visible point."""
+        order = "DESC" if newest else "ASC"
+        for attempt, until in self._rows(f"SELECT id, visible_until FROM attempt ORDER BY id {order}"):
+            rows = self._rows(
+                "SELECT step, epoch, time, value, attempt FROM point WHERE series = ? AND attempt = ?"
+                f" AND step <= ? ORDER BY position {order} LIMIT 1",
+                (series, attempt, until),
+            )
+            if rows:
+                step, epoch, when, value, attempt = rows[0]
+                return Point(step, epoch, when, math.nan if value is None else value, attempt)
+        return None
+
+    def raw_points(
+        self, name: str, split: str, attempt: int, position: int = 0, limit: int = 10_000
+    ) -> list[tuple[int, Point]]:
+        """Visible points of one attempt in order of writing, page by page.
+
+        Args:
+            name: the metric.
+            split: what it was computed on.
+            attempt: the attempt's id.
+            position: start with this one of the attempt's points.
+            limit: at most so many.
+
+        Returns:
+            (position, point) pairs.
+        """
+        rows = self._rows(
+            "SELECT p.position, p.step, p.epoch, p.time, p.value, p.attempt"
+            " FROM point AS p JOIN attempt AS a ON a.id = p.attempt"
+            " WHERE p.series = (SELECT id FROM series WHERE name = ? AND split = ?) AND p.attempt = ?"
+            " AND p.position >= ? AND p.step <= a.visible_until ORDER BY p.position LIMIT ?",
+            (name, split, attempt, position, limit),
+        )
+        return [(r[0], Point(r[1], r[2], r[3], math.nan if r[4] is None else r[4], r[5])) for r in rows]
+
+    # --- the rest
+
+    def events(self, kind: str | None = None, *, after: int = 0) -> list[Event]:
+        """Events, oldest first, of every attempt.
+
+        Args:
+            kind: only these.
+            after: only those with a higher `id`: what is new since the last look.
+        """
+        rows = self._rows(
+            "SELECT id, attempt, time, step, kind, data FROM event WHERE id > ? AND (? IS NULL OR kind = ?)"
+            " ORDER BY id",
+            (after, kind, kind),
+        )
+        return [Event._make((*row[:-1], self._json(row[-1]))) for row in rows]
+
+    def log_lines(self, *, after: int = 0, newest: int | None = None) -> list[LogLine]:
+        """Log lines, oldest first, of every attempt.
+
+        Args:
+            after: only those with a higher `id`.
+            newest: only so many of the newest.
+        """
+        rows = self._newest("SELECT id, attempt, time, level, text FROM log_line", after, newest)
+        return [LogLine(*row) for row in rows]
+
+    def system_samples(self, *, after: int = 0, newest: int | None = None) -> list[SystemSample]:
+        """Samples of the machine's state, oldest first, of every attempt.
+
+        Args:
+            after: only those with a higher `id`.
+            newest: only so many of the newest.
+        """
+        rows = self._newest("SELECT id, attempt, time, data FROM system_sample", after, newest)
+        return [SystemSample._make((*row[:-1], self._json(row[-1]))) for row in rows]
+
+    def _newest(self, select: str, after: int, newest: int | None) -> list[tuple[Any, ...]]:
+        rows = self._rows(
+            f"{select} WHERE id > ? ORDER BY id DESC LIMIT ?", (after, -1 if newest is None else newest)
+        )
+        return rows[::-1]
+
+    def artefacts(self, kind: str | None = None, name: str | None = None) -> list[Artefact]:
+        """Visible tables, histograms and images, oldest first.
+
+        Args:
+            kind: ``"table"``, ``"histogram"`` or ``"image"`` only.
+            name: only those of this name.
+        """
+        rows = self._rows(
+            "SELECT id, kind, name, step, time, attempt, data FROM artefacts"
+            " WHERE (? IS NULL OR kind = ?) AND (? IS NULL OR name = ?) ORDER BY id",
+            (kind, kind, name, name),
+        )
+        return [
+            Artefact._make((*row[:-1], row[-1] if row[1] == "image" else self._json(row[-1]))) for row in rows
+        ]
+
+
+def find_runs(root: str | os.PathLike[str]) -> list[Path]:
+    """The run folders at and below a folder, the most recently written first.
+
+    Folders that cannot be listed are passed over, and links are not followed.
+    """
+    found = []
+    for folder, below, files in os.walk(root):
+        if DATABASE in files:
+            below.clear()  # a run holds no runs
+            found.append(Path(folder))
+    return sorted(found, key=_written, reverse=True)
+
+
+def _written(folder: Path) -> float:
+    return max((file.stat().st_mtime for file in folder.glob(f"{DATABASE}*") if file.exists()), default=0.0)
+
+
+def _checked(path: Path) -> sqlite3.Connection:
+    connection = connect(path, "ro")
+    try:
+        check_schema(connection, path)
+        connection.execute("SELECT 1 FROM attempt").fetchone()
+    except (sqlite3.Error, RunError):
+        connection.close()
+        raise
+    return connection
+
+
+def _state(attempt: Attempt) -> State:
+    if attempt.ended is not None:
+        return attempt.end_state or "crashed"
+    process = ProcessName(attempt.host, attempt.pid, attempt.process_started)
+    return writing_state(process, attempt.heartbeat, time.time())
+
+
+def _bucket(row: tuple[Any, ...]) -> Bucket:
+    """A bucket of the table, where SQLite holds NaN as NULL."""
+    total = Bucket._fields.index("sum")
+    bucket = Bucket._make((*row[:total], math.nan if row[total] is None else row[total], *row[total + 1 :]))
+    if bucket.nonfinite_step is not None and bucket.nonfinite is None:
+        bucket = bucket._replace(nonfinite=math.nan)
+    return bucket
+
+
+def _marks_of_points(buckets: list[Bucket]) -> list[Extreme]:
+    """The points that buckets of one stand for."""
+    return [next(_marks(bucket)) for bucket in buckets]
+
+
+def _marks(bucket: Bucket) -> Iterator[Extreme]:
+    """The points of a bucket that a plot must show."""
+    for step, when, value in (
+        (bucket.min_step, bucket.min_time, bucket.min),
+        (bucket.max_step, bucket.max_time, bucket.max),
+        (bucket.nonfinite_step, bucket.nonfinite_time, bucket.nonfinite),
+    ):
+        if step is not None and when is not None and value is not None:
+            yield Extreme(step, when, value)
+
+
+def _group(entries: list[Bucket], total: int, groups: int) -> list[Bucket]:
+    """Neighbouring buckets merged into at most `groups`, each of about as many points."""
+    gathered: list[list[Bucket]] = [[] for _ in range(groups)]
+    passed = 0
+    for bucket in entries:
+        gathered[passed * groups // total].append(bucket)
+        passed += bucket.points
+    return [merge(group) for group in gathered if group]
+
+
+def _columns(marks: list[Extreme]) -> Points:
+    return Points(
+        [mark.step for mark in marks], [mark.time for mark in marks], [mark.value for mark in marks]
+    )

@@ -1,0 +1,229 @@
+"""The tables and views of `run.db`, and how a connection to them is opened and checked.
+
+docs/run-store.md describes every column for people who read the file with their own tools. A change of
+a table's meaning raises `SCHEMA_VERSION`; a reader refuses what is newer than itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from burnt.errors import RunError
+
+APPLICATION_ID = 0x6275726E  # "burn"
+SCHEMA_VERSION = 1
+DATABASE = "run.db"
+MAX_INTEGER = 2**63 - 1  # the largest integer SQLite holds; as `visible_until` it means "all rows"
+
+# How long a connection waits for another one's lock. A reader's transactions take milliseconds.
+BUSY_SECONDS = 5.0
+
+SCHEMA = f"""
+CREATE TABLE run (
+  id INTEGER PRIMARY KEY CHECK (id = 1),
+  name TEXT NOT NULL,
+  created REAL NOT NULL
+);
+CREATE TABLE attempt (
+  id INTEGER PRIMARY KEY,
+  host TEXT NOT NULL,
+  pid INTEGER NOT NULL,
+  process_started REAL NOT NULL,
+  started REAL NOT NULL,
+  heartbeat REAL NOT NULL,
+  ended REAL,
+  end_state TEXT CHECK (end_state IN ('finished', 'stopped', 'crashed')),
+  end_reason TEXT,
+  resumed_from_step INTEGER,
+  visible_until INTEGER NOT NULL DEFAULT {MAX_INTEGER},
+  dropped INTEGER NOT NULL DEFAULT 0,
+  config TEXT
+);
+CREATE TABLE progress (
+  attempt INTEGER PRIMARY KEY REFERENCES attempt,
+  time REAL NOT NULL,
+  step INTEGER NOT NULL,
+  epoch INTEGER,
+  total_steps INTEGER,
+  total_epochs INTEGER,
+  activity TEXT NOT NULL,
+  data TEXT NOT NULL
+);
+CREATE TABLE series (
+  id INTEGER PRIMARY KEY,
+  name TEXT NOT NULL,
+  split TEXT NOT NULL,
+  UNIQUE (name, split)
+);
+CREATE TABLE point (
+  series INTEGER NOT NULL REFERENCES series,
+  attempt INTEGER NOT NULL REFERENCES attempt,
+  position INTEGER NOT NULL,
+  step INTEGER NOT NULL,
+  epoch INTEGER,
+  time REAL NOT NULL,
+  value REAL,
+  PRIMARY KEY (series, attempt, position)
+) WITHOUT ROWID;
+CREATE TABLE bucket (
+  series INTEGER NOT NULL REFERENCES series,
+  attempt INTEGER NOT NULL REFERENCES attempt,
+  level INTEGER NOT NULL,
+  position INTEGER NOT NULL,
+  points INTEGER NOT NULL,
+  finite INTEGER NOT NULL,
+  first_step INTEGER NOT NULL,
+  last_step INTEGER NOT NULL,
+  sum REAL,
+  min REAL, min_step INTEGER, min_time REAL,
+  max REAL, max_step INTEGER, max_time REAL,
+  nonfinite REAL, nonfinite_step INTEGER, nonfinite_time REAL,
+  PRIMARY KEY (series, attempt, level, position)
+) WITHOUT ROWID;
+CREATE TABLE event (
+  id INTEGER PRIMARY KEY,
+  attempt INTEGER NOT NULL REFERENCES attempt,
+  time REAL NOT NULL,
+  step INTEGER,
+  kind TEXT NOT NULL,
+  data TEXT NOT NULL
+);
+CREATE TABLE log_line (
+  id INTEGER PRIMARY KEY,
+  attempt INTEGER NOT NULL REFERENCES attempt,
+  time REAL NOT NULL,
+  level TEXT NOT NULL,
+  text TEXT NOT NULL
+);
+CREATE TABLE system_sample (
+  id INTEGER PRIMARY KEY,
+  attempt INTEGER NOT NULL REFERENCES attempt,
+  time REAL NOT NULL,
+  data TEXT NOT NULL
+);
+CREATE TABLE artefact (
+  id INTEGER PRIMARY KEY,
+  attempt INTEGER NOT NULL REFERENCES attempt,
+  time REAL NOT NULL,
+  step INTEGER,
+  kind TEXT NOT NULL CHECK (kind IN ('table', 'histogram', 'image')),
+  name TEXT NOT NULL,
+  data BLOB NOT NULL
+);
+CREATE VIEW metrics AS
+  SELECT s.name, s.split, p.step, p.epoch, p.value, p.time, p.attempt
+  FROM point AS p JOIN series AS s ON s.id = p.series JOIN attempt AS a ON a.id = p.attempt
+  WHERE p.step <= a.visible_until;
+CREATE VIEW artefacts AS
+  SELECT f.id, f.kind, f.name, f.step, f.data, f.time, f.attempt
+  FROM artefact AS f JOIN attempt AS a ON a.id = f.attempt
+  WHERE f.step IS NULL OR f.step <= a.visible_until;
+CREATE VIEW system AS
+  SELECT m.time, j.key AS name, j.value, m.attempt
+  FROM system_sample AS m, json_each(m.data) AS j;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+
+
+def connect(path: Path, mode: str) -> sqlite3.Connection:
+    """Open an existing database file.
+
+    Args:
+        path: the file.
+        mode: ``"ro"`` or ``"rw"``; neither makes a file that is not there.
+    """
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        timeout=BUSY_SECONDS,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    # Text is cut by `errors="replace"` where a damaged file holds bytes that are not UTF-8.
+    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    return connection
+
+
+def check_schema(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a file that is not a run's database or that a newer burnt wrote.
+
+    Raises:
+        RunError: with the file, what was found and what to do.
+        sqlite3.DatabaseError: the file cannot be read; `unreadable` words it.
+    """
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if application != APPLICATION_ID:
+        raise RunError(
+            "the file is not a run's database, or it was cut short",
+            where=str(path),
+            expected=f"application id {APPLICATION_ID:#x}",
+            found=f"{application:#x}, {path.stat().st_size} bytes",
+            hint="restore run.db from a copy; checkpoints/ beside it can still be loaded",
+        )
+    if version > SCHEMA_VERSION:
+        raise RunError(
+            "a newer burnt wrote this run",
+            where=str(path),
+            expected=f"schema version {SCHEMA_VERSION} or older",
+            found=f"schema version {version}",
+            hint="upgrade burnt",
+        )
+
+
+def unreadable(path: Path, error: Exception) -> RunError:
+    """The error for a `run.db` that SQLite cannot read: locked by another process, or damaged."""
+    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
+        return RunError(
+            "the run's database is locked",
+            where=str(path),
+            found=f"{error} for {BUSY_SECONDS:.0f} s",
+            hint="another program holds it open for writing; close that program",
+        )
+    return RunError(
+        "the run's database is damaged",
+        where=str(path),
+        found=str(error),
+        hint=f"rescue rows with `sqlite3 {path.name} .recover | sqlite3 rescued.db`, or train in a new "
+        "folder from the checkpoints; checkpoints/ does not depend on run.db",
+    )
+
+
+def to_json(value: object) -> str:
+    """JSON that SQLite and strict parsers read: numbers that are not finite become strings.
+
+    numpy arrays and scalars become lists and numbers; what JSON has no form for becomes its `str`.
+
+    >>> to_json({"lr": 0.1, "best": float("-inf")})
+    '{"lr": 0.1, "best": "-Infinity"}'
+    """
+    try:
+        return json.dumps(value, allow_nan=False, default=_plain)
+    except ValueError:  # a number that is not finite: rare, so only then is the value walked in Python
+        return json.dumps(_finite(json.loads(json.dumps(value, default=_plain))), allow_nan=False)
+
+
+def clean_text(text: str) -> str:
+    """The text without what UTF-8 cannot hold, such as half a surrogate pair from a damaged file name."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _plain(value: object) -> object:
+    to_list: Callable[[], object] | None = getattr(value, "tolist", None)
+    return to_list() if callable(to_list) else str(value)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,87 @@
+"""TensorBoard's event files, as far as scalars need them.
+
+A file is a row of TFRecords: length (uint64), its masked CRC-32C, the data, its masked CRC-32C, all little
+endian. The data is an `Event` message of tensorflow/core/util/event.proto, written by hand:
+wall_time = 1 (double), step = 2 (int64), file_version = 3 (string), summary = 5; a Summary holds values = 1,
+each with tag = 1 (string) and simple_value = 2 (float32).
+"""
+
+from __future__ import annotations
+
+import struct
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_FLOAT32_MAX = 3.4028234663852886e38
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for number in range(256):
+        for _ in range(8):
+            number = (number >> 1) ^ (0x82F63B78 if number & 1 else 0)
+        table.append(number)
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+def crc32c(data: bytes) -> int:
+    """The Castagnoli CRC of RFC 3720.
+
+    >>> hex(crc32c(b"123456789"))
+    '0xe3069283'
+    """
+    crc = 0xFFFFFFFF
+    table = _CRC_TABLE
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    return crc ^ 0xFFFFFFFF
+
+
+def _masked(data: bytes) -> bytes:
+    crc = crc32c(data)
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 0x7F:
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _bytes(field: int, data: bytes) -> bytes:
+    return _varint(field << 3 | _BYTES) + _varint(len(data)) + data
+
+
+def _record(data: bytes) -> bytes:
+    length = struct.pack("<Q", len(data))
+    return length + _masked(length) + data + _masked(data)
+
+
+def _wall_time(time: float) -> bytes:
+    return _varint(1 << 3 | _FIXED64) + struct.pack("<d", time)
+
+
+def file_header(time: float) -> bytes:
+    """The record that starts a file."""
+    return _record(_wall_time(time) + _bytes(3, b"brain.Event:2"))
+
+
+def scalar(tag: str, step: int, time: float, value: float) -> bytes:
+    """The record of one value.
+
+    Args:
+        tag: the name of the series.
+        step: steps done.
+        time: Unix seconds.
+        value: kept as float32; what is too large for it becomes infinite.
+    """
+    if _FLOAT32_MAX < abs(value) < float("inf"):
+        value = float("inf") if value > 0 else float("-inf")
+    number = _varint(2 << 3 | _FIXED32) + struct.pack("<f", value)
+    summary = _bytes(1, _bytes(1, tag.encode()) + number)
+    return _record(_wall_time(time) + _varint(2 << 3 | _VARINT) + _varint(step) + _bytes(5, summary))

@@ -1,0 +1,575 @@
+"""`RunWriter`: what a training calls to write its run.
+
+The calling thread appends a small tuple to a queue and goes on. One daemon thread owns the connection,
+takes what is queued every half second, and writes it in one transaction. A disk that fails never stops the
+training: the batch is kept and tried again, and when the queue is full samples are dropped and counted.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import operator
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from burnt.errors import MetricError, RunError
+from burnt.train.store.liveness import HEARTBEAT_SECONDS
+from burnt.train.store.opening import begin_attempt, make_database
+from burnt.train.store.pyramid import Pyramid
+from burnt.train.store.rows import (
+    INTO_ARTEFACT,
+    INTO_BUCKET,
+    INTO_EVENT,
+    INTO_LOG,
+    INTO_POINT,
+    INTO_PROGRESS,
+    INTO_SERIES,
+    INTO_SYSTEM,
+    Batch,
+    Row,
+    insert,
+)
+from burnt.train.store.schema import DATABASE, MAX_INTEGER, clean_text, connect, to_json
+
+EndState = Literal["finished", "stopped", "crashed"]
+_FLUSH_SECONDS = 0.5
+_WAKE_ITEMS = 2_000  # the thread is woken early by this many queued items
+_BATCH_ITEMS = 4_096  # items in one transaction
+_QUEUE_ITEMS = 65_536  # from here on samples are dropped
+_RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
+
+_FOLDERS = ("checkpoints", "logs", "control")
+
+
+class RunWriter:
+    """Writes one run, from one process; made by `RunWriter.create`.
+
+    Every method but `flush` and `close` returns at once and may be called from any thread. As a context
+    manager it closes the run with the state that the block's end implies.
+
+    >>> import tempfile
+    >>> from burnt.train.store import RunReader
+    >>> folder = tempfile.mkdtemp()
+    >>> with RunWriter.create(folder, config={"lr": 0.1}) as run:
+    ...     for step in range(1, 4):
+    ...         run.log(step, 1, {"loss": 1 / step})
+    >>> RunReader(folder).last("loss").value
+    0.3333333333333333
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        connection: sqlite3.Connection,
+        attempt: int,
+        *,
+        on_error: Callable[[str], None] | None,
+    ) -> None:
+        self.folder = folder
+        self.attempt = attempt
+        self._path = folder / DATABASE
+        self._connection: sqlite3.Connection | None = connection
+        self._on_error = on_error
+        self._queue: deque[Row] = deque()
+        self._capacity = _QUEUE_ITEMS
+        self._progress: Row | None = None
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._dropped = 0
+        self._warnings: list[str] = []
+        self._closed = False
+        self._ending: tuple[float, EndState, str | None] | None = None
+        self._deadline = float("inf")
+        self._series = {
+            (name, split): _OpenSeries(number)
+            for number, name, split in connection.execute("SELECT id, name, split FROM series")
+        }
+        self._series_count = len(self._series)
+        self._failing_since: float | None = None
+        self._failures = 0
+        self._gave_up = False
+        self._ended = False
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._work, name=f"burnt-run-{folder.name}", daemon=True)
+        self._thread.start()
+        atexit.register(self._at_exit)
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        resume: bool = False,
+        resumed_from_step: int | None = None,
+        on_error: Callable[[str], None] | None = None,
+    ) -> RunWriter:
+        """Start a run in a folder, or a further attempt of the run that the folder holds.
+
+        Args:
+            folder: made if it is missing.
+            name: shown by viewers; the folder's name by default.
+            config: anything JSON can hold; written to ``config.json`` and to the attempt.
+            resume: continue the run in the folder, if there is one.
+            resumed_from_step: the steps done in the checkpoint that is resumed from: rows of earlier
+                attempts with a higher step are superseded, that is, kept but no longer shown. None: the
+                attempt starts anew, and all metric rows of earlier attempts are superseded.
+            on_error: called from the writing thread with a message, once for each time writing breaks.
+
+        Raises:
+            RunError: the folder holds a run and `resume` is false; the run is being written by a live
+                process; the folder cannot be written; run.db is damaged or of a newer burnt.
+        """
+        folder = Path(folder)
+        path = folder / DATABASE
+        if resumed_from_step is not None:
+            resumed_from_step = _count(resumed_from_step)
+        if path.exists() and not resume:
+            raise RunError(
+                f"{folder} holds a run already",
+                where=str(path),
+                hint="resume=True continues it; or choose another folder",
+            )
+        try:
+            text = None if config is None else json.dumps(config, indent=2)
+        except (TypeError, ValueError) as error:
+            raise RunError("the config cannot be written as JSON", found=str(error)) from error
+        try:
+            for part in _FOLDERS:
+                (folder / part).mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                make_database(path, folder.resolve().name if name is None else name)
+            connection, attempt = begin_attempt(path, resume, resumed_from_step, text)
+        except RunError:
+            raise
+        except OSError as error:
+            raise RunError(
+                "the run folder cannot be written",
+                where=str(error.filename or folder),
+                found=error.strerror or str(error),
+                hint="choose a folder that this user can write to, on a disk with space left",
+            ) from error
+        return cls(folder, connection, attempt, on_error=on_error)
+
+    def log(self, step: int, epoch: int | None, values: Mapping[str, float], split: str = "train") -> None:
+        """Write metric values.
+
+        Args:
+            step: optimizer steps done so far, so 1 after the first step.
+            epoch: the epoch it belongs to.
+            values: name -> number; NaN and infinities are kept.
+            split: what it was computed on.
+
+        Raises:
+            MetricError: a value is not a number.
+            RunError: the run is closed.
+        """
+        step, epoch = _count(step), _optional(epoch)
+        try:
+            row = ("log", time.time(), step, epoch, split, [(k, float(v)) for k, v in values.items()])
+        except (TypeError, ValueError, OverflowError) as error:
+            raise MetricError(
+                "a metric's value is not a number",
+                where=f"{split}, step {step}",
+                found=", ".join(f"{key}={value!r}" for key, value in values.items()),
+                hint="log floats: tensor.item(), a mean of a list",
+            ) from error
+        self._put_sample(row)
+
+    def event(self, kind: str, step: int | None = None, **data: object) -> None:
+        """Write an event: something that happened once, such as a saved checkpoint or a changed rate.
+
+        Args:
+            kind: a word by which viewers select.
+            step: steps done when it happened.
+            data: JSON-able details; what JSON has no form for is written as its `str`.
+        """
+        self._put((INTO_EVENT, (self.attempt, time.time(), _optional(step), clean_text(kind), to_json(data))))
+
+    def log_line(self, text: str, level: str = "info") -> None:
+        """Write a line of text."""
+        self._put_sample((INTO_LOG, (self.attempt, time.time(), clean_text(level), clean_text(text))))
+
+    def system(self, sample: Mapping[str, float]) -> None:
+        """Write a sample of the machine's state, name -> number; see `burnt.train.system`."""
+        self._put_sample((INTO_SYSTEM, (self.attempt, time.time(), to_json(dict(sample)))))
+
+    def record_table(
+        self, name: str, columns: Sequence[str], rows: Iterable[Sequence[object]], step: int | None = None
+    ) -> None:
+        """Write a table, such as a confusion matrix.
+
+        Raises:
+            RunError: a row has another length than `columns`.
+        """
+        table = [list(row) for row in rows]
+        for number, row in enumerate(table):
+            if len(row) != len(columns):
+                raise RunError(
+                    f"row {number} of table {name!r} does not fit its columns",
+                    expected=f"{len(columns)} values",
+                    found=f"{len(row)} values",
+                )
+        self._put_artefact("table", name, step, to_json({"columns": list(columns), "rows": table}))
+
+    def record_histogram(
+        self, name: str, counts: Sequence[float], edges: Sequence[float], step: int | None = None
+    ) -> None:
+        """Write a histogram.
+
+        Args:
+            name: what was counted.
+            counts: one number a bin.
+            edges: the bins' borders, ascending; one more than `counts`.
+            step: steps done when it was taken.
+
+        Raises:
+            RunError: there is not one edge more than counts.
+        """
+        if len(edges) != len(counts) + 1:
+            raise RunError(
+                f"histogram {name!r} needs one edge more than counts",
+                expected=f"{len(counts) + 1} edges",
+                found=f"{len(edges)} edges",
+            )
+        data = {"counts": _numbers(counts), "edges": _numbers(edges)}
+        self._put_artefact("histogram", name, step, to_json(data))
+
+    def record_image(self, name: str, png_bytes: bytes, step: int | None = None) -> None:
+        """Write an image.
+
+        Raises:
+            RunError: the bytes are not those of a PNG file.
+        """
+        if bytes(png_bytes[:8]) != b"\x89PNG\r\n\x1a\n":
+            raise RunError(
+                f"image {name!r} is not a PNG file",
+                expected="bytes that start with the PNG signature",
+                found=f"{bytes(png_bytes[:8])!r}, {len(png_bytes)} bytes",
+            )
+        self._put_artefact("image", name, step, bytes(png_bytes))
+
+    def progress(
+        self,
+        step: int,
+        epoch: int | None,
+        *,
+        total_steps: int | None = None,
+        total_epochs: int | None = None,
+        activity: str = "training",
+        **data: object,
+    ) -> None:
+        """Say where the training stands; the attempt's one row, overwritten.
+
+        Args:
+            step: optimizer steps done.
+            epoch: the current epoch.
+            total_steps: steps at the end, if known.
+            total_epochs: epochs at the end, if known.
+            activity: ``"training"``, ``"validating"``, ``"paused"``, ...
+            data: JSON-able details.
+        """
+        if self._closed:
+            raise self._closed_error()
+        self._progress = (
+            *(self.attempt, time.time(), _count(step), _optional(epoch)),
+            *(_optional(total_steps), _optional(total_epochs), clean_text(activity), to_json(data)),
+        )
+
+    @property
+    def warnings(self) -> list[str]:
+        """What went wrong while writing, oldest first; empty when all is well."""
+        return list(self._warnings)
+
+    @property
+    def dropped(self) -> int:
+        """Samples (`log`, `log_line` and `system` calls) lost because writing did not keep up or failed."""
+        return self._dropped
+
+    def flush(self, timeout: float = 10.0) -> bool:
+        """Wait until all that was written so far is in the file.
+
+        Args:
+            timeout: seconds to wait at most.
+
+        Returns:
+            Whether it is.
+        """
+        if not self._thread.is_alive():
+            return False
+        done = threading.Event()
+        self._put(("flush", done))
+        self._wake.set()
+        return done.wait(timeout)
+
+    def close(self, state: EndState, reason: str | None = None, timeout: float = 10.0) -> None:
+        """Write what is left, and how the attempt ended. A second call does nothing.
+
+        Args:
+            state: ``"finished"``, ``"stopped"`` (by a person or a rule) or ``"crashed"``.
+            reason: for people.
+            timeout: seconds to wait at most for a disk that fails; what is lost then is in `warnings`.
+        """
+        if state not in ("finished", "stopped", "crashed"):
+            raise RunError("no such end of a run", expected="finished, stopped or crashed", found=repr(state))
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        now = time.time()
+        reason = None if reason is None else clean_text(reason)
+        self._queue.append(
+            (INTO_EVENT, (self.attempt, now, None, "end", to_json({"state": state, "reason": reason})))
+        )
+        self._deadline = time.monotonic() + timeout
+        self._ending = (now, state, reason)
+        self._wake.set()
+        self._thread.join(timeout + 1.0)
+        atexit.unregister(self._at_exit)
+        if not self._ended:
+            self._warnings.append(
+                f"the end of the run is not written to {self._path}: the disk failed until then"
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close("finished")
+        elif issubclass(kind, KeyboardInterrupt):
+            self.close("stopped", "interrupted")
+        else:
+            self.close("crashed", f"{kind.__name__}: {error}")
+
+    # --- on the calling thread
+
+    def _put(self, item: Row) -> None:
+        if self._closed:
+            raise self._closed_error()
+        self._queue.append(item)
+
+    def _put_sample(self, item: Row) -> None:
+        if self._closed:
+            raise self._closed_error()
+        queued = len(self._queue)
+        if queued >= self._capacity:
+            self._drop(1)
+            return
+        self._queue.append(item)
+        if queued == _WAKE_ITEMS:
+            self._wake.set()
+
+    def _put_artefact(self, kind: str, name: str, step: int | None, data: str | bytes) -> None:
+        self._put((INTO_ARTEFACT, (self.attempt, time.time(), _optional(step), kind, clean_text(name), data)))
+
+    def _closed_error(self) -> RunError:
+        return RunError("the run is closed", where=str(self.folder), hint="close it after the last write")
+
+    def _drop(self, count: int) -> None:
+        with self._lock:  # the training, the sampler and the writing thread all count
+            self._dropped += count
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._pid:  # a forked worker inherits the handler but not the thread
+            self.close("crashed", "the process ended without closing the run")
+
+    # --- on the writing thread
+
+    def _work(self) -> None:
+        try:
+            ended = self._write_until_closed()
+        except Exception as error:  # a defect of the store must be seen, and must not stop the training
+            self._give_up(f"{self._path} is no longer written: {type(error).__name__}: {error}")
+            ended = False
+        self._ended = ended
+        self._disconnect(ended=ended)
+
+    def _write_until_closed(self) -> bool:
+        """Returns whether the end of the attempt is written."""
+        batch: Batch | None = None
+        beat = time.monotonic()
+        while True:
+            failing = self._failing_since is not None
+            if not failing and len(self._queue) < _BATCH_ITEMS and self._ending is None:
+                self._wake.wait(_FLUSH_SECONDS)
+                self._wake.clear()
+            ending = self._ending
+            if batch is None:
+                batch = self._take()
+            due = time.monotonic() - beat >= HEARTBEAT_SECONDS
+            if batch or due or ending is not None:
+                last = ending is not None and not self._queue
+                if self._write(batch, ending if last else None):
+                    batch = None
+                    beat = time.monotonic()
+                    if last:
+                        return True
+                elif self._gave_up:
+                    return False
+                elif time.monotonic() > self._deadline:
+                    self._drop(batch.items)
+                    return False
+                else:
+                    delay = _RETRY_SECONDS[min(self._failures, len(_RETRY_SECONDS)) - 1]
+                    self._wake.wait(min(delay, max(self._deadline - time.monotonic(), 0.01)))
+                    self._wake.clear()
+            else:
+                batch = None
+
+    def _take(self) -> Batch:
+        """The next items of the queue, worked into rows."""
+        batch = Batch()
+        progress, self._progress = self._progress, None
+        if progress is not None:
+            batch.add(INTO_PROGRESS, progress)
+        while self._queue and batch.items < _BATCH_ITEMS:
+            kind, *content = self._queue.popleft()
+            batch.items += 1
+            if kind == "log":
+                self._add_metrics(batch, *content)
+            elif kind == "flush":
+                batch.flushed.append(content[0])
+            else:
+                batch.add(kind, content[0])
+        return batch
+
+    def _add_metrics(
+        self,
+        batch: Batch,
+        when: float,
+        step: int,
+        epoch: int | None,
+        split: str,
+        values: list[tuple[str, float]],
+    ) -> None:
+        for name, value in values:
+            series = self._series.get((name, split)) or self._open_series(batch, name, split)
+            pyramid = series.pyramid
+            batch.add(INTO_POINT, (series.id, self.attempt, pyramid.count, step, epoch, when, value))
+            for level, position, bucket in pyramid.add(step, when, value):
+                batch.add(INTO_BUCKET, (series.id, self.attempt, level, position, *bucket))
+
+    def _open_series(self, batch: Batch, name: str, split: str) -> _OpenSeries:
+        key = clean_text(str(name)), clean_text(str(split))
+        series = self._series.get(key)
+        if series is None:
+            self._series_count += 1
+            series = self._series[key] = _OpenSeries(self._series_count)
+            batch.add(INTO_SERIES, (series.id, *key))
+        self._series[name, split] = series  # also under the name as it was given
+        return series
+
+    def _write(self, batch: Batch, ending: tuple[float, EndState, str | None] | None) -> bool:
+        """One transaction; returns whether the batch is done with."""
+        try:
+            if self._connection is None:
+                self._connection = connect(self._path, "rw")
+            connection = self._connection
+            connection.execute("BEGIN IMMEDIATE")
+            (newest,) = connection.execute("SELECT max(id) FROM attempt").fetchone()
+            if newest != self.attempt:
+                connection.execute("ROLLBACK")
+                self._give_up(
+                    f"attempt {newest} took over the run; this process writes no more to {self._path}"
+                )
+                return False
+            batch.insert(connection)
+            if self._failing_since is not None:
+                data = to_json(
+                    {"since": self._failing_since, "error": self._warnings[-1], "dropped": self._dropped}
+                )
+                insert(connection, INTO_EVENT, [(self.attempt, time.time(), None, "write_error", data)])
+            connection.execute(
+                "UPDATE attempt SET heartbeat = ?, dropped = ? WHERE id = ?",
+                (time.time(), self._dropped, self.attempt),
+            )
+            if ending is not None:
+                connection.execute(
+                    "UPDATE attempt SET ended = ?, end_state = ?, end_reason = ? WHERE id = ?",
+                    (*ending, self.attempt),
+                )
+            connection.execute("COMMIT")
+        except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
+            # A full disk, a lost mount, a damaged file: training goes on, and a fresh connection may work.
+            self._disconnect(ended=False)
+            self._failures += 1
+            if self._failing_since is None:
+                self._failing_since = time.time()
+                self._report(f"writing {self._path} fails and is retried: {error}")
+            return False
+        self._failing_since = None
+        self._failures = 0
+        for done in batch.flushed:
+            done.set()
+        return True
+
+    def _disconnect(self, *, ended: bool) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        # After a failure closing may fail too, and nothing more can be done about it.
+        with contextlib.suppress(sqlite3.Error):
+            if ended:
+                # An ended run is one file, readable from a medium that cannot be written. A reader that
+                # is connected just now keeps the log in place, and that is as good.
+                connection.execute("PRAGMA busy_timeout = 0")
+                with contextlib.suppress(sqlite3.OperationalError):
+                    connection.execute("PRAGMA journal_mode = DELETE")
+            elif connection.in_transaction:
+                connection.execute("ROLLBACK")
+        with contextlib.suppress(sqlite3.Error):
+            connection.close()
+
+    def _give_up(self, message: str) -> None:
+        self._gave_up = True
+        self._capacity = 0  # samples are counted as dropped from here on
+        self._report(message)
+
+    def _report(self, message: str) -> None:
+        self._warnings.append(message)
+        if self._on_error is not None:
+            try:
+                self._on_error(message)
+            except Exception as error:  # the callback is the user's; the writing thread must outlive it
+                self._warnings.append(f"on_error raised {error!r}")
+
+
+class _OpenSeries:
+    """A series as the writing thread knows it."""
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self.pyramid = Pyramid()
+
+
+def _count(number: int) -> int:
+    try:
+        count = operator.index(number)
+    except TypeError:
+        count = -1
+    if not 0 <= count <= MAX_INTEGER:
+        raise RunError(
+            "steps and epochs are counts", expected=f"an int of 0 to {MAX_INTEGER}", found=repr(number)
+        )
+    return count
+
+
+def _optional(number: int | None) -> int | None:
+    return None if number is None else _count(number)
+
+
+def _numbers(values: Sequence[float]) -> list[float]:
+    return [float(value) for value in values]
