@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import operator
 import os
 import types
 import typing
@@ -254,7 +255,7 @@ def derive_config(owner: type, init: Callable[..., Any]) -> type[Config]:
                 where=f"the parameter {name!r} of its __init__",
                 expected="annotated parameters, none of them * or **",
             )
-        annotations[name] = hints[name]
+        annotations[name] = _without_tensors(hints[name])
         if parameter.default is not parameter.empty:
             defaults[name] = parameter.default
     init.__annotations__["return"] = owner
@@ -269,6 +270,13 @@ def derive_config(owner: type, init: Callable[..., Any]) -> type[Config]:
     return types.new_class(
         "Config", (Config,), {"tag": owner.__qualname__}, lambda body: body.update(namespace)
     )
+
+
+def _without_tensors(kind: Any) -> Any:
+    """An annotation less the tensors that it allows beside what JSON can hold."""
+    # By the name of their module, since a Config imports no torch.
+    kept = [a for a in _alternatives(kind) if getattr(a, "__module__", "").partition(".")[0] != "torch"]
+    return functools.reduce(operator.or_, kept) if kept else kind
 
 
 def field_values(config: Config) -> dict[str, Any]:

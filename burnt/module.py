@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 import sys
 import types
 import typing
@@ -129,8 +130,13 @@ class Module(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """What `repr` shows of the module itself: torch's words for its layer, then the static fields."""
-        static = [f"{name}={value!r}" for name, value in self.static_fields().items()]
-        return ", ".join(filter(None, [super().extra_repr(), *static]))
+        words = super().extra_repr()
+        static = [
+            f"{name}={value!r}"
+            for name, value in self.static_fields().items()
+            if not re.search(rf"\b{name}=", words)
+        ]
+        return ", ".join(filter(None, [words, *static]))
 
     def static_fields(self) -> dict[str, Any]:
         """The declared fields that hold neither modules, parameters nor tensors, by name."""

@@ -1,7 +1,43 @@
-"""Layers and losses, a file per family."""
+"""Layers and losses, a file per family.
+
+Arguments, parameter names, memory layouts, defaults and initial values for a seed are torch's, and where
+torch has the same layer, burnt's is a subclass of it. Every layer has a `Config`, derived from its signature.
+"""
 
 from __future__ import annotations
 
+from burnt.nn.activation import Gelu, Relu, Silu
+from burnt.nn.attention import MultiHeadAttention
+from burnt.nn.conv import Conv2d
+from burnt.nn.dropout import Dropout
+from burnt.nn.embedding import Embedding
+from burnt.nn.flatten import Flatten
 from burnt.nn.linear import Linear
+from burnt.nn.loss import CrossEntropy, Mse
+from burnt.nn.norm import BatchNorm, LayerNorm, RmsNorm
+from burnt.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
+from burnt.nn.position import PositionalEncoding
+from burnt.nn.transformer import TransformerEncoder, TransformerEncoderLayer
 
-__all__ = ["Linear"]
+__all__ = [
+    "AdaptiveAvgPool2d",
+    "AvgPool2d",
+    "BatchNorm",
+    "Conv2d",
+    "CrossEntropy",
+    "Dropout",
+    "Embedding",
+    "Flatten",
+    "Gelu",
+    "LayerNorm",
+    "Linear",
+    "MaxPool2d",
+    "Mse",
+    "MultiHeadAttention",
+    "PositionalEncoding",
+    "Relu",
+    "RmsNorm",
+    "Silu",
+    "TransformerEncoder",
+    "TransformerEncoderLayer",
+]

@@ -1,0 +1,66 @@
+"""Activations: elementwise functions as layers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from burnt.module import Module
+
+__all__ = ["Gelu", "Relu", "Silu"]
+
+
+class Relu(Module, torch.nn.ReLU):
+    r"""The positive part: :math:`y = \max(x, 0)`, of any shape.
+
+    Args:
+        inplace: overwrite the input.
+
+    >>> import torch
+    >>> Relu()(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
+
+    inplace: bool
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__(inplace)
+
+
+class Gelu(Module, torch.nn.GELU):
+    r"""The Gaussian error linear unit: :math:`y = x\,\Phi(x)`, of any shape.
+
+    Args:
+        approximate: ``"none"`` for the error function, ``"tanh"`` for its approximation.
+
+    Hendrycks and Gimpel, 2016.
+
+    >>> import torch
+    >>> Gelu()(torch.tensor([-1.0, 2.0]))
+    tensor([-0.1587,  1.9545])
+    """
+
+    approximate: str
+
+    def __init__(self, approximate: Literal["none", "tanh"] = "none") -> None:
+        super().__init__(approximate)
+
+
+class Silu(Module, torch.nn.SiLU):
+    r"""The sigmoid linear unit, or swish: :math:`y = x\,\sigma(x)`, of any shape.
+
+    Args:
+        inplace: overwrite the input.
+
+    Elfwing et al., 2017.
+
+    >>> import torch
+    >>> Silu()(torch.tensor([-1.0, 2.0]))
+    tensor([-0.2689,  1.7616])
+    """
+
+    inplace: bool
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__(inplace)

@@ -1,0 +1,176 @@
+"""Normalisations: over the batch, over the last axes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# The base of BatchNorm1d, 2d and 3d: torch's own tools (SyncBatchNorm.convert_sync_batchnorm, update_bn,
+# replace_all_batch_norm_modules_) know a batch norm by it.
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from burnt.errors import ShapeError
+from burnt.module import Module
+
+__all__ = ["BatchNorm", "LayerNorm", "RmsNorm"]
+
+
+class BatchNorm(Module, _BatchNorm):
+    r"""Normalises each channel over the batch and all other axes, of any rank.
+
+    .. math:: y = \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} \, w + b
+
+    While training, :math:`\mu` and :math:`\sigma^2` (biased) are the batch's, and running averages are kept
+    (of the unbiased variance); in evaluation those are used.
+
+    Args:
+        num_features: number of channels.
+        eps: added to the variance.
+        momentum: weight of the new batch in the running averages; None averages all batches alike.
+        affine: whether there are ``weight`` and ``bias``.
+        track_running_stats: whether there are running averages; else the batch's statistics always serve.
+        device: where parameters and buffers live.
+        dtype: dtype of the parameters and averages.
+
+    Shapes:
+        input ``[batch, num_features, *]``, output the same; ``weight``, ``bias``, ``running_mean``,
+        ``running_var`` are ``[num_features]``, ``num_batches_tracked`` ``[]``.
+
+    Raises:
+        ShapeError: fewer than two axes, or another number of channels.
+        ValueError: training with a single value for each channel.
+
+    One class for BatchNorm1d, 2d and 3d of torch, whose state loads unchanged. With ``momentum=None`` nothing
+    waits for the device, where torch reads the count of batches. (Burn names the parameters gamma and beta.)
+
+    Ioffe and Szegedy, 2015.
+
+    >>> import torch
+    >>> BatchNorm(3)(torch.randn(4, 3, 8, 8)).shape
+    torch.Size([4, 3, 8, 8])
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[batch, num_features, *]``, normalised."""
+        self._check_input_dim(input)
+        if not (self.training and self.track_running_stats and self.momentum is None):
+            return super().forward(input)
+        mean, var, batches = self.running_mean, self.running_var, self.num_batches_tracked
+        assert mean is not None
+        assert var is not None
+        assert batches is not None
+        batches.add_(1)
+        # With a momentum of 1 these are the batch's statistics.
+        batch_mean, batch_var = torch.empty_like(mean).zero_(), torch.empty_like(var).zero_()
+        output = F.batch_norm(
+            input, batch_mean, batch_var, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps
+        )
+        share = batches.to(mean.dtype).reciprocal()
+        mean.lerp_(batch_mean, share)
+        var.lerp_(batch_var, share)
+        return output
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2 or input.shape[1] != self.num_features:
+            raise ShapeError(
+                "the input does not fit a batch normalisation",
+                where=f"BatchNorm({self.num_features})",
+                expected=f"(batch, {self.num_features}, ...)",
+                found=tuple(input.shape),
+                hint=_channels_hint(tuple(input.shape), self.num_features),
+            )
+
+
+def _channels_hint(shape: tuple[int, ...], num_features: int) -> str:
+    if len(shape) < 2:
+        return "add a batch axis: input.unsqueeze(0)"
+    if shape[-1] == num_features:
+        return "the channels are last: input.movedim(-1, 1)"
+    if shape[0] == num_features:
+        return "the channels are first: add a batch axis with input.unsqueeze(0)"
+    return f"the layer before makes {shape[1]} channels: BatchNorm({shape[1]})?"
+
+
+class LayerNorm(Module, torch.nn.LayerNorm):
+    r"""Normalises over the last axes, each sample by itself.
+
+    .. math:: y = \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} \, w + b
+
+    Args:
+        normalized_shape: sizes of the last axes that are normalised together.
+        eps: added to the variance (biased).
+        elementwise_affine: whether there is a ``weight``, and with `bias` a ``bias``.
+        bias: whether there is a ``bias``.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        input ``[*, *normalized_shape]``, output the same; ``weight`` and ``bias`` are `normalized_shape`.
+
+    As :class:`torch.nn.LayerNorm` (Burn normalises the last axis only). Ba, Kiros and Hinton, 2016.
+
+    >>> import torch
+    >>> LayerNorm(3)(torch.tensor([1.0, 2.0, 3.0]))
+    tensor([-1.2247,  0.0000,  1.2247], grad_fn=<NativeLayerNormBackward0>)
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | tuple[int, ...],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        # torch's annotation knows lists, torch.Size and int only.
+        shape = normalized_shape if isinstance(normalized_shape, int) else list(normalized_shape)
+        super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
+
+
+class RmsNorm(Module, torch.nn.RMSNorm):
+    r"""Divides by the root of the mean square over the last axes.
+
+    .. math:: y = \frac{x}{\sqrt{\frac{1}{d} \sum_i x_i^2 + \epsilon}} \, w
+
+    Args:
+        normalized_shape: sizes of the last axes that are normalised together.
+        eps: added to the mean square; None is the machine epsilon of the input's dtype, as in
+            torch (Burn: 1e-5).
+        elementwise_affine: whether there is a ``weight``.
+        device: where the parameters live.
+        dtype: dtype of the parameters.
+
+    Shapes:
+        input ``[*, *normalized_shape]``, output the same; ``weight`` is `normalized_shape`.
+
+    As :class:`torch.nn.RMSNorm`. Zhang and Sennrich, 2019.
+
+    >>> import torch
+    >>> RmsNorm(2)(torch.tensor([3.0, 4.0]))
+    tensor([0.8485, 1.1314], grad_fn=<MulBackward0>)
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | tuple[int, ...],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        shape = normalized_shape if isinstance(normalized_shape, int) else list(normalized_shape)
+        super().__init__(shape, eps, elementwise_affine, device, dtype)

@@ -1,0 +1,108 @@
+"""Pooling: windows of an image become one pixel each."""
+
+from __future__ import annotations
+
+import torch
+
+from burnt.module import Module
+
+__all__ = ["AdaptiveAvgPool2d", "AvgPool2d", "MaxPool2d"]
+
+
+class MaxPool2d(Module, torch.nn.MaxPool2d):
+    """The maximum of each window.
+
+    Args:
+        kernel_size: height and width of the window.
+        stride: step between windows; None is `kernel_size` (as in Burn).
+        padding: pixels of minus infinity on each side, at most half the window.
+        dilation: step between the window's pixels.
+        return_indices: return the pair of maxima and their flat positions in the image.
+        ceil_mode: keep windows that begin inside the image and end outside.
+
+    Shapes:
+        input ``[batch, channels, height, width]`` or without batch; output ``[batch, channels, h, w]`` with
+        ``h = (height + 2 padding - dilation (kernel_size - 1) - 1) // stride + 1``.
+
+    >>> import torch
+    >>> MaxPool2d(2)(torch.arange(16.0).reshape(1, 1, 4, 4)).flatten()
+    tensor([ 5.,  7., 13., 15.])
+    """
+
+    kernel_size: int | tuple[int, int]
+    stride: int | tuple[int, int]
+    padding: int | tuple[int, int]
+    dilation: int | tuple[int, int]
+    return_indices: bool
+    ceil_mode: bool
+
+    def __init__(
+        self,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] | None = None,
+        padding: int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+
+
+class AvgPool2d(Module, torch.nn.AvgPool2d):
+    """The mean of each window.
+
+    Args:
+        kernel_size: height and width of the window.
+        stride: step between windows; None is `kernel_size` (as in Burn).
+        padding: pixels of zero on each side, at most half the window.
+        ceil_mode: keep windows that begin inside the image and end outside.
+        count_include_pad: whether the padding counts in the mean.
+        divisor_override: divide the sum by this instead of by the window's size.
+
+    Shapes:
+        input ``[batch, channels, height, width]`` or without batch; output ``[batch, channels, h, w]`` with
+        ``h = (height + 2 padding - kernel_size) // stride + 1``.
+
+    >>> import torch
+    >>> AvgPool2d(2)(torch.arange(16.0).reshape(1, 1, 4, 4)).flatten()
+    tensor([ 2.5000,  4.5000, 10.5000, 12.5000])
+    """
+
+    kernel_size: int | tuple[int, int]
+    stride: int | tuple[int, int]
+    padding: int | tuple[int, int]
+    ceil_mode: bool
+    count_include_pad: bool
+    divisor_override: int | None
+
+    def __init__(
+        self,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] | None = None,
+        padding: int | tuple[int, int] = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> None:
+        super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+
+class AdaptiveAvgPool2d(Module, torch.nn.AdaptiveAvgPool2d):
+    """The means of as many windows as the output has pixels, whatever the input's size.
+
+    Args:
+        output_size: height and width of the output; None keeps the input's.
+
+    Shapes:
+        input ``[batch, channels, height, width]`` or without batch; output
+        ``[batch, channels, *output_size]``.
+
+    >>> import torch
+    >>> AdaptiveAvgPool2d(1)(torch.zeros(2, 3, 7, 5)).shape
+    torch.Size([2, 3, 1, 1])
+    """
+
+    output_size: int | tuple[int | None, int | None] | None
+
+    def __init__(self, output_size: int | tuple[int | None, int | None] | None) -> None:
+        super().__init__(output_size)
