@@ -9,4 +9,13 @@ from __future__ import annotations
 from burnt.record.files import read_document, read_tensors, write_tensors
 from burnt.record.record import FORMAT, LoadReport, Record, load_into, record_of
 
-__all__ = ["FORMAT", "LoadReport", "Record", "load_into", "read_document", "read_tensors", "record_of", "write_tensors"]
+__all__ = [
+    "FORMAT",
+    "LoadReport",
+    "Record",
+    "load_into",
+    "read_document",
+    "read_tensors",
+    "record_of",
+    "write_tensors",
+]

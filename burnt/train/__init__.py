@@ -1,4 +1,4 @@
-"""Training: the run store and the system sampler. Public names are imported when first used.
+"""Training: the Learner, what measures it, and the run store. Public names are imported when first used.
 
 Neither this package nor `burnt.train.store` imports torch, so that viewers open at once.
 """
@@ -10,17 +10,60 @@ from typing import TYPE_CHECKING
 from burnt._lazy import attach
 
 if TYPE_CHECKING:
-    from burnt.train import store
+    from burnt.train import metrics, store
+    from burnt.train.checkpoint import Checkpoints, KeepBest, KeepLast, Saved
+    from burnt.train.duration import Duration, Position
+    from burnt.train.interrupt import Interrupted
+    from burnt.train.learner import Learner
+    from burnt.train.step import ClassificationOutput, StepOutput
+    from burnt.train.stopping import EarlyStopping
     from burnt.train.store import RunReader, RunWriter, find_runs
     from burnt.train.system import SystemSampler
+    from burnt.train.training import SupervisedTraining, TrainingResult, evaluate
 
 _HOMES = {
+    "Checkpoints": "burnt.train.checkpoint",
+    "ClassificationOutput": "burnt.train.step",
+    "Duration": "burnt.train.duration",
+    "EarlyStopping": "burnt.train.stopping",
+    "Interrupted": "burnt.train.interrupt",
+    "KeepBest": "burnt.train.checkpoint",
+    "KeepLast": "burnt.train.checkpoint",
+    "Learner": "burnt.train.learner",
+    "Position": "burnt.train.duration",
     "RunReader": "burnt.train.store",
     "RunWriter": "burnt.train.store",
+    "Saved": "burnt.train.checkpoint",
+    "StepOutput": "burnt.train.step",
+    "SupervisedTraining": "burnt.train.training",
     "SystemSampler": "burnt.train.system",
+    "TrainingResult": "burnt.train.training",
+    "evaluate": "burnt.train.training",
     "find_runs": "burnt.train.store",
+    "metrics": "burnt.train.metrics",
     "store": "burnt.train.store",
 }
 __getattr__, __dir__ = attach(globals(), _HOMES)
 
-__all__ = ["RunReader", "RunWriter", "SystemSampler", "find_runs", "store"]
+__all__ = [
+    "Checkpoints",
+    "ClassificationOutput",
+    "Duration",
+    "EarlyStopping",
+    "Interrupted",
+    "KeepBest",
+    "KeepLast",
+    "Learner",
+    "Position",
+    "RunReader",
+    "RunWriter",
+    "Saved",
+    "StepOutput",
+    "SupervisedTraining",
+    "SystemSampler",
+    "TrainingResult",
+    "evaluate",
+    "find_runs",
+    "metrics",
+    "store",
+]

@@ -111,7 +111,7 @@ class Loop:
         return self.between(epoch_ended=True)
 
     def between(self, *, epoch_ended: bool = False) -> str | None:
-        """What is due after a step or an epoch: validation, a checkpoint, the end; why it ends, if it does."""
+        """What is due after a step or an epoch: validation, a checkpoint, the end and the reason for it."""
         position = self.position
         over = self.duration.over(position)
         interrupted = self.interruption.signal is not None
@@ -130,7 +130,7 @@ class Loop:
         return "finished" if over else "stopped early" if stop else None
 
     def log(self) -> None:
-        """Read the metrics, tell the run store and the reporter, and look whether the loss is still finite."""
+        """Read the metrics, tell the run store and the reporter; a loss that is not finite ends it here."""
         position, steps = self.position, self.position.step - self.logged_step
         if not steps:
             return
@@ -186,9 +186,7 @@ class Loop:
         for metric in self.valid_metrics:
             metric.reset()
         self.reporter.activity("validating")
-        run_validation(
-            self.steps, map(self.placed, self.valid.epoch(0)), self.valid_metrics, self.autocast
-        )
+        run_validation(self.steps, map(self.placed, self.valid.epoch(0)), self.valid_metrics, self.autocast)
         values = intervals(self.valid_metrics, read(self.valid_metrics), None)
         self.values |= {f"valid/{name}": value for name, value in values.items()}
         self.writer.log(self.position.step, self.position.current_epoch, values, "valid")

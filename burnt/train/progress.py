@@ -105,7 +105,9 @@ class PlainReporter:
         """A line, if the last one is some seconds old."""
         if time.monotonic() - self._spoke < _SECONDS_BETWEEN_LINES:
             return
-        parts = [f"{self._where(position)}  step {position.step}" + (f"/{self._steps}" if self._steps else "")]
+        parts = [
+            f"{self._where(position)}  step {position.step}" + (f"/{self._steps}" if self._steps else "")
+        ]
         parts += [values_text(values), f"{speed['samples_per_second']:,.0f} samples/s"]
         if self._steps and speed["steps_per_second"]:
             parts.append("eta " + duration_text((self._steps - position.step) / speed["steps_per_second"]))
@@ -131,7 +133,7 @@ class PlainReporter:
 
     def _say(self, text: str) -> None:
         self._spoke = time.monotonic()
-        print(text, file=self._out, flush=True)  # noqa: T201 - saying it is what this class is for
+        print(text, file=self._out, flush=True)
 
 
 class LiveReporter:
@@ -218,9 +220,10 @@ class LiveReporter:
                 table.add_row(split, *(value_text(row[n]) if n in row else "" for n in names))
         speed = ""
         if self._speed:
+            rate, share = self._speed["learning_rate"], self._speed["data_wait_share"]
             speed = (
-                f"[dim]  {self._speed['samples_per_second']:,.0f} samples/s, learning rate "
-                f"{self._speed['learning_rate']:.3g}, waiting for data {self._speed['data_wait_share']:.0%}[/]"
+                f"[dim]  {self._speed['samples_per_second']:,.0f} samples/s, learning rate {rate:.3g}, "
+                f"waiting for data {share:.0%}[/]"
             )
         return Group(bar, table, speed)
 

@@ -134,9 +134,14 @@ def read(metrics: Sequence[Metric]) -> list[Sums]:
 def intervals(
     metrics: Sequence[Metric], now: Sequence[Sums], before: Sequence[Sums] | None
 ) -> dict[str, float]:
-    """The values over the batches between two readings, by name; metrics without a new batch are left out."""
+    """The values over the batches between two readings, by name.
+
+    Metrics that are no single number, or have had no new batch, are left out.
+    """
     values: dict[str, float] = {}
     for i, metric in enumerate(metrics):
+        if not metric.scalar:
+            continue
         total, count = now[i]
         if before is not None and before[i][1]:
             total = [a - b for a, b in zip(total, before[i][0], strict=True)]

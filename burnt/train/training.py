@@ -1,0 +1,427 @@
+"""SupervisedTraining: the settings of a training, looked at before the first step, and its run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from burnt import inspect
+from burnt.config import Config
+from burnt.data import as_loader, move
+from burnt.device import best_device
+from burnt.errors import BurntError, CheckpointError, ConfigError, MetricError, ShapeError
+from burnt.train import rng
+from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Saved
+from burnt.train.duration import Duration, Position
+from burnt.train.interrupt import Interruption
+from burnt.train.learner import Learner, Steps
+from burnt.train.loop import Loop, run_validation
+from burnt.train.metrics import Loss, Metric, intervals, read
+from burnt.train.precision import autocast, check_precision, check_strategy
+from burnt.train.progress import choose_reporter, duration_text, values_text
+from burnt.train.step import StepOutput
+from burnt.train.stopping import EarlyStopping
+from burnt.train.store import RunWriter
+from burnt.train.system import SystemSampler
+
+__all__ = ["SupervisedTraining", "TrainingResult", "evaluate"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingResult:
+    """What a training came to.
+
+    Args:
+        model: the trained model, as it was after the last step.
+        folder: the run folder.
+        reason: ``"finished"`` or ``"stopped early"``.
+        position: steps and epochs done.
+        values: the last values by split and name, ``{"valid/loss": 0.1}``.
+        checkpoints: those that are kept, oldest first.
+    """
+
+    model: torch.nn.Module
+    folder: Path
+    reason: str
+    position: Position
+    values: Mapping[str, float]
+    checkpoints: tuple[Saved, ...]
+
+
+class SupervisedTraining:
+    """A training on batches with a loss, kept in a run folder.
+
+    Args:
+        folder: the run folder; one folder is one run.
+        train: a `burnt.data.Loader`, or any iterable of batches that can be gone through again.
+        valid: the same for validation.
+        duration: ``"10 epochs"`` or ``"500 steps"``, counted from the start of the run, also when resumed.
+        metrics: what is measured on both splits; the loss always is. Those that are no single number, such as
+            `ConfusionMatrix`, are measured on validation alone.
+        checkpoints: which checkpoints stay: by default the last two and the best by validation loss; None for
+            no checkpoints at all.
+        stopping: an `EarlyStopping`.
+        precision: ``"float32"`` or ``"bfloat16"`` (autocast; parameters stay float32).
+        strategy: ``"auto"``: one device.
+        monitor: ``"auto"`` (live in a terminal, plain lines elsewhere), ``"live"``, ``"plain"`` or ``"off"``.
+        device: where to train; the fastest at hand by default.
+        seed: of torch's generators, set before the first step of a new run.
+        clip_norm: limit of the gradients' global norm.
+        log_every: steps between two readings of the metrics.
+        validate_every: how often to validate.
+        checkpoint_every: how often to save.
+        resume: go on with the run that the folder holds, from its newest checkpoint, at the next batch.
+        config: kept in the run's ``config.json``; the Config that built the model by default.
+        check: look at shapes, loss and validation step before the first step.
+
+    Raises:
+        ConfigError, MetricError, DataError, UnsupportedError: a setting that cannot be.
+
+    The order of what `run` does is in its body; the loop itself is `burnt.train.loop`.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        train: Any,
+        valid: Any = None,
+        duration: str | Duration,
+        metrics: Sequence[Metric] = (),
+        checkpoints: Sequence[Keeper] | None = (),
+        stopping: EarlyStopping | None = None,
+        precision: str = "float32",
+        strategy: str = "auto",
+        monitor: str = "auto",
+        device: torch.device | str | None = None,
+        seed: int | None = None,
+        clip_norm: float | None = None,
+        log_every: int = 20,
+        validate_every: str | Duration = "1 epoch",
+        checkpoint_every: str | Duration = "1 epoch",
+        resume: bool = False,
+        config: Config | Mapping[str, Any] | None = None,
+        check: bool = True,
+    ) -> None:
+        self.folder = Path(folder)
+        self.train = as_loader(train, "train")
+        self.valid = None if valid is None else as_loader(valid, "valid")
+        self.duration = Duration.parse(duration)
+        self.validate_every = Duration.parse(validate_every, "validate_every")
+        self.checkpoint_every = Duration.parse(checkpoint_every, "checkpoint_every")
+        self.precision = check_precision(precision)
+        self.strategy = check_strategy(strategy)
+        self.device = best_device() if device is None else torch.device(device)
+        self.reporter = choose_reporter(monitor)
+        self.seed = seed
+        self.resume = resume
+        self.config = config
+        self.check = check
+        for name, value in (("log_every", log_every), ("clip_norm", clip_norm)):
+            if value is not None and not value > 0:
+                raise ConfigError(
+                    "a training cannot be set up so", where=name, expected="above 0", found=value
+                )
+        self.log_every = log_every
+        self.clip_norm = clip_norm
+        self.metrics = _with_loss(metrics)
+        self.stopping = stopping
+        self.keepers: Sequence[Keeper] | None = checkpoints
+        if checkpoints is not None and not checkpoints:
+            self.keepers = [KeepLast(2)] + ([KeepBest(Loss())] if self.valid is not None else [])
+        for watcher in [stopping, *(self.keepers or ())]:
+            if isinstance(watcher, EarlyStopping | KeepBest):
+                watcher.metric = watcher.monitored.resolve(
+                    self.metrics, self._splits(), type(watcher).__name__
+                )
+
+    def run(self, learner: Learner) -> TrainingResult:
+        """Train, and return the model and what it came to.
+
+        Raises:
+            ShapeError: the model's shapes do not fit; found before the first step.
+            RunError: the folder holds a run (without `resume`), or cannot be written.
+            CheckpointError: the checkpoint to resume from is damaged, or of another model.
+            NonFiniteError: the loss became NaN or infinite.
+            Interrupted: a signal came; everything is saved.
+        """
+        model = learner.model.to(self.device)
+        steps = Steps(learner)
+        train_metrics = [metric.fresh() for metric in self.metrics if metric.scalar]
+        valid_metrics = [metric.fresh() for metric in self.metrics]
+        checkpoints = None
+        if self.keepers is not None:
+            checkpoints = Checkpoints(self.folder / "checkpoints", self.keepers)
+        if self.seed is not None:
+            torch.manual_seed(self.seed)
+        position, values, restore_rng = self._restored(learner, train_metrics, checkpoints)
+        if self.check:
+            self._look_before(learner, steps, position)
+        writer = RunWriter.create(
+            self.folder,
+            config=self._settings(learner),
+            resume=self.resume,
+            resumed_from_step=position.step or None,
+            on_error=self.reporter.message,
+        )
+        interruption = Interruption(self.reporter.message)
+        loop = Loop(
+            learner=learner,
+            steps=steps,
+            train=self.train,
+            valid=self.valid,
+            train_metrics=train_metrics,
+            valid_metrics=valid_metrics,
+            duration=self.duration,
+            validate_every=self.validate_every,
+            checkpoint_every=self.checkpoint_every,
+            log_every=self.log_every,
+            clip_norm=self.clip_norm,
+            device=self.device,
+            autocast=functools.partial(autocast, self.precision, self.device),
+            checkpoints=checkpoints,
+            stopping=self.stopping,
+            writer=writer,
+            reporter=self.reporter,
+            interruption=interruption,
+            position=position,
+            values=values,
+            document=functools.partial(self._document, learner),
+            on_first_iterator=restore_rng,
+        )
+        began = perf_counter()
+        with ExitStack() as stack:
+            stack.callback(self.reporter.close)
+            ending = stack.enter_context(_Ending(writer, position))
+            stack.enter_context(SystemSampler(writer.system, folder=self.folder))
+            stack.enter_context(interruption)
+            self.reporter.start(
+                self._title(learner, position),
+                position,
+                self.duration.count if self.duration.unit == "epochs" else None,
+                self.duration.steps(self.train.num_batches()),
+            )
+            reason = ending.reason = loop.run()
+            if interruption.signal is not None:
+                ending.reason = f"interrupted by {interruption.signal.name}"
+        saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
+        if interruption.signal is not None:
+            self.reporter.message(self._how_to_resume(position, saved))
+            raise interruption.error()
+        self.reporter.message(
+            f"{reason} after {position.epoch} epochs, {position.step} steps, "
+            f"{duration_text(perf_counter() - began)}: {values_text(loop.values)}"
+        )
+        return TrainingResult(model, self.folder, reason, position, loop.values, saved)
+
+    def _splits(self) -> tuple[str, ...]:
+        return ("train",) if self.valid is None else ("train", "valid")
+
+    def _restored(
+        self, learner: Learner, metrics: Sequence[Metric], checkpoints: Checkpoints | None
+    ) -> tuple[Position, dict[str, float], Callable[[], None] | None]:
+        """Where the run stands: at its newest checkpoint when resumed, else at the beginning."""
+        newest = checkpoints.newest() if checkpoints is not None and self.resume else None
+        if checkpoints is None or newest is None:
+            return Position(), {}, None
+        optimizer, position, states, document = checkpoints.load(newest, learner.model, metrics)
+        learner.optimizer.load_record(optimizer)
+        if self.stopping is not None and document["stopping"] is not None:
+            self.stopping.load_state(document["stopping"])
+        if document["loader"] != self.train.state():
+            if position.batch:
+                raise CheckpointError(
+                    f"{newest.name} was saved in the middle of an epoch of another loader",
+                    where=str(newest),
+                    expected=f"train= with {document['loader']}",
+                    found=str(self.train.state()),
+                    hint="resume with the loader as it was; the next run may have another",
+                )
+            self.reporter.message(
+                f"train= differs from the run so far: {document['loader']} then, {self.train.state()} now"
+            )
+        return position, dict(document["values"]), functools.partial(rng.restore, states, document["rng"])
+
+    def _look_before(self, learner: Learner, steps: Steps, position: Position) -> None:
+        """What would otherwise fail after minutes is made to fail now; no random state is changed."""
+        states, document = rng.capture()
+        batch = next(iter(self.train.epoch(position.epoch, position.batch)), None)
+        if batch is not None:
+            report = inspect.check(
+                learner.model,
+                batch,
+                call=lambda twin, inputs: learner.step(twin, inputs),
+            )
+            for line in report.unchecked:
+                self.reporter.message(f"not checked: {line}")
+            for path in report.without_gradient:
+                self.reporter.message(f"the loss does not reach {path}: it will not be trained")
+            if isinstance(report.outputs, StepOutput):
+                _check_loss(report.outputs, "training")
+        if self.valid is not None:
+            self._validate_one(steps)
+        rng.restore(states, document)
+
+    def _validate_one(self, steps: Steps) -> None:
+        assert self.valid is not None
+        batch = next(iter(self.valid.epoch(0)), None)
+        seen: list[StepOutput] = []
+        probe = [metric.fresh() for metric in self.metrics]
+        hook = steps.register_forward_hook(lambda module, inputs, output: seen.append(output))
+        try:
+            run_validation(
+                steps,
+                [] if batch is None else [move(batch, self.device)],
+                probe,
+                functools.partial(autocast, self.precision, self.device),
+            )
+        except BurntError:
+            raise
+        except Exception as error:
+            raise BurntError(
+                "the validation step fails on its first batch",
+                where=f"{type(steps.model).__name__}, {batch!r}"[:200],
+                found=f"{type(error).__name__}: {error}",
+                hint="found before the first training step; nothing was written",
+            ) from error
+        finally:
+            hook.remove()
+        for output in seen:
+            _check_loss(output, "validation")
+
+    def _settings(self, learner: Learner) -> dict[str, Any]:
+        """What config.json holds."""
+        config = self.config if self.config is not None else getattr(learner.model, "_built_by", None)
+        schedule = learner.schedule
+        return {
+            "config": config.to_dict() if isinstance(config, Config) else dict(config or {}),
+            "model": type(learner.model).__qualname__,
+            "parameters": inspect.num_params(learner.model),
+            "optimizer": repr(learner.optimizer),
+            "schedule": repr(schedule) if isinstance(schedule, Config) else getattr(
+                schedule, "__qualname__", repr(schedule)
+            ),
+            "duration": str(self.duration),
+            "precision": self.precision,
+            "device": str(self.device),
+            "loader": self.train.state(),
+            "seed": self.seed,
+        }  # fmt: skip
+
+    def _document(self, learner: Learner) -> dict[str, Any]:
+        """What a checkpoint holds beside tensors and position."""
+        return {
+            "loader": self.train.state(),
+            "seed": self.seed,
+            "schedule": repr(learner.schedule),
+            "stopping": None if self.stopping is None else self.stopping.state(),
+        }
+
+    def _title(self, learner: Learner, position: Position) -> str:
+        name = type(learner.model).__name__
+        size = inspect.num_params(learner.model)
+        start = f", going on after step {position.step}" if position.step else ""
+        return (
+            f"{name}, {size:,} parameters, {self.duration} on {self.device} in {self.precision}, "
+            f"run folder {self.folder}{start}"
+        )
+
+    def _how_to_resume(self, position: Position, saved: Sequence[Saved]) -> str:
+        if not saved:
+            return f"stopped after step {position.step}; nothing is saved, as the run has no checkpoints"
+        return (
+            f"stopped after step {position.step}, saved in {saved[-1].path}\n"
+            f"to go on from there: run the same again with resume=True"
+        )
+
+
+def evaluate(
+    learner: Learner,
+    batches: Any,
+    metrics: Sequence[Metric] = (),
+    *,
+    precision: str = "float32",
+) -> dict[str, float]:
+    """The values of metrics over batches, by the Learner's validation step.
+
+    Args:
+        learner: the model and its step; the model stays on its device.
+        batches: a loader, or any iterable of batches.
+        metrics: updated in place, after a reset, so that a `ConfusionMatrix` can be asked afterwards.
+        precision: as in `SupervisedTraining`.
+
+    Returns:
+        The values by name, of the loss and of the metrics that are a number.
+    """
+    loader = as_loader(batches, "batches")
+    device = next((p.device for p in learner.model.parameters()), torch.device("cpu"))
+    measured = _with_loss(metrics)
+    for metric in measured:
+        metric.reset()
+    steps = Steps(learner)
+    context = functools.partial(autocast, check_precision(precision), device)
+    run_validation(steps, (move(batch, device) for batch in loader.epoch(0)), measured, context)
+    scalars = [metric for metric in measured if metric.scalar]
+    return intervals(scalars, read(scalars), None)
+
+
+class _Ending:
+    """Writes to the run store how the run ended, whatever way that was."""
+
+    def __init__(self, writer: RunWriter, position: Position) -> None:
+        self.reason: str = "finished"
+        self._writer = writer
+        self._position = position
+
+    def __enter__(self) -> _Ending:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._writer.close("finished" if self.reason == "finished" else "stopped", self.reason)
+        elif isinstance(error, KeyboardInterrupt):
+            self._writer.close("stopped", "interrupted at once, nothing saved since the last checkpoint")
+        else:
+            what = f"{type(error).__name__}: {error}"
+            self._writer.event("error", self._position.step, error=type(error).__name__, message=str(error))
+            self._writer.close("crashed", what)
+
+
+def _with_loss(metrics: Iterable[Metric]) -> list[Metric]:
+    """The metrics, the loss first.
+
+    Raises:
+        MetricError: two have one name.
+    """
+    given = list(metrics)
+    loss = next((metric for metric in given if metric.name == "loss"), None)
+    ordered = [loss or Loss(), *(metric for metric in given if metric is not loss)]
+    names = [metric.name for metric in ordered]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise MetricError(
+            "two metrics have one name",
+            found=repr(twice),
+            hint=f"give one another: Metric(name={twice + '2'!r})",
+        )
+    return ordered
+
+
+def _check_loss(output: StepOutput, kind: str) -> None:
+    if not isinstance(output.loss, torch.Tensor) or output.loss.dim() != 0:
+        raise ShapeError(
+            f"the loss of the {kind} step is no scalar",
+            expected="a tensor of shape ()",
+            found=f"shape {tuple(output.loss.shape)}"
+            if isinstance(output.loss, torch.Tensor)
+            else type(output.loss).__name__,
+            hint="take its .mean(); reduction='none' keeps one value for each item",
+        )
