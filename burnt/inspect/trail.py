@@ -87,22 +87,24 @@ class Trail:
         if isinstance(error, ShapeError):
             if error.what.startswith("ShapeError in "):
                 return error
+            # The layer knows best what it expects, but not which layer before it made what came.
+            problem = self._misfit_of(module)
             return self._error(
                 module,
                 call,
                 expected=error.expected,
                 found=error.found if error.found is not None else error.what,
                 origin=error.origin,
-                hint=error.hint,
+                hint=(self._hint(problem) if problem is not None else None) or error.hint,
             )
         if not is_about_shapes(error, line):
             return None
+        problem = self._misfit_of(module)
+        if module is not None and problem is not None:
+            return self._misfit_error(module, problem, detail=first_line(error))
         found = first_line(error)
         if module is not None and id(module) in self.inputs:
             args, kwargs = self.inputs[id(module)]
-            problem = misfit(module, args, kwargs)
-            if problem is not None:
-                return self._misfit_error(module, problem, detail=first_line(error))
             found += f"\ninputs {shapes_text((*args, *kwargs.values()))}"
         return self._error(module, call, found=found, origin=[line] if line else [])
 
@@ -129,17 +131,28 @@ class Trail:
         """The last modules that returned, nearest first."""
         return [str(step) for step in list(self.steps)[:-4:-1]]
 
+    def _misfit_of(self, module: nn.Module | None) -> Misfit | None:
+        if module is None or id(module) not in self.inputs:
+            return None
+        return misfit(module, *self.inputs[id(module)])
+
+    def _hint(self, problem: Misfit) -> str | None:
+        if problem.hint is not None or problem.instead is None:
+            return problem.hint
+        maker = next((step.path for step in reversed(self.steps) if step.makes == problem.size), None)
+        source = f"{maker.removeprefix('model.')} makes" if maker else "the input has"
+        return f"{source} {problem.size} {problem.unit}: {problem.instead}?"
+
     def _misfit_error(self, module: nn.Module, problem: Misfit, detail: str | None = None) -> ShapeError:
-        path = self.paths[id(module)]
-        hint = problem.hint
-        if hint is None and problem.instead is not None:
-            maker = next((s.path for s in reversed(self.steps) if s.makes == problem.size), None)
-            source = f"{maker.removeprefix('model.')} makes" if maker else "the input has"
-            hint = f"{source} {problem.size} {problem.unit}: {problem.instead}?"
         # The attributes of an unknown class may mean something else than they do in torch.
         detailed = [f"torch: {detail}"] if detail is not None else []
         return self._error(
-            module, None, expected=problem.expected, found=problem.found, last=detailed, hint=hint, path=path
+            module,
+            None,
+            expected=problem.expected,
+            found=problem.found,
+            last=detailed,
+            hint=self._hint(problem),
         )
 
     def _error(
@@ -152,9 +165,8 @@ class Trail:
         origin: Any = (),
         last: Any = (),
         hint: str | None = None,
-        path: str | None = None,
     ) -> ShapeError:
-        path = path or self.path_of(module, call)
+        path = self.path_of(module, call)
         layer = f"   {describe(module)}" if module is not None else ""
         return ShapeError(
             f"ShapeError in {path}{layer}",

@@ -235,6 +235,19 @@ def test_a_layer_s_own_shape_error_is_placed():
     assert (error.expected, error.found, error.hint) == ("a multiple of 3", 4, "use 3 heads")
 
 
+class Strict(nn.Linear):
+    def forward(self, x):
+        if x.shape[-1] != self.in_features:
+            raise ShapeError("no", expected="its own words", found="as well", hint="ask the layer before")
+        return super().forward(x)
+
+
+def test_a_layer_s_own_shape_error_gets_the_name_of_the_layer_before():
+    error = failure(nn.Sequential(nn.Linear(4, 6), Strict(5, 7)), torch.empty(2, 4))
+    assert (error.expected, error.found) == ("its own words", "as well")
+    assert error.hint == "0 makes 6 features: Strict(6, 7)?"
+
+
 def test_a_step_is_named_when_it_fails_outside_the_model():
     def step(model, batch):
         return F.mse_loss(model(batch["x"]), batch["y"].view(-1, 7))
