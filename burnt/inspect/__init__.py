@@ -6,7 +6,8 @@ their attributes, never by burnt's own.
     params.py    parameters by path: num_params, visit, map_params, freeze, unfreeze
     specs.py     TensorSpec, and walks through nested inputs and outputs
     layers.py    what a layer is called, and which inputs it accepts
-    meta.py      a run of a model on meta tensors, followed layer by layer
+    trail.py     which module was called with what, and where a failure came from
+    meta.py      a run of a model on meta tensors
     checking.py  check: do the shapes fit?
     costs.py     summary: output shapes, parameters, FLOPs, activation bytes
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from burnt.errors import ConfigError, ShapeError
-from burnt.inspect.meta import MetaModel, batch_size_of, first_line, is_about_shapes, meta_inputs, meta_world
+from burnt.inspect.meta import MetaModel, batch_size_of, meta_inputs, meta_world
 from burnt.inspect.specs import shapes_text, tensors_in
+from burnt.inspect.trail import Call, first_line, is_about_shapes
 
 __all__ = ["CheckReport", "check"]
 
@@ -26,7 +27,7 @@ class CheckReport:
         outputs: what the model returned in the last run, with meta tensors; None if that run did not end.
         batch_sizes: the sizes of the batch axis that were tried.
         unchecked: places that could not be checked, and why: code that depends on values, for instance.
-        without_gradient: paths of trainable parameters that the loss does not reach.
+        without_gradient: paths of trainable parameters that got a gradient in none of the runs.
         seconds: wall-clock time of the check.
     """
 
@@ -50,7 +51,7 @@ class CheckReport:
 def check(
     model: nn.Module,
     *inputs: Any,
-    call: Callable[..., Any] | None = None,
+    call: Call | None = None,
     backward: bool = True,
     batch_sizes: Iterable[int] | None = None,
     **kwargs: Any,
@@ -131,7 +132,7 @@ class _Run:
 
     def __init__(
         self,
-        call: Callable[..., Any] | None,
+        call: Call | None,
         inputs: tuple[Any, ...],
         kwargs: dict[str, Any],
         backward: bool,
@@ -165,7 +166,6 @@ class _Run:
         loss = getattr(self.outputs, "loss", None)
         roots = [loss] if isinstance(loss, torch.Tensor) else list(tensors_in(self.outputs))
         roots = [root for root in roots if root.requires_grad]
-        twin.clear_gradients()
         try:
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])

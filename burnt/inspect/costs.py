@@ -10,8 +10,9 @@ from torch import nn
 
 from burnt.errors import ShapeError
 from burnt.inspect.layers import describe
-from burnt.inspect.meta import MetaModel, Trail, first_line, meta_inputs, meta_world
+from burnt.inspect.meta import MetaModel, meta_inputs, meta_world
 from burnt.inspect.specs import shapes_text, tensors_in
+from burnt.inspect.trail import Trail, first_line
 
 __all__ = ["Row", "Summary", "summary"]
 

@@ -18,9 +18,10 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from burnt.inspect.specs import shape_text
 
-__all__ = ["Misfit", "describe", "features_made", "is_torch_layer", "misfit"]
+__all__ = ["Misfit", "describe", "features_made", "known_by_attributes", "misfit"]
 
 _AXES = {1: "L", 2: "H, W", 3: "D, H, W"}
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _BATCH_NORM_RANKS = {nn.BatchNorm1d: (2, 3), nn.BatchNorm2d: (4,), nn.BatchNorm3d: (5,)}
 _INSTANCE_NORM_RANKS = {nn.InstanceNorm1d: 3, nn.InstanceNorm2d: 4, nn.InstanceNorm3d: 5}
 
@@ -83,9 +84,14 @@ def features_made(module: nn.Module) -> int | None:
     return None
 
 
-def is_torch_layer(module: nn.Module) -> bool:
-    """Whether the forward of a module is one of torch's own, so that its attributes tell what it accepts."""
-    return type(module).forward.__module__.startswith("torch.nn.modules.")
+def known_by_attributes(module: nn.Module) -> bool:
+    """Whether a module's attributes alone tell what it accepts, because its forward is one of torch's.
+
+    Subclasses with a forward of their own may take other layouts (a LayerNorm over channels does), but
+    nobody's transposed convolution does.
+    """
+    home = getattr(type(module).forward, "__module__", "")
+    return home.startswith("torch.nn.modules.") or isinstance(module, _TRANSPOSED)
 
 
 def misfit(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Misfit | None:

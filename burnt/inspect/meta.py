@@ -7,17 +7,10 @@ meta twins; where a model cannot be copied, the model runs with twins put in its
 from __future__ import annotations
 
 import copy
-import linecache
 import random
-import re
 import sys
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
-from traceback import walk_tb
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -26,22 +19,16 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
-from burnt.errors import ShapeError
-from burnt.inspect.layers import Misfit, describe, features_made, is_torch_layer, misfit
-from burnt.inspect.specs import TensorSpec, is_list_of_tensors, map_tensors, shapes_text
+from burnt.inspect.specs import TensorSpec, is_list_of_tensors, map_tensors
+from burnt.inspect.trail import Call, Trail
 
 __all__ = [
     "MetaModel",
-    "Trail",
     "batch_size_of",
-    "first_line",
-    "is_about_shapes",
     "meta_copy",
     "meta_inputs",
     "meta_world",
 ]
-
-Call = Callable[..., Any]
 
 
 def meta_twin(tensor: torch.Tensor) -> torch.Tensor:
@@ -106,7 +93,7 @@ class MetaModel:
         trail: what the last calls of modules returned, for error messages.
     """
 
-    def __init__(self, model: nn.Module, trail: type[Trail] | None = None) -> None:
+    def __init__(self, model: nn.Module, trail: type[Trail] = Trail) -> None:
         self._overrides: dict[str, torch.Tensor] | None = None
         try:
             self.model = meta_copy(model)
@@ -115,12 +102,7 @@ class MetaModel:
             self.model = model
             self._overrides = {name: meta_twin(p) for name, p in model.named_parameters()}
             self._overrides |= {name: meta_twin(b) for name, b in model.named_buffers()}
-        self.trail = (trail or Trail)(self.model)
-
-    def clear_gradients(self) -> None:
-        """Drop the gradients of an earlier run."""
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        self.trail = trail(self.model)
 
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
@@ -137,7 +119,7 @@ class MetaModel:
         """
         self.trail.clear()
         target = call or _plain_call
-        with self._in_place_of_tensors():
+        with self._twins_in_attributes():
             try:
                 with self.trail.following():
                     if self._overrides is None:
@@ -152,8 +134,8 @@ class MetaModel:
                 raise mismatch from error
 
     @contextmanager
-    def _in_place_of_tensors(self) -> Iterator[None]:
-        """For a model that could not be copied: its other attributes, as they were afterwards."""
+    def _twins_in_attributes(self) -> Iterator[None]:
+        """Where the model could not be copied: twins in its plain attributes, all of which are put back."""
         if self._overrides is None:
             yield
             return
@@ -235,183 +217,3 @@ def _uncompiled() -> Any:
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
     return torch.compiler.set_stance("force_eager")
-
-
-@dataclass(frozen=True)
-class Step:
-    """One finished call of a module: where, what it is, what it returned, how many features it makes."""
-
-    path: str
-    layer: str
-    output: str
-    makes: int | None
-
-    def __str__(self) -> str:
-        return f"{self.path}   {self.layer} -> {self.output}"
-
-
-class Trail:
-    """Follows the calls of modules by hooks and turns failures into ShapeErrors that say where."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.paths = {id(m): f"model.{path}" if path else "model" for path, m in model.named_modules()}
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget the last run."""
-        self.steps: deque[Step] = deque(maxlen=64)
-        self.inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """Hooks on each module, removed at the end."""
-        handles = []
-        try:
-            for module in self.model.modules():
-                if not isinstance(module, torch.jit.ScriptModule):  # whose hooks must be scripted
-                    # First to see the inputs, last to see the output, so that other hooks' work is included.
-                    handles.append(module.register_forward_pre_hook(self.enter, with_kwargs=True))
-                    handles.append(module.register_forward_hook(self.leave, with_kwargs=True))
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a module is called."""
-        self.inputs[id(module)] = (args, kwargs)
-        # Not left to torch: some meta kernels (transposed convolution) let a wrong number of channels pass.
-        if is_torch_layer(module) and (problem := misfit(module, args, kwargs)) is not None:
-            raise self._misfit_error(module, problem)
-
-    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """After a module returned."""
-        path, shapes = self.paths[id(module)], shapes_text(output)
-        last = self.steps[-1] if self.steps else None
-        # A container returns what its last layer returned; saying so twice helps nobody.
-        if last is None or not (last.path.startswith(f"{path}.") and last.output == shapes):
-            self.steps.append(Step(path, describe(module), shapes, features_made(module)))
-
-    def shape_error(self, error: Exception, call: Call | None) -> ShapeError | None:
-        """The ShapeError that tells what went wrong, or None when it is nothing about shapes."""
-        module, line = self.place(error)
-        if isinstance(error, ShapeError):
-            if error.what.startswith("ShapeError in "):
-                return error
-            return self._error(
-                module,
-                call,
-                expected=error.expected,
-                found=error.found if error.found is not None else error.what,
-                origin=error.origin,
-                hint=error.hint,
-            )
-        if module is not None and id(module) in self.inputs and isinstance(error, _SHAPE_FAILURES):
-            problem = misfit(module, *self.inputs[id(module)])
-            if problem is not None:
-                return self._misfit_error(module, problem, detail=first_line(error))
-        if not is_about_shapes(error, line):
-            return None
-        found = first_line(error)
-        if module is not None and id(module) in self.inputs:
-            args, kwargs = self.inputs[id(module)]
-            found += f"\ninputs {shapes_text((*args, *kwargs.values()))}"
-        return self._error(module, call, found=found, origin=[line] if line else [])
-
-    def place(self, error: BaseException) -> tuple[nn.Module | None, str | None]:
-        """The innermost module an error passed through, and the line of the user's code it came from."""
-        module, line = None, None
-        for frame, number in walk_tb(error.__traceback__):
-            owner = frame.f_locals.get("self")
-            # Read from the traceback, because a failure that the model itself caught leaves no end behind.
-            if isinstance(owner, nn.Module) and id(owner) in self.paths:
-                module = owner
-            if not _is_library(frame):
-                source = linecache.getline(frame.f_code.co_filename, number).strip()
-                line = f"{Path(frame.f_code.co_filename).name}:{number}   {source}".rstrip()
-        return module, line
-
-    def path_of(self, module: nn.Module | None, call: Call | None) -> str:
-        """How messages name the place."""
-        if module is not None:
-            return self.paths[id(module)]
-        return getattr(call, "__name__", "model") if call is not None else "model"
-
-    def origin(self) -> list[str]:
-        """The last modules that returned, nearest first."""
-        return [str(step) for step in list(self.steps)[:-4:-1]]
-
-    def _misfit_error(self, module: nn.Module, problem: Misfit, detail: str | None = None) -> ShapeError:
-        path = self.paths[id(module)]
-        hint = problem.hint
-        if hint is None and problem.instead is not None:
-            maker = next((s.path for s in reversed(self.steps) if s.makes == problem.size), None)
-            source = f"{maker.removeprefix('model.')} makes" if maker else "the input has"
-            hint = f"{source} {problem.size} {problem.unit}: {problem.instead}?"
-        detailed = [] if detail is None or is_torch_layer(module) else [f"torch: {detail}"]
-        return self._error(
-            module, None, expected=problem.expected, found=problem.found, last=detailed, hint=hint, path=path
-        )
-
-    def _error(
-        self,
-        module: nn.Module | None,
-        call: Call | None,
-        *,
-        expected: object = None,
-        found: object = None,
-        origin: Any = (),
-        last: Any = (),
-        hint: str | None = None,
-        path: str | None = None,
-    ) -> ShapeError:
-        path = path or self.path_of(module, call)
-        layer = f"   {describe(module)}" if module is not None else ""
-        return ShapeError(
-            f"ShapeError in {path}{layer}",
-            expected=expected,
-            found=found,
-            origin=[*origin, *self.origin(), *last],
-            hint=hint,
-        )
-
-
-_SHAPE_FAILURES = (RuntimeError, ValueError, IndexError, AssertionError)
-
-# Words of torch's messages about shapes, of its kernels and of its meta kernels, whose messages differ.
-_SHAPE_WORDS = re.compile(
-    r"""\bshapes?\b | same\ reduction\ dim | \bsizes?\b.*\bmatch | size\ mismatch | broadcast
-    | for\ input\ of\ size | channel | \b\dD\b.*input | should\ contain\ \d+\ elements | embedding\ dimension
-    | input\.size\(-1\) | output\ size\ is\ too\ small | kernel\ size\ can't | must\ be\ the\ same\ as\ input
-    | for\ first\ two\ dimensions | (?:equal|same)\ size | number\ of\ (?:spatial\ )?dimensions
-    | dimension\ out\ of\ range | einsum | split_sizes | batch_size | target\ size | multi-target
-    | out\ of\ bounds\ for\ dimension | too\ many\ indices | multiply\ up | tensor\ size
-    | exceeds\ dimension\ size | padding\ length | normalized_shape | must\ be\ divisible""",
-    re.IGNORECASE | re.VERBOSE,
-)
-# Words of failures that come from running without values.
-_META_WORDS = re.compile(r"meta tensor|meta device|on device meta|device meta", re.IGNORECASE)
-
-
-def is_about_shapes(error: Exception, line: str | None) -> bool:
-    """Whether a failure is recognisably one of shapes; ``line`` is the source line it came from."""
-    message = str(error)
-    if isinstance(error, NotImplementedError) or not isinstance(error, _SHAPE_FAILURES):
-        return False
-    if "values to unpack" in message:
-        return line is not None and re.search(r"\.(shape|size|chunk|split|unbind)\b", line) is not None
-    return _META_WORDS.search(message) is None and _SHAPE_WORDS.search(message) is not None
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
-
-
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-
-
-def _is_library(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith((*_LIBRARIES, "<"))

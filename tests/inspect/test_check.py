@@ -45,10 +45,8 @@ class Block(nn.Module):
 
 
 def test_the_message_names_layer_shapes_way_and_remedy():
-    model = nn.ModuleDict({"layers": nn.ModuleList([Block()])})
-    model.forward = lambda x: x
-    wrapped = Lambda(lambda self, x: self.layers[0](x), Block())
-    assert str(failure(wrapped, torch.empty(2, 7, 128))) == (
+    model = Lambda(lambda self, x: self.layers[0](x), Block())
+    assert str(failure(model, torch.empty(2, 7, 128))) == (
         "ShapeError in model.layers.0.ff.2   Linear(128 -> 64)\n"
         "  expected  (..., 128)\n"
         "  found     (2, 7, 256)\n"
@@ -156,6 +154,14 @@ def unpack_something(self, x):
     return x, a, b, c
 
 
+def test_containers_that_return_what_their_last_layer_did_are_not_said():
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.Flatten()), nn.Linear(4, 5))
+    assert failure(model, torch.empty(2, 4)).origin == (
+        "model.0.1   Flatten -> (2, 6)",
+        "model.0.0   Linear(4 -> 6) -> (2, 6)",
+    )
+
+
 def test_unpacking_a_shape_is_about_shapes_and_unpacking_else_is_not():
     assert "batch, length, width = x.shape" in failure(Lambda(unpack_shape), torch.empty(2, 4)).origin[0]
     assert "values to unpack" in check(Lambda(unpack_something), torch.empty(2, 4)).unchecked[0]
@@ -176,6 +182,50 @@ def test_a_failure_the_model_catches_leaves_no_trace():
     ).unchecked
 
 
+class ChannelNorm(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class OtherMeaning(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.in_features, self.out_features = 3, 3
+
+    def forward(self, x):
+        return x * x.sum().item()
+
+
+class OwnLinear(nn.Linear):
+    def forward(self, x):
+        return x @ self.weight.T
+
+
+class OwnEmbedding(nn.Embedding):
+    def forward(self, x):
+        return F.embedding(x, self.weight)
+
+
+class OwnTransposed(nn.ConvTranspose1d):
+    def forward(self, x):
+        return F.conv_transpose1d(x, self.weight)
+
+
+def test_classes_of_others_are_judged_only_where_they_fail():
+    assert check(ChannelNorm(3), torch.empty(2, 3, 5, 5)).unchecked == ()
+    assert "item()" in check(OtherMeaning(), torch.empty(2, 4)).unchecked[0]
+    error = failure(nn.Sequential(nn.Linear(4, 6), OwnLinear(5, 7)), torch.empty(2, 4))
+    assert (error.what, error.expected) == ("ShapeError in model.1   OwnLinear(5 -> 7)", "(..., 5)")
+    assert error.hint == "0 makes 6 features: OwnLinear(6, 7)?"
+    assert error.origin[0] == "model.0   Linear(4 -> 6) -> (2, 6)"
+    assert error.origin[-1].startswith(
+        "torch: "
+    )  # the name of an attribute is a guess; this is what happened
+    assert failure(OwnEmbedding(5, 7), torch.empty(2, 4)).expected == "indices of dtype int64 or int32"
+    # torch's meta kernel lets this pass
+    assert failure(OwnTransposed(3, 4, 2), torch.empty(2, 5, 9)).expected == "(N, 3, L)"
+
+
 def test_a_layer_s_own_shape_error_is_placed():
     def forward(self, x):
         raise ShapeError("heads do not divide", expected="a multiple of 3", found=4, hint="use 3 heads")
@@ -183,6 +233,19 @@ def test_a_layer_s_own_shape_error_is_placed():
     error = failure(nn.Sequential(Lambda(forward)), torch.empty(2, 4))
     assert error.what == "ShapeError in model.0   Lambda"
     assert (error.expected, error.found, error.hint) == ("a multiple of 3", 4, "use 3 heads")
+
+
+class Strict(nn.Linear):
+    def forward(self, x):
+        if x.shape[-1] != self.in_features:
+            raise ShapeError("no", expected="its own words", found="as well", hint="ask the layer before")
+        return super().forward(x)
+
+
+def test_a_layer_s_own_shape_error_gets_the_name_of_the_layer_before():
+    error = failure(nn.Sequential(nn.Linear(4, 6), Strict(5, 7)), torch.empty(2, 4))
+    assert (error.expected, error.found) == ("its own words", "as well")
+    assert error.hint == "0 makes 6 features: Strict(6, 7)?"
 
 
 def test_a_step_is_named_when_it_fails_outside_the_model():
@@ -235,6 +298,18 @@ def test_which_tensors_vary():
     assert seen == [((7, 3), (), (7,), None)]
     assert report.batch_sizes == (7,)
     assert check(Lambda(lambda self: torch.ones(2))).batch_sizes == ()
+
+
+def test_one_example_stands_for_a_batch():
+    assert check(nn.BatchNorm1d(4), torch.empty(1, 4)).batch_sizes == (2, 3)  # refuses a batch of one
+    assert check(nn.Linear(4, 4), torch.empty(0, 4)).batch_sizes == (2, 3)
+
+
+def test_a_gradient_in_one_of_the_runs_is_enough():
+    model = Lambda(
+        lambda self, x: self.layers[len(x) % 2](x), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+    )
+    assert check(model, torch.empty(2, 4)).without_gradient == ("layers.2.weight", "layers.2.bias")
 
 
 @pytest.mark.parametrize("sizes", [(), (0,), (2, -1)])
