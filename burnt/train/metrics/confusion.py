@@ -34,6 +34,15 @@ class ConfusionMatrix(Metric):
     >>> confusion.matrix()
     tensor([[0, 1],
             [1, 1]])
+    >>> print(confusion)
+    class  precision  recall      f1  count
+        0     0.0000  0.0000  0.0000      1
+        1     0.5000  0.5000  0.5000      2
+    <BLANKLINE>
+           predicted
+     true   0  1
+        0   .  1
+        1   1  1
     """
 
     name = "confusion"
@@ -77,6 +86,19 @@ class ConfusionMatrix(Metric):
         columns = (precision.tolist(), recall.tolist(), f1.tolist(), support.tolist())
         return [(name, *row) for name, *row in zip(self.classes, *columns, strict=True)]
 
+    def __str__(self) -> str:
+        """The table of classes and the matrix, as aligned text; a dot is a zero."""
+        wide = max(len(name) for name in ["class", *self.classes])
+        lines = [f"{'class':>{wide}}  precision  recall      f1  count"]
+        for name, precision, recall, f1, count in self.per_class():
+            lines.append(f"{name:>{wide}}  {precision:9.4f}  {recall:6.4f}  {f1:6.4f}  {count:5}")
+        counts = self.matrix()
+        cell = max(len(str(int(counts.max()))), max(map(len, self.classes)), 2)
+        lines += ["", f"{'':>{wide}}  predicted", f"{'true':>{wide}}  " + _row(self.classes, cell)]
+        for name, row in zip(self.classes, counts.tolist(), strict=True):
+            lines.append(f"{name:>{wide}}  " + _row([str(n) if n else "." for n in row], cell))
+        return "\n".join(lines)
+
     def record(self, recorder: Recorder, split: str, step: int) -> None:
         """Write the matrix and the table of classes."""
         rows = [[name, *row] for name, row in zip(self.classes, self.matrix().tolist(), strict=True)]
@@ -87,3 +109,7 @@ class ConfusionMatrix(Metric):
             [list(row) for row in self.per_class()],
             step,
         )
+
+
+def _row(cells: Sequence[str], width: int) -> str:
+    return " ".join(f"{cell:>{width}}" for cell in cells)

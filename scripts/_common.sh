@@ -1,0 +1,52 @@
+# Shared by the scripts of this folder: where the repository is, and a virtual environment in it.
+# Sourced, not run.
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+VENV="$ROOT/.venv"
+
+say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
+
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# make_venv: the environment in .venv, made with $PYTHON (python3 by default) unless it is there and works.
+make_venv() {
+    if [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        return
+    fi
+    local python="${PYTHON:-}"
+    if [ -z "$python" ]; then
+        local candidate
+        for candidate in python3.11 python3.12 python3.13 python3 python; do
+            if command -v "$candidate" >/dev/null 2>&1 && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+                python="$candidate"
+                break
+            fi
+        done
+    fi
+    [ -n "$python" ] || die "no Python 3.11 or newer found. Install one, or name it: PYTHON=/path/to/python $0"
+    command -v "$python" >/dev/null 2>&1 || die "PYTHON=$python is no program. Name a Python 3.11 or newer."
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || die "$("$python" --version) is too old: burnt needs 3.11 or newer. Name another: PYTHON=/path/to/python $0"
+    say "making $VENV with $("$python" --version)"
+    rm -rf "$VENV"
+    "$python" -m venv "$VENV" || die "$python cannot make virtual environments. On Debian: apt install python3-venv"
+}
+
+# install EXTRAS: burnt and the extras into .venv, at the versions of constraints.txt; nothing if that was done.
+install() {
+    local extras="$1" stamp="$VENV/.installed-$1" wanted
+    wanted="$(cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt" | cksum) $ROOT"
+    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+        return
+    fi
+    say "installing burnt[$extras] (the first time takes a few minutes)"
+    # torch first and by its exact version: an open range would take the newest build and its CUDA libraries.
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c "$ROOT/constraints.txt" \
+        "$(grep '^torch==' "$ROOT/constraints.txt")" \
+        || die "torch could not be installed (see above)"
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c "$ROOT/constraints.txt" \
+        --editable "$ROOT[$extras]" || die "burnt could not be installed (see above)"
+    printf '%s' "$wanted" >"$stamp"
+}
