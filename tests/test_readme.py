@@ -1,0 +1,50 @@
+"""The README's Python blocks run as they stand, and print what it says they print."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
+BLOCKS = [
+    pytest.param(block, id=f"{document.relative_to(ROOT)}-{number}")
+    for document in DOCUMENTS
+    for number, (language, block) in enumerate(FENCE.findall(document.read_text()))
+    if language == "python"
+]  # fmt: skip
+
+
+def run(code: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", code],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("code", BLOCKS)
+def test_block_runs(code: str, tmp_path: Path) -> None:
+    run(code, tmp_path)
+
+
+def test_the_shape_error_is_as_printed(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    code = next(block for language, block in FENCE.findall(readme) if "ShapeError" in block)
+    printed = next(block for language, block in FENCE.findall(readme) if language == "text")
+    assert run(code, tmp_path) == printed
+
+
+def test_links_lead_somewhere() -> None:
+    for document in [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
