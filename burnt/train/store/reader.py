@@ -14,7 +14,7 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -538,9 +538,8 @@ class RunReader:
             " WHERE (? IS NULL OR kind = ?) AND (? IS NULL OR name = ?) ORDER BY id",
             (kind, kind, name, name),
         )
-        return [
-            Artefact._make((*row[:-1], row[-1] if row[1] == "image" else self._json(row[-1]))) for row in rows
-        ]
+        read: dict[str, Callable[[Any], Any]] = {"image": bytes, "table": self._json, "histogram": self._json}
+        return [Artefact._make((*row[:-1], read[row[1]](row[-1]))) for row in rows]
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:

@@ -47,6 +47,7 @@ _BATCH_ITEMS = 4_096  # items in one transaction
 _QUEUE_ITEMS = 65_536  # from here on samples are dropped
 _RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
 
+_SAMPLES = ("log", INTO_LOG, INTO_SYSTEM)  # the kinds of items that may be dropped
 _FOLDERS = ("checkpoints", "logs", "control")
 
 
@@ -420,7 +421,7 @@ class RunWriter:
                 elif self._gave_up:
                     return False
                 elif time.monotonic() > self._deadline:
-                    self._drop(batch.items)
+                    self._drop(batch.samples)
                     return False
                 else:
                     delay = _RETRY_SECONDS[min(self._failures, len(_RETRY_SECONDS)) - 1]
@@ -438,6 +439,7 @@ class RunWriter:
         while self._queue and batch.items < _BATCH_ITEMS:
             kind, *content = self._queue.popleft()
             batch.items += 1
+            batch.samples += kind in _SAMPLES
             if kind == "log":
                 self._add_metrics(batch, *content)
             elif kind == "flush":

@@ -1,0 +1,207 @@
+"""`SystemSampler`: a thread that measures the machine while a training runs.
+
+Nothing here imports torch. GPUs are looked at when the training itself has imported torch and started CUDA:
+looking earlier would start it, which breaks workers that are forked later.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+__all__ = ["SystemSampler"]
+
+
+class SystemSampler:
+    """Calls back with a sample of the machine's state every few seconds, from a daemon thread.
+
+    A sample maps names to numbers; the unit ends the name:
+
+    ============================================================  =====================================
+    ``cpu.percent``                                               of all cores
+    ``process.cpu_percent``                                       of one core, so 400 is four cores
+    ``process.rss_bytes``                                         resident memory of this process
+    ``memory.used_bytes``, ``memory.total_bytes``                 of the machine
+    ``disk.free_bytes``                                           where `folder` lies
+    ``gpu0.memory_used_bytes``, ``gpu0.memory_total_bytes``       see below
+    ``gpu0.percent``, ``gpu0.celsius``, ``gpu0.watts``            with the extra ``burnt[nvml]``
+    ============================================================  =====================================
+
+    GPUs are numbered as torch does. With NVML, memory is what all processes use on the GPU; without, what
+    torch's allocator of this process holds.
+
+    Args:
+        callback: takes a sample; `RunWriter.system` for one.
+        interval: seconds between samples.
+        folder: any folder on the disk whose free space is measured.
+
+    >>> samples = []
+    >>> with SystemSampler(samples.append, interval=60):
+    ...     pass
+    >>> samples[0]["memory.used_bytes"] < samples[0]["memory.total_bytes"]
+    True
+    """
+
+    def __init__(
+        self,
+        callback: Callable[[Mapping[str, float]], None],
+        interval: float = 2.0,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._callback = callback
+        self._interval = interval
+        self._folder = folder
+        self._process = psutil.Process()
+        self._gpus: list[_Gpu] | None = None
+        self._warnings: list[str] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="burnt-system-sampler", daemon=True)
+        # CPU use is measured between two calls; these are the first.
+        psutil.cpu_percent()
+        self._process.cpu_percent()
+
+    def start(self) -> None:
+        """Start the thread, which samples at once and then at every interval."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread, after the sample that it is taking."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def warnings(self) -> list[str]:
+        """What could not be measured, each once."""
+        return list(self._warnings)
+
+    def sample(self) -> dict[str, float]:
+        """Measure now. What cannot be measured is left out, and told once in `warnings`."""
+        values: dict[str, float] = {}
+        for measure in (self._host, self._disk, self._cuda):
+            try:
+                values.update(measure())
+            except (OSError, psutil.Error) as error:  # a disk that went away, a /proc that is hidden
+                self._warn(f"{measure.__name__.strip('_')} is not sampled: {error}")
+        return values
+
+    def _work(self) -> None:
+        while True:
+            try:
+                self._callback(self.sample())
+            except Exception as error:  # a thread that dies unseen would leave a gap without a reason
+                self._warn(f"a system sample was lost: {type(error).__name__}: {error}")
+            if self._stopping.wait(self._interval):
+                return
+
+    def _warn(self, message: str) -> None:
+        if message not in self._warnings:
+            self._warnings.append(message)
+
+    def _host(self) -> dict[str, float]:
+        memory = psutil.virtual_memory()
+        with self._process.oneshot():
+            return {
+                "cpu.percent": psutil.cpu_percent(),
+                "process.cpu_percent": self._process.cpu_percent(),
+                "process.rss_bytes": self._process.memory_info().rss,
+                "memory.used_bytes": memory.total - memory.available,
+                "memory.total_bytes": memory.total,
+            }
+
+    def _disk(self) -> dict[str, float]:
+        return {} if self._folder is None else {"disk.free_bytes": shutil.disk_usage(self._folder).free}
+
+    def _cuda(self) -> dict[str, float]:
+        torch = sys.modules.get("torch")
+        # `cuda` is missing while another thread is still importing torch.
+        cuda = getattr(torch, "cuda", None)
+        if cuda is None or not cuda.is_initialized():
+            return {}
+        if self._gpus is None:
+            self._gpus = list(_find_gpus(cuda, self._warn))
+        values: dict[str, float] = {}
+        for number, gpu in enumerate(self._gpus):
+            values.update({f"gpu{number}.{name}": value for name, value in gpu.measure().items()})
+        return values
+
+
+class _Gpu:
+    """A GPU measured by torch: the memory of this process."""
+
+    def __init__(self, cuda: Any, number: int) -> None:
+        self._cuda = cuda
+        self._number = number
+        self._total: int = cuda.get_device_properties(number).total_memory
+
+    def measure(self) -> dict[str, float]:
+        # What the driver says of free memory would need a context on every GPU, some 500 MB each.
+        used = self._cuda.memory_reserved(self._number)
+        return {"memory_used_bytes": used, "memory_total_bytes": self._total}
+
+
+class _NvmlGpu(_Gpu):
+    """A GPU measured by NVML: everything, of all processes."""
+
+    def __init__(self, cuda: Any, number: int, nvml: Any, warn: Callable[[str], None]) -> None:
+        super().__init__(cuda, number)
+        self._nvml = nvml
+        self._warn = warn
+        # NVML counts all GPUs of the machine, torch those that CUDA_VISIBLE_DEVICES leaves; the id is shared.
+        uuid = cuda.get_device_properties(number).uuid
+        self._handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        self._measures: dict[str, Callable[[], float]] = {
+            "memory_used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(self._handle).used,
+            "memory_total_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(self._handle).total,
+            "percent": lambda: nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu,
+            "celsius": lambda: nvml.nvmlDeviceGetTemperature(self._handle, nvml.NVML_TEMPERATURE_GPU),
+            "watts": lambda: nvml.nvmlDeviceGetPowerUsage(self._handle) / 1000,
+        }
+
+    def measure(self) -> dict[str, float]:
+        values = super().measure()
+        for name, measure in self._measures.items():
+            try:
+                values[name] = float(measure())
+            except self._nvml.NVMLError as error:  # not every GPU measures everything
+                self._warn(f"gpu{self._number}.{name} is not sampled: {error}")
+        return values
+
+
+def _find_gpus(cuda: Any, warn: Callable[[str], None]) -> Iterator[_Gpu]:
+    """The GPUs that torch sees, measured by NVML where that works."""
+    nvml: Any = None
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except ImportError:
+        warn("use, temperature and power of GPUs are not sampled: pip install 'burnt[nvml]'")
+    except nvml.NVMLError as error:
+        warn(f"use, temperature and power of GPUs are not sampled: {error}")
+        nvml = None
+    for number in range(cuda.device_count()):
+        if nvml is not None and cuda.get_device_properties(number).uuid is not None:
+            try:
+                yield _NvmlGpu(cuda, number, nvml, warn)
+                continue
+            except nvml.NVMLError as error:  # a slice of a GPU has no id of its own here
+                warn(f"gpu{number} is sampled by torch alone: {error}")
+        yield _Gpu(cuda, number)
