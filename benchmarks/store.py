@@ -43,6 +43,7 @@ def log_calls(root: Path, calls: int, work_seconds: float) -> None:
         f"  median {statistics.median(times) * 1e6:6.2f} us"
         f"  mean {statistics.fmean(times) * 1e6:6.2f} us"
         f"  99.9 % {times[int(len(times) * 0.999)] * 1e6:8.1f} us"
+        f"  {(run.folder / 'run.db').stat().st_size / calls / len(NAMES):.0f} bytes a point"
         f"  all {wall / calls * 1e6:7.1f} us a step, then {behind:.2f} s behind, {run.dropped} dropped"
     )
 

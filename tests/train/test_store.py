@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -21,6 +22,11 @@ from burnt.train.store import RunReader, RunWriter, Series, find_runs, liveness,
 from burnt.train.store import writer as writer_module
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
+
+
+def query(folder, sql):
+    with contextlib.closing(sqlite3.connect(folder / "run.db")) as connection, connection:
+        return connection.execute(sql).fetchall()
 
 
 @pytest.fixture
@@ -83,7 +89,7 @@ def test_nan_and_infinities_are_kept(folder):
     assert list(map(repr, reader.points("x").values)) == list(map(repr, values))
     assert reader.best("x").value == -2.5
     assert reader.best("x", higher=True).value == 1.7976931348623157e308
-    rows = sqlite3.connect(folder / "run.db").execute("SELECT value FROM metrics ORDER BY step").fetchall()
+    rows = query(folder, "SELECT value FROM metrics ORDER BY step")
     assert rows[1] == (None,)
     assert rows[2] == (math.inf,)
 
@@ -318,8 +324,7 @@ def test_a_damaged_file_is_named(folder, damage):
 
 def test_a_newer_schema_is_refused(folder):
     RunWriter.create(folder).close("finished")
-    with sqlite3.connect(folder / "run.db") as connection:
-        connection.execute("PRAGMA user_version = 2")
+    query(folder, "PRAGMA user_version = 2")
     for use in (RunReader, lambda f: RunWriter.create(f, resume=True)):
         with pytest.raises(RunError, match="a newer burnt wrote this run") as caught:
             use(folder)
@@ -329,8 +334,7 @@ def test_a_newer_schema_is_refused(folder):
 
 def test_a_database_of_something_else_is_refused(folder):
     folder.mkdir(parents=True)
-    with sqlite3.connect(folder / "run.db") as connection:
-        connection.execute("CREATE TABLE t (x)")
+    query(folder, "CREATE TABLE t (x)")
     with pytest.raises(RunError, match="not a run's database"):
         RunReader(folder)
 
@@ -446,8 +450,7 @@ def test_the_journal_falls_back(folder, monkeypatch):
         assert run.flush()
         assert reader.last("x").step == 100
         assert not (folder / "run.db-wal").exists()
-        (mode,) = sqlite3.connect(folder / "run.db").execute("PRAGMA journal_mode").fetchone()
-        assert mode == "delete"
+        assert query(folder, "PRAGMA journal_mode") == [("delete",)]
     assert reader.state() == "finished"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import tempfile
 from pathlib import Path
@@ -13,6 +14,11 @@ from hypothesis import strategies as st
 from burnt.errors import RunError
 from burnt.train.store import RunReader, RunWriter
 from burnt.train.store.pyramid import Bucket, Pyramid, merge, single
+
+
+def query(folder, sql):
+    with contextlib.closing(sqlite3.connect(Path(folder) / "run.db")) as connection, connection:
+        return connection.execute(sql).fetchall()
 
 
 def write(folder, steps, resumed_from_step=None, *, resume=True, **values):
@@ -33,8 +39,7 @@ def test_rows_after_the_checkpoint_are_superseded(tmp_path):
     assert reader.best("x", higher=True).value == 60.0
     assert [(a.id, a.resumed_from_step) for a in reader.attempts()] == [(1, None), (2, 60)]
     # Nothing is deleted.
-    (count,) = sqlite3.connect(tmp_path / "run.db").execute("SELECT count(*) FROM point").fetchone()
-    assert count == 130
+    assert query(tmp_path, "SELECT count(*) FROM point") == [(130,)]
 
 
 def test_a_resume_without_a_checkpoint_supersedes_everything(tmp_path):
@@ -122,10 +127,8 @@ def test_any_history_reads_as_its_model(history):
         expected = sorted(model.rows)
         points = reader.points("x")
         assert list(zip(points.steps, points.values, strict=True)) == expected
-        view = sqlite3.connect(Path(folder) / "run.db").execute(
-            "SELECT step, value FROM metrics WHERE name = 'x' ORDER BY step"
-        )
-        assert view.fetchall() == expected
+        view = query(folder, "SELECT step, value FROM metrics WHERE name = 'x' ORDER BY step")
+        assert view == expected
         best, worst, last = reader.best("x"), reader.best("x", higher=True), reader.last("x")
         if not expected:
             assert best is worst is last is None
@@ -178,9 +181,7 @@ def test_the_pyramid_has_every_level(tmp_path):
         assert (bucket.min, bucket.max, bucket.sum) == (first, last, (first + last) * width / 2)
     write(tmp_path, range(1, 9001), resume=False)
     columns = ", ".join(Bucket._fields)
-    stored = sqlite3.connect(tmp_path / "run.db").execute(
-        f"SELECT level, position, {columns} FROM bucket ORDER BY level, position"
-    )
+    stored = query(tmp_path, f"SELECT level, position, {columns} FROM bucket ORDER BY level, position")
 
     # Times differ from run to run.
     def strip(row):
