@@ -100,7 +100,6 @@ class RunWriter:
         self._failures = 0
         self._gave_up = False
         self._ended = False
-        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._work, name=f"burnt-run-{folder.name}", daemon=True)
         self._thread.start()
         atexit.register(self._at_exit)
@@ -340,9 +339,7 @@ class RunWriter:
         self._thread.join(timeout + 1.0)
         atexit.unregister(self._at_exit)
         if not self._ended:
-            self._warnings.append(
-                f"the end of the run is not written to {self._path}: the disk failed until then"
-            )
+            self._warnings.append(f"the end of the run is not written to {self._path}")
 
     def __enter__(self) -> Self:
         return self
@@ -386,8 +383,8 @@ class RunWriter:
             self._dropped += count
 
     def _at_exit(self) -> None:
-        if os.getpid() == self._pid:  # a forked worker inherits the handler but not the thread
-            self.close("crashed", "the process ended without closing the run")
+        # In a forked child, which inherits this but not the thread, nothing is written.
+        self.close("crashed", "the process ended without closing the run")
 
     # --- on the writing thread
 
@@ -423,7 +420,7 @@ class RunWriter:
                 elif self._gave_up:
                     return False
                 elif time.monotonic() > self._deadline:
-                    self._drop(batch.samples)
+                    self._drop(batch.samples + sum(item[0] in _SAMPLES for item in self._queue))
                     return False
                 else:
                     delay = _RETRY_SECONDS[min(self._failures, len(_RETRY_SECONDS)) - 1]
