@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from pathlib import Path
@@ -64,7 +65,7 @@ class DigitsConfig(burnt.Config):
         return Digits(
             blocks=[
                 Block(nn.Conv2d(inside, outside, 3, padding=1), nn.BatchNorm(outside))
-                for inside, outside in zip(widths, widths[1:], strict=False)
+                for inside, outside in itertools.pairwise(widths)
             ],
             pool=nn.MaxPool2d(2),
             dropout=nn.Dropout(self.dropout),
@@ -124,7 +125,9 @@ def distort(batch: Batch, generator: torch.Generator) -> Batch:
         torch.stack([scale_x * angle.cos(), shear - angle.sin(), shift_x], 1),
         torch.stack([angle.sin(), scale_y * angle.cos(), shift_y], 1),
     ]
-    grid = torch.nn.functional.affine_grid(torch.stack(rows, 1), list(batch.images.shape), align_corners=False)
+    grid = torch.nn.functional.affine_grid(
+        torch.stack(rows, 1), list(batch.images.shape), align_corners=False
+    )
     images = torch.nn.functional.grid_sample(batch.images, grid, align_corners=False)
     return batch.replace(images=images)
 
