@@ -1,0 +1,78 @@
+"""The error family: one form of message, and the built-in class that fits each."""
+
+import pickle
+
+import pytest
+
+from burnt import errors
+from burnt.errors import BurntError, ShapeError, nearest
+
+FAMILY = [getattr(errors, name) for name in errors.__all__ if name != "nearest"]
+
+
+def test_every_error_belongs_to_the_family_and_has_a_docstring() -> None:
+    for kind in FAMILY:
+        assert issubclass(kind, BurntError)
+        assert kind.__doc__
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        (errors.DefinitionError, TypeError),
+        (errors.ConfigError, ValueError),
+        (errors.ShapeError, ValueError),
+        (errors.DataError, ValueError),
+        (errors.OptimError, ValueError),
+        (errors.RecordError, ValueError),
+        (errors.CheckpointError, errors.RecordError),
+        (errors.RunError, OSError),
+        (errors.MetricError, ValueError),
+        (errors.NonFiniteError, ArithmeticError),
+        (errors.UnsupportedError, NotImplementedError),
+    ],
+)
+def test_old_except_clauses_catch_them(kind: type[BurntError], builtin: type[Exception]) -> None:
+    with pytest.raises(builtin, match="what"):
+        raise kind("what")
+
+
+def test_the_tree_in_the_docstring_is_complete() -> None:
+    assert errors.__doc__ is not None
+    for kind in FAMILY:
+        assert kind.__name__ in errors.__doc__
+
+
+def test_the_message_has_its_parts_in_order() -> None:
+    error = ShapeError(
+        "it broke", where="here", expected=(1, 2), found="two\nlines", origin=["a", "b"], hint="mend"
+    )
+    assert str(error).splitlines() == [
+        "it broke",
+        "  in        here",
+        "  expected  (1, 2)",
+        "  found     two",
+        "            lines",
+        "  from      a",
+        "            b",
+        "  hint      mend",
+    ]  # fmt: skip
+
+
+def test_parts_that_are_not_given_leave_no_line() -> None:
+    assert str(BurntError("only this")) == "only this"
+    assert str(BurntError("falsy values count", found=0)).endswith("found     0")
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_errors_survive_a_process_border(kind: type[BurntError]) -> None:
+    error = kind("what", where="there", expected=3, hint="do")
+    twin = pickle.loads(pickle.dumps(error))
+    assert type(twin) is kind
+    assert str(twin) == str(error)
+
+
+def test_nearest() -> None:
+    assert nearest("acuracy", ["loss", "accuracy"]) == "accuracy"
+    assert nearest("zzz", ["loss", "accuracy"]) is None
+    assert nearest("x", []) is None
