@@ -206,8 +206,8 @@ def _replacing(path: Path, mode: str) -> Iterator[IO[Any]]:
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = open(draft, mode) if "b" in mode else open(draft, mode, encoding="utf-8", newline="")
-        with file:
+        encoding = None if "b" in mode else "utf-8"
+        with open(draft, mode, encoding=encoding, newline=encoding and "") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -24,25 +24,9 @@ from burnt.train.store.schema import (
     unreadable,
 )
 
-_NETWORK_FILE_SYSTEMS = frozenset(
-    [
-        "nfs",
-        "nfs4",
-        "cifs",
-        "smb",
-        "smb2",
-        "smb3",
-        "smbfs",
-        "9p",
-        "afs",
-        "ceph",
-        "glusterfs",
-        "lustre",
-        "beegfs",
-        "gpfs",
-        "fuse.sshfs",
-        "fuse.ceph",
-    ]
+_NETWORK_FILE_SYSTEMS = (
+    *("nfs", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.ceph"),
+    *("fuse.sshfs", "glusterfs", "fuse.glusterfs", "lustre", "beegfs", "gpfs"),
 )
 
 

@@ -14,7 +14,8 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -174,20 +175,24 @@ class RunReader:
         self.folder = Path(folder)
         self._path = self.folder / DATABASE
         self._lock = threading.RLock()
-        self._copy: tempfile.TemporaryDirectory[str] | None = None
         if not self._path.is_file():
             raise RunError(
                 f"{self.folder} holds no run",
                 expected=str(self._path),
                 hint="find_runs(root) lists the runs below a folder",
             )
-        self._connection = self._open()
+        # What is opened is closed with the reader, whether or not somebody asks for it.
+        self._resources = contextlib.ExitStack()
+        weakref.finalize(self, self._resources.close)
+        try:
+            self._connection = self._open()
+        except RunError:
+            self._resources.close()
+            raise
 
     def close(self) -> None:
         """Let go of the file."""
-        self._connection.close()
-        if self._copy is not None:
-            self._copy.cleanup()
+        self._resources.close()
 
     def __enter__(self) -> RunReader:
         return self
@@ -197,23 +202,29 @@ class RunReader:
 
     def _open(self) -> sqlite3.Connection:
         try:
-            return _checked(self._path)
+            return self._connect(self._path)
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
                 raise unreadable(self._path, error) from error
             # A killed writer may leave a journal to roll back, which a read-only connection must not do;
             # and a log beside the file cannot be indexed where the folder is read-only. A copy can be both.
             try:
-                self._copy = tempfile.TemporaryDirectory(prefix="burnt-run-")
+                copy = Path(self._resources.enter_context(tempfile.TemporaryDirectory(prefix="burnt-run-")))
                 for file in self.folder.glob(f"{DATABASE}*"):
-                    shutil.copy(file, self._copy.name)
-                copied = Path(self._copy.name) / DATABASE
-                connect(copied, "rw").execute("SELECT 1 FROM run").connection.close()
-                return _checked(copied)
+                    shutil.copy(file, copy)
+                with contextlib.closing(connect(copy / DATABASE, "rw")) as connection:
+                    connection.execute("SELECT 1 FROM run")
+                return self._connect(copy / DATABASE)
             except (sqlite3.Error, OSError) as second:
                 raise unreadable(self._path, error) from second
         except sqlite3.DatabaseError as error:
             raise unreadable(self._path, error) from error
+
+    def _connect(self, path: Path) -> sqlite3.Connection:
+        connection = self._resources.enter_context(contextlib.closing(connect(path, "ro")))
+        check_schema(connection, path)
+        connection.execute("SELECT 1 FROM attempt")
+        return connection
 
     @contextlib.contextmanager
     def _snapshot(self) -> Iterator[None]:
@@ -538,9 +549,8 @@ class RunReader:
             " WHERE (? IS NULL OR kind = ?) AND (? IS NULL OR name = ?) ORDER BY id",
             (kind, kind, name, name),
         )
-        return [
-            Artefact._make((*row[:-1], row[-1] if row[1] == "image" else self._json(row[-1]))) for row in rows
-        ]
+        read: dict[str, Callable[[Any], Any]] = {"image": bytes, "table": self._json, "histogram": self._json}
+        return [Artefact._make((*row[:-1], read[row[1]](row[-1]))) for row in rows]
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:
@@ -558,17 +568,6 @@ def find_runs(root: str | os.PathLike[str]) -> list[Path]:
 
 def _written(folder: Path) -> float:
     return max((file.stat().st_mtime for file in folder.glob(f"{DATABASE}*") if file.exists()), default=0.0)
-
-
-def _checked(path: Path) -> sqlite3.Connection:
-    connection = connect(path, "ro")
-    try:
-        check_schema(connection, path)
-        connection.execute("SELECT 1 FROM attempt").fetchone()
-    except (sqlite3.Error, RunError):
-        connection.close()
-        raise
-    return connection
 
 
 def _state(attempt: Attempt) -> State:

@@ -33,6 +33,7 @@ class Batch:
 
     def __init__(self) -> None:
         self.items = 0
+        self.samples = 0
         self.flushed: list[threading.Event] = []
         self._rows: dict[str, list[Row]] = {}
 

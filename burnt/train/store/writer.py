@@ -47,6 +47,7 @@ _BATCH_ITEMS = 4_096  # items in one transaction
 _QUEUE_ITEMS = 65_536  # from here on samples are dropped
 _RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
 
+_SAMPLES = ("log", INTO_LOG, INTO_SYSTEM)  # the kinds of items that may be dropped
 _FOLDERS = ("checkpoints", "logs", "control")
 
 
@@ -82,6 +83,7 @@ class RunWriter:
         self._queue: deque[Row] = deque()
         self._capacity = _QUEUE_ITEMS
         self._progress: Row | None = None
+        self._progress_taken: Row | None = None
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._dropped = 0
@@ -122,8 +124,9 @@ class RunWriter:
             config: anything JSON can hold; written to ``config.json`` and to the attempt.
             resume: continue the run in the folder, if there is one.
             resumed_from_step: the steps done in the checkpoint that is resumed from: rows of earlier
-                attempts with a higher step are superseded, that is, kept but no longer shown. None: the
-                attempt starts anew, and all metric rows of earlier attempts are superseded.
+                attempts with a higher step are superseded, that is, kept but no longer shown; what was
+                logged at this very step holds, and is not to be logged again. None: the attempt starts
+                anew, and all metric rows of earlier attempts are superseded.
             on_error: called from the writing thread with a message, once for each time writing breaks.
 
         Raises:
@@ -305,7 +308,7 @@ class RunWriter:
         Returns:
             Whether it is.
         """
-        if not self._thread.is_alive():
+        if self._gave_up:
             return False
         done = threading.Event()
         self._put(("flush", done))
@@ -420,7 +423,7 @@ class RunWriter:
                 elif self._gave_up:
                     return False
                 elif time.monotonic() > self._deadline:
-                    self._drop(batch.items)
+                    self._drop(batch.samples)
                     return False
                 else:
                     delay = _RETRY_SECONDS[min(self._failures, len(_RETRY_SECONDS)) - 1]
@@ -432,12 +435,14 @@ class RunWriter:
     def _take(self) -> Batch:
         """The next items of the queue, worked into rows."""
         batch = Batch()
-        progress, self._progress = self._progress, None
-        if progress is not None:
+        progress = self._progress
+        if progress is not None and progress is not self._progress_taken:
+            self._progress_taken = progress
             batch.add(INTO_PROGRESS, progress)
         while self._queue and batch.items < _BATCH_ITEMS:
             kind, *content = self._queue.popleft()
             batch.items += 1
+            batch.samples += kind in _SAMPLES
             if kind == "log":
                 self._add_metrics(batch, *content)
             elif kind == "flush":

@@ -1,0 +1,59 @@
+"""docs/run-store.md says what is so: its SQL runs, and it names every column."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from burnt.train.store import RunWriter
+from burnt.train.store.schema import APPLICATION_ID, SCHEMA_VERSION
+
+PAGE = (Path(__file__).parents[2] / "docs" / "run-store.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```sql\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.fixture
+def connection(tmp_path):
+    folder = tmp_path / "run"
+    with RunWriter.create(folder) as run:
+        for step in range(1, 9001):
+            run.log(step, 1, {"loss": math.nan if step == 5000 else 1 / step})
+        for epoch in (1, 2, 3):
+            run.log(epoch * 100, epoch, {"loss": abs(epoch - 2.0)}, split="valid")
+        run.event("checkpoint", 8192, path="checkpoints/8192")
+        run.system({"process.rss_bytes": 3 * 2**30})
+        run.system({"process.rss_bytes": 2**30})
+    with RunWriter.create(folder, resume=True, resumed_from_step=8192) as run:
+        run.log(8193, 2, {"loss": 7.0})
+    with contextlib.closing(sqlite3.connect(f"file:{folder / 'run.db'}?mode=ro", uri=True)) as connection:
+        yield connection
+
+
+def test_the_examples_find_what_they_promise(connection):
+    curve, best, broken, memory, checkpoints, attempts, band = (
+        connection.execute(example).fetchall() for example in EXAMPLES
+    )
+    assert curve == [(s, None if s == 5000 else 1 / s) for s in range(1, 8193)] + [(8193, 7.0)]
+    assert best == [("loss", 2, 0.0)]
+    assert broken == [(5000,)]
+    assert memory == [(3.0,)]
+    assert [row[1:] for row in checkpoints] == [(8192, "checkpoints/8192")]
+    assert [row[2:4] for row in attempts] == [(None, "finished"), (8192, "finished")]
+    assert [(row[0], row[1], row[3]) for row in band] == [(1, 1 / 4096, 1.0), (4097, 1 / 8192, 1 / 4097)]
+    assert band[1][2] == pytest.approx(sum(1 / s for s in range(4097, 8193) if s != 5000) / 4095)
+
+
+def test_every_column_is_described(connection):
+    names = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
+    assert len(names) == 13
+    for (name,) in names:
+        assert f"`{name}`" in PAGE
+        for column in connection.execute(f"PRAGMA table_info({name})").fetchall():
+            assert f"`{column[1]}`" in PAGE, f"{name}.{column[1]}"
+    assert f"`{APPLICATION_ID:#x}`" in PAGE
+    assert f"schema version, {SCHEMA_VERSION}." in PAGE
