@@ -106,38 +106,25 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
         >>> RunConfig().override(["epochs=16", "name=12"])
         RunConfig(epochs=16, name='12')
         """
-        data = self.to_dict()
-        for assignment in assignments:
-            key, equals, text = assignment.partition("=")
-            if not equals:
-                raise ConfigError(
-                    f"{assignment!r} sets nothing", expected="key=value", hint="e.g. model.hidden=128"
-                )
-            *parents, last = key.split(".")
-            node: Any = data
-            for i, name in enumerate(parents):
-                children = _children(node)
-                if name not in children:
-                    raise _error(
-                        f"{type(self).__name__} has no key {key!r}",
-                        [_unknown(".".join(parents[: i + 1]), name, children)],
-                    )
-                node = children[name]
-            if isinstance(node, list):
-                if last not in _children(node):
-                    raise ConfigError(
-                        f"{type(self).__name__} has no key {key!r}",
-                        expected=f"an index below {len(node)}",
-                        found=last,
-                    )
-                node[int(last)] = _parse(text)
-            elif isinstance(node, dict):
-                node[last] = _parse(text)
-            else:
-                raise ConfigError(
-                    f"{type(self).__name__} has no key {key!r}", where=".".join(parents), found=repr(node)
-                )
-        return self._read(data, f"{type(self).__name__} cannot be built", strict=False)
+        return type(self)._assigned(self.to_dict(), assignments)
+
+    @classmethod
+    def from_assignments(cls, assignments: Iterable[str]) -> Self:
+        """The defaults with dotted keys set from text, as `override` does; it sets required fields too.
+
+        Args:
+            assignments: ``"model.hidden=128"`` and the like.
+
+        Raises:
+            ConfigError: no such key, a value that is not of its type, or a required field that is not set.
+
+        >>> class TrainConfig(Config):
+        ...     data: str
+        ...     epochs: int = 8
+        >>> TrainConfig.from_assignments(["data=digits"])
+        TrainConfig(data='digits', epochs=8)
+        """
+        return cls._assigned(_defaults(cls), assignments)
 
     def to_dict(self) -> dict[str, Any]:
         """The values as plain dicts, lists, strings and numbers, ready for JSON."""
@@ -208,6 +195,40 @@ class Config(msgspec.Struct, metaclass=_ConfigMeta, frozen=True, forbid_unknown_
                 what, where="config", expected="an object", found=type(document["config"]).__name__
             )
         return cls._read(document["config"], what, root="config")
+
+    @classmethod
+    def _assigned(cls, data: dict[str, Any], assignments: Iterable[str]) -> Self:
+        for assignment in assignments:
+            key, equals, text = assignment.partition("=")
+            if not equals:
+                raise ConfigError(
+                    f"{assignment!r} sets nothing", expected="key=value", hint="e.g. model.hidden=128"
+                )
+            *parents, last = key.split(".")
+            node: Any = data
+            for i, name in enumerate(parents):
+                children = _children(node)
+                if name not in children:
+                    raise _error(
+                        f"{cls.__name__} has no key {key!r}",
+                        [_unknown(".".join(parents[: i + 1]), name, children)],
+                    )
+                node = children[name]
+            if isinstance(node, list):
+                if last not in _children(node):
+                    raise ConfigError(
+                        f"{cls.__name__} has no key {key!r}",
+                        expected=f"an index below {len(node)}",
+                        found=last,
+                    )
+                node[int(last)] = _parse(text)
+            elif isinstance(node, dict):
+                node[last] = _parse(text)
+            else:
+                raise ConfigError(
+                    f"{cls.__name__} has no key {key!r}", where=".".join(parents), found=repr(node)
+                )
+        return cls._read(data, f"{cls.__name__} cannot be built", strict=False)
 
     @classmethod
     def _read(cls, data: dict[str, Any], what: str, *, root: str = "", strict: bool = True) -> Self:
@@ -427,6 +448,20 @@ def _decode(kind: type, value: Any) -> Any:
     if isinstance(value, kind):
         return value
     raise NotImplementedError(f"a Config cannot hold a {kind.__name__}")
+
+
+def _defaults(cls: type[Config]) -> dict[str, Any]:
+    """What the fields of a Config hold by default, as `to_dict` gives it; those without a default are absent,
+    but for a Config, which has defaults of its own."""
+    data: dict[str, Any] = {}
+    for info in _fields(cls):
+        if info.default is not msgspec.NODEFAULT:
+            data[info.encode_name] = msgspec.to_builtins(info.default, enc_hook=_encode)
+        elif info.default_factory is not msgspec.NODEFAULT:
+            data[info.encode_name] = msgspec.to_builtins(info.default_factory(), enc_hook=_encode)
+        elif _is_config(info.type):
+            data[info.encode_name] = _defaults(info.type)
+    return data
 
 
 def _children(node: Any) -> dict[str, Any]:

@@ -1,0 +1,178 @@
+"""The command `burnt`: which commands there are, what they take, and how they end.
+
+================  ===========================================================
+`train.py`        `burnt train module:function key=value`
+`runs_list.py`    `burnt runs list`
+`runs_show.py`    `burnt runs show`
+`runs_export.py`  `burnt runs export`
+`info.py`         `burnt info`
+`output.py`       tables for terminals, plain columns for pipes, JSON, errors
+================  ===========================================================
+
+What a command needs is imported when it runs: `burnt --help` and `burnt runs` never load torch. Exit codes:
+0 done, 1 failed, 2 a command line that cannot be carried out, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from burnt import __version__
+from burnt.errors import BurntError
+
+__all__ = ["main"]
+
+_EXAMPLES = """\
+examples:
+  burnt train examples/digits/train.py:main epochs=20 model.hidden=128
+  burnt runs list                            what runs there are, how far, how good
+  burnt runs show runs/digits                one run: metrics, checkpoints, log
+  burnt runs export runs/digits --format csv --out digits.csv
+  burnt info                                 versions, CPU, GPUs, what is missing
+"""
+
+_TRAIN_EXAMPLES = """\
+examples:
+  burnt train digits.train:main hidden=128 lr=1e-3    a module, found from here
+  burnt train examples/digits/train.py:main           or a file
+  burnt train digits.train:main --show > base.json    its configuration
+
+The function takes one parameter, annotated with a burnt.Config class.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: the words after `burnt`; those of the process by default.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        SystemExit: the words are no command, or a training was interrupted.
+
+    >>> main(["runs", "list", "no-such-folder"])
+    1
+    """
+    args = _parse(argv)
+    if args.command != "train" and isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show a character of a run's name must still show the run.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        code = _run(args)
+        sys.stdout.flush()
+        return code
+    except BurntError as error:
+        from burnt.cli.output import UsageError, report
+
+        if os.environ.get("BURNT_DEBUG") == "1":
+            raise
+        report(error)
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        if os.environ.get("BURNT_DEBUG") == "1":
+            raise
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        if args.command == "train":
+            raise
+        # Who read our output wants no more of it, as `| head` does; nothing is left to say, at exit neither.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(args: argparse.Namespace) -> int:
+    match args.command:
+        case "train":
+            from burnt.cli import train
+
+            return train.run(args.target, args.overrides, args.config, args.show)
+        case "info":
+            from burnt.cli import info
+
+            return info.run(args.json)
+        case "list":
+            from burnt.cli import runs_list
+
+            return runs_list.run(args.folder, args.json)
+        case "show":
+            from burnt.cli import runs_show
+
+            return runs_show.run(args.run, args.json)
+        case _:
+            from burnt.cli import runs_export
+
+            return runs_export.run(args.run, args.format, args.out, args.follow)
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    # argparse takes all words that belong together at once: what follows an option after them is left over.
+    args, rest = parser.parse_known_args(argv)
+    if args.command == "train":
+        args.overrides += [word for word in rest if not word.startswith("-")]
+        rest = [word for word in rest if word.startswith("-")]
+    if rest:
+        parser.error(f"unknown words: {' '.join(rest)}")
+    if args.command == "export" and args.follow and args.format != "jsonl":
+        parser.error("--follow goes with --format jsonl")
+    return args
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _new(None, "burnt", "Train models, and look at what was trained.", _EXAMPLES)
+    parser.add_argument("--version", action="version", version=f"burnt {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    train = _new(commands, "train", "run a training function with a configuration", _TRAIN_EXAMPLES)
+    train.add_argument("target", metavar="MODULE:FUNCTION", help="what to call; the module may be a file")
+    train.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="fields of the configuration, dotted when nested"
+    )
+    train.add_argument("--config", metavar="FILE", help="start from a file that Config.save wrote")
+    train.add_argument("--show", action="store_true", help="print the configuration as JSON, and end")
+
+    runs = _new(commands, "runs", "list, show and export runs", "example: burnt runs list")
+    of_runs = runs.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    listing = _new(of_runs, "list", "the runs below a folder", "example: burnt runs list runs --json")
+    listing.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="by default runs")
+    show = _new(of_runs, "show", "all about one run", "example: burnt runs show runs/digits")
+    show.add_argument("run", metavar="RUN", help="the run's folder")
+    export = _new(
+        of_runs,
+        "export",
+        "write a run for other tools",
+        "example: burnt runs export runs/digits --format jsonl --follow",
+    )
+    export.add_argument("run", metavar="RUN", help="the run's folder")
+    export.add_argument("--format", required=True, choices=["csv", "jsonl", "tensorboard"])
+    export.add_argument(
+        "--out",
+        metavar="PATH",
+        help="a file, by default the standard output; for tensorboard a folder, by default RUN/tensorboard",
+    )
+    export.add_argument("--follow", action="store_true", help="jsonl: go on until the run ends")
+
+    info = _new(commands, "info", "versions, CPU, GPUs, what is missing", "example: burnt info --json")
+    for command in (listing, show, info):
+        command.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _new(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser] | None, name: str, text: str, examples: str
+) -> argparse.ArgumentParser:
+    if commands is None:
+        new = argparse.ArgumentParser(name, description=text, epilog=examples)
+    else:
+        new = commands.add_parser(name, help=text, description=text.capitalize() + ".", epilog=examples)
+    new.formatter_class = argparse.RawDescriptionHelpFormatter
+    new.allow_abbrev = False
+    return new

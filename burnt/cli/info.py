@@ -1,0 +1,157 @@
+"""`burnt info`: what burnt finds on this machine. The one command here that imports torch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from burnt import __version__
+from burnt.cli.output import Cell, Page, print_json, size_text
+
+__all__ = ["gather", "run"]
+
+
+def run(as_json: bool) -> int:
+    """Print what there is."""
+    facts = gather()
+    if as_json:
+        print_json(facts)
+    else:
+        _print(facts)
+    return 0
+
+
+def gather() -> dict[str, Any]:
+    """Versions, CPU, memory, compiler and GPUs, as JSON can hold them; sizes in bytes."""
+    import numpy
+    import psutil
+    import torch
+
+    from burnt.device import device_info
+
+    cpu = device_info("cpu")
+    memory = psutil.virtual_memory()
+    return {
+        "burnt": __version__,
+        "python": f"{platform.python_version()} ({sys.executable})",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "rocm": torch.version.hip,
+        "numpy": numpy.__version__,
+        "triton": _package("triton", "pip install 'burnt[triton]'"),
+        "nvml": _nvml(),
+        "os": platform.platform(),
+        "cpu": {
+            "name": cpu.name,
+            "capability": cpu.architecture,
+            "cores": psutil.cpu_count(logical=False),
+            "logical": os.cpu_count(),
+            "usable": _usable_cores(),
+            "torch_threads": torch.get_num_threads(),
+        },
+        "memory": {"total": memory.total, "available": memory.available},
+        "compiler": _compiler(),
+        "gpus": [asdict(device_info(name)) for name in _gpus(torch)],
+    }
+
+
+def _gpus(torch: Any) -> list[str]:
+    """The accelerators that torch sees, by its names."""
+    names = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    return [*names, "mps"] if torch.backends.mps.is_available() else names
+
+
+def _usable_cores() -> int | None:
+    # A container or a batch system may leave this process fewer than there are.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def _package(name: str, how: str) -> dict[str, Any]:
+    """Whether a package can be imported, which version, or why not."""
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name == name:
+            return {"available": False, "why": f"not installed: {how}"}
+        return {"available": False, "why": str(error)}
+    except (ImportError, OSError, RuntimeError) as error:  # a library of its own that does not load here
+        return {"available": False, "why": f"{type(error).__name__}: {error}"}
+    return {"available": True, "version": getattr(module, "__version__", None)}
+
+
+def _nvml() -> dict[str, Any]:
+    """Whether NVML measures GPUs here: the package, and the driver behind it."""
+    found = _package("pynvml", "pip install 'burnt[nvml]'")
+    if not found["available"]:
+        return found
+    nvml = importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+        driver = nvml.nvmlSystemGetDriverVersion()
+        nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        return {"available": False, "why": f"installed, but: {error}"}
+    return {"available": True, "version": importlib.metadata.version("nvidia-ml-py"), "driver": driver}
+
+
+def _compiler() -> dict[str, str] | None:
+    """The C compiler that ``$CC`` names, or the first of gcc, clang and cc."""
+    # $CC may carry a wrapper or flags: "ccache gcc".
+    for command in filter(None, [shlex.split(os.environ.get("CC", "")), ["gcc"], ["clang"], ["cc"]]):
+        path = shutil.which(command[0])
+        if path is None:
+            continue
+        try:
+            said = subprocess.run(
+                [path, *command[1:], "--version"], capture_output=True, text=True, timeout=10, check=True
+            )
+        except (OSError, subprocess.SubprocessError):  # there, and of no use: the next may be
+            continue
+        return {"path": path, "version": said.stdout.partition("\n")[0].strip()}
+    return None
+
+
+def _print(facts: dict[str, Any]) -> None:
+    page = Page()
+    built = [f"{kind.upper()} {facts[kind]}" for kind in ("cuda", "rocm") if facts[kind]]
+    cpu, memory, compiler = facts["cpu"], facts["memory"], facts["compiler"]
+    rows: dict[str, str | Cell] = {
+        "burnt": facts["burnt"],
+        "Python": facts["python"],
+        "torch": f"{facts['torch']} ({', '.join(built) if built else 'built for the CPU alone'})",
+        "numpy": facts["numpy"],
+        "Triton": _availability(facts["triton"]),
+        "NVML": _availability(facts["nvml"]),
+        "system": facts["os"],
+        "CPU": f"{cpu['name']}, {cpu['capability']}",
+        "cores": f"{cpu['cores'] or 'unknown'}, {cpu['logical']} logical, {cpu['usable']} usable; "
+        f"torch uses {cpu['torch_threads']} threads",
+        "memory": f"{size_text(memory['total'])}, {size_text(memory['available'])} available",
+        "C compiler": f"{compiler['version']} ({compiler['path']})"
+        if compiler
+        else Cell("none found: install gcc or clang, or set CC", "yellow"),
+    }
+    if not facts["gpus"]:
+        rows["GPU"] = Cell("none that torch can use", "yellow")
+    for gpu in facts["gpus"]:
+        memory_text = "" if gpu["memory"] is None else f", {size_text(gpu['memory'])}"
+        bfloat16 = "bfloat16" if gpu["bfloat16"] else "no bfloat16"
+        rows[gpu["device"]] = Cell(
+            f"{gpu['name']}{memory_text}, {gpu['architecture']} ({gpu['kind']}), {bfloat16}", "green"
+        )
+    page.pairs(rows)
+
+
+def _availability(found: dict[str, Any]) -> Cell:
+    if not found["available"]:
+        return Cell(found["why"], "yellow")
+    driver = f", driver {found['driver']}" if "driver" in found else ""
+    return Cell(f"{found['version'] or 'of unknown version'}{driver}")

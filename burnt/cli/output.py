@@ -1,0 +1,213 @@
+"""How commands write: tables in colour for terminals, plain aligned columns for pipes, JSON, errors.
+
+A terminal gets tables that fit its width, drawn by rich. A pipe, a file and ``TERM=dumb`` get every cell in
+full on a line of its row, columns two spaces or more apart, so that grep and awk can read them. ``NO_COLOR``
+and ``FORCE_COLOR`` are respected.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from burnt.errors import BurntError
+from burnt.train.progress import value_text
+
+__all__ = [
+    "Cell",
+    "Page",
+    "UsageError",
+    "age_text",
+    "cell_text",
+    "clean",
+    "print_json",
+    "report",
+    "size_text",
+]
+
+_ROWS = 20  # of a table in a terminal
+
+
+class UsageError(BurntError):
+    """A command line that cannot be carried out, found before anything was done: exit code 2."""
+
+
+def report(error: BurntError) -> None:
+    """Print an error to the standard error, and how to see where it was raised."""
+    lines = [clean(line) for line in str(error).splitlines()]
+    print("error:", "\n".join(lines), file=sys.stderr)
+    if not isinstance(error, UsageError):
+        print("(BURNT_DEBUG=1 shows where it was raised)", file=sys.stderr)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON; numbers that are not finite become strings, as in the run store's exports."""
+    from burnt.train.store.schema import to_json
+
+    print(json.dumps(json.loads(to_json(value)), indent=2))
+
+
+class Cell(NamedTuple):
+    """Text in a style of rich's, such as ``"red"``."""
+
+    text: str
+    style: str = ""
+
+
+class Page:
+    """Writes to the standard output, as its reader can take it."""
+
+    def __init__(self) -> None:
+        self.fancy = os.environ.get("TERM") not in ("dumb", "unknown") and (
+            sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+        )
+        if self.fancy:
+            from rich.console import Console
+
+            self._console = Console(highlight=False, markup=False, emoji=False)
+
+    def line(self, *parts: str | Cell) -> None:
+        """A line of text, its parts set side by side."""
+        cells = [Cell(part) if isinstance(part, str) else part for part in parts]
+        if self.fancy:
+            from rich.text import Text
+
+            self._console.print(Text.assemble(*((clean(text), style) for text, style in cells)))
+        else:
+            print("".join(clean(cell.text) for cell in cells))
+
+    def heading(self, text: str) -> None:
+        """The title of what follows, after an empty line."""
+        self.line("")
+        self.line(Cell(text, "bold cyan"))
+
+    def pairs(self, pairs: Mapping[str, str | Cell]) -> None:
+        """Names and their values, one a line."""
+        self.table(["", ""], [[Cell(name, "dim"), value] for name, value in pairs.items()], head=False)
+
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[str | Cell]],
+        *,
+        right: Sequence[str] = (),
+        whole: bool = True,
+        head: bool = True,
+    ) -> None:
+        """A table.
+
+        Args:
+            columns: their headings.
+            rows: a cell for each column; an empty one is shown as ``-``.
+            right: the columns that are set to the right.
+            whole: all of it; otherwise a terminal gets the rows and columns that it has room for, and how
+                many are left out.
+            head: with a line of headings.
+        """
+        cells = [[_cell(cell) for cell in row] for row in rows]
+        if self.fancy and not whole:
+            shown = self._columns_that_fit(columns, cells)
+            self._draw(columns[:shown], [row[:shown] for row in cells[:_ROWS]], right, head)
+            left = [(len(cells) - _ROWS, "rows"), (len(columns) - shown, "columns")]
+            if more := " and ".join(f"{count} {what}" for count, what in left if count > 0):
+                self.line(Cell(f"... {more} more: --json, or a pipe, has them all", "dim"))
+        elif self.fancy:
+            self._draw(columns, cells, right, head)
+        else:
+            _align([columns, *([c.text for c in row] for row in cells)][not head :], columns, right)
+
+    def _draw(
+        self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[str], head: bool
+    ) -> None:
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=head, header_style="bold")
+        for i, column in enumerate(columns):
+            # What is long is folded, not cut: the names of runs are there to be copied.
+            widest = max((len(row[i].text) for row in rows), default=0)
+            table.add_column(
+                Text(clean(column)),
+                justify="right" if column in right else "left",
+                overflow="fold",
+                no_wrap=widest <= 12,
+            )
+        for row in rows:
+            table.add_row(*(Text(cell.text, cell.style) for cell in row))
+        self._console.print(table)
+
+    def _columns_that_fit(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> int:
+        from rich.cells import cell_len
+
+        used = 0
+        for i, column in enumerate(columns):
+            used += max(cell_len(text) for text in [column, *(row[i].text for row in rows[:_ROWS])]) + 2
+            if used > self._console.width + 2:
+                return max(i, 1)
+        return len(columns)
+
+
+def _cell(cell: str | Cell) -> Cell:
+    text, style = (cell, "") if isinstance(cell, str) else cell
+    return Cell(clean(text) or "-", style)
+
+
+def _align(rows: Sequence[Sequence[str]], columns: Sequence[str], right: Sequence[str]) -> None:
+    from rich.cells import cell_len
+
+    widths = [max(cell_len(row[i]) for row in rows) for i in range(len(columns))] if rows else []
+    for row in rows:
+        padded = []
+        for text, width, column in zip(row, widths, columns, strict=True):
+            space = " " * (width - cell_len(text))
+            padded.append(space + text if column in right else text + space)
+        print("  ".join(padded).rstrip())
+
+
+def clean(text: str) -> str:
+    r"""The text with what a terminal would obey, or cannot show, escaped.
+
+    >>> print(clean("red \x1b[31m\n"))
+    red \x1b[31m\n
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def cell_text(value: object) -> str:
+    """A value of a table or a configuration in a cell."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return value_text(value)
+    return json.dumps(value, default=str)
+
+
+def size_text(size: float) -> str:
+    """Bytes as people read them.
+
+    >>> size_text(12), size_text(1536), size_text(3 * 2**30)
+    ('12 B', '1.5 KiB', '3.0 GiB')
+    """
+    if size < 1024:
+        return f"{size:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        size /= 1024
+        if size < 1024:
+            break
+    return f"{size:.1f} {unit}"
+
+
+def age_text(seconds: float) -> str:
+    """How long ago, in one unit.
+
+    >>> age_text(4), age_text(300), age_text(8000), age_text(3e5)
+    ('4s', '5m', '2h', '3d')
+    """
+    seconds = max(seconds, 0)
+    for length, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= length:
+            return f"{seconds // length:.0f}{unit}"
+    return f"{seconds:.0f}s"

@@ -1,0 +1,288 @@
+"""`burnt runs show`: all about one run."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from burnt.cli.output import Cell, Page, age_text, cell_text, print_json, size_text
+from burnt.cli.runs_list import (
+    STATE_STYLES,
+    best,
+    label,
+    note,
+    progress_json,
+    progress_text,
+    seconds_of,
+)
+from burnt.errors import RunError, nearest
+from burnt.train.progress import duration_text, value_text
+from burnt.train.store import Artefact, Attempt, Points, RunReader, Series, find_runs
+
+__all__ = ["run", "sparkline"]
+
+_EVENTS, _LOG_LINES = 8, 10
+_CELLS = 20
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+class _Checkpoint(NamedTuple):
+    name: str
+    bytes: int
+    written: float
+    values: dict[str, Any]
+
+
+def run(folder: str, as_json: bool) -> int:
+    """Print one run.
+
+    Raises:
+        RunError: there is no run in the folder, or it cannot be read.
+    """
+    with open_run(folder) as reader:
+        if as_json:
+            print_json(_document(reader))
+        else:
+            _show(reader)
+    return 0
+
+
+def open_run(folder: str) -> RunReader:
+    """The reader of a run's folder.
+
+    Raises:
+        RunError: there is no run in the folder, or it cannot be read; told with the nearest one that can be.
+    """
+    if Path(folder, "run.db").is_file():
+        return RunReader(folder)
+    parent = os.path.dirname(folder.rstrip("/")) or "."
+    below = folder if os.path.isdir(folder) else parent if parent != "." else "runs"
+    known = [str(found) for found in find_runs(below)]
+    guess = known[0] if len(known) == 1 else nearest(folder, known)
+    raise RunError(
+        f"{folder} holds no run" if os.path.isdir(folder) else f"there is no folder {folder!r}",
+        expected=os.path.join(folder, "run.db"),
+        hint=f"did you mean {guess}?" if guess else f"burnt runs list {below} shows what runs there are",
+    )
+
+
+def _show(reader: RunReader) -> None:
+    page = Page()
+    summary, attempts, now = reader.summary(), reader.attempts(), time.time()
+    page.line(Cell(str(reader.folder), "bold"), "  ", Cell(summary.state, STATE_STYLES[summary.state]))
+    where = progress_text(summary.progress)
+    if summary.progress is not None:
+        where += f", step {summary.progress.step}, {summary.progress.activity}"
+    head: dict[str, str | Cell] = {
+        "name": summary.name,
+        "reason": note(summary) or summary.reason or "",
+        "created": f"{_date(summary.created)}, {age_text(now - summary.created)} ago",
+        "took": duration_text(seconds_of(reader)),
+        "progress": where,
+        "process": f"{summary.pid} on {summary.host}",
+    }
+    if summary.dropped:
+        head["dropped"] = Cell(f"{summary.dropped} samples were lost while writing", "yellow")
+    page.pairs({name: value for name, value in head.items() if value})
+    if len(attempts) > 1:
+        page.heading("attempts")
+        page.table(
+            ["", "began", "took", "from step", "ended"],
+            [_attempt_cells(attempt) for attempt in attempts],
+            right=["took", "from step"],
+        )
+    if config := _flat(reader.config() or {}):
+        page.heading("config")
+        page.pairs(config)
+    if series := reader.series():
+        page.heading("metrics")
+        page.table(
+            ["metric", "last", "at step", "best", "at step ", "course"],
+            [_series_cells(reader, one) for one in series],
+            right=["last", "at step", "best", "at step "],
+        )
+    if checkpoints := _checkpoints(reader):
+        page.heading("checkpoints")
+        page.table(
+            ["checkpoint", "size", "age", "values"],
+            [
+                [c.name, size_text(c.bytes), age_text(now - c.written), _data_text(c.values)]
+                for c in checkpoints
+            ],
+            right=["size", "age"],
+        )
+    for table in _newest_tables(reader):
+        at = "" if table.step is None else f" at step {table.step}"
+        page.heading(f"{table.name}{at}")
+        _print_table(page, table.data["columns"], table.data["rows"])
+    if events := reader.events()[-_EVENTS:]:
+        page.heading("last events")
+        page.table(
+            ["time", "step", "event", ""],
+            [
+                [_clock(e.time), "" if e.step is None else str(e.step), e.kind, _data_text(e.data)]
+                for e in events
+            ],
+            right=["step"],
+            head=False,
+        )
+    if lines := reader.log_lines(newest=_LOG_LINES):
+        page.heading("last log lines")
+        page.table(
+            ["time", "level", "text"],
+            [[_clock(line.time), line.level, line.text] for line in lines],
+            head=False,
+        )
+
+
+def _attempt_cells(attempt: Attempt) -> list[str | Cell]:
+    end = "not" if attempt.ended is None else attempt.end_state or ""
+    if attempt.end_reason and attempt.end_reason != end:
+        end += f": {attempt.end_reason}"
+    return [
+        str(attempt.id),
+        _date(attempt.started),
+        duration_text(max((attempt.ended or attempt.heartbeat) - attempt.started, 0.0)),
+        "" if attempt.resumed_from_step is None else str(attempt.resumed_from_step),
+        end,
+    ]
+
+
+def _series_cells(reader: RunReader, series: Series) -> list[str | Cell]:
+    last, reached = reader.last(*series), best(reader, series)
+    return [
+        label(series),
+        "" if last is None else value_text(last.value),
+        "" if last is None else str(last.step),
+        "" if reached is None else value_text(reached.value),
+        "" if reached is None else str(reached.step),
+        Cell(sparkline(reader.points(*series, max_points=8 * _CELLS)), "cyan"),
+    ]
+
+
+def sparkline(points: Points, cells: int = _CELLS) -> str:
+    """A small plot of a series: a character for each stretch of steps, as high as the mean of its values.
+
+    Args:
+        points: by ascending step.
+        cells: at most so many characters.
+
+    Returns:
+        Bars between the lowest and the highest mean; ``×`` where values are NaN or infinite, a space where
+        there is none.
+
+    >>> sparkline(Points([1, 2, 3, 4], [0.0] * 4, [1.0, 0.5, float("nan"), 0.0]))
+    '█▅×▁'
+    """
+    if not points.steps:
+        return ""
+    cells = min(cells, len(points.steps))
+    first, span = points.steps[0], max(points.steps[-1] - points.steps[0], 1)
+    stretches: list[list[float]] = [[] for _ in range(cells)]
+    for step, value in zip(points.steps, points.values, strict=True):
+        stretches[min((step - first) * cells // span, cells - 1)].append(value)
+    # Halved, so that the sum of two huge values is no infinity.
+    means = [
+        math.fsum(value / len(stretch) for value in stretch) if all(map(math.isfinite, stretch)) else math.nan
+        for stretch in stretches
+    ]
+    finite = [mean for mean, stretch in zip(means, stretches, strict=True) if stretch and mean == mean]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    text = ""
+    for mean, stretch in zip(means, stretches, strict=True):
+        if not stretch:
+            text += " "
+        elif math.isnan(mean):
+            text += "×"
+        elif high == low:
+            text += _BARS[3]
+        else:
+            text += _BARS[round((mean / 2 - low / 2) / (high / 2 - low / 2) * (len(_BARS) - 1))]
+    return text
+
+
+def _newest_tables(reader: RunReader) -> list[Artefact]:
+    newest = {table.name: table for table in reader.artefacts("table")}
+    return list(newest.values())
+
+
+def _print_table(page: Page, columns: list[str], rows: list[list[Any]]) -> None:
+    numeric = [
+        name
+        for i, name in enumerate(columns)
+        if all(isinstance(row[i], int | float) or row[i] == "NaN" for row in rows)
+    ]
+    page.table(columns, [[cell_text(cell) for cell in row] for row in rows], right=numeric, whole=False)
+
+
+def _checkpoints(reader: RunReader) -> list[_Checkpoint]:
+    values = {event.data.get("path"): event.data.get("values") for event in reader.events("checkpoint")}
+    found = []
+    for folder in sorted((reader.folder / "checkpoints").glob("step-*")):
+        try:
+            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+            written = folder.stat().st_mtime
+        except FileNotFoundError:  # a training that runs has removed it meanwhile
+            continue
+        found.append(_Checkpoint(folder.name, size, written, values.get(folder.name) or {}))
+    return found
+
+
+def _document(reader: RunReader) -> dict[str, Any]:
+    summary = reader.summary()
+    return {
+        "folder": reader.folder,
+        "name": summary.name,
+        "state": summary.state,
+        "reason": summary.reason,
+        "created": summary.created,
+        "seconds": seconds_of(reader),
+        "dropped": summary.dropped,
+        "progress": progress_json(summary.progress),
+        "attempts": [attempt._asdict() for attempt in reader.attempts()],
+        "config": reader.config(),
+        "series": [_series_json(reader, series) for series in reader.series()],
+        "checkpoints": [checkpoint._asdict() for checkpoint in _checkpoints(reader)],
+        "tables": [
+            {"name": table.name, "step": table.step, **table.data} for table in _newest_tables(reader)
+        ],
+        "events": [event._asdict() for event in reader.events()[-_EVENTS:]],
+        "log": [line._asdict() for line in reader.log_lines(newest=_LOG_LINES)],
+    }
+
+
+def _series_json(reader: RunReader, series: Series) -> dict[str, Any]:
+    ends = {
+        "last": reader.last(*series),
+        "best": best(reader, series),
+        "lowest": reader.best(*series),
+        "highest": reader.best(*series, higher=True),
+    }
+    return {**series._asdict(), **{name: end and end._asdict() for name, end in ends.items()}}
+
+
+def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, str | Cell]:
+    """Nested settings by dotted key, as the command line sets them."""
+    flat: dict[str, str | Cell] = {}
+    for key, value in data.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = cell_text(value)
+    return flat
+
+
+def _data_text(data: dict[str, Any]) -> str:
+    return "  ".join(f"{key} {value}" for key, value in _flat(data).items())
+
+
+def _date(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+
+
+def _clock(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%H:%M:%S}"

@@ -1,0 +1,242 @@
+"""`burnt train module:function key=value ...`: find a function, build its Config, call it.
+
+What is wrong with the command line is a `UsageError`. What goes wrong in the user's own code is the user's to
+see: an error in the module keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from burnt.cli.output import UsageError
+from burnt.config import Config
+from burnt.errors import ConfigError, nearest
+
+__all__ = ["run"]
+
+_DEPTH = 4  # folders down from here in which a mistyped name is looked for
+_FILES = 2000
+_NO_SOURCES = {"__pycache__", "node_modules", "site-packages", "venv"}
+
+
+def run(target: str, overrides: Sequence[str], config_file: str | None, show: bool) -> int:
+    """Call a function with its configuration.
+
+    Args:
+        target: ``"module:function"`` or ``"path/file.py:function"``.
+        overrides: ``"key=value"`` words.
+        config_file: a file that `Config.save` wrote; None: the defaults.
+        show: print the configuration instead.
+
+    Returns:
+        The exit code 0.
+
+    Raises:
+        UsageError: there is no such function, it takes no Config, or the Config cannot be built.
+    """
+    function = _find(target)
+    config = _build(_config_class(function, target), target, config_file, overrides)
+    if show:
+        print(config.to_json())
+    else:
+        function(config)
+    return 0
+
+
+def _find(target: str) -> Callable[[Any], object]:
+    module_name, colon, name = target.rpartition(":")
+    if not colon or not module_name or not name:
+        where = target.strip(":") or "module"
+        raise UsageError(
+            "it is not said which function trains",
+            expected="module:function or path/file.py:function",
+            found=repr(target),
+            hint=f"burnt train {where}:main, if the function is called main",
+        )
+    folder = os.getcwd()
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.insert(0, folder)
+    if module_name.endswith(".py") or "/" in module_name:
+        module = _load_file(Path(module_name))
+    else:
+        module = _load_module(module_name)
+    if not hasattr(module, name):
+        raise _no_function(module, module_name, name)
+    function = getattr(module, name)
+    if not callable(function):
+        raise UsageError(f"{target} is no function", found=type(function).__name__, hint=_offers(module))
+    return function  # type: ignore[no-any-return]  # it is anything that can be called
+
+
+def _load_module(name: str) -> ModuleType:
+    if all(part.isidentifier() for part in name.split(".")):
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if _raised_inside(error):
+                raise
+    files = [Path(file).with_suffix("") for file in _sources()]
+    modules = [".".join(file.parts).removesuffix(".__init__") for file in files]
+    raise _not_found("module", name, modules, ".")
+
+
+def _load_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise _not_found("file", os.fspath(path), _sources(), "/")
+    path = path.resolve()
+    name = path.stem
+    loaded = sys.modules.get(name)
+    if loaded is not None:
+        if getattr(loaded, "__file__", None) == str(path):
+            return loaded
+        raise UsageError(
+            f"{path.name} cannot be loaded: a module {name!r} is loaded already",
+            where=str(path),
+            found=getattr(loaded, "__file__", None) or "a module that is built in",
+            hint="rename the file, or name it as a module: package.module:function",
+        )
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path.name} is no Python file", where=str(path), hint="its name ends in .py")
+    # Its neighbours can be imported, as when Python runs the file itself.
+    sys.path.insert(0, str(path.parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _raised_inside(error: BaseException) -> bool:
+    """Whether an import failed in a module's code, and not because that module is not there."""
+    own = (__file__, importlib.__file__)
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(file not in own and not file.startswith("<frozen importlib") for file in files)
+
+
+def _sources() -> list[str]:
+    """The Python files below the current folder, as paths from here."""
+    return [file for file, _ in zip(_walk(), range(_FILES), strict=False)]
+
+
+def _walk() -> Iterator[str]:
+    for folder, below, files in os.walk("."):
+        parts = Path(folder).parts
+        below[:] = [name for name in below if not name.startswith(".") and name not in _NO_SOURCES]
+        if len(parts) >= _DEPTH:
+            below.clear()
+        yield from (str(Path(folder, file)) for file in sorted(files) if file.endswith(".py"))
+
+
+def _not_found(kind: str, name: str, known: Iterable[str], separator: str) -> UsageError:
+    candidates = list(known)
+    guess = nearest(name, candidates)
+    if guess is None:
+        # The last part may be right, and the way to it wrong or left out.
+        ends = {candidate.rpartition(separator)[2]: candidate for candidate in candidates}
+        end = nearest(name.rpartition(separator)[2], ends)
+        guess = None if end is None else ends[end]
+    return UsageError(
+        f"there is no {kind} {name!r}",
+        where=os.getcwd(),
+        hint=f"did you mean {guess!r}?" if guess else "modules and files are looked for from this folder",
+    )
+
+
+def _no_function(module: ModuleType, module_name: str, name: str) -> UsageError:
+    functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+    guess = nearest(name, functions)
+    offers = _offers(module)
+    return UsageError(
+        f"{module_name} has no function {name!r}",
+        where=getattr(module, "__file__", None),
+        hint=f"did you mean {guess!r}? {offers}" if guess else offers,
+    )
+
+
+def _offers(module: ModuleType) -> str:
+    """Which functions of a module could be meant."""
+    own = [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
+    ]
+    return f"its functions: {', '.join(own)}" if own else "it defines no functions"
+
+
+def _config_class(function: Callable[[Any], object], target: str) -> type[Config]:
+    """The Config class that a function's only parameter is annotated with."""
+    name = target.rpartition(":")[2]
+    expected = f"def {name}(config: MyConfig), where MyConfig is a burnt.Config"
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (ValueError, NameError) as error:  # a builtin; from Python 3.14 on an annotation without a meaning
+        raise UsageError(f"{target} tells not what it takes", expected=expected, found=str(error)) from error
+    if len(parameters) != 1 or parameters[0].kind not in (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    ):
+        found = ", ".join(str(parameter) for parameter in parameters)
+        raise UsageError(
+            f"{target} does not take one configuration", expected=expected, found=f"def {name}({found})"
+        )
+    parameter = parameters[0]
+    if parameter.annotation is parameter.empty:
+        raise UsageError(
+            f"the parameter {parameter.name!r} of {target} is not annotated",
+            expected=expected,
+            found=f"def {name}({parameter.name})",
+        )
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
+        try:
+            annotation = eval(annotation, getattr(inspect.unwrap(function), "__globals__", {}))
+        except (NameError, AttributeError, TypeError, SyntaxError) as error:
+            raise UsageError(
+                f"the annotation of {target} cannot be resolved",
+                expected=expected,
+                found=f"{parameter}: {error}",
+                hint="import the Config at the top of the module, and not under `if TYPE_CHECKING`",
+            ) from error
+    if not (isinstance(annotation, type) and issubclass(annotation, Config)):
+        raise UsageError(
+            f"the parameter {parameter.name!r} of {target} is no burnt.Config",
+            expected=expected,
+            found=f"def {name}({parameter})",
+        )
+    return annotation
+
+
+def _build(cls: type[Config], target: str, config_file: str | None, overrides: Sequence[str]) -> Config:
+    try:
+        if config_file is None:
+            return cls.from_assignments(overrides)
+        return cls.load(config_file).override(overrides)
+    except ConfigError as error:
+        raise UsageError(
+            error.what,
+            where=error.where,
+            expected=error.expected,
+            found=error.found,
+            origin=error.origin,
+            hint=error.hint or f"set it so: burnt train {target} {error.where or 'key'}=value",
+        ) from error
+    except OSError as error:
+        raise UsageError(
+            "the configuration cannot be read",
+            where=config_file,
+            found=error.strerror,
+            hint="--config takes a file that Config.save wrote",
+        ) from error
