@@ -296,8 +296,9 @@ def derive_config(owner: type, init: Callable[..., Any]) -> type[Config]:
 def _without_tensors(kind: Any) -> Any:
     """An annotation less the tensors that it allows beside what JSON can hold."""
     # By the name of their module, since a Config imports no torch.
-    kept = [a for a in _alternatives(kind) if getattr(a, "__module__", "").partition(".")[0] != "torch"]
-    return functools.reduce(operator.or_, kept) if kept else kind
+    kinds = list(_alternatives(kind))
+    kept = [k for k in kinds if getattr(k, "__module__", "").partition(".")[0] != "torch"]
+    return functools.reduce(operator.or_, kept) if 0 < len(kept) < len(kinds) else kind
 
 
 def field_values(config: Config) -> dict[str, Any]:

@@ -64,22 +64,25 @@ class Gradients(Mapping[str, Tensor]):
             )
         named = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else model
         wanted = {path: p for path, p in named.items() if p.requires_grad}
-        if not loss.requires_grad or not wanted:
+        values: tuple[Tensor | None, ...] = (None,) * len(wanted)
+        if loss.requires_grad and wanted:
+            values = torch.autograd.grad(
+                loss,
+                list(wanted.values()),
+                create_graph=create_graph,
+                retain_graph=retain_graph,
+                allow_unused=True,
+            )
+        found = {path: value for path, value in zip(wanted, values, strict=True) if value is not None}
+        if not found:
             raise BurntError(
                 "the loss depends on no trainable parameter",
                 found=f"{len(wanted)} trainable of {len(named)} parameters; a loss "
                 + ("with" if loss.requires_grad else "without")
                 + " a graph",
-                hint="is the model frozen, or the loss computed under no_grad, or detached?",
+                hint="is the model frozen, or another one, or the loss computed under no_grad, or detached?",
             )
-        values = torch.autograd.grad(
-            loss,
-            list(wanted.values()),
-            create_graph=create_graph,
-            retain_graph=retain_graph,
-            allow_unused=True,
-        )
-        return cls({path: value for path, value in zip(wanted, values, strict=True) if value is not None})
+        return cls(found)
 
     def __getitem__(self, path: str) -> Tensor:
         return self._values[path]
@@ -112,11 +115,17 @@ class Gradients(Mapping[str, Tensor]):
     def norm(self) -> Tensor:
         """The Euclidean norm over all gradients together, a scalar ``[]`` on their device (0 for none).
 
-        As torch's `clip_grad_norm_`: the norm of the norms, with no synchronisation.
+        As torch's `clip_grad_norm_`: the norm of the norms, with no synchronisation. Differentiable where the
+        gradients are.
         """
-        if not self._values:
+        values = list(self._values.values())
+        if not values:
             return torch.zeros(())
-        return torch.nn.utils.get_total_norm(self._values.values())
+        if any(value.requires_grad for value in values):
+            # get_total_norm, faster on many tensors, runs without autograd.
+            norms = [torch.linalg.vector_norm(value).to(values[0].device) for value in values]
+            return torch.linalg.vector_norm(torch.stack(norms))
+        return torch.nn.utils.get_total_norm(values)
 
     def clip_norm(self, limit: float) -> Gradients:
         """Scaled down, where need be, to a global norm of at most `limit`, as `clip_grad_norm_` does.

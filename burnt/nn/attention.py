@@ -378,4 +378,4 @@ class MultiHeadAttention(Module):
 
 
 def _divisors_hint(name: str, size: int) -> str:
-    return f"{name} may be " + ", ".join(str(n) for n in range(1, min(size, 129)) if size % n == 0)
+    return f"{name} may be " + ", ".join(str(n) for n in range(1, min(size, 128) + 1) if size % n == 0)

@@ -109,6 +109,10 @@ class TransformerEncoderLayer(Module):
         weight = layer.linear1.weight
         copy = cls(**_arguments(layer), device=weight.device, dtype=weight.dtype)
         copy.load_state_dict(layer.state_dict())
+        # These may have been changed one by one.
+        copy.self_attn = MultiHeadAttention.from_torch(layer.self_attn)
+        copy.norm2.eps = layer.norm2.eps
+        copy.dropout1.p, copy.dropout2.p = layer.dropout1.p, layer.dropout2.p
         return copy.train(layer.training)
 
     def forward(
@@ -226,18 +230,10 @@ class TransformerEncoder(Module):
                 found=f"a {type(encoder.norm).__name__}",
             )
         first = encoder.layers[0]
-        assert isinstance(first, torch.nn.TransformerEncoderLayer)
-        weight = first.linear1.weight
-        copy = cls(
-            **_arguments(first),
-            num_layers=len(encoder.layers),
-            final_norm=encoder.norm is not None,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
-        if copy.norm is not None and encoder.norm is not None:
-            copy.norm.eps = encoder.norm.eps
-        copy.load_state_dict(encoder.state_dict())
+        copy = cls(**_arguments(first), num_layers=0)
+        copy.layers = [TransformerEncoderLayer.from_torch(layer) for layer in encoder.layers]
+        if encoder.norm is not None:
+            copy.norm = _layer_norm_from_torch(encoder.norm)
         return copy.train(encoder.training)
 
     def forward(
@@ -253,6 +249,14 @@ class TransformerEncoder(Module):
         for layer in self.layers:
             x = layer(x, attn_mask=attn_mask, key_padding_mask=key_padding_mask, is_causal=is_causal)
         return x if self.norm is None else self.norm(x)
+
+
+def _layer_norm_from_torch(norm: torch.nn.LayerNorm) -> LayerNorm:
+    copy = LayerNorm(tuple(norm.normalized_shape), norm.eps, norm.elementwise_affine, norm.bias is not None)
+    for parameter in norm.parameters():
+        copy.to(device=parameter.device, dtype=parameter.dtype)
+    copy.load_state_dict(norm.state_dict())
+    return copy
 
 
 def _known(activation: str) -> str:

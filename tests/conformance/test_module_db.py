@@ -1,0 +1,202 @@
+"""torch's own samples of its modules (`module_db`), run through burnt's twins.
+
+Every sample of every torch class that has a twin: outputs, gradients and (but for attention) second gradients
+against the torch class, and the output against the sample's reference where torch gives one.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_modules import ModuleInfo, ModuleInput, module_db
+from torch.utils._pytree import tree_map_only
+
+from burnt import nn
+from burnt.errors import UnsupportedError
+
+
+class Refused(Exception):
+    """The sample asks for an argument that the twin does not have."""
+
+
+def same_arguments(twin: type, **left_out: Any) -> Callable[..., torch.nn.Module]:
+    """Builds a twin from torch's arguments; those it left out must have torch's default."""
+
+    def build(torch_class: type, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        bound = inspect.signature(torch_class).bind(*args, **kwargs).arguments
+        known = inspect.signature(twin).parameters
+        for name in [name for name in bound if name not in known]:
+            if bound.pop(name) != left_out[name]:
+                raise Refused(name)
+        return twin(**bound)
+
+    return build
+
+
+def from_torch(twin: Any) -> Callable[..., torch.nn.Module]:
+    """Builds a twin by its adapter, from torch's module."""
+
+    def build(torch_class: type, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        try:
+            return twin.from_torch(torch_class(*args, **kwargs))
+        except UnsupportedError as error:
+            raise Refused(error.what) from None
+
+    return build
+
+
+def plainly(layer: Any, theirs: Any, *args: Any, **kwargs: Any) -> Any:
+    return layer(*args, **kwargs)
+
+
+def attention(layer: Any, theirs: Any, query: Any, key: Any, value: Any, **masks: Any) -> Any:
+    return layer(query, key, value, **masks), layer.attention_weights(query, key, **masks)
+
+
+def encoder(layer: Any, theirs: Any, source: Any, **masks: Any) -> Any:
+    names = {"src_mask": "attn_mask", "mask": "attn_mask", "src_key_padding_mask": "key_padding_mask"}
+    masks = {names[name]: mask for name, mask in masks.items()}
+    first = theirs.layers[0] if hasattr(theirs, "layers") else theirs
+    if source.dim() == 3 and not first.self_attn.batch_first:
+        return layer(source.transpose(0, 1), **masks).transpose(0, 1)
+    return layer(source, **masks)
+
+
+deprecated = {"size_average": None, "reduce": None}
+TWINS: dict[str, Callable[..., torch.nn.Module]] = {
+    "AdaptiveAvgPool2d": same_arguments(nn.AdaptiveAvgPool2d),
+    "AvgPool2d": same_arguments(nn.AvgPool2d),
+    "BatchNorm1d": same_arguments(nn.BatchNorm, bias=True),
+    "BatchNorm2d": same_arguments(nn.BatchNorm, bias=True),
+    "BatchNorm3d": same_arguments(nn.BatchNorm, bias=True),
+    "Conv2d": same_arguments(nn.Conv2d),
+    "CrossEntropyLoss": same_arguments(nn.CrossEntropy, **deprecated),
+    "Embedding": same_arguments(nn.Embedding),
+    "GELU": same_arguments(nn.Gelu),
+    "LayerNorm": same_arguments(nn.LayerNorm),
+    "Linear": same_arguments(nn.Linear),
+    "MSELoss": same_arguments(nn.Mse, **deprecated),
+    "MaxPool2d": same_arguments(nn.MaxPool2d),
+    "MultiheadAttention": from_torch(nn.MultiHeadAttention),
+    "RMSNorm": same_arguments(nn.RmsNorm),
+    "ReLU": same_arguments(nn.Relu),
+    "SiLU": same_arguments(nn.Silu),
+    "TransformerEncoder": from_torch(nn.TransformerEncoder),
+    "TransformerEncoderLayer": from_torch(nn.TransformerEncoderLayer),
+}
+CALLS: dict[str, Callable[..., Any]] = {
+    "MultiheadAttention": attention,
+    "TransformerEncoder": encoder,
+    "TransformerEncoderLayer": encoder,
+}
+
+
+# Samples of MultiheadAttention come in eights of (bias, add_bias_kv, add_zero_attn).
+EXPECTED: dict[tuple[str, int], tuple[type[Exception], str]] = {
+    **{
+        ("MultiheadAttention", eight * 8 + i): (Refused, "extra keys do not exist in burnt")
+        for eight in (0, 1, 2, 4, 5, 6)
+        for i in range(8)
+    },
+    ("BatchNorm1d", 7): (Refused, "BatchNorm has no bias=False"),
+    ("BatchNorm2d", 6): (Refused, "BatchNorm has no bias=False"),
+    ("BatchNorm3d", 6): (Refused, "BatchNorm has no bias=False"),
+}
+
+INFOS: dict[str, ModuleInfo] = {info.module_cls.__name__: info for info in module_db}
+
+
+@functools.cache
+def samples(name: str, training: bool) -> list[ModuleInput]:
+    torch.manual_seed(0)
+    info = INFOS[name]
+    return info.module_inputs_func(info, "cpu", torch.float64, requires_grad=True, training=training)
+
+
+CASES = [
+    pytest.param(name, training, index, id=f"{name}-{'train' if training else 'eval'}-{index}")
+    for name in TWINS
+    for training in (True, False)
+    for index in range(len(samples(name, training)))
+]
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    items = value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else []
+    return [leaf for item in items for leaf in leaves(item)]
+
+
+def gradients(
+    output: Any, module: torch.nn.Module, inputs: list[torch.Tensor], twice: bool
+) -> list[torch.Tensor | None]:
+    wanted = [t for t in [*inputs, *module.parameters()] if t.requires_grad]
+    outputs = [t for t in leaves(output) if t.requires_grad]
+    total = sum((t * torch.linspace(-1, 2, t.numel(), dtype=t.dtype).view_as(t)).sum() for t in outputs)
+    if not isinstance(total, torch.Tensor):
+        return []
+    first = torch.autograd.grad(total, wanted, create_graph=True, allow_unused=True)
+    curved = [g for g in first if g is not None and g.requires_grad]
+    if not curved or not twice:
+        return list(first)
+    second = torch.autograd.grad(sum((g**2).sum() for g in curved), wanted, allow_unused=True)
+    return [*first, *second]
+
+
+@pytest.mark.parametrize(("name", "training", "index"), CASES)
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+def test_sample(name: str, training: bool, index: int) -> None:
+    expected = EXPECTED.get((name, index))
+    if expected is None:
+        run(name, training, samples(name, training)[index])
+    else:
+        with pytest.raises(expected[0]):
+            run(name, training, samples(name, training)[index])
+
+
+def run(name: str, training: bool, sample: ModuleInput) -> None:
+    torch_class = INFOS[name].module_cls
+    args, kwargs = sample.constructor_input.args, dict(sample.constructor_input.kwargs)
+    if "dtype" in inspect.signature(torch_class).parameters:
+        kwargs["dtype"] = torch.float64
+    torch.manual_seed(1)
+    theirs = torch_class(*args, **kwargs).train(training)
+    torch.manual_seed(1)
+    ours = TWINS[name](torch_class, *args, **kwargs).train(training)
+    ours.load_state_dict(theirs.state_dict())
+
+    args, kwargs = sample.forward_input.args, sample.forward_input.kwargs
+    inputs = leaves([args, kwargs])
+    extra = {"average_attn_weights": False} if name == "MultiheadAttention" else {}
+    torch.manual_seed(2)
+    output = CALLS.get(name, plainly)(ours, theirs, *args, **kwargs)
+    torch.manual_seed(2)
+    expected = theirs(*args, **kwargs, **extra)
+    torch.testing.assert_close(output, expected, equal_nan=True)
+    # The CPU's fused attention has no second derivative.
+    twice = name not in CALLS
+    torch.testing.assert_close(
+        gradients(output, ours, inputs, twice),
+        gradients(expected, theirs, inputs, twice),
+        atol=1e-6,
+        rtol=1e-6,
+        equal_nan=True,
+    )
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+    if sample.reference_fn is not None:
+        with torch.no_grad():
+            plain = [tree_map_only(torch.Tensor, torch.Tensor.detach, tensors) for tensors in (args, kwargs)]
+            reference = sample.reference_fn(theirs, *plain[0], **plain[1])
+        if name == "MultiheadAttention":
+            output = output[0], output[1].mean(0)
+        torch.testing.assert_close(output, reference, atol=1e-6, rtol=1e-6, equal_nan=True)
+
+
+def test_no_twin_is_forgotten() -> None:
+    bases = {base.__name__ for name in nn.__all__ for base in getattr(nn, name).__mro__}
+    assert bases & INFOS.keys() <= TWINS.keys()
+    assert {name for name, _ in EXPECTED} <= TWINS.keys()

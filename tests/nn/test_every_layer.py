@@ -1,0 +1,436 @@
+"""What holds for every layer: it is torch's by value, and it works under whatever torch does to a module."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from burnt import Config, Module, Record, nn
+from burnt.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A layer by its class and arguments, torch's twin, and inputs for a batch size."""
+
+    name: str
+    arguments: dict[str, Any]
+    twin: Callable[[], torch.nn.Module] | None
+    inputs: Callable[[int], tuple[Tensor, ...]]
+    label: str = ""
+
+    def __str__(self) -> str:
+        return self.name + self.label
+
+    def build(self, **placed: Any) -> Any:
+        return getattr(nn, self.name)(**self.arguments, **placed)
+
+    @property
+    def has_parameters(self) -> bool:
+        return any(True for _ in self.build().parameters())
+
+
+def images(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 4, 7, 9),)
+
+
+def vectors(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randn(batch, 5, 12),)
+
+
+def ids(batch: int) -> tuple[Tensor, ...]:
+    return (torch.randint(11, (batch, 3)),)
+
+
+def pairs(batch: int) -> tuple[Tensor, ...]:
+    return torch.randn(batch, 3), torch.randn(batch, 3)
+
+
+def labelled(batch: int) -> tuple[Tensor, ...]:
+    return torch.randn(batch, 6), torch.randint(6, (batch,))
+
+
+tnn = torch.nn
+WEIGHTS = [0.5, 1.0, 2.0, 1.0, 1.0, 3.0]
+ENCODER = {"d_model": 12, "num_heads": 3, "d_ff": 20, "dropout": 0.0}
+CASES = [
+    Case("Linear", {"in_features": 12, "out_features": 5}, lambda: tnn.Linear(12, 5), vectors),
+    Case(
+        "Linear",
+        {"in_features": 12, "out_features": 5, "bias": False},
+        lambda: tnn.Linear(12, 5, False),
+        vectors,
+        "-no-bias",
+    ),
+    Case(
+        "Conv2d", {"in_channels": 4, "out_channels": 6, "kernel_size": 3}, lambda: tnn.Conv2d(4, 6, 3), images
+    ),
+    Case(
+        "Conv2d",
+        {
+            "in_channels": 4,
+            "out_channels": 6,
+            "kernel_size": (2, 3),
+            "stride": (1, 2),
+            "padding": (1, 0),
+            "dilation": (2, 1),
+            "groups": 2,
+            "bias": False,
+            "padding_mode": "circular",
+        },
+        lambda: tnn.Conv2d(4, 6, (2, 3), (1, 2), (1, 0), (2, 1), 2, False, "circular"),
+        images,
+        "-odd",
+    ),
+    Case(
+        "Conv2d",
+        {"in_channels": 4, "out_channels": 6, "kernel_size": 5, "padding": "same"},
+        lambda: tnn.Conv2d(4, 6, 5, padding="same"),
+        images,
+        "-same",
+    ),
+    Case("BatchNorm", {"num_features": 4}, lambda: tnn.BatchNorm2d(4), images),
+    Case(
+        "BatchNorm",
+        {"num_features": 4, "affine": False, "track_running_stats": False, "eps": 0.1},
+        lambda: tnn.BatchNorm2d(4, 0.1, affine=False, track_running_stats=False),
+        images,
+        "-bare",
+    ),
+    Case(
+        "BatchNorm",
+        {"num_features": 4, "momentum": None},
+        lambda: tnn.BatchNorm2d(4, momentum=None),
+        images,
+        "-cumulative",
+    ),
+    Case("LayerNorm", {"normalized_shape": 12}, lambda: tnn.LayerNorm(12), vectors),
+    Case(
+        "LayerNorm",
+        {"normalized_shape": (5, 12), "eps": 0.1, "bias": False},
+        lambda: tnn.LayerNorm((5, 12), 0.1, bias=False),
+        vectors,
+        "-two-axes",
+    ),
+    Case("RmsNorm", {"normalized_shape": 12}, lambda: tnn.RMSNorm(12), vectors),
+    Case(
+        "RmsNorm",
+        {"normalized_shape": (12,), "eps": 0.1, "elementwise_affine": False},
+        lambda: tnn.RMSNorm((12,), 0.1, False),
+        vectors,
+        "-bare",
+    ),
+    Case("Dropout", {"p": 0.3}, lambda: tnn.Dropout(0.3), vectors),
+    Case("Embedding", {"num_embeddings": 11, "embedding_dim": 3}, lambda: tnn.Embedding(11, 3), ids),
+    Case(
+        "Embedding",
+        {"num_embeddings": 11, "embedding_dim": 3, "padding_idx": -2, "scale_grad_by_freq": True},
+        lambda: tnn.Embedding(11, 3, -2, scale_grad_by_freq=True),
+        ids,
+        "-padded",
+    ),
+    Case("MaxPool2d", {"kernel_size": 2}, lambda: tnn.MaxPool2d(2), images),
+    Case(
+        "MaxPool2d",
+        {"kernel_size": (3, 2), "stride": (2, 1), "padding": 1, "dilation": (1, 2), "ceil_mode": True},
+        lambda: tnn.MaxPool2d((3, 2), (2, 1), 1, (1, 2), ceil_mode=True),
+        images,
+        "-odd",
+    ),
+    Case("AvgPool2d", {"kernel_size": 2}, lambda: tnn.AvgPool2d(2), images),
+    Case(
+        "AvgPool2d",
+        {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True, "count_include_pad": False},
+        lambda: tnn.AvgPool2d(3, 2, 1, True, False),
+        images,
+        "-odd",
+    ),
+    Case(
+        "AdaptiveAvgPool2d",
+        {"output_size": (3, None)},
+        lambda: tnn.AdaptiveAvgPool2d((3, None)),
+        images,
+    ),
+    Case("Flatten", {}, lambda: tnn.Flatten(), images),
+    Case("Flatten", {"start_dim": 0, "end_dim": -2}, lambda: tnn.Flatten(0, -2), images, "-front"),
+    Case("Relu", {}, lambda: tnn.ReLU(), vectors),
+    Case("Gelu", {}, lambda: tnn.GELU(), vectors),
+    Case("Gelu", {"approximate": "tanh"}, lambda: tnn.GELU("tanh"), vectors, "-tanh"),
+    Case("Silu", {}, lambda: tnn.SiLU(), vectors),
+    Case("MultiHeadAttention", {"embed_dim": 12, "num_heads": 4, "num_kv_heads": 2}, None, vectors),
+    Case("TransformerEncoderLayer", dict(**ENCODER), lambda: torch_layer(), vectors),
+    Case(
+        "TransformerEncoder", dict(**ENCODER, num_layers=2, norm_first=True, final_norm=True), None, vectors
+    ),
+    Case("PositionalEncoding", {"d_model": 12, "max_len": 9}, None, vectors),
+    Case("CrossEntropy", {}, lambda: tnn.CrossEntropyLoss(), labelled),
+    Case(
+        "CrossEntropy",
+        {"weight": WEIGHTS, "ignore_index": 2, "label_smoothing": 0.1, "reduction": "sum"},
+        lambda: tnn.CrossEntropyLoss(
+            torch.tensor(WEIGHTS), ignore_index=2, label_smoothing=0.1, reduction="sum"
+        ),
+        labelled,
+        "-weighted",
+    ),
+    Case("Mse", {}, lambda: tnn.MSELoss(), pairs),
+    Case("Mse", {"reduction": "none"}, lambda: tnn.MSELoss(reduction="none"), pairs, "-none"),
+]
+
+
+def torch_layer() -> torch.nn.Module:
+    return tnn.TransformerEncoderLayer(12, 3, 20, 0.0, batch_first=True)
+
+
+every = pytest.mark.parametrize("case", CASES, ids=str)
+twins = pytest.mark.parametrize("case", [case for case in CASES if case.twin is not None], ids=str)
+
+
+def results(
+    layer: torch.nn.Module, inputs: tuple[Tensor, ...], seed: int = 3
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Output, and the gradients of inputs and parameters for an output gradient that is not uniform."""
+    leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    torch.manual_seed(seed)
+    output = layer(*leaves)
+    wanted = [x for x in leaves if x.requires_grad] + [p for p in layer.parameters() if p.requires_grad]
+    if not wanted:
+        return output, []
+    grad = torch.linspace(-1, 2, output.numel(), dtype=output.dtype).reshape(output.shape)
+    return output, list(torch.autograd.grad(output, wanted, grad, allow_unused=True))
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+def pair(case: Case, dtype: torch.dtype = torch.float32) -> tuple[Any, torch.nn.Module]:
+    assert case.twin is not None
+    torch.manual_seed(0)
+    ours = case.build()
+    torch.manual_seed(0)
+    theirs = case.twin()
+    return ours.to(dtype), theirs.to(dtype)
+
+
+def test_every_exported_layer_is_here() -> None:
+    assert {case.name for case in CASES} == set(nn.__all__)
+
+
+@twins
+def test_names_values_for_a_seed_and_state_are_torchs(case: Case) -> None:
+    ours, theirs = pair(case)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], value), name
+    trained = {
+        name: torch.rand_like(v) if v.is_floating_point() else v for name, v in theirs.state_dict().items()
+    }
+    ours.load_state_dict(trained)
+    for name, value in trained.items():
+        assert torch.equal(ours.state_dict()[name], value), name
+
+
+@twins
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_values_and_gradients_are_torchs(case: Case, dtype: torch.dtype, training: bool) -> None:
+    ours, theirs = pair(case, dtype)
+    ours.train(training)
+    theirs.train(training)
+    for step in range(2):
+        torch.manual_seed(step)
+        inputs = tuple(x.to(dtype) if x.is_floating_point() else x for x in case.inputs(3))
+        output, grads = results(ours, inputs)
+        expected, expected_grads = results(theirs, inputs)
+        assert output.dtype == expected.dtype
+        assert_same(output, expected)
+        assert_same(grads, expected_grads)
+    for name, value in theirs.state_dict().items():
+        assert_same(ours.state_dict()[name], value)
+
+
+@twins
+def test_inputs_need_not_be_contiguous(case: Case) -> None:
+    ours, theirs = pair(case)
+    inputs = case.inputs(4)
+    strided = tuple(x.transpose(0, -1).contiguous().transpose(0, -1)[::2] for x in inputs)
+    assert not strided[0].is_contiguous()
+    ours.eval()
+    theirs.eval()
+    assert_same(results(ours, strided), results(theirs, tuple(x.contiguous() for x in strided)))
+
+
+@twins
+def test_an_empty_batch_does_what_it_does_in_torch(case: Case) -> None:
+    ours, theirs = pair(case)
+    inputs = case.inputs(0)
+    try:
+        expected = results(theirs, inputs)
+    except (RuntimeError, ValueError) as error:
+        with pytest.raises(type(error)):
+            results(ours, inputs)
+    else:
+        assert_same(results(ours, inputs), expected)
+
+
+@every
+def test_works_on_the_meta_device(case: Case) -> None:
+    layer = case.build(device="meta") if case.has_parameters else case.build().to("meta")
+    assert all(p.is_meta for p in layer.parameters())
+    output = layer(*(x.to("meta") for x in case.inputs(2)))
+    assert output.is_meta
+    assert output.shape == case.build()(*case.inputs(2)).shape
+
+
+@every
+def test_device_and_dtype_reach_every_parameter(case: Case) -> None:
+    if case.has_parameters:
+        layer = case.build(dtype=torch.float64, device="cpu")
+        assert {p.dtype for p in layer.parameters()} == {torch.float64}
+    layer = type(case.build()).Config(**case.arguments).init(dtype=torch.float64)
+    assert {v.dtype for v in layer.state_dict().values() if v.is_floating_point()} <= {torch.float64}
+
+
+@every
+def test_compiles_as_one_graph(case: Case) -> None:
+    torch._dynamo.reset()
+    layer, inputs = case.build(), case.inputs(3)
+    twin = copy.deepcopy(layer)
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    assert_same(results(compiled, inputs), results(twin, inputs))
+    assert_same(compiled._orig_mod.state_dict(), twin.state_dict())
+
+
+@every
+def test_exports(case: Case) -> None:
+    layer, inputs = case.build().eval(), case.inputs(3)
+    program = torch.export.export(layer, inputs)
+    assert_same(program.module()(*inputs), layer(*inputs))
+
+
+@every
+def test_a_deep_copy_is_independent(case: Case) -> None:
+    layer, inputs = case.build().eval(), case.inputs(3)
+    twin = copy.deepcopy(layer)
+    before = twin(*inputs)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.add_(1.0)
+    assert torch.equal(twin(*inputs), before)
+    assert repr(twin) == repr(layer)
+
+
+@every
+def test_functional_call(case: Case) -> None:
+    layer, other, inputs = case.build().eval(), case.build().eval(), case.inputs(3)
+    state = {**dict(other.named_parameters()), **dict(other.named_buffers())}
+    assert_same(torch.func.functional_call(layer, state, inputs), other(*inputs))
+
+
+@every
+def test_autocast(case: Case) -> None:
+    layer = case.build().eval()
+    inputs = case.inputs(3)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = layer(*inputs)
+    assert torch.isfinite(output).all()
+    torch.testing.assert_close(output.float(), layer(*inputs).float(), atol=0.1, rtol=0.1)
+
+
+@every
+def test_its_config_builds_an_equal_layer(case: Case) -> None:
+    kind = getattr(nn, case.name)
+    config = kind.Config(**case.arguments)
+    again = kind.Config.from_json(config.to_json())
+    assert again.to_dict() == config.to_dict()
+    torch.manual_seed(5)
+    expected = case.build()
+    torch.manual_seed(5)
+    layer = again.init()
+    assert type(layer) is kind
+    assert repr(layer) == repr(expected)
+    assert_same(layer.state_dict(), expected.state_dict())
+    with pytest.raises(ConfigError, match="no such field"):
+        config.replace(no_such_thing=1)
+
+
+@every
+def test_saves_and_loads(case: Case, tmp_path: Any) -> None:
+    kind = getattr(nn, case.name)
+    layer = kind.Config(**case.arguments).init()
+    layer.save(tmp_path / "layer.safetensors")
+    loaded = kind.load(tmp_path / "layer.safetensors")
+    assert_same(loaded.state_dict(), layer.state_dict())
+    assert repr(loaded) == repr(layer)
+    record = Record.load(tmp_path / "layer.safetensors")
+    assert str(kind.Config(**case.arguments).init().load_record(record)).count("\n") == 0
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.label == ""], ids=str)
+def test_arguments_and_defaults_are_torchs(case: Case) -> None:
+    import inspect
+
+    kind = getattr(nn, case.name)
+    base = next((b for b in kind.__mro__[1:] if b.__module__.startswith("torch.nn.modules")), None)
+    if base in (None, torch.nn.Module):
+        return
+    theirs = inspect.signature(base.__init__).parameters
+    for name, ours in inspect.signature(kind.__init__).parameters.items():
+        assert ours.default == theirs[name].default, name
+    left_out = {"size_average", "reduce", "_weight", "_freeze"}
+    if kind is nn.BatchNorm:
+        left_out.add("bias")
+    assert set(theirs) - set(inspect.signature(kind.__init__).parameters) <= left_out
+
+
+class Net(Config):
+    head: nn.Linear.Config
+    block: nn.Conv2d.Config | nn.Linear.Config
+    pool: nn.MaxPool2d.Config | nn.AvgPool2d.Config | None = None
+
+
+def test_layer_configs_sit_in_a_users_config() -> None:
+    config = Net(
+        head=nn.Linear.Config(in_features=3, out_features=2),
+        block=nn.Conv2d.Config(in_channels=1, out_channels=3, kernel_size=(2, 3)),
+        pool=nn.AvgPool2d.Config(kernel_size=2),
+    )
+    again = Net.from_json(config.to_json())
+    assert again == config
+    assert isinstance(again.block.init(), nn.Conv2d)
+    assert isinstance(again.pool, nn.AvgPool2d.Config)
+    text = config.to_json().replace('"Conv2d"', '"Conv3d"')
+    with pytest.raises(ConfigError) as caught:
+        Net.from_json(text)
+    assert caught.value.where == "block.type"
+    assert "Conv2d" in str(caught.value)
+    assert config.override(["head.out_features=7"]).head.init().out_features == 7
+
+
+def test_a_config_refuses_what_is_not_of_its_type() -> None:
+    with pytest.raises(ConfigError) as caught:
+        nn.Gelu.Config(approximate="sigmoid")
+    assert caught.value.where == "approximate"
+    with pytest.raises(ConfigError) as caught:
+        nn.Conv2d.Config.from_json('{"in_channels": 1, "out_channels": 2, "kernel_size": [1, 2, 3]}')
+    assert caught.value.where is not None
+    assert caught.value.where.startswith("kernel_size")
+
+
+def test_a_subclass_of_a_layer_is_a_layer() -> None:
+    class Scaled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    torch.manual_seed(0)
+    layer = Scaled(2, 3)
+    torch.manual_seed(0)
+    x = torch.ones(1, 2)
+    assert torch.equal(layer(x), 2 * nn.Linear(2, 3)(x))
+    assert isinstance(layer, Module)
+    assert isinstance(Scaled.Config(in_features=2, out_features=3).init(), Scaled)

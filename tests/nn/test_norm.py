@@ -1,0 +1,102 @@
+import copy
+
+import pytest
+import torch
+
+from burnt import nn
+from burnt.errors import ShapeError
+
+TWINS = {1: torch.nn.BatchNorm1d, 2: torch.nn.BatchNorm2d, 3: torch.nn.BatchNorm3d}
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank"), [((6, 3), 1), ((6, 3, 4), 1), ((6, 3, 4, 2), 2), ((2, 3, 4, 2, 3), 3)]
+)
+@pytest.mark.parametrize("momentum", [0.1, 1.0, None])
+def test_batch_norm_of_any_rank_is_torchs(shape: tuple[int, ...], rank: int, momentum: float | None) -> None:
+    ours, theirs = nn.BatchNorm(3, momentum=momentum), TWINS[rank](3, momentum=momentum)
+    for step in range(3):
+        torch.manual_seed(step)
+        x = torch.randn(shape) * 3 + 1
+        torch.testing.assert_close(ours(x), theirs(x))
+    assert int(ours.num_batches_tracked) == 3
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value)
+    fresh = nn.BatchNorm(3)
+    fresh.load_state_dict(theirs.state_dict())
+    torch.testing.assert_close(fresh.eval()(x), theirs.eval()(x))
+
+
+def test_batch_norm_of_rank_six() -> None:
+    x = torch.randn(2, 3, 2, 1, 2, 2)
+    output = nn.BatchNorm(3)(x)
+    torch.testing.assert_close(output, torch.nn.BatchNorm1d(3)(x.flatten(2)).view_as(x))
+
+
+def test_cumulative_average_is_the_mean_of_all_batches() -> None:
+    layer = nn.BatchNorm(2, momentum=None)
+    batches = [torch.randn(5, 2) + i for i in range(4)]
+    for batch in batches:
+        layer(batch)
+    assert layer.running_mean is not None
+    torch.testing.assert_close(layer.running_mean, torch.stack([b.mean(0) for b in batches]).mean(0))
+    assert layer.running_var is not None
+    torch.testing.assert_close(layer.running_var, torch.stack([b.var(0) for b in batches]).mean(0))
+
+
+def test_cumulative_average_reads_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> float:
+        raise AssertionError("the count was read")
+
+    for name in ("item", "__float__", "__int__", "__bool__"):
+        monkeypatch.setattr(torch.Tensor, name, refuse)
+    nn.BatchNorm(2, momentum=None)(torch.ones(3, 2))
+
+
+def test_a_single_value_for_each_channel_is_refused_as_in_torch() -> None:
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        nn.BatchNorm(3)(torch.ones(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("shape", "hint"),
+    [
+        ((3,), "add a batch axis: input.unsqueeze(0)"),
+        ((4, 5, 3), "the channels are last: input.movedim(-1, 1)"),
+        ((3, 5, 4), "the channels are first: add a batch axis with input.unsqueeze(0)"),
+        ((2, 7, 4, 4), "the layer before makes 7 channels: BatchNorm(7)?"),
+        ((), "add a batch axis: input.unsqueeze(0)"),
+    ],
+)
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_refuses_wrong_channels(shape: tuple[int, ...], hint: str, training: bool) -> None:
+    with pytest.raises(ShapeError) as caught:
+        nn.BatchNorm(3).train(training)(torch.zeros(shape))
+    error = caught.value
+    assert (error.where, error.expected, error.found) == ("BatchNorm(3)", "(batch, 3, ...)", shape)
+    assert error.hint == hint
+
+
+def test_torchs_tools_know_a_batch_norm() -> None:
+    model = torch.nn.Sequential(nn.BatchNorm(3))
+    data = [torch.randn(8, 3) for _ in range(4)]
+    torch.optim.swa_utils.update_bn(data, model)
+    torch.testing.assert_close(model[0].running_mean, torch.stack(data).mean((0, 1)))
+    model[0].weight.data.fill_(2.0)
+    assert isinstance(copy.deepcopy(model)[0], nn.BatchNorm)
+    converted = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert isinstance(converted[0], torch.nn.SyncBatchNorm)
+    torch.testing.assert_close(converted.eval()(data[0]), model.eval()(data[0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_rms_norm_by_its_formula(dtype: torch.dtype) -> None:
+    layer = nn.RmsNorm((2, 5), dtype=dtype)
+    with torch.no_grad():
+        layer.weight.normal_()
+    x = torch.randn(3, 2, 5).to(dtype)
+    wide, weight = x.double(), layer.weight.double()
+    expected = wide / (wide.square().mean((1, 2), keepdim=True) + torch.finfo(dtype).eps).sqrt() * weight
+    torch.testing.assert_close(
+        layer(x).double(), expected, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=2e-2
+    )
