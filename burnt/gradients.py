@@ -124,7 +124,8 @@ class Gradients(Mapping[str, Tensor]):
         if any(value.requires_grad for value in values):
             # get_total_norm, faster on many tensors, runs without autograd.
             norms = [torch.linalg.vector_norm(value).to(values[0].device) for value in values]
-            return torch.linalg.vector_norm(torch.stack(norms))
+            whole: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+            return whole
         return torch.nn.utils.get_total_norm(values)
 
     def clip_norm(self, limit: float) -> Gradients:
