@@ -125,7 +125,8 @@ class Gradients(Mapping[str, Tensor]):
             # get_total_norm, faster on many tensors, runs without autograd.
             norms = [torch.linalg.vector_norm(value).to(values[0].device) for value in values]
             return torch.linalg.vector_norm(torch.stack(norms))
-        return torch.nn.utils.get_total_norm(values)
+        total: Tensor = torch.nn.utils.get_total_norm(values)
+        return total
 
     def clip_norm(self, limit: float) -> Gradients:
         """Scaled down, where need be, to a global norm of at most `limit`, as `clip_grad_norm_` does.
