@@ -124,9 +124,9 @@ class Gradients(Mapping[str, Tensor]):
         if any(value.requires_grad for value in values):
             # get_total_norm, faster on many tensors, runs without autograd.
             norms = [torch.linalg.vector_norm(value).to(values[0].device) for value in values]
-            whole: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-            return whole
-        return torch.nn.utils.get_total_norm(values)
+            return torch.linalg.vector_norm(torch.stack(norms))
+        total: Tensor = torch.nn.utils.get_total_norm(values)
+        return total
 
     def clip_norm(self, limit: float) -> Gradients:
         """Scaled down, where need be, to a global norm of at most `limit`, as `clip_grad_norm_` does.

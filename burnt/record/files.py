@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import safetensors
 import safetensors.torch
 from torch import Tensor
@@ -17,6 +18,12 @@ from burnt._files import replacing
 from burnt.errors import RecordError
 
 _KEY = "burnt"
+
+
+class _Entry(msgspec.Struct):
+    """What is read of a tensor's entry in the header."""
+
+    data_offsets: tuple[int, int]
 
 
 def write_tensors(
@@ -87,14 +94,19 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
             )
         try:
             header = json.loads(file.read(length))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RecordError(
                 "the header of a tensor file is damaged", where=str(path), found=str(error), hint=hint
             ) from None
-    offsets = [entry.get("data_offsets") for name, entry in header.items() if name != "__metadata__"]
-    if any(not isinstance(pair, list) or len(pair) != 2 for pair in offsets):
-        raise RecordError("the header of a tensor file is damaged", where=str(path), hint=hint)
-    expected = 8 + length + max((end for _, end in offsets), default=0)
+    try:
+        tensors = msgspec.convert(header, dict[str, Any])
+        metadata = msgspec.convert(tensors.pop("__metadata__", {}), dict[str, str])
+        entries = msgspec.convert(tensors, dict[str, _Entry])
+    except msgspec.ValidationError as error:
+        raise RecordError(
+            "the header of a tensor file is damaged", where=str(path), found=str(error), hint=hint
+        ) from None
+    expected = 8 + length + max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if size != expected:
         raise RecordError(
             "a tensor file is truncated" if size < expected else "a tensor file has bytes too many",
@@ -103,12 +115,12 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
             found=f"{size} bytes",
             hint=hint,
         )
-    text = header.get("__metadata__", {}).get(_KEY)
+    text = metadata.get(_KEY)
     if text is None:
         return None
     try:
         document = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise RecordError(
             "the metadata of a tensor file is damaged", where=str(path), found=str(error), hint=hint
         ) from None

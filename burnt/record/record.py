@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -19,6 +20,16 @@ FORMAT = 1
 """Version of the document that a record's file carries."""
 
 _COMPILED = "_orig_mod."
+
+
+class _Metadata(msgspec.Struct):
+    """What a record's file holds beside tensors and format."""
+
+    aliases: dict[str, str]
+    model: str | None
+    config_type: str | None
+    config: dict[str, Any] | None
+    static: dict[str, dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +93,18 @@ class Record:
                 found=f"format {version}",
                 hint="a newer burnt wrote this file: upgrade burnt",
             )
-        names = {field.name for field in dataclasses.fields(cls)} - {"tensors"}
-        return cls(tensors, **{name: document[name] for name in names if name in document})
+        try:
+            metadata = msgspec.structs.asdict(msgspec.convert(document, _Metadata))
+        except msgspec.ValidationError as error:
+            raise RecordError(
+                "the metadata of a record is damaged", where=os.fspath(path), found=str(error)
+            ) from None
+        lost = sorted(set(metadata["aliases"].values()) - tensors.keys())
+        if lost:
+            raise RecordError(
+                "tied tensors of a record are lost", where=os.fspath(path), expected=lost[0], found="nothing"
+            )
+        return cls(tensors, **metadata)
 
 
 @dataclasses.dataclass(frozen=True)
