@@ -191,13 +191,11 @@ def size_text(size: float) -> str:
     >>> size_text(12), size_text(1536), size_text(3 * 2**30)
     ('12 B', '1.5 KiB', '3.0 GiB')
     """
-    if size < 1024:
-        return f"{size:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        size /= 1024
+    for unit in ("B", "KiB", "MiB"):
         if size < 1024:
-            break
-    return f"{size:.1f} {unit}"
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
 
 
 def age_text(seconds: float) -> str:

@@ -140,7 +140,7 @@ def _show(reader: RunReader) -> None:
 
 
 def _attempt_cells(attempt: Attempt) -> list[str | Cell]:
-    end = "not" if attempt.ended is None else attempt.end_state or ""
+    end: str = "not" if attempt.ended is None else attempt.end_state or ""
     if attempt.end_reason and attempt.end_reason != end:
         end += f": {attempt.end_reason}"
     return [
@@ -172,11 +172,11 @@ def sparkline(points: Points, cells: int = _CELLS) -> str:
         cells: at most so many characters.
 
     Returns:
-        Bars between the lowest and the highest mean; ``×`` where values are NaN or infinite, a space where
+        Bars between the lowest and the highest mean; ``!`` where values are NaN or infinite, a space where
         there is none.
 
     >>> sparkline(Points([1, 2, 3, 4], [0.0] * 4, [1.0, 0.5, float("nan"), 0.0]))
-    '█▅×▁'
+    '█▅!▁'
     """
     if not points.steps:
         return ""
@@ -197,7 +197,7 @@ def sparkline(points: Points, cells: int = _CELLS) -> str:
         if not stretch:
             text += " "
         elif math.isnan(mean):
-            text += "×"
+            text += "!"
         elif high == low:
             text += _BARS[3]
         else:
