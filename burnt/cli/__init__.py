@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: the words are no command, or a training was interrupted.
 
     >>> main(["runs", "list", "no-such-folder"])
-    1
+    2
     """
     args = _parse(argv)
     if args.command != "train" and isinstance(sys.stdout, io.TextIOWrapper):

@@ -10,19 +10,18 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from burnt.errors import BurntError
-from burnt.train.progress import value_text
+from burnt.errors import BurntError, nearest
 
 __all__ = [
     "Cell",
     "Page",
     "UsageError",
     "age_text",
-    "cell_text",
     "clean",
+    "closest",
     "print_json",
     "report",
     "size_text",
@@ -86,7 +85,8 @@ class Page:
 
     def pairs(self, pairs: Mapping[str, str | Cell]) -> None:
         """Names and their values, one a line."""
-        self.table(["", ""], [[Cell(name, "dim"), value] for name, value in pairs.items()], head=False)
+        rows = [[Cell(name, "dim"), value] for name, value in pairs.items()]
+        self.table(["name", "value"], rows, head=False)
 
     def table(
         self,
@@ -94,6 +94,7 @@ class Page:
         rows: Sequence[Sequence[str | Cell]],
         *,
         right: Sequence[str] = (),
+        fold: str | None = None,
         whole: bool = True,
         head: bool = True,
     ) -> None:
@@ -103,6 +104,7 @@ class Page:
             columns: their headings.
             rows: a cell for each column; an empty one is shown as ``-``.
             right: the columns that are set to the right.
+            fold: the column that gives way in a narrow terminal, by default the last.
             whole: all of it; otherwise a terminal gets the rows and columns that it has room for, and how
                 many are left out.
             head: with a line of headings.
@@ -110,30 +112,34 @@ class Page:
         cells = [[_cell(cell) for cell in row] for row in rows]
         if self.fancy and not whole:
             shown = self._columns_that_fit(columns, cells)
-            self._draw(columns[:shown], [row[:shown] for row in cells[:_ROWS]], right, head)
+            self._draw(columns[:shown], [row[:shown] for row in cells[:_ROWS]], right, None, head)
             left = [(len(cells) - _ROWS, "rows"), (len(columns) - shown, "columns")]
             if more := " and ".join(f"{count} {what}" for count, what in left if count > 0):
                 self.line(Cell(f"... {more} more: --json, or a pipe, has them all", "dim"))
         elif self.fancy:
-            self._draw(columns, cells, right, head)
+            self._draw(columns, cells, right, fold or columns[-1], head)
         else:
             _align([columns, *([c.text for c in row] for row in cells)][not head :], columns, right)
 
     def _draw(
-        self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[str], head: bool
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        right: Sequence[str],
+        fold: str | None,
+        head: bool,
     ) -> None:
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=head, header_style="bold")
-        for i, column in enumerate(columns):
+        for column in columns:
             # What is long is folded, not cut: the names of runs are there to be copied.
-            widest = max((len(row[i].text) for row in rows), default=0)
             table.add_column(
                 Text(clean(column)),
                 justify="right" if column in right else "left",
                 overflow="fold",
-                no_wrap=widest <= 12,
+                no_wrap=column != fold,
             )
         for row in rows:
             table.add_row(*(Text(cell.text, cell.style) for cell in row))
@@ -176,13 +182,16 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def cell_text(value: object) -> str:
-    """A value of a table or a configuration in a cell."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float):
-        return value_text(value)
-    return json.dumps(value, default=str)
+def closest(name: str, known: Iterable[str], separator: str) -> str | None:
+    """The known path closest to a mistyped one: by all of it, or by its last part.
+
+    >>> closest("digit", ["runs/mnist", "runs/digits"], "/")
+    'runs/digits'
+    """
+    candidates = list(known)
+    ends = {candidate.rpartition(separator)[2]: candidate for candidate in candidates}
+    end = nearest(name.rpartition(separator)[2], ends)
+    return nearest(name, candidates) or (None if end is None else ends[end])
 
 
 def size_text(size: float) -> str:
@@ -191,13 +200,11 @@ def size_text(size: float) -> str:
     >>> size_text(12), size_text(1536), size_text(3 * 2**30)
     ('12 B', '1.5 KiB', '3.0 GiB')
     """
-    if size < 1024:
-        return f"{size:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        size /= 1024
+    for unit in ("B", "KiB", "MiB"):
         if size < 1024:
-            break
-    return f"{size:.1f} {unit}"
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
 
 
 def age_text(seconds: float) -> str:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from burnt.cli.output import Cell, Page, age_text, print_json
+from burnt.cli.output import Cell, Page, UsageError, age_text, print_json
 from burnt.errors import RunError
 from burnt.train.progress import duration_text, value_text
 from burnt.train.store import Extreme, Point, Progress, RunReader, RunSummary, Series, find_runs
@@ -58,10 +58,10 @@ def run(folder: str, as_json: bool) -> int:
     """Print the runs at and below a folder, the most recently written first.
 
     Raises:
-        RunError: there is no such folder.
+        UsageError: there is no such folder.
     """
     if not os.path.isdir(folder):
-        raise RunError(
+        raise UsageError(
             f"there is no folder {folder!r}",
             where=os.getcwd(),
             found="a file" if os.path.exists(folder) else None,
@@ -102,10 +102,19 @@ def _print(rows: list[_Row]) -> None:
     columns = ["run", "state", "progress", "metric", "best", "last", "age", "took"]
     # In a terminal the reasons go below the table, where there is room for them.
     notes = not page.fancy and any(_note(row) for row in rows)
+    cells = [_cells(row)[: len(columns) + notes] for row in rows]
+    metrics = {row.metric for row in rows if row.metric is not None}
+    if page.fancy and len(metrics) == 1:
+        # Said once, it leaves room for the names of the runs.
+        i = columns.index("metric")
+        for row_cells in cells:
+            del row_cells[i]
+        columns[i : i + 2] = [f"best {label(*metrics)}"]
     page.table(
         [*columns, "note"] if notes else columns,
-        [_cells(row)[: len(columns) + notes] for row in rows],
-        right=["best", "last", "age", "took"],
+        cells,
+        right=[columns[-4], "last", "age", "took"],
+        fold="run",
     )
     for row in rows if page.fancy else ():
         if note := _note(row):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -9,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from burnt.cli.output import Cell, Page, age_text, cell_text, print_json, size_text
+from burnt.cli.output import Cell, Page, UsageError, age_text, closest, print_json, size_text
 from burnt.cli.runs_list import (
     STATE_STYLES,
     best,
@@ -19,9 +20,9 @@ from burnt.cli.runs_list import (
     progress_text,
     seconds_of,
 )
-from burnt.errors import RunError, nearest
 from burnt.train.progress import duration_text, value_text
 from burnt.train.store import Artefact, Attempt, Points, RunReader, Series, find_runs
+from burnt.train.store.schema import DATABASE
 
 __all__ = ["run", "sparkline"]
 
@@ -41,7 +42,8 @@ def run(folder: str, as_json: bool) -> int:
     """Print one run.
 
     Raises:
-        RunError: there is no run in the folder, or it cannot be read.
+        UsageError: there is no run in the folder.
+        RunError: the run cannot be read.
     """
     with open_run(folder) as reader:
         if as_json:
@@ -55,18 +57,18 @@ def open_run(folder: str) -> RunReader:
     """The reader of a run's folder.
 
     Raises:
-        RunError: there is no run in the folder, or it cannot be read; told with the nearest one that can be.
+        UsageError: there is no run in the folder; told with the nearest that there is.
+        RunError: the run cannot be read.
     """
-    if Path(folder, "run.db").is_file():
+    if Path(folder, DATABASE).is_file():
         return RunReader(folder)
-    parent = os.path.dirname(folder.rstrip("/")) or "."
-    below = folder if os.path.isdir(folder) else parent if parent != "." else "runs"
-    known = [str(found) for found in find_runs(below)]
-    guess = known[0] if len(known) == 1 else nearest(folder, known)
-    raise RunError(
+    parent = os.path.dirname(folder.rstrip("/")) or "runs"
+    below = folder if os.path.isdir(folder) else parent
+    guess = closest(folder, map(str, find_runs(below)), "/")
+    raise UsageError(
         f"{folder} holds no run" if os.path.isdir(folder) else f"there is no folder {folder!r}",
-        expected=os.path.join(folder, "run.db"),
-        hint=f"did you mean {guess}?" if guess else f"burnt runs list {below} shows what runs there are",
+        expected=os.path.join(folder, DATABASE),
+        hint=f"did you mean {guess}?" if guess else f"`burnt runs list {below}` shows what runs there are",
     )
 
 
@@ -76,10 +78,12 @@ def _show(reader: RunReader) -> None:
     page.line(Cell(str(reader.folder), "bold"), "  ", Cell(summary.state, STATE_STYLES[summary.state]))
     where = progress_text(summary.progress)
     if summary.progress is not None:
-        where += f", step {summary.progress.step}, {summary.progress.activity}"
+        where += f", step {summary.progress.step}"
+        if summary.state in ("running", "stale"):
+            where += f", {summary.progress.activity}"
     head: dict[str, str | Cell] = {
         "name": summary.name,
-        "reason": note(summary) or summary.reason or "",
+        "reason": note(summary) or ("" if summary.reason == summary.state else summary.reason or ""),
         "created": f"{_date(summary.created)}, {age_text(now - summary.created)} ago",
         "took": duration_text(seconds_of(reader)),
         "progress": where,
@@ -97,7 +101,7 @@ def _show(reader: RunReader) -> None:
         )
     if config := _flat(reader.config() or {}):
         page.heading("config")
-        page.pairs(config)
+        page.pairs({key: _exact(value) for key, value in config.items()})
     if series := reader.series():
         page.heading("metrics")
         page.table(
@@ -140,7 +144,7 @@ def _show(reader: RunReader) -> None:
 
 
 def _attempt_cells(attempt: Attempt) -> list[str | Cell]:
-    end = "not" if attempt.ended is None else attempt.end_state or ""
+    end: str = "not" if attempt.ended is None else attempt.end_state or ""
     if attempt.end_reason and attempt.end_reason != end:
         end += f": {attempt.end_reason}"
     return [
@@ -165,42 +169,33 @@ def _series_cells(reader: RunReader, series: Series) -> list[str | Cell]:
 
 
 def sparkline(points: Points, cells: int = _CELLS) -> str:
-    """A small plot of a series: a character for each stretch of steps, as high as the mean of its values.
+    """A small plot of a series: a bar for each stretch of points, as high as the mean of their values.
 
     Args:
         points: by ascending step.
-        cells: at most so many characters.
+        cells: at most so many bars.
 
     Returns:
-        Bars between the lowest and the highest mean; ``×`` where values are NaN or infinite, a space where
-        there is none.
+        Bars between the lowest and the highest mean, and ``!`` where values are NaN or infinite.
 
     >>> sparkline(Points([1, 2, 3, 4], [0.0] * 4, [1.0, 0.5, float("nan"), 0.0]))
-    '█▅×▁'
+    '█▅!▁'
     """
-    if not points.steps:
-        return ""
-    cells = min(cells, len(points.steps))
-    first, span = points.steps[0], max(points.steps[-1] - points.steps[0], 1)
+    cells = min(cells, len(points.values))
     stretches: list[list[float]] = [[] for _ in range(cells)]
-    for step, value in zip(points.steps, points.values, strict=True):
-        stretches[min((step - first) * cells // span, cells - 1)].append(value)
-    # Halved, so that the sum of two huge values is no infinity.
-    means = [
-        math.fsum(value / len(stretch) for value in stretch) if all(map(math.isfinite, stretch)) else math.nan
-        for stretch in stretches
-    ]
-    finite = [mean for mean, stretch in zip(means, stretches, strict=True) if stretch and mean == mean]
+    for i, value in enumerate(points.values):
+        stretches[i * cells // len(points.values)].append(value)
+    means = [sum(value / len(stretch) for value in stretch) for stretch in stretches]
+    finite = [mean for mean in means if math.isfinite(mean)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     text = ""
-    for mean, stretch in zip(means, stretches, strict=True):
-        if not stretch:
-            text += " "
-        elif math.isnan(mean):
-            text += "×"
+    for mean in means:
+        if not math.isfinite(mean):
+            text += "!"
         elif high == low:
             text += _BARS[3]
         else:
+            # Halved, as the difference of two huge numbers may be an infinity.
             text += _BARS[round((mean / 2 - low / 2) / (high / 2 - low / 2) * (len(_BARS) - 1))]
     return text
 
@@ -216,7 +211,7 @@ def _print_table(page: Page, columns: list[str], rows: list[list[Any]]) -> None:
         for i, name in enumerate(columns)
         if all(isinstance(row[i], int | float) or row[i] == "NaN" for row in rows)
     ]
-    page.table(columns, [[cell_text(cell) for cell in row] for row in rows], right=numeric, whole=False)
+    page.table(columns, [[_rounded(cell) for cell in row] for row in rows], right=numeric, whole=False)
 
 
 def _checkpoints(reader: RunReader) -> list[_Checkpoint]:
@@ -265,19 +260,29 @@ def _series_json(reader: RunReader, series: Series) -> dict[str, Any]:
     return {**series._asdict(), **{name: end and end._asdict() for name, end in ends.items()}}
 
 
-def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, str | Cell]:
-    """Nested settings by dotted key, as the command line sets them."""
-    flat: dict[str, str | Cell] = {}
+def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values by dotted key, as the command line sets them."""
+    flat: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, dict) and value:
             flat |= _flat(value, f"{prefix}{key}.")
         else:
-            flat[prefix + key] = cell_text(value)
+            flat[prefix + key] = value
     return flat
 
 
+def _exact(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _rounded(value: Any) -> str:
+    return value_text(value) if isinstance(value, float) else _exact(value)
+
+
 def _data_text(data: dict[str, Any]) -> str:
-    return "  ".join(f"{key} {value}" for key, value in _flat(data).items())
+    # The values that a checkpoint's event carries need no word before their names.
+    flat = {key.removeprefix("values."): _rounded(value) for key, value in _flat(data).items()}
+    return "  ".join(f"{key} {text}" for key, text in flat.items())
 
 
 def _date(seconds: float) -> str:

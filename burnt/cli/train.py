@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from burnt.cli.output import UsageError
+from burnt.cli.output import UsageError, closest
 from burnt.config import Config
 from burnt.errors import ConfigError, nearest
 
@@ -141,13 +141,7 @@ def _walk() -> Iterator[str]:
 
 
 def _not_found(kind: str, name: str, known: Iterable[str], separator: str) -> UsageError:
-    candidates = list(known)
-    guess = nearest(name, candidates)
-    if guess is None:
-        # The last part may be right, and the way to it wrong or left out.
-        ends = {candidate.rpartition(separator)[2]: candidate for candidate in candidates}
-        end = nearest(name.rpartition(separator)[2], ends)
-        guess = None if end is None else ends[end]
+    guess = closest(name, known, separator)
     return UsageError(
         f"there is no {kind} {name!r}",
         where=os.getcwd(),

@@ -187,7 +187,9 @@ def _pages(
 def _opened(out: Target, *, at_once: bool = False) -> Iterator[IO[str]]:
     if not isinstance(out, str | os.PathLike):
         yield out
-    elif at_once:
+    elif at_once or (
+        os.path.exists(out) and not os.path.isfile(out)
+    ):  # /dev/stdout is there to be written to
         try:
             with open(out, "w", encoding="utf-8", newline="") as file:
                 yield file
