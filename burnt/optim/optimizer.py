@@ -120,7 +120,9 @@ class Optimizer:
                 raise OptimError(
                     "a gradient belongs to no parameter of the model",
                     where=path,
-                    hint=f"did you mean {guess!r}?" if guess else "were the gradients taken from another model?",
+                    hint=f"did you mean {guess!r}?"
+                    if guess
+                    else "were the gradients taken from another model?",
                 )
             parameter.grad = gradient
         for group in self._inner.param_groups:

@@ -27,7 +27,11 @@ def torchs(num_layers: int = 2, norm: bool = False, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.parametrize("activation", ["relu", "gelu", F.silu, torch.nn.SiLU(), torch.nn.GELU()], ids=str)
+@pytest.mark.parametrize(
+    "activation",
+    ["relu", "gelu", F.silu, torch.nn.SiLU(), torch.nn.GELU()],
+    ids=lambda a: getattr(a, "__name__", str(a)),
+)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("norm", [True, False])
 def test_is_torchs_encoder(norm_first: bool, activation: Any, bias: bool, norm: bool) -> None:
@@ -94,7 +98,11 @@ def test_from_torch_takes_dtype_mode_and_eps() -> None:
     assert all(parameter.any() for parameter in ours.parameters())
 
 
-@pytest.mark.parametrize("activation", [torch.tanh, torch.nn.GELU("tanh"), torch.nn.Tanh()], ids=str)
+@pytest.mark.parametrize(
+    "activation",
+    [torch.tanh, torch.nn.GELU("tanh"), torch.nn.Tanh()],
+    ids=lambda a: getattr(a, "__name__", str(a)),
+)
 def test_other_activations_are_refused(activation: Callable[..., Any]) -> None:
     with pytest.raises(UnsupportedError, match="no such activation"):
         nn.TransformerEncoderLayer.from_torch(
