@@ -124,8 +124,9 @@ class Gradients(Mapping[str, Tensor]):
         if any(value.requires_grad for value in values):
             # get_total_norm, faster on many tensors, runs without autograd.
             norms = [torch.linalg.vector_norm(value).to(values[0].device) for value in values]
-            return torch.linalg.vector_norm(torch.stack(norms))
-        total: Tensor = torch.nn.utils.get_total_norm(values)
+            total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        else:
+            total = torch.nn.utils.get_total_norm(values)
         return total
 
     def clip_norm(self, limit: float) -> Gradients:
