@@ -118,6 +118,11 @@ class Module(torch.nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._declared:
             value = _registrable(value, type(self), name)
+            if value is not None:
+                # A slot that holds None may take any kind; torch would insist on the kind it had.
+                for slots in ("_parameters", "_buffers", "_modules"):
+                    if self.__dict__.get(slots, {}).get(name, self) is None:
+                        del self.__dict__[slots][name]
             if isinstance(value, Tensor) and not isinstance(value, torch.nn.Parameter):
                 if name not in self._parameters and name not in self._buffers:
                     self.__dict__.pop(name, None)

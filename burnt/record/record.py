@@ -19,7 +19,8 @@ from burnt.record.files import read_tensors, write_tensors
 FORMAT = 1
 """Version of the document that a record's file carries."""
 
-_COMPILED = "_orig_mod."
+_COMPILED = "_orig_mod"
+"""What torch.compile puts into the path of the module it wraps."""
 
 
 class _Metadata(msgspec.Struct):
@@ -144,7 +145,7 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
     aliases: dict[str, str] = {}
     first: dict[tuple[object, ...], str] = {}
     for path, value in module.state_dict().items():
-        path = path.replace(_COMPILED, "")
+        path = _plain(path)
         if not isinstance(value, Tensor):
             raise RecordError(
                 "the module keeps state that is no tensor",
@@ -159,7 +160,7 @@ def record_of(module: torch.nn.Module, *, config: Config | None = None) -> Recor
         else:
             first[identity] = path
             tensors[path] = value.detach()
-    inner = getattr(module, "_orig_mod", module)
+    inner = getattr(module, _COMPILED, module)
     return Record(
         tensors,
         aliases,
@@ -181,7 +182,7 @@ def load_into(module: torch.nn.Module, record: Record, *, partial: bool = False)
     Raises:
         RecordError: tensors are missing, unexpected or of another shape; the module is unchanged.
     """
-    own = {path.replace(_COMPILED, ""): value for path, value in module.state_dict().items()}
+    own = {_plain(path): value for path, value in module.state_dict().items()}
     offered = dict(record.tensors)
     offered.update({alias: record.tensors[path] for alias, path in record.aliases.items()})
     missing = [path for path in own if path not in offered]
@@ -209,7 +210,7 @@ def load_into(module: torch.nn.Module, record: Record, *, partial: bool = False)
     with torch.no_grad():
         for path in shared:
             own[path].copy_(offered[path])
-    static = _static_fields(getattr(module, "_orig_mod", module))
+    static = _static_fields(getattr(module, _COMPILED, module))
     return LoadReport(
         tuple(shared),
         tuple(missing),
@@ -224,6 +225,10 @@ def load_into(module: torch.nn.Module, record: Record, *, partial: bool = False)
     )
 
 
+def _plain(path: str) -> str:
+    return ".".join(name for name in path.split(".") if name != _COMPILED)
+
+
 def _static_fields(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
     # Asked by name, since a Module stands above a Record.
     fields: dict[str, dict[str, Any]] = {}
@@ -231,7 +236,7 @@ def _static_fields(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
         static = getattr(child, "static_fields", None)
         values = static() if callable(static) else {}
         if values:
-            fields[path.replace(_COMPILED, "")] = values
+            fields[_plain(path)] = values
     return fields
 
 
