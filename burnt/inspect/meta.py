@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import random
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -19,6 +18,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.overrides import TorchFunctionMode
 
+from burnt._torch import compiler_is_loaded
 from burnt.inspect.specs import TensorSpec, is_list_of_tensors, map_tensors
 from burnt.inspect.trail import Call, Trail
 
@@ -213,7 +213,4 @@ def meta_world() -> Iterator[None]:
 
 
 def _uncompiled() -> Any:
-    # torch.compile's machinery takes seconds to import; where it is not loaded, nothing is compiled.
-    if "torch._dynamo" not in sys.modules:
-        return nullcontext()
-    return torch.compiler.set_stance("force_eager")
+    return torch.compiler.set_stance("force_eager") if compiler_is_loaded() else nullcontext()

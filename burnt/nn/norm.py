@@ -6,17 +6,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# The base of BatchNorm1d, 2d and 3d: torch's own tools (SyncBatchNorm.convert_sync_batchnorm, update_bn,
-# replace_all_batch_norm_modules_) know a batch norm by it.
-from torch.nn.modules.batchnorm import _BatchNorm
-
+from burnt._torch import BatchNormBase
 from burnt.errors import ShapeError
 from burnt.module import Module
 
 __all__ = ["BatchNorm", "LayerNorm", "RmsNorm"]
 
 
-class BatchNorm(Module, _BatchNorm):
+class BatchNorm(Module, BatchNormBase):
     r"""Normalises each channel over the batch and all other axes, of any rank.
 
     .. math:: y = \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} \, w + b

@@ -1,0 +1,28 @@
+"""Canaries: what burnt uses of torch's private interfaces is still what it was."""
+
+import subprocess
+import sys
+
+import torch
+
+from burnt import _torch, nn
+
+
+def test_torchs_batch_norms_share_the_base() -> None:
+    for kind in (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm):
+        assert issubclass(kind, _torch.BatchNormBase), f"{kind} no longer derives from _BatchNorm"
+
+
+def test_torchs_tools_know_burnts_batch_norm_by_it() -> None:
+    converted = torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(nn.BatchNorm(3)))
+    assert isinstance(converted[0], torch.nn.SyncBatchNorm), "convert_sync_batchnorm goes by another base"
+
+
+def test_the_compiler_is_loaded_by_compiling_and_not_before() -> None:
+    code = (
+        "import torch; from burnt._torch import compiler_is_loaded as loaded\n"
+        "before = loaded(); torch.compile(lambda x: x + 1, backend='eager')(torch.ones(1)); "
+        "print(before, loaded())"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
+    assert out.stdout.split() == ["False", "True"], out.stdout + out.stderr
