@@ -17,5 +17,5 @@ BatchNormBase = _BatchNorm
 
 
 def compiler_is_loaded() -> bool:
-    """Whether torch.compile's machinery, which takes seconds to import, is there; else nothing is compiled."""
+    """Whether torch.compile's machinery (seconds to import) is there; else nothing is compiled."""
     return "torch._dynamo" in sys.modules
