@@ -1,0 +1,96 @@
+"""A Module under torch's DDP and FSDP2: the step of two halves, in two processes, is that of the whole."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import burnt
+from burnt import nn
+
+
+class Mlp(burnt.Module):
+    layers: list[nn.Linear]
+    head: nn.Linear
+    scale: torch.Tensor
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return self.head(x) * self.scale
+
+
+def build():
+    torch.manual_seed(0)
+    return Mlp([nn.Linear(6, 8), nn.Linear(8, 8)], nn.Linear(8, 4), torch.tensor(2.0))
+
+
+kind, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo", rank=rank, world_size=2)
+torch.manual_seed(1)
+inputs = torch.randn(10, 6)
+
+whole = build()
+optimizer = torch.optim.SGD(whole.parameters(), lr=0.1)
+whole(inputs).square().mean().backward()
+optimizer.step()
+
+model = build()
+if kind == "ddp":
+    wrapped = DistributedDataParallel(model)
+else:
+    mesh = init_device_mesh("cpu", (2,))
+    for layer in [*model.layers, model.head]:
+        fully_shard(layer, mesh=mesh)
+    wrapped = fully_shard(model, mesh=mesh)
+optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+half = inputs[rank * 5 : rank * 5 + 5]
+wrapped(half).square().mean().backward()
+optimizer.step()
+for (name, expected), found in zip(whole.named_parameters(), model.parameters(), strict=True):
+    found = found.full_tensor() if hasattr(found, "full_tensor") else found
+    torch.testing.assert_close(found, expected, msg=lambda text: f"{name}: {text}")
+print("equal")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_halves_make_the_step_of_the_whole_batch(kind: str, tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+    }
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(script), kind, str(rank)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for worker in workers:
+        out, errors = worker.communicate(timeout=200)
+        assert worker.returncode == 0, errors[-3000:]
+        assert "equal" in out
