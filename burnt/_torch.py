@@ -5,11 +5,15 @@ Each has a canary in `tests/test_torch_private.py`, which says what broke when t
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["BatchNormBase", "compiler_is_loaded"]
+__all__ = ["BatchNormBase", "compiler_is_loaded", "decompositions", "trace_to_aten"]
 
 BatchNormBase = _BatchNorm
 """The base of torch's BatchNorm1d, 2d and 3d. torch's own tools (`SyncBatchNorm.convert_sync_batchnorm`,
@@ -19,3 +23,31 @@ BatchNormBase = _BatchNorm
 def compiler_is_loaded() -> bool:
     """Whether torch.compile's machinery (seconds to import) is there; else nothing is compiled."""
     return "torch._dynamo" in sys.modules
+
+
+@functools.cache
+def decompositions(names: tuple[str, ...]) -> dict[Any, Callable[..., Any]]:
+    """torch's own definitions of composite aten ops in simpler ones, for every overload of the names."""
+    from torch._decomp import get_decompositions
+
+    return dict(get_decompositions([getattr(torch.ops.aten, name) for name in names]))
+
+
+def trace_to_aten(
+    fn: Callable[..., Any], args: Sequence[Any], table: dict[Any, Callable[..., Any]]
+) -> tuple[torch.fx.GraphModule, Any]:
+    """The aten graph of a function at fake tensors of the arguments' shapes, and the structure it returns.
+
+    Tensors that the function captures become attributes of the graph module.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    structure: list[Any] = []
+
+    def flat(*inputs: Any) -> list[Any]:
+        leaves, spec = torch.utils._pytree.tree_flatten(fn(*inputs))
+        structure.append(spec)
+        return leaves
+
+    graph = make_fx(flat, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    return graph, structure[-1]

@@ -1,0 +1,147 @@
+"""Tracing: a Python function of tensors as a graph of aten ops, forward and backward.
+
+Python numbers stay inputs. They are traced as stand-ins, numbers of a class of their own that refuses to be
+compared or turned into something else; tracing twice with different stand-ins shows where a number has gone
+into Python arithmetic. A function that does so is traced for the number's value instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from burnt import _torch
+
+__all__ = ["Traced", "trace"]
+
+aten = torch.ops.aten
+
+# Composite ops that torch defines in simpler ones; what is left is the table of `burnt.codegen.lower`.
+_COMPOSITE = tuple("""
+    _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data logsumexp
+    native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
+    gelu gelu_backward silu silu_backward sigmoid_backward tanh_backward threshold_backward
+    leaky_relu leaky_relu_backward elu elu_backward softplus softplus_backward celu hardtanh
+    hardtanh_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward relu6
+    log_sigmoid_forward log_sigmoid_backward mish mish_backward softshrink softshrink_backward
+    hardshrink mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss
+    huber_loss_backward addcmul addcdiv lerp std std_mean square frac logaddexp xlogy
+    masked_fill glu glu_backward nan_to_num rsub native_dropout_backward
+""".split())  # fmt: skip
+
+
+class _Specialise(Exception):
+    """A number was looked at while tracing."""
+
+
+class _StandIn(float):
+    """A number whose value may not be known yet."""
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise _Specialise
+
+    __bool__ = __int__ = __index__ = __round__ = __floor__ = __ceil__ = __trunc__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse  # type: ignore[assignment]
+    __hash__ = float.__hash__
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A traced function.
+
+    Args:
+        graph: the aten graph; its placeholders are the tensors and numbers in order, its output is flat.
+        structure: what the function returns, as torch's pytrees describe it.
+        numbers: stand-in value -> position in the arguments, of the numbers that are inputs.
+        captured: names of the graph module's attributes that hold captured tensors, in order of use.
+    """
+
+    graph: torch.fx.GraphModule
+    structure: Any
+    numbers: dict[float, int]
+    captured: tuple[str, ...]
+
+
+def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
+    """Trace a function at example arguments.
+
+    Args:
+        fn: a function of tensors and numbers.
+        args: tensors (their values are not used) and numbers.
+
+    Returns:
+        the trace, and whether float arguments are inputs of it; else their values are built in.
+    """
+    floats = [i for i, arg in enumerate(args) if type(arg) is float]
+    if floats:
+        # Values that no sane program contains, each exact in float32 and below 1 in size.
+        first, second = ({i: (base + 2 * n) / 2.0**20 for n, i in enumerate(floats)} for base in (700001, 800003))
+        try:
+            one = _trace(fn, args, first)
+            two = _trace(fn, args, second)
+        except _Specialise:
+            return _trace(fn, args, {}), False
+        if not _alike(one, two):
+            return _trace(fn, args, {}), False
+        return one, True
+    return _trace(fn, args, {}), True
+
+
+def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, float]) -> Traced:
+    inputs = [_StandIn(stand_ins[i]) if i in stand_ins else arg for i, arg in enumerate(args)]
+    tensors = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+
+    def of_tensors(*given: Tensor) -> Any:
+        full = list(inputs)
+        for i, tensor in zip(tensors, given, strict=True):
+            full[i] = tensor
+        return fn(*full)
+
+    table = _torch.decompositions(_COMPOSITE)
+    graph, structure = _torch.trace_to_aten(of_tensors, [args[i] for i in tensors], table)
+    graph.graph.eliminate_dead_code()
+    captured = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
+    return Traced(graph, structure, {value: i for i, value in stand_ins.items()}, tuple(dict.fromkeys(captured)))
+
+
+def _alike(one: Traced, two: Traced) -> bool:
+    """Whether two traces differ in their stand-ins alone."""
+    same = {value: i for i, value in two.numbers.items()}
+    back = {i: value for value, i in one.numbers.items()}
+    translated = {value: back[i] for value, i in two.numbers.items()}
+    assert len(same) == len(back)
+    left, right = list(one.graph.graph.nodes), list(two.graph.graph.nodes)
+    if len(left) != len(right):
+        return False
+    twins = dict(zip(right, left, strict=True))
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return twins[value]
+        if isinstance(value, float) and float.__eq__(value, value):
+            return translated.get(value, value)
+        return value
+
+    for a, b in zip(left, right, strict=True):
+        theirs = torch.fx.node.map_aggregate((b.args, b.kwargs), plain)
+        ours = torch.fx.node.map_aggregate((a.args, a.kwargs), lambda v: v)
+        if a.target != b.target and a.op != "placeholder":
+            return False
+        if not _equal(ours, theirs):
+            return False
+    return True
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
+    if isinstance(a, float) and isinstance(b, float):
+        return operator.eq(float(a).hex(), float(b).hex())
+    return bool(a == b)
