@@ -241,7 +241,8 @@ def test_errors_inside_the_module_are_its_own(desk, target, line):
 def test_errors_of_burnt_have_no_traceback(capsys, monkeypatch):
     assert main(["train", "work.digits:fails"]) == 1
     assert capsys.readouterr().err == (
-        "error: no data\n  in        loader\n  hint      make some\n(BURNT_DEBUG=1 shows where it was raised)\n"
+        "error: no data\n  in        loader\n  hint      make some\n"
+        "(BURNT_DEBUG=1 shows where it was raised)\n"
     )
     monkeypatch.setenv("BURNT_DEBUG", "1")
     with pytest.raises(DataError):
@@ -285,16 +286,19 @@ def main(config: Run):
 def test_ctrl_c_of_a_real_training_ends_with_130(desk):
     (desk / "real.py").write_text(TRAINING)
     command = [sys.executable, "-m", "burnt", "train", "real.py:main", "epochs=1000000"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert process.stdout is not None
-    for line in process.stdout:
-        if re.search(r"epoch 2/\d+", line):
-            process.send_signal(signal.SIGINT)
-            break
-    rest = process.communicate(timeout=120)[0]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                if re.match(r"epoch +1/1000000", line):
+                    process.send_signal(signal.SIGINT)
+                    break
+            rest = process.communicate(timeout=120)[0]
+        finally:
+            process.kill()
     assert process.returncode == 130, rest
     assert "resume=True" in rest
     assert "Traceback" not in rest
