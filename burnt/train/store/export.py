@@ -29,7 +29,8 @@ def export_csv(folder: str | os.PathLike[str], out: Target) -> int:
 
     Args:
         folder: the run's folder.
-        out: a path, replaced when the export is complete (a pipe or device is written to), or an open text file.
+        out: a path, replaced when the export is complete, or an open text file; a pipe or a device of that
+            name is written to.
 
     Returns:
         The number of points.
