@@ -39,7 +39,7 @@ _TRAIN_EXAMPLES = """\
 examples:
   burnt train digits.train:main hidden=128 lr=1e-3    a module, found from here
   burnt train examples/digits/train.py:main           or a file
-  burnt train digits.train:main --show > base.json    its configuration
+  burnt train digits.train:main --show                its configuration, no run
 
 The function takes one parameter, annotated with a burnt.Config class.
 """

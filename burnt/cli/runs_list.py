@@ -115,6 +115,7 @@ def _print(rows: list[_Row]) -> None:
         cells,
         right=[columns[-4], "best", "age", "took"],
         fold="run",
+        spare=["took", "age"],
     )
     for row in rows if page.fancy else ():
         if note := _note(row):

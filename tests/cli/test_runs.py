@@ -167,6 +167,22 @@ def test_a_narrow_terminal_folds_names_only(write, capsys, monkeypatch):
     assert "".join(line.split("  ")[0].strip() for line in out.splitlines()[1:]) == name
 
 
+def test_a_narrow_terminal_does_without_the_less_important(capsys, monkeypatch):
+    for name in ("runs/a-run-of-some-length", "runs/b"):
+        run = RunWriter.create(name)
+        run.log(1, 1, {f"accuracy_at_{name[-1]}": 0.5}, "valid")
+        run.progress(1, 1, total_epochs=1000000)
+        run.close("finished")
+    on_terminal(monkeypatch)
+    out = plain(printed(capsys, "list"))
+    assert max(map(len, out.splitlines())) <= 80
+    for whole in ("epoch 1/1000000 0%", "valid/accuracy_at_h", "valid/accuracy_at_b", "0.5000"):
+        assert whole in out
+    assert "took" not in out
+    on_terminal(monkeypatch, 120)
+    assert "age   took" in plain(printed(capsys, "list"))
+
+
 def through_a_terminal(*words, **env):
     """What a command writes to a terminal, colours and all."""
     near, far = pty.openpty()
@@ -271,6 +287,13 @@ def test_show_as_json(write, capsys):
     assert run["tables"][0]["rows"] == [["0", 90, 10], ["1", 5, "NaN"]]
     assert [checkpoint["bytes"] for checkpoint in run["checkpoints"]] == [2048, 2048]
     assert run["log"][0]["level"] == "warning"
+
+
+def test_the_best_is_the_highest_where_higher_is_better(write, capsys):
+    write("r")
+    out = printed(capsys, "show", "r")
+    assert re.search(r"^valid/accuracy +0\.8000 +40 +0\.9000 +30 ", out, re.MULTILINE)
+    assert re.search(r"^valid/loss +0\.4500 +40 +0\.2500 +20 ", out, re.MULTILINE)
 
 
 def test_show_of_an_empty_run(capsys):
