@@ -111,21 +111,20 @@ class Optimizer:
         if model is not self._bound_to:
             self._bind(model)
         assert self._inner is not None
-        used = 0
-        for path, parameter in self._params.items():
-            gradient = grads.get(path)
-            if gradient is not None:
-                parameter.grad = gradient
-                used += 1
-        if used != len(grads):
-            self._release()
-            path = next(path for path in grads if path not in self._params)
-            guess = nearest(path, self._params)
-            raise OptimError(
-                "a gradient belongs to no parameter of the model",
-                where=path,
-                hint=f"did you mean {guess!r}?" if guess else "were the gradients taken from another model?",
-            )
+        params = self._params
+        for path, gradient in grads.items():
+            parameter = params.get(path)
+            if parameter is None:
+                self._release()
+                guess = nearest(path, params)
+                raise OptimError(
+                    "a gradient belongs to no parameter of the model",
+                    where=path,
+                    hint=f"did you mean {guess!r}?"
+                    if guess
+                    else "were the gradients taken from another model?",
+                )
+            parameter.grad = gradient
         for group in self._inner.param_groups:
             group["lr"] = lr
         self._inner.step()
