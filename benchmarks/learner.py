@@ -128,7 +128,7 @@ class Reading:
 
 
 class Clocked:
-    """One long epoch of a loader that takes a reading when asked for the batches `warm` and `warm + steps`."""
+    """One long epoch of a loader; takes a reading when asked for the batches `warm` and `warm + steps`."""
 
     def __init__(self, task: Task, warm: int, steps: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -323,7 +323,9 @@ def compare(task: Task, rounds: int, block_seconds: float, device: torch.device)
     for _ in range(rounds):
         for name in dice.sample(list(present), len(present)):
             blocks[name].append(run_block(present[name], task, min(steps, 100), steps, device))
-    rows: dict[str, Any] = {name: {"skipped": f"{needs} is not installed"} for name, (needs, _) in RIVALS.items()}
+    rows: dict[str, Any] = {
+        name: {"skipped": f"{needs} is not installed"} for name, (needs, _) in RIVALS.items()
+    }
     for name, own in blocks.items():
         pairs = list(zip(own, blocks[HAND], strict=True))
         calm = [(a, b) for a, b in pairs if not (a.disturbed or b.disturbed)]
@@ -395,7 +397,9 @@ def table(task: Task, result: dict[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="what a step costs above a loop written by hand")
-    parser.add_argument("--quick", action="store_true", help="a few short blocks: shows that it runs, no more")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few short blocks: shows that it runs, no more"
+    )
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}/<device>-learner.json")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--device", default="cpu", type=torch.device)
