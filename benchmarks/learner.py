@@ -405,7 +405,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu", type=torch.device)
     options = parser.parse_args(arguments)
     rounds, seconds, calls, warm, steps = (
-        (3, 0.05, 200, 50, 200) if options.quick else (20, 1.0, 3000, 1000, 10_000)
+        (2, 0.05, 200, 50, 200) if options.quick else (20, 1.0, 3000, 1000, 10_000)
     )
     # One thread: matrices of this size gain nothing from more, and waiting for them is noise.
     torch.set_num_threads(1)
