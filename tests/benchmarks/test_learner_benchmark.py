@@ -1,4 +1,4 @@
-"""The benchmark of the Learner runs, and its table has a row for every rival, measured or said to be absent."""
+"""The benchmarks of the Learner and of imports run and print every row, measured or said to be absent."""
 
 from __future__ import annotations
 

@@ -1,0 +1,120 @@
+"""What all tests share: the device that they run on, and the memory that makes a long run resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--remember",
+        metavar="FILE",
+        help="leave out what passed with the same sources, and note in FILE what passes",
+    )
+    parser.addoption(
+        "--device",
+        help="where tests that take the fixture `device` run: cpu by default, a GPU if there is one for the "
+        "tests marked gpu, which are skipped without; --device cpu rehearses those too",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--remember"):
+        config.pluginmanager.register(Memory(config), "burnt-memory")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and config.getoption("--device") is None and not gpu_at_hand():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no GPU here (--device cpu rehearses on the CPU)"))
+
+
+def gpu_at_hand() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
+    """The torch device that a test is to run on."""
+    import torch
+
+    default = "cuda" if request.node.get_closest_marker("gpu") else "cpu"
+    return torch.device(request.config.getoption("--device") or default)
+
+
+class Memory:
+    """Tests that passed, by a hash of every source, so that a run that was cut off goes on where it was.
+
+    Workers of xdist are told by the controller what is remembered, since all of them must collect the same.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.controller = not hasattr(config, "workerinput")
+        self.file = Path(config.getoption("--remember"))
+        if self.controller:
+            self.key = source_hash()
+            self.passed: set[str] = set(self.read())
+        else:
+            self.passed = set(config.workerinput["remembered"])  # type: ignore[attr-defined]
+        self.known = frozenset(self.passed)
+        self.failed: set[str] = set()
+
+    def read(self) -> list[str]:
+        if not self.file.exists():
+            return []
+        key, *names = json.loads(self.file.read_text())
+        return names if key == self.key else []
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node) -> None:  # type: ignore[no-untyped-def]
+        node.workerinput["remembered"] = sorted(self.known)
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        done = [item for item in items if item.nodeid in self.known]
+        if done:
+            config.hook.pytest_deselected(items=done)
+            items[:] = [item for item in items if item.nodeid not in self.known]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not self.controller:
+            return
+        if report.failed:
+            self.failed.add(report.nodeid)
+        elif report.when == "teardown" and report.nodeid not in self.failed:
+            self.passed.add(report.nodeid)
+            if len(self.passed) % 50 == 0:
+                self.write()
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self.controller:
+            self.write()
+            if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and self.known:
+                session.exitstatus = pytest.ExitCode.OK  # all of them have passed before
+
+    def write(self) -> None:
+        aside = self.file.with_suffix(".tmp")
+        aside.write_text(json.dumps([self.key, *sorted(self.passed - self.failed)]))
+        aside.replace(self.file)
+
+
+def source_hash() -> str:
+    """A hash of everything that a test's result may depend on."""
+    digest = hashlib.sha256(f"{platform.python_version()} {metadata.version('torch')}".encode())
+    for folder in ("burnt", "tests", "examples", "scripts", "benchmarks", "docs"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc":
+                digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    for name in ("pyproject.toml", "constraints.txt", "README.md"):
+        digest.update((ROOT / name).read_bytes())
+    return digest.hexdigest()
