@@ -314,8 +314,10 @@ def compare(task: Task, rounds: int, block_seconds: float, device: torch.device)
     """Rows by rival: microseconds per step, the difference to the hand-written loop and its interval."""
     present = {name: run for name, (needs, run) in RIVALS.items() if needs is None or installed(needs)}
     pilot = {name: run_block(run, task, 50, 100, device) for name, run in present.items()}
+    # A GPU adds up in another order each time, and training makes much of little.
+    tolerance = 1e-4 if device.type == "cpu" else 2e-2
     for name, block in pilot.items():
-        if abs(block.loss - pilot[HAND].loss) > 1e-4 * abs(pilot[HAND].loss):
+        if abs(block.loss - pilot[HAND].loss) > tolerance * abs(pilot[HAND].loss):
             raise SystemExit(f"{name} trains something else: loss {block.loss}, not {pilot[HAND].loss}")
     steps = max(int(block_seconds * 1e6 / pilot[HAND].microseconds), 20)
     dice = random.Random(0)
