@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -92,6 +92,10 @@ class Gradients(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def items(self) -> ItemsView[str, Tensor]:
+        """The paths and their gradients; the dict's own view, which is quicker than the one of Mapping."""
+        return self._values.items()
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{path}: {tuple(value.shape)}" for path, value in self._values.items())
