@@ -21,12 +21,12 @@ from burnt._files import sync_folder
 from burnt.errors import CheckpointError, RecordError
 from burnt.optim import OptimizerRecord
 from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
-from burnt.train import rng
 from burnt.train.duration import Position
 from burnt.train.metrics.base import Metric
 from burnt.train.monitored import Monitored
+from burnt.train.rng import RandomStates
 
-__all__ = ["Checkpoints", "KeepBest", "KeepLast", "Keeper", "Saved"]
+__all__ = ["Checkpoints", "KeepBest", "KeepLast", "Keeper", "Loaded", "Saved"]
 
 FORMAT = 1
 _MODEL, _TRAINING = "model.safetensors", "training.safetensors"
@@ -45,6 +45,25 @@ class Saved:
     path: Path
     position: Position
     values: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What a checkpoint holds beside the model and the metrics.
+
+    Args:
+        optimizer: the optimizer's state.
+        position: how far the training had come.
+        rng: the random states then.
+        epoch_rng: the random states at the start of the epoch that was under way.
+        document: the rest.
+    """
+
+    optimizer: OptimizerRecord
+    position: Position
+    rng: RandomStates
+    epoch_rng: RandomStates
+    document: dict[str, Any]
 
 
 class Keeper(Protocol):
@@ -130,24 +149,26 @@ class Checkpoints:
         metrics: Sequence[Metric],
         position: Position,
         values: Mapping[str, float],
+        epoch_rng: RandomStates,
         document: Mapping[str, Any],
     ) -> Saved:
-        """Write a checkpoint, then remove those that no keeper wants.
+        """Write a checkpoint, with the random states as they are; then remove those that no keeper wants.
 
         Raises:
             OSError: the folder cannot be written or is full; older checkpoints are untouched.
         """
         tensors: dict[str, Tensor] = {f"optimizer/{name}": t for name, t in optimizer.tensors.items()}
         tensors |= {f"metric/{m.name}": m.total for m in metrics if m.total is not None}
-        states, random = rng.capture()
-        tensors |= {f"rng/{name}": state for name, state in states.items()}
+        rngs = {"rng": RandomStates.capture(), "epoch_rng": epoch_rng}
+        for kind, states in rngs.items():
+            tensors |= {f"{kind}/{name}": state for name, state in states.tensors.items()}
         whole = {
             "format": FORMAT,
             "position": dataclasses.asdict(position),
             "values": dict(values),
             "optimizer": {"class": optimizer.optimizer, "options": dict(optimizer.options)},
             "metrics": {metric.name: metric.count for metric in metrics},
-            "rng": random,
+            **{kind: states.document for kind, states in rngs.items()},
             **document,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -168,7 +189,7 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        new = Saved(target, position, values)
+        new = Saved(target, dataclasses.replace(position), dict(values))
         self._prune()
         return new
 
@@ -179,14 +200,8 @@ class Checkpoints:
             if old.path not in wanted:
                 shutil.rmtree(old.path)
 
-    def load(
-        self, path: Path, model: torch.nn.Module, metrics: Sequence[Metric]
-    ) -> tuple[OptimizerRecord, Position, dict[str, Tensor], dict[str, Any]]:
-        """Read a checkpoint into a model and its metrics.
-
-        Returns:
-            the optimizer's state, how far the training had come, the tensors of the random states, and the
-            document.
+    def load(self, path: Path, model: torch.nn.Module, metrics: Sequence[Metric]) -> Loaded:
+        """Read a checkpoint into a model and its metrics, and return the rest of it.
 
         Raises:
             CheckpointError: it is damaged, or does not fit the model.
@@ -216,7 +231,10 @@ class Checkpoints:
                 metric.count = document["metrics"][metric.name]
         options = document["optimizer"]
         optimizer = OptimizerRecord(options["class"], options["options"], _under("optimizer/", tensors))
-        return optimizer, Position(**document["position"]), _under("rng/", tensors), document
+        rng, epoch_rng = (
+            RandomStates(_under(f"{kind}/", tensors), document[kind]) for kind in ("rng", "epoch_rng")
+        )
+        return Loaded(optimizer, Position(**document["position"]), rng, epoch_rng, document)
 
 
 def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

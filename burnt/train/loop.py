@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Any
@@ -25,6 +25,7 @@ from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps
 from burnt.train.metrics.base import Metric, Sums, intervals, read
 from burnt.train.progress import Reporter
+from burnt.train.rng import RandomStates
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
 
@@ -35,8 +36,9 @@ __all__ = ["Loop", "run_validation"]
 class Loop:
     """One training, from where `position` says to its end.
 
-    `train_metrics` begins with the loss. `on_first_iterator` is called once the first iterator exists: a
-    resumed run puts the random states back there, since making an iterator may draw from them.
+    `train_metrics` begins with the loss. `epoch_rng` holds the random states at the start of the epoch: where
+    a training goes on in the middle of one, a loader that cannot skip gives the batches it has had once more,
+    and draws from these states for them.
     """
 
     learner: Learner
@@ -60,7 +62,7 @@ class Loop:
     position: Position
     values: dict[str, float]
     document: Callable[[], Mapping[str, Any]]
-    on_first_iterator: Callable[[], None] | None = None
+    epoch_rng: RandomStates
 
     def run(self) -> str:
         """Train until the duration is over, stopping says so or a signal comes; returns which of them."""
@@ -79,12 +81,8 @@ class Loop:
         """The steps of an epoch, or of what is left of it; why the training ends here, if it does."""
         position, optimizer, schedule = self.position, self.learner.optimizer, self.learner.schedule
         resumed_at = position.batch
-        batches = self.train.epoch(position.epoch, position.batch)
-        if self.on_first_iterator is not None:
-            self.on_first_iterator()
-            self.on_first_iterator = None
         asked = perf_counter()
-        for batch in batches:
+        for batch in self.batches():
             self.waited += perf_counter() - asked
             with self.autocast():
                 output = self.steps(self.placed(batch))
@@ -109,6 +107,18 @@ class Loop:
         self.log()
         position.epoch, position.batch = position.epoch + 1, 0
         return self.between(epoch_ended=True)
+
+    def batches(self) -> Iterator[Any]:
+        """The batches of the epoch, or those that are left of it."""
+        epoch, batch = self.position.epoch, self.position.batch
+        now = RandomStates.capture()
+        if batch == 0:
+            self.epoch_rng = now
+            return self.train.epoch(epoch, batch)
+        self.epoch_rng.restore()
+        rest = self.train.epoch(epoch, batch)
+        now.restore()
+        return rest
 
     def between(self, *, epoch_ended: bool = False) -> str | None:
         """What is due after a step or an epoch: validation, a checkpoint, the end and the reason for it."""
@@ -222,6 +232,7 @@ class Loop:
             self.train_metrics,
             self.position,
             self.values,
+            self.epoch_rng,
             self.document(),
         )
         self.writer.event("checkpoint", self.position.step, path=saved.path.name, values=dict(saved.values))

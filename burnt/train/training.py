@@ -18,8 +18,7 @@ from burnt.config import Config
 from burnt.data import as_loader, move
 from burnt.device import best_device
 from burnt.errors import BurntError, CheckpointError, ConfigError, MetricError, ShapeError
-from burnt.train import rng
-from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Saved
+from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.duration import Duration, Position
 from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps
@@ -27,6 +26,7 @@ from burnt.train.loop import Loop, run_validation
 from burnt.train.metrics import Loss, Metric, intervals, read
 from burnt.train.precision import autocast, check_precision, check_strategy
 from burnt.train.progress import choose_reporter, duration_text, values_text
+from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
@@ -160,9 +160,8 @@ class SupervisedTraining:
         checkpoints = None
         if self.keepers is not None:
             checkpoints = Checkpoints(self.folder / "checkpoints", self.keepers)
-        if self.seed is not None:
-            torch.manual_seed(self.seed)
-        position, values, restore_rng = self._restored(learner, train_metrics, checkpoints)
+        loaded = self._restored(learner, train_metrics, checkpoints)
+        position = Position() if loaded is None else loaded.position
         if self.check:
             self._look_before(learner, steps, position)
         writer = RunWriter.create(
@@ -172,6 +171,10 @@ class SupervisedTraining:
             resumed_from_step=position.step or None,
             on_error=self.reporter.message,
         )
+        if loaded is not None:
+            loaded.rng.restore()
+        elif self.seed is not None:
+            torch.manual_seed(self.seed)
         interruption = Interruption(self.reporter.message)
         loop = Loop(
             learner=learner,
@@ -193,9 +196,9 @@ class SupervisedTraining:
             reporter=self.reporter,
             interruption=interruption,
             position=position,
-            values=values,
+            values={} if loaded is None else dict(loaded.document["values"]),
             document=functools.partial(self._document, learner),
-            on_first_iterator=restore_rng,
+            epoch_rng=RandomStates.capture() if loaded is None else loaded.epoch_rng,
         )
         began = perf_counter()
         with ExitStack() as stack:
@@ -227,17 +230,18 @@ class SupervisedTraining:
 
     def _restored(
         self, learner: Learner, metrics: Sequence[Metric], checkpoints: Checkpoints | None
-    ) -> tuple[Position, dict[str, float], Callable[[], None] | None]:
-        """Where the run stands: at its newest checkpoint when resumed, else at the beginning."""
+    ) -> Loaded | None:
+        """The newest checkpoint of a run that is resumed, with model, optimizer and stopping as it says."""
         newest = checkpoints.newest() if checkpoints is not None and self.resume else None
         if checkpoints is None or newest is None:
-            return Position(), {}, None
-        optimizer, position, states, document = checkpoints.load(newest, learner.model, metrics)
-        learner.optimizer.load_record(optimizer)
+            return None
+        loaded = checkpoints.load(newest, learner.model, metrics)
+        document = loaded.document
+        learner.optimizer.load_record(loaded.optimizer)
         if self.stopping is not None and document["stopping"] is not None:
             self.stopping.load_state(document["stopping"])
         if document["loader"] != self.train.state():
-            if position.batch:
+            if loaded.position.batch:
                 raise CheckpointError(
                     f"{newest.name} was saved in the middle of an epoch of another loader",
                     where=str(newest),
@@ -248,11 +252,19 @@ class SupervisedTraining:
             self.reporter.message(
                 f"train= differs from the run so far: {document['loader']} then, {self.train.state()} now"
             )
-        return position, dict(document["values"]), functools.partial(rng.restore, states, document["rng"])
+        return loaded
 
     def _look_before(self, learner: Learner, steps: Steps, position: Position) -> None:
         """What would otherwise fail after minutes is made to fail now; no random state is changed."""
-        states, document = rng.capture()
+        rng = RandomStates.capture()
+        try:
+            self._look_at_training(learner, position)
+            if self.valid is not None:
+                self._look_at_validation(steps)
+        finally:
+            rng.restore()
+
+    def _look_at_training(self, learner: Learner, position: Position) -> None:
         batch = next(iter(self.train.epoch(position.epoch, position.batch)), None)
         if batch is not None:
             report = inspect.check(
@@ -266,11 +278,8 @@ class SupervisedTraining:
                 self.reporter.message(f"the loss does not reach {path}: it will not be trained")
             if isinstance(report.outputs, StepOutput):
                 _check_loss(report.outputs, "training")
-        if self.valid is not None:
-            self._validate_one(steps)
-        rng.restore(states, document)
 
-    def _validate_one(self, steps: Steps) -> None:
+    def _look_at_validation(self, steps: Steps) -> None:
         assert self.valid is not None
         batch = next(iter(self.valid.epoch(0)), None)
         seen: list[StepOutput] = []
