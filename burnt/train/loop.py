@@ -72,7 +72,10 @@ class Loop:
         self.logged_step, self.logged_time, self.waited = self.position.step, perf_counter(), 0.0
         self.validated_step = self.saved_step = -1
         self.steps.train()
+        # A run that had come to its end, and is resumed, has nothing left to do.
         reason = "finished" if self.duration.over(self.position) else None
+        if reason is None and self.stopping is not None and self.stopping.over:
+            reason = "stopped early"
         while reason is None:
             reason = self.epoch()
         return reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -160,6 +160,8 @@ class SupervisedTraining:
         checkpoints = None
         if self.keepers is not None:
             checkpoints = Checkpoints(self.folder / "checkpoints", self.keepers)
+        if self.stopping is not None:
+            self.stopping.reset()  # it may have been in another run
         loaded = self._restored(learner, train_metrics, checkpoints)
         position = Position() if loaded is None else loaded.position
         if self.check:

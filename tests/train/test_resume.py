@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from burnt import optim
 from burnt.data import Batch, Loader, TensorDataset
+from burnt.errors import CheckpointError
 from burnt.train import (
     ClassificationOutput,
     EarlyStopping,
@@ -79,31 +80,29 @@ class Run:
             folder,
             train=loader(),
             valid=Loader(TensorDataset(**tensors()), 4),
-            duration=f"{EPOCHS} epochs",
             metrics=[Accuracy(), ConfusionMatrix(2)],
             checkpoints=[KeepLast(2), KeepBest(Loss())],
             stopping=self.stopping,
             device="cpu",
-            monitor="off",
             log_every=1,
-            **settings,
+            **{"duration": f"{EPOCHS} epochs", "monitor": "off", **settings},
         )
         self.interrupted = False
-        self.position = 0
         try:
-            result = training.run(Learner(self.model, self.optimizer, counted, step=self.step))
-            self.reason, self.values = result.reason, result.values
+            result = training.run(
+                Learner(self.model, self.optimizer, optim.Cosine(3e-2, STEPS), step=self.step)
+            )
+            self.outcome = (result.reason, dict(result.values))
         except Interrupted as stop:
-            assert stop.code == 128 + signal.SIGINT
-            self.interrupted = True
+            self.interrupted = stop.code == 128 + signal.SIGINT
+        self.rng = torch.get_rng_state()
+        self.on_host = (random.random(), np.random.rand(), self.stopping.best, self.stopping.best_at)
 
     def step(self, model: nn.Module, batch: Batch) -> ClassificationOutput:
         logits = model(batch.x)
-        if not torch.is_tensor(batch.x) or batch.x.is_meta:
-            return ClassificationOutput(F.cross_entropy(logits, batch.y), logits, batch.y)
         # Python's and NumPy's generators have a say as well.
         loss = F.cross_entropy(logits, batch.y) * (1 + 0.1 * random.random() + 0.1 * np.random.rand())
-        if model.training and torch.is_grad_enabled():
+        if model.training and not loss.is_meta:
             number = self.optimizer_steps() + 1
             self.losses[number] = loss.item()
             if number == self.stop_at:
@@ -115,18 +114,7 @@ class Run:
         return int(steps[0]) if steps else 0
 
     def state(self) -> dict[str, torch.Tensor]:
-        record = self.optimizer.into_record()
-        return {**self.model.state_dict(), **record.tensors, "rng": torch.get_rng_state()}
-
-    def host_state(self) -> tuple[Any, ...]:
-        return (
-            random.random(),
-            np.random.rand(),
-            self.stopping.best,
-            self.stopping.best_at,
-            dict(self.values),
-            self.reason,
-        )
+        return {**self.model.state_dict(), **self.optimizer.into_record().tensors, "rng": self.rng}
 
 
 def history(folder) -> dict[str, Any]:
@@ -147,14 +135,14 @@ def assert_same(one: Run, other: Run) -> None:
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         assert torch.equal(value, theirs[name]), name
-    assert one.host_state() == other.host_state()
+    assert (one.on_host, one.outcome) == (other.on_host, other.outcome)
 
 
 @pytest.mark.parametrize("loader", [burnt_loader, torch_loader])
 def test_stopped_after_any_step_and_resumed_it_ends_as_if_it_had_never_stopped(tmp_path, loader):
     whole = Run(tmp_path / "whole", loader)
     assert list(whole.losses) == list(range(1, STEPS + 1))
-    whole_state, whole_host, whole_history = whole.state(), whole.host_state(), history(tmp_path / "whole")
+    whole_history = history(tmp_path / "whole")
     assert whole_history["state"] == "finished"
     for k in range(1, STEPS + 1):
         folder = tmp_path / f"stopped-{k}"
@@ -165,9 +153,99 @@ def test_stopped_after_any_step_and_resumed_it_ends_as_if_it_had_never_stopped(t
         assert not second.interrupted
         assert {**first.losses, **second.losses} == whole.losses, k
         assert list(second.losses) == list(range(k + 1, STEPS + 1))
-        ours = second.state()
-        assert ours.keys() == whole_state.keys()
-        for name, value in whole_state.items():
-            assert torch.equal(ours[name], value), (k, name)
-        assert second.host_state() == whole_host, k
+        assert_same(second, whole)
         assert history(folder) == whole_history, k
+
+
+@pytest.mark.parametrize("stop_at", [5, 10])
+def test_a_run_that_is_to_stop_early_stops_there_also_when_it_was_interrupted_there(tmp_path, stop_at):
+    def impatient() -> EarlyStopping:
+        # No loss is better by so much, so the second epoch is the last.
+        return EarlyStopping("loss", patience="1 epoch", min_delta=100.0)
+
+    whole = Run(tmp_path / "whole", stopping=impatient())
+    assert (whole.outcome[0], list(whole.losses)) == ("stopped early", list(range(1, 11)))
+    assert Run(tmp_path / "run", stop_at=stop_at, stopping=impatient()).interrupted
+    assert_same(Run(tmp_path / "run", resume=True, init_seed=9, stopping=impatient()), whole)
+    # Once more, and with more patience it goes on.
+    assert_same(Run(tmp_path / "run", resume=True, init_seed=9, stopping=impatient()), whole)
+    patient = Run(tmp_path / "run", resume=True, stopping=EarlyStopping("loss", patience="9 epochs"))
+    assert (patient.outcome[0], list(patient.losses)) == ("finished", [11, 12, 13, 14, 15])
+
+
+def test_an_early_stopping_that_was_in_another_run_starts_afresh(tmp_path):
+    stopping = EarlyStopping("loss", patience="1 epoch", min_delta=100.0)
+    for name in ("one", "other"):
+        assert len(Run(tmp_path / name, stopping=stopping).losses) == 10
+
+
+def test_a_finished_run_resumed_changes_nothing(tmp_path):
+    whole = Run(tmp_path / "run")
+    assert_same(Run(tmp_path / "run", resume=True, init_seed=9), whole)
+
+
+def test_a_longer_duration_goes_on_from_the_end(tmp_path):
+    long = Run(tmp_path / "long", duration="20 steps")
+    Run(tmp_path / "run", duration="10 steps")
+    assert_same(Run(tmp_path / "run", duration="20 steps", resume=True, init_seed=9), long)
+
+
+KILLED = """
+import importlib.util, os, signal, sys
+spec = importlib.util.spec_from_file_location("trial", sys.argv[1])
+trial = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(trial)
+
+class Killed(trial.Run):
+    def step(self, model, batch):
+        output = super().step(model, batch)
+        if self.losses and max(self.losses) == int(sys.argv[3]):
+            import time
+            time.sleep(1.5)  # so that the run store has written rows that must not be seen twice
+            os.kill(os.getpid(), signal.SIGKILL)
+        return output
+
+Killed(sys.argv[2], checkpoint_every="2 steps")
+"""
+
+
+@pytest.mark.parametrize("killed_at", [1, 9])
+def test_killed_in_the_middle_it_resumes_from_the_last_checkpoint(tmp_path, killed_at):
+    whole = Run(tmp_path / "whole", checkpoint_every="2 steps")
+    folder = tmp_path / "run"
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, __file__, str(folder), str(killed_at)], capture_output=True, text=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with RunReader(folder) as run:
+        assert run.state() == "crashed"
+    resumed = Run(folder, resume=True, init_seed=9, checkpoint_every="2 steps")
+    saved = killed_at - killed_at % 2 if killed_at > 1 else 0
+    assert list(resumed.losses) == list(range(saved + 1, STEPS + 1))
+    if saved:
+        assert resumed.losses == {k: v for k, v in whole.losses.items() if k > saved}
+        assert_same(resumed, whole)
+        assert history(folder) == history(tmp_path / "whole")
+    with RunReader(folder) as run:
+        assert run.points("loss", "train").steps == list(range(1, STEPS + 1))
+        assert run.attempts()[-1].resumed_from_step == (saved or None)
+
+
+def test_other_loaders_between_epochs_are_told_of_and_in_an_epoch_refused(tmp_path, capsys):
+    Run(tmp_path / "run", stop_at=5)
+    resumed = Run(
+        tmp_path / "run", resume=True, loader=lambda: Loader(TensorDataset(**tensors()), 6), monitor="plain"
+    )
+    assert max(resumed.losses) == 13
+    assert (
+        "train= differs from the run so far: {'seed': 3, 'shuffle': True, 'batch_size': 5"
+        in capsys.readouterr().out
+    )
+    Run(tmp_path / "other", stop_at=7)
+    with pytest.raises(CheckpointError) as caught:
+        Run(tmp_path / "other", resume=True, loader=lambda: Loader(TensorDataset(**tensors()), 6))
+    message = str(caught.value)
+    assert message.startswith("step-00000007 was saved in the middle of an epoch of another loader")
+    assert "'batch_size': 5" in message
+    assert "'batch_size': 6" in message
+    assert "resume with the loader as it was" in message
