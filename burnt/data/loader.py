@@ -167,8 +167,9 @@ class IterableLoader(Generic[B]):
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
         """The batches of an epoch, those before `start` served and dropped at once."""
-        samplers = (getattr(self.batches, name, None) for name in ("sampler", "batch_sampler"))
-        for part in (self.batches, *samplers):
+        parts: list[Any] = [self.batches]
+        parts += [getattr(self.batches, name, None) for name in ("sampler", "batch_sampler")]
+        for part in parts:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
         batches = iter(self.batches)
