@@ -30,6 +30,7 @@ __all__ = ["Checkpoints", "KeepBest", "KeepLast", "Keeper", "Loaded", "Saved"]
 
 FORMAT = 1
 _MODEL, _TRAINING = "model.safetensors", "training.safetensors"
+_KEYS = {"position", "values", "optimizer", "metrics", "rng", "epoch_rng"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,19 +129,19 @@ class Checkpoints:
     def saved(self) -> list[Saved]:
         """Those on disk that can be read, oldest first; a damaged one is neither counted nor removed."""
         found: list[Saved] = []
-        for path in sorted(self.folder.glob("step-*")):
+        for path in self._folders():
             try:
                 document = read_document(path / _TRAINING)
             except (RecordError, OSError):
                 # Loading it says what is wrong; saving the next one must not fail because of it.
                 continue
-            if document is not None:
+            if document is not None and document.keys() >= _KEYS:
                 found.append(Saved(path, Position(**document["position"]), document["values"]))
         return found
 
     def newest(self) -> Path | None:
         """The checkpoint that a resumed run goes on from."""
-        return max(self.folder.glob("step-*"), default=None)
+        return next(reversed(self._folders()), None)
 
     def save(
         self,
@@ -173,8 +174,9 @@ class Checkpoints:
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         target = self.folder / f"step-{position.step:08d}"
+        for left in self.folder.glob(".tmp-*"):  # by a process that was killed
+            shutil.rmtree(left)
         aside = self.folder / f".tmp-{target.name}"
-        shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         try:
             config = getattr(model, "_built_by", None)
@@ -183,7 +185,7 @@ class Checkpoints:
             sync_folder(aside)
             if target.exists():
                 # An earlier attempt came this far; its checkpoint goes only once the new one is complete.
-                shutil.rmtree(target)
+                self._remove(target)
             aside.rename(target)
             sync_folder(self.folder)
         except BaseException:
@@ -198,7 +200,18 @@ class Checkpoints:
         wanted = {s.path for keeper in (KeepLast(1), *self.keepers) for s in keeper.keep(saved)}
         for old in saved:
             if old.path not in wanted:
-                shutil.rmtree(old.path)
+                self._remove(old.path)
+
+    def _folders(self) -> list[Path]:
+        """Those on disk, oldest first, readable or not."""
+        # By length first: from a hundred million steps on there are more than eight digits.
+        return sorted(self.folder.glob("step-*"), key=lambda path: (len(path.name), path.name))
+
+    def _remove(self, path: Path) -> None:
+        # Renamed first, so that nothing half removed is taken for a checkpoint.
+        aside = path.with_name(f".tmp-old-{path.name}")
+        path.rename(aside)
+        shutil.rmtree(aside)
 
     def load(self, path: Path, model: torch.nn.Module, metrics: Sequence[Metric]) -> Loaded:
         """Read a checkpoint into a model and its metrics, and return the rest of it.
@@ -243,7 +256,7 @@ def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (RecordError, OSError) as error:
         raise _damaged(path, error) from error
     if document is None or not isinstance(document.get("format"), int):
-        raise _damaged(path, CheckpointError("its training.safetensors holds no checkpoint"))
+        document = {"format": 0}
     if document["format"] > FORMAT:
         raise CheckpointError(
             "a checkpoint of a newer format cannot be read",
@@ -252,6 +265,8 @@ def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             found=f"format {document['format']}",
             hint="a newer burnt wrote it: upgrade burnt",
         )
+    if not document.keys() >= _KEYS:
+        raise _damaged(path, CheckpointError(f"its {_TRAINING} holds no checkpoint"))
     return tensors, document
 
 
