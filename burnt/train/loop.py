@@ -165,18 +165,17 @@ class Loop:
         )
         self.reporter.step(position, values, speed)
         if not math.isfinite(values["loss"]):
-            raise self.not_finite(values["loss"])
+            raise self.not_finite("the loss", values["loss"], self.logged_step)
         self.logged, self.logged_step, self.logged_time, self.waited = sums, position.step, now, 0.0
 
-    def not_finite(self, loss: float) -> NonFiniteError:
-        """What is said when the loss is NaN or infinite."""
+    def not_finite(self, what: str, value: float, since: int) -> NonFiniteError:
+        """What is said when the loss or a parameter has become NaN or infinite since a step."""
         newest = self.checkpoints.newest() if self.checkpoints is not None else None
         return NonFiniteError(
-            f"the loss became {loss}",
-            where=f"steps {self.logged_step + 1} to {self.position.step}, "
-            f"epoch {self.position.current_epoch}",
+            f"{what} became {value}",
+            where=f"steps {since + 1} to {self.position.step}, epoch {self.position.current_epoch}",
             expected="a finite number",
-            found=f"{loss} at a learning rate of {self.learner.schedule(self.position.step - 1):.3g}",
+            found=f"{value} at a learning rate of {self.learner.schedule(self.position.step - 1):.3g}",
             hint="try a lower learning rate, clip_norm=1.0, or look for bad values in the data; "
             + (f"{newest} is from before" if newest else "there is no checkpoint from before"),
         )
@@ -224,11 +223,15 @@ class Loop:
         return stop
 
     def save(self) -> None:
-        """Write a checkpoint, of a finite loss only."""
+        """Write a checkpoint, of a finite loss and finite parameters only."""
         if self.checkpoints is None or self.saved_step == self.position.step:
             return
         began = perf_counter()
         self.log()
+        trained = {path: p.detach() for path, p in self.params.items() if p.requires_grad}
+        if not Gradients(trained).finite():
+            path = next(path for path, value in trained.items() if not value.isfinite().all())
+            raise self.not_finite(f"{path}, after a finite loss,", math.nan, max(self.saved_step, 0))
         saved = self.checkpoints.save(
             self.learner.model,
             self.learner.optimizer.into_record(),

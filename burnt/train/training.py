@@ -17,11 +17,11 @@ from burnt import inspect
 from burnt.config import Config
 from burnt.data import as_loader, move
 from burnt.device import best_device
-from burnt.errors import BurntError, CheckpointError, ConfigError, MetricError, ShapeError
+from burnt.errors import BurntError, CheckpointError, ConfigError, DataError, MetricError, ShapeError
 from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.duration import Duration, Position
 from burnt.train.interrupt import Interruption
-from burnt.train.learner import Learner, Steps
+from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.loop import Loop, run_validation
 from burnt.train.metrics import Loss, Metric, intervals, read
 from burnt.train.precision import autocast, check_precision, check_strategy
@@ -268,29 +268,30 @@ class SupervisedTraining:
 
     def _look_at_training(self, learner: Learner, position: Position) -> None:
         batch = next(iter(self.train.epoch(position.epoch, position.batch)), None)
-        if batch is not None:
-            report = inspect.check(
-                learner.model,
-                batch,
-                call=lambda twin, inputs: learner.step(twin, inputs),
-            )
-            for line in report.unchecked:
-                self.reporter.message(f"not checked: {line}")
-            for path in report.without_gradient:
-                self.reporter.message(f"the loss does not reach {path}: it will not be trained")
-            if isinstance(report.outputs, StepOutput):
-                _check_loss(report.outputs, "training")
+        if batch is None:
+            if position.batch == 0:
+                raise _no_batches("train")
+            return
+        report = inspect.check(learner.model, batch, call=learner.step)
+        for line in report.unchecked:
+            self.reporter.message(f"not checked: {line}")
+        for path in report.without_gradient:
+            self.reporter.message(f"the loss does not reach {path}: it will not be trained")
+        if not report.unchecked:
+            _check_loss(checked_output(report.outputs, learner.step, "training"), "training")
 
     def _look_at_validation(self, steps: Steps) -> None:
         assert self.valid is not None
         batch = next(iter(self.valid.epoch(0)), None)
+        if batch is None:
+            raise _no_batches("valid")
         seen: list[StepOutput] = []
         probe = [metric.fresh() for metric in self.metrics]
         hook = steps.register_forward_hook(lambda module, inputs, output: seen.append(output))
         try:
             run_validation(
                 steps,
-                [] if batch is None else [move(batch, self.device)],
+                [move(batch, self.device)],
                 probe,
                 functools.partial(autocast, self.precision, self.device),
             )
@@ -424,6 +425,10 @@ def _with_loss(metrics: Iterable[Metric]) -> list[Metric]:
             hint=f"give one another: Metric(name={twice + '2'!r})",
         )
     return ordered
+
+
+def _no_batches(name: str) -> DataError:
+    return DataError(f"{name}= gave no batches", hint="is its dataset empty? Can it be gone through again?")
 
 
 def _check_loss(output: StepOutput, kind: str) -> None:
