@@ -187,7 +187,7 @@ class Loop:
             metric.reset()
         self.logged = read(self.train_metrics)
         self.values |= {f"train/{name}": value for name, value in values.items()}
-        self.writer.event("epoch", self.position.step, epoch=self.position.epoch, **values)
+        self.writer.event("epoch", self.position.step, epoch=self.position.epoch, values=values)
         self.reporter.epoch(self.position, "train", values)
 
     def validate(self) -> None:

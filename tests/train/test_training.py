@@ -100,6 +100,7 @@ def unreduced(model, batch):
 
 
 def crashing(model, batch):
+    torch.rand(3)
     return {}["no such key"]
 
 
@@ -727,6 +728,15 @@ def test_a_metric_of_ones_own_is_monitored(tmp_path):
         learner()
     )
     assert result.values["valid/wrong"] == pytest.approx(1 - result.values["valid/accuracy"])
+
+
+@pytest.mark.parametrize("name", ["step", "epoch", "kind", "loss/mean", "größe"])
+def test_a_metric_may_have_any_name(tmp_path, name):
+    result = training(tmp_path / "run", metrics=[Accuracy(name=name)]).run(learner())
+    assert f"valid/{name}" in result.values
+    with RunReader(tmp_path / "run") as run:
+        assert run.points(name, "valid").steps == [5]
+        assert run.events("epoch")[0].data["values"].keys() == {"loss", name}
 
 
 def test_the_config_of_a_run(tmp_path):
