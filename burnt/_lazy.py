@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import types
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -24,7 +25,10 @@ def attach(
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(home)
-        value = module if home == f"{package}.{name}" and not hasattr(module, name) else getattr(module, name)
+        value = getattr(module, name, module) if home == f"{package}.{name}" else getattr(module, name)
+        if isinstance(value, types.ModuleType):
+            # A package may hold a module of its own name: burnt.record is not burnt.record.record.
+            value = module
         namespace[name] = value
         return value
 
