@@ -1,4 +1,4 @@
-"""What all tests share: the memory that makes a long run resumable."""
+"""What all tests share: the device that they run on, and the memory that makes a long run resumable."""
 
 from __future__ import annotations
 
@@ -19,11 +19,38 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="leave out what passed with the same sources, and note in FILE what passes",
     )
+    parser.addoption(
+        "--device",
+        help="where tests that take the fixture `device` run: cpu by default, a GPU if there is one for the "
+        "tests marked gpu, which are skipped without; --device cpu rehearses those too",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--remember"):
         config.pluginmanager.register(Memory(config), "burnt-memory")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and config.getoption("--device") is None and not gpu_at_hand():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no GPU here (--device cpu rehearses on the CPU)"))
+
+
+def gpu_at_hand() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
+    """The torch device that a test is to run on."""
+    import torch
+
+    default = "cuda" if request.node.get_closest_marker("gpu") else "cpu"
+    return torch.device(request.config.getoption("--device") or default)
 
 
 class Memory:

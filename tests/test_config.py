@@ -4,6 +4,7 @@ import enum
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from burnt import Config
@@ -204,3 +205,22 @@ class Inner(Config):
 
 class Outer(Config):
     inner: Inner
+
+
+def test_from_assignments_sets_required_fields():
+    class Inner(Config):
+        width: int
+        norm: Norm = Norm.BATCH
+
+    class Outer(Config):
+        inner: Inner
+        path: Path
+        sizes: list[int] = msgspec.field(default_factory=lambda: [1, 2])
+        either: Sgd | Adam = Adam()
+
+    built = Outer.from_assignments(["inner.width=3", "path=a/b", "sizes.1=5", "either.betas=[0.5, 0.6]"])
+    assert built == Outer(inner=Inner(width=3), path=Path("a/b"), sizes=[1, 5], either=Adam(betas=(0.5, 0.6)))
+    with pytest.raises(ConfigError) as caught:
+        Outer.from_assignments(["inner.norm=layer"])
+    assert caught.value.where == "inner.width"
+    assert "path: nothing, expected Path" in str(caught.value)

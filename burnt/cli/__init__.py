@@ -28,18 +28,18 @@ __all__ = ["main"]
 
 _EXAMPLES = """\
 examples:
-  burnt train examples/digits/train.py:main epochs=20 model.hidden=128
-  burnt runs list                            what runs there are, how far, how good
-  burnt runs show runs/digits                one run: metrics, checkpoints, log
+  burnt train digits.py:main epochs=20 model.hidden=128
+  burnt runs list                      what runs there are, how far, how good
+  burnt runs show runs/digits          one run: metrics, checkpoints, log
   burnt runs export runs/digits --format csv --out digits.csv
-  burnt info                                 versions, CPU, GPUs, what is missing
+  burnt info                           versions, CPU, GPUs, what is missing
 """
 
 _TRAIN_EXAMPLES = """\
 examples:
   burnt train digits.train:main hidden=128 lr=1e-3    a module, found from here
   burnt train examples/digits/train.py:main           or a file
-  burnt train digits.train:main --show > base.json    its configuration
+  burnt train digits.train:main --show                its configuration, no run
 
 The function takes one parameter, annotated with a burnt.Config class.
 """
@@ -80,12 +80,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        if args.command == "train":
+    except OSError as error:
+        if args.command == "train" or os.environ.get("BURNT_DEBUG") == "1":
             raise
-        # Who read our output wants no more of it, as `| head` does; nothing is left to say, at exit neither.
+        # What is still to be written would fail once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        if isinstance(error, BrokenPipeError):  # who read our output wants no more of it, as `| head` does
+            return 141
+        print(f"error: {error}", file=sys.stderr)
+        return 1
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _ROWS = 20  # of a table in a terminal
+_FOLDED = 20  # columns of a terminal in which a name can still be read
 
 
 class UsageError(BurntError):
@@ -95,6 +96,7 @@ class Page:
         *,
         right: Sequence[str] = (),
         fold: str | None = None,
+        spare: Sequence[str] = (),
         whole: bool = True,
         head: bool = True,
     ) -> None:
@@ -105,6 +107,7 @@ class Page:
             rows: a cell for each column; an empty one is shown as ``-``.
             right: the columns that are set to the right.
             fold: the column that gives way in a narrow terminal, by default the last.
+            spare: columns that a narrow terminal does without, the first of them first.
             whole: all of it; otherwise a terminal gets the rows and columns that it has room for, and how
                 many are left out.
             head: with a line of headings.
@@ -117,7 +120,10 @@ class Page:
             if more := " and ".join(f"{count} {what}" for count, what in left if count > 0):
                 self.line(Cell(f"... {more} more: --json, or a pipe, has them all", "dim"))
         elif self.fancy:
-            self._draw(columns, cells, right, fold or columns[-1], head)
+            fold = fold or columns[-1]
+            kept = self._without_spare(columns, cells, fold, spare)
+            shown_cells = [[row[i] for i in kept] for row in cells]
+            self._draw([columns[i] for i in kept], shown_cells, right, fold, head)
         else:
             _align([columns, *([c.text for c in row] for row in cells)][not head :], columns, right)
 
@@ -146,14 +152,23 @@ class Page:
         self._console.print(table)
 
     def _columns_that_fit(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> int:
-        from rich.cells import cell_len
-
         used = 0
-        for i, column in enumerate(columns):
-            used += max(cell_len(text) for text in [column, *(row[i].text for row in rows[:_ROWS])]) + 2
+        for i, width in enumerate(_widths([columns, *([c.text for c in row] for row in rows[:_ROWS])])):
+            used += width + 2
             if used > self._console.width + 2:
                 return max(i, 1)
         return len(columns)
+
+    def _without_spare(
+        self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], fold: str, spare: Sequence[str]
+    ) -> list[int]:
+        """The columns to show, so that the one which folds has a readable width."""
+        widths = dict(zip(columns, _widths([columns, *([c.text for c in row] for row in rows)]), strict=True))
+        widths[fold] = min(widths[fold], _FOLDED)
+        for column in spare:
+            if sum(width + 2 for width in widths.values()) > self._console.width + 2:
+                del widths[column]
+        return [i for i, column in enumerate(columns) if column in widths]
 
 
 def _cell(cell: str | Cell) -> Cell:
@@ -161,10 +176,17 @@ def _cell(cell: str | Cell) -> Cell:
     return Cell(clean(text) or "-", style)
 
 
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """How many places each column takes in a terminal, where a character may take two."""
+    from rich.cells import cell_len
+
+    return [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+
+
 def _align(rows: Sequence[Sequence[str]], columns: Sequence[str], right: Sequence[str]) -> None:
     from rich.cells import cell_len
 
-    widths = [max(cell_len(row[i]) for row in rows) for i in range(len(columns))] if rows else []
+    widths = _widths(rows)
     for row in rows:
         padded = []
         for text, width, column in zip(row, widths, columns, strict=True):

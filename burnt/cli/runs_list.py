@@ -99,7 +99,7 @@ def _main_metric(known: list[Series]) -> Series | None:
 
 def _print(rows: list[_Row]) -> None:
     page = Page()
-    columns = ["run", "state", "progress", "metric", "best", "last", "age", "took"]
+    columns = ["run", "state", "progress", "metric", "last", "best", "age", "took"]
     # In a terminal the reasons go below the table, where there is room for them.
     notes = not page.fancy and any(_note(row) for row in rows)
     cells = [_cells(row)[: len(columns) + notes] for row in rows]
@@ -109,12 +109,13 @@ def _print(rows: list[_Row]) -> None:
         i = columns.index("metric")
         for row_cells in cells:
             del row_cells[i]
-        columns[i : i + 2] = [f"best {label(*metrics)}"]
+        columns[i : i + 2] = [label(*metrics)]
     page.table(
         [*columns, "note"] if notes else columns,
         cells,
-        right=[columns[-4], "last", "age", "took"],
+        right=[columns[-4], "best", "age", "took"],
         fold="run",
+        spare=["took", "age"],
     )
     for row in rows if page.fancy else ():
         if note := _note(row):
@@ -133,8 +134,8 @@ def _cells(row: _Row) -> list[str | Cell]:
         Cell(summary.state, STATE_STYLES[summary.state]),
         progress_text(summary.progress),
         "" if row.metric is None else label(row.metric),
-        "" if row.best is None else value_text(row.best.value),
         "" if row.last is None else value_text(row.last.value),
+        "" if row.best is None else value_text(row.best.value),
         age_text(time.time() - summary.created),
         duration_text(row.seconds),
         _note(row),

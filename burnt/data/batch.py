@@ -66,9 +66,13 @@ def collate(items: Sequence[Any]) -> Any:
             names = [field.name for field in dataclasses.fields(first)]
             return Batch(**{name: collate([getattr(item, name) for item in items]) for name in names})
         if isinstance(first, Batch):
-            return Batch(**{name: collate([getattr(item, name) for item in items]) for name in first})
+            return collate([vars(item) for item in items])
         if isinstance(first, Mapping):
-            return Batch(**{name: collate([item[name] for item in items]) for name in first})
+            names = list(first)
+            other = next((item for item in items if item.keys() != first.keys()), None)
+            if other is not None:
+                raise KeyError(f"{', '.join(names)} in one item, {', '.join(other)} in another")
+            return Batch(**{name: collate([item[name] for item in items]) for name in names})
         if isinstance(first, tuple | list):
             columns = [collate(column) for column in zip(*items, strict=True)]
             return type(first)(*columns) if hasattr(first, "_fields") else type(first)(columns)
@@ -78,7 +82,7 @@ def collate(items: Sequence[Any]) -> Any:
             raise
         raise DataError(
             "the items of a batch do not fit together",
-            found=str(error),
+            found=error.args[0] if isinstance(error, KeyError) else str(error),
             hint="pad them, or give the loader a batcher of your own",
         ) from error
 

@@ -70,7 +70,7 @@ class TensorDataset:
                     "a TensorDataset holds tensors",
                     where=name,
                     expected="a tensor of at least one axis",
-                    found=type(column).__name__,
+                    found="a scalar" if isinstance(column, Tensor) else type(column).__name__,
                     hint="torch.as_tensor turns arrays and lists into tensors",
                 )
         lengths = {name: len(column) for name, column in columns.items()}
@@ -89,5 +89,6 @@ class TensorDataset:
         return Batch(**{name: column[index] for name, column in self.columns.items()})
 
     def take(self, indices: Tensor) -> Batch:
-        """The items at several indices, ``[n]`` of int64, as one batch."""
-        return Batch(**{name: torch.index_select(c, 0, indices) for name, c in self.columns.items()})
+        """The items at several indices, ``[n]`` of int64, as one batch on the columns' device."""
+        columns = self.columns.items()
+        return Batch(**{name: torch.index_select(c, 0, indices.to(c.device)) for name, c in columns})

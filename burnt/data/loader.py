@@ -154,8 +154,9 @@ class Loader(Generic[B]):
 class IterableLoader(Generic[B]):
     """Any iterable of batches, such as torch's DataLoader, as the Learner wants it.
 
-    A resumed run goes through the batches that it has had, since an iterable cannot skip; whether it gives
-    them in the same order is up to it. ``set_epoch`` of the iterable's sampler is called where there is one.
+    A resumed run goes through the batches that it has had, since an iterable cannot skip. A DataLoader gives
+    them as it did, since the Learner puts the global random states back for it; one with a ``generator`` of
+    its own need not. ``set_epoch`` of the iterable or its samplers is called where there is one.
 
     >>> list(IterableLoader([10, 20, 30]).epoch(0, start=1))
     [20, 30]
@@ -165,11 +166,16 @@ class IterableLoader(Generic[B]):
         self.batches = batches
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[B]:
-        """The batches of an epoch, those before `start` served and dropped."""
-        sampler = getattr(self.batches, "sampler", self.batches)
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-        return itertools.islice(iter(self.batches), start, None)
+        """The batches of an epoch, those before `start` served and dropped at once."""
+        parts: list[Any] = [self.batches]
+        parts += [getattr(self.batches, name, None) for name in ("sampler", "batch_sampler")]
+        for part in parts:
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        batches = iter(self.batches)
+        for _ in itertools.islice(batches, start):
+            pass
+        return batches
 
     def num_batches(self) -> int | None:
         """How many batches an epoch has, if the iterable has a length."""

@@ -62,6 +62,9 @@ class Optimizer:
     """Base of the optimizers: made without parameters, told model, gradients and learning rate at each step.
 
     State belongs to parameter paths, so it follows a model that was moved, forked or loaded again.
+
+    Raises:
+        OptimError: an option has a value that it cannot have.
     """
 
     _torch: ClassVar[type[torch.optim.Optimizer]]
@@ -82,6 +85,10 @@ class Optimizer:
         )
 
     def __init__(self, **options: Any) -> None:
+        try:
+            self._torch([torch.nn.Parameter(torch.empty(0))], lr=0.0, **options)  # type: ignore[call-arg]
+        except ValueError as error:
+            raise OptimError(f"{type(self).__name__} cannot be built", found=str(error)) from None
         self._options = options
         self._inner: torch.optim.Optimizer | None = None
         self._bound_to: object = None
@@ -127,7 +134,7 @@ class Optimizer:
             parameter.grad = gradient
         for group in self._inner.param_groups:
             group["lr"] = lr
-        self._inner.step()
+        self._advance(self._inner)
         self._release()
 
     def into_record(self) -> OptimizerRecord:
@@ -144,7 +151,7 @@ class Optimizer:
         """Take a saved state over; it is applied when a model is first stepped.
 
         Raises:
-            OptimError: the record is of another optimizer.
+            OptimError: the record is of another optimizer, or of one without `amsgrad` where this one has it.
         """
         if record.optimizer != type(self).__name__:
             raise OptimError(
@@ -153,10 +160,20 @@ class Optimizer:
                 found=record.optimizer,
                 hint=f"resume with optim.{record.optimizer}, or start afresh",
             )
+        if self._options.get("amsgrad") and record.tensors and not record.options.get("amsgrad"):
+            raise OptimError(
+                "the saved state lacks the largest second moments that amsgrad compares with",
+                expected=f"{record.optimizer}(amsgrad=True)",
+                found=f"{record.optimizer}(amsgrad=False)",
+                hint="resume without amsgrad, or start afresh",
+            )
         self._inner = None
         self._bound_to = None
         self._params = {}
         self._waiting = dict(record.tensors)
+
+    def _advance(self, inner: torch.optim.Optimizer) -> None:
+        inner.step()
 
     def _release(self) -> None:
         for parameter in self._params.values():

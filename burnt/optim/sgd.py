@@ -34,3 +34,14 @@ class Sgd(Optimizer):
         nesterov: bool = False,
     ) -> None:
         super().__init__(momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov)
+
+    def _advance(self, inner: torch.optim.Optimizer) -> None:
+        # torch's fused kernel wants the momentum of all parameters or of none, and a parameter whose first
+        # gradient comes late has none yet; that one step is taken the plain way.
+        (group,) = inner.param_groups
+        fused = group["fused"]
+        if self._options["momentum"]:
+            moving = [bool(inner.state.get(p)) for p in group["params"] if p.grad is not None]
+            group["fused"] = fused and (all(moving) or not any(moving))
+        inner.step()
+        group["fused"] = fused

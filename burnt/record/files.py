@@ -50,7 +50,11 @@ def write_tensors(
             plain[name] = tensor.clone()
         seen.add(tensor.untyped_storage().data_ptr())
     with replacing(target) as temporary:
-        safetensors.torch.save_file(plain, temporary, {_KEY: json.dumps(document)})
+        try:
+            safetensors.torch.save_file(plain, temporary, {_KEY: json.dumps(document)})
+        except safetensors.SafetensorError as error:
+            # The library has its own word for a full disk.
+            raise OSError(f"{target} cannot be written: {error}") from error
 
 
 def read_tensors(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any] | None]:

@@ -21,15 +21,16 @@ from burnt._files import sync_folder
 from burnt.errors import CheckpointError, RecordError
 from burnt.optim import OptimizerRecord
 from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
-from burnt.train import rng
 from burnt.train.duration import Position
 from burnt.train.metrics.base import Metric
 from burnt.train.monitored import Monitored
+from burnt.train.rng import RandomStates
 
-__all__ = ["Checkpoints", "KeepBest", "KeepLast", "Keeper", "Saved"]
+__all__ = ["Checkpoints", "KeepBest", "KeepLast", "Keeper", "Loaded", "Saved"]
 
 FORMAT = 1
 _MODEL, _TRAINING = "model.safetensors", "training.safetensors"
+_KEYS = {"position", "values", "optimizer", "metrics", "rng", "epoch_rng"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +46,25 @@ class Saved:
     path: Path
     position: Position
     values: Mapping[str, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What a checkpoint holds beside the model and the metrics.
+
+    Args:
+        optimizer: the optimizer's state.
+        position: how far the training had come.
+        rng: the random states then.
+        epoch_rng: the random states at the start of the epoch that was under way.
+        document: the rest.
+    """
+
+    optimizer: OptimizerRecord
+    position: Position
+    rng: RandomStates
+    epoch_rng: RandomStates
+    document: dict[str, Any]
 
 
 class Keeper(Protocol):
@@ -109,19 +129,19 @@ class Checkpoints:
     def saved(self) -> list[Saved]:
         """Those on disk that can be read, oldest first; a damaged one is neither counted nor removed."""
         found: list[Saved] = []
-        for path in sorted(self.folder.glob("step-*")):
+        for path in self._folders():
             try:
                 document = read_document(path / _TRAINING)
             except (RecordError, OSError):
                 # Loading it says what is wrong; saving the next one must not fail because of it.
                 continue
-            if document is not None:
+            if document is not None and document.keys() >= _KEYS:
                 found.append(Saved(path, Position(**document["position"]), document["values"]))
         return found
 
     def newest(self) -> Path | None:
         """The checkpoint that a resumed run goes on from."""
-        return max(self.folder.glob("step-*"), default=None)
+        return next(reversed(self._folders()), None)
 
     def save(
         self,
@@ -130,30 +150,33 @@ class Checkpoints:
         metrics: Sequence[Metric],
         position: Position,
         values: Mapping[str, float],
+        epoch_rng: RandomStates,
         document: Mapping[str, Any],
     ) -> Saved:
-        """Write a checkpoint, then remove those that no keeper wants.
+        """Write a checkpoint, with the random states as they are; then remove those that no keeper wants.
 
         Raises:
             OSError: the folder cannot be written or is full; older checkpoints are untouched.
         """
         tensors: dict[str, Tensor] = {f"optimizer/{name}": t for name, t in optimizer.tensors.items()}
         tensors |= {f"metric/{m.name}": m.total for m in metrics if m.total is not None}
-        states, random = rng.capture()
-        tensors |= {f"rng/{name}": state for name, state in states.items()}
+        rngs = {"rng": RandomStates.capture(), "epoch_rng": epoch_rng}
+        for kind, states in rngs.items():
+            tensors |= {f"{kind}/{name}": state for name, state in states.tensors.items()}
         whole = {
             "format": FORMAT,
             "position": dataclasses.asdict(position),
             "values": dict(values),
             "optimizer": {"class": optimizer.optimizer, "options": dict(optimizer.options)},
             "metrics": {metric.name: metric.count for metric in metrics},
-            "rng": random,
+            **{kind: states.document for kind, states in rngs.items()},
             **document,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
         target = self.folder / f"step-{position.step:08d}"
+        for left in self.folder.glob(".tmp-*"):  # by a process that was killed
+            shutil.rmtree(left)
         aside = self.folder / f".tmp-{target.name}"
-        shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         try:
             config = getattr(model, "_built_by", None)
@@ -162,13 +185,13 @@ class Checkpoints:
             sync_folder(aside)
             if target.exists():
                 # An earlier attempt came this far; its checkpoint goes only once the new one is complete.
-                shutil.rmtree(target)
+                self._remove(target)
             aside.rename(target)
             sync_folder(self.folder)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
             raise
-        new = Saved(target, position, values)
+        new = Saved(target, dataclasses.replace(position), dict(values))
         self._prune()
         return new
 
@@ -177,16 +200,21 @@ class Checkpoints:
         wanted = {s.path for keeper in (KeepLast(1), *self.keepers) for s in keeper.keep(saved)}
         for old in saved:
             if old.path not in wanted:
-                shutil.rmtree(old.path)
+                self._remove(old.path)
 
-    def load(
-        self, path: Path, model: torch.nn.Module, metrics: Sequence[Metric]
-    ) -> tuple[OptimizerRecord, Position, dict[str, Tensor], dict[str, Any]]:
-        """Read a checkpoint into a model and its metrics.
+    def _folders(self) -> list[Path]:
+        """Those on disk, oldest first, readable or not."""
+        # By length first: from a hundred million steps on there are more than eight digits.
+        return sorted(self.folder.glob("step-*"), key=lambda path: (len(path.name), path.name))
 
-        Returns:
-            the optimizer's state, how far the training had come, the tensors of the random states, and the
-            document.
+    def _remove(self, path: Path) -> None:
+        # Renamed first, so that nothing half removed is taken for a checkpoint.
+        aside = path.with_name(f".tmp-old-{path.name}")
+        path.rename(aside)
+        shutil.rmtree(aside)
+
+    def load(self, path: Path, model: torch.nn.Module, metrics: Sequence[Metric]) -> Loaded:
+        """Read a checkpoint into a model and its metrics, and return the rest of it.
 
         Raises:
             CheckpointError: it is damaged, or does not fit the model.
@@ -216,7 +244,10 @@ class Checkpoints:
                 metric.count = document["metrics"][metric.name]
         options = document["optimizer"]
         optimizer = OptimizerRecord(options["class"], options["options"], _under("optimizer/", tensors))
-        return optimizer, Position(**document["position"]), _under("rng/", tensors), document
+        rng, epoch_rng = (
+            RandomStates(_under(f"{kind}/", tensors), document[kind]) for kind in ("rng", "epoch_rng")
+        )
+        return Loaded(optimizer, Position(**document["position"]), rng, epoch_rng, document)
 
 
 def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -225,7 +256,7 @@ def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (RecordError, OSError) as error:
         raise _damaged(path, error) from error
     if document is None or not isinstance(document.get("format"), int):
-        raise _damaged(path, CheckpointError("its training.safetensors holds no checkpoint"))
+        document = {"format": 0}
     if document["format"] > FORMAT:
         raise CheckpointError(
             "a checkpoint of a newer format cannot be read",
@@ -234,6 +265,8 @@ def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             found=f"format {document['format']}",
             hint="a newer burnt wrote it: upgrade burnt",
         )
+    if not document.keys() >= _KEYS:
+        raise _damaged(path, CheckpointError(f"its {_TRAINING} holds no checkpoint"))
     return tensors, document
 
 

@@ -93,12 +93,20 @@ class Steps(torch.nn.Module):
             DefinitionError: the step returned something else than a StepOutput.
         """
         step = self._validation if validating else self._training
-        output = step(self.model, batch)
-        if not isinstance(output, StepOutput):
-            raise DefinitionError(
-                f"the {'validation' if validating else 'training'} step returned no StepOutput",
-                where=getattr(step, "__qualname__", repr(step)),
-                expected="burnt.train.StepOutput(loss=..., outputs=..., targets=...)",
-                found=type(output).__name__,
-            )
-        return output
+        return checked_output(step(self.model, batch), step, "validation" if validating else "training")
+
+
+def checked_output(output: Any, step: StepFunction, kind: str) -> StepOutput:
+    """What a step returned, if it is what a step returns.
+
+    Raises:
+        DefinitionError: it is something else.
+    """
+    if not isinstance(output, StepOutput):
+        raise DefinitionError(
+            f"the {kind} step returned no StepOutput",
+            where=getattr(step, "__qualname__", repr(step)),
+            expected="burnt.train.StepOutput(loss=..., outputs=..., targets=...)",
+            found=type(output).__name__,
+        )
+    return output

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import Any
@@ -25,6 +25,7 @@ from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps
 from burnt.train.metrics.base import Metric, Sums, intervals, read
 from burnt.train.progress import Reporter
+from burnt.train.rng import RandomStates
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
 
@@ -35,8 +36,9 @@ __all__ = ["Loop", "run_validation"]
 class Loop:
     """One training, from where `position` says to its end.
 
-    `train_metrics` begins with the loss. `on_first_iterator` is called once the first iterator exists: a
-    resumed run puts the random states back there, since making an iterator may draw from them.
+    `train_metrics` begins with the loss. `epoch_rng` holds the random states at the start of the epoch: where
+    a training goes on in the middle of one, a loader that cannot skip gives the batches it has had once more,
+    and draws from these states for them.
     """
 
     learner: Learner
@@ -60,7 +62,7 @@ class Loop:
     position: Position
     values: dict[str, float]
     document: Callable[[], Mapping[str, Any]]
-    on_first_iterator: Callable[[], None] | None = None
+    epoch_rng: RandomStates
 
     def run(self) -> str:
         """Train until the duration is over, stopping says so or a signal comes; returns which of them."""
@@ -70,7 +72,10 @@ class Loop:
         self.logged_step, self.logged_time, self.waited = self.position.step, perf_counter(), 0.0
         self.validated_step = self.saved_step = -1
         self.steps.train()
+        # A run that had come to its end, and is resumed, has nothing left to do.
         reason = "finished" if self.duration.over(self.position) else None
+        if reason is None and self.stopping is not None and self.stopping.over:
+            reason = "stopped early"
         while reason is None:
             reason = self.epoch()
         return reason
@@ -79,12 +84,8 @@ class Loop:
         """The steps of an epoch, or of what is left of it; why the training ends here, if it does."""
         position, optimizer, schedule = self.position, self.learner.optimizer, self.learner.schedule
         resumed_at = position.batch
-        batches = self.train.epoch(position.epoch, position.batch)
-        if self.on_first_iterator is not None:
-            self.on_first_iterator()
-            self.on_first_iterator = None
         asked = perf_counter()
-        for batch in batches:
+        for batch in self.batches():
             self.waited += perf_counter() - asked
             with self.autocast():
                 output = self.steps(self.placed(batch))
@@ -109,6 +110,18 @@ class Loop:
         self.log()
         position.epoch, position.batch = position.epoch + 1, 0
         return self.between(epoch_ended=True)
+
+    def batches(self) -> Iterator[Any]:
+        """The batches of the epoch, or those that are left of it."""
+        epoch, batch = self.position.epoch, self.position.batch
+        now = RandomStates.capture()
+        if batch == 0:
+            self.epoch_rng = now
+            return self.train.epoch(epoch, batch)
+        self.epoch_rng.restore()
+        rest = self.train.epoch(epoch, batch)
+        now.restore()
+        return rest
 
     def between(self, *, epoch_ended: bool = False) -> str | None:
         """What is due after a step or an epoch: validation, a checkpoint, the end and the reason for it."""
@@ -152,18 +165,17 @@ class Loop:
         )
         self.reporter.step(position, values, speed)
         if not math.isfinite(values["loss"]):
-            raise self.not_finite(values["loss"])
+            raise self.not_finite("the loss", values["loss"], self.logged_step)
         self.logged, self.logged_step, self.logged_time, self.waited = sums, position.step, now, 0.0
 
-    def not_finite(self, loss: float) -> NonFiniteError:
-        """What is said when the loss is NaN or infinite."""
+    def not_finite(self, what: str, value: float, since: int) -> NonFiniteError:
+        """What is said when the loss or a parameter has become NaN or infinite since a step."""
         newest = self.checkpoints.newest() if self.checkpoints is not None else None
         return NonFiniteError(
-            f"the loss became {loss}",
-            where=f"steps {self.logged_step + 1} to {self.position.step}, "
-            f"epoch {self.position.current_epoch}",
+            f"{what} became {value}",
+            where=f"steps {since + 1} to {self.position.step}, epoch {self.position.current_epoch}",
             expected="a finite number",
-            found=f"{loss} at a learning rate of {self.learner.schedule(self.position.step - 1):.3g}",
+            found=f"{value} at a learning rate of {self.learner.schedule(self.position.step - 1):.3g}",
             hint="try a lower learning rate, clip_norm=1.0, or look for bad values in the data; "
             + (f"{newest} is from before" if newest else "there is no checkpoint from before"),
         )
@@ -175,7 +187,7 @@ class Loop:
             metric.reset()
         self.logged = read(self.train_metrics)
         self.values |= {f"train/{name}": value for name, value in values.items()}
-        self.writer.event("epoch", self.position.step, epoch=self.position.epoch, **values)
+        self.writer.event("epoch", self.position.step, epoch=self.position.epoch, values=values)
         self.reporter.epoch(self.position, "train", values)
 
     def validate(self) -> None:
@@ -211,17 +223,22 @@ class Loop:
         return stop
 
     def save(self) -> None:
-        """Write a checkpoint, of a finite loss only."""
+        """Write a checkpoint, of a finite loss and finite parameters only."""
         if self.checkpoints is None or self.saved_step == self.position.step:
             return
         began = perf_counter()
         self.log()
+        trained = {path: p.detach() for path, p in self.params.items() if p.requires_grad}
+        if not Gradients(trained).finite():
+            path = next(path for path, value in trained.items() if not value.isfinite().all())
+            raise self.not_finite(f"{path}, after a finite loss,", math.nan, max(self.saved_step, 0))
         saved = self.checkpoints.save(
             self.learner.model,
             self.learner.optimizer.into_record(),
             self.train_metrics,
             self.position,
             self.values,
+            self.epoch_rng,
             self.document(),
         )
         self.writer.event("checkpoint", self.position.step, path=saved.path.name, values=dict(saved.values))

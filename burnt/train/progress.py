@@ -166,12 +166,13 @@ class LiveReporter:
 
     def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
         """Keep the values for the next picture."""
+        self._position, self._speed = position, speed
         self._values["now"] = dict(values)
-        self._speed = speed
         self._activity = "training"
 
     def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
         """Keep the values for the next picture."""
+        self._position = position
         self._values[split] = dict(values)
         self._activity = "training"
 
@@ -244,7 +245,7 @@ def duration_text(seconds: float) -> str:
     >>> duration_text(4.21), duration_text(125), duration_text(3725)
     ('4.2 s', '2:05', '1:02:05')
     """
-    if seconds < 60:
+    if seconds < 59.95:  # what is shown as 60.0 is a minute
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -18,8 +18,8 @@ class StepOutput:
         loss: a scalar, ``[]``: the mean over the batch.
         outputs: what the model made, for the metrics.
         targets: what it should have made.
-        count: how many items `loss` is the mean of; the leading size of the targets, or of the outputs, by
-            default. Means over an epoch are weighted by it.
+        count: how many items `loss` is the mean of; by default the leading size of the targets, or of the
+            outputs where the targets are no tensor. Means over an epoch are weighted by it.
 
     >>> import torch
     >>> StepOutput(torch.tensor(0.5), outputs=torch.zeros(8, 10)).count
@@ -33,8 +33,8 @@ class StepOutput:
 
     def __post_init__(self) -> None:
         if self.count is None:
-            known = self.targets if self.targets is not None else self.outputs
-            self.count = known.shape[0] if isinstance(known, Tensor) and known.dim() else 1
+            tensors = [t for t in (self.targets, self.outputs) if isinstance(t, Tensor) and t.dim()]
+            self.count = len(tensors[0]) if tensors else 1
 
 
 @dataclasses.dataclass(slots=True)

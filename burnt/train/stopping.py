@@ -48,8 +48,18 @@ class EarlyStopping:
                               found=min_delta)  # fmt: skip
         self.min_delta = min_delta
         self.metric = metric if isinstance(metric, Metric) else None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every value."""
         self.best: float | None = None
         self.best_at = 0
+        self.waited = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether it was time to stop at the last value."""
+        return self.waited >= self.patience.count
 
     def update(self, value: float, position: Position) -> bool:
         """Take a new value in; True when it is time to stop.
@@ -65,16 +75,13 @@ class EarlyStopping:
             and self.monitored.better(value, self.best, self.metric, self.min_delta)
         ):  # fmt: skip
             self.best, self.best_at = value, self.patience.done(position)
-        return self.waited(position) >= self.patience.count
-
-    def waited(self, position: Position) -> int:
-        """How long the metric has not become better, in the patience's unit."""
-        return self.patience.done(position) - self.best_at
+        self.waited = self.patience.done(position) - self.best_at
+        return self.over
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"best": self.best, "best_at": self.best_at}
+        return {"best": self.best, "best_at": self.best_at, "waited": self.waited}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take a checkpoint's state over."""
-        self.best, self.best_at = state["best"], state["best_at"]
+        self.best, self.best_at, self.waited = state["best"], state["best_at"], state["waited"]

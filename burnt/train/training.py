@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -17,16 +17,16 @@ from burnt import inspect
 from burnt.config import Config
 from burnt.data import as_loader, move
 from burnt.device import best_device
-from burnt.errors import BurntError, CheckpointError, ConfigError, MetricError, ShapeError
-from burnt.train import rng
-from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Saved
+from burnt.errors import BurntError, CheckpointError, ConfigError, DataError, MetricError, ShapeError
+from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.duration import Duration, Position
 from burnt.train.interrupt import Interruption
-from burnt.train.learner import Learner, Steps
+from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.loop import Loop, run_validation
 from burnt.train.metrics import Loss, Metric, intervals, read
 from burnt.train.precision import autocast, check_precision, check_strategy
 from burnt.train.progress import choose_reporter, duration_text, values_text
+from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
@@ -160,9 +160,10 @@ class SupervisedTraining:
         checkpoints = None
         if self.keepers is not None:
             checkpoints = Checkpoints(self.folder / "checkpoints", self.keepers)
-        if self.seed is not None:
-            torch.manual_seed(self.seed)
-        position, values, restore_rng = self._restored(learner, train_metrics, checkpoints)
+        if self.stopping is not None:
+            self.stopping.reset()  # it may have been in another run
+        loaded = self._restored(learner, train_metrics, checkpoints)
+        position = Position() if loaded is None else loaded.position
         if self.check:
             self._look_before(learner, steps, position)
         writer = RunWriter.create(
@@ -172,6 +173,10 @@ class SupervisedTraining:
             resumed_from_step=position.step or None,
             on_error=self.reporter.message,
         )
+        if loaded is not None:
+            loaded.rng.restore()
+        elif self.seed is not None:
+            torch.manual_seed(self.seed)
         interruption = Interruption(self.reporter.message)
         loop = Loop(
             learner=learner,
@@ -193,9 +198,9 @@ class SupervisedTraining:
             reporter=self.reporter,
             interruption=interruption,
             position=position,
-            values=values,
+            values={} if loaded is None else dict(loaded.document["values"]),
             document=functools.partial(self._document, learner),
-            on_first_iterator=restore_rng,
+            epoch_rng=RandomStates.capture() if loaded is None else loaded.epoch_rng,
         )
         began = perf_counter()
         with ExitStack() as stack:
@@ -227,17 +232,18 @@ class SupervisedTraining:
 
     def _restored(
         self, learner: Learner, metrics: Sequence[Metric], checkpoints: Checkpoints | None
-    ) -> tuple[Position, dict[str, float], Callable[[], None] | None]:
-        """Where the run stands: at its newest checkpoint when resumed, else at the beginning."""
+    ) -> Loaded | None:
+        """The newest checkpoint of a run that is resumed, with model, optimizer and stopping as it says."""
         newest = checkpoints.newest() if checkpoints is not None and self.resume else None
         if checkpoints is None or newest is None:
-            return Position(), {}, None
-        optimizer, position, states, document = checkpoints.load(newest, learner.model, metrics)
-        learner.optimizer.load_record(optimizer)
+            return None
+        loaded = checkpoints.load(newest, learner.model, metrics)
+        document = loaded.document
+        learner.optimizer.load_record(loaded.optimizer)
         if self.stopping is not None and document["stopping"] is not None:
             self.stopping.load_state(document["stopping"])
         if document["loader"] != self.train.state():
-            if position.batch:
+            if loaded.position.batch:
                 raise CheckpointError(
                     f"{newest.name} was saved in the middle of an epoch of another loader",
                     where=str(newest),
@@ -248,38 +254,44 @@ class SupervisedTraining:
             self.reporter.message(
                 f"train= differs from the run so far: {document['loader']} then, {self.train.state()} now"
             )
-        return position, dict(document["values"]), functools.partial(rng.restore, states, document["rng"])
+        return loaded
 
     def _look_before(self, learner: Learner, steps: Steps, position: Position) -> None:
         """What would otherwise fail after minutes is made to fail now; no random state is changed."""
-        states, document = rng.capture()
-        batch = next(iter(self.train.epoch(position.epoch, position.batch)), None)
-        if batch is not None:
-            report = inspect.check(
-                learner.model,
-                batch,
-                call=lambda twin, inputs: learner.step(twin, inputs),
-            )
-            for line in report.unchecked:
-                self.reporter.message(f"not checked: {line}")
-            for path in report.without_gradient:
-                self.reporter.message(f"the loss does not reach {path}: it will not be trained")
-            if isinstance(report.outputs, StepOutput):
-                _check_loss(report.outputs, "training")
-        if self.valid is not None:
-            self._validate_one(steps)
-        rng.restore(states, document)
+        rng = RandomStates.capture()
+        try:
+            self._look_at_training(learner, position)
+            if self.valid is not None:
+                self._look_at_validation(steps)
+        finally:
+            rng.restore()
 
-    def _validate_one(self, steps: Steps) -> None:
+    def _look_at_training(self, learner: Learner, position: Position) -> None:
+        batch = next(iter(self.train.epoch(position.epoch, position.batch)), None)
+        if batch is None:
+            if position.batch == 0:
+                raise _no_batches("train")
+            return
+        report = inspect.check(learner.model, batch, call=learner.step)
+        for line in report.unchecked:
+            self.reporter.message(f"not checked: {line}")
+        for path in report.without_gradient:
+            self.reporter.message(f"the loss does not reach {path}: it will not be trained")
+        if not report.unchecked:
+            _check_loss(checked_output(report.outputs, learner.step, "training"), "training")
+
+    def _look_at_validation(self, steps: Steps) -> None:
         assert self.valid is not None
         batch = next(iter(self.valid.epoch(0)), None)
+        if batch is None:
+            raise _no_batches("valid")
         seen: list[StepOutput] = []
         probe = [metric.fresh() for metric in self.metrics]
         hook = steps.register_forward_hook(lambda module, inputs, output: seen.append(output))
         try:
             run_validation(
                 steps,
-                [] if batch is None else [move(batch, self.device)],
+                [move(batch, self.device)],
                 probe,
                 functools.partial(autocast, self.precision, self.device),
             )
@@ -413,6 +425,10 @@ def _with_loss(metrics: Iterable[Metric]) -> list[Metric]:
             hint=f"give one another: Metric(name={twice + '2'!r})",
         )
     return ordered
+
+
+def _no_batches(name: str) -> DataError:
+    return DataError(f"{name}= gave no batches", hint="is its dataset empty? Can it be gone through again?")
 
 
 def _check_loss(output: StepOutput, kind: str) -> None:

@@ -16,7 +16,7 @@ class Accuracy(Metric):
     """The share of targets that the largest logit names.
 
     Reads `outputs`, ``[n, classes]``, ``[n, ..., classes]`` or ``[n, classes, ...]``, and `targets`, ``[n]``
-    or ``[n, ...]``.
+    or ``[n, ...]``. Where both axes may be that of the classes, the last one is.
 
     Args:
         ignore_index: a target that does not count, such as padding.
@@ -41,7 +41,7 @@ class Accuracy(Metric):
     def update(self, output: StepOutput) -> None:
         """Count the batch's right answers."""
         targets: Tensor = output.targets
-        right = predictions(output, self.name) == targets
+        right = predictions(output, self.name)[0] == targets
         if self.ignore_index is None:
             self.add(right.sum(), targets.numel())
         else:
@@ -56,8 +56,8 @@ class Accuracy(Metric):
         return total[0] / total[1] if total[1] else float("nan")
 
 
-def predictions(output: StepOutput, metric: str) -> Tensor:
-    """The class of the largest logit, in the shape of the targets.
+def predictions(output: StepOutput, metric: str) -> tuple[Tensor, int]:
+    """The class of the largest logit, in the shape of the targets, and the number of classes.
 
     Raises:
         MetricError: the step gave no logits or no targets, or their shapes do not go together.
@@ -70,9 +70,9 @@ def predictions(output: StepOutput, metric: str) -> Tensor:
             found=f"outputs: {type(logits).__name__}, targets: {type(targets).__name__}",
         )
     if logits.shape[:-1] == targets.shape:
-        return logits.argmax(-1)
+        return logits.argmax(-1), logits.shape[-1]
     if logits.dim() >= 2 and logits.shape[:1] + logits.shape[2:] == targets.shape:
-        return logits.argmax(1)
+        return logits.argmax(1), logits.shape[1]
     raise MetricError(
         f"{metric} cannot tell the classes",
         expected="targets in the shape of the outputs less the axis of classes",

@@ -21,6 +21,7 @@ class ConfusionMatrix(Metric):
     Args:
         num_classes: the number of classes.
         classes: their names; the numbers from 0 by default.
+        ignore_index: a target that does not count, such as padding.
         name: as in `Metric`.
 
     Raises:
@@ -49,9 +50,14 @@ class ConfusionMatrix(Metric):
     scalar = False
 
     def __init__(
-        self, num_classes: int, classes: Sequence[str] | None = None, name: str | None = None
+        self,
+        num_classes: int,
+        classes: Sequence[str] | None = None,
+        ignore_index: int | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__(name)
+        self.ignore_index = ignore_index
         self.classes = [str(i) for i in range(num_classes)] if classes is None else list(classes)
         if len(self.classes) != num_classes:
             raise MetricError(
@@ -60,13 +66,23 @@ class ConfusionMatrix(Metric):
 
     def update(self, output: StepOutput) -> None:
         """Count the batch's pairs of target and prediction."""
-        guesses = predictions(output, self.name)
+        guesses, num_classes = predictions(output, self.name)
         targets: Tensor = output.targets
         size = len(self.classes)
+        if num_classes != size:
+            raise MetricError(
+                f"{self.name} was made for another number of classes",
+                expected=f"{size} classes",
+                found=f"{num_classes} logits",
+            )
         pairs = (targets * size + guesses).reshape(-1)
+        counted = torch.ones_like(pairs)
+        if self.ignore_index is not None:
+            counted = (targets != self.ignore_index).reshape(-1).to(pairs.dtype)
+            pairs = pairs * counted
         # bincount would wait for the device, to learn the largest value.
         cells = torch.zeros(size * size, dtype=torch.int64, device=pairs.device)
-        cells.scatter_add_(0, pairs, torch.ones_like(pairs))
+        cells.scatter_add_(0, pairs, counted)
         self.add(cells, targets.numel())
 
     def matrix(self) -> Tensor:

@@ -29,7 +29,8 @@ def export_csv(folder: str | os.PathLike[str], out: Target) -> int:
 
     Args:
         folder: the run's folder.
-        out: a path, replaced when the export is complete, or an open text file.
+        out: a path, replaced when the export is complete, or an open text file; a pipe or a device of that
+            name is written to.
 
     Returns:
         The number of points.
@@ -187,9 +188,8 @@ def _pages(
 def _opened(out: Target, *, at_once: bool = False) -> Iterator[IO[str]]:
     if not isinstance(out, str | os.PathLike):
         yield out
-    elif at_once or (
-        os.path.exists(out) and not os.path.isfile(out)
-    ):  # /dev/stdout is there to be written to
+    elif at_once or (os.path.exists(out) and not os.path.isfile(out)):
+        # A pipe or a device such as /dev/stdout is there to be written to, never to be replaced by a file.
         try:
             with open(out, "w", encoding="utf-8", newline="") as file:
                 yield file

@@ -1,0 +1,149 @@
+"""The command line itself: help, versions, mistakes, start-up, pipes."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import burnt
+from burnt.cli import main
+
+ROOT = Path(burnt.__file__).parents[1]
+
+
+def burnt_command(*words, **options):
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
+    return subprocess.run(
+        [sys.executable, "-m", "burnt", *words],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=120,
+        **options,
+    )
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"burnt {burnt.__version__}\n"
+
+
+def test_help_is_short_and_shows_every_command(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 24
+    assert max(map(len, out.splitlines())) <= 80
+    for command in ("train", "runs list", "runs show", "runs export", "info"):
+        assert f"\n  burnt {command}" in out
+
+
+@pytest.mark.parametrize("words", [["train"], ["runs"], ["runs", "list"], ["runs", "show"], ["info"]])
+def test_every_command_has_an_example(words, capsys):
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    assert re.search(rf"example.*burnt {' '.join(words)} ", capsys.readouterr().out, re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["runs"],
+        ["rnus"],
+        ["runs", "list", "--jsn"],
+        ["runs", "list", "a", "b=1"],
+        ["runs", "export", "r", "--format", "csv", "--follow"],
+        ["runs", "export", "r", "--format", "xml"],
+        ["train", "m:f", "--shwo"],
+        ["info", "--js"],
+    ],
+)
+def test_mistyped_words_are_refused(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["--version"],
+        ["runs", "list", "."],
+        ["runs", "show", "r"],
+        ["runs", "show", "r", "--json"],
+        ["runs", "export", "r", "--format", "csv"],
+    ],
+)
+def test_looking_at_runs_never_loads_torch(words, write):
+    write("r")
+    program = (
+        "import sys\nfrom burnt.cli import main\n"
+        f"try:\n    main({words!r})\nexcept SystemExit:\n    pass\n"
+        "assert 'torch' not in sys.modules\nprint('no torch')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
+    assert done.stdout.endswith("no torch\n"), done.stderr
+
+
+def test_help_loads_next_to_nothing():
+    program = (
+        "import sys\nfrom burnt.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "print(sorted({'rich', 'msgspec', 'numpy', 'sqlite3', 'psutil'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
+    assert done.stdout.endswith("[]\n"), done.stdout
+
+
+def test_as_a_module(write):
+    write("runs/digits")
+    done = burnt_command("runs", "list")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "runs/digits" in done.stdout
+
+
+def test_a_reader_that_goes_away_is_no_error(write):
+    write("r")
+    read, written = os.pipe()
+    os.close(read)  # what is written now fails at once, as after `| head`
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "burnt", "runs", "export", "r", "--format", "csv"]
+    done = subprocess.run(command, stdout=written, stderr=subprocess.PIPE, text=True, env=env, timeout=120)
+    os.close(written)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_full_disk_is_told_in_a_line(write):
+    write("r")
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "burnt", "runs", "list", "."]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=env, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr == "error: [Errno 28] No space left on device\n"
+
+
+def test_names_that_the_output_cannot_hold_are_escaped(write):
+    write("größe")
+    done = burnt_command("runs", "list", ".", env={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"gr\xf6\xdfe  finished" in done.stdout

@@ -1,0 +1,403 @@
+"""`burnt runs list`, `show` and `export`."""
+
+import csv
+import io
+import json
+import os
+import pty
+import re
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import burnt
+from burnt.cli import main
+from burnt.cli.runs_show import sparkline
+from burnt.train.store import Points, RunWriter
+
+ROOT = Path(burnt.__file__).parents[1]
+
+
+def printed(capsys, *words):
+    assert main(["runs", *words]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    return captured.out
+
+
+def refused(capsys, code, *words):
+    assert main(["runs", *words]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+def kill_a_run(folder):
+    """A run whose process is gone without a word."""
+    program = (
+        "import os, sys\nfrom burnt.train.store import RunWriter\nrun = RunWriter.create(sys.argv[1])\n"
+        "run.log(1, None, {'wer': 3.0})\nrun.progress(1, None, total_steps=3)\nrun.flush()\nos._exit(9)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    assert subprocess.run([sys.executable, "-c", program, folder], env=env, timeout=120).returncode == 9
+
+
+def on_terminal(monkeypatch, columns=80):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+
+
+def plain(text):
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+# --- list
+
+
+def test_list_has_a_line_for_each_run(write, capsys):
+    write("runs/done")
+    write("runs/deep/er/ended", "stopped", "stopped early")
+    write("runs/broke", "crashed", "NonFiniteError: the loss is nan\n  in step 40")
+    kill_a_run("runs/killed")
+    rows = {line.split("  ")[0]: re.split(r"  +", line) for line in printed(capsys, "list").splitlines()}
+    assert rows.pop("run")[1:] == ["state", "progress", "metric", "last", "best", "age", "took", "note"]
+    assert rows["runs/done"][1:6] == ["finished", "epoch 4/8 50%", "valid/loss", "0.4500", "0.2500"]
+    assert rows["runs/deep/er/ended"][1] == "stopped"
+    assert rows["runs/deep/er/ended"][-1] == "stopped early"
+    assert rows["runs/broke"][1] == "crashed"
+    assert rows["runs/broke"][-1] == "NonFiniteError: the loss is nan"
+    assert rows["runs/killed"][1:6] == ["crashed", "step 1/3 33%", "train/wer", "3.0000", "3.0000"]
+    assert "ended without a word" in rows["runs/killed"][-1]
+    assert len(rows) == 4
+
+
+def test_list_as_json(write, capsys):
+    write("runs/done")
+    (run,) = json.loads(printed(capsys, "list", "--json"))
+    assert (run["folder"], run["name"], run["state"]) == ("runs/done", "done", "finished")
+    assert (run["progress"]["step"], run["progress"]["fraction"]) == (40, 0.5)
+    assert (run["best"]["value"], run["best"]["step"], run["last"]["value"]) == (0.25, 20, 0.45)
+    assert abs(run["created"] - time.time()) < 60
+    assert 0 <= run["seconds"] < 60
+
+
+def test_list_of_a_run_that_goes_on(capsys):
+    with RunWriter.create("runs/now") as run:
+        run.log(3, 1, {"reward": 2.0})
+        run.flush()
+        line = printed(capsys, "list").splitlines()[1]
+    # Nobody knows whether a reward is good high or low: no best.
+    assert re.match(r"runs/now  running  - +train/reward  2\.0000 +- +\ds", line)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"garbage" * 100, "cut", "headless", "newer", "folder"],
+    ids=lambda content: str(content)[:8],
+)
+@pytest.mark.parametrize("fancy", [True, False])
+def test_a_damaged_run_is_a_row(write, capsys, monkeypatch, content, fancy):
+    write("runs/bad")
+    path = Path("runs/bad/run.db")
+    if content == "cut":
+        path.write_bytes(path.read_bytes()[:5000])
+    elif content in ("headless", "newer"):
+        with sqlite3.connect(path) as connection:
+            connection.execute("DROP TABLE series" if content == "headless" else "PRAGMA user_version = 99")
+        connection.close()
+    elif content == "folder":
+        path = Path("runs/bad/checkpoints/run.db")
+        Path("runs/bad/run.db").rename(path)
+        path.write_bytes(b"\xff")
+    else:
+        path.write_bytes(content)
+    write("runs/good")
+    if fancy:
+        on_terminal(monkeypatch, 120)
+    out = plain(printed(capsys, "list"))
+    assert re.search(r"^runs/bad\S* +damaged +-", out, re.MULTILINE)
+    assert re.search(r"runs/bad.*(damaged: |database, or it was cut|newer burnt)", out)
+    assert re.search(r"^runs/good +finished", out, re.MULTILINE)
+    bad = next(run for run in json.loads(printed(capsys, "list", "--json")) if "bad" in run["folder"])
+    assert bad["state"] == "damaged"
+    assert "run.db" in bad["error"]
+
+
+def test_list_of_nothing(desk, capsys):
+    (desk / "runs").mkdir()
+    out = printed(capsys, "list")
+    assert "no runs in runs" in out
+    assert "burnt train" in out
+    assert json.loads(printed(capsys, "list", "--json")) == []
+
+
+def test_list_of_a_folder_that_is_not_there(desk, capsys):
+    message = refused(capsys, 2, "list")
+    assert "no folder 'runs'" in message
+    assert "hint" in message
+    (desk / "file").write_text("")
+    assert "found     a file" in refused(capsys, 2, "list", "file")
+
+
+def test_odd_names_do_not_reach_the_terminal(write, capsys, monkeypatch):
+    write("runs/a  b\nc", name="\x1b[2Jx")
+    write("runs/[red]ö日本\udcff")
+    for fancy in (False, True):
+        if fancy:
+            on_terminal(monkeypatch, 120)
+        out = plain(printed(capsys, "list"))
+        assert r"runs/a  b\nc (\x1b[2Jx)" in out
+        assert r"runs/[red]ö日本\udcff" in out
+        assert "\x1b" not in out
+
+
+def test_a_narrow_terminal_folds_names_only(write, capsys, monkeypatch):
+    name = "runs/" + "digits-" * 12 + "z"
+    write(name)
+    on_terminal(monkeypatch)
+    out = plain(printed(capsys, "list"))
+    assert max(map(len, out.splitlines())) <= 80
+    assert "epoch 4/8 50%" in out
+    assert "valid/loss" in out.splitlines()[0]
+    assert "".join(line.split("  ")[0].strip() for line in out.splitlines()[1:]) == name
+
+
+def test_a_narrow_terminal_does_without_the_less_important(capsys, monkeypatch):
+    for name in ("runs/a-run-of-some-length", "runs/b"):
+        run = RunWriter.create(name)
+        run.log(1, 1, {f"accuracy_at_{name[-1]}": 0.5}, "valid")
+        run.progress(1, 1, total_epochs=1000000)
+        run.close("finished")
+    on_terminal(monkeypatch)
+    out = plain(printed(capsys, "list"))
+    assert max(map(len, out.splitlines())) <= 80
+    for whole in ("epoch 1/1000000 0%", "valid/accuracy_at_h", "valid/accuracy_at_b", "0.5000"):
+        assert whole in out
+    assert "took" not in out
+    on_terminal(monkeypatch, 120)
+    assert "age   took" in plain(printed(capsys, "list"))
+
+
+def through_a_terminal(*words, **env):
+    """What a command writes to a terminal, colours and all."""
+    near, far = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "burnt", *words],
+        stdout=far,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **env},
+    )
+    os.close(far)
+    out = b""
+    while True:
+        try:
+            part = os.read(near, 65536)
+        except OSError:  # so Linux says that nobody writes any more
+            break
+        if not part:
+            break
+        out += part
+    os.close(near)
+    assert process.wait(timeout=120) == 0
+    return out.decode()
+
+
+def test_colours_go_to_terminals_that_want_them(write):
+    write("runs/done")
+    assert re.search(r"\x1b\[(\d+;)?32m", through_a_terminal("runs", "list"))
+    assert not re.search(r"\x1b\[(\d+;)?3\dm", through_a_terminal("runs", "list", NO_COLOR="1"))
+    assert "\x1b" not in through_a_terminal("runs", "list", TERM="dumb")
+
+
+# --- show
+
+
+def fill(folder="runs/full"):
+    run = RunWriter.create(folder)
+    run.log(1, 1, {"loss": float("nan")})
+    run.close("crashed", "the first")
+    run = RunWriter.create(folder, resume=True, config={"a": {"b": [1, 2], "c": {}}, "lr": 1e-3, "text": "x"})
+    for step in range(1, 2001):
+        run.log(step, 1, {"loss": 1 / step})
+    run.record_table("confusion", ["target", "0"], [["0", 1]], 10)
+    run.record_table("confusion", ["target", "0", "1"], [["0", 90, 10], ["1", 5, float("nan")]], 20)
+    run.record_table("wide", [f"column{i}" for i in range(40)], [list(range(40))] * 50)
+    run.log_line("\x1b[31mred\x1b[0m " + "long " * 40, "warning")
+    run.event("checkpoint", 20, path="step-00000020", values={"valid/loss": 0.25, "x": float("inf")})
+    run.close("stopped", "interrupted by SIGINT")
+    for name in ("step-00000020", "step-00000030"):
+        checkpoint = Path(folder, "checkpoints", name)
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "model.safetensors").write_bytes(b"0" * 2048)
+
+
+def test_show_tells_all(capsys):
+    fill()
+    out = printed(capsys, "show", "runs/full")
+    for line in (
+        r"runs/full  stopped",
+        r"reason +interrupted by SIGINT",
+        r"1  \S+ \S+  [\d.]+ s  +-  crashed: the first",
+        r"2  \S+ \S+  [\d.]+ s  +-  stopped: interrupted by SIGINT",
+        r"a\.b +\[1, 2\]",
+        r"a\.c +\{\}",
+        r"lr +0\.001",
+        r"train/loss +0\.0005 +2000 +0\.0005 +2000  █[▁▂]▁{18}",
+        r"step-00000020  2\.0 KiB   \ds  valid/loss 0\.2500  x Infinity",
+        r"step-00000030  2\.0 KiB   \ds  -",
+        r"confusion at step 20",
+        r"0       90   10",
+        r"1        5  NaN",
+        r"\S+  20  checkpoint  path step-00000020  valid/loss 0\.2500  x Infinity",
+        r"\S+  warning  \\x1b\[31mred\\x1b\[0m (long )+long",
+    ):
+        assert re.search(f"^{line}$", out, re.MULTILINE), f"{line}\n{out}"
+    assert "confusion at step 10" not in out
+    # A pipe gets every row and column.
+    assert "column39" in out
+    assert len(re.findall(r"^ +0 .* 39$", out, re.MULTILINE)) == 50
+
+
+def test_show_fits_a_terminal(capsys, monkeypatch):
+    fill()
+    on_terminal(monkeypatch)
+    raw = printed(capsys, "show", "runs/full")
+    out = plain(raw)
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\x1b[31mred" not in raw
+    assert re.search(r"^\.\.\. 30 rows and \d+ columns more", out, re.MULTILINE)
+    assert "column0" in out
+    assert "column39" not in out
+
+
+def test_show_as_json(write, capsys):
+    fill()
+    run = json.loads(printed(capsys, "show", "runs/full", "--json"))
+    assert (run["state"], run["reason"]) == ("stopped", "interrupted by SIGINT")
+    assert [attempt["end_reason"] for attempt in run["attempts"]] == ["the first", "interrupted by SIGINT"]
+    assert run["config"] == {"a": {"b": [1, 2], "c": {}}, "lr": 1e-3, "text": "x"}
+    (series,) = run["series"]
+    assert series["best"] == series["lowest"] == {k: series["last"][k] for k in ("step", "time", "value")}
+    assert (series["highest"]["step"], series["highest"]["value"]) == (1, 1.0)
+    assert [table["name"] for table in run["tables"]] == ["confusion", "wide"]
+    assert run["tables"][0]["rows"] == [["0", 90, 10], ["1", 5, "NaN"]]
+    assert [checkpoint["bytes"] for checkpoint in run["checkpoints"]] == [2048, 2048]
+    assert run["log"][0]["level"] == "warning"
+
+
+def test_the_best_is_the_highest_where_higher_is_better(write, capsys):
+    write("r")
+    out = printed(capsys, "show", "r")
+    assert re.search(r"^valid/accuracy +0\.8000 +40 +0\.9000 +30 ", out, re.MULTILINE)
+    assert re.search(r"^valid/loss +0\.4500 +40 +0\.2500 +20 ", out, re.MULTILINE)
+
+
+def test_show_of_an_empty_run(capsys):
+    RunWriter.create("runs/empty").close("finished")
+    out = printed(capsys, "show", "runs/empty")
+    assert out.startswith("runs/empty  finished\n")
+    assert "metrics" not in out
+
+
+@pytest.mark.parametrize("command", [["show"], ["export", "--format", "csv"]])
+@pytest.mark.parametrize(
+    ("typed", "hint"),
+    [
+        ("runs/digts", "did you mean runs/digits?"),
+        ("digits", "did you mean runs/digits?"),
+        ("elsewhere/digits", "`burnt runs list elsewhere`"),
+        ("runs", "`burnt runs list runs`"),
+    ],
+)
+def test_a_mistyped_run(write, capsys, command, typed, hint):
+    write("runs/digits")
+    message = refused(capsys, 2, *command, typed)
+    assert hint in message
+    assert f"expected  {typed}/run.db" in message
+
+
+def test_a_damaged_run_is_an_error(write, capsys):
+    write("runs/bad")
+    Path("runs/bad/run.db").write_bytes(b"garbage")
+    assert "damaged" in refused(capsys, 1, "show", "runs/bad")
+    assert "damaged" in refused(capsys, 1, "export", "runs/bad", "--format", "jsonl")
+
+
+@pytest.mark.parametrize(
+    ("values", "drawn"),
+    [
+        ([], ""),
+        ([1.0], "▄"),
+        ([2.0, 2.0], "▄▄"),
+        ([0.0, 7.0, 3.0], "▁█▄"),
+        ([float("inf"), 0.0, 1.0, float("nan")], "!▁█!"),
+        ([float("nan")], "!"),
+        ([-1.7e308, 1.7e308], "▁█"),
+        ([1.7e308] * 30 + [0.0] * 10, "███▁"),
+        (list(range(8000)), "▁▃▆█"),
+    ],
+)
+def test_sparklines(values, drawn):
+    points = Points(list(range(len(values))), [0.0] * len(values), [float(value) for value in values])
+    assert sparkline(points, 4) == drawn
+
+
+# --- export
+
+
+def test_export_csv(write, capsys):
+    write("r")
+    rows = list(csv.DictReader(io.StringIO(printed(capsys, "export", "r", "--format", "csv"))))
+    found = {int(row["step"]): float(row["value"]) for row in rows if row["split"] == "train"}
+    assert found == {step: 1 / step for step in range(1, 41)}
+    assert main(["runs", "export", "r", "--format", "csv", "--out", "new/r.csv"]) == 0
+    assert capsys.readouterr().err == "wrote 48 points to new/r.csv\n"
+    assert list(csv.DictReader(io.StringIO(Path("new/r.csv").read_text()))) == rows
+
+
+def test_export_jsonl(write, capsys):
+    write("r", "stopped", "enough")
+    lines = printed(capsys, "export", "r", "--format", "jsonl", "--follow").splitlines()
+    assert json.loads(lines[-1]) == {"type": "end", "state": "stopped", "reason": "enough"}
+    assert printed(capsys, "export", "r", "--format", "jsonl").splitlines() == lines
+    assert main(["runs", "export", "r", "--format", "jsonl", "--out", "r.jsonl"]) == 0
+    assert capsys.readouterr().err == f"wrote {len(lines)} lines to r.jsonl\n"
+    assert Path("r.jsonl").read_text().splitlines() == lines
+
+
+def test_export_tensorboard(write, capsys):
+    write("r")
+    assert main(["runs", "export", "r", "--format", "tensorboard"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    files = sorted(Path("r/tensorboard").rglob("events.out.tfevents.*"))
+    assert [file.parent.name for file in files] == ["train", "valid"]
+    assert told == [f"wrote {file}" for file in files]
+    assert main(["runs", "export", "r", "--format", "tensorboard", "--out", "boards"]) == 0
+    assert len(list(Path("boards").rglob("events.*"))) == 2
+    RunWriter.create("empty").close("finished")
+    capsys.readouterr()
+    assert main(["runs", "export", "empty", "--format", "tensorboard"]) == 0
+    assert "nothing was written" in capsys.readouterr().err
+
+
+def test_export_to_a_pipe_by_name(write):
+    write("r")
+    os.mkfifo("named")
+    read = []
+    reader = threading.Thread(target=lambda: read.append(Path("named").read_text()), daemon=True)
+    reader.start()
+    assert main(["runs", "export", "r", "--format", "csv", "--out", "named"]) == 0
+    assert Path("named").is_fifo()
+    reader.join(30)
+    assert len(read[0].splitlines()) == 49
+
+
+def test_export_where_nothing_can_be_written(write, capsys, desk):
+    write("r")
+    (desk / "file").write_text("")
+    message = refused(capsys, 1, "export", "r", "--format", "csv", "--out", "file/r.csv")
+    assert "cannot be written" in message

@@ -1,0 +1,254 @@
+"""The loaders: an order that is a function of (seed, epoch), batches that are reached without the others."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from burnt.data import Batch, IterableLoader, Loader, TensorDataset, as_loader
+from burnt.errors import DataError
+
+
+class Counting:
+    """Items 0, 1, ... that remember who was asked for."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.touched: list[int] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        self.touched.append(index)
+        return index
+
+
+def flat(batches) -> list[int]:
+    return [item for batch in batches for item in batch.tolist()]
+
+
+@given(
+    length=st.integers(1, 40),
+    batch_size=st.integers(1, 12),
+    seed=st.integers(-(2**63), 2**64),
+    epoch=st.integers(0, 1000),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+)
+def test_every_epoch_is_a_permutation_in_full_batches_but_the_last(
+    length, batch_size, seed, epoch, shuffle, drop_last
+):
+    drop_last = drop_last and length >= batch_size
+    loader = Loader(range(length), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+    batches = list(loader.epoch(epoch))
+    sizes = [len(batch) for batch in batches]
+    full, rest = divmod(length, batch_size)
+    assert sizes == [batch_size] * full + ([rest] if rest and not drop_last else [])
+    assert len(batches) == len(loader) == loader.num_batches()
+    items = flat(batches)
+    assert len(set(items)) == len(items) == (full * batch_size if drop_last else length)
+    assert items == loader.order(epoch)[: len(items)].tolist()
+    if not shuffle:
+        assert items == list(range(len(items)))
+    again = Loader(range(length), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last)
+    assert flat(again.epoch(epoch)) == items
+
+
+def test_epochs_and_seeds_differ_and_the_past_and_the_global_state_do_not_matter():
+    orders = {
+        (s, e): tuple(Loader(range(50), 7, shuffle=True, seed=s).order(e).tolist())
+        for s in (0, 1)
+        for e in (0, 1)
+    }
+    assert len(set(orders.values())) == 4
+    loader = Loader(range(50), 7, shuffle=True, seed=1)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        assert tuple(flat(loader.epoch(1))) == orders[1, 1]
+    torch.set_rng_state(states[0])
+    list(loader.epoch(5))
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+
+
+def test_the_order_stays_what_it_was():
+    # A checkpoint of last year must be resumed in the order in which it was begun.
+    assert Loader(range(10), 10, shuffle=True, seed=3).order(2).tolist() == [0, 8, 5, 1, 7, 3, 4, 6, 2, 9]
+
+
+@given(st.integers(1, 30), st.integers(1, 7), st.integers(0, 40), st.booleans())
+def test_skipping_touches_no_item_that_is_skipped(length, batch_size, start, shuffle):
+    dataset = Counting(length)
+    loader = Loader(dataset, batch_size, shuffle=shuffle, seed=2)
+    whole = flat(loader.epoch(3))
+    dataset.touched.clear()
+    rest = flat(loader.epoch(3, start))
+    assert rest == dataset.touched == whole[start * batch_size :]
+
+
+def test_items_are_taken_when_their_batch_is_asked_for():
+    dataset = Counting(10)
+    batches = Loader(dataset, 2).epoch(0)
+    assert dataset.touched == []
+    next(batches)
+    assert dataset.touched == [0, 1]
+
+
+def test_transform_has_a_generator_of_the_batch():
+    def jitter(batch, generator):
+        return batch + torch.rand(batch.shape, generator=generator)
+
+    def loader(seed=0):
+        return Loader(torch.arange(12.0), 5, transform=jitter, seed=seed)
+
+    first = list(loader().epoch(1))
+    state = torch.get_rng_state()
+    for batch, again in zip(first, loader().epoch(1), strict=True):
+        assert torch.equal(batch, again)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(next(loader().epoch(1, start=2)), first[2])
+    noise = [batch - batch.floor() for batch in first[:2]]
+    assert not torch.equal(*noise)
+    assert not torch.equal(next(loader().epoch(2)), first[0])
+    assert not torch.equal(next(loader(seed=1).epoch(1)), first[0])
+
+
+def test_a_dataset_with_take_gives_whole_batches_to_the_batcher():
+    x = torch.arange(14.0).view(7, 2)
+    loader = Loader(TensorDataset(x=x), 3, shuffle=True, seed=1, batcher=lambda batch: (batch.x, len(batch)))
+    order = loader.order(0)
+    batches = list(loader.epoch(0))
+    assert [size for _, size in batches] == [3, 3, 1]
+    assert torch.equal(torch.cat([rows for rows, _ in batches]), x[order])
+
+
+def test_a_batcher_gets_the_list_of_items():
+    assert list(Loader("abcde", 2, batcher="".join)) == ["ab", "cd", "e"]
+
+
+def test_iterating_goes_from_epoch_to_epoch():
+    loader = Loader(range(9), 4, shuffle=True)
+    assert flat(loader) == loader.order(0).tolist()
+    assert flat(loader) == loader.order(1).tolist()
+
+
+def test_state_is_json_and_tells_orders_apart():
+    base = Loader(range(9), 4, shuffle=True, seed=5)
+    assert json.loads(json.dumps(base.state())) == base.state()
+    others = [
+        Loader(range(9), 4, shuffle=True, seed=6),
+        Loader(range(9), 4, seed=5),
+        Loader(range(9), 3, shuffle=True, seed=5),
+        Loader(range(8), 4, shuffle=True, seed=5),
+        Loader(range(9), 4, shuffle=True, seed=5, drop_last=True),
+    ]
+    for other in others:
+        assert other.state() != base.state()
+
+
+# iterables of other makes
+
+
+def test_a_torch_dataloader_is_a_loader():
+    data = torch.utils.data.TensorDataset(torch.arange(10), torch.arange(10) * 2)
+    loader = as_loader(torch.utils.data.DataLoader(data, batch_size=4), "train")
+    assert loader.num_batches() == 3
+    assert [x.tolist() for x, _ in loader.epoch(0)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert [x.tolist() for x, _ in loader.epoch(0, start=2)] == [[8, 9]]
+    assert list(loader.epoch(0, start=7)) == []
+    assert loader.state() == {"batches": 3}
+
+
+def test_skipping_in_an_iterable_is_done_before_the_iterator_is_returned():
+    served = []
+
+    class Source:
+        def __iter__(self):
+            for i in range(5):
+                served.append(i)
+                yield i
+
+    batches = as_loader(Source(), "train").epoch(0, start=3)
+    assert served == [0, 1, 2]
+    assert list(batches) == [3, 4]
+
+
+def test_set_epoch_is_called_wherever_it_is():
+    told = []
+
+    class Sampler(list):
+        def set_epoch(self, epoch):
+            told.append(epoch)
+
+    class Distributed(list):
+        sampler = Sampler()
+
+    class Bucketed(list):
+        sampler = [0]
+        batch_sampler = Sampler()
+
+    for source in (Sampler([1]), Distributed([1]), Bucketed([1])):
+        list(as_loader(source, "train").epoch(4))
+    assert told == [4, 4, 4]
+    distributed = torch.utils.data.DistributedSampler(range(6), num_replicas=1, rank=0, shuffle=True)
+    loader = as_loader(torch.utils.data.DataLoader(range(6), sampler=distributed), "train")
+    assert flat(loader.epoch(0)) != flat(loader.epoch(1))
+    assert flat(loader.epoch(1)) == flat(loader.epoch(1))
+
+
+def test_as_loader_leaves_a_loader_alone_and_knows_no_length_of_a_stream():
+    loader = Loader(range(3), 1)
+    assert as_loader(loader, "train") is loader
+
+    class Stream:
+        def __iter__(self):
+            return iter([Batch(x=torch.zeros(1))])
+
+    stream = as_loader(Stream(), "train")
+    assert isinstance(stream, IterableLoader)
+    assert stream.num_batches() is None
+
+
+# messages
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Loader([], 2), ["the dataset is empty", "a list of length 0", "filter"]),
+        (
+            lambda: Loader(TensorDataset(x=torch.zeros(0, 3)), 2),
+            ["the dataset is empty", "a TensorDataset of length 0"],
+        ),
+        (lambda: Loader(range(3), 0), ["a batch needs items", "batch_size of at least 1", "0"]),
+        (lambda: Loader(range(3), -1), ["a batch needs items", "-1"]),
+        (
+            lambda: Loader(range(3), 4, drop_last=True),
+            ["an epoch would have no batch", "at least 4 items, with drop_last", "3 items"],
+        ),
+        (
+            lambda: as_loader(iter([1]), "train"),
+            ["train= is an iterator", "once", "a list of batches", "list_iterator"],
+        ),
+        (lambda: as_loader((i for i in [1]), "valid"), ["valid= is an iterator", "generator"]),
+        (lambda: as_loader(7, "train"), ["train= gives no batches", "int"]),
+        (lambda: as_loader("abc", "train"), ["train= gives no batches", "str"]),
+        (
+            lambda: as_loader(TensorDataset(x=torch.zeros(3)), "train"),
+            ["train= gives no batches", "TensorDataset"],
+        ),
+        (lambda: as_loader([], "valid"), ["valid= has no batches", "is its dataset empty?"]),
+    ],
+)
+def test_messages(make, words):
+    with pytest.raises(DataError) as caught:
+        make()
+    for word in words:
+        assert word in str(caught.value)

@@ -1,0 +1,297 @@
+"""The optimizers, against torch's own on the same model, and their state."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import burnt
+from burnt import Gradients, optim
+from burnt.errors import ConfigError, OptimError, RecordError
+from burnt.optim import OptimizerRecord
+
+CASES = [
+    (optim.Sgd, torch.optim.SGD, {}),
+    (optim.Sgd, torch.optim.SGD, {"momentum": 0.9}),
+    (optim.Sgd, torch.optim.SGD, {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.1}),
+    (optim.Sgd, torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    (optim.Adam, torch.optim.Adam, {}),
+    (optim.Adam, torch.optim.Adam, {"betas": (0.8, 0.9), "eps": 1e-4, "weight_decay": 0.1}),
+    (optim.Adam, torch.optim.Adam, {"amsgrad": True}),
+    (optim.AdamW, torch.optim.AdamW, {}),
+    (optim.AdamW, torch.optim.AdamW, {"weight_decay": 0.3, "amsgrad": True}),
+]
+STATEFUL = [case for case in CASES if case[0] is not optim.Sgd or case[2]]
+IDS = [f"{case[0].__name__}-{'-'.join(case[2]) or 'plain'}" for case in CASES]
+
+
+def net(seed=0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def batch(step: int):
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(11, 5, generator=generator), torch.randn(11, 3, generator=generator)
+
+
+def loss_of(model, step):
+    x, y = batch(step)
+    return F.mse_loss(model(x), y)
+
+
+def rate(step: int) -> float:
+    return 0.05 / (1 + step)
+
+
+def advance(optimizer, model, start, end):
+    for step in range(start, end):
+        optimizer.step(rate(step), model, Gradients.of(loss_of(model, step), model))
+
+
+def torch_advance(optimizer, model, start, end):
+    for step in range(start, end):
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        optimizer.step()
+
+
+def same(one, other) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("ours", "theirs", "options"), CASES, ids=IDS)
+def test_as_torch(ours, theirs, options):
+    model, fused, plain = net(), net(), net()
+    start = copy.deepcopy(model)
+    advance(ours(**options), model, 0, 6)
+    torch_advance(theirs(fused.parameters(), lr=0.1, fused=True, **options), fused, 0, 6)
+    torch_advance(theirs(plain.parameters(), lr=0.1, foreach=False, **options), plain, 0, 6)
+    assert same(model, fused)
+    for mine, other, before in zip(model.parameters(), plain.parameters(), start.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+        assert not torch.equal(mine, before)
+
+
+def test_defaults_are_those_of_torch():
+    for ours, theirs in (
+        (optim.Sgd, torch.optim.SGD),
+        (optim.Adam, torch.optim.Adam),
+        (optim.AdamW, torch.optim.AdamW),
+    ):
+        defaults = theirs(net().parameters(), lr=0.1).defaults
+        for name, value in ours().into_record().options.items():
+            assert defaults[name] == value, (ours, name)
+
+
+def test_complex_parameters_and_half_precision_work():
+    for dtype in (torch.complex64, torch.bfloat16, torch.float64):
+        ours, theirs = (nn.Parameter(torch.ones(3, dtype=dtype)) for _ in range(2))
+        grads = {"w": torch.full((3,), 0.5, dtype=dtype)}
+        optimizer, reference = optim.AdamW(), torch.optim.AdamW([theirs], lr=0.1)
+        for _ in range(3):
+            optimizer.step(0.1, {"w": ours}, grads)
+            theirs.grad = grads["w"].clone()
+            reference.step()
+        torch.testing.assert_close(ours, theirs)
+
+
+# what a step leaves behind and what it refuses
+
+
+def test_gradients_are_not_left_on_parameters_and_not_changed():
+    model = net()
+    grads = Gradients.of(loss_of(model, 0), model)
+    before = grads.map(torch.clone)
+    optim.Sgd(momentum=0.9, weight_decay=0.1).step(0.1, model, grads)
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(grads[path], before[path]) for path in grads)
+
+
+def test_frozen_parameters_stay_and_may_thaw_later():
+    model = net()
+    burnt.freeze(model, "0.*")
+    frozen = model[0].weight.detach().clone()
+    optimizer = optim.AdamW()
+    advance(optimizer, model, 0, 2)
+    assert torch.equal(model[0].weight, frozen)
+    assert not any(name.startswith("0.") for name in optimizer.into_record().tensors)
+    burnt.unfreeze(model, "0.*")
+    advance(optimizer, model, 2, 3)
+    assert not torch.equal(model[0].weight, frozen)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "options"), CASES, ids=IDS)
+def test_a_parameter_may_get_its_first_gradient_late(ours, theirs, options):
+    model, twin = net(), net()
+    optimizer, reference = ours(**options), theirs(twin.parameters(), lr=0.1, foreach=False, **options)
+    for step in range(4):
+        grads = Gradients.of(loss_of(model, step), model)
+        twin_grads = Gradients.of(loss_of(twin, step), twin)
+        if step < 2:
+            grads = Gradients({path: grads[path] for path in grads if path.startswith("2.")})
+        optimizer.step(0.1, model, grads)
+        for path, parameter in twin.named_parameters():
+            parameter.grad = twin_grads[path] if path in grads else None
+        for group in reference.param_groups:
+            group["lr"] = 0.1
+        reference.step()
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_of_no_parameter_is_refused_and_nothing_has_moved():
+    model, before = net(), net()
+    grads = dict(Gradients.of(loss_of(model, 0), model))
+    grads["2.wieght"] = grads.pop("2.weight")
+    with pytest.raises(OptimError) as caught:
+        optim.Sgd().step(0.1, model, grads)
+    assert str(caught.value) == (
+        "a gradient belongs to no parameter of the model\n"
+        "  in        2.wieght\n"
+        "  hint      did you mean '2.weight'?"
+    )
+    assert same(model, before)
+    assert all(p.grad is None for p in model.parameters())
+    with pytest.raises(OptimError, match="taken from another model"):
+        optim.Sgd().step(0.1, model, {"encoder.scale": torch.ones(1)})
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: optim.Adam(betas=(1.0, 0.9)), ["Adam", "beta", "1.0"]),
+        (lambda: optim.AdamW(eps=-1.0), ["AdamW", "eps", "-1.0"]),
+        (lambda: optim.AdamW(weight_decay=-0.1), ["AdamW", "weight_decay", "-0.1"]),
+        (lambda: optim.Sgd(momentum=-0.5), ["Sgd", "momentum", "-0.5"]),
+        (lambda: optim.Sgd(nesterov=True), ["Sgd", "nesterov", "momentum"]),
+    ],
+)
+def test_options_that_cannot_be_are_refused_when_the_optimizer_is_made(make, words):
+    with pytest.raises(OptimError) as caught:
+        make()
+    for word in words:
+        assert word.lower() in str(caught.value).lower()
+
+
+# the state
+
+
+@pytest.mark.parametrize(("ours", "theirs", "options"), CASES, ids=IDS)
+def test_going_on_from_a_file_is_never_having_stopped(tmp_path, ours, theirs, options):
+    whole, model = net(), net()
+    advance(ours(**options), whole, 0, 10)
+    first = ours(**options)
+    advance(first, model, 0, 5)
+    first.into_record().save(tmp_path / "optimizer.safetensors")
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    second = ours(**options)
+    second.load_record(OptimizerRecord.load(tmp_path / "optimizer.safetensors"))
+    advance(second, model, 5, 10)
+    assert same(model, whole)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "options"), STATEFUL)
+def test_state_follows_paths_to_a_fork_and_a_loaded_model(tmp_path, ours, theirs, options):
+    class Model(burnt.Module):
+        inner: nn.Sequential
+
+        def forward(self, x):
+            return self.inner(x)
+
+    whole, model = Model(net()), Model(net())
+    advance(ours(**options), whole, 0, 9)
+    optimizer = ours(**options)
+    advance(optimizer, model, 0, 3)
+    fork = model.fork()
+    advance(optimizer, fork, 3, 6)
+    other = Model(net(seed=1))
+    other.load_record(fork.into_record())
+    advance(optimizer, other, 6, 9)
+    assert same(other, whole)
+
+
+def test_a_waiting_record_is_not_lost_and_loading_replaces_what_was():
+    model, other = net(), net()
+    first = optim.AdamW()
+    advance(first, model, 0, 3)
+    second = optim.AdamW()
+    advance(second, other, 0, 1)
+    second.load_record(first.into_record())
+    waiting = second.into_record()
+    assert waiting.tensors.keys() == first.into_record().tensors.keys()
+    assert float(waiting.tensors["0.weight/step"]) == 3
+
+
+def test_the_state_of_another_optimizer_is_refused():
+    optimizer = optim.Adam()
+    advance(optimizer, net(), 0, 1)
+    with pytest.raises(OptimError) as caught:
+        optim.Sgd(momentum=0.9).load_record(optimizer.into_record())
+    assert str(caught.value) == (
+        "the state of one optimizer does not fit another\n"
+        "  expected  Sgd\n"
+        "  found     Adam\n"
+        "  hint      resume with optim.Adam, or start afresh"
+    )
+
+
+def test_a_state_without_what_an_option_needs_is_refused():
+    optimizer, model = optim.AdamW(), net()
+    advance(optimizer, model, 0, 1)
+    other = optim.AdamW(amsgrad=True)
+    with pytest.raises(OptimError) as caught:
+        other.load_record(optimizer.into_record())
+    assert "amsgrad" in str(caught.value)
+
+
+def test_a_state_that_does_not_fit_the_model_is_refused():
+    optimizer, model = optim.AdamW(), net()
+    advance(optimizer, model, 0, 1)
+    for changed, where, words in (
+        (nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 4)), "2.weight/", ["(4, 7)", "(3, 7)"]),
+        (nn.Sequential(nn.Linear(5, 7), nn.Tanh()), "2.weight", ["has changed since"]),
+    ):
+        other = optim.AdamW()
+        other.load_record(optimizer.into_record())
+        with pytest.raises(OptimError) as caught:
+            other.step(0.1, changed, {})
+        for word in (where, *words):
+            assert word in str(caught.value)
+
+
+def test_files_that_hold_no_optimizer(tmp_path):
+    burnt.nn.Linear(2, 3).save(tmp_path / "model.safetensors")
+    with pytest.raises(OptimError, match="holds no optimizer"):
+        OptimizerRecord.load(tmp_path / "model.safetensors")
+    optimizer, model = optim.AdamW(), net()
+    advance(optimizer, model, 0, 1)
+    path = tmp_path / "optimizer.safetensors"
+    optimizer.into_record().save(path)
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(RecordError, match="truncated"):
+        OptimizerRecord.load(path)
+
+
+# configurations
+
+
+def test_every_optimizer_has_a_config_that_builds_it_and_goes_through_json():
+    class Experiment(burnt.Config):
+        optimizer: optim.Sgd.Config | optim.Adam.Config | optim.AdamW.Config = optim.AdamW.Config()
+
+    for config, expected in (
+        (optim.Sgd.Config(momentum=0.9, nesterov=True), optim.Sgd(momentum=0.9, nesterov=True)),
+        (optim.Adam.Config(betas=(0.8, 0.9)), optim.Adam(betas=(0.8, 0.9))),
+        (optim.AdamW.Config(weight_decay=0.2), optim.AdamW(weight_decay=0.2)),
+    ):
+        experiment = Experiment.from_json(Experiment(optimizer=config).to_json())
+        built = experiment.optimizer.init()
+        assert type(built) is type(expected)
+        assert repr(built) == repr(expected)
+    with pytest.raises(ConfigError, match="momentun"):
+        optim.Sgd.Config.from_json('{"momentun": 0.9}')

@@ -1,0 +1,82 @@
+"""`scripts/gpu`, rehearsed on the CPU: every stage runs, and the JSON says what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STAGES = ["facts", "gpu-tests", "cpu-tests", "digits", "learner"]
+
+
+def gpu(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    out, file = folder / "out", folder / "results.json"
+    out.mkdir()
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "gpu"), "--json", str(file), *options],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "OUT": str(out)},
+    )
+    assert (out / file.name).read_text() == file.read_text()
+    return done, json.loads(file.read_text())
+
+
+def test_it_can_be_executed() -> None:
+    assert os.access(ROOT / "scripts" / "gpu", os.X_OK)
+
+
+def test_a_rehearsal_on_the_cpu_goes_through_every_stage(tmp_path: Path) -> None:
+    done, results = gpu(tmp_path, "--device", "cpu", "--dry-run")
+    assert done.returncode == 0, done.stdout
+    assert results["ok"]
+    assert results["dry_run"]
+    assert list(results["stages"]) == STAGES
+    facts = results["stages"]["facts"]
+    assert facts["device"]["kind"] == "cpu"
+    assert facts["versions"]["torch"]
+    assert "test_layers_forward_and_backward" in results["stages"]["gpu-tests"]["output"]
+    rows = next(iter(results["stages"]["learner"]["results"]["tasks"].values()))["rows"]
+    assert rows["burnt"]["microseconds"] > 0
+
+
+def test_a_device_that_does_not_exist_fails_but_is_written(tmp_path: Path) -> None:
+    """torch's `meta` device has a name, but trains nothing."""
+    done, results = gpu(tmp_path, "--device", "meta", "--stages", "learner", "facts")
+    assert done.returncode == 1
+    assert not results["ok"]
+    assert not results["stages"]["learner"]["ok"]
+    assert results["stages"]["learner"]["exit_code"] == 1
+    assert "\nfailed: learner\n" in done.stdout
+    assert results["stages"]["facts"]["ok"]  # and what comes later runs still
+
+
+def test_wheels_are_taken_where_a_package_is_missing(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    (wheels / "surely_missing-1.0-py3-none-any.whl").write_bytes(b"no wheel")
+    (wheels / "numpy-1.0-py3-none-any.whl").write_bytes(b"not looked at, as numpy is here")
+    done, results = gpu(tmp_path, "--device", "cpu", "--wheels", str(wheels), "--stages", "facts")
+    assert done.returncode == 1
+    assert results["stages"]["wheels"]["packages"] == ["surely_missing-1.0-py3-none-any.whl"]
+    assert not results["stages"]["wheels"]["ok"]
+    assert results["stages"]["facts"]["ok"]
+
+
+@pytest.mark.full
+def test_a_whole_rehearsal_runs_the_device_tests(tmp_path: Path) -> None:
+    done, results = gpu(tmp_path, "--device", "cpu")
+    assert done.returncode == 0, done.stdout
+    tests = results["stages"]["gpu-tests"]
+    assert tests["failed"] == []
+    assert tests["passed"] > 30
+    assert {skip["reason"] for skip in tests["skipped_tests"]} == {
+        "torch watches synchronisation on CUDA devices alone"
+    }

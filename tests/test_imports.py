@@ -1,0 +1,93 @@
+"""What importing burnt loads, and that every public name exists."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+import burnt
+
+HEAVY = [
+    *("triton", "textual", "rich", "onnx", "torchmetrics", "sklearn", "pandas", "IPython", "matplotlib"),
+    *("lightning", "scipy", "safetensors", "transformers", "tensorboard"),
+]
+PACKAGES = [
+    *("burnt", "burnt.data", "burnt.inspect", "burnt.nn", "burnt.optim", "burnt.record", "burnt.train"),
+    *("burnt.train.metrics", "burnt.train.store"),
+]
+WITHOUT_TORCH = [
+    statement
+    for statement, module in [
+        ("import burnt", "burnt"),
+        ("import burnt; dir(burnt)", "burnt"),
+        ("import burnt.train", "burnt.train"),
+        ("import burnt.train.store", "burnt.train.store"),
+        ("import burnt.config", "burnt.config"),
+        ("import burnt.cli", "burnt.cli"),
+    ]
+    if importlib.util.find_spec(module) is not None
+]
+
+
+@functools.cache
+def loaded(statement: str) -> set[str]:
+    """The top-level packages in memory after a statement in a new process."""
+    code = f"import sys, json; {statement}; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in json.loads(done.stdout)}
+
+
+def test_what_loaded_says_is_seen() -> None:
+    assert "safetensors" in loaded("import safetensors")
+
+
+@pytest.mark.parametrize("statement", WITHOUT_TORCH)
+def test_light_parts_load_neither_torch_nor_anything_heavy(statement: str) -> None:
+    assert loaded(statement).isdisjoint(["torch", "numpy", *HEAVY])
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from burnt import nn, optim, Module",
+        "from burnt.train import SupervisedTraining, Learner, EarlyStopping",
+    ],
+)
+def test_modelling_and_training_load_nothing_that_torch_does_not(statement: str) -> None:
+    # Records are safetensors files: whoever has a Module may save it.
+    assert loaded(statement) & set(HEAVY) - {"safetensors"} <= loaded("import torch") & set(HEAVY)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_names_resolve_and_are_listed(package: str) -> None:
+    module = importlib.import_module(package)
+    assert len(module.__all__) == len(set(module.__all__))
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    assert set(module.__all__) <= set(dir(module))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_lazy_names_and_public_names_are_the_same(package: str) -> None:
+    module = importlib.import_module(package)
+    homes = getattr(module, "_HOMES", None)
+    if homes is not None:
+        assert homes.keys() <= set(module.__all__)
+
+
+def test_dir_before_anything_is_loaded_lists_everything() -> None:
+    code = (
+        "import burnt, sys; assert set(burnt.__all__) <= set(dir(burnt)); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'burnt' has no attribute 'Modul'"):
+        burnt.Modul

@@ -1,0 +1,194 @@
+"""Metrics, against scikit-learn, in one go and by intervals."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn import metrics as sk
+
+from burnt.errors import MetricError
+from burnt.train import ClassificationOutput, StepOutput
+from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss, Metric, intervals, read
+from burnt.train.store import RunReader, RunWriter
+
+
+def outputs(sizes, classes=4, seed=0, shape=(), axis=-1) -> list[ClassificationOutput]:
+    generator = torch.Generator().manual_seed(seed)
+    result = []
+    for size in sizes:
+        logits = torch.randn(size, *shape, classes, generator=generator).movedim(-1, axis)
+        targets = torch.randint(classes, (size, *shape), generator=generator)
+        result.append(ClassificationOutput(torch.rand((), generator=generator), logits, targets))
+    return result
+
+
+def fed(metric: Metric, batches) -> Metric:
+    for batch in batches:
+        metric.update(batch)
+    return metric
+
+
+def both(batches, axis=-1) -> tuple[np.ndarray, np.ndarray]:
+    targets = torch.cat([batch.targets.flatten() for batch in batches])
+    guesses = torch.cat([batch.outputs.argmax(axis).flatten() for batch in batches])
+    return targets.numpy(), guesses.numpy()
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(2, 6), st.integers(0, 1000))
+def test_as_scikit_learn(sizes, classes, seed):
+    batches = outputs(sizes, classes, seed)
+    targets, guesses = both(batches)
+    assert fed(Accuracy(), batches).compute() == pytest.approx(sk.accuracy_score(targets, guesses))
+    confusion = fed(ConfusionMatrix(classes), batches)
+    labels = list(range(classes))
+    assert confusion.matrix().tolist() == sk.confusion_matrix(targets, guesses, labels=labels).tolist()
+    expected = sk.precision_recall_fscore_support(targets, guesses, labels=labels, zero_division=np.nan)
+    for i, (name, *values) in enumerate(confusion.per_class()):
+        assert name == str(i)
+        for mine, other in zip(values, (column[i] for column in expected), strict=True):
+            assert mine == pytest.approx(other, nan_ok=True)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((), -1), ((5,), -1), ((5,), 1), ((5, 3), 1), ((5, 3), -1)])
+@pytest.mark.parametrize("ignore_index", [None, 2, -100])
+def test_axes_and_ignored_targets(shape, axis, ignore_index):
+    batches = outputs([6, 2], classes=4, shape=shape, axis=axis)
+    if ignore_index == -100:
+        for batch in batches:
+            batch.targets.view(-1)[::3] = -100
+    targets, guesses = both(batches, axis)
+    kept = np.ones_like(targets, dtype=bool) if ignore_index is None else targets != ignore_index
+    accuracy = fed(Accuracy(ignore_index=ignore_index), batches)
+    assert accuracy.compute() == pytest.approx(sk.accuracy_score(targets[kept], guesses[kept]))
+    confusion = fed(ConfusionMatrix(4, ignore_index=ignore_index), batches)
+    expected = sk.confusion_matrix(targets[kept], guesses[kept], labels=range(4))
+    assert confusion.matrix().tolist() == expected.tolist()
+
+
+def test_nothing_that_counts_is_nan():
+    batch = ClassificationOutput(torch.tensor(0.0), torch.zeros(3, 2), torch.full((3,), -100))
+    assert math.isnan(fed(Accuracy(ignore_index=-100), [batch]).compute())
+    assert fed(ConfusionMatrix(2, ignore_index=-100), [batch]).matrix().sum() == 0
+    assert all(math.isnan(value) for value in ConfusionMatrix(2).per_class()[0][1:4])
+
+
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=8), st.data())
+def test_intervals_add_up_to_the_whole(sizes, data):
+    batches = outputs(sizes)
+    cut = data.draw(st.integers(1, len(sizes) - 1))
+    metrics = [Loss(), Accuracy(), Accuracy(ignore_index=1, name="some"), ConfusionMatrix(4)]
+    whole, parts = [], []
+    before = None
+    for stretch in (batches[:cut], batches[cut:]):
+        for metric in metrics:
+            fed(metric, stretch)
+        now = read(metrics)
+        parts.append(intervals(metrics, now, before))
+        alone = [fed(metric.fresh(), stretch) for metric in metrics]
+        assert parts[-1] == pytest.approx({m.name: m.compute() for m in alone if m.scalar}, nan_ok=True)
+        before = now
+        whole.append(sum(batch.count for batch in stretch))
+    total = intervals(metrics, before, None)
+    assert total.keys() == {"loss", "accuracy", "some"}
+    for name in ("loss", "accuracy"):
+        mean = sum(n * part[name] for n, part in zip(whole, parts, strict=True)) / sum(whole)
+        assert total[name] == pytest.approx(mean)
+    assert intervals(metrics, now, now) == {}
+
+
+def test_loss_is_a_mean_over_items():
+    batches = [
+        StepOutput(torch.tensor(1.0), count=3),
+        StepOutput(torch.tensor(5.0), targets=torch.zeros(1, 7)),
+    ]
+    assert fed(Loss(), batches).compute() == 2.0
+    # In float64, so that a long epoch loses nothing.
+    many = fed(Loss(), [StepOutput(torch.tensor(0.1), count=1)] * 10_000)
+    assert many.compute() == pytest.approx(float(torch.tensor(0.1)), rel=1e-12)
+
+
+def test_fresh_and_reset_forget_and_are_apart():
+    metric = fed(Accuracy(name="mine"), outputs([5]))
+    twin = metric.fresh()
+    assert (twin.name, twin.count, twin.total) == ("mine", 0, None)
+    fed(twin, outputs([2]))
+    assert (metric.count, twin.count) == (5, 2)
+    metric.reset()
+    assert metric.count == 0
+    assert repr(metric) == "Accuracy('mine')"
+
+
+@pytest.mark.parametrize(
+    ("act", "words"),
+    [
+        (lambda: Accuracy().compute(), ["accuracy has seen no batch"]),
+        (lambda: ConfusionMatrix(2).compute(), ["confusion is no single number"]),
+        (lambda: ConfusionMatrix(3, ["a", "b"]), ["every class needs a name", "3 names", "2"]),
+        (
+            lambda: Accuracy().update(StepOutput(torch.tensor(0.0))),
+            [
+                "accuracy needs logits and targets",
+                "ClassificationOutput(",
+                "outputs: NoneType, targets: NoneType",
+            ],
+        ),
+        (
+            lambda: Accuracy().update(StepOutput(torch.tensor(0.0), torch.zeros(3, 4), torch.zeros(2))),
+            ["accuracy cannot tell the classes", "outputs (3, 4), targets (2,)"],
+        ),
+        (
+            lambda: ConfusionMatrix(2).update(
+                StepOutput(torch.tensor(0.0), torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))
+            ),
+            ["confusion was made for another number of classes", "2 classes", "4 logits"],
+        ),
+    ],
+)
+def test_messages(act, words):
+    with pytest.raises(MetricError) as caught:
+        act()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_the_confusion_matrix_writes_its_tables(tmp_path):
+    batches = outputs([6], classes=2)
+    with RunWriter.create(tmp_path / "run") as writer:
+        confusion = fed(ConfusionMatrix(2, ["cat", "dog"]), batches)
+        confusion.record(writer, "valid", 7)
+    with RunReader(tmp_path / "run") as run:
+        tables = {table.name: table for table in run.artefacts("table")}
+    matrix = tables["valid/confusion"]
+    assert matrix.step == 7
+    assert matrix.data["columns"] == ["target", "cat", "dog"]
+    assert [row[1:] for row in matrix.data["rows"]] == confusion.matrix().tolist()
+    assert tables["valid/confusion/classes"].data["columns"] == [
+        "class",
+        "precision",
+        "recall",
+        "f1",
+        "count",
+    ]
+
+
+# StepOutput
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"),
+    [
+        ({}, 1),
+        ({"outputs": torch.zeros(8, 10)}, 8),
+        ({"targets": torch.zeros(5)}, 5),
+        ({"outputs": torch.zeros(8, 10), "targets": torch.zeros(5)}, 5),
+        ({"outputs": torch.zeros(8, 10), "targets": {"boxes": []}}, 8),
+        ({"outputs": {"logits": 1}, "targets": torch.zeros(5)}, 5),
+        ({"outputs": torch.tensor(1.0)}, 1),
+        ({"targets": torch.zeros(5), "count": 3}, 3),
+    ],
+)
+def test_the_count_of_a_step(fields, count):
+    assert StepOutput(torch.tensor(0.0), **fields).count == count

@@ -1,0 +1,383 @@
+"""Durations, early stopping, keepers, random states, checkpoints: each by itself."""
+
+import math
+import os
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import burnt
+from burnt import optim
+from burnt.errors import CheckpointError, ConfigError, MetricError
+from burnt.train import Checkpoints, Duration, EarlyStopping, KeepBest, KeepLast, Position, Saved
+from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
+from burnt.train.monitored import Monitored
+from burnt.train.rng import RandomStates
+from burnt.train.step import StepOutput
+
+# durations
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "unit", "shown"),
+    [
+        ("10 epochs", 10, "epochs", "10 epochs"),
+        ("1 epoch", 1, "epochs", "1 epoch"),
+        (" 500steps ", 500, "steps", "500 steps"),
+        ("1_000 steps", 1000, "steps", "1000 steps"),
+        (Duration(3, "steps"), 3, "steps", "3 steps"),
+    ],
+)
+def test_durations(text, count, unit, shown):
+    duration = Duration.parse(text)
+    assert (duration.count, duration.unit, str(duration)) == (count, unit, shown)
+
+
+@pytest.mark.parametrize(
+    "text", ["10", "0 epochs", "-1 epochs", "1.5 epochs", "2 weeks", "", "epochs", 10, None]
+)
+def test_what_is_no_duration(text):
+    with pytest.raises(ConfigError) as caught:
+        Duration.parse(text, "checkpoint_every")
+    assert str(caught.value) == (
+        "a duration needs a number and a unit\n"
+        "  in        checkpoint_every\n"
+        '  expected  such as "10 epochs" or "500 steps"\n'
+        f"  found     {text!r}"
+    )
+
+
+def test_what_is_due_when():
+    epochs, steps = Duration(2, "epochs"), Duration(3, "steps")
+    assert [steps.due(Position(step=n), epoch_ended=False) for n in range(7)] == [
+        n in (3, 6) for n in range(7)
+    ]
+    assert not epochs.due(Position(epoch=2), epoch_ended=False)
+    assert [epochs.due(Position(epoch=n), epoch_ended=True) for n in (1, 2, 3, 4)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+    assert [steps.over(Position(step=n, epoch=9)) for n in (2, 3, 4)] == [False, True, True]
+    assert [epochs.over(Position(step=9, epoch=n)) for n in (1, 2)] == [False, True]
+    assert (epochs.steps(7), epochs.steps(None), steps.steps(7), steps.steps(None)) == (14, None, 3, 3)
+
+
+def test_the_epoch_of_a_position():
+    shown = [Position(0, 0, 0), Position(3, 0, 3), Position(5, 1, 0), Position(6, 1, 1)]
+    assert [position.current_epoch for position in shown] == [1, 1, 1, 2]
+
+
+# stopping
+
+
+def stops(stopping, values) -> list[bool]:
+    return [stopping.update(value, Position(step=10 * i, epoch=i)) for i, value in enumerate(values, 1)]
+
+
+def test_early_stopping_waits_for_its_patience():
+    assert stops(EarlyStopping(Loss(), "2 epochs"), [5, 4, 4, 4]) == [False, False, False, True]
+    assert stops(EarlyStopping(Accuracy(), "1 epoch"), [0.5, 0.6, 0.6]) == [False, False, True]
+    assert stops(EarlyStopping(Loss(), "25 steps"), [5, 6, 6, 6]) == [False, False, False, True]
+    assert stops(EarlyStopping(Loss(), "1 epoch", min_delta=0.5), [5, 4.6, 4.4]) == [False, True, False]
+
+
+def test_nan_is_never_better_and_anything_is_better_than_nan():
+    nan = math.nan
+    stopping = EarlyStopping(Loss(), "3 epochs")
+    assert stops(stopping, [nan, 5, nan, nan, nan]) == [False, False, False, False, True]
+    assert (stopping.best, stopping.best_at) == (5, 2)
+    assert stops(EarlyStopping(Loss(), "2 epochs"), [nan, nan]) == [False, True]
+    assert not Monitored("loss").better(nan, nan, Loss())
+
+
+def test_early_stopping_goes_on_from_its_state():
+    values = [5.0, 6.0, 4.0, 4.5, 4.2, 4.1]
+    whole = EarlyStopping(Loss(), "3 epochs")
+    expected = stops(whole, values)
+    for cut in range(len(values)):
+        first, second = EarlyStopping(Loss(), "3 epochs"), EarlyStopping(Loss(), "3 epochs")
+        stops(first, values[:cut])
+        second.load_state(first.state())
+        assert second.over == first.over
+        rest = [second.update(v, Position(epoch=i)) for i, v in enumerate(values[cut:], cut + 1)]
+        assert rest == expected[cut:]
+        assert second.state() == whole.state()
+
+
+def test_what_cannot_stop():
+    with pytest.raises(ConfigError, match="EarlyStopping cannot be built"):
+        EarlyStopping(Loss(), "1 epoch", min_delta=-1)
+    with pytest.raises(ConfigError, match="in        patience"):
+        EarlyStopping(Loss(), "soon")
+
+
+# keepers
+
+
+def saved(path="x", step=0, **values) -> Saved:
+    return Saved(path, Position(step=step), {name.replace("_", "/"): value for name, value in values.items()})
+
+
+def test_keepers_choose():
+    losses = [3.0, math.nan, 1.0, 2.0, 1.0]
+    all_saved = [saved(step=i, valid_loss=loss) for i, loss in enumerate(losses)] + [saved(step=9)]
+    assert [s.position.step for s in KeepLast(2).keep(all_saved)] == [4, 9]
+    assert [s.position.step for s in KeepBest(Loss(), count=3).keep(all_saved)] == [2, 4, 3]
+    assert [s.position.step for s in KeepBest(Loss(), count=9).keep(all_saved)] == [2, 4, 3, 0]
+    best = KeepBest(Accuracy(), split="train").keep([saved(step=i, train_accuracy=i / 10) for i in range(3)])
+    assert [s.position.step for s in best] == [2]
+
+
+class Net(burnt.Module):
+    layer: nn.Linear
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def save(checkpoints: Checkpoints, model: nn.Module, step: int, loss: float = 1.0, **document) -> Saved:
+    metrics = [Loss()]
+    metrics[0].update(StepOutput(torch.tensor(loss), count=4))
+    record = optim.AdamW().into_record()
+    position = Position(step, 0, step)
+    rng = RandomStates.capture()
+    return checkpoints.save(model, record, metrics, position, {"valid/loss": loss}, rng, document)
+
+
+def names(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_what_no_keeper_wants_goes_and_the_newest_always_stays(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "deep" / "checkpoints", [KeepBest(Loss())])
+    model = Net(nn.Linear(2, 2))
+    for step, loss in enumerate([5.0, 3.0, math.nan, 4.0], 1):
+        save(checkpoints, model, step, loss)
+    assert names(checkpoints.folder) == ["step-00000002", "step-00000004"]
+    assert [s.values["valid/loss"] for s in checkpoints.saved()] == [3.0, 4.0]
+    assert checkpoints.newest().name == "step-00000004"
+
+
+def test_many_steps_are_still_in_order(tmp_path):
+    checkpoints = Checkpoints(tmp_path, [KeepLast(3)])
+    for step in (99_999_999, 100_000_000, 100_000_001):
+        save(checkpoints, Net(nn.Linear(2, 2)), step)
+    assert checkpoints.newest().name == "step-100000001"
+    assert [s.position.step for s in checkpoints.saved()] == [99_999_999, 100_000_000, 100_000_001]
+
+
+def test_a_checkpoint_brings_everything_back(tmp_path):
+    model, other = Net(nn.Linear(2, 2)), Net(nn.Linear(2, 2))
+    checkpoints = Checkpoints(tmp_path)
+    earlier = RandomStates.capture()
+    torch.rand(3)
+    random.random()
+    metric, again = Loss(), Loss()
+    metric.update(StepOutput(torch.tensor(0.1), count=3))
+    optimizer = optim.AdamW()
+    optimizer.step(0.1, model, {"layer.bias": torch.ones(2)})
+    at = Position(7, 1, 2)
+    returned = checkpoints.save(
+        model, optimizer.into_record(), [metric], at, {"valid/loss": 0.5}, earlier, {"mine": [1, 2]}
+    )
+    drawn = torch.rand(2).tolist(), random.random(), np.random.rand()
+    at.step = 8
+    assert returned.position == Position(7, 1, 2)
+    loaded = checkpoints.load(checkpoints.newest(), other, [again])
+    assert torch.equal(other.layer.weight, model.layer.weight)
+    assert (again.count, again.total.item(), again.total.dtype) == (3, metric.total.item(), torch.float64)
+    assert loaded.position == Position(7, 1, 2)
+    assert loaded.document["mine"] == [1, 2]
+    assert loaded.optimizer.tensors.keys() == {f"layer.bias/{n}" for n in ("step", "exp_avg", "exp_avg_sq")}
+    assert torch.equal(loaded.epoch_rng.tensors["torch"], earlier.tensors["torch"])
+    assert loaded.epoch_rng.document == earlier.document
+    loaded.rng.restore()
+    assert (torch.rand(2).tolist(), random.random(), np.random.rand()) == drawn
+
+
+def test_a_checkpoint_is_a_model_file(tmp_path):
+    class NetConfig(burnt.Config):
+        size: int = 2
+
+        def init(self) -> Net:
+            return Net(nn.Linear(self.size, 2))
+
+    model = NetConfig(size=5).init()
+    where = save(Checkpoints(tmp_path), model, 1).path
+    again = Net.load(where / "model.safetensors", config=NetConfig(size=5))
+    assert torch.equal(again.layer.weight, model.layer.weight)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "training.safetensors"])
+@pytest.mark.parametrize("keep", [0, 3, 8, 100, -1])
+def test_a_truncated_checkpoint_says_so_and_the_older_one_works(tmp_path, file, keep):
+    model = Net(nn.Linear(2, 2))
+    checkpoints = Checkpoints(tmp_path, [KeepLast(2)])
+    save(checkpoints, model, 1)
+    newest = save(checkpoints, model, 2).path
+    whole = (newest / file).read_bytes()
+    (newest / file).write_bytes(whole[:keep])
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.load(checkpoints.newest(), model, [Loss()])
+    message = str(caught.value)
+    assert message.startswith("the checkpoint step-00000002 cannot be used: ")
+    assert str(newest / file) in message
+    if keep in (100, -1):
+        assert f"found     {len(whole[:keep])} bytes" in message
+    if keep == -1:
+        assert f"expected  {len(whole)} bytes" in message
+    assert f"hint      remove the folder {newest} to resume from step-00000001" in message
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    # Nothing else is harmed by it: another may be saved, and the older one is good.
+    for path in newest.iterdir():
+        path.unlink()
+    newest.rmdir()
+    assert checkpoints.load(checkpoints.newest(), model, [Loss()]).position.step == 1
+
+
+def test_a_lost_file_and_the_only_checkpoint(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    newest = save(checkpoints, Net(nn.Linear(2, 2)), 1).path
+    (newest / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.load(newest, Net(nn.Linear(2, 2)), [])
+    assert "model.safetensors" in str(caught.value)
+    assert "to resume from the beginning, as there is no other checkpoint" in str(caught.value)
+
+
+def test_a_damaged_checkpoint_does_not_keep_the_next_from_being_saved(tmp_path):
+    checkpoints = Checkpoints(tmp_path, [KeepLast(1)])
+    damaged = save(checkpoints, Net(nn.Linear(2, 2)), 1).path
+    (damaged / "training.safetensors").write_bytes(b"")
+    save(checkpoints, Net(nn.Linear(2, 2)), 2)
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+
+
+def test_a_checkpoint_of_another_model(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    newest = save(checkpoints, Net(nn.Linear(2, 2)), 1).path
+    with pytest.raises(CheckpointError) as caught:
+        checkpoints.load(newest, Net(nn.Linear(3, 2)), [])
+    message = str(caught.value)
+    assert message.startswith("the checkpoint step-00000001 does not fit the model: ")
+    assert "layer.weight: (2, 3) in the module, (2, 2) in the record" in message
+    assert "build the model as it was when the run began" in message
+
+
+def test_a_checkpoint_of_a_newer_format_and_another_file(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    model = Net(nn.Linear(2, 2))
+    newest = save(checkpoints, model, 1, format=99).path
+    with pytest.raises(CheckpointError, match="newer format") as caught:
+        checkpoints.load(newest, model, [])
+    assert "format 99" in str(caught.value)
+    model.save(newest / "training.safetensors")
+    with pytest.raises(CheckpointError, match=r"training\.safetensors holds no checkpoint"):
+        checkpoints.load(newest, model, [])
+
+
+@pytest.mark.parametrize("which", ["model", "training", "rename"])
+def test_a_disk_that_is_full_leaves_the_older_checkpoints(tmp_path, monkeypatch, which):
+    checkpoints = Checkpoints(tmp_path, [KeepLast(1)])
+    model = Net(nn.Linear(2, 2))
+    save(checkpoints, model, 1)
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if which == "model":
+            patch.setattr("burnt.record.record.write_tensors", full)
+        elif which == "training":
+            patch.setattr("burnt.train.checkpoint.write_tensors", full)
+        else:
+            patch.setattr("burnt.train.checkpoint.sync_folder", full)
+        with pytest.raises(OSError, match="No space left"):
+            save(checkpoints, model, 2)
+    assert names(tmp_path) == ["step-00000001"]
+    assert checkpoints.load(checkpoints.newest(), model, [Loss()]).position.step == 1
+    save(checkpoints, model, 2)
+    assert names(tmp_path) == ["step-00000002"]
+
+
+def test_a_file_that_grows_too_large_is_an_os_error(tmp_path):
+    import resource
+
+    checkpoints = Checkpoints(tmp_path, [KeepLast(1)])
+    save(checkpoints, Net(nn.Linear(2, 2)), 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(OSError, match=r"(?i)file too large"):
+            save(checkpoints, Net(nn.Linear(400, 400)), 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(tmp_path) == ["step-00000001"]
+
+
+def test_what_a_killed_save_left_is_swept_away_by_the_next(tmp_path):
+    checkpoints = Checkpoints(tmp_path, [KeepLast(1)])
+    (tmp_path / ".tmp-step-00000001").mkdir()
+    (tmp_path / ".tmp-step-00000001" / "model.safetensors").write_bytes(b"half")
+    assert checkpoints.newest() is None
+    save(checkpoints, Net(nn.Linear(2, 2)), 2)
+    assert names(tmp_path) == ["step-00000002"]
+
+
+def test_saving_the_same_step_again_replaces_it(tmp_path):
+    checkpoints = Checkpoints(tmp_path, [KeepLast(3)])
+    save(checkpoints, Net(nn.Linear(2, 2)), 1, loss=1.0)
+    save(checkpoints, Net(nn.Linear(2, 2)), 1, loss=2.0)
+    assert [s.values["valid/loss"] for s in checkpoints.saved()] == [2.0]
+    assert names(tmp_path) == ["step-00000001"]
+
+
+# random states and what is monitored
+
+
+def test_random_states_come_back():
+    random.gauss(0, 1)  # leaves a second number waiting in the generator
+    np.random.randn()
+    states = RandomStates.capture()
+
+    def draw():
+        return (
+            random.gauss(0, 1),
+            random.random(),
+            np.random.randn(),
+            np.random.rand(),
+            torch.rand(3).tolist(),
+        )
+
+    first = draw()
+    draw()
+    states.restore()
+    assert draw() == first
+
+
+def test_what_cannot_be_monitored():
+    known, splits = [Loss(), Accuracy(), ConfusionMatrix(2)], ("train", "valid")
+    assert Monitored("accuracy").resolve(known, splits, "KeepBest") is known[1]
+    for monitored, words in (
+        (Monitored("acuracy"), ["that the run does not have", "valid/acuracy", "did you mean 'accuracy'?"]),
+        (Monitored(Loss(name="xyz")), ["one of: loss, accuracy, confusion", "metrics=[..., Loss('xyz')]"]),
+        (Monitored("loss", "test"), ["a split that the run does not have", "one of: train, valid", "'test'"]),
+        (Monitored("confusion"), ["KeepBest cannot monitor confusion", "without a better and a worse"]),
+    ):
+        with pytest.raises(MetricError) as caught:
+            monitored.resolve(known, splits, "KeepBest")
+        for word in words:
+            assert word in str(caught.value)
+
+
+def test_umask_and_owner_are_as_for_any_file(tmp_path):
+    path = save(Checkpoints(tmp_path), Net(nn.Linear(2, 2)), 1).path
+    plain = tmp_path / "plain"
+    plain.write_text("")
+    assert os.stat(path / "model.safetensors").st_mode == os.stat(plain).st_mode

@@ -1,0 +1,164 @@
+"""What a training says: plain lines, a live view, nothing."""
+
+import io
+import re
+import sys
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from burnt import optim
+from burnt.data import Loader, TensorDataset
+from burnt.train import Learner, Position, StepOutput, SupervisedTraining
+from burnt.train import progress as module
+from burnt.train.progress import (
+    LiveReporter,
+    PlainReporter,
+    SilentReporter,
+    choose_reporter,
+    duration_text,
+    value_text,
+)
+
+SPEED = {
+    "samples_per_second": 1234.5,
+    "steps_per_second": 2.0,
+    "learning_rate": 1e-3,
+    "data_wait_share": 0.25,
+}
+
+
+def run(folder, **settings):
+    data = Loader(TensorDataset(x=torch.randn(10, 3)), 4)
+
+    def step(model, batch):
+        return StepOutput(model(batch.x).square().mean(), targets=batch.x)
+
+    learner = Learner(nn.Linear(3, 1), optim.Sgd(), 0.01, step=step)
+    return SupervisedTraining(folder, train=data, valid=data, device="cpu", **settings).run(learner)
+
+
+def test_plain_lines_of_a_run(tmp_path, capsys):
+    run(tmp_path / "run", duration="10 epochs", monitor="plain")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (f"Linear, 4 parameters, 10 epochs on cpu in float32, run folder {tmp_path / 'run'}")
+    number = r"[0-9.e+-]+"
+    for epoch in range(1, 11):
+        assert re.fullmatch(rf"epoch {epoch:>2}/10  train  loss {number}", lines[2 * epoch - 1])
+        assert re.fullmatch(rf"epoch {epoch:>2}/10  valid  loss {number}", lines[2 * epoch])
+    last = rf"finished after 10 epochs, 30 steps, {number} s: train/loss {number}  valid/loss {number}"
+    assert re.fullmatch(last, lines[-1])
+    assert len(lines) == 22
+    run(tmp_path / "run", duration="11 epochs", monitor="plain", resume=True)
+    assert "going on after step 30" in capsys.readouterr().out.splitlines()[0].replace("run folder", "")
+
+
+def test_off_prints_nothing(tmp_path, capfd):
+    run(tmp_path / "run", duration="2 epochs", monitor="off")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_plain_lines_in_between_come_every_few_seconds(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    out = io.StringIO()
+    reporter = PlainReporter(out)
+    reporter.start("title", Position(), 12, 1200)
+    reporter.step(Position(10, 0, 10), {"loss": 0.5}, SPEED)
+    now[0] += 6
+    reporter.step(Position(200, 2, 0), {"loss": 0.25}, SPEED)
+    reporter.step(Position(201, 2, 1), {"loss": 0.2}, SPEED)
+    reporter.activity("validating")
+    reporter.epoch(Position(300, 3, 0), "valid", {"loss": 1e-7, "accuracy": 0.5})
+    reporter.message("a word")
+    reporter.close()
+    assert out.getvalue().splitlines() == [
+        "title",
+        "epoch  2/12  step 200/1200  loss 0.2500  1,234 samples/s  eta 8:20",
+        "epoch  3/12  valid  loss 1e-07  accuracy 0.5000",
+        "a word",
+    ]
+
+
+def test_plain_lines_where_no_end_is_known(monkeypatch):
+    monkeypatch.setattr(module, "_SECONDS_BETWEEN_LINES", 0)
+    out = io.StringIO()
+    reporter = PlainReporter(out)
+    reporter.start("title", Position(), None, None)
+    reporter.step(Position(10, 0, 10), {"loss": float("nan")}, SPEED)
+    assert out.getvalue().splitlines()[1] == "epoch 1  step 10  loss nan  1,234 samples/s"
+
+
+def live(width=110) -> tuple[LiveReporter, Console]:
+    reporter = LiveReporter()
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, record=True)
+    reporter._console = console
+    reporter._live.console = console
+    return reporter, console
+
+
+def test_the_live_view_shows_where_it_stands():
+    reporter, console = live()
+    reporter.start("Linear, 4 parameters [not markup]", Position(10, 1, 0), 12, 1200)
+    reporter.step(Position(50, 1, 40), {"loss": 0.5, "accuracy": 0.75}, SPEED)
+    reporter.epoch(Position(60, 2, 0), "valid", {"loss": 0.25})
+    reporter.activity("validating")
+    reporter.message("[bold] is text here")
+    picture = io.StringIO()
+    Console(file=picture, width=110).print(reporter)
+    reporter.close()
+    shown = picture.getvalue()
+    for words in ("epoch 2/12", "step 60/1,200", "eta", "validating", "loss", "accuracy", "0.5000", "0.2500"):
+        assert words in shown
+    assert "1,234 samples/s, learning rate 0.001, waiting for data 25%" in shown
+    said = console.export_text()
+    assert "Linear, 4 parameters [not markup]" in said
+    assert "[bold] is text here" in said
+    assert "done" in said
+
+
+def test_the_live_view_before_anything_is_known():
+    reporter, _ = live()
+    reporter.start("title", Position(), None, None)
+    picture = io.StringIO()
+    Console(file=picture, width=80).print(reporter)
+    reporter.close()
+    assert "epoch 1" in picture.getvalue()
+    assert "step 0" in picture.getvalue()
+    assert "eta" not in picture.getvalue()
+
+
+def test_a_live_run(tmp_path, monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    run(tmp_path / "run", duration="2 epochs", monitor="live")
+    assert "epoch 2/2" in out.getvalue()
+    assert "finished after 2 epochs, 6 steps" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("monitor", "terminal", "term", "kind"),
+    [
+        ("auto", True, "xterm", LiveReporter),
+        ("auto", True, "dumb", PlainReporter),
+        ("auto", False, "xterm", PlainReporter),
+        ("plain", True, "xterm", PlainReporter),
+        ("live", False, "xterm", LiveReporter),
+        ("off", True, "xterm", SilentReporter),
+    ],
+)
+def test_the_reporter_fits_the_place(monkeypatch, monitor, terminal, term, kind):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    assert type(choose_reporter(monitor)) is kind
+
+
+def test_numbers_as_people_read_them():
+    assert [value_text(v) for v in (0.0, 0.5, 12.34567, 1e-5, 123456.0, -0.25, float("nan"))] == [
+        "0.0000", "0.5000", "12.3457", "1e-05", "1.23e+05", "-0.2500", "nan",
+    ]  # fmt: skip
+    assert [duration_text(s) for s in (0, 59.94, 59.96, 60, 3599.6, 86400)] == [
+        "0.0 s", "59.9 s", "1:00", "1:00", "1:00:00", "24:00:00",
+    ]  # fmt: skip

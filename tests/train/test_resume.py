@@ -1,0 +1,251 @@
+"""Exact resume: a run that was stopped anywhere ends bit for bit as one that never was."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from burnt import optim
+from burnt.data import Batch, Loader, TensorDataset
+from burnt.errors import CheckpointError
+from burnt.train import (
+    ClassificationOutput,
+    EarlyStopping,
+    Interrupted,
+    KeepBest,
+    KeepLast,
+    Learner,
+    RunReader,
+    SupervisedTraining,
+)
+from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
+
+ITEMS, BATCH, EPOCHS = 23, 5, 3  # the last batch of an epoch has 3 items
+STEPS = 5 * EPOCHS
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(ITEMS, 4, generator=generator)
+    return {"x": x, "y": (x.sum(1) > 0).long()}
+
+
+def noisy(batch: Batch, generator: torch.Generator) -> Batch:
+    return batch.replace(x=batch.x + 0.1 * torch.randn(batch.x.shape, generator=generator))
+
+
+def burnt_loader() -> Loader:
+    return Loader(TensorDataset(**tensors()), BATCH, shuffle=True, seed=3, transform=noisy)
+
+
+def torch_loader() -> torch.utils.data.DataLoader:
+    """Shuffled by the global random state, with a transform that draws from it as well."""
+    x, y = tensors().values()
+
+    def collate(indices: list[int]) -> Batch:
+        return Batch(x=x[indices] + 0.1 * torch.randn(len(indices), 4), y=y[indices])
+
+    return torch.utils.data.DataLoader(range(ITEMS), BATCH, shuffle=True, collate_fn=collate)
+
+
+class Run:
+    """One go at a training, with objects of its own; stopped by a signal after step `stop_at`."""
+
+    def __init__(self, folder, loader=burnt_loader, *, stop_at=None, init_seed=0, how=(), **settings: Any):
+        torch.manual_seed(init_seed)
+        random.seed(init_seed)
+        np.random.seed(init_seed)
+        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2))
+        self.losses: dict[int, float] = {}
+        self.stop_at = stop_at
+        # Settings of their own, not the library's, so that each run starts from others.
+        self.optimizer = optim.AdamW(weight_decay=0.1)
+        schedule = optim.Cosine(3e-2, STEPS)
+
+        def counted(step: int) -> float:
+            self.step_number = step + 1
+            return schedule(step)
+
+        self.step_number = 0
+        self.stopping = settings.pop("stopping", None) or EarlyStopping(Loss(), patience="9 epochs")
+        training = SupervisedTraining(
+            folder,
+            train=loader(),
+            valid=Loader(TensorDataset(**tensors()), 4),
+            metrics=[Accuracy(), ConfusionMatrix(2)],
+            checkpoints=[KeepLast(2), KeepBest(Loss())],
+            stopping=self.stopping,
+            device="cpu",
+            log_every=1,
+            **{"duration": f"{EPOCHS} epochs", "monitor": "off", **settings},
+        )
+        self.interrupted = False
+        try:
+            result = training.run(
+                Learner(self.model, self.optimizer, optim.Cosine(3e-2, STEPS), step=self.step)
+            )
+            self.outcome = (result.reason, dict(result.values))
+        except Interrupted as stop:
+            self.interrupted = stop.code == 128 + signal.SIGINT
+        self.rng = torch.get_rng_state()
+        self.on_host = (random.random(), np.random.rand(), self.stopping.best, self.stopping.best_at)
+
+    def step(self, model: nn.Module, batch: Batch) -> ClassificationOutput:
+        logits = model(batch.x)
+        # Python's and NumPy's generators have a say as well.
+        loss = F.cross_entropy(logits, batch.y) * (1 + 0.1 * random.random() + 0.1 * np.random.rand())
+        if model.training and not loss.is_meta:
+            number = self.optimizer_steps() + 1
+            self.losses[number] = loss.item()
+            if number == self.stop_at:
+                os.kill(os.getpid(), signal.SIGINT)
+        return ClassificationOutput(loss, logits, batch.y)
+
+    def optimizer_steps(self) -> int:
+        steps = [t for name, t in self.optimizer.into_record().tensors.items() if name == "0.weight/step"]
+        return int(steps[0]) if steps else 0
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {**self.model.state_dict(), **self.optimizer.into_record().tensors, "rng": self.rng}
+
+
+def history(folder) -> dict[str, Any]:
+    """Everything that the run store shows of the course of a run, but times."""
+    with RunReader(folder) as run:
+        series = {
+            (s.name, s.split): tuple(run.points(s.name, s.split)[::2])
+            for s in run.series()
+            if "second" not in s.name and "wait" not in s.name
+        }
+        epochs = {event.step: event.data for event in run.events("epoch")}
+        tables = {(a.name, a.step): a.data for a in run.artefacts("table")}
+        return {"series": series, "epochs": epochs, "tables": repr(tables), "state": run.state()}
+
+
+def assert_same(one: Run, other: Run) -> None:
+    ours, theirs = one.state(), other.state()
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        assert torch.equal(value, theirs[name]), name
+    assert (one.on_host, one.outcome) == (other.on_host, other.outcome)
+
+
+@pytest.mark.parametrize("loader", [burnt_loader, torch_loader])
+def test_stopped_after_any_step_and_resumed_it_ends_as_if_it_had_never_stopped(tmp_path, loader):
+    whole = Run(tmp_path / "whole", loader)
+    assert list(whole.losses) == list(range(1, STEPS + 1))
+    whole_history = history(tmp_path / "whole")
+    assert whole_history["state"] == "finished"
+    for k in range(1, STEPS + 1):
+        folder = tmp_path / f"stopped-{k}"
+        first = Run(folder, loader, stop_at=k)
+        assert first.interrupted
+        assert list(first.losses) == list(range(1, k + 1))
+        second = Run(folder, loader, resume=True, init_seed=1000 + k)
+        assert not second.interrupted
+        assert {**first.losses, **second.losses} == whole.losses, k
+        assert list(second.losses) == list(range(k + 1, STEPS + 1))
+        assert_same(second, whole)
+        assert history(folder) == whole_history, k
+
+
+@pytest.mark.parametrize("stop_at", [5, 10])
+def test_a_run_that_is_to_stop_early_stops_there_also_when_it_was_interrupted_there(tmp_path, stop_at):
+    def impatient() -> EarlyStopping:
+        # No loss is better by so much, so the second epoch is the last.
+        return EarlyStopping("loss", patience="1 epoch", min_delta=100.0)
+
+    whole = Run(tmp_path / "whole", stopping=impatient())
+    assert (whole.outcome[0], list(whole.losses)) == ("stopped early", list(range(1, 11)))
+    assert Run(tmp_path / "run", stop_at=stop_at, stopping=impatient()).interrupted
+    assert_same(Run(tmp_path / "run", resume=True, init_seed=9, stopping=impatient()), whole)
+    # Once more, and with more patience it goes on.
+    assert_same(Run(tmp_path / "run", resume=True, init_seed=9, stopping=impatient()), whole)
+    patient = Run(tmp_path / "run", resume=True, stopping=EarlyStopping("loss", patience="9 epochs"))
+    assert (patient.outcome[0], list(patient.losses)) == ("finished", [11, 12, 13, 14, 15])
+
+
+def test_an_early_stopping_that_was_in_another_run_starts_afresh(tmp_path):
+    stopping = EarlyStopping("loss", patience="1 epoch", min_delta=100.0)
+    for name in ("one", "other"):
+        assert len(Run(tmp_path / name, stopping=stopping).losses) == 10
+
+
+def test_a_finished_run_resumed_changes_nothing(tmp_path):
+    whole = Run(tmp_path / "run")
+    assert_same(Run(tmp_path / "run", resume=True, init_seed=9), whole)
+
+
+def test_a_longer_duration_goes_on_from_the_end(tmp_path):
+    long = Run(tmp_path / "long", duration="20 steps")
+    Run(tmp_path / "run", duration="10 steps")
+    assert_same(Run(tmp_path / "run", duration="20 steps", resume=True, init_seed=9), long)
+
+
+KILLED = """
+import importlib.util, os, signal, sys
+spec = importlib.util.spec_from_file_location("trial", sys.argv[1])
+trial = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(trial)
+
+class Killed(trial.Run):
+    def step(self, model, batch):
+        output = super().step(model, batch)
+        if self.losses and max(self.losses) == int(sys.argv[3]):
+            import time
+            time.sleep(1.5)  # so that the run store has written rows that must not be seen twice
+            os.kill(os.getpid(), signal.SIGKILL)
+        return output
+
+Killed(sys.argv[2], checkpoint_every="2 steps")
+"""
+
+
+@pytest.mark.parametrize("killed_at", [1, 9])
+def test_killed_in_the_middle_it_resumes_from_the_last_checkpoint(tmp_path, killed_at):
+    whole = Run(tmp_path / "whole", checkpoint_every="2 steps")
+    folder = tmp_path / "run"
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, __file__, str(folder), str(killed_at)], capture_output=True, text=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    with RunReader(folder) as run:
+        assert run.state() == "crashed"
+    resumed = Run(folder, resume=True, init_seed=9, checkpoint_every="2 steps")
+    saved = killed_at - killed_at % 2 if killed_at > 1 else 0
+    assert list(resumed.losses) == list(range(saved + 1, STEPS + 1))
+    if saved:
+        assert resumed.losses == {k: v for k, v in whole.losses.items() if k > saved}
+        assert_same(resumed, whole)
+        assert history(folder) == history(tmp_path / "whole")
+    with RunReader(folder) as run:
+        assert run.points("loss", "train").steps == list(range(1, STEPS + 1))
+        assert run.attempts()[-1].resumed_from_step == (saved or None)
+
+
+def test_other_loaders_between_epochs_are_told_of_and_in_an_epoch_refused(tmp_path, capsys):
+    Run(tmp_path / "run", stop_at=5)
+    resumed = Run(
+        tmp_path / "run", resume=True, loader=lambda: Loader(TensorDataset(**tensors()), 6), monitor="plain"
+    )
+    assert max(resumed.losses) == 13
+    assert (
+        "train= differs from the run so far: {'seed': 3, 'shuffle': True, 'batch_size': 5"
+        in capsys.readouterr().out
+    )
+    Run(tmp_path / "other", stop_at=7)
+    with pytest.raises(CheckpointError) as caught:
+        Run(tmp_path / "other", resume=True, loader=lambda: Loader(TensorDataset(**tensors()), 6))
+    message = str(caught.value)
+    assert message.startswith("step-00000007 was saved in the middle of an epoch of another loader")
+    assert "'batch_size': 5" in message
+    assert "'batch_size': 6" in message
+    assert "resume with the loader as it was" in message

@@ -1,0 +1,754 @@
+"""SupervisedTraining: what is refused before the first step, what is said when it breaks, what it costs."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import burnt
+from burnt import optim
+from burnt.data import Batch, Loader, TensorDataset
+from burnt.errors import (
+    BurntError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DefinitionError,
+    MetricError,
+    NonFiniteError,
+    OptimError,
+    RunError,
+    ShapeError,
+    UnsupportedError,
+)
+from burnt.train import (
+    ClassificationOutput,
+    EarlyStopping,
+    KeepBest,
+    Learner,
+    RunReader,
+    StepOutput,
+    SupervisedTraining,
+    evaluate,
+    loop,
+)
+from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss, Metric
+
+
+def loader(n=20, batch_size=4, classes=3) -> Loader:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, 6, generator=generator)
+    return Loader(TensorDataset(x=x, y=torch.randint(classes, (n,), generator=generator)), batch_size)
+
+
+def net(classes=3) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.1), nn.Linear(8, classes))
+
+
+def step(model: nn.Module, batch: Batch) -> ClassificationOutput:
+    logits = model(batch.x)
+    return ClassificationOutput(F.cross_entropy(logits, batch.y), logits, batch.y)
+
+
+def learner(model=None, schedule=0.01, how=step, **more) -> Learner:
+    return Learner(net() if model is None else model, optim.AdamW(), schedule, step=how, **more)
+
+
+def training(folder, **settings) -> SupervisedTraining:
+    defaults = {
+        "train": loader(),
+        "valid": loader(),
+        "duration": "1 epoch",
+        "monitor": "off",
+        "device": "cpu",
+    }
+    return SupervisedTraining(folder, **{**defaults, **settings})
+
+
+# before the first step
+
+
+class Looked:
+    """The settings and the Learner of a training that must be refused, and words of the message."""
+
+    def __init__(self, error, *words, how=step, model=None, validation_step=None, **settings):
+        self.error, self.words, self.settings = error, words, settings
+        self.how, self.model, self.validation_step = how, model, validation_step
+
+
+class Stack(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(9, 3))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def unreduced(model, batch):
+    logits = model(batch.x)
+    return StepOutput(F.cross_entropy(logits, batch.y, reduction="none"), logits, batch.y)
+
+
+def crashing(model, batch):
+    torch.rand(3)
+    return {}["no such key"]
+
+
+def labels_too_large(model, batch):
+    logits = model(batch.x)
+    return ClassificationOutput(burnt.nn.CrossEntropy()(logits, batch.y + 3), logits, batch.y + 3)
+
+
+class Unsized:
+    def __init__(self, *batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+REFUSED = {
+    "metric": Looked(
+        MetricError,
+        "EarlyStopping monitors a metric that the run does not have",
+        "did you mean 'accuracy'?",
+        metrics=[Accuracy()],
+        stopping=EarlyStopping("acuracy", "1 epoch"),
+    ),
+    "kept metric": Looked(
+        MetricError, "KeepBest monitors a metric", "one of: loss", checkpoints=[KeepBest(Accuracy())]
+    ),
+    "split": Looked(
+        MetricError,
+        "a split that the run does not have",
+        "one of: train, valid",
+        stopping=EarlyStopping("loss", "1 epoch", split="test"),
+    ),
+    "split without validation": Looked(
+        MetricError, "give valid= a loader", valid=None, stopping=EarlyStopping(Loss(), "1 epoch")
+    ),
+    "twice": Looked(
+        MetricError, "two metrics have one name", "Metric(name='accuracy2')", metrics=[Accuracy(), Accuracy()]
+    ),
+    "loss": Looked(ShapeError, "the loss of the training step is no scalar", ".mean()", how=unreduced),
+    "validation loss": Looked(
+        ShapeError, "the loss of the validation step is no scalar", "shape (4,)", validation_step=unreduced
+    ),
+    "output": Looked(
+        DefinitionError,
+        "the training step returned no StepOutput",
+        "lambda",
+        "found     Tensor",
+        how=lambda model, batch: model(batch.x).mean(),
+        valid=None,
+    ),
+    "no output": Looked(
+        DefinitionError, "returned no StepOutput", "NoneType", how=lambda model, batch: None, valid=None
+    ),
+    "validation": Looked(
+        BurntError,
+        "the validation step fails on its first batch",
+        "Sequential, Batch(x: (4, 6), y: (4,))",
+        "KeyError: 'no such key'",
+        validation_step=crashing,
+    ),
+    "shapes": Looked(
+        ShapeError,
+        "ShapeError in model.layers.2   Linear(9 -> 3)",
+        "expected  (..., 9)",
+        "found     (4, 8)",
+        model=Stack(),
+    ),
+    "labels": Looked(
+        DataError,
+        "a label is no class",
+        "labels from 0 to 2, for logits of 3 classes",
+        validation_step=labels_too_large,
+    ),
+    "confusion": Looked(
+        MetricError, "confusion was made for another number of classes", metrics=[ConfusionMatrix(2)]
+    ),
+    "no batches": Looked(DataError, "train= gave no batches", "is its dataset empty?", train=Unsized()),
+    "no validation": Looked(DataError, "valid= gave no batches", valid=Unsized()),
+    "empty list": Looked(DataError, "train= has no batches", train=[]),
+    "iterator": Looked(DataError, "valid= is an iterator", valid=iter([1])),
+    "precision": Looked(UnsupportedError, "precision='fp8' does not exist", "bf16", precision="fp8"),
+    "strategy": Looked(UnsupportedError, "strategy='ddp' does not exist", "auto or single", strategy="ddp"),
+    "monitor": Looked(UnsupportedError, "monitor='web' does not exist", "live, plain or off", monitor="web"),
+    "duration": Looked(ConfigError, "a duration needs a number and a unit", "'10'", duration="10"),
+    "log_every": Looked(ConfigError, "in        log_every", "above 0", log_every=0),
+    "clip_norm": Looked(ConfigError, "in        clip_norm", "-1.0", clip_norm=-1.0),
+    "config": Looked(RunError, "the config cannot be written as JSON", config={"f": step}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_before_the_first_step_and_nothing_has_happened(tmp_path, name):
+    case = REFUSED[name]
+    folder = tmp_path / "run"
+    ours = learner(case.model, how=case.how, validation_step=case.validation_step)
+    state = {key: value.clone() for key, value in ours.model.state_dict().items()}
+    modes = [module.training for module in ours.model.modules()]
+    rng = torch.get_rng_state()
+    with pytest.raises(case.error) as caught:
+        training(folder, **case.settings).run(ours)
+    for word in case.words:
+        assert word in str(caught.value)
+    assert not folder.exists()
+    assert all(torch.equal(value, state[key]) for key, value in ours.model.state_dict().items())
+    assert [module.training for module in ours.model.modules()] == modes
+    assert not ours.optimizer.into_record().tensors
+    assert torch.equal(torch.get_rng_state(), rng)
+    # The folder is free for the next try.
+    training(folder, check=False).run(learner())
+
+
+def test_a_learner_needs_a_step_and_an_optimizer():
+    with pytest.raises(DefinitionError) as caught:
+        Learner(net(), optim.AdamW(), 0.1)
+    assert "Sequential does not say what a training step is" in str(caught.value)
+    assert "training_step(batch) -> StepOutput" in str(caught.value)
+    model = net()
+    with pytest.raises(DefinitionError, match="needs an optimizer of burnt"):
+        Learner(model, torch.optim.AdamW(model.parameters()), 0.1, step=step)
+    with pytest.raises(ConfigError, match="Constant cannot be built"):
+        Learner(model, optim.AdamW(), -0.1, step=step)
+    with pytest.raises(OptimError, match="AdamW cannot be built"):
+        optim.AdamW(eps=-1.0)
+
+
+def test_folders_that_cannot_be(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError) as caught:
+        training(tmp_path / "file" / "run").run(learner())
+    assert "the run folder cannot be written" in str(caught.value)
+    assert str(tmp_path / "file") in str(caught.value)
+    training(tmp_path / "run").run(learner())
+    before = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    with pytest.raises(RunError) as caught:
+        training(tmp_path / "run", checkpoints=[KeepBest(Loss())]).run(learner())
+    assert f"{tmp_path / 'run'} holds a run already" in str(caught.value)
+    assert "resume=True continues it" in str(caught.value)
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == before
+
+
+def test_what_the_look_tells_but_does_not_refuse(tmp_path, capsys):
+    class Partly(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(6, 3), nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.used(x) * (2.0 if float(x.sum()) > 0 else 1.0)
+
+    training(tmp_path / "one", monitor="plain").run(learner(Partly()))
+    assert "not checked: " in capsys.readouterr().out
+
+    class Unused(Partly):
+        def forward(self, x):
+            return self.used(x)
+
+    training(tmp_path / "two", monitor="plain").run(learner(Unused()))
+    said = capsys.readouterr().out
+    assert "the loss does not reach unused.weight: it will not be trained" in said
+    assert "not checked" not in said
+
+
+# when a run breaks
+
+
+def ended(folder) -> tuple[str, str]:
+    with RunReader(folder) as run:
+        return run.state(), run.attempts()[-1].end_reason
+
+
+class Breaking:
+    """A step that does something at its n-th call in training."""
+
+    def __init__(self, at, act):
+        self.at, self.act, self.calls = at, act, 0
+
+    def __call__(self, model, batch):
+        output = step(model, batch)
+        if model.training and not output.loss.is_meta:
+            self.calls += 1
+            if self.calls == self.at:
+                return self.act(output)
+        return output
+
+
+def nan_loss(output):
+    return StepOutput(output.loss * float("nan"), output.outputs, output.targets)
+
+
+def nan_gradient(output):
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(context, loss):
+            return loss.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            return gradient * float("nan")
+
+    return StepOutput(Bad.apply(output.loss), output.outputs, output.targets)
+
+
+def raising(error):
+    def act(output):
+        raise error
+
+    return act
+
+
+def all_finite(folder) -> bool:
+    files = list((folder / "checkpoints").glob("step-*/model.safetensors"))
+    assert files
+    tensors = [t for file in files for t in burnt.Record.load(file).tensors.values()]
+    return all(bool(torch.isfinite(t).all()) for t in tensors if t.is_floating_point())
+
+
+@pytest.mark.parametrize(("log_every", "where"), [(1, "steps 7 to 7, epoch 2"), (4, "steps 6 to 8, epoch 2")])
+def test_a_loss_that_is_nan(tmp_path, log_every, where):
+    with pytest.raises(NonFiniteError) as caught:
+        training(tmp_path / "run", duration="3 epochs", log_every=log_every).run(
+            learner(how=Breaking(7, nan_loss), schedule=0.125)
+        )
+    newest = tmp_path / "run" / "checkpoints" / "step-00000005"
+    assert str(caught.value) == (
+        "the loss became nan\n"
+        f"  in        {where}\n"
+        "  expected  a finite number\n"
+        "  found     nan at a learning rate of 0.125\n"
+        "  hint      try a lower learning rate, clip_norm=1.0, or look for bad values in the data; "
+        f"{newest} is from before"
+    )
+    state, reason = ended(tmp_path / "run")
+    assert state == "crashed"
+    assert reason.startswith("NonFiniteError: the loss became nan")
+    assert all_finite(tmp_path / "run")
+    with RunReader(tmp_path / "run") as run:
+        (event,) = run.events("error")
+    assert event.data["error"] == "NonFiniteError"
+
+
+@pytest.mark.parametrize("act", [nan_loss, nan_gradient])
+@pytest.mark.parametrize("at", [4, 5, 6])
+def test_nan_is_never_in_a_checkpoint(tmp_path, act, at):
+    folder = tmp_path / "run"
+    with pytest.raises(NonFiniteError) as caught:
+        training(folder, duration="2 epochs", checkpoint_every="2 steps", log_every=100).run(
+            learner(how=Breaking(at, act))
+        )
+    assert all_finite(folder)
+    if act is nan_gradient:
+        assert "after a finite loss" in str(caught.value) or "the loss became nan" in str(caught.value)
+    # What is there can be gone on from.
+    training(folder, duration="2 epochs", resume=True).run(learner())
+    assert ended(folder) == ("finished", "finished")
+
+
+def test_an_exception_of_the_step_is_raised_as_it_is_and_recorded(tmp_path):
+    error = ZeroDivisionError("mine")
+    with pytest.raises(ZeroDivisionError) as caught:
+        training(tmp_path / "run").run(learner(how=Breaking(3, raising(error))))
+    assert caught.value is error
+    assert ended(tmp_path / "run") == ("crashed", "ZeroDivisionError: mine")
+    with RunReader(tmp_path / "run") as run:
+        (event,) = run.events("error")
+    assert (event.step, event.data) == (2, {"error": "ZeroDivisionError", "message": "mine"})
+
+
+def test_a_disk_that_is_full_while_saving(tmp_path, monkeypatch):
+    from burnt.train import checkpoint
+
+    write, calls = checkpoint.write_tensors, []
+
+    def full(path, tensors, document):
+        calls.append(path)
+        if len(calls) == 2:
+            raise OSError(28, "No space left on device")
+        write(path, tensors, document)
+
+    monkeypatch.setattr(checkpoint, "write_tensors", full)
+    folder = tmp_path / "run"
+    with pytest.raises(OSError, match="No space left on device"):
+        training(folder, duration="3 epochs").run(learner())
+    assert ended(folder) == ("crashed", "OSError: [Errno 28] No space left on device")
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000005"]
+    assert training(folder, duration="3 epochs", resume=True).run(learner()).position.step == 15
+
+
+def test_resuming_what_does_not_fit(tmp_path):
+    folder = tmp_path / "run"
+    training(folder).run(learner())
+    with pytest.raises(CheckpointError, match="does not fit the model"):
+        training(folder, resume=True, duration="2 epochs").run(learner(net(classes=4)))
+    with pytest.raises(OptimError, match="the state of one optimizer does not fit another"):
+        training(folder, resume=True, duration="2 epochs").run(Learner(net(), optim.Sgd(), 0.1, step=step))
+    newest = folder / "checkpoints" / "step-00000005"
+    (newest / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="step-00000005 cannot be used"):
+        training(folder, resume=True, duration="2 epochs").run(learner())
+    assert ended(folder) == ("finished", "finished")
+
+
+# signals, in a process of their own
+
+SIGNALLED = """
+import os, signal, sys, time
+sys.path.insert(0, os.getcwd())
+import torch
+from burnt import optim
+from burnt.data import Loader, TensorDataset
+from burnt.train import Learner, StepOutput, SupervisedTraining
+
+calls = 0
+
+def step(model, batch):
+    global calls
+    loss = model(batch.x).square().mean()
+    if not loss.is_meta:
+        calls += 1
+        if calls == 3:
+            for _ in range(int(sys.argv[3])):
+                os.kill(os.getpid(), int(sys.argv[2]))
+                sum(range(1000))  # the interpreter handles a signal between two instructions
+    return StepOutput(loss)
+
+loader = Loader(TensorDataset(x=torch.randn(40, 3)), 4)
+training = SupervisedTraining(sys.argv[1], train=loader, duration="9 epochs", monitor="plain", device="cpu")
+training.run(Learner(torch.nn.Linear(3, 1), optim.AdamW(), 0.1, step=step))
+print("not reached")
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_one_signal_saves_and_ends_quietly(tmp_path, number, code):
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, str(folder), str(int(number)), "1"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+    assert f"{number.name}: finishing the step and saving; once more to stop at once" in done.stdout
+    saved = folder / "checkpoints" / "step-00000003"
+    assert (
+        f"stopped after step 3, saved in {saved}\nto go on from there: run the same again with resume=True"
+        in (done.stdout)
+    )
+    assert "not reached" not in done.stdout
+    assert saved.is_dir()
+    assert ended(folder) == ("stopped", f"interrupted by {number.name}")
+
+
+def test_two_signals_stop_at_once(tmp_path):
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, str(folder), str(int(signal.SIGINT)), "2"],
+        capture_output=True,
+        text=True,
+    )
+    # Python ends by the signal itself, which a shell shows as 130.
+    assert done.returncode in (-signal.SIGINT, 130)
+    assert not list((folder / "checkpoints").iterdir())
+    assert ended(folder) == ("stopped", "interrupted at once, nothing saved since the last checkpoint")
+
+
+def test_signal_handlers_are_put_back(tmp_path):
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    training(tmp_path / "run").run(learner())
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+# what a step costs and leaves behind
+
+
+class Readings(TorchDispatchMode):
+    """Counts what makes the host wait for the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero):
+            self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_host_waits_for_the_device_once_a_reading_and_never_in_between(tmp_path, monkeypatch):
+    seen, reads = [], []
+    mode = Readings()
+    read = loop.read
+    monkeypatch.setattr(loop, "read", lambda metrics: reads.append(1) or read(metrics))
+
+    def counted(model, batch):
+        output = step(model, batch)
+        if model.training and not output.loss.is_meta:
+            seen.append((mode.count, len(reads)))
+        return output
+
+    with mode:
+        training(
+            tmp_path / "run",
+            train=loader(400),
+            metrics=[Accuracy(), Accuracy(ignore_index=0, name="some"), ConfusionMatrix(3)],
+            log_every=25,
+            clip_norm=1.0,
+            check=False,
+        ).run(learner(how=counted, schedule=optim.Cosine(0.01, 100)))
+    assert len(seen) == 100
+    # Between two steps: no scalar is read, and the metrics are read together where they are logged.
+    assert {waits for waits, _ in seen} == {0}
+    readings = [reads for _, reads in seen]
+    assert [after - before for before, after in itertools.pairwise(readings)] == [
+        int(number % 25 == 0) for number in range(1, 100)
+    ]
+
+
+def test_modes_and_gradients_after_validation_and_training(tmp_path):
+    model = net()
+    modes = []
+
+    class Frozen(nn.BatchNorm1d):
+        def train(self, mode=True):
+            return super().train(False)
+
+    model[1] = Frozen(8)
+
+    def seen(model, batch):
+        if not batch.x.is_meta:
+            modes.append((model.training, model[1].training, torch.is_grad_enabled()))
+            assert all(p.grad is None for p in model.parameters())
+        return step(model, batch)
+
+    training(tmp_path / "run", duration="2 epochs").run(learner(model, how=seen))
+    assert modes[0] == (False, False, False)  # the look
+    assert modes[1:] == ([(True, False, True)] * 5 + [(False, False, False)] * 5) * 2
+    assert model.training
+    assert not model[1].training
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_as_a_loop_written_by_hand(tmp_path):
+    model, twin = net(), net()
+    twin.load_state_dict(model.state_dict())
+    model[2], twin[2] = nn.Identity(), nn.Identity()
+    schedule = optim.Cosine(0.05, 10)
+    result = training(tmp_path / "run", duration="2 epochs", clip_norm=0.5).run(learner(model, schedule))
+    optimizer = torch.optim.AdamW(twin.parameters(), fused=True)
+    for number, batch in enumerate([*loader(), *loader()]):
+        optimizer.zero_grad()
+        step(twin, batch).loss.backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
+        optimizer.param_groups[0]["lr"] = schedule(number)
+        optimizer.step()
+    for mine, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, other)
+    assert (result.position.step, result.position.epoch, result.reason) == (10, 2, "finished")
+    assert result.model is model
+
+
+def test_bfloat16_is_in_the_arithmetic_and_not_in_the_parameters(tmp_path):
+    dtypes = set()
+
+    def seen(model, batch):
+        output = step(model, batch)
+        if not output.loss.is_meta:
+            dtypes.add((model.training, output.outputs.dtype, output.loss.dtype))
+        return output
+
+    model = net()
+    result = training(tmp_path / "run", precision="bf16", metrics=[Accuracy()]).run(learner(model, how=seen))
+    assert dtypes == {(mode, torch.bfloat16, torch.float32) for mode in (True, False)}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert result.values["valid/loss"] > 0
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["precision"] == "bfloat16"
+
+
+def test_a_model_with_steps_of_its_own(tmp_path):
+    class Mine(burnt.Module):
+        layer: nn.Linear
+
+        def forward(self, x):
+            return self.layer(x)
+
+        def training_step(self, batch):
+            return step(self, batch)
+
+        def validation_step(self, batch):
+            output = step(self, batch)
+            return ClassificationOutput(output.loss * 0 + 7.0, output.outputs, output.targets)
+
+    result = training(tmp_path / "run").run(Learner(Mine(nn.Linear(6, 3)), optim.AdamW(), 0.1))
+    assert result.values["valid/loss"] == 7.0
+    assert result.values["train/loss"] != 7.0
+
+
+def test_steps_as_the_measure_of_everything(tmp_path):
+    validated = []
+
+    def seen(model, batch):
+        output = step(model, batch)
+        if not model.training and not output.loss.is_meta:
+            validated.append(1)
+        return output
+
+    result = training(
+        tmp_path / "run", duration="7 steps", validate_every="3 steps", checkpoint_every="2 steps"
+    ).run(learner(how=seen))
+    assert (result.position.step, result.position.epoch, result.position.batch) == (7, 1, 2)
+    assert len(validated) == 1 + 3 * 5  # the look, then after steps 3 and 6 and at the end
+    with RunReader(tmp_path / "run") as run:
+        assert [event.step for event in run.events("checkpoint")] == [2, 4, 6, 7]
+        assert run.points("loss", "valid").steps == [3, 6, 7]
+
+
+def test_a_stream_of_unknown_length(tmp_path):
+    stream = Unsized(*loader())
+    result = training(tmp_path / "run", train=stream, duration="2 epochs").run(learner())
+    assert (result.position.step, result.position.epoch) == (10, 2)
+
+    class Once(Unsized):
+        def __iter__(self):
+            batches, self.batches = self.batches, ()
+            return iter(batches)
+
+    with pytest.raises(DataError, match="epoch 2 gave no batches"):
+        training(tmp_path / "once", train=Once(*loader()), duration="2 epochs", check=False).run(learner())
+
+
+def test_no_checkpoints(tmp_path):
+    result = training(tmp_path / "run", checkpoints=None).run(learner())
+    assert result.checkpoints == ()
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_a_seed_decides_what_is_drawn(tmp_path):
+    losses = []
+    for name in ("one", "other"):
+        model = net()
+        model.load_state_dict({key: torch.ones_like(value) for key, value in model.state_dict().items()})
+        torch.manual_seed(hash(name) % 1000)
+        losses.append(training(tmp_path / name, seed=5).run(learner(model)).values)
+    assert losses[0] == losses[1]
+
+
+# memory
+
+GROWTH = """
+import gc, os, sys
+sys.path.insert(0, os.getcwd())
+import psutil, torch
+from burnt import optim
+from burnt.data import Loader, TensorDataset
+from burnt.train import Learner, StepOutput, SupervisedTraining
+
+marks = []
+def step(model, batch):
+    if len(marks) in (1000, int(sys.argv[2]) - 1):
+        gc.collect()
+        print(psutil.Process().memory_info().rss)
+    marks.append(0)
+    return StepOutput(model(batch.x).square().mean(), targets=batch.x)
+
+torch.set_num_threads(1)
+loader = Loader(TensorDataset(x=torch.randn(400, 3)), 4, shuffle=True)
+SupervisedTraining(
+    sys.argv[1], train=loader, duration=f"{sys.argv[2]} steps", monitor="off", device="cpu", check=False,
+    checkpoint_every="500 steps",
+).run(Learner(torch.nn.Linear(3, 1), optim.AdamW(), 0.1, step=step))
+"""
+
+
+@pytest.mark.parametrize("steps", [3_000, pytest.param(10_000, marks=pytest.mark.full)])
+def test_memory_does_not_grow_with_steps(tmp_path, steps):
+    done = subprocess.run(
+        [sys.executable, "-c", GROWTH, str(tmp_path / "run"), str(steps)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    early, late = map(int, done.stdout.split())
+    assert late - early < 10e6
+
+
+# evaluate
+
+
+def test_evaluate_is_a_loop_by_hand(tmp_path):
+    model = net()
+    with torch.no_grad():
+        for batch in loader(8):
+            model(batch.x)  # so that the batch norm has something to say
+    model.train()
+    model[2].eval()
+    confusion = ConfusionMatrix(3)
+    batches = loader(10, batch_size=4)  # the last one is smaller
+    values = evaluate(learner(model), batches, [Accuracy(), confusion])
+    assert [m.training for m in model] == [True, True, False, True]
+    assert model.training
+    model.eval()
+    everything = batches.dataset.columns
+    with torch.no_grad():
+        logits = model(everything["x"])
+    assert values["loss"] == pytest.approx(float(F.cross_entropy(logits, everything["y"])), rel=1e-6)
+    assert values["accuracy"] == pytest.approx(float((logits.argmax(1) == everything["y"]).double().mean()))
+    assert values.keys() == {"loss", "accuracy"}
+    assert int(confusion.matrix().sum()) == 10
+    again = evaluate(learner(model), batches, [Accuracy(), confusion])
+    assert again == values
+    assert int(confusion.matrix().sum()) == 10
+
+
+def test_evaluate_puts_modes_back_after_a_failure():
+    model = net()
+    with pytest.raises(KeyError):
+        evaluate(learner(model, how=crashing), loader())
+    assert all(module.training for module in model.modules())
+
+
+def test_a_metric_of_ones_own_is_monitored(tmp_path):
+    class Wrong(Metric):
+        name = "wrong"
+        higher_is_better = False
+
+        def update(self, output):
+            self.add((output.outputs.argmax(1) != output.targets).sum(), len(output.targets))
+
+    result = training(tmp_path / "run", metrics=[Wrong(), Accuracy()], checkpoints=[KeepBest("wrong")]).run(
+        learner()
+    )
+    assert result.values["valid/wrong"] == pytest.approx(1 - result.values["valid/accuracy"])
+
+
+@pytest.mark.parametrize("name", ["step", "epoch", "kind", "loss/mean", "größe"])
+def test_a_metric_may_have_any_name(tmp_path, name):
+    result = training(tmp_path / "run", metrics=[Accuracy(name=name)]).run(learner())
+    assert f"valid/{name}" in result.values
+    with RunReader(tmp_path / "run") as run:
+        assert run.points(name, "valid").steps == [5]
+        assert run.events("epoch")[0].data["values"].keys() == {"loss", name}
+
+
+def test_the_config_of_a_run(tmp_path):
+    training(tmp_path / "run", config={"mine": 1}, seed=3).run(learner(schedule=optim.Cosine(0.1, 5)))
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["config"] == {"mine": 1}
+    assert config["schedule"] == "Cosine(lr=0.1, steps=5, end=0.0)"
+    assert config["parameters"] == 99
+    assert (config["seed"], config["duration"], config["device"]) == (3, "1 epoch", "cpu")
+
+
+def test_paths_may_be_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert training("runs/a").run(learner()).folder == Path("runs/a")
+    assert os.path.isfile("runs/a/run.db")
