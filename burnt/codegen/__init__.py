@@ -1,0 +1,1 @@
+"""Tensors' math made into callables: traced, lowered to loops, printed as kernels, compiled and launched."""
