@@ -286,12 +286,13 @@ class Fold:
 
 @dataclasses.dataclass(eq=False)
 class Store:
-    """A step of a kernel: an element for every turn of the loops `inner`."""
+    """A step of a kernel: an element for every turn of the loops `inner`; `loops` are those of each axis."""
 
     buffer: Buffer
     inner: tuple[Var, ...]
     place: Ix
     value: Expr
+    loops: tuple[Var, ...]
 
 
 @dataclasses.dataclass(eq=False)

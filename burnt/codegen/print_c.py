@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
+from burnt.codegen import prelude
 from burnt.codegen.ir import Buffer, Expr, Fold, Index, Ix, Kernel, Reduction, Split, Store, Var, walk
 
 __all__ = ["print_kernels"]
@@ -30,6 +31,21 @@ _C = {
 _MEMORY = {torch.bfloat16: "uint16_t", torch.float16: "uint16_t", torch.bool: "uint8_t"}
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
+_HELPERS = """
+static inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
+static inline int64_t floor_mod(int64_t a, int64_t b) { const int64_t m = a % b; return m < 0 ? m + b : m; }
+"""
+for _t, _f in (("float", "f32"), ("double", "f64")):
+    _HELPERS += f"""
+static inline {_t} trunc_div_{_f}({_t} a, {_t} b) {{ return trunc_{_f}(a / b); }}
+static inline {_t} floor_div_{_f}({_t} a, {_t} b)
+{{
+    const {_t} m = fmod_{_f}(a, b), whole = (a - m) / b, lower = whole - (m != 0 && (b < 0) != (m < 0));
+    const {_t} down = floor_{_f}(lower), near = lower - down > ({_t})0.5 ? down + 1 : down;
+    return b == 0 ? a / b : lower == 0 ? copysign_{_f}(0, a / b) : near;
+}}
+"""
+
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
           "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
 
@@ -42,7 +58,7 @@ def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer]) -> str:
         buffers: in the order in which their pointers stand in `memory`.
     """
     slots = {buffer: i for i, buffer in enumerate(buffers)}
-    return "\n".join(_Printer(kernel, slots).text() for kernel in kernels)
+    return "\n".join([prelude.source(), _HELPERS, *(_Printer(kernel, slots).text() for kernel in kernels)])
 
 
 class _Printer:
@@ -110,26 +126,38 @@ class _Printer:
         if outer and rows * inner >= _PARALLEL:
             self.line(f"#pragma omp parallel for collapse({len(outer)}) schedule(static)")
         self.loops(outer)
-        for step in self.kernel.steps:
-            if isinstance(step, Fold):
-                self.fold(step, parallel=False)
+        for group in self.groups():
+            if isinstance(group, Fold):
+                self.fold(group, parallel=False)
             else:
-                self.along(step)
+                self.along(group)
         self.close(len(outer))
 
     def split(self) -> None:
         self.loops(self.kernel.outer)
-        for step in self.kernel.steps:
-            if isinstance(step, Fold):
-                self.fold(step, parallel=True)
+        for group in self.groups():
+            if isinstance(group, Fold):
+                self.fold(group, parallel=True)
             else:
-                self.along(step, parallel=math.prod(v.extent for v in step.inner) >= _PARALLEL)
+                self.along(group, parallel=math.prod(v.extent for v in group[0].inner) >= _PARALLEL)
         self.close(len(self.kernel.outer))
 
-    def along(self, step: Store, *, parallel: bool = False) -> None:
-        """A store for every turn of its inner loops."""
-        if step.inner:
-            *lead, last = step.inner
+    def groups(self) -> list[Fold | list[Store]]:
+        """The steps, neighbouring stores of the same loops together."""
+        groups: list[Fold | list[Store]] = []
+        for step in self.kernel.steps:
+            last = groups[-1] if groups else None
+            if isinstance(step, Store) and isinstance(last, list) and last[0].inner == step.inner:
+                last.append(step)
+            else:
+                groups.append(step if isinstance(step, Fold) else [step])
+        return groups
+
+    def along(self, stores: list[Store], *, parallel: bool = False) -> None:
+        """Stores for every turn of their inner loops."""
+        inner = stores[0].inner
+        if inner:
+            *lead, last = inner
             if parallel and not lead:
                 self.line("#pragma omp parallel for simd schedule(static)")
             else:
@@ -138,9 +166,10 @@ class _Printer:
                 self.loops(lead)
                 self.line("#pragma omp simd")
             self.loop(last)
-        (name,) = self.exprs([step.value])
-        self.put(step, name)
-        self.close(len(step.inner))
+        names = self.exprs([step.value for step in stores])
+        for step, name in zip(stores, names, strict=True):
+            self.put(step, name)
+        self.close(len(inner))
 
     def columns(self, rows: int, inner: int) -> None:
         lane = self.lane
@@ -202,11 +231,11 @@ class _Printer:
             part = "double"
         nan = op in ("max", "min") and inside.is_floating_point
         *lead, last = step.inner
-        self.line(f"{ctype} {name} = {start};")
-        flag = f"{name}_nan"
+        whole, flag = f"{name}_whole", f"{name}_nan"
+        self.line(f"{ctype} {whole} = {start};")
         if nan:
             self.line(f"int {flag} = 0;")
-        clause = f"reduction({op}:{name})" + (f" reduction(|:{flag})" if nan else "")
+        clause = f"reduction({op}:{whole})" + (f" reduction(|:{flag})" if nan else "")
         if parallel:
             self.line(f"#pragma omp parallel for collapse({len(lead) + 1}) schedule(static) {clause}")
         self.loops(lead)
@@ -232,14 +261,15 @@ class _Printer:
         self.close(1)
         if op in ("max", "min"):
             sign = ">" if op == "max" else "<"
-            self.line(f"{name} = part {sign} {name} ? part : {name};")
+            self.line(f"{whole} = part {sign} {whole} ? part : {whole};")
             if nan:
                 self.line(f"{flag} |= part_nan;")
         else:
-            self.line(f"{name} {op}= part;")
+            self.line(f"{whole} {op}= part;")
         self.close(len(lead) + 1)
         if nan:
-            self.line(f"if ({flag}) {name} = NAN;")
+            self.line(f'if ({flag}) {whole} = __builtin_nanf("");')
+        self.line(f"const {_C[step.reduction.dtype]} {name} = {whole};")
 
     def arg_fold(self, step: Fold, name: str) -> None:
         """The first place of the extreme; NaN is the extreme of all."""
@@ -288,7 +318,7 @@ class _Printer:
         if arg:
             self.line(f"{name}_at++;")
         self.close(len(step.inner))
-        self.folds[fold, step.index] = into
+        self.folds[fold, step.index] = f"({_C[fold.dtype]}){into}" if wide else into
 
     def lane_of(self) -> Var | None:
         """The outer loop that memory runs along, where the folds' own loops do not."""
@@ -356,14 +386,14 @@ class _Printer:
         text = f"{buffer.name}[{self.place(expr.extra[1])}]"  # type: ignore[arg-type]
         if guard:
             text = f"({guard} ? {text} : 0)"
-        return f"{_SHORT[buffer.dtype]}_to_float({text})" if buffer.dtype in _SHORT else text
+        return f"f32_of_{_SHORT[buffer.dtype]}({text})" if buffer.dtype in _SHORT else text
 
     def put(self, step: Store, name: str) -> None:
         buffer = step.buffer
         self.used[buffer] = None
         value = name
         if buffer.dtype in _SHORT:
-            value = f"float_to_{_SHORT[buffer.dtype]}({name})"
+            value = f"{_SHORT[buffer.dtype]}_of_f32({name})"
         elif buffer.dtype == torch.bool:
             value = f"(uint8_t)({name} != 0)"
         self.line(f"{buffer.name}[{self.place(step.place)}] = {value};")
@@ -410,9 +440,9 @@ def _constant(value: object, dtype: torch.dtype) -> str:
             return str(int(bool(value)))
         return "INT64_MIN" if value == -(2**63) else f"(({_C[dtype]}){int(value)}LL)"
     if math.isnan(value):
-        return "NAN"
+        return "__builtin_nanf(\"\")"
     if math.isinf(value):
-        return "INFINITY" if value > 0 else "(-INFINITY)"
+        return "__builtin_inff()" if value > 0 else "(-__builtin_inff())"
     if dtype == torch.float64:
         return f"({float(value).hex()})"
     # Rounded here, once: a double constant would make the compiler compute in double.
@@ -443,23 +473,18 @@ def _operation(expr: Expr, a: list[str]) -> str:
         return f"1 / {a[0]}"
     if op == "relu":
         return f"{a[0]} < 0 ? 0 : {a[0]}"
-    if op in ("maximum", "minimum"):
-        sign = ">" if op == "maximum" else "<"
-        if not inside.is_floating_point:
-            return f"{a[0]} {sign} {a[1]} ? {a[0]} : {a[1]}"
-        return f"({a[0]} {sign} {a[1]} || {a[0]} != {a[0]}) ? {a[0]} : {a[1]}"
+    if op in ("maximum", "minimum", "fmax", "fmin") and not inside.is_floating_point:
+        return f"{a[0]} {'>' if 'max' in op else '<'} {a[1]} ? {a[0]} : {a[1]}"
     if op == "abs" and not inside.is_floating_point:
         return a[0] if inside in (torch.uint8, torch.bool) else f"{a[0]} < 0 ? -{a[0]} : {a[0]}"
-    if op == "sign":
-        if inside.is_floating_point:
-            return f"{a[0]} > 0 ? 1 : {a[0]} < 0 ? -1 : {a[0]} == 0 ? 0 : {a[0]}"
+    if op == "sign" and not inside.is_floating_point:
         return f"({a[0]} > 0) - ({a[0]} < 0)"
-    return f"m_{op}{'' if double else 'f'}({', '.join(a)})"
+    return f"{op}_{'f64' if double else 'f32'}({', '.join(a)})"
 
 
 def _cast(value: str, old: torch.dtype, new: torch.dtype) -> str:
     if new in _SHORT:
-        return f"{_SHORT[new]}_to_float(float_to_{_SHORT[new]}({value}))"
+        return f"f32_of_{_SHORT[new]}({_SHORT[new]}_of_f32({value}))"
     if new == torch.bool:
         return f"{value} != 0"
     return f"({_C[new]}){value}"
@@ -467,11 +492,11 @@ def _cast(value: str, old: torch.dtype, new: torch.dtype) -> str:
 
 def _lowest(dtype: torch.dtype) -> str:
     if dtype.is_floating_point:
-        return "(-INFINITY)"
+        return "(-__builtin_inff())"
     return "0" if dtype == torch.bool else _constant(torch.iinfo(dtype).min, dtype)
 
 
 def _highest(dtype: torch.dtype) -> str:
     if dtype.is_floating_point:
-        return "INFINITY"
+        return "__builtin_inff()"
     return "1" if dtype == torch.bool else _constant(torch.iinfo(dtype).max, dtype)

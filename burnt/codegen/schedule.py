@@ -190,6 +190,8 @@ class _Scheduler:
         axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
         loops = [Var(size) for size in value.shape]
         rows = self.rows(value.at(tuple(map(Ix.of, loops))), kernels)
+        if rows is None and self.beside(buffer, value, kernels):
+            return
         outer = [loops[a] for a in axes if (loops[a] in rows if rows is not None else True)]
         outer = [v for v in outer if v.extent > 1]
         inner = [loops[a] for a in axes if loops[a] not in outer and loops[a].extent > 1]
@@ -198,7 +200,25 @@ class _Scheduler:
         index = tuple(Ix.of(mapping.get(v, v)) for v in loops)
         expr = self.resolved(value.at(index))
         self.add_folds(kernel, [expr])
-        kernel.steps.append(Store(buffer, tuple(inner), buffer.at(index), expr))
+        kernel.steps.append(
+            Store(buffer, tuple(inner), buffer.at(index), expr, tuple(mapping.get(v, v) for v in loops))
+        )
+
+    def beside(self, buffer: Buffer, value: Value, kernels: list[Kernel]) -> bool:
+        """Store a value without folds in the loops of another store of its shape that reads the same."""
+        reads = {e.extra[0] for e in self.reached([self.resolved(value.at(_fresh(value.shape)))])}
+        for i, kernel in enumerate(kernels):
+            written = {s.buffer for k in kernels[i:] for s in k.steps if isinstance(s, Store)}
+            for step in kernel.steps:
+                if not isinstance(step, Store) or step.buffer.shape != buffer.shape:
+                    continue
+                if reads & written or not reads & {e.extra[0] for e in self.reached([step.value])}:
+                    continue
+                index = tuple(map(Ix.of, step.loops))
+                expr = self.resolved(value.at(index))
+                kernel.steps.append(Store(buffer, step.inner, buffer.at(index), expr, step.loops))
+                return True
+        return False
 
     def rows(self, expr: Expr, kernels: list[Kernel]) -> set[Var] | None:
         """The loops that make up the rows of the folds in an expression; None when it has none.
@@ -242,7 +262,7 @@ class _Scheduler:
         kernels.append(kernel)
         made = Expr.make("reduced", (), fold.dtype, fold, index)
         self.add_folds(kernel, [made])
-        kernel.steps.append(Store(buffer, (), buffer.at(index), made))
+        kernel.steps.append(Store(buffer, (), buffer.at(index), made, tuple(loops)))
         self.folded[fold] = buffer
 
     def home(
@@ -311,19 +331,26 @@ def collapse(kernel: Kernel) -> None:
     places = [place for expr in walk(_exprs(kernel)) for place in _places(expr)]
     places += [step.place for step in kernel.steps if isinstance(step, Store)]
     mapping: dict[Var, Ix] = {}
+    wholes: dict[tuple[Var, Var], Var] = {}
 
     def joined(loops: tuple[Var, ...]) -> tuple[Var, ...]:
         result: list[Var] = []
         for loop in loops:
-            if result and _walk_as_one(result[-1], loop, [p.replaced(mapping) for p in places]):
+            if result and (
+                (result[-1], loop) in wholes
+                or _walk_as_one(result[-1], loop, [_flat(p, mapping) for p in places])
+            ):
                 last = result.pop()
-                whole = Var(last.extent * loop.extent)
+                known = (last, loop) in wholes
+                whole = wholes.setdefault((last, loop), Var(last.extent * loop.extent))
+                result.append(whole)
+                if known:
+                    continue
                 mapping[last] = Ix.of(whole) // loop.extent
                 mapping[loop] = Ix.of(whole) % loop.extent
                 for var, ix in list(mapping.items()):
                     if var not in (last, loop):
                         mapping[var] = ix.replaced({last: mapping[last]})
-                result.append(whole)
             else:
                 result.append(loop)
         return tuple(result)
