@@ -50,19 +50,21 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
           "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
 
 
-def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer]) -> str:
-    """The C of kernels, each a function ``void name(void *const *memory, const double *numbers)``.
+def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> str:
+    """The C of kernels, each a function ``void name(const burnt_arg *a)`` as `toolchain.load` wants it.
 
     Args:
         kernels: what to print; their names are the functions'.
-        buffers: in the order in which their pointers stand in `memory`.
+        buffers: in the order in which their addresses are given.
+        numbers: positions of run-time numbers, in the order in which they follow the addresses.
     """
-    slots = {buffer: i for i, buffer in enumerate(buffers)}
+    slots: dict[object, int] = {buffer: i for i, buffer in enumerate(buffers)}
+    slots |= {number: len(buffers) + i for i, number in enumerate(numbers)}
     return "\n".join([prelude.source(), _HELPERS, *(_Printer(kernel, slots).text() for kernel in kernels)])
 
 
 class _Printer:
-    def __init__(self, kernel: Kernel, slots: dict[Buffer, int]) -> None:
+    def __init__(self, kernel: Kernel, slots: dict[object, int]) -> None:
         self.kernel = kernel
         self.slots = slots
         self.lines: list[str] = []
@@ -85,12 +87,12 @@ class _Printer:
             self.split()
         else:
             self.rows(rows, inner)
-        head = [f"void {kernel.name}(void *const *memory, const double *numbers)", "{"]
+        head = [f"void {kernel.name}(const burnt_arg *a)", "{"]
         stored = {step.buffer for step in kernel.steps if isinstance(step, Store)}
         for buffer in self.used:
             kind = _MEMORY.get(buffer.dtype, _C[buffer.dtype])
             only = "" if buffer in stored else "const "
-            head.append(f"    {only}{kind} *restrict {buffer.name} = memory[{self.slots[buffer]}];")
+            head.append(f"    {only}{kind} *restrict {buffer.name} = a[{self.slots[buffer]}].p;")
         return "\n".join([*head, *self.lines, "}", ""])
 
     # --- forms --------------------------------------------------------------------------------------------
@@ -358,7 +360,7 @@ class _Printer:
             elif expr.op == "const":
                 name = _constant(expr.extra[0], expr.dtype)
             elif expr.op == "number":
-                name = f"numbers[{expr.extra[0]}]"
+                name = f"a[{self.slots[expr.extra[0]]}].f"
             elif expr.op == "reduced":
                 name = self.folds[expr.extra]  # type: ignore[index]
             elif expr.op == "load":
