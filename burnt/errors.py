@@ -12,6 +12,8 @@
     │   └── CheckpointError    the same of a run's checkpoint
     ├── RunError           a run folder cannot be used                      (also OSError)
     ├── MetricError        a metric does not exist or cannot be computed    (also ValueError)
+    ├── CompileError       generated code does not compile                  (also RuntimeError)
+    ├── CacheError         a cache folder cannot be trusted or used         (also OSError)
     ├── NonFiniteError     the loss became NaN or infinite                  (also ArithmeticError)
     └── UnsupportedError   a thing that does not exist here, or not yet     (also NotImplementedError)
 """
@@ -23,7 +25,9 @@ from difflib import get_close_matches
 
 __all__ = [
     "BurntError",
+    "CacheError",
     "CheckpointError",
+    "CompileError",
     "ConfigError",
     "DataError",
     "DefinitionError",
@@ -133,6 +137,14 @@ class RunError(BurntError, OSError):
 
 class MetricError(BurntError, ValueError):
     """A metric does not exist or cannot be computed."""
+
+
+class CompileError(BurntError, RuntimeError):
+    """Generated code does not compile, or cannot be loaded."""
+
+
+class CacheError(BurntError, OSError):
+    """A cache folder cannot be trusted or used."""
 
 
 class NonFiniteError(BurntError, ArithmeticError):
