@@ -13,11 +13,22 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["BatchNormBase", "compiler_is_loaded", "decompositions", "trace_to_aten"]
+__all__ = [
+    "EXTENSION",
+    "BatchNormBase",
+    "compiler_is_loaded",
+    "decompositions",
+    "is_plain_call",
+    "trace_to_aten",
+]
 
 BatchNormBase = _BatchNorm
 """The base of torch's BatchNorm1d, 2d and 3d. torch's own tools (`SyncBatchNorm.convert_sync_batchnorm`,
 `update_bn`, `replace_all_batch_norm_modules_`) know a batch norm by it."""
+
+EXTENSION: str = torch._C.__file__
+"""The file of torch's extension module. It depends on all libraries that torch runs on: a symbol looked up in
+it, such as `omp_get_max_threads`, is the one that torch calls."""
 
 
 def compiler_is_loaded() -> bool:
@@ -51,3 +62,12 @@ def trace_to_aten(
 
     graph = make_fx(flat, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
     return graph, structure[-1]
+
+
+def is_plain_call() -> bool:
+    """Whether ops run as they are called: no functorch transform, no dispatch mode, no function mode."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+    )

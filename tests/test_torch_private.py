@@ -1,5 +1,6 @@
 """Canaries: what burnt uses of torch's private interfaces is still what it was."""
 
+import ctypes
 import subprocess
 import sys
 
@@ -26,3 +27,13 @@ def test_the_compiler_is_loaded_by_compiling_and_not_before() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert out.stdout.split() == ["False", "True"], out.stdout + out.stderr
+
+
+def test_the_openmp_runtime_can_be_found_through_torchs_extension() -> None:
+    library = ctypes.CDLL(_torch.EXTENSION)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert library.omp_get_max_threads() == 3, "the extension no longer leads to torch's OpenMP runtime"
+    finally:
+        torch.set_num_threads(before)
