@@ -51,7 +51,11 @@ class CompiledPlan:
         buffers = list(dict.fromkeys([*self.plan.inputs, *made]))
         called = {b for s in self.plan.steps if isinstance(s, Call) for b in s.outputs}
         self.slots = {buffer: i for i, buffer in enumerate(buffers)}
-        self.fresh = [(b.shape, b.strides, b.dtype) if b not in called else None for b in made if b not in self.plan.inputs]
+        self.fresh = [
+            (b.shape, b.strides, b.dtype) if b not in called else None
+            for b in made
+            if b not in self.plan.inputs
+        ]
         self.source = print_kernels(self.kernels, buffers, self.plan.numbers)
         self.launch: dict[Kernel, Callable[..., None]] = {}
         if self.kernels:
@@ -92,7 +96,9 @@ class CompiledPlan:
             for buffer, tensor in zip(step.outputs, made, strict=True):
                 if buffer is not None:
                     if tensor.stride() != buffer.strides:
-                        tensor = torch.empty_strided(buffer.shape, buffer.strides, dtype=buffer.dtype).copy_(tensor)
+                        tensor = torch.empty_strided(buffer.shape, buffer.strides, dtype=buffer.dtype).copy_(
+                            tensor
+                        )
                     memory[self.slots[buffer]] = tensor
 
     def argument(self, value: Any, held: dict[torch.fx.Node, Tensor], numbers: Sequence[float]) -> Any:
@@ -107,7 +113,9 @@ class CompiledPlan:
 class _Entry:
     """What is known for a signature: a plan, its backward, or why the plain function runs."""
 
-    def __init__(self, forward: CompiledPlan | None, captured: list[Tensor], plain: str | None = None) -> None:
+    def __init__(
+        self, forward: CompiledPlan | None, captured: list[Tensor], plain: str | None = None
+    ) -> None:
         self.forward = forward
         self.captured = captured
         self.plain = plain
@@ -225,7 +233,9 @@ class Function:
                 f"{self.name} does not come out as one kernel",
                 expected="1 kernel",
                 found=f"{len(forward.plan.steps)} steps: "
-                + ", ".join(s.kind if isinstance(s, Kernel) else str(s.node.target) for s in forward.plan.steps),
+                + ", ".join(
+                    s.kind if isinstance(s, Kernel) else str(s.node.target) for s in forward.plan.steps
+                ),
                 hint="see burnt.explain for what ends each group",
             )
         if os.environ.get("BURNT_DEBUG") == "1":
@@ -251,7 +261,9 @@ class Function:
                 return "a tensor that is more than its memory"
         return None
 
-    def gradients(self, entry: _Entry, args: Sequence[Any], wanted: tuple[bool, ...], outputs: Sequence[Any]) -> CompiledPlan:
+    def gradients(
+        self, entry: _Entry, args: Sequence[Any], wanted: tuple[bool, ...], outputs: Sequence[Any]
+    ) -> CompiledPlan:
         """The plan of the backward: cotangents and inputs in, the wanted gradients out."""
         with self._lock:
             known = entry.backward.get(wanted)
@@ -282,19 +294,27 @@ class Function:
                 _, pull = torch.func.vjp(run, *chosen)
                 return pull(tuple(c for c, f in zip(cotangents, floating, strict=True) if f))
 
-            examples: list[Any] = [torch.empty_strided(o.shape, o.stride(), dtype=o.dtype) for o in outputs if isinstance(o, Tensor)]
+            examples: list[Any] = [
+                torch.empty_strided(o.shape, o.stride(), dtype=o.dtype)
+                for o in outputs
+                if isinstance(o, Tensor)
+            ]
             examples += [args[i].detach() for i in tensors] + [t.detach() for t in entry.captured]
             examples += [0.5 for _ in numbers]
             traced, _ = trace(backward, examples)
             with torch.no_grad():
-                made = CompiledPlan(traced, [getattr(traced.graph, n) for n in traced.captured], f"{self.name}_backward")
+                made = CompiledPlan(
+                    traced, [getattr(traced.graph, n) for n in traced.captured], f"{self.name}_backward"
+                )
             entry.backward[wanted] = made
             return made
 
 
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, function: Function, entry: _Entry, args: Any, numbers: Any, *tensors: Tensor) -> Any:
+    def forward(
+        ctx: Any, function: Function, entry: _Entry, args: Any, numbers: Any, *tensors: Tensor
+    ) -> Any:
         assert entry.forward is not None
         outputs = entry.forward(tensors, numbers)
         ctx.function, ctx.entry, ctx.args, ctx.numbers = function, entry, args, numbers
@@ -320,7 +340,9 @@ class _Differentiable(torch.autograd.Function):
         plan = ctx.entry.backward.get(wanted)
         if plan is None:
             plan = ctx.function.gradients(ctx.entry, ctx.args, wanted, metas)
-        gradients = iter(plan([*given, *tensors, *[]], [ctx.numbers[i] for i in _positions(plan, given, tensors)]))
+        gradients = iter(
+            plan([*given, *tensors, *[]], [ctx.numbers[i] for i in _positions(plan, given, tensors)])
+        )
         return (None, None, None, None, *[next(gradients) if want else None for want in wanted])
 
 
@@ -329,7 +351,9 @@ def _positions(plan: CompiledPlan, given: Sequence[Tensor], tensors: Sequence[Te
     return [position - start for position in plan.plan.numbers]
 
 
-def _differentiable_gradients(ctx: Any, cotangents: Sequence[Any], tensors: Sequence[Tensor], wanted: tuple[bool, ...]) -> list[Any]:
+def _differentiable_gradients(
+    ctx: Any, cotangents: Sequence[Any], tensors: Sequence[Tensor], wanted: tuple[bool, ...]
+) -> list[Any]:
     """Gradients with a graph of their own, by torch: for second derivatives."""
     forward = ctx.entry.forward
     values = dict(zip(ctx.entry.numbers, ctx.numbers, strict=True))
@@ -349,7 +373,9 @@ def _differentiable_gradients(ctx: Any, cotangents: Sequence[Any], tensors: Sequ
     return [next(gradients) if want else None for want in wanted]
 
 
-def _interpreted(graph: torch.fx.GraphModule, tensors: Sequence[Tensor], traced: Traced, values: dict[int, Any]) -> list[Any]:
+def _interpreted(
+    graph: torch.fx.GraphModule, tensors: Sequence[Tensor], traced: Traced, values: dict[int, Any]
+) -> list[Any]:
     """A traced graph run by torch, captured tensors given last, numbers by position."""
     placeholders = sum(node.op == "placeholder" for node in graph.graph.nodes)
     captured = dict(zip(traced.captured, tensors[placeholders:], strict=True))

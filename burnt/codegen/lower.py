@@ -235,7 +235,11 @@ def _logical_not(meta: torch.Tensor, x: Value) -> Value:
 
 @lowered(aten.bitwise_not.default)
 def _bitwise_not(meta: torch.Tensor, x: Value) -> Value:
-    return pointwise("eq", meta, [x, 0], x.dtype) if x.dtype == torch.bool else pointwise("not", meta, [x], x.dtype)
+    return (
+        pointwise("eq", meta, [x, 0], x.dtype)
+        if x.dtype == torch.bool
+        else pointwise("not", meta, [x], x.dtype)
+    )
 
 
 for _name, _op in (("logical_and", "and"), ("logical_or", "or"), ("logical_xor", "xor")):
@@ -429,7 +433,12 @@ def moved(x: Value, shape: Sequence[int], axis: int, start: int, step: int) -> V
 
 @lowered(aten.slice.Tensor)
 def _slice(
-    meta: torch.Tensor, x: Value, axis: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    meta: torch.Tensor,
+    x: Value,
+    axis: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
 ) -> Value:
     axis %= len(x.shape)
     size = x.shape[axis]

@@ -282,7 +282,9 @@ class _Printer:
         self.loops(step.inner)
         (value,) = self.exprs([step.body])
         nan = f" || ({value} != {value} && {name}_best == {name}_best)" if inside.is_floating_point else ""
-        self.line(f"if ({name}_at == 0 || {value} {sign} {name}_best{nan}) {{ {name}_best = {value}; {name} = {name}_at; }}")
+        self.line(
+            f"if ({name}_at == 0 || {value} {sign} {name}_best{nan}) {{ {name}_best = {value}; {name} = {name}_at; }}"
+        )
         self.line(f"{name}_at++;")
         self.close(len(step.inner))
 
@@ -442,7 +444,7 @@ def _constant(value: object, dtype: torch.dtype) -> str:
             return str(int(bool(value)))
         return "INT64_MIN" if value == -(2**63) else f"(({_C[dtype]}){int(value)}LL)"
     if math.isnan(value):
-        return "__builtin_nanf(\"\")"
+        return '__builtin_nanf("")'
     if math.isinf(value):
         return "__builtin_inff()" if value > 0 else "(-__builtin_inff())"
     if dtype == torch.float64:

@@ -80,7 +80,9 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
     floats = [i for i, arg in enumerate(args) if type(arg) is float]
     if floats:
         # Values that no sane program contains, each exact in float32 and below 1 in size.
-        first, second = ({i: (base + 2 * n) / 2.0**20 for n, i in enumerate(floats)} for base in (700001, 800003))
+        first, second = (
+            {i: (base + 2 * n) / 2.0**20 for n, i in enumerate(floats)} for base in (700001, 800003)
+        )
         try:
             one = _trace(fn, args, first)
             two = _trace(fn, args, second)
@@ -106,7 +108,9 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
     graph, structure = _torch.trace_to_aten(of_tensors, [args[i] for i in tensors], table)
     graph.graph.eliminate_dead_code()
     captured = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
-    return Traced(graph, structure, {value: i for i, value in stand_ins.items()}, tuple(dict.fromkeys(captured)))
+    return Traced(
+        graph, structure, {value: i for i, value in stand_ins.items()}, tuple(dict.fromkeys(captured))
+    )
 
 
 def _alike(one: Traced, two: Traced) -> bool:
