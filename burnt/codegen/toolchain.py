@@ -217,6 +217,11 @@ def launcher(function: Function, *, pointers: int = 0, ints: int = 0, floats: in
         ``call(*addresses, *ints, *floats)``. Thread-safe; the kernel's parallel regions use as many threads
         as torch's own operations would.
 
+    With 4 tensors and 6 integers, ``data_ptr()`` included, an empty kernel took 0.60 microseconds this way,
+    0.53 with one reused array (which threads could not share), 1.15 with ctypes' ``argtypes`` and 0.78 with
+    those and prepared integer objects, 1.26 with a new ctypes array; `torch.add` of 4 numbers took 1.09
+    (``python benchmarks/toolchain.py``, two cores of an AMD EPYC).
+
     Raises:
         struct.error: on a call with the wrong number of arguments, or an integer that is none of int64.
     """
