@@ -261,6 +261,7 @@ def flags() -> tuple[str, ...]:
         native = ()
     return (
         *("-O3", *native, "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
+        "-fwrapv",  # integers wrap around, as torch's do
         *("-Xpreprocessor", "-fopenmp", "-shared", "-fPIC", "-std=gnu11"),
         # An undeclared function would be taken to return int, and give wrong numbers.
         "-Werror=implicit-function-declaration",

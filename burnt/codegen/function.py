@@ -1,8 +1,8 @@
 """A traced function: plans for each signature, cached, and called with as little as possible in between.
 
-`Function` is what `@burnt.fuse` makes. The first call with a signature traces, schedules, prints and compiles;
-later ones look it up, allocate the results and launch. Backward is derived and recomputes what it needs.
-Wherever a plan would not be right or not be better, the plain function runs, and `Function.why_plain` says why.
+`Function` is what `fuse` makes. The first call with a signature traces, schedules, prints and compiles; later
+ones look it up, allocate the results and launch. Wherever a plan would not be right, the plain function runs,
+and `Function.why_plain` says why.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,106 +21,23 @@ from torch.utils import _pytree as pytree
 
 from burnt import _torch
 from burnt.codegen import toolchain
-from burnt.codegen.ir import Buffer, Expr, Kernel, Store
-from burnt.codegen.print_c import print_kernels
-from burnt.codegen.schedule import Call, Plan, schedule
+from burnt.codegen.backward import Differentiable
+from burnt.codegen.compiled import CompiledPlan
+from burnt.codegen.ir import Kernel
 from burnt.codegen.trace import Traced, trace
-from burnt.errors import BurntError, FusionError
+from burnt.errors import FusionError
 
-__all__ = ["CompiledPlan", "Function", "fuse"]
+__all__ = ["Function", "fuse"]
 
 _SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
 
 
-class CompiledPlan:
-    """A plan with its kernels compiled: called with tensors and numbers, returns the results, flat."""
+class _Entry(NamedTuple):
+    """What is known for a signature: a plan, or why the plain function runs."""
 
-    def __init__(self, traced: Traced, captured: Sequence[Tensor], name: str) -> None:
-        self.traced = traced
-        self.plan: Plan = schedule(traced, captured)
-        self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
-        for i, kernel in enumerate(self.kernels):
-            kernel.name = f"{name}_{i}"
-        made: dict[Buffer, None] = {}
-        for step in self.plan.steps:
-            if isinstance(step, Kernel):
-                made |= {s.buffer: None for s in step.steps if isinstance(s, Store)}
-            else:
-                made |= {b: None for b in step.outputs if b is not None}
-        made |= {o: None for o in self.plan.outputs if isinstance(o, Buffer)}
-        buffers = list(dict.fromkeys([*self.plan.inputs, *made]))
-        called = {b for s in self.plan.steps if isinstance(s, Call) for b in s.outputs}
-        self.slots = {buffer: i for i, buffer in enumerate(buffers)}
-        self.fresh = [
-            (b.shape, b.strides, b.dtype) if b not in called else None
-            for b in made
-            if b not in self.plan.inputs
-        ]
-        self.source = print_kernels(self.kernels, buffers, self.plan.numbers)
-        self.launch: dict[Kernel, Callable[..., None]] = {}
-        if self.kernels:
-            library = toolchain.load(toolchain.PREAMBLE + self.source, [k.name for k in self.kernels])
-            for kernel in self.kernels:
-                self.launch[kernel] = toolchain.launcher(
-                    library[kernel.name], pointers=len(buffers), floats=len(self.plan.numbers)
-                )
-        self.results = [self.slots[o] if isinstance(o, Buffer) else None for o in self.plan.outputs]
-        self.constants = [None if isinstance(o, Buffer) else o for o in self.plan.outputs]
-        # One kernel and nothing else is the common case, with a path of its own.
-        self.single = self.launch[self.kernels[0]] if len(self.plan.steps) == 1 and self.kernels else None
-        Expr.forget()
-
-    def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
-        memory: list[Any] = list(tensors)
-        for made in self.fresh:
-            memory.append(None if made is None else torch.empty_strided(made[0], made[1], dtype=made[2]))
-        if self.single is not None:
-            self.single(*[t.data_ptr() for t in memory], *numbers)
-        else:
-            self.steps(memory, numbers)
-        return [memory[r] if r is not None else c for r, c in zip(self.results, self.constants, strict=True)]
-
-    def steps(self, memory: list[Any], numbers: Sequence[float]) -> None:
-        """The kernels and calls, in order."""
-        for step in self.plan.steps:
-            if isinstance(step, Kernel):
-                self.launch[step](*[0 if t is None else t.data_ptr() for t in memory], *numbers)
-                continue
-            held = {node: memory[self.slots[buffer]] for node, buffer in step.inputs.items()}
-            args, kwargs = torch.fx.node.map_aggregate(
-                (step.node.args, step.node.kwargs),
-                lambda v, held=held: self.argument(v, held, numbers),  # type: ignore[misc]
-            )
-            made = step.node.target(*args, **kwargs)  # type: ignore[operator]
-            made = list(made) if isinstance(made, tuple | list) else [made]
-            for buffer, tensor in zip(step.outputs, made, strict=True):
-                if buffer is not None:
-                    if tensor.stride() != buffer.strides:
-                        tensor = torch.empty_strided(buffer.shape, buffer.strides, dtype=buffer.dtype).copy_(
-                            tensor
-                        )
-                    memory[self.slots[buffer]] = tensor
-
-    def argument(self, value: Any, held: dict[torch.fx.Node, Tensor], numbers: Sequence[float]) -> Any:
-        """An argument of a call: a tensor for its node, a run-time number for its stand-in."""
-        if isinstance(value, torch.fx.Node):
-            return held[value]
-        if isinstance(value, float) and value in self.traced.numbers:
-            return numbers[self.plan.numbers.index(self.traced.numbers[value])]
-        return value
-
-
-class _Entry:
-    """What is known for a signature: a plan, its backward, or why the plain function runs."""
-
-    def __init__(
-        self, forward: CompiledPlan | None, captured: list[Tensor], plain: str | None = None
-    ) -> None:
-        self.forward = forward
-        self.captured = captured
-        self.plain = plain
-        self.numbers: list[int] = forward.plan.numbers if forward is not None else []
-        self.backward: dict[tuple[bool, ...], CompiledPlan] = {}
+    forward: CompiledPlan | None
+    captured: list[Tensor]
+    plain: str | None = None
 
 
 class Function:
@@ -144,6 +61,7 @@ class Function:
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result."""
         if torch.compiler.is_compiling() or not _torch.is_plain_call():
             return self.fn(*args, **kwargs)
         if kwargs:
@@ -173,14 +91,13 @@ class Function:
             entry = self._prepare(signature, args, tensors)
         if entry.forward is None:
             return self.fn(*args)
-        numbers = [args[i] for i in entry.numbers]
+        numbers = [args[i] for i in entry.forward.plan.numbers]
         if key[0] and (wants_gradient or any(t.requires_grad for t in entry.captured)):
-            flat = _Differentiable.apply(self, entry, args, numbers, *tensors, *entry.captured)
-            flat = list(flat)
+            flat = Differentiable.apply(entry.forward, numbers, *tensors, *entry.captured)  # type: ignore[no-untyped-call]
         else:
             flat = entry.forward([*tensors, *entry.captured], numbers)
         structure = entry.forward.traced.structure
-        return flat[0] if structure.is_leaf() else pytree.tree_unflatten(flat, structure)
+        return flat[0] if structure.is_leaf() else pytree.tree_unflatten(list(flat), structure)
 
     def _with_keywords(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         import inspect
@@ -261,146 +178,6 @@ class Function:
                 return "a tensor that is more than its memory"
         return None
 
-    def gradients(
-        self, entry: _Entry, args: Sequence[Any], wanted: tuple[bool, ...], outputs: Sequence[Any]
-    ) -> CompiledPlan:
-        """The plan of the backward: cotangents and inputs in, the wanted gradients out."""
-        with self._lock:
-            known = entry.backward.get(wanted)
-            if known is not None:
-                return known
-            tensors = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
-            floating = [o.dtype.is_floating_point for o in outputs if isinstance(o, Tensor)]
-            forward = entry.forward
-            assert forward is not None
-            graph = forward.traced.graph
-            numbers = [i for i in entry.numbers]
-            # The traced graph is differentiated, not the function again: numbers that are inputs stay inputs.
-            count = len([o for o in outputs if isinstance(o, Tensor)])
-
-            def backward(*given: Any) -> Any:
-                cotangents = given[:count]
-                inputs = given[count : count + len(wanted)]
-                values = dict(zip(numbers, given[count + len(wanted) :], strict=True))
-                chosen = [t for t, want in zip(inputs, wanted, strict=True) if want]
-
-                def run(*some: Tensor) -> tuple[Tensor, ...]:
-                    replaced = iter(some)
-                    full = [next(replaced) if want else t for t, want in zip(inputs, wanted, strict=True)]
-                    made = _interpreted(graph, full, forward.traced, values)
-                    kept = [t for t in made if isinstance(t, Tensor)]
-                    return tuple(t for t, f in zip(kept, floating, strict=True) if f)
-
-                _, pull = torch.func.vjp(run, *chosen)
-                return pull(tuple(c for c, f in zip(cotangents, floating, strict=True) if f))
-
-            examples: list[Any] = [
-                torch.empty_strided(o.shape, o.stride(), dtype=o.dtype)
-                for o in outputs
-                if isinstance(o, Tensor)
-            ]
-            examples += [args[i].detach() for i in tensors] + [t.detach() for t in entry.captured]
-            examples += [0.5 for _ in numbers]
-            traced, _ = trace(backward, examples)
-            with torch.no_grad():
-                made = CompiledPlan(
-                    traced, [getattr(traced.graph, n) for n in traced.captured], f"{self.name}_backward"
-                )
-            entry.backward[wanted] = made
-            return made
-
-
-class _Differentiable(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, function: Function, entry: _Entry, args: Any, numbers: Any, *tensors: Tensor
-    ) -> Any:
-        assert entry.forward is not None
-        outputs = entry.forward(tensors, numbers)
-        ctx.function, ctx.entry, ctx.args, ctx.numbers = function, entry, args, numbers
-        ctx.save_for_backward(*tensors)
-        made = [o for o in outputs if isinstance(o, Tensor)]
-        ctx.mark_non_differentiable(*[o for o in made if not o.dtype.is_floating_point])
-        ctx.outputs = [(o.shape, o.stride(), o.dtype) if isinstance(o, Tensor) else None for o in outputs]
-        return tuple(outputs)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        tensors = ctx.saved_tensors
-        wanted = tuple(ctx.needs_input_grad[4:])
-        if torch.is_grad_enabled():
-            return (None, None, None, None, *_differentiable_gradients(ctx, cotangents, tensors, wanted))
-        shapes = [o for o in ctx.outputs if o is not None]
-        given = [c for c, o in zip(cotangents, ctx.outputs, strict=True) if o is not None]
-        given = [
-            c if c.stride() == o[1] else torch.empty_strided(o[0], o[1], dtype=o[2]).copy_(c)
-            for c, o in zip(given, shapes, strict=True)
-        ]
-        metas = [torch.empty_strided(o[0], o[1], dtype=o[2], device="meta") for o in shapes]
-        plan = ctx.entry.backward.get(wanted)
-        if plan is None:
-            plan = ctx.function.gradients(ctx.entry, ctx.args, wanted, metas)
-        gradients = iter(
-            plan([*given, *tensors, *[]], [ctx.numbers[i] for i in _positions(plan, given, tensors)])
-        )
-        return (None, None, None, None, *[next(gradients) if want else None for want in wanted])
-
-
-def _positions(plan: CompiledPlan, given: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[int]:
-    start = len(given) + len(tensors)
-    return [position - start for position in plan.plan.numbers]
-
-
-def _differentiable_gradients(
-    ctx: Any, cotangents: Sequence[Any], tensors: Sequence[Tensor], wanted: tuple[bool, ...]
-) -> list[Any]:
-    """Gradients with a graph of their own, by torch: for second derivatives."""
-    forward = ctx.entry.forward
-    values = dict(zip(ctx.entry.numbers, ctx.numbers, strict=True))
-    with torch.enable_grad():
-        outputs = _interpreted(forward.traced.graph, list(tensors), forward.traced, values)
-        pairs = [
-            (o, c)
-            for o, c in zip(outputs, cotangents, strict=True)
-            if isinstance(o, Tensor) and o.requires_grad and isinstance(c, Tensor)
-        ]
-        chosen = [t for t, want in zip(tensors, wanted, strict=True) if want]
-        gradients = iter(
-            torch.autograd.grad(
-                [o for o, _ in pairs], chosen, [c for _, c in pairs], create_graph=True, allow_unused=True
-            )
-        )
-    return [next(gradients) if want else None for want in wanted]
-
-
-def _interpreted(
-    graph: torch.fx.GraphModule, tensors: Sequence[Tensor], traced: Traced, values: dict[int, Any]
-) -> list[Any]:
-    """A traced graph run by torch, captured tensors given last, numbers by position."""
-    placeholders = sum(node.op == "placeholder" for node in graph.graph.nodes)
-    captured = dict(zip(traced.captured, tensors[placeholders:], strict=True))
-    given = iter(tensors)
-    env: dict[torch.fx.Node, Any] = {}
-
-    def argument(value: Any) -> Any:
-        if isinstance(value, torch.fx.Node):
-            return env[value]
-        if isinstance(value, float) and value in traced.numbers:
-            return values[traced.numbers[value]]
-        return value
-
-    for node in graph.graph.nodes:
-        if node.op == "placeholder":
-            env[node] = next(given)
-        elif node.op == "get_attr":
-            env[node] = captured[str(node.target)]
-        elif node.op == "call_function":
-            args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), argument)
-            env[node] = node.target(*args, **kwargs)
-        elif node.op == "output":
-            return [argument(value) for value in node.args[0]]
-    raise AssertionError("a graph without an output")
-
 
 def _unsuited_graph(traced: Traced) -> str | None:
     """Why a graph cannot be planned: it changes what it was given."""
@@ -422,7 +199,7 @@ def _random_op(traced: Traced) -> str | None:
 
 
 def _captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
-    """Where a function takes things from that are not its arguments: cells, globals, and those of its helpers."""
+    """Where a function finds what is no argument: cells and globals, its own and its helpers'."""
     found: list[tuple[Any, str]] = []
     seen: set[int] = set()
 

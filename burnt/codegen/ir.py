@@ -18,7 +18,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Union
+from typing import TypeAlias
 
 import torch
 
@@ -45,7 +45,7 @@ class Split:
     by: int
 
 
-Atom = Union[Var, Split]
+Atom: TypeAlias = "Var | Split"
 
 
 class Ix:
@@ -105,7 +105,7 @@ class Ix:
             return self
         whole, rest = self._divided(by)
         low, high = rest.bounds()
-        if 0 <= low and high < by:
+        if low >= 0 and high < by:
             return whole
         return whole + Ix({Split("/", rest, by): 1})
 
@@ -114,7 +114,7 @@ class Ix:
             return Ix()
         _, rest = self._divided(by)
         low, high = rest.bounds()
-        if 0 <= low and high < by:
+        if low >= 0 and high < by:
             return rest
         return Ix({Split("%", rest, by): 1})
 
@@ -276,7 +276,7 @@ class Value:
 
 @dataclasses.dataclass(eq=False)
 class Fold:
-    """A step of a kernel: `reduction` at `index`, made of the kernel's outer loops, over the loops `inner`."""
+    """A step of a kernel: `reduction` at `index`, made of the outer loops, over the loops `inner`."""
 
     reduction: Reduction
     index: Index

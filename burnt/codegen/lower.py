@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +18,7 @@ __all__ = ["LOWERINGS", "Lowering", "Unlowered", "const"]
 
 aten = torch.ops.aten
 Lowering = Callable[..., Any]
+F = TypeVar("F", bound=Lowering)
 LOWERINGS: dict[Any, Lowering] = {}
 
 _SHORT = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
@@ -34,7 +35,7 @@ class Number:
         self.position = position
 
 
-def const(value: complex, dtype: torch.dtype) -> Expr:
+def const(value: Any, dtype: torch.dtype) -> Expr:
     """A constant of a dtype."""
     if isinstance(value, complex):
         raise Unlowered
@@ -60,10 +61,10 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return _SHORT.get(dtype, dtype)
 
 
-def lowered(*ops: Any) -> Callable[[Lowering], Lowering]:
+def lowered(*ops: Any) -> Callable[[F], F]:
     """Register a lowering: called with the FX node's meta and its arguments, tensors as Values."""
 
-    def register(fn: Lowering) -> Lowering:
+    def register(fn: F) -> F:
         for op in ops:
             LOWERINGS[op] = fn
         return fn
@@ -131,9 +132,11 @@ def common_dtype(*inputs: Any) -> torch.dtype:
     return result
 
 
-_FLOATING = """exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan sinh cosh tanh asin acos atan asinh
-acosh atanh erf erfc sigmoid reciprocal""".split()
-_SAME = "neg abs sign ceil floor round trunc relu".split()
+_FLOATING = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh",
+    "cosh", "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "reciprocal",
+)  # fmt: skip
+_SAME = ("neg", "abs", "sign", "ceil", "floor", "round", "trunc", "relu")
 _TESTS = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
 
 
@@ -632,11 +635,6 @@ def _all(meta: torch.Tensor, x: Value, axis: Any = None, keepdim: bool = False) 
     return reduction("all", x, _axes(axis), keepdim, torch.bool, torch.bool)
 
 
-@lowered(aten.argmax.default, aten.argmin.default)
-def _arg_placeholder(meta: torch.Tensor, x: Value, axis: int | None = None, keepdim: bool = False) -> Value:
-    raise Unlowered
-
-
 def _arg(kind: str) -> Lowering:
     def lower(meta: torch.Tensor, x: Value, axis: int | None = None, keepdim: bool = False) -> Value:
         return reduction(
@@ -679,8 +677,7 @@ def _var_mean(
 def _var(
     meta: torch.Tensor, x: Value, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
 ) -> Value:
-    variance: Value = _var_mean([meta], x, axes, correction=correction, keepdim=keepdim)[0]
-    return variance
+    return _var_mean([meta], x, axes, correction=correction, keepdim=keepdim)[0]
 
 
 @lowered(operator.getitem)
@@ -688,19 +685,14 @@ def _getitem(meta: Any, parts: Sequence[Any], at: int) -> Any:
     return parts[at]
 
 
-def _split(sizes: Callable[[Value, Any, int], list[int]]) -> Lowering:
-    def lower(metas: Sequence[torch.Tensor], x: Value, size: Any, axis: int = 0) -> list[Value]:
-        axis %= len(x.shape)
-        parts, start = [], 0
-        for meta in metas:
-            parts.append(moved(x, meta.shape, axis, start, 1))
-            start += meta.shape[axis]
-        return parts
-
-    return lower
-
-
-LOWERINGS[aten.split.Tensor] = LOWERINGS[aten.split_with_sizes.default] = _split(lambda *_: [])
+@lowered(aten.split.Tensor, aten.split_with_sizes.default)
+def _split(metas: Sequence[torch.Tensor], x: Value, sizes: Any, axis: int = 0) -> list[Value]:
+    axis %= len(x.shape)
+    parts, start = [], 0
+    for meta in metas:
+        parts.append(moved(x, meta.shape, axis, start, 1))
+        start += meta.shape[axis]
+    return parts
 
 
 @lowered(aten.unbind.int)

@@ -1,10 +1,12 @@
 """Printing kernels as C: loops with OpenMP, bodies that the compiler's vectoriser takes.
 
 A kernel is printed in one of three forms. *Rows*: turns of the outer loops go to the threads, each does its
-folds and stores along the inner loops. *Columns*: where memory runs along an outer loop, a turn takes a tile of
-it, and folds keep an accumulator for each column of the tile. *Split*: few rows of many elements, each folded
-by all threads. Arithmetic is torch's: no fast-math, 16-bit floats are computed in float32, float32 sums are
-gathered in double every thousand elements.
+folds and stores along the inner loops. *Columns*: where memory runs along an outer loop, a turn takes a tile
+of it, and folds keep an accumulator for each column of the tile. *Split*: few rows of many elements, each
+folded by all threads.
+
+Arithmetic is torch's: no fast-math, 16-bit floats are computed in float32, float32 sums are gathered in double
+every thousand elements.
 """
 
 from __future__ import annotations
@@ -282,9 +284,10 @@ class _Printer:
         self.loops(step.inner)
         (value,) = self.exprs([step.body])
         nan = f" || ({value} != {value} && {name}_best == {name}_best)" if inside.is_floating_point else ""
-        self.line(
-            f"if ({name}_at == 0 || {value} {sign} {name}_best{nan}) {{ {name}_best = {value}; {name} = {name}_at; }}"
-        )
+        self.line(f"if ({name}_at == 0 || {value} {sign} {name}_best{nan}) {{")
+        self.line(f"    {name}_best = {value};")
+        self.line(f"    {name} = {name}_at;")
+        self.line("}")
         self.line(f"{name}_at++;")
         self.close(len(step.inner))
 

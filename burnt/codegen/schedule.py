@@ -317,7 +317,7 @@ class _Scheduler:
         memo: dict[int, Expr] = {}
         for e in walk([expr]):
             if e.op == "reduced" and e.extra[0] in self.folded:
-                buffer = self.folded[e.extra[0]]  # type: ignore[index]
+                buffer = self.folded[e.extra[0]]
                 memo[id(e)] = Expr.make("load", (), buffer.dtype, buffer, buffer.at(e.extra[1]))  # type: ignore[arg-type]
             elif any(memo[id(a)] is not a for a in e.args):
                 memo[id(e)] = Expr.make(e.op, [memo[id(a)] for a in e.args], e.dtype, *e.extra)

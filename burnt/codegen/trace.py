@@ -8,7 +8,6 @@ into Python arithmetic. A function that does so is traced for the number's value
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -22,17 +21,18 @@ __all__ = ["Traced", "trace"]
 aten = torch.ops.aten
 
 # Composite ops that torch defines in simpler ones; what is left is the table of `burnt.codegen.lower`.
-_COMPOSITE = tuple("""
-    _softmax _log_softmax _softmax_backward_data _log_softmax_backward_data logsumexp
-    native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward
-    gelu gelu_backward silu silu_backward sigmoid_backward tanh_backward threshold_backward
-    leaky_relu leaky_relu_backward elu elu_backward softplus softplus_backward celu hardtanh
-    hardtanh_backward hardswish hardswish_backward hardsigmoid hardsigmoid_backward relu6
-    log_sigmoid_forward log_sigmoid_backward mish mish_backward softshrink softshrink_backward
-    hardshrink mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss
-    huber_loss_backward addcmul addcdiv lerp std std_mean square frac logaddexp xlogy
-    masked_fill glu glu_backward nan_to_num rsub native_dropout_backward
-""".split())  # fmt: skip
+_COMPOSITE = (
+    "_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data", "logsumexp",
+    "native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward",
+    "gelu", "gelu_backward", "silu", "silu_backward", "sigmoid_backward", "tanh_backward",
+    "threshold_backward", "leaky_relu", "leaky_relu_backward", "elu", "elu_backward", "softplus",
+    "softplus_backward", "celu", "hardtanh", "hardtanh_backward", "hardswish", "hardswish_backward",
+    "hardsigmoid", "hardsigmoid_backward", "relu6", "log_sigmoid_forward", "log_sigmoid_backward", "mish",
+    "mish_backward", "softshrink", "softshrink_backward", "hardshrink", "mse_loss", "mse_loss_backward",
+    "smooth_l1_loss", "smooth_l1_loss_backward", "huber_loss", "huber_loss_backward", "addcmul", "addcdiv",
+    "lerp", "std", "std_mean", "square", "frac", "logaddexp", "xlogy", "masked_fill", "glu", "glu_backward",
+    "nan_to_num", "rsub", "native_dropout_backward",
+)  # fmt: skip
 
 
 class _Specialise(Exception):
@@ -46,7 +46,7 @@ class _StandIn(float):
         raise _Specialise
 
     __bool__ = __int__ = __index__ = __round__ = __floor__ = __ceil__ = __trunc__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse  # type: ignore[assignment]
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
     __hash__ = float.__hash__
 
 
@@ -147,5 +147,5 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
     if isinstance(a, float) and isinstance(b, float):
-        return operator.eq(float(a).hex(), float(b).hex())
+        return a.hex() == b.hex()
     return bool(a == b)
