@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING
 from burnt._lazy import attach
 
 if TYPE_CHECKING:
+    from burnt.codegen.explanation import Explanation, explain
     from burnt.codegen.function import Function, fuse
 
-_HOMES = {"Function": "burnt.codegen.function", "fuse": "burnt.codegen.function"}
+_HOMES = {
+    "Explanation": "burnt.codegen.explanation",
+    "Function": "burnt.codegen.function",
+    "explain": "burnt.codegen.explanation",
+    "fuse": "burnt.codegen.function",
+}
 __getattr__, __dir__ = attach(globals(), _HOMES)
 
-__all__ = ["Function", "fuse"]
+__all__ = ["Explanation", "Function", "explain", "fuse"]

@@ -5,8 +5,8 @@ folds and stores along the inner loops. *Columns*: where memory runs along an ou
 of it, and folds keep an accumulator for each column of the tile. *Split*: few rows of many elements, each
 folded by all threads.
 
-Arithmetic is torch's: no fast-math, 16-bit floats are computed in float32, float32 sums are gathered in double
-every thousand elements.
+Arithmetic is torch's: no fast-math, 16-bit floats are computed in float32, float32 sums are gathered in
+double every thousand elements.
 """
 
 from __future__ import annotations
