@@ -48,6 +48,13 @@ def test_the_shape_error_is_as_printed(tmp_path: Path) -> None:
     assert run(code, tmp_path) == printed
 
 
+def test_the_kernel_is_as_printed(tmp_path: Path) -> None:
+    document = (ROOT / "docs" / "kernels.md").read_text()
+    code = next(block for language, block in FENCE.findall(document) if "explain" in block)
+    printed = next(block for language, block in FENCE.findall(document) if language == "text")
+    assert run(code, tmp_path) == printed
+
+
 def test_links_lead_somewhere() -> None:
     for document in [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):

@@ -211,7 +211,8 @@ class Expr:
     """An element. Equal expressions are one object, so that common parts are found by identity.
 
     `op` is ``const`` (value), ``number`` (position), ``load`` (Buffer, Ix), ``index`` (Ix), ``reduced``
-    (Reduction, Index), ``cast``, or the name of an operation of `burnt.codegen.ops`.
+    (Reduction, Index), ``cast``, or the name of an operation, of which
+    `burnt.codegen.lower` has the list and each printer the text.
     """
 
     __slots__ = ("args", "dtype", "extra", "op")

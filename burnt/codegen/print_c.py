@@ -74,6 +74,7 @@ class _Printer:
         self.folds: dict[tuple[Reduction, Index], str] = {}
         self.lane: Var | None = None
         self.used: dict[Buffer, None] = {}
+        self.names: dict[Var, str] = {}
 
     def text(self) -> str:
         kernel = self.kernel
@@ -201,7 +202,7 @@ class _Printer:
         self.line("#pragma omp simd")
         self.line("for (int64_t l = 0; l < width; l++) {")
         self.depth += 1
-        self.line(f"const int64_t {self.lane.name} = tile + l;")
+        self.line(f"const int64_t {self.named(self.lane)} = tile + l;")
 
     # --- folds --------------------------------------------------------------------------------------------
 
@@ -252,7 +253,8 @@ class _Printer:
             self.line("int part_nan = 0;")
         inner_clause = f"reduction({op}:part)" + (" reduction(|:part_nan)" if nan else "")
         self.line(f"#pragma omp simd {inner_clause}")
-        self.line(f"for (int64_t {last.name} = block; {last.name} < end; {last.name}++) {{")
+        along = self.named(last)
+        self.line(f"for (int64_t {along} = block; {along} < end; {along}++) {{")
         self.depth += 1
         (value,) = self.exprs([step.body])
         if op in ("max", "min"):
@@ -408,7 +410,7 @@ class _Printer:
     def place(self, ix: Ix) -> str:
         parts = []
         for atom, c in ix.terms.items():
-            text = atom.name if isinstance(atom, Var) else self.split_text(atom)
+            text = self.named(atom) if isinstance(atom, Var) else self.split_text(atom)
             parts.append(text if c == 1 else f"{text} * {c}")
         if ix.const or not parts:
             parts.append(str(ix.const))
@@ -421,13 +423,18 @@ class _Printer:
             return f"floor_{'div' if atom.kind == '/' else 'mod'}({inner}, {atom.by})"
         return f"(({inner}) {atom.kind} {atom.by})"
 
+    def named(self, var: Var) -> str:
+        """A loop's name: numbered as they turn up, so that the same kernel is the same text."""
+        return self.names.setdefault(var, f"i{len(self.names)}")
+
     # --- lines --------------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
 
     def loop(self, var: Var) -> None:
-        self.line(f"for (int64_t {var.name} = 0; {var.name} < {var.extent}; {var.name}++) {{")
+        name = self.named(var)
+        self.line(f"for (int64_t {name} = 0; {name} < {var.extent}; {name}++) {{")
         self.depth += 1
 
     def loops(self, loops: Sequence[Var]) -> None:
