@@ -1,7 +1,7 @@
 /* Conversions between element types, as torch makes them on x86 for values that fit.
  *
  * bfloat16 and float16 travel as uint16_t: loads and stores convert, arithmetic is in float. Bit code rather
- * than the compiler's _Float16, because gcc's vectoriser leaves that scalar before version 14.
+ * than the compiler's _Float16, which gcc 12 does not vectorise on x86.
  */
 #ifndef BURNT_CONVERT_H
 #define BURNT_CONVERT_H
@@ -28,12 +28,12 @@ static inline float f32_of_f16(uint16_t h) {
 /* Nearest, halves to even; overflow to infinity from 65520 on. */
 static inline uint16_t f16_of_f32(float x) {
     float a = __builtin_fabsf(x);
+    a = a > 65536.0f ? 65536.0f : a; /* which is infinity's pattern, as are its neighbours by rounding */
     uint32_t u = bits_f32(a);
     uint32_t normal = (u + 0xc8000fffu + ((u >> 13) & 1u)) >> 13; /* rebias by -112 and round */
     /* Adding 1/2 aligns the mantissa so that its last bit is that of a float16 denormal. */
     uint32_t denormal = bits_f32(a + 0.5f) - 0x3f000000u;
     uint32_t y = u < 0x38800000u ? denormal : normal;
-    y = a >= 65520.0f ? 0x7c00u : y;
     y = x != x ? 0x7e00u : y;
     return (uint16_t)(y | (bits_f32(x) >> 16 & 0x8000u));
 }
