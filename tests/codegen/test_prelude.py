@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(
 UNARY_ULP = {
     "abs": 0, "ceil": 0, "floor": 0, "round": 0, "sign": 0, "trunc": 0, "sqrt": 0.51, "rsqrt": 1.6,
     "exp": 1.2, "exp2": 1.2, "expm1": 1.7, "log": 1.0, "log2": 1.3, "log10": 1.2, "log1p": 1.7,
-    "sigmoid": 2.6, "tanh": 2.7, "sinh": 1.8, "cosh": 1.6, "asinh": 2.0, "acosh": 2.0, "atanh": 2.4,
+    "sigmoid": 2.6, "tanh": 2.7, "sinh": 1.8, "cosh": 1.7, "asinh": 2.1, "acosh": 2.3, "atanh": 2.4,
     "erf": 1.2, "erfc": 3.0, "sin": 1.8, "cos": 1.8, "tan": 3.6, "asin": 1.8, "acos": 1.3, "atan": 1.5,
 }  # fmt: skip
 BINARY_ULP = {"atan2": 2.5, "pow": 0.6}
@@ -433,7 +433,8 @@ def test_every_function_is_tested(library: Library) -> None:
 def test_loops_become_simd(library: Library) -> None:
     scalar = set(library.results) - library.vectorised
     calls_libm = {f"{name}_f64" for name in [*UNARY_ULP, *BINARY_ULP, "fmod", "remainder"]}
-    assert not {name for name in scalar if name not in calls_libm}
+    without_avx512 = {"i64_of_f32", "i64_of_f64"}  # AVX2 has no such conversion
+    assert not scalar - calls_libm - without_avx512
     assert (
         not {f"{name}_f64" for name in ("abs", "ceil", "floor", "round", "sign", "trunc", "sqrt", "rsqrt")}
         & scalar
