@@ -60,11 +60,11 @@ static inline double double_of_bits(uint64_t u) {
 /* 2^n, -126 <= n <= 127. */
 static inline float power_of_two(int32_t n) { return float_of_bits((uint32_t)(n + 127) << 23); }
 
-/* x 2^n for 1/2 < x < 2 in two steps, so that n from -190 to 190 overflows or becomes denormal with one
+/* x 2^n for 1/2 < x < 2 in two steps, so that n from -252 to 254 overflows or becomes denormal with one
  * rounding. */
 static inline float scale_f32(float x, int32_t n) {
-    int low = n < 0;
-    return x * power_of_two(n + (low ? 64 : -64)) * (low ? 0x1p-64f : 0x1p64f);
+    int32_t half = n >> 1;
+    return x * power_of_two(half) * power_of_two(n - half);
 }
 
 /* ---- one instruction each --------------------------------------------------------------------------- */
@@ -155,7 +155,7 @@ static inline float expm1_f32(float x) {
 static inline float sigmoid_f32(float x) {
     int32_t n;
     float a = __builtin_fabsf(x), r = exp_reduce(a > 104.0f ? -104.0f : -a, &n);
-    float e = (1.0f + expm1_poly(r)) * power_of_two(n + 64) * 0x1p-64f;
+    float e = (1.0f + expm1_poly(r)) * power_of_two(n + 64) * 0x1p-64f; /* scale_f32 for n <= 0 */
     return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
 }
 
