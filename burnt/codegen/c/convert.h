@@ -1,7 +1,7 @@
 /* Conversions between element types, as torch makes them on x86 for values that fit.
  *
  * bfloat16 and float16 travel as uint16_t: loads and stores convert, arithmetic is in float. Bit code rather
- * than the compiler's _Float16, because gcc's vectoriser leaves that scalar before version 14.
+ * than the compiler's _Float16, which gcc 12 does not vectorise on x86.
  */
 #ifndef BURNT_CONVERT_H
 #define BURNT_CONVERT_H
@@ -25,17 +25,18 @@ static inline float f32_of_f16(uint16_t h) {
     return float_of_bits(bits_f32(x) | special | (uint32_t)(h & 0x8000u) << 16);
 }
 
-/* Nearest, halves to even; overflow to infinity from 65520 on. */
+/* Nearest, halves to even; infinity from 65520 on. The rounding is that of an addition: of a power of two as
+ * much larger than x as makes the sum's last bit float16's. The idea is that of M. Dukhan's FP16 library. */
 static inline uint16_t f16_of_f32(float x) {
-    float a = __builtin_fabsf(x);
-    uint32_t u = bits_f32(a);
-    uint32_t normal = (u + 0xc8000fffu + ((u >> 13) & 1u)) >> 13; /* rebias by -112 and round */
-    /* Adding 1/2 aligns the mantissa so that its last bit is that of a float16 denormal. */
-    uint32_t denormal = bits_f32(a + 0.5f) - 0x3f000000u;
-    uint32_t y = u < 0x38800000u ? denormal : normal;
-    y = a >= 65520.0f ? 0x7c00u : y;
-    y = x != x ? 0x7e00u : y;
-    return (uint16_t)(y | (bits_f32(x) >> 16 & 0x8000u));
+    uint32_t u = bits_f32(x), twice = u << 1;
+    /* Times 4 in the end; what overflows float16 becomes infinity on the way. */
+    float scaled = __builtin_fabsf(x) * 0x1p112f * 0x1p-110f;
+    uint32_t exponent = twice & 0xff000000u;
+    exponent = exponent < 0x71000000u ? 0x71000000u : exponent; /* float16's denormals share one */
+    uint32_t sum = bits_f32(scaled + float_of_bits((exponent >> 1) + 0x07800000u));
+    uint32_t y = (sum >> 13 & 0x7c00u) + (sum & 0x0fffu);
+    y = twice > 0xff000000u ? 0x7e00u : y; /* NaN */
+    return (uint16_t)(y | (u >> 16 & 0x8000u));
 }
 
 static inline float f32_of_f64(double x) { return (float)x; }

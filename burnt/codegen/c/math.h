@@ -60,7 +60,8 @@ static inline double double_of_bits(uint64_t u) {
 /* 2^n, -126 <= n <= 127. */
 static inline float power_of_two(int32_t n) { return float_of_bits((uint32_t)(n + 127) << 23); }
 
-/* x 2^n in two steps, so that n from -252 to 254 overflows or becomes denormal with one rounding. */
+/* x 2^n for 1/2 < x < 2 in two steps, so that n from -252 to 254 overflows or becomes denormal with one
+ * rounding. */
 static inline float scale_f32(float x, int32_t n) {
     int32_t half = n >> 1;
     return x * power_of_two(half) * power_of_two(n - half);
@@ -152,7 +153,9 @@ static inline float expm1_f32(float x) {
 
 /* e^-|x| is the one exponential that neither overflows nor cancels. */
 static inline float sigmoid_f32(float x) {
-    float e = exp_f32(-__builtin_fabsf(x));
+    int32_t n;
+    float a = __builtin_fabsf(x), r = exp_reduce(a > 104.0f ? -104.0f : -a, &n);
+    float e = (1.0f + expm1_poly(r)) * power_of_two(n + 64) * 0x1p-64f; /* scale_f32 for n <= 0 */
     return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
 }
 
@@ -333,10 +336,12 @@ static inline float erfc_f32(float x) {
     p = p * q - 0.166030198f;
     p = p * q - 0.0927636251f;
     p = p * q + 1.27697837f;
-    p = p / (1.0f + 2.0f * a);
     int32_t n;
     float r = exp_reduce(-s, &n) - __builtin_fmaf(a, a, -s); /* less what rounding took from a^2 */
-    float large = scale_f32(p * (1.0f + expm1_poly(r)), n);
+    float e = 1.0f + expm1_poly(r);
+    float d = 1.0f + 2.0f * a, inverse = 1.0f / d, y0 = p * inverse;
+    float rest = __builtin_fmaf(-y0, d, p) - y0 * (1.0f - (d - 2.0f * a)); /* of y0, and of d's rounding */
+    float large = scale_f32(__builtin_fmaf(e, y0, e * inverse * rest), n);
     float y = a < 0.5f ? small : large;
     return x < 0.0f ? 2.0f - y : y;
 }
@@ -507,16 +512,22 @@ static inline float pow_f32(float x, float y) {
     return one ? 1.0f : signed_m;
 }
 
-/* x - trunc(x / y) y, exact. A quotient has up to 277 bits; each step takes 50 of them off: r minus an
- * integer times y 2^k, which is a double, with an integer that may be wrong in its last bit. */
+/* r less a multiple of d: the quotient, below 2^(51 + k), rounded to a multiple of 2^k by adding 1.5 2^(52 + k).
+ * It may be wrong in its last bit; what remains is a double all the same. */
+static inline double fmod_step(double r, double d, double inverse, double round) {
+    double q = __builtin_fma(r, inverse, round) - round;
+    return __builtin_fma(-q, d, r);
+}
+
+/* x - trunc(x / y) y, exact. The quotient has up to 277 bits, and a step takes 50 of them off. */
 static inline float fmod_f32(float x, float y) {
     double r = (double)x, d = __builtin_fabs((double)y), inverse = 1.0 / d;
-    r = __builtin_fma(-__builtin_rint(r * (inverse * 0x1p-250)), d * 0x1p250, r);
-    r = __builtin_fma(-__builtin_rint(r * (inverse * 0x1p-200)), d * 0x1p200, r);
-    r = __builtin_fma(-__builtin_rint(r * (inverse * 0x1p-150)), d * 0x1p150, r);
-    r = __builtin_fma(-__builtin_rint(r * (inverse * 0x1p-100)), d * 0x1p100, r);
-    r = __builtin_fma(-__builtin_rint(r * (inverse * 0x1p-50)), d * 0x1p50, r);
-    r = __builtin_fma(-__builtin_rint(r * inverse), d, r);
+    r = fmod_step(r, d, inverse, 0x1.8p302);
+    r = fmod_step(r, d, inverse, 0x1.8p252);
+    r = fmod_step(r, d, inverse, 0x1.8p202);
+    r = fmod_step(r, d, inverse, 0x1.8p152);
+    r = fmod_step(r, d, inverse, 0x1.8p102);
+    r = fmod_step(r, d, inverse, 0x1.8p52);
     r = (r < 0.0) & (x > 0.0f) ? r + d : r;
     r = (r > 0.0) & (x < 0.0f) ? r - d : r;
     float m = r == 0.0 ? __builtin_copysignf(0.0f, x) : (float)r;
@@ -533,31 +544,27 @@ static inline float remainder_f32(float x, float y) {
 
 /* ---- double: libm ------------------------------------------------------------------------------------ */
 
-#define BURNT_LIBM(name) \
-    static inline double name##_f64(double x) { return __builtin_##name(x); }
-BURNT_LIBM(exp)
-BURNT_LIBM(exp2)
-BURNT_LIBM(expm1)
-BURNT_LIBM(log)
-BURNT_LIBM(log2)
-BURNT_LIBM(log10)
-BURNT_LIBM(log1p)
-BURNT_LIBM(tanh)
-BURNT_LIBM(sinh)
-BURNT_LIBM(cosh)
-BURNT_LIBM(erf)
-BURNT_LIBM(erfc)
-BURNT_LIBM(sin)
-BURNT_LIBM(cos)
-BURNT_LIBM(tan)
-BURNT_LIBM(asin)
-BURNT_LIBM(acos)
-BURNT_LIBM(atan)
-BURNT_LIBM(asinh)
-BURNT_LIBM(acosh)
-BURNT_LIBM(atanh)
-#undef BURNT_LIBM
-
+static inline double exp_f64(double x) { return __builtin_exp(x); }
+static inline double exp2_f64(double x) { return __builtin_exp2(x); }
+static inline double expm1_f64(double x) { return __builtin_expm1(x); }
+static inline double log_f64(double x) { return __builtin_log(x); }
+static inline double log2_f64(double x) { return __builtin_log2(x); }
+static inline double log10_f64(double x) { return __builtin_log10(x); }
+static inline double log1p_f64(double x) { return __builtin_log1p(x); }
+static inline double tanh_f64(double x) { return __builtin_tanh(x); }
+static inline double sinh_f64(double x) { return __builtin_sinh(x); }
+static inline double cosh_f64(double x) { return __builtin_cosh(x); }
+static inline double erf_f64(double x) { return __builtin_erf(x); }
+static inline double erfc_f64(double x) { return __builtin_erfc(x); }
+static inline double sin_f64(double x) { return __builtin_sin(x); }
+static inline double cos_f64(double x) { return __builtin_cos(x); }
+static inline double tan_f64(double x) { return __builtin_tan(x); }
+static inline double asin_f64(double x) { return __builtin_asin(x); }
+static inline double acos_f64(double x) { return __builtin_acos(x); }
+static inline double atan_f64(double x) { return __builtin_atan(x); }
+static inline double asinh_f64(double x) { return __builtin_asinh(x); }
+static inline double acosh_f64(double x) { return __builtin_acosh(x); }
+static inline double atanh_f64(double x) { return __builtin_atanh(x); }
 static inline double atan2_f64(double y, double x) { return __builtin_atan2(y, x); }
 static inline double pow_f64(double x, double y) { return __builtin_pow(x, y); }
 static inline double fmod_f64(double x, double y) { return __builtin_fmod(x, y); }
