@@ -8,6 +8,7 @@ and `Function.why_plain` says why.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import threading
@@ -29,14 +30,19 @@ from burnt.errors import FusionError
 
 __all__ = ["Function", "fuse"]
 
+_NUMBERS = frozenset({bool, int, float, str, type(None)})
 _SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
 
 
 class _Entry(NamedTuple):
-    """What is known for a signature: a plan, or why the plain function runs."""
+    """What is known for a signature: a plan, or why the plain function runs.
+
+    `held` keeps alive what the function captured, as the signature knows it by its address.
+    """
 
     forward: CompiledPlan | None
     captured: list[Tensor]
+    held: list[Any]
     plain: str | None = None
 
 
@@ -81,14 +87,14 @@ class Function:
                 key.append((kind, arg))
             else:
                 return self.fn(*args)
-        for cell, name in self._captures:
-            key.append(id(_content(cell, name)))
         if torch.is_autocast_enabled("cpu"):
             key.append(torch.get_autocast_dtype("cpu"))
-        signature = tuple(key)
-        entry = self._entries.get(signature)
+        for holder, name in self._captures:
+            content = _content(holder, name)
+            key.append(content if type(content) in _NUMBERS else id(content))
+        entry = self._entries.get(tuple(key))
         if entry is None:
-            entry = self._prepare(signature, args, tensors)
+            entry = self._prepare(key, args, tensors)
         if entry.forward is None:
             return self.fn(*args)
         numbers = [args[i] for i in entry.forward.plan.numbers]
@@ -100,8 +106,6 @@ class Function:
         return flat[0] if structure.is_leaf() else pytree.tree_unflatten(list(flat), structure)
 
     def _with_keywords(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        import inspect
-
         bound = inspect.signature(self.fn).bind(*args, **kwargs)
         bound.apply_defaults()
         if bound.kwargs:
@@ -123,18 +127,25 @@ class Function:
 
     # --- making plans -------------------------------------------------------------------------------------
 
-    def _prepare(self, signature: tuple[Any, ...], args: Sequence[Any], tensors: Sequence[Tensor]) -> _Entry:
+    def _prepare(self, key: list[Any], args: Sequence[Any], tensors: Sequence[Tensor]) -> _Entry:
         with self._lock:
+            # A helper that was given another body may look elsewhere than the one before it.
+            known = len(self._captures)
+            self._captures = _captures(self.fn)
+            held = [_content(holder, name) for holder, name in self._captures]
+            key = key[: len(key) - known]
+            key += [content if type(content) in _NUMBERS else id(content) for content in held]
+            signature = tuple(key)
             entry = self._entries.get(signature)
             if entry is None:
-                entry = self._made(args, tensors)
+                entry = self._made(args, tensors, held)
                 self._entries[signature] = entry
             return entry
 
-    def _made(self, args: Sequence[Any], tensors: Sequence[Tensor]) -> _Entry:
-        reason = self._unsuited(tensors)
+    def _made(self, args: Sequence[Any], tensors: Sequence[Tensor], held: list[Any]) -> _Entry:
+        reason = self._unsuited(tensors) or _unsuited_captures(held)
         if reason is not None:
-            return self._plain(reason)
+            return self._plain(reason, held)
         stand_ins = [a.detach() if isinstance(a, Tensor) else a for a in args]
         traced, _ = trace(self.fn, stand_ins)
         captured = [getattr(traced.graph, name) for name in traced.captured]
@@ -142,7 +153,7 @@ class Function:
         if reason is None and torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors, *captured]):
             reason = _random_op(traced)
         if reason is not None:
-            return self._plain(reason)
+            return self._plain(reason, held)
         with torch.no_grad():
             forward = CompiledPlan(traced, captured, self.name)
         if self.single and len(forward.plan.steps) != 1:
@@ -157,12 +168,12 @@ class Function:
             )
         if os.environ.get("BURNT_DEBUG") == "1":
             print(f"burnt: {self.name}: {len(forward.plan.steps)} steps\n{forward.source}", file=sys.stderr)  # noqa: T201
-        return _Entry(forward, captured)
+        return _Entry(forward, captured, held)
 
-    def _plain(self, reason: str) -> _Entry:
+    def _plain(self, reason: str, held: list[Any]) -> _Entry:
         if self.single:
             raise FusionError(f"{self.name} does not come out as one kernel", found=reason)
-        return _Entry(None, [], reason)
+        return _Entry(None, [], held, reason)
 
     def _unsuited(self, tensors: Sequence[Tensor]) -> str | None:
         if toolchain.find_compiler() is None:
@@ -201,24 +212,40 @@ def _random_op(traced: Traced) -> str | None:
 def _captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
     """Where a function finds what is no argument: cells and globals, its own and its helpers'."""
     found: list[tuple[Any, str]] = []
-    seen: set[int] = set()
+    seen: set[types.CodeType] = set()
 
     def look(function: Any) -> None:
-        if not isinstance(function, types.FunctionType) or id(function.__code__) in seen:
+        if not isinstance(function, types.FunctionType) or function.__code__ in seen:
             return
-        seen.add(id(function.__code__))
-        if function.__module__ and function.__module__.split(".")[0] == "torch":
+        seen.add(function.__code__)
+        if (function.__module__ or "").split(".")[0] == "torch":
             return
         for cell in function.__closure__ or ():
             found.append((cell, ""))
             look(_content(cell, ""))
-        for name in function.__code__.co_names:
+        for name in sorted(_names(function.__code__)):
             if name in function.__globals__ and not isinstance(function.__globals__[name], types.ModuleType):
                 found.append((function.__globals__, name))
                 look(function.__globals__[name])
 
     look(fn)
     return found
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names that code looks up, functions inside of it included."""
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _unsuited_captures(held: Sequence[Any]) -> str | None:
+    """Why a capture cannot be relied on: its contents may change without its being another object."""
+    for content in held:
+        if not isinstance(
+            content, (*_SIMPLE, float, Tensor, types.FunctionType, types.BuiltinFunctionType, type)
+        ):
+            return f"it captures a {type(content).__name__}, whose changes would go unnoticed"
+    return None
 
 
 def _content(holder: Any, name: str) -> Any:
