@@ -30,7 +30,7 @@ from burnt.errors import FusionError
 
 __all__ = ["Function", "fuse"]
 
-_NUMBERS = frozenset({bool, int, float, str, type(None)})
+_NUMBERS = frozenset({bool, int, str, type(None)})
 _SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
 
 
@@ -90,8 +90,7 @@ class Function:
         if torch.is_autocast_enabled("cpu"):
             key.append(torch.get_autocast_dtype("cpu"))
         for holder, name in self._captures:
-            content = _content(holder, name)
-            key.append(content if type(content) in _NUMBERS else id(content))
+            key.append(_identity(_content(holder, name)))
         entry = self._entries.get(tuple(key))
         if entry is None:
             entry = self._prepare(key, args, tensors)
@@ -134,7 +133,7 @@ class Function:
             self._captures = _captures(self.fn)
             held = [_content(holder, name) for holder, name in self._captures]
             key = key[: len(key) - known]
-            key += [content if type(content) in _NUMBERS else id(content) for content in held]
+            key += map(_identity, held)
             signature = tuple(key)
             entry = self._entries.get(signature)
             if entry is None:
@@ -246,6 +245,13 @@ def _unsuited_captures(held: Sequence[Any]) -> str | None:
         ):
             return f"it captures a {type(content).__name__}, whose changes would go unnoticed"
     return None
+
+
+def _identity(content: Any) -> Any:
+    """What a signature knows a capture by. 1, 1.0 and True are three, and so are 0.0 and -0.0 two."""
+    if type(content) is float:
+        return content.hex()
+    return (type(content), content) if type(content) in _NUMBERS else id(content)
 
 
 def _content(holder: Any, name: str) -> Any:
