@@ -1,4 +1,4 @@
-"""What `burnt.fuse` gains on a CPU, as ratios of medians to eager torch and, with --inductor, to torch.compile.
+"""What `burnt.fuse` gains on a CPU, as ratios to eager torch and, with --inductor, to torch.compile.
 
     python benchmarks/fuse.py [--quick] [--inductor]
 
