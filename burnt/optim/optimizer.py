@@ -170,7 +170,7 @@ class Optimizer:
         self._inner = None
         self._bound_to = None
         self._params = {}
-        self._waiting = dict(record.tensors)
+        self._waiting = {name: tensor.clone() for name, tensor in record.tensors.items()}
 
     def _advance(self, inner: torch.optim.Optimizer) -> None:
         inner.step()
