@@ -218,7 +218,7 @@ def test_state_follows_paths_to_a_fork_and_a_loaded_model(tmp_path, ours, theirs
 
 @pytest.mark.parametrize(("ours", "theirs", "options"), STATEFUL)
 def test_state_follows_a_module_whose_parameters_change_between_steps(ours, theirs, options):
-    """Moved in place by `.double()`, then replaced by `map_params`: as torch's optimizer made anew each time."""
+    """Moved in place by `.double()` and replaced by `map_params`, against an optimizer of torch made anew."""
     model, twin = net(), net()
     optimizer, reference = ours(**options), theirs(twin.parameters(), lr=0.0, **options)
     advance(optimizer, model, 0, 3)
