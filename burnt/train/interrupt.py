@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Callable
@@ -50,4 +51,6 @@ class Interruption:
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
-        self._announce(f"{self.signal.name}: finishing the step and saving; once more to stop at once")
+        # The signal may have come in the middle of a print, which lets no other one in between.
+        with contextlib.suppress(RuntimeError):
+            self._announce(f"{self.signal.name}: finishing the step and saving; once more to stop at once")
