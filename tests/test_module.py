@@ -390,6 +390,18 @@ class TestRecord:
         nested = Wrap(model)
         assert nested.into_record().static == {"": {"times": 2}, "inner": {"scale": 2.0}}
 
+    def test_a_config_may_be_a_static_field(self, tmp_path: Path) -> None:
+        class Kept(Module):
+            config: MlpConfig
+            layer: nn.Linear
+
+        Kept(MlpConfig(hidden=3), nn.Linear(2, 2)).save(tmp_path / "m.safetensors")
+        record = burnt.Record.load(tmp_path / "m.safetensors")
+        assert record.static[""] == {"config": MlpConfig(hidden=3).to_dict()}
+        assert not Kept(MlpConfig(hidden=3), nn.Linear(2, 2)).load_record(record).static
+        differs = Kept(MlpConfig(hidden=4), nn.Linear(2, 2)).load_record(record).static
+        assert list(differs) == ["config"]
+
     def test_a_static_field_that_json_cannot_hold(self, tmp_path: Path) -> None:
         model = Wrap(mlp())
         model.inner.scale = torch.relu  # type: ignore[assignment]

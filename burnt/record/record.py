@@ -58,6 +58,16 @@ class Record:
     config: dict[str, Any] | None = None
     static: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
+    def check(self) -> None:
+        """Find out, without writing anything, whether the record can be saved.
+
+        Raises:
+            RecordError: a static field is nothing that JSON can hold.
+        """
+        for module, fields in self.static.items():
+            for name, value in fields.items():
+                _check_json(value, f"{module}.{name}" if module else name)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file, atomically.
 
@@ -65,9 +75,7 @@ class Record:
             RecordError: a static field is nothing that JSON can hold.
             OSError: the folder cannot be written; an old file is untouched.
         """
-        for module, fields in self.static.items():
-            for name, value in fields.items():
-                _check_json(value, f"{module}.{name}" if module else name)
+        self.check()
         document = {"format": FORMAT, "torch": torch.__version__}
         for field in dataclasses.fields(self):
             if field.name != "tensors":
@@ -236,7 +244,10 @@ def _static_fields(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
         static = getattr(child, "static_fields", None)
         values = static() if callable(static) else {}
         if values:
-            fields[_plain(path)] = values
+            fields[_plain(path)] = {
+                name: value.to_dict() if isinstance(value, Config) else value
+                for name, value in values.items()
+            }
     return fields
 
 
