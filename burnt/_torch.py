@@ -25,11 +25,13 @@ def compiled_in_place(module: torch.nn.Module) -> torch.nn.Module:
     if not compiler_is_loaded():
         return module
     from torch._dynamo.eval_frame import OptimizedModule
+    from torch._dynamo.external_utils import wrap_inline
 
     if not isinstance(module, OptimizedModule):
         return module
     inner: torch.nn.Module = module._orig_mod
-    inner._compiled_call_impl = module.dynamo_ctx(inner._call_impl)
+    # Frames of torch's own are skipped: without one around it, torch's Sequential would not be compiled.
+    inner._compiled_call_impl = module.dynamo_ctx(wrap_inline(inner._call_impl))
     return inner
 
 

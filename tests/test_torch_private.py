@@ -41,3 +41,4 @@ def test_what_the_compiler_wrapped_is_compiled_in_place() -> None:
     assert _torch.compiled_in_place(model) is model
     model(torch.ones(1, 2))
     assert calls, "a module no longer runs _compiled_call_impl when it is called"
+    torch.testing.assert_close(wrapped(torch.ones(1, 2)), model._call_impl(torch.ones(1, 2)))
