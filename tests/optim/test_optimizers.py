@@ -241,6 +241,26 @@ def test_state_follows_a_module_whose_parameters_change_between_steps(ours, thei
         torch.testing.assert_close(ours_, theirs_, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_takes_the_sparse_gradients_of_an_embedding(momentum):
+    torch.manual_seed(0)
+    model = burnt.nn.Embedding(7, 3, sparse=True)
+    twin = nn.Embedding(7, 3, _weight=model.weight.detach().clone())
+    optimizer, reference = optim.Sgd(momentum=momentum), torch.optim.SGD(twin.parameters(), 0.1, momentum)
+    for ids in ([1, 2, 2], [0, 2, 5], [2, 2, 2]):
+        grads = Gradients.of(model(torch.tensor(ids)).square().sum(), model)
+        assert grads["weight"].is_sparse
+        twin.zero_grad()
+        twin(torch.tensor(ids)).square().sum().backward()
+        torch.testing.assert_close(grads.norm(), twin.weight.grad.norm())
+        torch.testing.assert_close(grads.clip_norm(0.01)["weight"].to_dense().norm(), torch.tensor(0.01))
+        assert grads.finite()
+        assert not grads.scale(float("nan")).finite()
+        optimizer.step(0.1, model, grads)
+        reference.step()
+    torch.testing.assert_close(model.weight, twin.weight)
+
+
 def test_a_waiting_record_is_not_lost_and_loading_replaces_what_was():
     model, other = net(), net()
     first = optim.AdamW()
