@@ -235,6 +235,17 @@ class TestRefused:
             model.anything = {3: nn.Linear(1, 1)}
         assert caught.value.found == "3"
 
+    def test_a_field_assigned_before_the_module_is_set_up(self) -> None:
+        class Early(Module):
+            layers: list[nn.Linear]
+
+            def __init__(self) -> None:
+                self.layers = [nn.Linear(1, 1)]
+
+        with pytest.raises(DefinitionError, match=r"Early\.layers is assigned too early") as caught:
+            Early()
+        assert "super().__init__()" in str(caught.value)
+
 
 class TestContainers:
     def test_each_kind_is_registered(self) -> None:
@@ -401,6 +412,18 @@ class TestRecord:
         assert not Kept(MlpConfig(hidden=3), nn.Linear(2, 2)).load_record(record).static
         differs = Kept(MlpConfig(hidden=4), nn.Linear(2, 2)).load_record(record).static
         assert list(differs) == ["config"]
+
+    def test_the_meta_device_has_nothing_to_save_and_nowhere_to_load_to(self, tmp_path: Path) -> None:
+        real, meta = nn.Linear(2, 2), nn.Linear(2, 2, device="meta")
+        with pytest.raises(RecordError, match="no values to save") as caught:
+            meta.save(tmp_path / "m.safetensors")
+        assert "in        weight" in str(caught.value)
+        assert not list(tmp_path.iterdir())
+        with pytest.raises(RecordError, match="no memory to load a record into") as caught:
+            meta.load_record(real.into_record())
+        assert "to_empty(device=...)" in str(caught.value)
+        meta.to_empty(device="cpu").load_record(real.into_record())
+        assert torch.equal(meta.weight, real.weight)
 
     def test_a_static_field_that_json_cannot_hold(self, tmp_path: Path) -> None:
         model = Wrap(mlp())
