@@ -379,6 +379,18 @@ def test_a_signal_in_the_middle_of_a_print_is_still_taken():
         assert interruption.signal == signal.SIGINT
 
 
+@pytest.mark.parametrize(("number", "ends"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_forked_workers_leave_ctrl_c_to_the_training_and_can_be_terminated(number, ends):
+    with Interruption(lambda text: os._exit(9)):
+        child = os.fork()
+        if child == 0:
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == (-number if ends else 0)
+
+
 # random states and what is monitored
 
 
