@@ -26,3 +26,19 @@ def test_the_compiler_is_loaded_by_compiling_and_not_before() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert out.stdout.split() == ["False", "True"], out.stdout + out.stderr
+
+
+def test_what_the_compiler_wrapped_is_compiled_in_place() -> None:
+    calls = []
+
+    def backend(graph, inputs):
+        calls.append(graph)
+        return graph.forward
+
+    model = torch.nn.Linear(2, 3)
+    wrapped = torch.compile(model, backend=backend)
+    assert _torch.compiled_in_place(wrapped) is model, "torch.compile's wrapper keeps the module elsewhere"
+    assert _torch.compiled_in_place(model) is model
+    model(torch.ones(1, 2))
+    assert calls, "a module no longer runs _compiled_call_impl when it is called"
+    torch.testing.assert_close(wrapped(torch.ones(1, 2)), model._call_impl(torch.ones(1, 2)))

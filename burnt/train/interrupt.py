@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -30,6 +32,7 @@ class Interruption:
         self.signal: signal.Signals | None = None
         self._announce = announce
         self._previous: dict[signal.Signals, object] = {}
+        self._process = os.getpid()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -47,7 +50,16 @@ class Interruption:
         return Interrupted(128 + self.signal)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:
+            # A forked worker, of a DataLoader for one. Ctrl-C reaches it too, and the step that is to be
+            # finished may need its batch; whoever ends it does so by SIGTERM.
+            if number == signal.SIGTERM:
+                signal.signal(number, self._previous[signal.SIGTERM])  # type: ignore[arg-type]
+                signal.raise_signal(number)
+            return
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
-        self._announce(f"{self.signal.name}: finishing the step and saving; once more to stop at once")
+        # The signal may have come in the middle of a print, which lets no other one in between.
+        with contextlib.suppress(RuntimeError):
+            self._announce(f"{self.signal.name}: finishing the step and saving; once more to stop at once")

@@ -95,6 +95,8 @@ class Loop:
             optimizer.step(schedule(position.step), self.params, grads)
             for metric in self.train_metrics:
                 metric.update(output)
+            # The next step must not find the memory of this one's gradients and outputs taken.
+            del output, grads
             position.step += 1
             position.batch += 1
             if position.step % self.log_every == 0:
@@ -164,8 +166,9 @@ class Loop:
             total_epochs=self.duration.count if self.duration.unit == "epochs" else None,
         )
         self.reporter.step(position, values, speed)
-        if not math.isfinite(values["loss"]):
-            raise self.not_finite("the loss", values["loss"], self.logged_step)
+        loss = values.get("loss", 0.0)  # batches without an item have none
+        if not math.isfinite(loss):
+            raise self.not_finite("the loss", loss, self.logged_step)
         self.logged, self.logged_step, self.logged_time, self.waited = sums, position.step, now, 0.0
 
     def not_finite(self, what: str, value: float, since: int) -> NonFiniteError:
@@ -212,13 +215,13 @@ class Loop:
         """Ask the early stopping."""
         stopping = self.stopping
         assert stopping is not None
-        stop = stopping.update(self.values[stopping.monitored.key], self.position)
+        stop = stopping.update(self.values.get(stopping.monitored.key, math.nan), self.position)
         if stop:
             self.writer.event("early_stopping", self.position.step, metric=stopping.monitored.key,
                               best=stopping.best, patience=str(stopping.patience))  # fmt: skip
+            better = "been a number" if stopping.best is None else f"become better than {stopping.best:.4g}"
             self.reporter.message(
-                f"stopping early: {stopping.monitored.key} has not become better than {stopping.best:.4g} "
-                f"in {stopping.patience}"
+                f"stopping early: {stopping.monitored.key} has not {better} in {stopping.patience}"
             )
         return stop
 
