@@ -106,8 +106,8 @@ class KeepBest:
 
     def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
         """The best ones, of two equals the older; a NaN is never among them."""
-        assert self.metric is not None, "a metric given by name is resolved by the training"
-        sign = -1.0 if self.metric.higher_is_better else 1.0
+        metric = self.monitored.known(self.metric, "KeepBest")
+        sign = -1.0 if metric.higher_is_better else 1.0
         key = self.monitored.key
         known = [s for s in saved if key in s.values and s.values[key] == s.values[key]]
         return sorted(known, key=lambda s: (sign * s.values[key], s.position.step))[: self.count]

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: once to finish the step and save, twice to stop at once."""
+"""Ctrl-C, SIGTERM and a lost terminal: once to finish the step and save, twice to stop at once."""
 
 from __future__ import annotations
 
@@ -13,16 +13,21 @@ from typing import Self
 __all__ = ["Interrupted", "Interruption"]
 
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class Interrupted(SystemExit):
     """A training that was interrupted has saved what it had.
 
     A `SystemExit`, so that a program which does nothing about it ends quietly with the exit code that shells
-    expect: 130 after Ctrl-C, 143 after SIGTERM.
+    expect: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
     """
 
 
 class Interruption:
-    """Catches SIGINT and SIGTERM while it is entered; does nothing outside of the main thread.
+    """Catches SIGINT, SIGTERM and SIGHUP while it is entered; does nothing outside of the main thread.
+
+    A SIGHUP that is ignored, as under nohup, stays ignored.
 
     Args:
         announce: told what was asked for, at the first signal.
@@ -36,7 +41,9 @@ class Interruption:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in _SIGNALS:
+                if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                    continue
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 

@@ -65,6 +65,7 @@ class PlainReporter(Reporter):
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._spoke = time.monotonic()
+        self._gone = False
         self._steps: int | None = None
         self._epochs: int | None = None
 
@@ -99,7 +100,13 @@ class PlainReporter(Reporter):
 
     def _say(self, text: str) -> None:
         self._spoke = time.monotonic()
-        print(text, file=self._out, flush=True)
+        if self._gone:
+            return
+        try:
+            print(text, file=self._out, flush=True)
+        except OSError:
+            # Who was reading is gone (`| head`, a closed terminal); the run store has it all.
+            self._gone = True
 
 
 class LiveReporter(Reporter):

@@ -245,18 +245,21 @@ class SupervisedTraining:
         learner.optimizer.load_record(loaded.optimizer)
         if self.stopping is not None and document["stopping"] is not None:
             self.stopping.load_state(document["stopping"])
-        if document["loader"] != self.train.state():
-            if loaded.position.batch:
-                raise CheckpointError(
-                    f"{newest.name} was saved in the middle of an epoch of another loader",
-                    where=str(newest),
-                    expected=f"train= with {document['loader']}",
-                    found=str(self.train.state()),
-                    hint="resume with the loader as it was; the next run may have another",
-                )
-            self.reporter.message(
-                f"train= differs from the run so far: {document['loader']} then, {self.train.state()} now"
+        if loaded.position.batch and document["loader"] != self.train.state():
+            raise CheckpointError(
+                f"{newest.name} was saved in the middle of an epoch of another loader",
+                where=str(newest),
+                expected=f"train= with {document['loader']}",
+                found=str(self.train.state()),
+                hint="resume with the loader as it was; the next run may have another",
             )
+        for name, old, now in (
+            ("train=", document["loader"], self.train.state()),
+            ("the schedule", document["schedule"], _schedule(learner)),
+            ("the optimizer", document["built"], repr(learner.optimizer)),
+        ):
+            if old != now:
+                self.reporter.message(f"{name} differs from the run so far: {old} then, {now} now")
         return loaded
 
     def _look_before(self, learner: Learner, steps: Steps, position: Position) -> None:
@@ -324,15 +327,12 @@ class SupervisedTraining:
     def _settings(self, learner: Learner) -> dict[str, Any]:
         """What config.json holds."""
         config = self.config if self.config is not None else getattr(learner.model, "_built_by", None)
-        schedule = learner.schedule
         return {
             "config": config.to_dict() if isinstance(config, Config) else dict(config or {}),
             "model": type(learner.model).__qualname__,
             "parameters": inspect.num_params(learner.model),
             "optimizer": repr(learner.optimizer),
-            "schedule": repr(schedule) if isinstance(schedule, Config) else getattr(
-                schedule, "__qualname__", repr(schedule)
-            ),
+            "schedule": _schedule(learner),
             "duration": str(self.duration),
             "precision": self.precision,
             "device": str(self.device),
@@ -345,7 +345,8 @@ class SupervisedTraining:
         return {
             "loader": self.train.state(),
             "seed": self.seed,
-            "schedule": repr(learner.schedule),
+            "schedule": _schedule(learner),
+            "built": repr(learner.optimizer),
             "stopping": None if self.stopping is None else self.stopping.state(),
         }
 
@@ -441,6 +442,12 @@ def _with_loss(metrics: Iterable[Metric]) -> list[Metric]:
 
 def _no_batches(name: str) -> DataError:
     return DataError(f"{name}= gave no batches", hint="is its dataset empty? Can it be gone through again?")
+
+
+def _schedule(learner: Learner) -> str:
+    """The schedule as text that is the same in every process."""
+    schedule = learner.schedule
+    return repr(schedule) if isinstance(schedule, Config) else getattr(schedule, "__qualname__", "a function")
 
 
 def _check_loss(output: StepOutput, kind: str) -> None:
