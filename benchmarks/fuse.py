@@ -129,9 +129,7 @@ def moved(row: Row) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="few rounds, for the tests")
-    parser.add_argument(
-        "--inductor", action="store_true", help="torch.compile too; it compiles for minutes"
-    )
+    parser.add_argument("--inductor", action="store_true", help="torch.compile too; it compiles for minutes")
     options = parser.parse_args()
     copy = bandwidth()
     print(f"{torch.get_num_threads()} threads, copy {copy / 1e9:.1f} GB/s, torch {torch.__version__}")

@@ -46,7 +46,8 @@ _HOMES = {
     "train": "burnt.train",
     "unfreeze": "burnt.inspect",
 }
-__getattr__, __dir__ = attach(globals(), _HOMES)
+if not TYPE_CHECKING:  # a __getattr__ would make every name known to type checkers, misspelt ones too
+    __getattr__, __dir__ = attach(globals(), _HOMES)
 
 __all__ = [
     "CheckReport",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,17 +17,15 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         OSError: the folder does not exist, cannot be written or is full; an old file is untouched.
     """
     target = Path(path)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary.touch(exist_ok=False)
+    mode = temporary.stat().st_mode  # what the umask makes of a new file
     try:
         yield temporary
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        # mkstemp makes files private; a saved file has the mode that open() would have given it.
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
+        # Whoever writes it may have put a private file in its place, as safetensors does.
+        temporary.chmod(mode)
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import types
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
@@ -15,8 +14,7 @@ def attach(
 
     Args:
         namespace: the package's `globals()`.
-        homes: public name -> module that defines it; a name equal to its module's last part with a
-            trailing colon-free path (``"nn": "burnt.nn"``) is the module itself.
+        homes: public name -> module that defines it; ``"nn": "burnt.nn"`` in burnt is the module itself.
     """
     package = namespace["__name__"]
 
@@ -25,10 +23,7 @@ def attach(
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module = importlib.import_module(home)
-        value = getattr(module, name, module) if home == f"{package}.{name}" else getattr(module, name)
-        if isinstance(value, types.ModuleType):
-            # A package may hold a module of its own name: burnt.record is not burnt.record.record.
-            value = module
+        value = module if home == f"{package}.{name}" else getattr(module, name)
         namespace[name] = value
         return value
 

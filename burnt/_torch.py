@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+<<<<<<< HEAD
 __all__ = [
     "EXTENSION",
     "BatchNormBase",
@@ -21,6 +22,9 @@ __all__ = [
     "is_plain_call",
     "trace_to_aten",
 ]
+=======
+__all__ = ["BatchNormBase", "compiled_in_place", "compiler_is_loaded"]
+>>>>>>> main
 
 BatchNormBase = _BatchNorm
 """The base of torch's BatchNorm1d, 2d and 3d. torch's own tools (`SyncBatchNorm.convert_sync_batchnorm`,
@@ -29,6 +33,24 @@ BatchNormBase = _BatchNorm
 EXTENSION: str = torch._C.__file__
 """The file of torch's extension module. It depends on all libraries that torch runs on: a symbol looked up in
 it, such as `omp_get_max_threads`, is the one that torch calls."""
+
+
+def compiled_in_place(module: torch.nn.Module) -> torch.nn.Module:
+    """The module inside `torch.compile`'s wrapper, compiled as by `module.compile()`; others as they are.
+
+    The wrapper compiles its own call alone: methods that are found through it call the plain module.
+    """
+    if not compiler_is_loaded():
+        return module
+    from torch._dynamo.eval_frame import OptimizedModule
+    from torch._dynamo.external_utils import wrap_inline
+
+    if not isinstance(module, OptimizedModule):
+        return module
+    inner: torch.nn.Module = module._orig_mod
+    # Frames of torch's own are skipped: without one around it, torch's Sequential would not be compiled.
+    inner._compiled_call_impl = module.dynamo_ctx(wrap_inline(inner._call_impl))
+    return inner
 
 
 def compiler_is_loaded() -> bool:

@@ -122,7 +122,7 @@ class Gradients(Mapping[str, Tensor]):
         As torch's `clip_grad_norm_`: the norm of the norms, with no synchronisation. Differentiable where the
         gradients are.
         """
-        values = list(self._values.values())
+        values = self._elements()
         if not values:
             return torch.zeros(())
         if any(value.requires_grad for value in values):
@@ -147,9 +147,14 @@ class Gradients(Mapping[str, Tensor]):
 
     def finite(self) -> bool:
         """Whether no element is NaN or infinite. Waits for the device."""
+        # A norm may overflow where its gradients do not.
         return bool(torch.isfinite(self.norm())) or all(
-            bool(torch.isfinite(value).all()) for value in self._values.values()
+            bool(torch.isfinite(value).all()) for value in self._elements()
         )
+
+    def _elements(self) -> list[Tensor]:
+        """The gradients, of sparse ones what they store."""
+        return [v.coalesce().values() if v.is_sparse else v for v in self._values.values()]
 
     def to(self, device: torch.device | str, **kwargs: Any) -> Gradients:
         """The gradients on another device."""

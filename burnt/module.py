@@ -118,6 +118,12 @@ class Module(torch.nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._declared:
             value = _registrable(value, type(self), name)
+            if isinstance(value, torch.nn.Module | Tensor) and "_parameters" not in self.__dict__:
+                raise DefinitionError(
+                    f"{type(self).__qualname__}.{name} is assigned too early",
+                    found=f"a {type(value).__name__} before torch.nn.Module has been set up",
+                    hint="call super().__init__() first",
+                )
             if value is not None:
                 # A slot that holds None may take any kind; torch would insist on the kind it had.
                 for slots in ("_parameters", "_buffers", "_modules"):

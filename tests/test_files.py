@@ -64,6 +64,14 @@ def test_the_mode_is_that_of_any_new_file(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
+def test_the_umask_of_the_process_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It belongs to all threads: one that makes a file meanwhile would get a mode that nobody asked for."""
+    monkeypatch.setattr("os.umask", None)
+    with replacing(tmp_path / "f") as temporary:
+        temporary.write_text("x")
+    assert (tmp_path / "f").read_text() == "x"
+
+
 def test_a_missing_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "no" / "f"):
         pass

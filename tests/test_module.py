@@ -235,6 +235,17 @@ class TestRefused:
             model.anything = {3: nn.Linear(1, 1)}
         assert caught.value.found == "3"
 
+    def test_a_field_assigned_before_the_module_is_set_up(self) -> None:
+        class Early(Module):
+            layers: list[nn.Linear]
+
+            def __init__(self) -> None:
+                self.layers = [nn.Linear(1, 1)]
+
+        with pytest.raises(DefinitionError, match=r"Early\.layers is assigned too early") as caught:
+            Early()
+        assert "super().__init__()" in str(caught.value)
+
 
 class TestContainers:
     def test_each_kind_is_registered(self) -> None:
@@ -389,6 +400,30 @@ class TestRecord:
         assert "scale: 2.0 in the record, 9.0 here" in str(report)
         nested = Wrap(model)
         assert nested.into_record().static == {"": {"times": 2}, "inner": {"scale": 2.0}}
+
+    def test_a_config_may_be_a_static_field(self, tmp_path: Path) -> None:
+        class Kept(Module):
+            config: MlpConfig
+            layer: nn.Linear
+
+        Kept(MlpConfig(hidden=3), nn.Linear(2, 2)).save(tmp_path / "m.safetensors")
+        record = burnt.Record.load(tmp_path / "m.safetensors")
+        assert record.static[""] == {"config": MlpConfig(hidden=3).to_dict()}
+        assert not Kept(MlpConfig(hidden=3), nn.Linear(2, 2)).load_record(record).static
+        differs = Kept(MlpConfig(hidden=4), nn.Linear(2, 2)).load_record(record).static
+        assert list(differs) == ["config"]
+
+    def test_the_meta_device_has_nothing_to_save_and_nowhere_to_load_to(self, tmp_path: Path) -> None:
+        real, meta = nn.Linear(2, 2), nn.Linear(2, 2, device="meta")
+        with pytest.raises(RecordError, match="no values to save") as caught:
+            meta.save(tmp_path / "m.safetensors")
+        assert "in        weight" in str(caught.value)
+        assert not list(tmp_path.iterdir())
+        with pytest.raises(RecordError, match="no memory to load a record into") as caught:
+            meta.load_record(real.into_record())
+        assert "to_empty(device=...)" in str(caught.value)
+        meta.to_empty(device="cpu").load_record(real.into_record())
+        assert torch.equal(meta.weight, real.weight)
 
     def test_a_static_field_that_json_cannot_hold(self, tmp_path: Path) -> None:
         model = Wrap(mlp())

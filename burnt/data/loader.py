@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +16,12 @@ from burnt.errors import DataError
 
 __all__ = ["EpochLoader", "IterableLoader", "Loader", "as_loader"]
 
-B = TypeVar("B")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    B = TypeVarWithDefault("B", default=Any)
+else:
+    B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
 
 

@@ -109,14 +109,22 @@ class Optimizer:
 
         Args:
             lr: the learning rate of this step.
-            model: a module, or parameters by path.
+            model: a module, or parameters by path; the same mapping is taken to hold the same parameters.
             grads: gradients by path, such as `burnt.Gradients`; parameters without one stay as they are.
 
         Raises:
             OptimError: a gradient belongs to no parameter of the model.
         """
-        if model is not self._bound_to:
+        if isinstance(model, torch.nn.Module):
+            # The module of the last step may have been moved, or given other parameters, by now.
+            named = dict(model.named_parameters())
+            binding: object = [(path, id(p), p.device, p.dtype) for path, p in named.items()]
+            if binding != self._bound_to:
+                self._bind(named)
+                self._bound_to = binding
+        elif model is not self._bound_to:
             self._bind(model)
+            self._bound_to = model
         assert self._inner is not None
         params = self._params
         for path, gradient in grads.items():
@@ -179,10 +187,9 @@ class Optimizer:
         for parameter in self._params.values():
             parameter.grad = None
 
-    def _bind(self, model: torch.nn.Module | Mapping[str, torch.nn.Parameter]) -> None:
+    def _bind(self, named: Mapping[str, torch.nn.Parameter]) -> None:
         """Make torch's optimizer for these parameters, keeping the state that their paths had."""
-        state = self.into_record().tensors
-        params = dict(model.named_parameters()) if isinstance(model, torch.nn.Module) else dict(model)
+        state, params = self.into_record().tensors, dict(named)
         fused = all(p.is_floating_point() and p.device.type in _FUSED_DEVICES for p in params.values())
         inner = self._torch(list(params.values()), lr=0.0, **self._options, fused=fused or None)  # type: ignore[call-arg]
         for key, value in state.items():
@@ -194,14 +201,16 @@ class Optimizer:
                     where=path,
                     hint="the model has changed since the state was saved",
                 )
-            if value.dim() and value.shape != parameter.shape:
+            # A fused step counts on the parameter's device, the plain one on the CPU.
+            if name == "step":
+                inner.state[parameter][name] = value.clone().to(parameter.device if fused else "cpu")
+                continue
+            if value.shape != parameter.shape:
                 raise OptimError(
                     "the optimizer's state has another shape than its parameter",
                     where=key,
                     expected=tuple(parameter.shape),
                     found=tuple(value.shape),
                 )
-            # A fused step counts on the parameter's device, the plain one on the CPU.
-            on_device = value.dim() > 0 or fused
-            inner.state[parameter][name] = value.clone().to(parameter.device if on_device else "cpu")
-        self._inner, self._params, self._bound_to, self._waiting = inner, params, model, {}
+            inner.state[parameter][name] = value.clone().to(parameter.device, parameter.dtype)
+        self._inner, self._params, self._waiting = inner, params, {}

@@ -29,7 +29,7 @@ class Schedule(Config):
             value: Any = getattr(self, name)
             if name == "steps" and value < 1:
                 raise _refused(self, name, "at least 1", value)
-            if isinstance(value, float) and not (value >= 0 and math.isfinite(value)):
+            if isinstance(value, int | float) and not (value >= 0 and math.isfinite(value)):
                 raise _refused(self, name, "a finite rate of at least 0", value)
 
 

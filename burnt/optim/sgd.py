@@ -37,11 +37,14 @@ class Sgd(Optimizer):
 
     def _advance(self, inner: torch.optim.Optimizer) -> None:
         # torch's fused kernel wants the momentum of all parameters or of none, and a parameter whose first
-        # gradient comes late has none yet; that one step is taken the plain way.
+        # gradient comes late has none yet; that one step is taken the plain way, as are sparse gradients.
         (group,) = inner.param_groups
         fused = group["fused"]
+        moved = [p for p in group["params"] if p.grad is not None]
         if self._options["momentum"]:
-            moving = [bool(inner.state.get(p)) for p in group["params"] if p.grad is not None]
+            moving = [bool(inner.state.get(p)) for p in moved]
             group["fused"] = fused and (all(moving) or not any(moving))
+        if any(p.grad.is_sparse for p in moved):
+            group["fused"] = False
         inner.step()
         group["fused"] = fused

@@ -19,6 +19,8 @@ from burnt.record.files import read_tensors, write_tensors
 FORMAT = 1
 """Version of the document that a record's file carries."""
 
+_MATERIALIZE = "model.to_empty(device=...) gives it memory; then load a record or reset the parameters"
+
 _COMPILED = "_orig_mod"
 """What torch.compile puts into the path of the module it wraps."""
 
@@ -58,16 +60,29 @@ class Record:
     config: dict[str, Any] | None = None
     static: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
+    def check(self) -> None:
+        """Find out, without writing anything, whether the record can be saved.
+
+        Raises:
+            RecordError: a static field is nothing that JSON can hold, or a tensor is on the meta device.
+        """
+        for path, tensor in self.tensors.items():
+            if tensor.is_meta:
+                raise RecordError(
+                    "a tensor on the meta device has no values to save", where=path, hint=_MATERIALIZE
+                )
+        for module, fields in self.static.items():
+            for name, value in fields.items():
+                _check_json(value, f"{module}.{name}" if module else name)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one safetensors file, atomically.
 
         Raises:
-            RecordError: a static field is nothing that JSON can hold.
+            RecordError: as `check`.
             OSError: the folder cannot be written; an old file is untouched.
         """
-        for module, fields in self.static.items():
-            for name, value in fields.items():
-                _check_json(value, f"{module}.{name}" if module else name)
+        self.check()
         document = {"format": FORMAT, "torch": torch.__version__}
         for field in dataclasses.fields(self):
             if field.name != "tensors":
@@ -180,7 +195,8 @@ def load_into(module: torch.nn.Module, record: Record, *, partial: bool = False)
         partial: tensors that are missing on either side are reported instead of refused.
 
     Raises:
-        RecordError: tensors are missing, unexpected or of another shape; the module is unchanged.
+        RecordError: tensors are missing, unexpected or of another shape, or the module's are on the meta
+            device; the module is unchanged.
     """
     own = {_plain(path): value for path, value in module.state_dict().items()}
     offered = dict(record.tensors)
@@ -188,6 +204,14 @@ def load_into(module: torch.nn.Module, record: Record, *, partial: bool = False)
     missing = [path for path in own if path not in offered]
     unexpected = [path for path in offered if path not in own]
     shared = [path for path in own if path in offered]
+    empty = next((path for path in shared if own[path].is_meta and not offered[path].is_meta), None)
+    if empty is not None:
+        raise RecordError(
+            f"{type(module).__name__} has no memory to load a record into",
+            where=empty,
+            found="a tensor on the meta device",
+            hint=_MATERIALIZE,
+        )
     problems = [
         _mismatch(path, own[path], offered[path]) for path in shared if own[path].shape != offered[path].shape
     ]
@@ -236,7 +260,10 @@ def _static_fields(module: torch.nn.Module) -> dict[str, dict[str, Any]]:
         static = getattr(child, "static_fields", None)
         values = static() if callable(static) else {}
         if values:
-            fields[_plain(path)] = values
+            fields[_plain(path)] = {
+                name: value.to_dict() if isinstance(value, Config) else value
+                for name, value in values.items()
+            }
     return fields
 
 

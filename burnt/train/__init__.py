@@ -43,7 +43,8 @@ _HOMES = {
     "metrics": "burnt.train.metrics",
     "store": "burnt.train.store",
 }
-__getattr__, __dir__ = attach(globals(), _HOMES)
+if not TYPE_CHECKING:  # a __getattr__ would make every name known to type checkers, misspelt ones too
+    __getattr__, __dir__ = attach(globals(), _HOMES)
 
 __all__ = [
     "Checkpoints",

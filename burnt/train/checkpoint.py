@@ -106,8 +106,8 @@ class KeepBest:
 
     def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
         """The best ones, of two equals the older; a NaN is never among them."""
-        assert self.metric is not None, "a metric given by name is resolved by the training"
-        sign = -1.0 if self.metric.higher_is_better else 1.0
+        metric = self.monitored.known(self.metric, "KeepBest")
+        sign = -1.0 if metric.higher_is_better else 1.0
         key = self.monitored.key
         known = [s for s in saved if key in s.values and s.values[key] == s.values[key]]
         return sorted(known, key=lambda s: (sign * s.values[key], s.position.step))[: self.count]
@@ -176,7 +176,7 @@ class Checkpoints:
         target = self.folder / f"step-{position.step:08d}"
         for left in self.folder.glob(".tmp-*"):  # by a process that was killed
             shutil.rmtree(left)
-        aside = self.folder / f".tmp-{target.name}"
+        aside, old = self.folder / f".tmp-{target.name}", self.folder / f".tmp-old-{target.name}"
         aside.mkdir()
         try:
             config = getattr(model, "_built_by", None)
@@ -184,13 +184,17 @@ class Checkpoints:
             write_tensors(aside / _TRAINING, tensors, whole)
             sync_folder(aside)
             if target.exists():
-                # An earlier attempt came this far; its checkpoint goes only once the new one is complete.
-                self._remove(target)
+                # An earlier attempt came this far.
+                target.rename(old)
             aside.rename(target)
             sync_folder(self.folder)
         except BaseException:
             shutil.rmtree(aside, ignore_errors=True)
+            if old.exists() and not target.exists():
+                old.rename(target)
             raise
+        if old.exists():
+            shutil.rmtree(old)
         new = Saved(target, dataclasses.replace(position), dict(values))
         self._prune()
         return new

@@ -18,11 +18,13 @@ class Position:
         step: optimizer steps done.
         epoch: epochs done.
         batch: batches done of the current epoch.
+        pending: whether what is due at this point, a validation, was left for when the run is resumed.
     """
 
     step: int = 0
     epoch: int = 0
     batch: int = 0
+    pending: bool = False
 
     @property
     def current_epoch(self) -> int:

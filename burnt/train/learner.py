@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from burnt._torch import compiled_in_place
 from burnt.errors import DefinitionError
 from burnt.optim import Constant, Optimizer
 from burnt.train.step import StepOutput
@@ -21,7 +22,8 @@ class Learner:
     """What is trained, and how a step of it goes.
 
     Args:
-        model: a burnt Module or any torch module.
+        model: a burnt Module or any torch module. What `torch.compile` wrapped is taken as compiled in place,
+            so that its steps run compiled and its parameters keep their paths.
         optimizer: an optimizer of `burnt.optim`.
         schedule: the learning rate: a schedule of `burnt.optim`, a number, or a function of the steps done.
         step: ``step(model, batch) -> StepOutput`` for a model without a `training_step`.
@@ -61,7 +63,7 @@ class Learner:
             step = _method("training_step")
             if validation_step is None and callable(getattr(model, "validation_step", None)):
                 validation_step = _method("validation_step")
-        self.model = model
+        self.model = compiled_in_place(model)
         self.optimizer = optimizer
         self.schedule = schedule if callable(schedule) else Constant(float(schedule))
         self.step = step

@@ -7,6 +7,7 @@ objects: a loader, the steps of a Learner, metrics, checkpoints, stopping, the r
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -72,8 +73,12 @@ class Loop:
         self.logged_step, self.logged_time, self.waited = self.position.step, perf_counter(), 0.0
         self.validated_step = self.saved_step = -1
         self.steps.train()
-        # A run that had come to its end, and is resumed, has nothing left to do.
-        reason = "finished" if self.duration.over(self.position) else None
+        reason = None
+        if self.position.pending:
+            self.position.pending = False
+            reason = self.between(epoch_ended=self.position.batch == 0)
+        elif self.duration.over(self.position):
+            reason = "finished"  # a run that had come to its end, and is resumed, has nothing left to do
         if reason is None and self.stopping is not None and self.stopping.over:
             reason = "stopped early"
         while reason is None:
@@ -95,6 +100,8 @@ class Loop:
             optimizer.step(schedule(position.step), self.params, grads)
             for metric in self.train_metrics:
                 metric.update(output)
+            # The next step must not find the memory of this one's gradients and outputs taken.
+            del output, grads
             position.step += 1
             position.batch += 1
             if position.step % self.log_every == 0:
@@ -109,6 +116,7 @@ class Loop:
             )
         self.log()
         position.epoch, position.batch = position.epoch + 1, 0
+        self.end_epoch()
         return self.between(epoch_ended=True)
 
     def batches(self) -> Iterator[Any]:
@@ -127,15 +135,14 @@ class Loop:
         """What is due after a step or an epoch: validation, a checkpoint, the end and the reason for it."""
         position = self.position
         over = self.duration.over(position)
-        interrupted = self.interruption.signal is not None
-        fresh = set()
-        if epoch_ended:
-            self.end_epoch()
-            fresh.add("train")
+        fresh = {"train"} if epoch_ended else set()
         if over or self.validate_every.due(position, epoch_ended=epoch_ended):
-            self.validate()
+            position.pending = not self.validate()
             fresh.add("valid")
-        stop = self.stopping is not None and self.stopping.monitored.split in fresh and self.should_stop()
+        interrupted = self.interruption.signal is not None
+        stop = False
+        if not position.pending and self.stopping is not None and self.stopping.monitored.split in fresh:
+            stop = self.should_stop()
         if over or stop or interrupted or self.checkpoint_every.due(position, epoch_ended=epoch_ended):
             self.save()
         if interrupted:
@@ -164,8 +171,9 @@ class Loop:
             total_epochs=self.duration.count if self.duration.unit == "epochs" else None,
         )
         self.reporter.step(position, values, speed)
-        if not math.isfinite(values["loss"]):
-            raise self.not_finite("the loss", values["loss"], self.logged_step)
+        loss = values.get("loss", 0.0)  # batches without an item have none
+        if not math.isfinite(loss):
+            raise self.not_finite("the loss", loss, self.logged_step)
         self.logged, self.logged_step, self.logged_time, self.waited = sums, position.step, now, 0.0
 
     def not_finite(self, what: str, value: float, since: int) -> NonFiniteError:
@@ -190,15 +198,20 @@ class Loop:
         self.writer.event("epoch", self.position.step, epoch=self.position.epoch, values=values)
         self.reporter.epoch(self.position, "train", values)
 
-    def validate(self) -> None:
-        """Go through the validation batches and keep the values."""
+    def validate(self) -> bool:
+        """Go through the validation batches and keep the values; False when a signal came in between."""
         if self.valid is None or self.validated_step == self.position.step:
-            return
-        began = perf_counter()
+            return True
+        began, rng = perf_counter(), RandomStates.capture()
         for metric in self.valid_metrics:
             metric.reset()
         self.reporter.activity("validating")
-        run_validation(self.steps, map(self.placed, self.valid.epoch(0)), self.valid_metrics, self.autocast)
+        uninterrupted = itertools.takewhile(lambda _: self.interruption.signal is None, self.valid.epoch(0))
+        batches = map(self.placed, uninterrupted)
+        run_validation(self.steps, batches, self.valid_metrics, self.autocast)
+        if self.interruption.signal is not None:
+            rng.restore()  # the validation is done anew when the run is resumed, and draws what it drew
+            return False
         values = intervals(self.valid_metrics, read(self.valid_metrics), None)
         self.values |= {f"valid/{name}": value for name, value in values.items()}
         self.writer.log(self.position.step, self.position.current_epoch, values, "valid")
@@ -207,18 +220,19 @@ class Loop:
         self.reporter.epoch(self.position, "valid", values)
         self.validated_step = self.position.step
         self.logged_time += perf_counter() - began  # steps per second are those of training
+        return True
 
     def should_stop(self) -> bool:
         """Ask the early stopping."""
         stopping = self.stopping
         assert stopping is not None
-        stop = stopping.update(self.values[stopping.monitored.key], self.position)
+        stop = stopping.update(self.values.get(stopping.monitored.key, math.nan), self.position)
         if stop:
             self.writer.event("early_stopping", self.position.step, metric=stopping.monitored.key,
                               best=stopping.best, patience=str(stopping.patience))  # fmt: skip
+            better = "been a number" if stopping.best is None else f"become better than {stopping.best:.4g}"
             self.reporter.message(
-                f"stopping early: {stopping.monitored.key} has not become better than {stopping.best:.4g} "
-                f"in {stopping.patience}"
+                f"stopping early: {stopping.monitored.key} has not {better} in {stopping.patience}"
             )
         return stop
 

@@ -63,6 +63,22 @@ class Monitored:
             )
         return found
 
+    def known(self, metric: Metric | None, wanted_by: str) -> Metric:
+        """The metric, once it is an object.
+
+        Raises:
+            MetricError: it was given by name, and no training has looked it up.
+        """
+        if metric is None:
+            raise MetricError(
+                f"{wanted_by} knows its metric by name only",
+                where=self.key,
+                expected="a metric object, outside of a SupervisedTraining, which looks names up",
+                found=repr(self.name),
+                hint=f"{wanted_by}(Loss(), ...)",
+            )
+        return metric
+
     def better(self, value: float, best: float, metric: Metric, margin: float = 0.0) -> bool:
         """Whether a value is better than the best one by more than a margin. NaN is never better."""
         return value > best + margin if metric.higher_is_better else value < best - margin

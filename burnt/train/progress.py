@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from burnt.errors import UnsupportedError
 from burnt.train.duration import Position
@@ -14,37 +14,31 @@ from burnt.train.duration import Position
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["LiveReporter", "PlainReporter", "Reporter", "SilentReporter", "choose_reporter", "duration_text"]
+__all__ = ["LiveReporter", "PlainReporter", "Reporter", "choose_reporter", "duration_text"]
 
 _SECONDS_BETWEEN_LINES = 5.0
 
 
-class Reporter(Protocol):
-    """What the loop tells of itself."""
+class Reporter:
+    """What the loop tells of itself. This one keeps it to itself; others override what they show."""
 
     def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
         """The training begins at a position, towards so many epochs and steps in all, where known."""
-        ...
 
     def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
         """Metrics were read."""
-        ...
 
     def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
         """A split's values over an epoch are known."""
-        ...
 
     def activity(self, name: str) -> None:
         """Something else than training takes its time."""
-        ...
 
     def message(self, text: str) -> None:
         """A person should know this."""
-        ...
 
     def close(self) -> None:
         """The training is over."""
-        ...
 
 
 def choose_reporter(monitor: str) -> Reporter:
@@ -59,40 +53,19 @@ def choose_reporter(monitor: str) -> Reporter:
         )
     terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     if monitor == "off":
-        return SilentReporter()
+        return Reporter()
     if monitor == "live" or (monitor == "auto" and terminal):
         return LiveReporter()
     return PlainReporter(sys.stdout)
 
 
-class SilentReporter:
-    """Says nothing."""
-
-    def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
-        """Nothing."""
-
-    def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
-        """Nothing."""
-
-    def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
-        """Nothing."""
-
-    def activity(self, name: str) -> None:
-        """Nothing."""
-
-    def message(self, text: str) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
-        """Nothing."""
-
-
-class PlainReporter:
+class PlainReporter(Reporter):
     """A line for each epoch and split, and one every few seconds in between, for logs and pipes."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._spoke = time.monotonic()
+        self._gone = False
         self._steps: int | None = None
         self._epochs: int | None = None
 
@@ -117,15 +90,9 @@ class PlainReporter:
         """The values of a split over an epoch."""
         self._say(f"{self._where(position)}  {split:<5}  {values_text(values)}")
 
-    def activity(self, name: str) -> None:
-        """Nothing: the line of its result is enough."""
-
     def message(self, text: str) -> None:
         """The text."""
         self._say(text)
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def _where(self, position: Position) -> str:
         total = f"/{self._epochs}" if self._epochs else ""
@@ -133,10 +100,16 @@ class PlainReporter:
 
     def _say(self, text: str) -> None:
         self._spoke = time.monotonic()
-        print(text, file=self._out, flush=True)
+        if self._gone:
+            return
+        try:
+            print(text, file=self._out, flush=True)
+        except OSError:
+            # Who was reading is gone (`| head`, a closed terminal); the run store has it all.
+            self._gone = True
 
 
-class LiveReporter:
+class LiveReporter(Reporter):
     """A bar and a table that renew themselves four times a second; messages scroll by above them."""
 
     def __init__(self) -> None:

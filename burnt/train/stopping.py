@@ -68,11 +68,11 @@ class EarlyStopping:
             value: the metric's value.
             position: how far the training has come.
         """
-        assert self.metric is not None, "a metric given by name is resolved by the training"
+        metric = self.monitored.known(self.metric, "EarlyStopping")
         first = self.best is None and not math.isnan(value)
         if first or (
             self.best is not None
-            and self.monitored.better(value, self.best, self.metric, self.min_delta)
+            and self.monitored.better(value, self.best, metric, self.min_delta)
         ):  # fmt: skip
             self.best, self.best_at = value, self.patience.done(position)
         self.waited = self.patience.done(position) - self.best_at

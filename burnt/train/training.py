@@ -18,6 +18,7 @@ from burnt.config import Config
 from burnt.data import as_loader, move
 from burnt.device import best_device
 from burnt.errors import BurntError, CheckpointError, ConfigError, DataError, MetricError, ShapeError
+from burnt.record import record_of
 from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.duration import Duration, Position
 from burnt.train.interrupt import Interruption
@@ -30,6 +31,7 @@ from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
+from burnt.train.store.schema import DATABASE
 from burnt.train.system import SystemSampler
 
 __all__ = ["SupervisedTraining", "TrainingResult", "evaluate"]
@@ -173,41 +175,40 @@ class SupervisedTraining:
             resumed_from_step=position.step or None,
             on_error=self.reporter.message,
         )
-        if loaded is not None:
-            loaded.rng.restore()
-        elif self.seed is not None:
-            torch.manual_seed(self.seed)
-        interruption = Interruption(self.reporter.message)
-        loop = Loop(
-            learner=learner,
-            steps=steps,
-            train=self.train,
-            valid=self.valid,
-            train_metrics=train_metrics,
-            valid_metrics=valid_metrics,
-            duration=self.duration,
-            validate_every=self.validate_every,
-            checkpoint_every=self.checkpoint_every,
-            log_every=self.log_every,
-            clip_norm=self.clip_norm,
-            device=self.device,
-            autocast=functools.partial(autocast, self.precision, self.device),
-            checkpoints=checkpoints,
-            stopping=self.stopping,
-            writer=writer,
-            reporter=self.reporter,
-            interruption=interruption,
-            position=position,
-            values={} if loaded is None else dict(loaded.document["values"]),
-            document=functools.partial(self._document, learner),
-            epoch_rng=RandomStates.capture() if loaded is None else loaded.epoch_rng,
-        )
         began = perf_counter()
         with ExitStack() as stack:
             stack.callback(self.reporter.close)
             ending = stack.enter_context(_Ending(writer, position))
+            if loaded is not None:
+                loaded.rng.restore()
+            elif self.seed is not None:
+                torch.manual_seed(self.seed)
+            interruption = stack.enter_context(Interruption(self.reporter.message))
+            loop = Loop(
+                learner=learner,
+                steps=steps,
+                train=self.train,
+                valid=self.valid,
+                train_metrics=train_metrics,
+                valid_metrics=valid_metrics,
+                duration=self.duration,
+                validate_every=self.validate_every,
+                checkpoint_every=self.checkpoint_every,
+                log_every=self.log_every,
+                clip_norm=self.clip_norm,
+                device=self.device,
+                autocast=functools.partial(autocast, self.precision, self.device),
+                checkpoints=checkpoints,
+                stopping=self.stopping,
+                writer=writer,
+                reporter=self.reporter,
+                interruption=interruption,
+                position=position,
+                values={} if loaded is None else dict(loaded.document["values"]),
+                document=functools.partial(self._document, learner),
+                epoch_rng=RandomStates.capture() if loaded is None else loaded.epoch_rng,
+            )
             stack.enter_context(SystemSampler(writer.system, folder=self.folder))
-            stack.enter_context(interruption)
             self.reporter.start(
                 self._title(learner, position),
                 position,
@@ -236,30 +237,37 @@ class SupervisedTraining:
         """The newest checkpoint of a run that is resumed, with model, optimizer and stopping as it says."""
         newest = checkpoints.newest() if checkpoints is not None and self.resume else None
         if checkpoints is None or newest is None:
+            if self.resume and (self.folder / DATABASE).exists():
+                self.reporter.message(f"{self.folder} has no checkpoint: the run starts from the beginning")
             return None
         loaded = checkpoints.load(newest, learner.model, metrics)
         document = loaded.document
         learner.optimizer.load_record(loaded.optimizer)
         if self.stopping is not None and document["stopping"] is not None:
             self.stopping.load_state(document["stopping"])
-        if document["loader"] != self.train.state():
-            if loaded.position.batch:
-                raise CheckpointError(
-                    f"{newest.name} was saved in the middle of an epoch of another loader",
-                    where=str(newest),
-                    expected=f"train= with {document['loader']}",
-                    found=str(self.train.state()),
-                    hint="resume with the loader as it was; the next run may have another",
-                )
-            self.reporter.message(
-                f"train= differs from the run so far: {document['loader']} then, {self.train.state()} now"
+        if loaded.position.batch and document["loader"] != self.train.state():
+            raise CheckpointError(
+                f"{newest.name} was saved in the middle of an epoch of another loader",
+                where=str(newest),
+                expected=f"train= with {document['loader']}",
+                found=str(self.train.state()),
+                hint="resume with the loader as it was; the next run may have another",
             )
+        for name, old, now in (
+            ("train=", document["loader"], self.train.state()),
+            ("the schedule", document["schedule"], _schedule(learner)),
+            ("the optimizer", document["built"], repr(learner.optimizer)),
+        ):
+            if old != now:
+                self.reporter.message(f"{name} differs from the run so far: {old} then, {now} now")
         return loaded
 
     def _look_before(self, learner: Learner, steps: Steps, position: Position) -> None:
         """What would otherwise fail after minutes is made to fail now; no random state is changed."""
         rng = RandomStates.capture()
         try:
+            if self.keepers is not None:
+                record_of(learner.model).check()
             self._look_at_training(learner, position)
             if self.valid is not None:
                 self._look_at_validation(steps)
@@ -273,12 +281,19 @@ class SupervisedTraining:
                 raise _no_batches("train")
             return
         report = inspect.check(learner.model, batch, call=learner.step)
+        trainable = [p for p in learner.model.parameters() if p.requires_grad]
+        if not report.unchecked:
+            _check_loss(checked_output(report.outputs, learner.step, "training"), "training")
+            if len(report.without_gradient) == len(trainable):
+                raise BurntError(
+                    "the loss depends on no trainable parameter",
+                    found=f"{len(trainable)} trainable parameters, none of which the loss reaches",
+                    hint="is the model frozen, or the loss detached, or computed under no_grad?",
+                )
         for line in report.unchecked:
             self.reporter.message(f"not checked: {line}")
         for path in report.without_gradient:
             self.reporter.message(f"the loss does not reach {path}: it will not be trained")
-        if not report.unchecked:
-            _check_loss(checked_output(report.outputs, learner.step, "training"), "training")
 
     def _look_at_validation(self, steps: Steps) -> None:
         assert self.valid is not None
@@ -312,15 +327,12 @@ class SupervisedTraining:
     def _settings(self, learner: Learner) -> dict[str, Any]:
         """What config.json holds."""
         config = self.config if self.config is not None else getattr(learner.model, "_built_by", None)
-        schedule = learner.schedule
         return {
             "config": config.to_dict() if isinstance(config, Config) else dict(config or {}),
             "model": type(learner.model).__qualname__,
             "parameters": inspect.num_params(learner.model),
             "optimizer": repr(learner.optimizer),
-            "schedule": repr(schedule) if isinstance(schedule, Config) else getattr(
-                schedule, "__qualname__", repr(schedule)
-            ),
+            "schedule": _schedule(learner),
             "duration": str(self.duration),
             "precision": self.precision,
             "device": str(self.device),
@@ -333,7 +345,8 @@ class SupervisedTraining:
         return {
             "loader": self.train.state(),
             "seed": self.seed,
-            "schedule": repr(learner.schedule),
+            "schedule": _schedule(learner),
+            "built": repr(learner.optimizer),
             "stopping": None if self.stopping is None else self.stopping.state(),
         }
 
@@ -429,6 +442,12 @@ def _with_loss(metrics: Iterable[Metric]) -> list[Metric]:
 
 def _no_batches(name: str) -> DataError:
     return DataError(f"{name}= gave no batches", hint="is its dataset empty? Can it be gone through again?")
+
+
+def _schedule(learner: Learner) -> str:
+    """The schedule as text that is the same in every process."""
+    schedule = learner.schedule
+    return repr(schedule) if isinstance(schedule, Config) else getattr(schedule, "__qualname__", "a function")
 
 
 def _check_loss(output: StepOutput, kind: str) -> None:

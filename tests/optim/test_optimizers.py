@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import burnt
 from burnt import Gradients, optim
 from burnt.errors import ConfigError, OptimError, RecordError
+from burnt.inspect import map_params
 from burnt.optim import OptimizerRecord
 
 CASES = [
@@ -213,6 +214,51 @@ def test_state_follows_paths_to_a_fork_and_a_loaded_model(tmp_path, ours, theirs
     other.load_record(fork.into_record())
     advance(optimizer, other, 6, 9)
     assert same(other, whole)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "options"), STATEFUL)
+def test_state_follows_a_module_whose_parameters_change_between_steps(ours, theirs, options):
+    """Moved in place by `.double()` and replaced by `map_params`, against an optimizer of torch made anew."""
+    model, twin = net(), net()
+    optimizer, reference = ours(**options), theirs(twin.parameters(), lr=0.0, **options)
+    advance(optimizer, model, 0, 3)
+    torch_advance(reference, twin, 0, 3)
+    model.double()
+    map_params(model, lambda path, parameter: parameter.clone())
+    twin.double()
+    state = reference.state_dict()
+    reference = theirs(twin.parameters(), lr=0.0, **options)
+    reference.load_state_dict(state)
+    for step in range(3, 6):
+        x, y = (value.double() for value in batch(step))
+        optimizer.step(rate(step), model, Gradients.of(F.mse_loss(model(x), y), model))
+        reference.zero_grad()
+        F.mse_loss(twin(x), y).backward()
+        for group in reference.param_groups:
+            group["lr"] = rate(step)
+        reference.step()
+    for ours_, theirs_ in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours_, theirs_, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_takes_the_sparse_gradients_of_an_embedding(momentum):
+    torch.manual_seed(0)
+    model = burnt.nn.Embedding(7, 3, sparse=True)
+    twin = nn.Embedding(7, 3, _weight=model.weight.detach().clone())
+    optimizer, reference = optim.Sgd(momentum=momentum), torch.optim.SGD(twin.parameters(), 0.1, momentum)
+    for ids in ([1, 2, 2], [0, 2, 5], [2, 2, 2]):
+        grads = Gradients.of(model(torch.tensor(ids)).square().sum(), model)
+        assert grads["weight"].is_sparse
+        twin.zero_grad()
+        twin(torch.tensor(ids)).square().sum().backward()
+        torch.testing.assert_close(grads.norm(), twin.weight.grad.norm())
+        torch.testing.assert_close(grads.clip_norm(0.01)["weight"].to_dense().norm(), torch.tensor(0.01))
+        assert grads.finite()
+        assert not grads.scale(float("nan")).finite()
+        optimizer.step(0.1, model, grads)
+        reference.step()
+    torch.testing.assert_close(model.weight, twin.weight)
 
 
 def test_a_waiting_record_is_not_lost_and_loading_replaces_what_was():

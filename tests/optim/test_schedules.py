@@ -104,6 +104,7 @@ def test_through_json_alone_and_in_a_config(schedule):
     ("make", "where", "words"),
     [
         (lambda: Constant(-0.1), "lr", ["Constant", "finite rate of at least 0", "-0.1"]),
+        (lambda: Constant(-1), "lr", ["Constant", "finite rate of at least 0", "-1"]),
         (lambda: Constant(float("nan")), "lr", ["Constant", "nan"]),
         (lambda: Linear(1.0, float("inf"), 3), "end", ["Linear", "inf"]),
         (lambda: Linear(1.0, 0.0, 0), "steps", ["Linear", "at least 1", "0"]),

@@ -136,6 +136,10 @@ def test_fresh_and_reset_forget_and_are_apart():
             ],
         ),
         (
+            lambda: Accuracy().update(StepOutput(torch.tensor(0.0), torch.zeros(3, 1), torch.zeros(3))),
+            ["accuracy cannot tell the classes", "outputs (3, 1), targets (3,)", "torch.stack([-x, x], -1)"],
+        ),
+        (
             lambda: Accuracy().update(StepOutput(torch.tensor(0.0), torch.zeros(3, 4), torch.zeros(2))),
             ["accuracy cannot tell the classes", "outputs (3, 4), targets (2,)"],
         ),

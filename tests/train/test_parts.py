@@ -2,7 +2,10 @@
 
 import math
 import os
+import pathlib
 import random
+import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ import burnt
 from burnt import optim
 from burnt.errors import CheckpointError, ConfigError, MetricError
 from burnt.train import Checkpoints, Duration, EarlyStopping, KeepBest, KeepLast, Position, Saved
+from burnt.train.interrupt import Interruption
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
 from burnt.train.monitored import Monitored
 from burnt.train.rng import RandomStates
@@ -336,6 +340,55 @@ def test_saving_the_same_step_again_replaces_it(tmp_path):
     save(checkpoints, Net(nn.Linear(2, 2)), 1, loss=2.0)
     assert [s.values["valid/loss"] for s in checkpoints.saved()] == [2.0]
     assert names(tmp_path) == ["step-00000001"]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_stopped_while_a_step_is_saved_again_one_of_the_two_is_there(tmp_path, monkeypatch, at):
+    """Ctrl-C, pressed twice, may come anywhere: here when a folder has been renamed or removed."""
+    checkpoints = Checkpoints(tmp_path, [KeepLast(3)])
+    save(checkpoints, Net(nn.Linear(2, 2)), 1, loss=1.0)
+    calls = []
+
+    def interrupted(real):
+        def call(*args, **kwargs):
+            done = real(*args, **kwargs)
+            calls.append(real)
+            if len(calls) == at:
+                raise KeyboardInterrupt
+            return done
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.rename", interrupted(pathlib.Path.rename))
+        patch.setattr("shutil.rmtree", interrupted(shutil.rmtree))
+        with pytest.raises(KeyboardInterrupt):
+            save(checkpoints, Net(nn.Linear(2, 2)), 1, loss=2.0)
+    assert len(checkpoints.saved()) == 1
+    save(checkpoints, Net(nn.Linear(2, 2)), 1, loss=3.0)
+    assert [s.values["valid/loss"] for s in checkpoints.saved()] == [3.0]
+    assert names(tmp_path) == ["step-00000001"]
+
+
+def test_a_signal_in_the_middle_of_a_print_is_still_taken():
+    def announce(text):
+        raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
+
+    with Interruption(announce) as interruption:
+        signal.raise_signal(signal.SIGINT)
+        assert interruption.signal == signal.SIGINT
+
+
+@pytest.mark.parametrize(("number", "ends"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
+def test_forked_workers_leave_ctrl_c_to_the_training_and_can_be_terminated(number, ends):
+    with Interruption(lambda text: os._exit(9)):
+        child = os.fork()
+        if child == 0:
+            signal.raise_signal(number)
+            signal.raise_signal(number)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == (-number if ends else 0)
 
 
 # random states and what is monitored

@@ -16,7 +16,7 @@ from burnt.train import progress as module
 from burnt.train.progress import (
     LiveReporter,
     PlainReporter,
-    SilentReporter,
+    Reporter,
     choose_reporter,
     duration_text,
     value_text,
@@ -146,7 +146,7 @@ def test_a_live_run(tmp_path, monkeypatch):
         ("auto", False, "xterm", PlainReporter),
         ("plain", True, "xterm", PlainReporter),
         ("live", False, "xterm", LiveReporter),
-        ("off", True, "xterm", SilentReporter),
+        ("off", True, "xterm", Reporter),
     ],
 )
 def test_the_reporter_fits_the_place(monkeypatch, monitor, terminal, term, kind):

@@ -59,13 +59,24 @@ def torch_loader() -> torch.utils.data.DataLoader:
 class Run:
     """One go at a training, with objects of its own; stopped by a signal after step `stop_at`."""
 
-    def __init__(self, folder, loader=burnt_loader, *, stop_at=None, init_seed=0, how=(), **settings: Any):
+    def __init__(
+        self,
+        folder,
+        loader=burnt_loader,
+        *,
+        stop_at=None,
+        stop_in_validation=None,
+        init_seed=0,
+        how=(),
+        **settings: Any,
+    ):
         torch.manual_seed(init_seed)
         random.seed(init_seed)
         np.random.seed(init_seed)
         self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2))
         self.losses: dict[int, float] = {}
         self.stop_at = stop_at
+        self.stop_in_validation, self.validated = stop_in_validation, 0
         # Settings of their own, not the library's, so that each run starts from others.
         self.optimizer = optim.AdamW(weight_decay=0.1)
         schedule = optim.Cosine(3e-2, STEPS)
@@ -102,6 +113,10 @@ class Run:
         logits = model(batch.x)
         # Python's and NumPy's generators have a say as well.
         loss = F.cross_entropy(logits, batch.y) * (1 + 0.1 * random.random() + 0.1 * np.random.rand())
+        if not model.training:
+            self.validated += 1  # the first is the look before the first step
+            if self.validated == self.stop_in_validation:
+                os.kill(os.getpid(), signal.SIGINT)
         if model.training and not loss.is_meta:
             number = self.optimizer_steps() + 1
             self.losses[number] = loss.item()
@@ -155,6 +170,18 @@ def test_stopped_after_any_step_and_resumed_it_ends_as_if_it_had_never_stopped(t
         assert list(second.losses) == list(range(k + 1, STEPS + 1))
         assert_same(second, whole)
         assert history(folder) == whole_history, k
+
+
+@pytest.mark.parametrize("batch", [1, 3, 6, 8, 18])
+def test_stopped_in_a_validation_it_validates_anew_when_resumed(tmp_path, batch):
+    whole = Run(tmp_path / "whole")
+    first = Run(tmp_path / "run", stop_in_validation=1 + batch)
+    assert first.interrupted
+    assert first.validated == 1 + batch
+    second = Run(tmp_path / "run", resume=True, init_seed=9)
+    assert {**first.losses, **second.losses} == whole.losses
+    assert_same(second, whole)
+    assert history(tmp_path / "run") == history(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("stop_at", [5, 10])

@@ -2,10 +2,12 @@
 
 import itertools
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ from burnt.errors import (
     MetricError,
     NonFiniteError,
     OptimError,
+    RecordError,
     RunError,
     ShapeError,
     UnsupportedError,
@@ -117,7 +120,42 @@ class Unsized:
         return iter(self.batches)
 
 
+class Scaled(burnt.Module):
+    """Its static field is nothing that a checkpoint could hold."""
+
+    layers: nn.Sequential
+    act: object
+
+    def forward(self, x):
+        return self.act(self.layers(x))
+
+
+def frozen() -> nn.Sequential:
+    model = net()
+    burnt.freeze(model)
+    return model
+
+
+def detached(model, batch):
+    output = step(model, batch)
+    return StepOutput(output.loss.detach(), output.outputs, output.targets)
+
+
 REFUSED = {
+    "frozen": Looked(
+        BurntError,
+        "the loss depends on no trainable parameter",
+        "0 trainable parameters",
+        "is the model frozen",
+        model=frozen(),
+    ),
+    "no parameters": Looked(BurntError, "the loss depends on no trainable parameter", model=nn.ReLU()),
+    "detached": Looked(
+        BurntError, "the loss depends on no trainable parameter", "6 trainable parameters", how=detached
+    ),
+    "unsavable": Looked(
+        RecordError, "a static field cannot be saved", "in        act", model=Scaled(net(), torch.relu)
+    ),
     "metric": Looked(
         MetricError,
         "EarlyStopping monitors a metric that the run does not have",
@@ -358,6 +396,44 @@ def test_nan_is_never_in_a_checkpoint(tmp_path, act, at):
     assert ended(folder) == ("finished", "finished")
 
 
+@pytest.mark.parametrize("log_every", [1, 20])
+def test_a_batch_of_no_items_has_no_loss_and_counts_for_nothing(tmp_path, log_every):
+    def padded(model, batch):
+        output = step(model, batch)
+        return StepOutput(output.loss, count=0) if batch.x[0, 0] == 9 else output
+
+    nothing = Batch(x=torch.full((4, 6), 9.0), y=torch.zeros(4, dtype=torch.int64))
+    batches = [*loader(), nothing]
+    result = training(tmp_path / "run", train=batches, log_every=log_every, valid=[nothing],
+                      stopping=EarlyStopping(Loss(), "9 epochs")).run(learner(how=padded))  # fmt: skip
+    assert result.position.step == len(batches)
+    assert math.isfinite(result.values["train/loss"])
+    assert "valid/loss" not in result.values
+
+
+def test_a_monitored_value_that_never_was_a_number_stops_early_and_is_told_of(tmp_path, capsys):
+    def never(model, batch):
+        output = step(model, batch)
+        return StepOutput(output.loss * math.nan, output.outputs, output.targets)
+
+    result = training(
+        tmp_path / "run",
+        duration="9 epochs",
+        monitor="plain",
+        stopping=EarlyStopping(Loss(), "2 epochs"),
+    ).run(learner(validation_step=never))
+    assert (result.reason, result.position.epoch) == ("stopped early", 2)
+    assert "stopping early: valid/loss has not been a number in 2 epochs" in capsys.readouterr().out
+
+
+def test_what_breaks_between_the_run_folder_and_the_first_step_ends_the_run(tmp_path):
+    with pytest.raises(ValueError, match="no number"):
+        training(tmp_path / "run", seed="no number").run(learner())
+    state, reason = ended(tmp_path / "run")
+    assert state == "crashed"
+    assert reason.startswith("ValueError")
+
+
 def test_an_exception_of_the_step_is_raised_as_it_is_and_recorded(tmp_path):
     error = ZeroDivisionError("mine")
     with pytest.raises(ZeroDivisionError) as caught:
@@ -516,6 +592,63 @@ def test_the_host_waits_for_the_device_once_a_reading_and_never_in_between(tmp_p
     ]
 
 
+def test_a_step_finds_the_memory_of_the_last_one_free(tmp_path):
+    last: list[weakref.ref] = []
+    alive: list[bool] = []
+
+    def watched(model, batch):
+        alive.extend(reference() is not None for reference in last)
+        output = step(model, batch)
+        last[:] = [weakref.ref(output.loss), weakref.ref(output.outputs)]
+        return output
+
+    class Watched(optim.Sgd):
+        def step(self, lr, model, grads):
+            last.extend(weakref.ref(gradient) for gradient in grads.values())
+            super().step(lr, model, grads)
+
+    ours = Learner(net(), Watched(), 0.1, step=watched)
+    training(tmp_path / "run", valid=None, check=False).run(ours)
+    assert alive == [False] * len(alive)
+    assert len(alive) == 4 * (2 + 6)
+
+
+def test_a_compiled_model_runs_compiled_and_keeps_its_paths(tmp_path):
+    calls = []
+
+    def backend(graph, inputs):
+        def run(*args):
+            calls.append(torch.is_grad_enabled())
+            return graph(*args)
+
+        return run
+
+    class Mlp(burnt.Module):
+        body: nn.Sequential
+
+        def forward(self, x):
+            return self.body(x)
+
+        def training_step(self, batch):
+            return step(self, batch)
+
+    torch.manual_seed(0)
+    model = Mlp(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)))
+    plain = model.fork()
+    optimizer = optim.AdamW()
+    ours = Learner(torch.compile(model, backend=backend), optimizer, 0.01)
+    training(tmp_path / "run").run(ours)
+    # The look at validation, the steps, validation.
+    assert calls == [False] + [True] * 5 + [False] * 5
+    assert {key.partition("/")[0] for key in optimizer.into_record().tensors} == {
+        path for path, _ in plain.named_parameters()
+    }
+    # A checkpoint of a compiled model is one of the plain model.
+    resumed = training(tmp_path / "run", duration="2 epochs", resume=True)
+    resumed.run(Learner(plain, optim.AdamW(), 0.01))
+    assert RunReader(tmp_path / "run").attempts()[-1].resumed_from_step == 5
+
+
 def test_modes_and_gradients_after_validation_and_training(tmp_path):
     model = net()
     modes = []
@@ -626,6 +759,18 @@ def test_a_stream_of_unknown_length(tmp_path):
 
     with pytest.raises(DataError, match="epoch 2 gave no batches"):
         training(tmp_path / "once", train=Once(*loader()), duration="2 epochs", check=False).run(learner())
+
+
+def test_a_run_without_checkpoints_says_that_it_starts_anew(tmp_path, capsys):
+    training(tmp_path / "run", checkpoints=None).run(learner())
+    result = training(tmp_path / "run", monitor="plain", resume=True).run(learner())
+    assert (
+        f"{tmp_path / 'run'} has no checkpoint: the run starts from the beginning" in capsys.readouterr().out
+    )
+    assert result.position.step == 5
+    # A first run may ask for it too, and has nothing to say.
+    training(tmp_path / "new", monitor="plain", resume=True).run(learner())
+    assert "no checkpoint" not in capsys.readouterr().out
 
 
 def test_no_checkpoints(tmp_path):

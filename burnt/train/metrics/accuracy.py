@@ -69,12 +69,16 @@ def predictions(output: StepOutput, metric: str) -> tuple[Tensor, int]:
             expected="ClassificationOutput(loss, outputs=logits, targets=labels) from the step",
             found=f"outputs: {type(logits).__name__}, targets: {type(targets).__name__}",
         )
+    axis = None
     if logits.shape[:-1] == targets.shape:
-        return logits.argmax(-1), logits.shape[-1]
-    if logits.dim() >= 2 and logits.shape[:1] + logits.shape[2:] == targets.shape:
-        return logits.argmax(1), logits.shape[1]
+        axis = -1
+    elif logits.dim() >= 2 and logits.shape[:1] + logits.shape[2:] == targets.shape:
+        axis = 1
+    if axis is not None and logits.shape[axis] > 1:
+        return logits.argmax(axis), logits.shape[axis]
     raise MetricError(
         f"{metric} cannot tell the classes",
-        expected="targets in the shape of the outputs less the axis of classes",
+        expected="targets in the shape of the outputs less the axis of two or more classes",
         found=f"outputs {tuple(logits.shape)}, targets {tuple(targets.shape)}",
+        hint="of a single logit x, torch.stack([-x, x], -1) makes two" if axis is not None else None,
     )

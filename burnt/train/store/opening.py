@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from burnt._files import replacing
 from burnt.errors import RunError
 from burnt.train.store.liveness import ProcessName, writing_state
 from burnt.train.store.rows import INTO_EVENT, insert
@@ -91,7 +92,8 @@ def begin_attempt(
         data = to_json({"host": process.host, "pid": process.pid})
         insert(connection, INTO_EVENT, [(attempt, now, resumed_from_step, kind, data)])
         if config is not None:
-            _write_atomically(path.with_name("config.json"), config)
+            with replacing(path.with_name("config.json")) as file:
+                file.write_text(config, encoding="utf-8")
         connection.execute("COMMIT")
     except sqlite3.OperationalError as error:
         connection.close()
@@ -147,12 +149,3 @@ def _unwritable(path: Path, error: sqlite3.Error) -> RunError:
         found=str(error),
         hint="choose a folder that this user can write to, on a disk with space left",
     )
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
