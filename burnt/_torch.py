@@ -13,18 +13,15 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-<<<<<<< HEAD
 __all__ = [
     "EXTENSION",
     "BatchNormBase",
+    "compiled_in_place",
     "compiler_is_loaded",
     "decompositions",
     "is_plain_call",
     "trace_to_aten",
 ]
-=======
-__all__ = ["BatchNormBase", "compiled_in_place", "compiler_is_loaded"]
->>>>>>> main
 
 BatchNormBase = _BatchNorm
 """The base of torch's BatchNorm1d, 2d and 3d. torch's own tools (`SyncBatchNorm.convert_sync_batchnorm`,

@@ -29,7 +29,6 @@ def test_the_compiler_is_loaded_by_compiling_and_not_before() -> None:
     assert out.stdout.split() == ["False", "True"], out.stdout + out.stderr
 
 
-<<<<<<< HEAD
 def test_the_openmp_runtime_can_be_found_through_torchs_extension() -> None:
     library = ctypes.CDLL(_torch.EXTENSION)
     before = torch.get_num_threads()
@@ -38,7 +37,8 @@ def test_the_openmp_runtime_can_be_found_through_torchs_extension() -> None:
         assert library.omp_get_max_threads() == 3, "the extension no longer leads to torch's OpenMP runtime"
     finally:
         torch.set_num_threads(before)
-=======
+
+
 def test_what_the_compiler_wrapped_is_compiled_in_place() -> None:
     calls = []
 
@@ -53,4 +53,3 @@ def test_what_the_compiler_wrapped_is_compiled_in_place() -> None:
     model(torch.ones(1, 2))
     assert calls, "a module no longer runs _compiled_call_impl when it is called"
     torch.testing.assert_close(wrapped(torch.ones(1, 2)), model._call_impl(torch.ones(1, 2)))
->>>>>>> main
