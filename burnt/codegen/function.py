@@ -321,7 +321,7 @@ class _Differentiable(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         made = [o for o in outputs if isinstance(o, Tensor)]
         ctx.mark_non_differentiable(*[o for o in made if not o.dtype.is_floating_point])
-        ctx.outputs = [(o.shape, o.stride(), o.dtype) if isinstance(o, Tensor) else None for o in outputs]
+        ctx.outputs = [(o.shape, _own_strides(o), o.dtype) if isinstance(o, Tensor) else None for o in outputs]
         return tuple(outputs)
 
     @staticmethod
@@ -344,6 +344,13 @@ class _Differentiable(torch.autograd.Function):
             plan([*given, *tensors, *[]], [ctx.numbers[i] for i in _positions(plan, given, tensors)])
         )
         return (None, None, None, None, *[next(gradients) if want else None for want in wanted])
+
+
+def _own_strides(tensor: Tensor) -> tuple[int, ...]:
+    """Strides for a gradient of a tensor: its own, unless elements of it share memory."""
+    if all(stride or size == 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return tensor.stride()
+    return torch.empty(tensor.shape, device="meta").stride()
 
 
 def _positions(plan: CompiledPlan, given: Sequence[Tensor], tensors: Sequence[Tensor]) -> list[int]:

@@ -455,7 +455,7 @@ def _select(meta: torch.Tensor, x: Value, axis: int, at: int) -> Value:
 
 @lowered(aten.flip.default)
 def _flip(meta: torch.Tensor, x: Value, axes: Sequence[int]) -> Value:
-    for axis in axes:
+    for axis in axes if x.shape else ():
         axis %= len(x.shape)
         x = moved(x, x.shape, axis, x.shape[axis] - 1, -1)
     return x

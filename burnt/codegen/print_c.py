@@ -72,6 +72,7 @@ class _Printer:
         self.folds: dict[tuple[Reduction, Index], str] = {}
         self.lane: Var | None = None
         self.used: dict[Buffer, None] = {}
+        self.temporary = 0
 
     def text(self) -> str:
         kernel = self.kernel
@@ -375,7 +376,6 @@ class _Printer:
             memo[key] = name
             return name
 
-        self.temporary = 0
         return [visit(expr, "") for expr in wanted]
 
     def define(self, expr: Expr, text: str) -> str:

@@ -188,9 +188,12 @@ class _Scheduler:
 
     def store(self, buffer: Buffer, value: Value, kernels: list[Kernel]) -> None:
         axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
-        loops = [Var(size) for size in value.shape]
+        # An axis that is expanded is one element in memory, and is written once.
+        loops = [
+            Var(size if stride else 1) for size, stride in zip(value.shape, buffer.strides, strict=True)
+        ]
         rows = self.rows(value.at(tuple(map(Ix.of, loops))), kernels)
-        if rows is None and self.beside(buffer, value, kernels):
+        if rows is None and self.beside(buffer, value, loops, kernels):
             return
         outer = [loops[a] for a in axes if (loops[a] in rows if rows is not None else True)]
         outer = [v for v in outer if v.extent > 1]
@@ -204,13 +207,15 @@ class _Scheduler:
             Store(buffer, tuple(inner), buffer.at(index), expr, tuple(mapping.get(v, v) for v in loops))
         )
 
-    def beside(self, buffer: Buffer, value: Value, kernels: list[Kernel]) -> bool:
+    def beside(
+        self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]
+    ) -> bool:
         """Store a value without folds in the loops of another store of its shape that reads the same."""
         reads = {e.extra[0] for e in self.reached([self.resolved(value.at(_fresh(value.shape)))])}
         for i, kernel in enumerate(kernels):
             written = {s.buffer for k in kernels[i:] for s in k.steps if isinstance(s, Store)}
             for step in kernel.steps:
-                if not isinstance(step, Store) or step.buffer.shape != buffer.shape:
+                if not isinstance(step, Store) or [v.extent for v in step.loops] != [v.extent for v in loops]:
                     continue
                 if reads & written or not reads & {e.extra[0] for e in self.reached([step.value])}:
                     continue
