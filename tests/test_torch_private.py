@@ -37,3 +37,11 @@ def test_the_openmp_runtime_can_be_found_through_torchs_extension() -> None:
         assert library.omp_get_max_threads() == 3, "the extension no longer leads to torch's OpenMP runtime"
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_function_runs_without_memory_as_it_would_with() -> None:
+    x = torch.ones(2, 3).t().requires_grad_()
+    weight = torch.nn.Parameter(torch.ones(()))
+    doubled, flags, scaled = _torch.fake_results(lambda x: (x * 2, x > 0, x.detach() * weight), [x])
+    assert doubled.stride() == (1, 3)
+    assert [t.requires_grad for t in (doubled, flags, scaled)] == [True, False, True]

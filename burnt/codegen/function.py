@@ -29,6 +29,7 @@ from burnt.errors import BurntError, FusionError
 
 __all__ = ["CompiledPlan", "Function", "fuse"]
 
+_MOST_VALUES = 16  # of numbers that a function looks at: beyond, the plain function is the cheaper one
 _SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
 
 
@@ -114,9 +115,16 @@ class _Entry:
     """What is known for a signature: a plan, its backward, or why the plain function runs."""
 
     def __init__(
-        self, forward: CompiledPlan | None, captured: list[Tensor], plain: str | None = None
+        self,
+        forward: CompiledPlan | None,
+        captured: list[Tensor],
+        plain: str | None = None,
+        by_value: bool = False,
     ) -> None:
         self.forward = forward
+        # The function looks at its numbers: the plan is right for these alone.
+        self.by_value = by_value
+        self.variants = 0
         self.captured = captured
         self.plain = plain
         self.numbers: list[int] = forward.plan.numbers if forward is not None else []
@@ -171,6 +179,9 @@ class Function:
         entry = self._entries.get(signature)
         if entry is None:
             entry = self._prepare(signature, args, tensors)
+        if entry.by_value:
+            values = tuple(arg.hex() for arg in args if type(arg) is float)
+            entry = self._entries.get((signature, values)) or self._prepare(signature, args, tensors, values)
         if entry.forward is None:
             return self.fn(*args)
         numbers = [args[i] for i in entry.numbers]
@@ -206,20 +217,35 @@ class Function:
 
     # --- making plans -------------------------------------------------------------------------------------
 
-    def _prepare(self, signature: tuple[Any, ...], args: Sequence[Any], tensors: Sequence[Tensor]) -> _Entry:
+    def _prepare(
+        self,
+        signature: tuple[Any, ...],
+        args: Sequence[Any],
+        tensors: Sequence[Tensor],
+        values: tuple[str, ...] | None = None,
+    ) -> _Entry:
+        key = signature if values is None else (signature, values)
         with self._lock:
-            entry = self._entries.get(signature)
+            entry = self._entries.get(key)
             if entry is None:
-                entry = self._made(args, tensors)
-                self._entries[signature] = entry
+                first = self._entries.get(signature)
+                if first is not None and first.variants >= _MOST_VALUES:
+                    entry = self._plain(f"it looks at its numbers, and has met {_MOST_VALUES} values of them")
+                else:
+                    entry = self._made(args, tensors)
+                if first is not None:
+                    first.variants += 1
+                self._entries[key] = entry
             return entry
 
     def _made(self, args: Sequence[Any], tensors: Sequence[Tensor]) -> _Entry:
         reason = self._unsuited(tensors)
         if reason is not None:
             return self._plain(reason)
-        stand_ins = [a.detach() if isinstance(a, Tensor) else a for a in args]
-        traced, _ = trace(self.fn, stand_ins)
+        try:
+            traced, general = trace(self.fn, args)
+        except Exception as error:  # of any kind: the plain function either raises it too, or can run
+            return self._plain(f"it cannot be traced: {type(error).__name__}: {error}")
         captured = [getattr(traced.graph, name) for name in traced.captured]
         reason = self._unsuited(captured) or _unsuited_graph(traced)
         if reason is None and torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors, *captured]):
@@ -240,7 +266,7 @@ class Function:
             )
         if os.environ.get("BURNT_DEBUG") == "1":
             print(f"burnt: {self.name}: {len(forward.plan.steps)} steps\n{forward.source}", file=sys.stderr)  # noqa: T201
-        return _Entry(forward, captured)
+        return _Entry(forward, captured, by_value=not general)
 
     def _plain(self, reason: str) -> _Entry:
         if self.single:
@@ -319,8 +345,9 @@ class _Differentiable(torch.autograd.Function):
         outputs = entry.forward(tensors, numbers)
         ctx.function, ctx.entry, ctx.args, ctx.numbers = function, entry, args, numbers
         ctx.save_for_backward(*tensors)
-        made = [o for o in outputs if isinstance(o, Tensor)]
-        ctx.mark_non_differentiable(*[o for o in made if not o.dtype.is_floating_point])
+        facts = entry.forward.traced.results
+        constant = [o for o, fact in zip(outputs, facts, strict=True) if fact is not None and not fact[1]]
+        ctx.mark_non_differentiable(*constant)
         ctx.outputs = [(o.shape, _own_strides(o), o.dtype) if isinstance(o, Tensor) else None for o in outputs]
         return tuple(outputs)
 

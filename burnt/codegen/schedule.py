@@ -164,12 +164,12 @@ class _Scheduler:
         if not isinstance(node, torch.fx.Node):
             return node
         value, meta = self.env[node], node.meta["val"]
+        described = self.traced.results[position]
+        strides = tuple(meta.stride()) if described is None else described[0]
         held = self.in_memory.get(id(value))
-        if held is not None and held[1].strides == tuple(meta.stride()):
+        if held is not None and held[1].strides == strides:
             return held[1]
-        buffer = Buffer(
-            f"y{position}", "output", position, tuple(meta.shape), tuple(meta.stride()), meta.dtype
-        )
+        buffer = Buffer(f"y{position}", "output", position, tuple(meta.shape), strides, meta.dtype)
         self.pending.append((buffer, value))
         return buffer
 
@@ -192,7 +192,10 @@ class _Scheduler:
         loops = [
             Var(size if stride else 1) for size, stride in zip(value.shape, buffer.strides, strict=True)
         ]
-        rows = self.rows(value.at(tuple(map(Ix.of, loops))), kernels)
+        element = value.at(tuple(map(Ix.of, loops)))
+        rows = self.rows(element, kernels)
+        if not _folds(self.resolved(element)):
+            rows = None  # what others needed has put them all into memory
         if rows is None and self.beside(buffer, value, loops, kernels):
             return
         outer = [loops[a] for a in axes if (loops[a] in rows if rows is not None else True)]

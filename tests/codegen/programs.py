@@ -47,7 +47,7 @@ def tensor(shape: tuple[int, ...], dtype: torch.dtype, layout: str, seed: int) -
     if layout == "sliced":
         made = made[tuple(slice(1, None, 2) for _ in shape)]
     elif layout == "permuted":
-        made = made.permute(*reversed(range(len(shape))))
+        made = made.permute(tuple(reversed(range(len(shape)))))
     elif layout == "expanded":
         made = made.expand(shape)
     elif layout == "channels_last" and len(shape) == 4:
@@ -187,6 +187,9 @@ def program(seed: int) -> Program:
             made = eval(text, {**space, **live})
         except (RuntimeError, TypeError, IndexError, ValueError):
             continue  # torch refuses it: other dtypes or shapes than this op takes
+        # torch's own gradient of it has 1/6 in float32.
+        if "hardsigmoid" in text and gradients and made.dtype == torch.float64:
+            continue
         if not _useful(made) or (gradients and made.dtype in (torch.bfloat16, torch.float16)):
             continue
         name = f"v{len(lines)}"
@@ -194,8 +197,10 @@ def program(seed: int) -> Program:
         live[name] = made
     body = "\n".join(line.split(" = ", 1)[1] for line in lines)
     unused = [n for n in live if n.startswith("v") and not re.search(rf"\b{n}\b", body)]
+    results = tuple(unused[-4:])
+    gradients = gradients and _differentiable({**space, **live}, lines, results, len(arguments))
     families = frozenset(NAMES[t.dtype] for t in live.values() if t.dtype.is_floating_point)
-    return Program(seed, tuple(arguments), tuple(lines), tuple(unused[-4:]), gradients, families)
+    return Program(seed, tuple(arguments), tuple(lines), results, gradients, families)
 
 
 def _useful(made: Any) -> bool:
@@ -203,6 +208,21 @@ def _useful(made: Any) -> bool:
     if not isinstance(made, Tensor) or made.dtype not in NAMES or not 0 < made.numel() <= MOST_ELEMENTS:
         return False
     return not made.dtype.is_floating_point or float(made.abs().nan_to_num(0, 0, 0).max()) < 1e5
+
+
+def _differentiable(space: dict[str, Any], lines: list[str], results: tuple[str, ...], count: int) -> bool:
+    """Whether torch finds the gradients: of a few ops it does not, for the shapes or dtypes at hand."""
+    for name in (f"x{i}" for i in range(count)):
+        if isinstance(space[name], Tensor) and space[name].is_floating_point():
+            space[name] = space[name].detach().requires_grad_()
+    try:
+        exec("\n".join(lines), space)
+        for name in results:
+            if space[name].requires_grad:
+                space[name].sum().backward(retain_graph=True)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _shape(chance: random.Random) -> tuple[int, ...]:
