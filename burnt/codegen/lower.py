@@ -35,10 +35,18 @@ class Number:
 
 
 def const(value: complex, dtype: torch.dtype) -> Expr:
-    """A constant of a dtype."""
+    """A constant of a dtype, which holds it as the dtype does: rounded, or wrapped around."""
     if isinstance(value, complex):
         raise Unlowered
-    return Expr.make("const", (), dtype, float(value) if dtype.is_floating_point else int(value))
+    if dtype.is_floating_point:
+        value = float(torch.tensor(value, dtype=torch.float64).to(dtype))
+    elif dtype == torch.bool:
+        value = bool(value)
+    else:
+        bits = torch.iinfo(dtype).bits
+        value = int(value) % (1 << bits)
+        value -= (value >> (bits - 1)) << bits if dtype.is_signed else 0
+    return Expr.make("const", (), dtype, value)
 
 
 def cast(expr: Expr, dtype: torch.dtype) -> Expr:

@@ -127,7 +127,7 @@ BINARY = """
     torch.fmax({a},{b}) torch.fmin({a},{b}) torch.atan2({a},{b}) torch.copysign({a},{b}) {a}>{b} {a}<{b} {a}>={b}
     {a}<={b} {a}=={b} {a}!={b} torch.where({a}>{b},{a},{b}) torch.where({a}.bool(),{a},{b}) {a}&{b} {a}|{b} {a}^{b}
     torch.add({a},{b},alpha={i}) torch.sub({a},{b},alpha=2) torch.logical_and({a},{b}) torch.logical_or({a},{b})
-    torch.logical_xor({a},{b}) torch.where({c},{a},{b}) torch.where({c}.bool(),{a},{n}) {a}.masked_fill({c}.bool(),{n})
+    torch.logical_xor({a},{b}) torch.where({c}>0,{a},{b}) torch.where({c}.bool(),{a},{n}) {a}.masked_fill({c}.bool(),{n})
     torch.addcmul({a},{b},{c}) torch.addcdiv({a},{b},({c}.abs()+0.5)) torch.lerp({a},{b},0.3) F.mse_loss({a},{b})
     torch.clamp({a},{b},{c}) torch.remainder({a},{b}.abs()+1) torch.pow({a}.abs()+0.5,{b}.clamp(-2,2))
     F.smooth_l1_loss({a},{b},reduction='none') torch.hypot({a},{b}) torch.logaddexp({a},{b}) torch.xlogy({a},{b})
