@@ -19,6 +19,7 @@ __all__ = [
     "compiled_in_place",
     "compiler_is_loaded",
     "decompositions",
+    "fake_results",
     "is_plain_call",
     "trace_to_aten",
 ]
@@ -81,6 +82,25 @@ def trace_to_aten(
 
     graph = make_fx(flat, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
     return graph, structure[-1]
+
+
+def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
+    """What a function returns for arguments like these, flat, its tensors without memory.
+
+    No op is taken apart, so strides and `requires_grad` are those of the function run by torch.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        inputs = [
+            torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device).requires_grad_(
+                a.requires_grad
+            )
+            if isinstance(a, torch.Tensor)
+            else a
+            for a in args
+        ]
+        return list(torch.utils._pytree.tree_leaves(fn(*inputs)))
 
 
 def is_plain_call() -> bool:

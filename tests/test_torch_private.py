@@ -53,3 +53,11 @@ def test_what_the_compiler_wrapped_is_compiled_in_place() -> None:
     model(torch.ones(1, 2))
     assert calls, "a module no longer runs _compiled_call_impl when it is called"
     torch.testing.assert_close(wrapped(torch.ones(1, 2)), model._call_impl(torch.ones(1, 2)))
+
+
+def test_a_function_runs_without_memory_as_it_would_with() -> None:
+    x = torch.ones(2, 3).t().requires_grad_()
+    weight = torch.nn.Parameter(torch.ones(()))
+    doubled, flags, scaled = _torch.fake_results(lambda x: (x * 2, x > 0, x.detach() * weight), [x])
+    assert doubled.stride() == (1, 3)
+    assert [t.requires_grad for t in (doubled, flags, scaled)] == [True, False, True]

@@ -27,8 +27,9 @@ class Differentiable(torch.autograd.Function):
         outputs = forward(tensors, numbers)
         ctx.forward, ctx.numbers = forward, numbers
         ctx.save_for_backward(*tensors)
-        made = [o for o in outputs if isinstance(o, Tensor)]
-        ctx.mark_non_differentiable(*[o for o in made if not o.dtype.is_floating_point])
+        facts = forward.traced.results
+        constant = [o for o, fact in zip(outputs, facts, strict=True) if fact is not None and not fact[1]]
+        ctx.mark_non_differentiable(*constant)
         ctx.layouts = [_layout(o) if isinstance(o, Tensor) else None for o in outputs]
         return tuple(outputs)
 
@@ -40,7 +41,7 @@ class Differentiable(torch.autograd.Function):
             gradients = iter(_by_torch(ctx.forward, ctx.numbers, cotangents, tensors, wanted))
         else:
             given = [
-                c if _layout(c) == layout else torch.empty_strided(*layout[:2], dtype=layout[2]).copy_(c)
+                c if c.stride() == layout[1] else torch.empty_strided(*layout[:2], dtype=layout[2]).copy_(c)
                 for c, layout in zip(cotangents, ctx.layouts, strict=True)
                 if layout is not None and layout[2].is_floating_point
             ]
@@ -55,7 +56,11 @@ _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 def _layout(tensor: Tensor) -> _Layout:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype
+    """Shape, strides and dtype for a gradient of a tensor: its own strides, unless elements share memory."""
+    strides = tensor.stride()
+    if not all(stride or size == 1 for stride, size in zip(strides, tensor.shape, strict=True)):
+        strides = torch.empty(tensor.shape, device="meta").stride()
+    return tuple(tensor.shape), strides, tensor.dtype
 
 
 def _plan(

@@ -30,6 +30,7 @@ from burnt.errors import FusionError
 
 __all__ = ["Function", "fuse"]
 
+_MOST_VALUES = 16  # of numbers that a function looks at: beyond, the plain function is the cheaper one
 _NUMBERS = frozenset({bool, int, str, type(None)})
 _SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
 
@@ -37,13 +38,15 @@ _SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_f
 class _Entry(NamedTuple):
     """What is known for a signature: a plan, or why the plain function runs.
 
-    `held` keeps alive what the function captured, as the signature knows it by its address.
+    `held` keeps alive what the function captured, as the signature knows it by its address. `by_value`: the
+    function looks at its numbers, and the plan is right for these alone.
     """
 
     forward: CompiledPlan | None
     captured: list[Tensor]
     held: list[Any]
     plain: str | None = None
+    by_value: bool = False
 
 
 class Function:
@@ -60,6 +63,7 @@ class Function:
         self.name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
         self._entries: dict[Any, _Entry] = {}
         self._captures = _captures(fn)
+        self._variants = 0
         self._lock = threading.Lock()
         functools.update_wrapper(self, fn)
 
@@ -94,6 +98,9 @@ class Function:
         entry = self._entries.get(tuple(key))
         if entry is None:
             entry = self._prepare(key, args, tensors)
+        if entry.by_value:
+            key.append(tuple(arg.hex() for arg in args if type(arg) is float))
+            entry = self._entries.get(tuple(key)) or self._prepare(key, args, tensors, by_value=True)
         if entry.forward is None:
             return self.fn(*args)
         numbers = [args[i] for i in entry.forward.plan.numbers]
@@ -126,18 +133,27 @@ class Function:
 
     # --- making plans -------------------------------------------------------------------------------------
 
-    def _prepare(self, key: list[Any], args: Sequence[Any], tensors: Sequence[Tensor]) -> _Entry:
+    def _prepare(
+        self, key: list[Any], args: Sequence[Any], tensors: Sequence[Tensor], *, by_value: bool = False
+    ) -> _Entry:
         with self._lock:
-            # A helper that was given another body may look elsewhere than the one before it.
-            known = len(self._captures)
-            self._captures = _captures(self.fn)
             held = [_content(holder, name) for holder, name in self._captures]
-            key = key[: len(key) - known]
-            key += map(_identity, held)
+            if not by_value:
+                # A helper that was given another body may look elsewhere than the one before it.
+                known = len(held)
+                self._captures = _captures(self.fn)
+                held = [_content(holder, name) for holder, name in self._captures]
+                key = [*key[: len(key) - known], *map(_identity, held)]
             signature = tuple(key)
             entry = self._entries.get(signature)
             if entry is None:
-                entry = self._made(args, tensors, held)
+                self._variants += by_value
+                if self._variants > _MOST_VALUES:
+                    entry = self._plain(
+                        f"it looks at its numbers, and has met {_MOST_VALUES} values of them", held
+                    )
+                else:
+                    entry = self._made(args, tensors, held)
                 self._entries[signature] = entry
             return entry
 
@@ -145,8 +161,10 @@ class Function:
         reason = self._unsuited(tensors) or _unsuited_captures(held)
         if reason is not None:
             return self._plain(reason, held)
-        stand_ins = [a.detach() if isinstance(a, Tensor) else a for a in args]
-        traced, _ = trace(self.fn, stand_ins)
+        try:
+            traced, general = trace(self.fn, args)
+        except Exception as error:  # of any kind: the plain function either raises it too, or can run
+            return self._plain(f"it cannot be traced: {type(error).__name__}: {error}", held)
         captured = [getattr(traced.graph, name) for name in traced.captured]
         reason = self._unsuited(captured) or _unsuited_graph(traced)
         if reason is None and torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors, *captured]):
@@ -167,7 +185,7 @@ class Function:
             )
         if os.environ.get("BURNT_DEBUG") == "1":
             print(f"burnt: {self.name}: {len(forward.plan.steps)} steps\n{forward.source}", file=sys.stderr)  # noqa: T201
-        return _Entry(forward, captured, held)
+        return _Entry(forward, captured, held, by_value=not general)
 
     def _plain(self, reason: str, held: list[Any]) -> _Entry:
         if self.single:

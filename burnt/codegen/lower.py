@@ -36,10 +36,18 @@ class Number:
 
 
 def const(value: Any, dtype: torch.dtype) -> Expr:
-    """A constant of a dtype."""
+    """A constant of a dtype, which holds it as the dtype does: rounded, or wrapped around."""
     if isinstance(value, complex):
         raise Unlowered
-    return Expr.make("const", (), dtype, float(value) if dtype.is_floating_point else int(value))
+    if dtype.is_floating_point:
+        value = float(torch.tensor(value, dtype=torch.float64).to(dtype))
+    elif dtype == torch.bool:
+        value = bool(value)
+    else:
+        bits = torch.iinfo(dtype).bits
+        value = int(value) % (1 << bits)
+        value -= (value >> (bits - 1)) << bits if dtype.is_signed else 0
+    return Expr.make("const", (), dtype, value)
 
 
 def cast(expr: Expr, dtype: torch.dtype) -> Expr:
@@ -458,7 +466,7 @@ def _select(meta: torch.Tensor, x: Value, axis: int, at: int) -> Value:
 
 @lowered(aten.flip.default)
 def _flip(meta: torch.Tensor, x: Value, axes: Sequence[int]) -> Value:
-    for axis in axes:
+    for axis in axes if x.shape else ():
         axis %= len(x.shape)
         x = moved(x, x.shape, axis, x.shape[axis] - 1, -1)
     return x

@@ -75,6 +75,7 @@ class _Printer:
         self.lane: Var | None = None
         self.used: dict[Buffer, None] = {}
         self.names: dict[Var, str] = {}
+        self.temporary = 0
 
     def text(self) -> str:
         kernel = self.kernel
@@ -380,7 +381,6 @@ class _Printer:
             memo[key] = name
             return name
 
-        self.temporary = 0
         return [visit(expr, "") for expr in wanted]
 
     def define(self, expr: Expr, text: str) -> str:

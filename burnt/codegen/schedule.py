@@ -164,12 +164,12 @@ class _Scheduler:
         if not isinstance(node, torch.fx.Node):
             return node
         value, meta = self.env[node], node.meta["val"]
+        described = self.traced.results[position]
+        strides = tuple(meta.stride()) if described is None else described[0]
         held = self.in_memory.get(id(value))
-        if held is not None and held[1].strides == tuple(meta.stride()):
+        if held is not None and held[1].strides == strides:
             return held[1]
-        buffer = Buffer(
-            f"y{position}", "output", position, tuple(meta.shape), tuple(meta.stride()), meta.dtype
-        )
+        buffer = Buffer(f"y{position}", "output", position, tuple(meta.shape), strides, meta.dtype)
         self.pending.append((buffer, value))
         return buffer
 
@@ -188,9 +188,13 @@ class _Scheduler:
 
     def store(self, buffer: Buffer, value: Value, kernels: list[Kernel]) -> None:
         axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
-        loops = [Var(size) for size in value.shape]
-        rows = self.rows(value.at(tuple(map(Ix.of, loops))), kernels)
-        if rows is None and self.beside(buffer, value, kernels):
+        # An axis that is expanded is one element in memory, and is written once.
+        loops = [Var(size if stride else 1) for size, stride in zip(value.shape, buffer.strides, strict=True)]
+        element = value.at(tuple(map(Ix.of, loops)))
+        rows = self.rows(element, kernels)
+        if not _folds(self.resolved(element)):
+            rows = None  # what others needed has put them all into memory
+        if rows is None and self.beside(buffer, value, loops, kernels):
             return
         outer = [loops[a] for a in axes if (loops[a] in rows if rows is not None else True)]
         outer = [v for v in outer if v.extent > 1]
@@ -204,13 +208,13 @@ class _Scheduler:
             Store(buffer, tuple(inner), buffer.at(index), expr, tuple(mapping.get(v, v) for v in loops))
         )
 
-    def beside(self, buffer: Buffer, value: Value, kernels: list[Kernel]) -> bool:
+    def beside(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
         """Store a value without folds in the loops of another store of its shape that reads the same."""
         reads = {e.extra[0] for e in self.reached([self.resolved(value.at(_fresh(value.shape)))])}
         for i, kernel in enumerate(kernels):
             written = {s.buffer for k in kernels[i:] for s in k.steps if isinstance(s, Store)}
             for step in kernel.steps:
-                if not isinstance(step, Store) or step.buffer.shape != buffer.shape:
+                if not isinstance(step, Store) or [v.extent for v in step.loops] != [v.extent for v in loops]:
                     continue
                 if reads & written or not reads & {e.extra[0] for e in self.reached([step.value])}:
                     continue

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from burnt import _torch
 
@@ -58,6 +59,8 @@ class Traced:
         graph: the aten graph; its placeholders are the tensors and numbers in order, its output is flat.
         structure: what the function returns, as torch's pytrees describe it.
         numbers: stand-in value -> position in the arguments, of the numbers that are inputs.
+        results: for each result that is a tensor, its strides and whether it requires a gradient, as the
+            function itself would give them: the ops that others are made of may lay theirs out otherwise.
         captured: names of the graph module's attributes that hold captured tensors, in order of use.
     """
 
@@ -65,6 +68,17 @@ class Traced:
     structure: Any
     numbers: dict[float, int]
     captured: tuple[str, ...]
+    results: tuple[tuple[tuple[int, ...], bool] | None, ...] = ()
+
+
+class _GradientsOff(TorchFunctionMode):
+    """Makes what is computed with gradients off a constant: a graph does not hold the mode."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if torch.is_grad_enabled():
+            return made
+        return torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, made)
 
 
 def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
@@ -102,14 +116,26 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
         full = list(inputs)
         for i, tensor in zip(tensors, given, strict=True):
             full[i] = tensor
-        return fn(*full)
+        if not torch.is_grad_enabled():
+            return fn(*full)
+        with _GradientsOff():
+            return fn(*full)
 
     table = _torch.decompositions(_COMPOSITE)
-    graph, structure = _torch.trace_to_aten(of_tensors, [args[i] for i in tensors], table)
+    plain = [args[i].detach() for i in tensors]
+    graph, structure = _torch.trace_to_aten(of_tensors, plain, table)
     graph.graph.eliminate_dead_code()
     captured = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
+    results = tuple(
+        (tuple(r.stride()), r.requires_grad) if isinstance(r, Tensor) else None
+        for r in _torch.fake_results(fn, inputs)
+    )
     return Traced(
-        graph, structure, {value: i for i, value in stand_ins.items()}, tuple(dict.fromkeys(captured))
+        graph,
+        structure,
+        {value: i for i, value in stand_ins.items()},
+        tuple(dict.fromkeys(captured)),
+        results,
     )
 
 
