@@ -175,6 +175,8 @@ class Function:
             key.append(id(_content(cell, name)))
         if torch.is_autocast_enabled("cpu"):
             key.append(torch.get_autocast_dtype("cpu"))
+        if torch.get_default_dtype() is not torch.float32:
+            key.append(torch.get_default_dtype())
         signature = tuple(key)
         entry = self._entries.get(signature)
         if entry is None:
@@ -299,7 +301,7 @@ class Function:
             floating = [o.dtype.is_floating_point for o in outputs if isinstance(o, Tensor)]
             forward = entry.forward
             assert forward is not None
-            graph = forward.traced.graph
+            graph = forward.traced.whole
             numbers = [i for i in entry.numbers]
             # The traced graph is differentiated, not the function again: numbers that are inputs stay inputs.
             count = len([o for o in outputs if isinstance(o, Tensor)])
@@ -392,7 +394,7 @@ def _differentiable_gradients(
     forward = ctx.entry.forward
     values = dict(zip(ctx.entry.numbers, ctx.numbers, strict=True))
     with torch.enable_grad():
-        outputs = _interpreted(forward.traced.graph, list(tensors), forward.traced, values)
+        outputs = _interpreted(forward.traced.whole, list(tensors), forward.traced, values)
         pairs = [
             (o, c)
             for o, c in zip(outputs, cotangents, strict=True)
@@ -412,7 +414,9 @@ def _interpreted(
 ) -> list[Any]:
     """A traced graph run by torch, captured tensors given last, numbers by position."""
     placeholders = sum(node.op == "placeholder" for node in graph.graph.nodes)
-    captured = dict(zip(traced.captured, tensors[placeholders:], strict=True))
+    # The graphs of a trace name what they captured each on its own.
+    objects = [id(getattr(traced.graph, name)) for name in traced.captured]
+    captured = dict(zip(objects, tensors[placeholders:], strict=True))
     given = iter(tensors)
     env: dict[torch.fx.Node, Any] = {}
 
@@ -427,7 +431,8 @@ def _interpreted(
         if node.op == "placeholder":
             env[node] = next(given)
         elif node.op == "get_attr":
-            env[node] = captured[str(node.target)]
+            held = getattr(graph, str(node.target))
+            env[node] = captured.get(id(held), held)
         elif node.op == "call_function":
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), argument)
             env[node] = node.target(*args, **kwargs)
