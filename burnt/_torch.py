@@ -104,9 +104,10 @@ def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
 
 
 def is_plain_call() -> bool:
-    """Whether ops run as they are called: no functorch transform, no dispatch mode, no function mode."""
+    """Whether ops run as they are called: no transform, no mode, and no forward derivatives are taken."""
     return (
-        torch._C._functorch.peek_interpreter_stack() is None
+        torch.autograd.forward_ad._current_level < 0
+        and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._len_torch_function_stack() == 0
     )

@@ -61,3 +61,16 @@ def test_a_function_runs_without_memory_as_it_would_with() -> None:
     doubled, flags, scaled = _torch.fake_results(lambda x: (x * 2, x > 0, x.detach() * weight), [x])
     assert doubled.stride() == (1, 3)
     assert [t.requires_grad for t in (doubled, flags, scaled)] == [True, False, True]
+
+
+def test_a_call_within_a_transform_or_mode_is_known_by_it() -> None:
+    from torch.autograd import forward_ad
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    assert _torch.is_plain_call()
+    for mode in (TorchFunctionMode(), TorchDispatchMode(), forward_ad.dual_level()):
+        with mode:
+            assert not _torch.is_plain_call()
+    assert not torch.vmap(lambda x: x * _torch.is_plain_call())(torch.ones(1)).item()
+    assert _torch.is_plain_call()

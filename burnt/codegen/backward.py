@@ -1,6 +1,6 @@
 """The derived backward: a plan for the gradients, and the autograd node that runs it.
 
-The traced forward graph is differentiated by torch and planned like any other, so the backward recomputes
+The traced graph of the function's own ops is differentiated by torch and planned like any other, so the backward recomputes
 what it needs from the inputs and saves nothing else. For second derivatives torch runs the traced graph.
 """
 
@@ -120,11 +120,13 @@ def _by_torch(
 
 
 def _interpreted(forward: CompiledPlan, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
-    """The forward's graph run by torch, captured tensors given last."""
+    """The function's own ops run by torch, captured tensors given last."""
     traced: Traced = forward.traced
-    nodes = list(traced.graph.graph.nodes)
+    nodes = list(traced.whole.graph.nodes)
     placeholders = sum(node.op == "placeholder" for node in nodes)
-    captured = dict(zip(traced.captured, tensors[placeholders:], strict=True))
+    # The graphs of a trace name what they captured each on its own.
+    objects = [id(getattr(traced.graph, name)) for name in traced.captured]
+    captured = dict(zip(objects, tensors[placeholders:], strict=True))
     values = dict(zip(forward.plan.numbers, numbers, strict=True))
     given = iter(tensors)
     env: dict[torch.fx.Node, Any] = {}
@@ -140,7 +142,8 @@ def _interpreted(forward: CompiledPlan, tensors: Sequence[Tensor], numbers: Sequ
         if node.op == "placeholder":
             env[node] = next(given)
         elif node.op == "get_attr":
-            env[node] = captured[str(node.target)]
+            held = getattr(traced.whole, str(node.target))
+            env[node] = captured.get(id(held), held)
         else:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), argument)
             env[node] = node.target(*args, **kwargs)

@@ -93,6 +93,8 @@ class Function:
                 return self.fn(*args)
         if torch.is_autocast_enabled("cpu"):
             key.append(torch.get_autocast_dtype("cpu"))
+        if torch.get_default_dtype() is not torch.float32:
+            key.append(torch.get_default_dtype())
         for holder, name in self._captures:
             key.append(_identity(_content(holder, name)))
         entry = self._entries.get(tuple(key))

@@ -56,7 +56,9 @@ class Traced:
     """A traced function.
 
     Args:
-        graph: the aten graph; its placeholders are the tensors and numbers in order, its output is flat.
+        whole: the aten graph as the function calls it: what is differentiated, since the derivative of an op is
+            not always that of what it is made of (std has none at 0, torch says 0).
+        graph: the same in simpler ops; its placeholders are the tensors and numbers in order, its output is flat.
         structure: what the function returns, as torch's pytrees describe it.
         numbers: stand-in value -> position in the arguments, of the numbers that are inputs.
         results: for each result that is a tensor, its strides and whether it requires a gradient, as the
@@ -64,6 +66,7 @@ class Traced:
         captured: names of the graph module's attributes that hold captured tensors, in order of use.
     """
 
+    whole: torch.fx.GraphModule
     graph: torch.fx.GraphModule
     structure: Any
     numbers: dict[float, int]
@@ -124,19 +127,31 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
     table = _torch.decompositions(_COMPOSITE)
     plain = [args[i].detach() for i in tensors]
     graph, structure = _torch.trace_to_aten(of_tensors, plain, table)
-    graph.graph.eliminate_dead_code()
+    _tidied(graph)
+    # Without gradients nothing is derived.
+    whole = _tidied(_torch.trace_to_aten(of_tensors, plain, {})[0]) if torch.is_grad_enabled() else graph
     captured = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
     results = tuple(
         (tuple(r.stride()), r.requires_grad) if isinstance(r, Tensor) else None
         for r in _torch.fake_results(fn, inputs)
     )
     return Traced(
+        whole,
         graph,
         structure,
         {value: i for i, value in stand_ins.items()},
         tuple(dict.fromkeys(captured)),
         results,
     )
+
+
+def _tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Without dead nodes, and without the one change in place that torch's own matmul makes, of a shape."""
+    for node in graph.graph.nodes:
+        if node.target is aten.squeeze_.dim and len(node.args[0].users) == 1:
+            node.target = aten.squeeze.dim
+    graph.graph.eliminate_dead_code()
+    return graph
 
 
 def _alike(one: Traced, two: Traced) -> bool:

@@ -133,14 +133,24 @@ BINARY = """add sub mul div maximum minimum fmax fmin atan2 copysign pow fmod re
 floor_divide logical_and logical_or logical_xor""".split()
 ACTIVATIONS = """relu gelu silu softplus elu leaky_relu hardtanh hardswish hardsigmoid mish logsigmoid relu6
 softshrink hardshrink celu selu""".split()
+# Of 0.0 and -0.0 either may be the larger one, and torch's vector and scalar code differ.
+_EITHER_ZERO = frozenset({"maximum", "minimum", "fmax", "fmin", "softshrink", "hardshrink"})
 
 
 def alike(fused: Tensor, plain: Tensor, name: str) -> None:
+<<<<<<< HEAD
     """Equal but for the last bits, and with the same signs of zeros."""
     torch.testing.assert_close(
         fused, plain, equal_nan=True, rtol=2e-6, atol=1e-44, msg=lambda m: f"{name}: {m}"
     )
     if fused.is_floating_point():
+=======
+    """Equal but for the last bits, and with the same signs of zeros where these are specified."""
+    if name == "gelu":  # torch's float32 kernel has NaN at infinity, and infinity for 3e38
+        fused, plain = fused[plain.isfinite()], plain[plain.isfinite()]
+    torch.testing.assert_close(fused, plain, equal_nan=True, rtol=2e-6, atol=1e-44, msg=lambda m: f"{name}: {m}")
+    if fused.is_floating_point() and name not in _EITHER_ZERO:
+>>>>>>> gate
         zero = (plain == 0) & (fused == 0)
         assert torch.equal(fused.signbit()[zero], plain.signbit()[zero]), f"{name}: the sign of a zero"
 

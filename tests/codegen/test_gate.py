@@ -53,6 +53,24 @@ REGRESSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], 
         ("v2",),
         False,
     ),
+    "a constant of a dtype that does not hold it": (
+        ("tensor((3, 5), flag, 'plain', 1)",),
+        ("v0 = torch.full_like(x0, -2).clamp(max=-0.3)", "v1 = torch.full((3,), 0.1).to(f64)[:2]"),
+        ("v0", "v1"),
+        False,
+    ),
+    "the derivative of a deviation that is 0": (
+        ("tensor((3, 5), f32, 'plain', 1)",),
+        ("v0 = (x0 * 0).std(-1)", "v1 = torch.xlogy(-x0.abs(), -x0.abs()).clamp(max=9).nan_to_num(0)"),
+        ("v0", "v1"),
+        True,
+    ),
+    "a negative number made an integer 0 and a float again": (
+        ("tensor((99,), f32, 'plain', 1)",),
+        ("v0 = 1 / (x0 / 4).to(i8).to(f32)",),
+        ("v0",),
+        False,
+    ),
 }
 
 # torch's remarks on what programs do: degrees of freedom, strides of results, and the like.
