@@ -1,7 +1,8 @@
 """The derived backward: a plan for the gradients, and the autograd node that runs it.
 
-The traced graph of the function's own ops is differentiated by torch and planned like any other, so the backward recomputes
-what it needs from the inputs and saves nothing else. For second derivatives torch runs the traced graph.
+The traced graph of the function's own ops is differentiated by torch and planned like any other, so the
+backward recomputes what it needs from the inputs and saves nothing else. For second derivatives torch runs the
+traced graph.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _plan(
 
     # Fresh tensors of the same layouts: equal arguments must not look like one.
     examples: list[Any] = [
-        torch.empty_strided(*_layout(t)[:2], dtype=t.dtype) for t in (*cotangents, *tensors)
+        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in (*cotangents, *tensors)
     ]
     traced, _ = trace(backward, [*examples, *(0.5 for _ in forward.plan.numbers)])
     with torch.no_grad():
