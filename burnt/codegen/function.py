@@ -13,7 +13,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -111,6 +111,13 @@ class CompiledPlan:
         return value
 
 
+class _Backward(NamedTuple):
+    """The plan of a backward, and the tensors that it captured."""
+
+    plan: CompiledPlan
+    constants: list[Tensor]
+
+
 class _Entry:
     """What is known for a signature: a plan, its backward, or why the plain function runs."""
 
@@ -128,7 +135,7 @@ class _Entry:
         self.captured = captured
         self.plain = plain
         self.numbers: list[int] = forward.plan.numbers if forward is not None else []
-        self.backward: dict[tuple[bool, ...], CompiledPlan] = {}
+        self.backward: dict[tuple[bool, ...], _Backward | None] = {}
 
 
 class Function:
@@ -291,12 +298,11 @@ class Function:
 
     def gradients(
         self, entry: _Entry, args: Sequence[Any], wanted: tuple[bool, ...], outputs: Sequence[Any]
-    ) -> CompiledPlan:
-        """The plan of the backward: cotangents and inputs in, the wanted gradients out."""
+    ) -> _Backward | None:
+        """The plan of the backward: cotangents and inputs in, the wanted gradients out; None without one."""
         with self._lock:
-            known = entry.backward.get(wanted)
-            if known is not None:
-                return known
+            if wanted in entry.backward:
+                return entry.backward[wanted]
             tensors = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
             floating = [o.dtype.is_floating_point for o in outputs if isinstance(o, Tensor)]
             forward = entry.forward
@@ -329,11 +335,16 @@ class Function:
             ]
             examples += [args[i].detach() for i in tensors] + [t.detach() for t in entry.captured]
             examples += [0.5 for _ in numbers]
-            traced, _ = trace(backward, examples)
-            with torch.no_grad():
-                made = CompiledPlan(
-                    traced, [getattr(traced.graph, n) for n in traced.captured], f"{self.name}_backward"
-                )
+            made: _Backward | None = None
+            try:
+                traced, _ = trace(backward, examples)
+            except Exception:  # of any kind: what cannot be traced, torch can still differentiate as it goes
+                traced = None
+            if traced is not None and _unsuited_graph(traced) is None:
+                # Tensors that the function itself makes of Python numbers.
+                constants = [getattr(traced.graph, name) for name in traced.captured]
+                with torch.no_grad():
+                    made = _Backward(CompiledPlan(traced, constants, f"{self.name}_backward"), constants)
             entry.backward[wanted] = made
             return made
 
@@ -366,11 +377,15 @@ class _Differentiable(torch.autograd.Function):
             for c, o in zip(given, shapes, strict=True)
         ]
         metas = [torch.empty_strided(o[0], o[1], dtype=o[2], device="meta") for o in shapes]
-        plan = ctx.entry.backward.get(wanted)
-        if plan is None:
-            plan = ctx.function.gradients(ctx.entry, ctx.args, wanted, metas)
+        if wanted in ctx.entry.backward:
+            made = ctx.entry.backward[wanted]
+        else:
+            made = ctx.function.gradients(ctx.entry, ctx.args, wanted, metas)
+        if made is None:
+            return (None, None, None, None, *_differentiable_gradients(ctx, cotangents, tensors, wanted))
+        plan, constants = made
         gradients = iter(
-            plan([*given, *tensors, *[]], [ctx.numbers[i] for i in _positions(plan, given, tensors)])
+            plan([*given, *tensors, *constants], [ctx.numbers[i] for i in _positions(plan, given, tensors)])
         )
         return (None, None, None, None, *[next(gradients) if want else None for want in wanted])
 
@@ -390,7 +405,10 @@ def _positions(plan: CompiledPlan, given: Sequence[Tensor], tensors: Sequence[Te
 def _differentiable_gradients(
     ctx: Any, cotangents: Sequence[Any], tensors: Sequence[Tensor], wanted: tuple[bool, ...]
 ) -> list[Any]:
-    """Gradients with a graph of their own, by torch: for second derivatives."""
+    """Gradients by torch: with a graph of their own for second derivatives, or where there is no plan."""
+    further = torch.is_grad_enabled()
+    if not further:
+        tensors = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
     forward = ctx.entry.forward
     values = dict(zip(ctx.entry.numbers, ctx.numbers, strict=True))
     with torch.enable_grad():
@@ -403,7 +421,11 @@ def _differentiable_gradients(
         chosen = [t for t, want in zip(tensors, wanted, strict=True) if want]
         gradients = iter(
             torch.autograd.grad(
-                [o for o, _ in pairs], chosen, [c for _, c in pairs], create_graph=True, allow_unused=True
+                [o for o, _ in pairs],
+                chosen,
+                [c for _, c in pairs],
+                create_graph=further,
+                allow_unused=True,
             )
         )
     return [next(gradients) if want else None for want in wanted]
@@ -444,6 +466,8 @@ def _interpreted(
 def _unsuited_graph(traced: Traced) -> str | None:
     """Why a graph cannot be planned: it changes what it was given."""
     for node in traced.graph.graph.nodes:
+        if node.op == "call_function" and "val" not in node.meta:
+            return f"{node.target} returns nothing"
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             if node.target._schema.is_mutable:
                 return f"{node.target} changes a tensor in place"
