@@ -8,15 +8,15 @@ traced graph.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from burnt.codegen.compiled import CompiledPlan
-from burnt.codegen.trace import Traced, trace
+from burnt.codegen.trace import PLANNING, Traced, trace, unsuited
 
-__all__ = ["Differentiable"]
+__all__ = ["BackwardPlan", "Differentiable"]
 
 
 class Differentiable(torch.autograd.Function):
@@ -38,7 +38,8 @@ class Differentiable(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """The gradients of the tensors that want one."""
         tensors, wanted = ctx.saved_tensors, tuple(ctx.needs_input_grad[2:])
-        if torch.is_grad_enabled():
+        known = None if torch.is_grad_enabled() else _planned(ctx, tensors, wanted)
+        if known is None:
             gradients = iter(_by_torch(ctx.forward, ctx.numbers, cotangents, tensors, wanted))
         else:
             given = [
@@ -46,11 +47,18 @@ class Differentiable(torch.autograd.Function):
                 for c, layout in zip(cotangents, ctx.layouts, strict=True)
                 if layout is not None and layout[2].is_floating_point
             ]
-            plan = _plan(ctx.forward, tensors, wanted, given)
             inputs = [*given, *tensors]
             # Numbers are the arguments after the tensors; those that the gradients do not need are gone.
-            gradients = iter(plan(inputs, [ctx.numbers[p - len(inputs)] for p in plan.plan.numbers]))
+            numbers = [ctx.numbers[p - len(inputs)] for p in known.plan.plan.numbers]
+            gradients = iter(known.plan([*inputs, *known.constants], numbers))
         return (None, None, *[next(gradients) if want else None for want in wanted])
+
+
+class BackwardPlan(NamedTuple):
+    """The plan of a backward, and the tensors that it captured."""
+
+    plan: CompiledPlan
+    constants: list[Tensor]
 
 
 _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -64,14 +72,22 @@ def _layout(tensor: Tensor) -> _Layout:
     return tuple(tensor.shape), strides, tensor.dtype
 
 
-def _plan(
-    forward: CompiledPlan, tensors: Sequence[Tensor], wanted: tuple[bool, ...], cotangents: Sequence[Tensor]
-) -> CompiledPlan:
-    """The plan of the wanted gradients: cotangents, tensors and numbers in."""
-    known = forward.backward.get(wanted)
-    if known is not None:
-        return known
-    floating = len(cotangents)
+def _planned(ctx: Any, tensors: Sequence[Tensor], wanted: tuple[bool, ...]) -> BackwardPlan | None:
+    """The plan of the wanted gradients, made at the first call; None where there can be none."""
+    plans: dict[tuple[bool, ...], BackwardPlan | None] = ctx.forward.backward
+    if wanted not in plans:
+        with PLANNING:
+            if wanted not in plans:
+                layouts = [v for v in ctx.layouts if v is not None and v[2].is_floating_point]
+                plans[wanted] = _made(ctx.forward, tensors, wanted, layouts)
+    return plans[wanted]
+
+
+def _made(
+    forward: CompiledPlan, tensors: Sequence[Tensor], wanted: tuple[bool, ...], layouts: Sequence[_Layout]
+) -> BackwardPlan | None:
+    """A plan with cotangents, tensors and numbers in, and the wanted gradients out."""
+    floating = len(layouts)
 
     def backward(*given: Any) -> Any:
         pulled, inputs = given[:floating], given[floating : floating + len(wanted)]
@@ -87,15 +103,18 @@ def _plan(
         return torch.func.vjp(run, *chosen)[1](pulled)
 
     # Fresh tensors of the same layouts: equal arguments must not look like one.
-    examples: list[Any] = [
-        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in (*cotangents, *tensors)
-    ]
-    traced, _ = trace(backward, [*examples, *(0.5 for _ in forward.plan.numbers)])
+    examples: list[Any] = [torch.empty_strided(*layout[:2], dtype=layout[2]) for layout in layouts]
+    examples += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in tensors]
+    try:
+        traced, _ = trace(backward, [*examples, *(0.5 for _ in forward.plan.numbers)])
+    except Exception:  # of any kind: what cannot be traced, torch can still differentiate as it goes
+        return None
+    if unsuited(traced) is not None:
+        return None
     with torch.no_grad():
-        captured = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
-        made = CompiledPlan(traced, captured, f"{forward.name}_backward")
-    forward.backward[wanted] = made
-    return made
+        # Tensors that the function itself makes of Python numbers.
+        constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
+        return BackwardPlan(CompiledPlan(traced, constants, f"{forward.name}_backward"), constants)
 
 
 def _by_torch(
@@ -105,8 +124,12 @@ def _by_torch(
     tensors: Sequence[Tensor],
     wanted: tuple[bool, ...],
 ) -> list[Any]:
-    """Gradients with a graph of their own."""
-    outputs = _interpreted(forward, tensors, numbers)
+    """Gradients by torch: with a graph of their own for second derivatives, or where there is no plan."""
+    further = torch.is_grad_enabled()
+    if not further:
+        tensors = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
+    with torch.enable_grad():
+        outputs = _interpreted(forward, tensors, numbers)
     pairs = [
         (o, c)
         for o, c in zip(outputs, cotangents, strict=True)
@@ -115,7 +138,7 @@ def _by_torch(
     chosen = [t for t, want in zip(tensors, wanted, strict=True) if want]
     return list(
         torch.autograd.grad(
-            [o for o, _ in pairs], chosen, [c for _, c in pairs], create_graph=True, allow_unused=True
+            [o for o, _ in pairs], chosen, [c for _, c in pairs], create_graph=further, allow_unused=True
         )
     )
 

@@ -32,7 +32,7 @@ class CompiledPlan:
     def __init__(self, traced: Traced, captured: Sequence[Tensor], name: str) -> None:
         self.name = name
         self.traced = traced
-        self.backward: dict[tuple[bool, ...], CompiledPlan] = {}
+        self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
         self.plan: Plan = schedule(traced, captured)
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):

@@ -11,7 +11,6 @@ import functools
 import inspect
 import os
 import sys
-import threading
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from burnt.codegen import toolchain
 from burnt.codegen.backward import Differentiable
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.ir import Kernel
-from burnt.codegen.trace import Traced, trace
+from burnt.codegen.trace import PLANNING, Traced, trace, unsuited
 from burnt.errors import FusionError
 
 __all__ = ["Function", "fuse"]
@@ -64,7 +63,6 @@ class Function:
         self._entries: dict[Any, _Entry] = {}
         self._captures = _captures(fn)
         self._variants = 0
-        self._lock = threading.Lock()
         functools.update_wrapper(self, fn)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -138,7 +136,7 @@ class Function:
     def _prepare(
         self, key: list[Any], args: Sequence[Any], tensors: Sequence[Tensor], *, by_value: bool = False
     ) -> _Entry:
-        with self._lock:
+        with PLANNING:
             held = [_content(holder, name) for holder, name in self._captures]
             if not by_value:
                 # A helper that was given another body may look elsewhere than the one before it.
@@ -168,7 +166,7 @@ class Function:
         except Exception as error:  # of any kind: the plain function either raises it too, or can run
             return self._plain(f"it cannot be traced: {type(error).__name__}: {error}", held)
         captured = [getattr(traced.graph, name) for name in traced.captured]
-        reason = self._unsuited(captured) or _unsuited_graph(traced)
+        reason = self._unsuited(captured) or unsuited(traced)
         if reason is None and torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors, *captured]):
             reason = _random_op(traced)
         if reason is not None:
@@ -207,17 +205,6 @@ class Function:
             if tensor.is_conj() or tensor.is_neg() or type(tensor) not in (Tensor, torch.nn.Parameter):
                 return "a tensor that is more than its memory"
         return None
-
-
-def _unsuited_graph(traced: Traced) -> str | None:
-    """Why a graph cannot be planned: it changes what it was given."""
-    for node in traced.graph.graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-            if node.target._schema.is_mutable:
-                return f"{node.target} changes a tensor in place"
-            if any(isinstance(m, Tensor) and m.numel() == 0 for m in [node.meta.get("val")]):
-                return "an empty tensor inside"
-    return None
 
 
 def _random_op(traced: Traced) -> str | None:

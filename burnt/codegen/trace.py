@@ -8,6 +8,7 @@ into Python arithmetic. A function that does so is traced for the number's value
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -17,7 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from burnt import _torch
 
-__all__ = ["Traced", "trace"]
+__all__ = ["PLANNING", "Traced", "trace", "unsuited"]
+
+PLANNING = threading.RLock()
+"""Held while a plan is made: torch's tracing and the table of expressions are one for all threads."""
 
 aten = torch.ops.aten
 
@@ -190,3 +194,17 @@ def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return a.hex() == b.hex()
     return bool(a == b)
+
+
+def unsuited(traced: Traced) -> str | None:
+    """Why a graph cannot be planned: it changes what it was given, or something in it is empty or nothing."""
+    for node in traced.graph.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if "val" not in node.meta:
+            return f"{node.target} returns nothing"
+        if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
+            return f"{node.target} changes a tensor in place"
+        if isinstance(node.meta["val"], Tensor) and node.meta["val"].numel() == 0:
+            return "an empty tensor inside"
+    return None

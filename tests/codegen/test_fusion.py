@@ -382,6 +382,36 @@ def test_a_saved_input_that_is_changed_is_noticed() -> None:
         made.sum().backward()
 
 
+def with_constants(x):
+    return torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0])) * x * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        with_constants,
+        lambda x: F.cross_entropy(x, torch.tensor([0, 1, 2, 3])),
+        lambda x: torch.linalg.inv(x[:, :4] + 3 * torch.eye(4)),
+        lambda x: x[torch.tensor([1, 0, 2])] * 2,
+        lambda x: x @ torch.ones(5),
+        lambda x: (x * (x > 0)).prod(1),
+        lambda x: (x * 0).std(1) + x.norm(),
+        lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+        lambda x: F.conv1d(x[None], torch.ones(2, 4, 3)) + 1,
+        lambda x: x.sort(1).values.cumsum(0) * x.max(1, keepdim=True).values,
+        lambda x: F.batch_norm(x, None, None, training=True),
+        lambda x: torch.fft.rfft(x * 2).abs(),
+    ],
+)  # fmt: skip
+def test_gradients_through_what_is_not_lowered(fn: Callable[..., Tensor]) -> None:
+    found = []
+    for run in (fn, fuse(fn)):
+        x = randn(4, 5).requires_grad_()
+        made = run(x)
+        found.append((made.detach(), *torch.autograd.grad(made.square().sum(), x)))
+    same(found[1], found[0])
+
+
 # --- in place, random, modes ------------------------------------------------------------------------------
 
 
