@@ -1,8 +1,8 @@
 """The derived backward: a plan for the gradients, and the autograd node that runs it.
 
 The traced graph of the function's own ops is differentiated by torch and planned like any other, so the
-backward recomputes what it needs from the inputs and saves nothing else. For second derivatives torch runs the
-traced graph.
+backward recomputes what it needs from the inputs and saves nothing else. For second derivatives torch runs
+the traced graph.
 """
 
 from __future__ import annotations

@@ -476,9 +476,9 @@ def _operation(expr: Expr, a: list[str]) -> str:
     if op == "cast":
         # gcc takes a float made an integer and a float again for trunc, and makes -0 of what torch makes 0.
         inner = expr.args[0]
-        if inner.op == "cast" and dtype.is_floating_point and inner.args[0].dtype.is_floating_point:
-            if not inside.is_floating_point and inside != torch.bool:
-                return f"{a[0]} == 0 ? 0 : {_cast(a[0], inside, dtype)}"
+        whole = not inside.is_floating_point and inside != torch.bool
+        if whole and inner.op == "cast" and dtype.is_floating_point and inner.args[0].dtype.is_floating_point:
+            return f"{a[0]} == 0 ? 0 : {_cast(a[0], inside, dtype)}"
         return _cast(a[0], inside, dtype)
     if op == "where":
         return f"{a[0]} ? {a[1]} : {a[2]}"
