@@ -337,7 +337,7 @@ class Function:
             examples += [0.5 for _ in numbers]
             made: _Backward | None = None
             try:
-                traced, _ = trace(backward, examples)
+                traced: Traced | None = trace(backward, examples)[0]
             except Exception:  # of any kind: what cannot be traced, torch can still differentiate as it goes
                 traced = None
             if traced is not None and _unsuited_graph(traced) is None:
@@ -361,7 +361,9 @@ class _Differentiable(torch.autograd.Function):
         facts = entry.forward.traced.results
         constant = [o for o, fact in zip(outputs, facts, strict=True) if fact is not None and not fact[1]]
         ctx.mark_non_differentiable(*constant)
-        ctx.outputs = [(o.shape, _own_strides(o), o.dtype) if isinstance(o, Tensor) else None for o in outputs]
+        ctx.outputs = [
+            (o.shape, _own_strides(o), o.dtype) if isinstance(o, Tensor) else None for o in outputs
+        ]
         return tuple(outputs)
 
     @staticmethod

@@ -189,9 +189,7 @@ class _Scheduler:
     def store(self, buffer: Buffer, value: Value, kernels: list[Kernel]) -> None:
         axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
         # An axis that is expanded is one element in memory, and is written once.
-        loops = [
-            Var(size if stride else 1) for size, stride in zip(value.shape, buffer.strides, strict=True)
-        ]
+        loops = [Var(size if stride else 1) for size, stride in zip(value.shape, buffer.strides, strict=True)]
         element = value.at(tuple(map(Ix.of, loops)))
         rows = self.rows(element, kernels)
         if not _folds(self.resolved(element)):
@@ -210,9 +208,7 @@ class _Scheduler:
             Store(buffer, tuple(inner), buffer.at(index), expr, tuple(mapping.get(v, v) for v in loops))
         )
 
-    def beside(
-        self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]
-    ) -> bool:
+    def beside(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
         """Store a value without folds in the loops of another store of its shape that reads the same."""
         reads = {e.extra[0] for e in self.reached([self.resolved(value.at(_fresh(value.shape)))])}
         for i, kernel in enumerate(kernels):

@@ -56,8 +56,8 @@ class Traced:
     """A traced function.
 
     Args:
-        whole: the aten graph as the function calls it: what is differentiated, since the derivative of an op is
-            not always that of what it is made of (std has none at 0, torch says 0).
+        whole: the aten graph as the function calls it: what is differentiated, since the derivative of an op
+            is not always that of what it is made of (std has none at 0, torch says 0).
         graph: the same in simpler ops; its placeholders are the tensors and numbers in order, its output is flat.
         structure: what the function returns, as torch's pytrees describe it.
         numbers: stand-in value -> position in the arguments, of the numbers that are inputs.

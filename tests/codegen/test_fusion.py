@@ -1,4 +1,4 @@
-"""What fuses, by kernels and kind, and that a fused function means what the plain one does, whatever it meets."""
+"""What fuses, by kernels and kind; and that a fused function means what the plain one does, always."""
 
 from __future__ import annotations
 
@@ -109,14 +109,17 @@ def test_single_refuses_what_runs_plain() -> None:
 
 # --- special values ---------------------------------------------------------------------------------------
 
-SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, -1e-40, 1.0, -1.0, 0.5, 2.5, -2.5, 88.8, -104.0, 3e38]
-UNARY = """abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp exp2 expm1 floor frac log log10 log1p
-log2 neg reciprocal relu round rsqrt sigmoid sign sin sinh sqrt square tan tanh trunc isnan isinf logical_not
-nan_to_num""".split()
-BINARY = """add sub mul div maximum minimum fmax fmin atan2 copysign pow fmod remainder eq ne lt le gt ge
-floor_divide logical_and logical_or logical_xor""".split()
-ACTIVATIONS = """relu gelu silu softplus elu leaky_relu hardtanh hardswish hardsigmoid mish logsigmoid relu6
-softshrink hardshrink celu selu""".split()
+SPECIAL = [
+    math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, -1e-40, 1.0, -1.0, 0.5, 2.5, -2.5, 88.8, -104.0, 3e38
+]  # fmt: skip
+_UNARY = """abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp exp2 expm1 floor frac log log10
+log1p log2 neg reciprocal relu round rsqrt sigmoid sign sin sinh sqrt square tan tanh trunc isnan isinf
+logical_not nan_to_num"""
+_BINARY = """add sub mul div maximum minimum fmax fmin atan2 copysign pow fmod remainder eq ne lt le gt ge
+floor_divide logical_and logical_or logical_xor"""
+_ACTIVATIONS = """relu gelu silu softplus elu leaky_relu hardtanh hardswish hardsigmoid mish logsigmoid relu6
+softshrink hardshrink celu selu"""
+UNARY, BINARY, ACTIVATIONS = _UNARY.split(), _BINARY.split(), _ACTIVATIONS.split()
 # Of 0.0 and -0.0 either may be the larger one, and torch's vector and scalar code differ.
 _EITHER_ZERO = frozenset({"maximum", "minimum", "fmax", "fmin", "softshrink", "hardshrink"})
 
@@ -125,7 +128,9 @@ def alike(fused: Tensor, plain: Tensor, name: str) -> None:
     """Equal but for the last bits, and with the same signs of zeros where these are specified."""
     if name == "gelu":  # torch's float32 kernel has NaN at infinity, and infinity for 3e38
         fused, plain = fused[plain.isfinite()], plain[plain.isfinite()]
-    torch.testing.assert_close(fused, plain, equal_nan=True, rtol=2e-6, atol=1e-44, msg=lambda m: f"{name}: {m}")
+    torch.testing.assert_close(
+        fused, plain, equal_nan=True, rtol=2e-6, atol=1e-44, msg=lambda m: f"{name}: {m}"
+    )
     if fused.is_floating_point() and name not in _EITHER_ZERO:
         zero = (plain == 0) & (fused == 0)
         assert torch.equal(fused.signbit()[zero], plain.signbit()[zero]), f"{name}: the sign of a zero"
@@ -162,8 +167,9 @@ def test_special_values_of_reductions() -> None:
 
     def all_of(x, axis: int):
         return (
-            x.sum(axis), x.mean(axis), x.amax(axis), x.amin(axis), x.argmax(axis), x.argmin(axis), x.any(axis),
-            x.all(axis), x.var(axis), torch.softmax(x, axis), torch.logsumexp(x, axis), x.prod(axis), x.max(),
+            x.sum(axis), x.mean(axis), x.amax(axis), x.amin(axis), x.argmax(axis), x.argmin(axis),
+            x.any(axis), x.all(axis), x.var(axis), torch.softmax(x, axis), torch.logsumexp(x, axis),
+            x.prod(axis), x.max(),
         )  # fmt: skip
 
     for given in (wide, wide.t(), wide.t().contiguous()):
@@ -335,7 +341,7 @@ def test_second_derivatives() -> None:
         return torch.softmax(torch.tanh(x * w), -1)
 
     def penalty(run):
-        x, w = randn(3, 4, dtype=torch.float64).requires_grad_(), randn(4, dtype=torch.float64).requires_grad_()
+        x, w = (randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 4), (4,)))
         (slope,) = torch.autograd.grad(run(x, w).square().sum(), x, create_graph=True)
         return torch.autograd.grad(slope.square().sum(), (x, w))
 
@@ -381,7 +387,7 @@ def with_constants(x):
         lambda x: F.batch_norm(x, None, None, training=True),
         lambda x: torch.fft.rfft(x * 2).abs(),
     ],
-)  # fmt: skip
+)
 def test_gradients_through_what_is_not_lowered(fn: Callable[..., Tensor]) -> None:
     found = []
     for run in (fn, fuse(fn)):
@@ -475,7 +481,9 @@ def test_keywords_defaults_and_methods() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [(0,), (3, 0), (0, 5, 2), (), (1,), (1, 1)], ids=lambda shape: "x".join(map(str, shape)) or "scalar"
+    "shape",
+    [(0,), (3, 0), (0, 5, 2), (), (1,), (1, 1)],
+    ids=lambda shape: "x".join(map(str, shape)) or "scalar",
 )
 def test_empty_and_tiny(shape: tuple[int, ...]) -> None:
     def fn(x):
@@ -541,7 +549,10 @@ def test_inside_of_other_compilers_and_transforms() -> None:
 
     layer = Layer(5, 2)
     doubled = {name: p * 2 for name, p in layer.named_parameters()}
-    same(torch.func.functional_call(layer, doubled, (x,)), gelu(F.linear(x, doubled["weight"], doubled["bias"])))
+    same(
+        torch.func.functional_call(layer, doubled, (x,)),
+        gelu(F.linear(x, doubled["weight"], doubled["bias"])),
+    )
 
 
 def test_forward_mode_derivatives() -> None:
