@@ -24,12 +24,13 @@ from tests.codegen.programs import DTYPES, Program
 # Results of these are exact, or a choice among exact values: a nudge would invent an error.
 _EXACT_OPS = """
     neg abs sign ceil floor round trunc relu clamp clamp_min clamp_max where maximum minimum fmax fmin
-    copysign view _unsafe_view reshape expand permute transpose t slice select flip cat stack constant_pad_nd
-    repeat unsqueeze squeeze split split_with_sizes unbind alias detach clone contiguous full full_like
-    zeros_like ones_like zeros ones empty empty_like new_zeros scalar_tensor amax amin max min masked_fill masked_fill_
-    diagonal tril triu roll as_strided copy_ fill_ zero_ lift_fresh _to_copy _reshape_alias nan_to_num
-    hardtanh threshold unfold index select_backward slice_backward value_selecting_reduction_backward set_
-    index_select gather new_empty new_empty_strided hardshrink diagonal_backward expand_copy permute_copy
+    copysign view _unsafe_view reshape expand permute transpose t slice select flip cat stack
+    constant_pad_nd repeat unsqueeze squeeze split split_with_sizes unbind alias detach clone contiguous
+    full full_like zeros_like ones_like zeros ones empty empty_like new_zeros scalar_tensor amax amin max
+    min masked_fill masked_fill_ diagonal tril triu roll as_strided copy_ fill_ zero_ lift_fresh _to_copy
+    _reshape_alias nan_to_num hardtanh threshold unfold index select_backward slice_backward
+    value_selecting_reduction_backward set_ index_select gather new_empty new_empty_strided hardshrink
+    diagonal_backward expand_copy permute_copy
 """
 _EXACT = frozenset(_EXACT_OPS.split())
 

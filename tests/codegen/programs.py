@@ -161,6 +161,16 @@ VIEWS = _templates("""
     torch.broadcast_to({a},{b}.shape) {a}.movedim({d},{e}) {a}.view({r}) {a}.reshape({q})
     {a}.repeat_interleave(2,{d})
 """)
+# Views of views, whose indices are quotients and remainders of one another.
+NESTED = _templates("""
+    {a}.repeat({t}).reshape(-1) {a}.repeat({t}).reshape(-1)[1::2] F.pad({a},(1,2)).reshape(-1)[::2]
+    torch.cat([{a},{b}],{d}).reshape(-1)[1:] {a}.transpose({d},{e}).reshape(-1)[1::3]
+    {a}.flip({d}).reshape({q})
+    {a}.repeat_interleave(2,{d}).reshape(-1).flip(0) {a}.repeat({t}).transpose({d},{e}).reshape({q})
+    {a}.reshape(-1).repeat(2).reshape(2,-1) F.pad({a},(0,1)).transpose({d},{e}).reshape(-1)
+    {a}.permute({p}).reshape(-1).roll(1,0) {a}.reshape({r}).mT.reshape(-1) {a}.repeat({t}).roll(1,{d})
+    {a}.unfold({d},2,1) {a}.tril().reshape(-1) torch.stack([{a},{a}],{u}).reshape(-1)
+""")
 REDUCTIONS = _templates("""
     {a}.sum({ax}) {a}.mean({ax}) {a}.amax({ax}) {a}.amin({ax}) {a}.sum() {a}.mean() {a}.max() {a}.min()
     {a}.prod({d}) {a}.clamp(-1.5,1.5).prod({d},keepdim=True) {a}.var({ax}) {a}.std({d})
@@ -276,8 +286,8 @@ def _line(chance: random.Random, live: dict[str, Tensor], number: str) -> str:
     value = live[name]
     rank, shape = value.dim(), tuple(value.shape)
     unary = FLOAT_UNARY if value.dtype.is_floating_point else ANY_UNARY
-    groups = [unary, ANY_UNARY, BINARY, VIEWS, REDUCTIONS]
-    template = chance.choice(chance.choices(groups, [4, 2, 4, 4, 3])[0])
+    groups = [unary, ANY_UNARY, BINARY, VIEWS, NESTED, REDUCTIONS]
+    template = chance.choice(chance.choices(groups, [4, 2, 4, 3, 1.5, 3])[0])
     axes = list(range(rank))
     order = chance.sample(axes, rank)
     some = sorted(chance.sample(axes, chance.randint(1, rank))) if rank else []
