@@ -337,10 +337,11 @@ class Function:
             examples += [0.5 for _ in numbers]
             made: _Backward | None = None
             try:
-                traced: Traced | None = trace(backward, examples)[0]
+                traced, general = trace(backward, examples)
             except Exception:  # of any kind: what cannot be traced, torch can still differentiate as it goes
-                traced = None
-            if traced is not None and _unsuited_graph(traced) is None:
+                traced, general = None, False
+            # A derivative that depends on what a number is (x**s at 0) is torch's matter, too.
+            if traced is not None and general and _unsuited_graph(traced) is None:
                 # Tensors that the function itself makes of Python numbers.
                 constants = [getattr(traced.graph, name) for name in traced.captured]
                 with torch.no_grad():

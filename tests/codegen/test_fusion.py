@@ -224,6 +224,37 @@ def test_integers_and_flags_are_built_in() -> None:
     same(fused(x, 1.0, False), x)
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, s: (x * 9).int().masked_fill(x > 0, s),
+        lambda x, s: (x > 0).masked_fill(x > 1, s),
+        lambda x, s: torch.full_like(x.int(), s) + x,
+        lambda x, s: x.clamp(-abs(s), s * s),
+        lambda x, s: x * int(s) + x * round(s, 1),
+        lambda x, s: x**s,
+        lambda x, s: F.leaky_relu(x, s),
+        lambda x, s: torch.where(x > 0, x, s),
+        lambda x, s: x + torch.tensor(s),
+        lambda x, s: x * float(str(s)),
+        lambda x, s: x.new_full((5,), s) * x,
+        lambda x, s: x * {0.0: 2, 1.5: 3}.get(s, 4),
+    ],
+)
+def test_numbers_made_something_else(fn: Callable[..., Tensor]) -> None:
+    """An integer, a truth, a text: a plan for one number must not serve another."""
+    fused, x = fuse(fn), torch.tensor([-1.5, 0.0, 0.5, 1.5, 2.0])
+    for s in (2.5, 0.0, 1.5, -3.7, 1.0, 2.0, 0.5):
+        same(fused(x, s), fn(x, s))
+        if not fn(x, s).is_floating_point():
+            continue
+        slopes = []
+        for run in (fused, fn):
+            y = x.clone().requires_grad_()
+            slopes.append(torch.autograd.grad(run(y, s).sum(), y)[0])
+        same(*slopes)
+
+
 def test_numbers_have_gradients_beside_them() -> None:
     def fn(x, s):
         return torch.tanh(x * s) / s
