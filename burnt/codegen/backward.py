@@ -106,11 +106,11 @@ def _made(
     examples: list[Any] = [torch.empty_strided(*layout[:2], dtype=layout[2]) for layout in layouts]
     examples += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in tensors]
     try:
-        traced, _ = trace(backward, [*examples, *(0.5 for _ in forward.plan.numbers)])
+        traced, general = trace(backward, [*examples, *(0.5 for _ in forward.plan.numbers)])
     except Exception:  # of any kind: what cannot be traced, torch can still differentiate as it goes
         return None
-    if unsuited(traced) is not None:
-        return None
+    if not general or unsuited(traced) is not None:
+        return None  # a derivative that depends on what a number is (x**s at 0) is torch's matter, too
     with torch.no_grad():
         # Tensors that the function itself makes of Python numbers.
         constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]

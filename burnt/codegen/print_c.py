@@ -474,10 +474,10 @@ def _operation(expr: Expr, a: list[str]) -> str:
     if op in ("identity", "as"):
         return a[0]
     if op == "cast":
-        # gcc takes a float made an integer and a float again for trunc, and makes -0 of what torch makes 0.
         inner = expr.args[0]
         whole = not inside.is_floating_point and inside != torch.bool
-        if whole and inner.op == "cast" and dtype.is_floating_point and inner.args[0].dtype.is_floating_point:
+        if whole and dtype.is_floating_point and inner.op == "cast" and inner.args[0].dtype.is_floating_point:
+            # gcc takes a float made an integer and a float again for trunc: -0 where torch has 0.
             return f"{a[0]} == 0 ? 0 : {_cast(a[0], inside, dtype)}"
         return _cast(a[0], inside, dtype)
     if op == "where":

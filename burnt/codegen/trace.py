@@ -101,17 +101,21 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
     """
     floats = [i for i, arg in enumerate(args) if type(arg) is float]
     if floats:
-        # Values that no sane program contains, each exact in float32 and below 1 in size.
-        first, second = (
-            {i: (base + 2 * n) / 2.0**20 for n, i in enumerate(floats)} for base in (700001, 800003)
-        )
+        # Values that no sane program contains, each exact in float32: below 1; above, since torch may have made
+        # an integer of a number without asking; and 0, since it may have made a truth of it.
+        chosen = [
+            {i: (700001 + 2 * n) / 2.0**20 for n, i in enumerate(floats)},
+            {i: (800003 + 2 * n) / 2.0**18 for n, i in enumerate(floats)},
+            dict.fromkeys(floats, 0.0),
+        ]
         try:
-            one = _trace(fn, args, first)
-            two = _trace(fn, args, second)
-        except _Specialise:
+            one, *others = (_trace(fn, args, stand_ins) for stand_ins in chosen)
+        except Exception:  # of any kind: the numbers themselves may do, and if not, say why
             return _trace(fn, args, {}), False
-        if not _alike(one, two):
-            return _trace(fn, args, {}), False
+        back = {value: i for i, value in chosen[0].items()}
+        for other, stand_ins in zip(others, chosen[1:], strict=True):
+            if not _alike(one, other, {value: stand_ins[i] for value, i in back.items()}):
+                return _trace(fn, args, {}), False
         return one, True
     return _trace(fn, args, {}), True
 
@@ -159,29 +163,28 @@ def _tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return graph
 
 
-def _alike(one: Traced, two: Traced) -> bool:
-    """Whether two traces differ in their stand-ins alone."""
-    same = {value: i for i, value in two.numbers.items()}
-    back = {i: value for value, i in one.numbers.items()}
-    translated = {value: back[i] for value, i in two.numbers.items()}
-    assert len(same) == len(back)
+def _alike(one: Traced, two: Traced, stand_ins: dict[float, float]) -> bool:
+    """Whether two traces differ in their stand-ins alone, of which the first's are given the second's for."""
     left, right = list(one.graph.graph.nodes), list(two.graph.graph.nodes)
     if len(left) != len(right):
         return False
-    twins = dict(zip(right, left, strict=True))
+    twins = dict(zip(left, right, strict=True))
 
-    def plain(value: Any) -> Any:
+    def translated(value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
             return twins[value]
-        if isinstance(value, float) and float.__eq__(value, value):
-            return translated.get(value, value)
-        return value
+        return stand_ins.get(float(value), value) if isinstance(value, float) else value
 
     for a, b in zip(left, right, strict=True):
-        theirs = torch.fx.node.map_aggregate((b.args, b.kwargs), plain)
-        ours = torch.fx.node.map_aggregate((a.args, a.kwargs), lambda v: v)
+        ours = torch.fx.node.map_aggregate((a.args, a.kwargs), translated)
+        theirs = torch.fx.node.map_aggregate((b.args, b.kwargs), lambda v: v)
         if a.target != b.target and a.op != "placeholder":
             return False
+        if a.op == "get_attr":
+            held, made = getattr(one.graph, str(a.target)), getattr(two.graph, str(b.target))
+            # A tensor that the function makes of a number is a constant of the graph.
+            if held is not made and not (held.dtype == made.dtype and torch.equal(held, made)):
+                return False
         if not _equal(ours, theirs):
             return False
     return True

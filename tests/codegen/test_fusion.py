@@ -1,4 +1,4 @@
-"""What fuses, by kernels and kind, and that a fused function means what the plain one does, whatever it meets."""
+"""What fuses, by kernels and kind; and that a fused function means what the plain one does, always."""
 
 from __future__ import annotations
 
@@ -110,29 +110,16 @@ def test_single_refuses_what_runs_plain() -> None:
 # --- special values ---------------------------------------------------------------------------------------
 
 SPECIAL = [
-    math.nan,
-    math.inf,
-    -math.inf,
-    0.0,
-    -0.0,
-    1e-40,
-    -1e-40,
-    1.0,
-    -1.0,
-    0.5,
-    2.5,
-    -2.5,
-    88.8,
-    -104.0,
-    3e38,
-]
-UNARY = """abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp exp2 expm1 floor frac log log10 log1p
-log2 neg reciprocal relu round rsqrt sigmoid sign sin sinh sqrt square tan tanh trunc isnan isinf logical_not
-nan_to_num""".split()
-BINARY = """add sub mul div maximum minimum fmax fmin atan2 copysign pow fmod remainder eq ne lt le gt ge
-floor_divide logical_and logical_or logical_xor""".split()
-ACTIVATIONS = """relu gelu silu softplus elu leaky_relu hardtanh hardswish hardsigmoid mish logsigmoid relu6
-softshrink hardshrink celu selu""".split()
+    math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, -1e-40, 1.0, -1.0, 0.5, 2.5, -2.5, 88.8, -104.0, 3e38
+]  # fmt: skip
+_UNARY = """abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp exp2 expm1 floor frac log log10
+log1p log2 neg reciprocal relu round rsqrt sigmoid sign sin sinh sqrt square tan tanh trunc isnan isinf
+logical_not nan_to_num"""
+_BINARY = """add sub mul div maximum minimum fmax fmin atan2 copysign pow fmod remainder eq ne lt le gt ge
+floor_divide logical_and logical_or logical_xor"""
+_ACTIVATIONS = """relu gelu silu softplus elu leaky_relu hardtanh hardswish hardsigmoid mish logsigmoid relu6
+softshrink hardshrink celu selu"""
+UNARY, BINARY, ACTIVATIONS = _UNARY.split(), _BINARY.split(), _ACTIVATIONS.split()
 # Of 0.0 and -0.0 either may be the larger one, and torch's vector and scalar code differ.
 _EITHER_ZERO = frozenset({"maximum", "minimum", "fmax", "fmin", "softshrink", "hardshrink"})
 
@@ -180,8 +167,9 @@ def test_special_values_of_reductions() -> None:
 
     def all_of(x, axis: int):
         return (
-            x.sum(axis), x.mean(axis), x.amax(axis), x.amin(axis), x.argmax(axis), x.argmin(axis), x.any(axis),
-            x.all(axis), x.var(axis), torch.softmax(x, axis), torch.logsumexp(x, axis), x.prod(axis), x.max(),
+            x.sum(axis), x.mean(axis), x.amax(axis), x.amin(axis), x.argmax(axis), x.argmin(axis),
+            x.any(axis), x.all(axis), x.var(axis), torch.softmax(x, axis), torch.logsumexp(x, axis),
+            x.prod(axis), x.max(),
         )  # fmt: skip
 
     for given in (wide, wide.t(), wide.t().contiguous()):
@@ -234,6 +222,37 @@ def test_integers_and_flags_are_built_in() -> None:
     for n, flag in ((0, True), (1, True), (1, False), (3, False), (-1, True)):
         same(fused(x, n, flag), fn(x, n, flag))
     same(fused(x, 1.0, False), x)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, s: (x * 9).int().masked_fill(x > 0, s),
+        lambda x, s: (x > 0).masked_fill(x > 1, s),
+        lambda x, s: torch.full_like(x.int(), s) + x,
+        lambda x, s: x.clamp(-abs(s), s * s),
+        lambda x, s: x * int(s) + x * round(s, 1),
+        lambda x, s: x**s,
+        lambda x, s: F.leaky_relu(x, s),
+        lambda x, s: torch.where(x > 0, x, s),
+        lambda x, s: x + torch.tensor(s),
+        lambda x, s: x * float(str(s)),
+        lambda x, s: x.new_full((5,), s) * x,
+        lambda x, s: x * {0.0: 2, 1.5: 3}.get(s, 4),
+    ],
+)
+def test_numbers_made_something_else(fn: Callable[..., Tensor]) -> None:
+    """An integer, a truth, a text: a plan for one number must not serve another."""
+    fused, x = fuse(fn), torch.tensor([-1.5, 0.0, 0.5, 1.5, 2.0])
+    for s in (2.5, 0.0, 1.5, -3.7, 1.0, 2.0, 0.5):
+        same(fused(x, s), fn(x, s))
+        if not fn(x, s).is_floating_point():
+            continue
+        slopes = []
+        for run in (fused, fn):
+            y = x.clone().requires_grad_()
+            slopes.append(torch.autograd.grad(run(y, s).sum(), y)[0])
+        same(*slopes)
 
 
 def test_numbers_have_gradients_beside_them() -> None:
@@ -353,10 +372,7 @@ def test_second_derivatives() -> None:
         return torch.softmax(torch.tanh(x * w), -1)
 
     def penalty(run):
-        x, w = (
-            randn(3, 4, dtype=torch.float64).requires_grad_(),
-            randn(4, dtype=torch.float64).requires_grad_(),
-        )
+        x, w = (randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 4), (4,)))
         (slope,) = torch.autograd.grad(run(x, w).square().sum(), x, create_graph=True)
         return torch.autograd.grad(slope.square().sum(), (x, w))
 
@@ -402,7 +418,7 @@ def with_constants(x):
         lambda x: F.batch_norm(x, None, None, training=True),
         lambda x: torch.fft.rfft(x * 2).abs(),
     ],
-)  # fmt: skip
+)
 def test_gradients_through_what_is_not_lowered(fn: Callable[..., Tensor]) -> None:
     found = []
     for run in (fn, fuse(fn)):

@@ -1,7 +1,7 @@
 """The equivalence gate: random programs, fused, do what eager torch does.
 
-`BURNT_FUZZ_MINUTES=10` goes on with fresh seeds for as long. What was wrong with a seed that failed becomes an
-entry of `REGRESSIONS`, as a program of its own: seeds mean other programs once the grammar changes.
+`BURNT_FUZZ_MINUTES=10` goes on with fresh seeds for as long. What was wrong with a seed that failed becomes
+an entry of `REGRESSIONS`, as a program of its own: seeds mean other programs once the grammar changes.
 """
 
 from __future__ import annotations
@@ -70,6 +70,12 @@ REGRESSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], 
         ("v0 = 1 / (x0 / 4).to(i8).to(f32)",),
         ("v0",),
         False,
+    ),
+    "a gradient of an expanded input": (
+        ("tensor((4, 5), f32, 'expanded', 0)", "tensor((4, 5), f32, 'plain', 1)"),
+        ("v0 = torch.sin(x0) * x1",),
+        ("v0",),
+        True,
     ),
 }
 
