@@ -50,7 +50,7 @@ def test_a_checkpoints_folder_is_no_tensor_file(tmp_path: Path) -> None:
     settings = {"checkpoints": [KeepLast()], "monitor": "off", "device": "cpu"}
     result = training(tmp_path / "run", **settings).run(learner())
     folder = result.checkpoints[-1].path
-    with pytest.raises(RecordError, match="model is .*model.safetensors"):
+    with pytest.raises(RecordError, match=r"model is .*model\.safetensors"):
         Record.load(folder)
     assert "weight" in Record.load(folder / "model.safetensors").tensors
 

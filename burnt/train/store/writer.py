@@ -567,7 +567,7 @@ class _OpenSeries:
 
 
 def _foreign(folder: Path) -> list[str]:
-    """What lies in a folder and is not of a run, hidden files apart; others tell of one that is unreadable."""
+    """What lies in a folder and is not of a run, hidden files apart; [] where it cannot be read."""
     try:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError:
