@@ -4,7 +4,13 @@
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="$ROOT/.venv"
 
-say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
+say() {
+    if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
+        printf '\033[1m==>\033[0m %s\n' "$*"
+    else
+        printf '==> %s\n' "$*"
+    fi
+}
 
 die() {
     printf 'error: %s\n' "$*" >&2
@@ -13,6 +19,17 @@ die() {
 
 # make_venv: the environment in .venv, made with $PYTHON (python3 by default) unless it is there and works.
 make_venv() {
+    if [ -n "${PYTHON:-}" ]; then
+        command -v "$PYTHON" >/dev/null 2>&1 || die "PYTHON=$PYTHON is no program. Name a Python 3.11 or newer."
+        local wanted found
+        wanted="$("$PYTHON" -c 'import sys; print(*sys.version_info[:3], sep=".")' 2>/dev/null)" \
+            || die "PYTHON=$PYTHON is no Python. Name a Python 3.11 or newer."
+        found="$("$VENV/bin/python" -c 'import sys; print(*sys.version_info[:3], sep=".")' 2>/dev/null || true)"
+        if [ -n "$found" ] && [ "$found" != "$wanted" ]; then
+            say "replacing $VENV, which has Python $found, by one with $wanted"
+            rm -rf "$VENV"
+        fi
+    fi
     if [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
         return
     fi
@@ -27,8 +44,7 @@ make_venv() {
         done
     fi
     [ -n "$python" ] || die "no Python 3.11 or newer found. Install one, or name it: PYTHON=/path/to/python $0"
-    command -v "$python" >/dev/null 2>&1 || die "PYTHON=$python is no program. Name a Python 3.11 or newer."
-    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || die "$("$python" --version) is too old: burnt needs 3.11 or newer. Name another: PYTHON=/path/to/python $0"
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || die "$("$python" --version 2>&1) is too old: burnt needs 3.11 or newer. Name another: PYTHON=/path/to/python $0"
     say "making $VENV with $("$python" --version)"
     rm -rf "$VENV"
     "$python" -m venv "$VENV" || die "$python cannot make virtual environments. On Debian: apt install python3-venv"

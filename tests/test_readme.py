@@ -69,3 +69,9 @@ def test_links_lead_somewhere() -> None:
     for document in [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def test_no_figure_is_missing() -> None:
+    for document in DOCUMENTS:
+        placeholders = re.findall(r"^[A-Z_]{6,}$", document.read_text(), re.M)
+        assert placeholders == [], f"{document.name} waits for {placeholders}"

@@ -83,6 +83,13 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         OSError: the file does not exist or cannot be read.
     """
     path = Path(path)
+    if path.is_dir():
+        inside = path / "model.safetensors"
+        raise RecordError(
+            "this is a folder, not a tensor file",
+            where=str(path),
+            hint=f"a checkpoint's model is {inside}" if inside.exists() else "name a .safetensors file in it",
+        )
     size = path.stat().st_size
     hint = "the file was cut off or overwritten: take another copy"
     with path.open("rb") as file:

@@ -184,7 +184,7 @@ class Loop:
             where=f"steps {since + 1} to {self.position.step}, epoch {self.position.current_epoch}",
             expected="a finite number",
             found=f"{value} at a learning rate of {self.learner.schedule(self.position.step - 1):.3g}",
-            hint="try a lower learning rate, clip_norm=1.0, or look for bad values in the data; "
+            hint="look for bad values in the data, or try a lower learning rate or clip_norm=1.0; "
             + (f"{newest} is from before" if newest else "there is no checkpoint from before"),
         )
 

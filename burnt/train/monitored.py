@@ -19,6 +19,8 @@ class Monitored:
     """
 
     def __init__(self, metric: Metric | str, split: str = "valid") -> None:
+        if isinstance(metric, str) and "/" in metric:
+            split, metric = metric.split("/", 1)  # as values are named: "valid/loss"
         self.metric = metric
         self.split = split
 
@@ -47,7 +49,7 @@ class Monitored:
                 where=self.key,
                 expected=f"one of: {', '.join(known)}",
                 found=repr(self.name),
-                hint=f"did you mean {guess!r}?" if guess else f"add it: metrics=[..., {self.metric!r}]",
+                hint=f"did you mean {guess!r}?" if guess else "add it to metrics=[...]",
             )
         if self.split not in splits:
             raise MetricError(

@@ -237,8 +237,9 @@ class SupervisedTraining:
         """The newest checkpoint of a run that is resumed, with model, optimizer and stopping as it says."""
         newest = checkpoints.newest() if checkpoints is not None and self.resume else None
         if checkpoints is None or newest is None:
-            if self.resume and (self.folder / DATABASE).exists():
-                self.reporter.message(f"{self.folder} has no checkpoint: the run starts from the beginning")
+            if self.resume:
+                found = "has no checkpoint" if (self.folder / DATABASE).exists() else "holds no run"
+                self.reporter.message(f"{self.folder} {found}: the run starts from the beginning")
             return None
         loaded = checkpoints.load(newest, learner.model, metrics)
         document = loaded.document
@@ -364,7 +365,7 @@ class SupervisedTraining:
             return f"stopped after step {position.step}; nothing is saved, as the run has no checkpoints"
         return (
             f"stopped after step {position.step}, saved in {saved[-1].path}\n"
-            f"to go on from there: run the same again with resume=True"
+            f"to go on from there, run the same again with the folder {self.folder} and resume=True"
         )
 
 
@@ -427,6 +428,13 @@ def _with_loss(metrics: Iterable[Metric]) -> list[Metric]:
         MetricError: two have one name.
     """
     given = list(metrics)
+    other = next((metric for metric in given if not isinstance(metric, Metric)), None)
+    if other is not None:
+        raise MetricError(
+            "metrics= takes metric objects",
+            expected="such as [Accuracy(), Loss()] of burnt.train.metrics",
+            found=repr(other),
+        )
     loss = next((metric for metric in given if metric.name == "loss"), None)
     ordered = [loss or Loss(), *(metric for metric in given if metric is not loss)]
     names = [metric.name for metric in ordered]

@@ -88,6 +88,13 @@ class TrainConfig(burnt.Config):
     resume: bool = False
     monitor: str = "auto"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.epochs < 1:
+            raise ValueError("epochs: expected at least 1")
+        if self.resume and self.folder is None:
+            raise ValueError("resume=true needs the run's folder: folder=runs/digits-... resume=true")
+
 
 def load_splits() -> dict[str, TensorDataset]:
     """The digits in three parts, the same in every run: 1,149 to train, 288 to validate, 360 to test."""
@@ -137,10 +144,12 @@ def main(config: TrainConfig) -> float:
     torch.manual_seed(config.seed)
     splits = load_splits()
     train = Loader(splits["train"], config.batch_size, shuffle=True, seed=config.seed, transform=distort)
+    steps = config.epochs * len(train)
+    warmup = max(1, steps // 27)
     learner = Learner(
         config.model.init(),
         optim.AdamW(weight_decay=config.weight_decay),
-        optim.Warmup(20, optim.Cosine(config.lr, steps=config.epochs * len(train) - 20)),
+        optim.Warmup(warmup, optim.Cosine(config.lr, steps=max(1, steps - warmup))),
     )
     training = SupervisedTraining(
         config.folder or Path("runs") / time.strftime("digits-%Y%m%d-%H%M%S"),

@@ -142,6 +142,15 @@ class RunWriter:
                 where=str(path),
                 hint="resume=True continues it; or choose another folder",
             )
+        foreign = _foreign(folder) if not path.exists() else []
+        if foreign:
+            raise RunError(
+                f"{folder} holds something else than a run",
+                where=str(folder),
+                expected="a folder that is new, empty or holds a run",
+                found=", ".join(foreign[:5]) + (", ..." if len(foreign) > 5 else ""),
+                hint="name a folder of its own, such as runs/NAME",
+            )
         try:
             text = None if config is None else json.dumps(config, indent=2)
         except (TypeError, ValueError) as error:
@@ -555,6 +564,15 @@ class _OpenSeries:
     def __init__(self, number: int) -> None:
         self.id = number
         self.pyramid = Pyramid()
+
+
+def _foreign(folder: Path) -> list[str]:
+    """What lies in a folder and is not of a run, hidden files apart; [] where it cannot be read."""
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return []
+    return [name for name in names if not name.startswith(".") and name not in (*_FOLDERS, "config.json")]
 
 
 def _count(number: int) -> int:

@@ -1,0 +1,68 @@
+"""Which folders a run may live in, and what is said when there is nothing to resume."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from burnt import optim
+from burnt.data import Batch, Loader, TensorDataset
+from burnt.errors import MetricError, RecordError, RunError
+from burnt.record import Record
+from burnt.train import KeepBest, KeepLast, Learner, RunWriter, StepOutput, SupervisedTraining
+
+
+def step(model: nn.Module, batch: Batch) -> StepOutput:
+    return StepOutput(model(batch.x).square().mean(), targets=batch.x)
+
+
+def training(folder: Path, **settings: object) -> SupervisedTraining:
+    train = Loader(TensorDataset(x=torch.randn(8, 2)), 4)
+    return SupervisedTraining(folder, train=train, duration="1 epoch", **settings)
+
+
+def learner() -> Learner:
+    return Learner(nn.Linear(2, 1), optim.Sgd(), 1e-2, step=step)
+
+
+def test_a_folder_with_other_things_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(RunError, match="holds something else than a run") as caught:
+        RunWriter.create(tmp_path)
+    assert "thesis.tex" in str(caught.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_an_empty_folder_and_what_a_run_makes_are_accepted(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / ".nfs0001").touch()
+    RunWriter.create(tmp_path).close("finished")
+    assert (tmp_path / "run.db").exists()
+
+
+def test_resuming_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    training(tmp_path / "new", resume=True, monitor="plain", device="cpu").run(learner())
+    assert "new holds no run: the run starts from the beginning" in capsys.readouterr().out
+
+
+def test_a_checkpoints_folder_is_no_tensor_file(tmp_path: Path) -> None:
+    settings = {"checkpoints": [KeepLast()], "monitor": "off", "device": "cpu"}
+    result = training(tmp_path / "run", **settings).run(learner())
+    folder = result.checkpoints[-1].path
+    with pytest.raises(RecordError, match=r"model is .*model\.safetensors"):
+        Record.load(folder)
+    assert "weight" in Record.load(folder / "model.safetensors").tensors
+
+
+def test_a_metric_given_as_text_is_told(tmp_path: Path) -> None:
+    with pytest.raises(MetricError, match="takes metric objects"):
+        training(tmp_path, metrics=["accuracy"])
+
+
+def test_a_monitored_value_may_be_named_as_it_is_kept(tmp_path: Path) -> None:
+    keeper = KeepBest("train/loss")
+    training(tmp_path / "run", checkpoints=[keeper])
+    assert keeper.monitored.key == "train/loss"
+    with pytest.raises(MetricError, match="did you mean 'loss'"):
+        training(tmp_path / "run", checkpoints=[KeepBest("train/los")])
