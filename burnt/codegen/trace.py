@@ -101,8 +101,8 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
     """
     floats = [i for i, arg in enumerate(args) if type(arg) is float]
     if floats:
-        # Values that no sane program contains, each exact in float32: below 1; above, since torch may have made
-        # an integer of a number without asking; and 0, since it may have made a truth of it.
+        # Values that no sane program contains, each exact in float32: below 1; above, since torch may have
+        # made an integer of a number without asking; and 0, since it may have made a truth of it.
         chosen = [
             {i: (700001 + 2 * n) / 2.0**20 for n, i in enumerate(floats)},
             {i: (800003 + 2 * n) / 2.0**18 for n, i in enumerate(floats)},
