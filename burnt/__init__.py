@@ -13,6 +13,7 @@ from burnt._lazy import attach
 
 if TYPE_CHECKING:
     from burnt import data, nn, optim, record, train
+    from burnt.codegen import explain, fuse
     from burnt.config import Config
     from burnt.device import device_info
     from burnt.gradients import Gradients
@@ -33,6 +34,8 @@ _HOMES = {
     "check": "burnt.inspect",
     "data": "burnt.data",
     "device_info": "burnt.device",
+    "explain": "burnt.codegen.explanation",
+    "fuse": "burnt.codegen.function",
     "field": "burnt.module",
     "freeze": "burnt.inspect",
     "nn": "burnt.nn",
@@ -59,8 +62,10 @@ __all__ = [
     "data",
     "device_info",
     "errors",
+    "explain",
     "field",
     "freeze",
+    "fuse",
     "nn",
     "num_params",
     "optim",

@@ -5,16 +5,32 @@ Each has a canary in `tests/test_torch_private.py`, which says what broke when t
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-__all__ = ["BatchNormBase", "compiled_in_place", "compiler_is_loaded"]
+__all__ = [
+    "EXTENSION",
+    "BatchNormBase",
+    "compiled_in_place",
+    "compiler_is_loaded",
+    "decompositions",
+    "fake_results",
+    "is_plain_call",
+    "trace_to_aten",
+]
 
 BatchNormBase = _BatchNorm
 """The base of torch's BatchNorm1d, 2d and 3d. torch's own tools (`SyncBatchNorm.convert_sync_batchnorm`,
 `update_bn`, `replace_all_batch_norm_modules_`) know a batch norm by it."""
+
+EXTENSION: str = torch._C.__file__
+"""The file of torch's extension module. It depends on all libraries that torch runs on: a symbol looked up in
+it, such as `omp_get_max_threads`, is the one that torch calls."""
 
 
 def compiled_in_place(module: torch.nn.Module) -> torch.nn.Module:
@@ -38,3 +54,60 @@ def compiled_in_place(module: torch.nn.Module) -> torch.nn.Module:
 def compiler_is_loaded() -> bool:
     """Whether torch.compile's machinery (seconds to import) is there; else nothing is compiled."""
     return "torch._dynamo" in sys.modules
+
+
+@functools.cache
+def decompositions(names: tuple[str, ...]) -> dict[Any, Callable[..., Any]]:
+    """torch's own definitions of composite aten ops in simpler ones, for every overload of the names."""
+    from torch._decomp import get_decompositions
+
+    return dict(get_decompositions([getattr(torch.ops.aten, name) for name in names]))
+
+
+def trace_to_aten(
+    fn: Callable[..., Any], args: Sequence[Any], table: dict[Any, Callable[..., Any]]
+) -> tuple[torch.fx.GraphModule, Any]:
+    """The aten graph of a function at fake tensors of the arguments' shapes, and the structure it returns.
+
+    Tensors that the function captures become attributes of the graph module.
+    """
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    structure: list[Any] = []
+
+    def flat(*inputs: Any) -> list[Any]:
+        leaves, spec = torch.utils._pytree.tree_flatten(fn(*inputs))
+        structure.append(spec)
+        return leaves
+
+    graph = make_fx(flat, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    return graph, structure[-1]
+
+
+def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
+    """What a function returns for arguments like these, flat, its tensors without memory.
+
+    No op is taken apart, so strides and `requires_grad` are those of the function run by torch.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        inputs = [
+            torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device).requires_grad_(
+                a.requires_grad
+            )
+            if isinstance(a, torch.Tensor)
+            else a
+            for a in args
+        ]
+        return list(torch.utils._pytree.tree_leaves(fn(*inputs)))
+
+
+def is_plain_call() -> bool:
+    """Whether ops run as they are called: no transform, no mode, and no forward derivatives are taken."""
+    return (
+        torch.autograd.forward_ad._current_level < 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+    )

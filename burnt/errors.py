@@ -12,7 +12,10 @@
     │   └── CheckpointError    the same of a run's checkpoint
     ├── RunError           a run folder cannot be used                      (also OSError)
     ├── MetricError        a metric does not exist or cannot be computed    (also ValueError)
+    ├── CompileError       generated code does not compile                  (also RuntimeError)
+    ├── CacheError         a cache folder cannot be trusted or used         (also OSError)
     ├── NonFiniteError     the loss became NaN or infinite                  (also ArithmeticError)
+    ├── FusionError        a function does not fuse as it was asked to      (also RuntimeError)
     └── UnsupportedError   a thing that does not exist here, or not yet     (also NotImplementedError)
 """
 
@@ -23,10 +26,13 @@ from difflib import get_close_matches
 
 __all__ = [
     "BurntError",
+    "CacheError",
     "CheckpointError",
+    "CompileError",
     "ConfigError",
     "DataError",
     "DefinitionError",
+    "FusionError",
     "MetricError",
     "NonFiniteError",
     "OptimError",
@@ -133,6 +139,18 @@ class RunError(BurntError, OSError):
 
 class MetricError(BurntError, ValueError):
     """A metric does not exist or cannot be computed."""
+
+
+class FusionError(BurntError, RuntimeError):
+    """A function does not fuse as it was asked to."""
+
+
+class CompileError(BurntError, RuntimeError):
+    """Generated code does not compile, or cannot be loaded."""
+
+
+class CacheError(BurntError, OSError):
+    """A cache folder cannot be trusted or used."""
 
 
 class NonFiniteError(BurntError, ArithmeticError):

@@ -1,5 +1,6 @@
 """Canaries: what burnt uses of torch's private interfaces is still what it was."""
 
+import ctypes
 import subprocess
 import sys
 
@@ -28,6 +29,16 @@ def test_the_compiler_is_loaded_by_compiling_and_not_before() -> None:
     assert out.stdout.split() == ["False", "True"], out.stdout + out.stderr
 
 
+def test_the_openmp_runtime_can_be_found_through_torchs_extension() -> None:
+    library = ctypes.CDLL(_torch.EXTENSION)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert library.omp_get_max_threads() == 3, "the extension no longer leads to torch's OpenMP runtime"
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_what_the_compiler_wrapped_is_compiled_in_place() -> None:
     calls = []
 
@@ -42,3 +53,24 @@ def test_what_the_compiler_wrapped_is_compiled_in_place() -> None:
     model(torch.ones(1, 2))
     assert calls, "a module no longer runs _compiled_call_impl when it is called"
     torch.testing.assert_close(wrapped(torch.ones(1, 2)), model._call_impl(torch.ones(1, 2)))
+
+
+def test_a_function_runs_without_memory_as_it_would_with() -> None:
+    x = torch.ones(2, 3).t().requires_grad_()
+    weight = torch.nn.Parameter(torch.ones(()))
+    doubled, flags, scaled = _torch.fake_results(lambda x: (x * 2, x > 0, x.detach() * weight), [x])
+    assert doubled.stride() == (1, 3)
+    assert [t.requires_grad for t in (doubled, flags, scaled)] == [True, False, True]
+
+
+def test_a_call_within_a_transform_or_mode_is_known_by_it() -> None:
+    from torch.autograd import forward_ad
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    assert _torch.is_plain_call()
+    for mode in (TorchFunctionMode(), TorchDispatchMode(), forward_ad.dual_level()):
+        with mode:
+            assert not _torch.is_plain_call()
+    assert not torch.vmap(lambda x: x * _torch.is_plain_call())(torch.ones(1)).item()
+    assert _torch.is_plain_call()

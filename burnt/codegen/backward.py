@@ -1,0 +1,174 @@
+"""The derived backward: a plan for the gradients, and the autograd node that runs it.
+
+The traced graph of the function's own ops is differentiated by torch and planned like any other, so the
+backward recomputes what it needs from the inputs and saves nothing else. For second derivatives torch runs
+the traced graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from burnt.codegen.compiled import CompiledPlan
+from burnt.codegen.trace import PLANNING, Traced, trace, unsuited
+
+__all__ = ["BackwardPlan", "Differentiable"]
+
+
+class Differentiable(torch.autograd.Function):
+    """A compiled plan in the autograd graph."""
+
+    @staticmethod
+    def forward(ctx: Any, forward: CompiledPlan, numbers: Sequence[float], *tensors: Tensor) -> Any:
+        """Run the plan on its tensors, captured ones last."""
+        outputs = forward(tensors, numbers)
+        ctx.forward, ctx.numbers = forward, numbers
+        ctx.save_for_backward(*tensors)
+        facts = forward.traced.results
+        constant = [o for o, fact in zip(outputs, facts, strict=True) if fact is not None and not fact[1]]
+        ctx.mark_non_differentiable(*constant)
+        ctx.layouts = [_layout(o) if isinstance(o, Tensor) else None for o in outputs]
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        """The gradients of the tensors that want one."""
+        tensors, wanted = ctx.saved_tensors, tuple(ctx.needs_input_grad[2:])
+        known = None if torch.is_grad_enabled() else _planned(ctx, tensors, wanted)
+        if known is None:
+            gradients = iter(_by_torch(ctx.forward, ctx.numbers, cotangents, tensors, wanted))
+        else:
+            given = [
+                c if c.stride() == layout[1] else torch.empty_strided(*layout[:2], dtype=layout[2]).copy_(c)
+                for c, layout in zip(cotangents, ctx.layouts, strict=True)
+                if layout is not None and layout[2].is_floating_point
+            ]
+            inputs = [*given, *tensors]
+            # Numbers are the arguments after the tensors; those that the gradients do not need are gone.
+            numbers = [ctx.numbers[p - len(inputs)] for p in known.plan.plan.numbers]
+            gradients = iter(known.plan([*inputs, *known.constants], numbers))
+        return (None, None, *[next(gradients) if want else None for want in wanted])
+
+
+class BackwardPlan(NamedTuple):
+    """The plan of a backward, and the tensors that it captured."""
+
+    plan: CompiledPlan
+    constants: list[Tensor]
+
+
+_Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+def _layout(tensor: Tensor) -> _Layout:
+    """Shape, strides and dtype for a gradient of a tensor: its own strides, unless elements share memory."""
+    strides = tensor.stride()
+    if not all(stride or size == 1 for stride, size in zip(strides, tensor.shape, strict=True)):
+        strides = torch.empty(tensor.shape, device="meta").stride()
+    return tuple(tensor.shape), strides, tensor.dtype
+
+
+def _planned(ctx: Any, tensors: Sequence[Tensor], wanted: tuple[bool, ...]) -> BackwardPlan | None:
+    """The plan of the wanted gradients, made at the first call; None where there can be none."""
+    plans: dict[tuple[bool, ...], BackwardPlan | None] = ctx.forward.backward
+    if wanted not in plans:
+        with PLANNING:
+            if wanted not in plans:
+                layouts = [v for v in ctx.layouts if v is not None and v[2].is_floating_point]
+                plans[wanted] = _made(ctx.forward, tensors, wanted, layouts)
+    return plans[wanted]
+
+
+def _made(
+    forward: CompiledPlan, tensors: Sequence[Tensor], wanted: tuple[bool, ...], layouts: Sequence[_Layout]
+) -> BackwardPlan | None:
+    """A plan with cotangents, tensors and numbers in, and the wanted gradients out."""
+    floating = len(layouts)
+
+    def backward(*given: Any) -> Any:
+        pulled, inputs = given[:floating], given[floating : floating + len(wanted)]
+        numbers = given[floating + len(wanted) :]
+
+        def run(*some: Tensor) -> tuple[Tensor, ...]:
+            replaced = iter(some)
+            full = [next(replaced) if want else t for t, want in zip(inputs, wanted, strict=True)]
+            made = _interpreted(forward, full, numbers)
+            return tuple(t for t in made if isinstance(t, Tensor) and t.dtype.is_floating_point)
+
+        chosen = [t for t, want in zip(inputs, wanted, strict=True) if want]
+        return torch.func.vjp(run, *chosen)[1](pulled)
+
+    # Fresh tensors of the same layouts: equal arguments must not look like one.
+    examples: list[Any] = [torch.empty_strided(*layout[:2], dtype=layout[2]) for layout in layouts]
+    examples += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in tensors]
+    try:
+        traced, general = trace(backward, [*examples, *(0.5 for _ in forward.plan.numbers)])
+    except Exception:  # of any kind: what cannot be traced, torch can still differentiate as it goes
+        return None
+    if not general or unsuited(traced) is not None:
+        return None  # a derivative that depends on what a number is (x**s at 0) is torch's matter, too
+    with torch.no_grad():
+        # Tensors that the function itself makes of Python numbers.
+        constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
+        return BackwardPlan(CompiledPlan(traced, constants, f"{forward.name}_backward"), constants)
+
+
+def _by_torch(
+    forward: CompiledPlan,
+    numbers: Sequence[float],
+    cotangents: Sequence[Any],
+    tensors: Sequence[Tensor],
+    wanted: tuple[bool, ...],
+) -> list[Any]:
+    """Gradients by torch: with a graph of their own for second derivatives, or where there is no plan."""
+    further = torch.is_grad_enabled()
+    if not further:
+        tensors = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
+    with torch.enable_grad():
+        outputs = _interpreted(forward, tensors, numbers)
+    pairs = [
+        (o, c)
+        for o, c in zip(outputs, cotangents, strict=True)
+        if isinstance(o, Tensor) and o.requires_grad and isinstance(c, Tensor)
+    ]
+    chosen = [t for t, want in zip(tensors, wanted, strict=True) if want]
+    return list(
+        torch.autograd.grad(
+            [o for o, _ in pairs], chosen, [c for _, c in pairs], create_graph=further, allow_unused=True
+        )
+    )
+
+
+def _interpreted(forward: CompiledPlan, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
+    """The function's own ops run by torch, captured tensors given last."""
+    traced: Traced = forward.traced
+    nodes = list(traced.whole.graph.nodes)
+    placeholders = sum(node.op == "placeholder" for node in nodes)
+    # The graphs of a trace name what they captured each on its own.
+    objects = [id(getattr(traced.graph, name)) for name in traced.captured]
+    captured = dict(zip(objects, tensors[placeholders:], strict=True))
+    values = dict(zip(forward.plan.numbers, numbers, strict=True))
+    given = iter(tensors)
+    env: dict[torch.fx.Node, Any] = {}
+
+    def argument(value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return env[value]
+        if isinstance(value, float) and value in traced.numbers:
+            return values[traced.numbers[value]]
+        return value
+
+    for node in nodes[:-1]:
+        if node.op == "placeholder":
+            env[node] = next(given)
+        elif node.op == "get_attr":
+            held = getattr(traced.whole, str(node.target))
+            env[node] = captured.get(id(held), held)
+        else:
+            args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), argument)
+            env[node] = node.target(*args, **kwargs)
+    return [argument(value) for value in nodes[-1].args[0]]

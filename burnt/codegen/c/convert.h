@@ -1,0 +1,60 @@
+/* Conversions between element types, as torch makes them on x86 for values that fit.
+ *
+ * bfloat16 and float16 travel as uint16_t: loads and stores convert, arithmetic is in float. Bit code rather
+ * than the compiler's _Float16, which gcc 12 does not vectorise on x86.
+ */
+#ifndef BURNT_CONVERT_H
+#define BURNT_CONVERT_H
+
+#include "math.h"
+
+static inline float f32_of_bf16(uint16_t h) { return float_of_bits((uint32_t)h << 16); }
+
+/* Nearest, halves to even. A NaN becomes the one quiet NaN: rounding might turn its bits into infinity. */
+static inline uint16_t bf16_of_f32(float x) {
+    uint32_t u = bits_f32(x);
+    uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    return (uint16_t)(x != x ? 0x7fc0u : rounded);
+}
+
+static inline float f32_of_f16(uint16_t h) {
+    uint32_t u = (uint32_t)(h & 0x7fffu) << 13;
+    /* Multiplying by 2^112 moves the exponent to float's bias, and normalises denormals. */
+    float x = float_of_bits(u) * 0x1p112f;
+    uint32_t special = u >= 0x0f800000u ? 0x7f800000u : 0u; /* infinity and NaN keep their mantissa */
+    return float_of_bits(bits_f32(x) | special | (uint32_t)(h & 0x8000u) << 16);
+}
+
+/* Nearest, halves to even; infinity from 65520 on. The rounding is that of an addition: of a power of two as
+ * much larger than x as makes the sum's last bit float16's. The idea is that of M. Dukhan's FP16 library. */
+static inline uint16_t f16_of_f32(float x) {
+    uint32_t u = bits_f32(x), twice = u << 1;
+    /* Times 4 in the end; what overflows float16 becomes infinity on the way. */
+    float scaled = __builtin_fabsf(x) * 0x1p112f * 0x1p-110f;
+    uint32_t exponent = twice & 0xff000000u;
+    exponent = exponent < 0x71000000u ? 0x71000000u : exponent; /* float16's denormals share one */
+    uint32_t sum = bits_f32(scaled + float_of_bits((exponent >> 1) + 0x07800000u));
+    uint32_t y = (sum >> 13 & 0x7c00u) + (sum & 0x0fffu);
+    y = twice > 0xff000000u ? 0x7e00u : y; /* NaN */
+    return (uint16_t)(y | (u >> 16 & 0x8000u));
+}
+
+static inline float f32_of_f64(double x) { return (float)x; }
+static inline double f64_of_f32(float x) { return (double)x; }
+
+/* Towards zero. Narrow integers go through int32_t, so that what lies outside wraps as in torch instead of
+ * being undefined; beyond int32_t the result is the compiler's. */
+static inline uint8_t bool_of_f32(float x) { return x != 0.0f; }
+static inline uint8_t u8_of_f32(float x) { return (uint8_t)(int32_t)x; }
+static inline int8_t i8_of_f32(float x) { return (int8_t)(int32_t)x; }
+static inline int16_t i16_of_f32(float x) { return (int16_t)(int32_t)x; }
+static inline int32_t i32_of_f32(float x) { return (int32_t)x; }
+static inline int64_t i64_of_f32(float x) { return (int64_t)x; }
+static inline uint8_t bool_of_f64(double x) { return x != 0.0; }
+static inline uint8_t u8_of_f64(double x) { return (uint8_t)(int32_t)x; }
+static inline int8_t i8_of_f64(double x) { return (int8_t)(int32_t)x; }
+static inline int16_t i16_of_f64(double x) { return (int16_t)(int32_t)x; }
+static inline int32_t i32_of_f64(double x) { return (int32_t)x; }
+static inline int64_t i64_of_f64(double x) { return (int64_t)x; }
+
+#endif

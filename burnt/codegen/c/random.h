@@ -1,0 +1,30 @@
+/* Counter-based random numbers: Philox4x32-10 of Salmon et al., 2011, "Parallel random numbers: as easy as
+ * 1, 2, 3". A pure function of counter and key, so that a loop around it becomes SIMD and a backward pass
+ * can draw the same numbers again.
+ */
+#ifndef BURNT_RANDOM_H
+#define BURNT_RANDOM_H
+
+#include <stdint.h>
+
+typedef struct {
+    uint32_t x, y, z, w;
+} philox_t;
+
+static inline philox_t philox_round(philox_t c, uint32_t key0, uint32_t key1) {
+    uint64_t a = (uint64_t)0xd2511f53u * c.x;
+    uint64_t b = (uint64_t)0xcd9e8d57u * c.z;
+    return (philox_t){(uint32_t)(b >> 32) ^ c.y ^ key0, (uint32_t)b, (uint32_t)(a >> 32) ^ c.w ^ key1, (uint32_t)a};
+}
+
+/* Four numbers for one counter of 128 bits under a key of 64. */
+static inline philox_t philox(philox_t counter, uint32_t key0, uint32_t key1) {
+    for (uint32_t i = 0; i < 10; i++)
+        counter = philox_round(counter, key0 + i * 0x9e3779b9u, key1 + i * 0xbb67ae85u);
+    return counter;
+}
+
+/* [0, 1), every multiple of 2^-24 alike: the upper 24 bits. */
+static inline float uniform_f32(uint32_t u) { return (float)(int32_t)(u >> 8) * 0x1p-24f; }
+
+#endif

@@ -1,0 +1,297 @@
+"""A traced function: plans for each signature, cached, and called with as little as possible in between.
+
+`Function` is what `fuse` makes. The first call with a signature traces, schedules, prints and compiles; later
+ones look it up, allocate the results and launch. Wherever a plan would not be right, the plain function runs,
+and `Function.why_plain` says why.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from burnt import _torch
+from burnt.codegen import toolchain
+from burnt.codegen.backward import Differentiable
+from burnt.codegen.compiled import CompiledPlan
+from burnt.codegen.ir import Kernel
+from burnt.codegen.trace import PLANNING, Traced, trace, unsuited
+from burnt.errors import FusionError
+
+__all__ = ["Function", "fuse"]
+
+_MOST_VALUES = 16  # of numbers that a function looks at: beyond, the plain function is the cheaper one
+_NUMBERS = frozenset({bool, int, str, type(None)})
+_SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
+
+
+class _Entry(NamedTuple):
+    """What is known for a signature: a plan, or why the plain function runs.
+
+    `held` keeps alive what the function captured, as the signature knows it by its address. `by_value`: the
+    function looks at its numbers, and the plan is right for these alone.
+    """
+
+    forward: CompiledPlan | None
+    captured: list[Tensor]
+    held: list[Any]
+    plain: str | None = None
+    by_value: bool = False
+
+
+class Function:
+    """A function of tensors and numbers that runs as few kernels as the schedule finds.
+
+    Args:
+        fn: a Python function of tensors, numbers and other constants; it may capture tensors.
+        single: raise `FusionError` where it does not come out as one kernel.
+    """
+
+    def __init__(self, fn: Callable[..., Any], *, single: bool = False) -> None:
+        self.fn = fn
+        self.single = single
+        self.name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
+        self._entries: dict[Any, _Entry] = {}
+        self._captures = _captures(fn)
+        self._variants = 0
+        functools.update_wrapper(self, fn)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The function's result."""
+        if torch.compiler.is_compiling() or not _torch.is_plain_call():
+            return self.fn(*args, **kwargs)
+        if kwargs:
+            return self._with_keywords(args, kwargs)
+        key: list[Any] = [torch.is_grad_enabled()]
+        tensors: list[Tensor] = []
+        wants_gradient = False
+        for arg in args:
+            kind = type(arg)
+            if kind is Tensor or kind is torch.nn.Parameter:
+                key.append((arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad))
+                tensors.append(arg)
+                wants_gradient = wants_gradient or arg.requires_grad
+            elif kind is float:
+                key.append(float)
+            elif kind in _SIMPLE or isinstance(arg, _SIMPLE):
+                key.append((kind, arg))
+            else:
+                return self.fn(*args)
+        if torch.is_autocast_enabled("cpu"):
+            key.append(torch.get_autocast_dtype("cpu"))
+        if torch.get_default_dtype() is not torch.float32:
+            key.append(torch.get_default_dtype())
+        for holder, name in self._captures:
+            key.append(_identity(_content(holder, name)))
+        entry = self._entries.get(tuple(key))
+        if entry is None:
+            entry = self._prepare(key, args, tensors)
+        if entry.by_value:
+            key.append(tuple(arg.hex() for arg in args if type(arg) is float))
+            entry = self._entries.get(tuple(key)) or self._prepare(key, args, tensors, by_value=True)
+        if entry.forward is None:
+            return self.fn(*args)
+        numbers = [args[i] for i in entry.forward.plan.numbers]
+        if key[0] and (wants_gradient or any(t.requires_grad for t in entry.captured)):
+            flat = Differentiable.apply(entry.forward, numbers, *tensors, *entry.captured)  # type: ignore[no-untyped-call]
+        else:
+            flat = entry.forward([*tensors, *entry.captured], numbers)
+        structure = entry.forward.traced.structure
+        return flat[0] if structure.is_leaf() else pytree.tree_unflatten(list(flat), structure)
+
+    def _with_keywords(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        bound = inspect.signature(self.fn).bind(*args, **kwargs)
+        bound.apply_defaults()
+        if bound.kwargs:
+            return self.fn(*args, **kwargs)
+        return self(*bound.args)
+
+    def why_plain(self, *args: Any) -> str | None:
+        """Why the plain function runs for these arguments; None if a plan does."""
+        self(*args)
+        entry = next(reversed(self._entries.values()), None)
+        return entry.plain if entry is not None else "the call was not looked at"
+
+    def plan(self, *args: Any) -> CompiledPlan | None:
+        """The forward plan for these arguments, made if need be; None where the plain function runs."""
+        known = set(self._entries)
+        self(*args)
+        made = [e for k, e in self._entries.items() if k not in known] or list(self._entries.values())
+        return made[-1].forward if made else None
+
+    # --- making plans -------------------------------------------------------------------------------------
+
+    def _prepare(
+        self, key: list[Any], args: Sequence[Any], tensors: Sequence[Tensor], *, by_value: bool = False
+    ) -> _Entry:
+        with PLANNING:
+            held = [_content(holder, name) for holder, name in self._captures]
+            if not by_value:
+                # A helper that was given another body may look elsewhere than the one before it.
+                known = len(held)
+                self._captures = _captures(self.fn)
+                held = [_content(holder, name) for holder, name in self._captures]
+                key = [*key[: len(key) - known], *map(_identity, held)]
+            signature = tuple(key)
+            entry = self._entries.get(signature)
+            if entry is None:
+                self._variants += by_value
+                if self._variants > _MOST_VALUES:
+                    entry = self._plain(
+                        f"it looks at its numbers, and has met {_MOST_VALUES} values of them", held
+                    )
+                else:
+                    entry = self._made(args, tensors, held)
+                self._entries[signature] = entry
+            return entry
+
+    def _made(self, args: Sequence[Any], tensors: Sequence[Tensor], held: list[Any]) -> _Entry:
+        reason = self._unsuited(tensors) or _unsuited_captures(held)
+        if reason is not None:
+            return self._plain(reason, held)
+        try:
+            traced, general = trace(self.fn, args)
+        except Exception as error:  # of any kind: the plain function either raises it too, or can run
+            return self._plain(f"it cannot be traced: {type(error).__name__}: {error}", held)
+        captured = [getattr(traced.graph, name) for name in traced.captured]
+        reason = self._unsuited(captured) or unsuited(traced)
+        if reason is None and torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors, *captured]):
+            reason = _random_op(traced)
+        if reason is not None:
+            return self._plain(reason, held)
+        with torch.no_grad():
+            forward = CompiledPlan(traced, captured, self.name)
+        if self.single and len(forward.plan.steps) != 1:
+            raise FusionError(
+                f"{self.name} does not come out as one kernel",
+                expected="1 kernel",
+                found=f"{len(forward.plan.steps)} steps: "
+                + ", ".join(
+                    s.kind if isinstance(s, Kernel) else str(s.node.target) for s in forward.plan.steps
+                ),
+                hint="see burnt.explain for what ends each group",
+            )
+        if os.environ.get("BURNT_DEBUG") == "1":
+            print(f"burnt: {self.name}: {len(forward.plan.steps)} steps\n{forward.source}", file=sys.stderr)  # noqa: T201
+        return _Entry(forward, captured, held, by_value=not general)
+
+    def _plain(self, reason: str, held: list[Any]) -> _Entry:
+        if self.single:
+            raise FusionError(f"{self.name} does not come out as one kernel", found=reason)
+        return _Entry(None, [], held, reason)
+
+    def _unsuited(self, tensors: Sequence[Tensor]) -> str | None:
+        if toolchain.find_compiler() is None:
+            return f"no C compiler: {toolchain.why_no_compiler()}"
+        for tensor in tensors:
+            if tensor.device.type != "cpu":
+                return f"a tensor on {tensor.device}: kernels are printed for the CPU only, so far"
+            if tensor.layout != torch.strided or tensor.dtype.is_complex or tensor.is_quantized:
+                return f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}"
+            if tensor.numel() == 0:
+                return "an empty tensor"
+            if tensor.is_conj() or tensor.is_neg() or type(tensor) not in (Tensor, torch.nn.Parameter):
+                return "a tensor that is more than its memory"
+        return None
+
+
+def _random_op(traced: Traced) -> str | None:
+    for node in traced.graph.graph.nodes:
+        tags = getattr(node.target, "tags", ())
+        if torch.Tag.nondeterministic_seeded in tags:
+            return f"{node.target} draws random numbers, which a derived backward would draw again"
+    return None
+
+
+def _captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
+    """Where a function finds what is no argument: cells and globals, its own and its helpers'."""
+    found: list[tuple[Any, str]] = []
+    seen: set[types.CodeType] = set()
+
+    def look(function: Any) -> None:
+        if not isinstance(function, types.FunctionType) or function.__code__ in seen:
+            return
+        seen.add(function.__code__)
+        if (function.__module__ or "").split(".")[0] == "torch":
+            return
+        for cell in function.__closure__ or ():
+            found.append((cell, ""))
+            look(_content(cell, ""))
+        for name in sorted(_names(function.__code__)):
+            if name in function.__globals__ and not isinstance(function.__globals__[name], types.ModuleType):
+                found.append((function.__globals__, name))
+                look(function.__globals__[name])
+
+    look(fn)
+    return found
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names that code looks up, functions inside of it included."""
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _unsuited_captures(held: Sequence[Any]) -> str | None:
+    """Why a capture cannot be relied on: its contents may change without its being another object."""
+    for content in held:
+        if not isinstance(
+            content, (*_SIMPLE, float, Tensor, types.FunctionType, types.BuiltinFunctionType, type)
+        ):
+            return f"it captures a {type(content).__name__}, whose changes would go unnoticed"
+    return None
+
+
+def _identity(content: Any) -> Any:
+    """What a signature knows a capture by. 1, 1.0 and True are three, and so are 0.0 and -0.0 two."""
+    if type(content) is float:
+        return content.hex()
+    return (type(content), content) if type(content) in _NUMBERS else id(content)
+
+
+def _content(holder: Any, name: str) -> Any:
+    if name:
+        return holder.get(name)
+    try:
+        return holder.cell_contents
+    except ValueError:
+        return None  # a cell that is not filled yet
+
+
+def fuse(fn: Callable[..., Any] | None = None, *, single: bool = False) -> Any:
+    """Make a function of tensors run as few kernels as possible, forward and backward.
+
+    Args:
+        fn: a function of tensors, numbers and other constants. It is traced at the first call with a
+            signature: shapes, strides, dtypes, devices, gradients wanted, autocast, and the values of what is
+            neither a tensor nor a float. Tensors that it captures are inputs; a captured name that is given
+            another object is noticed. Inside of torch.compile, export and transforms the plain function runs.
+        single: raise `FusionError` where it does not come out as one kernel.
+
+    Raises:
+        FusionError: with `single`, naming what splits it.
+
+    >>> import torch
+    >>> from burnt.codegen import fuse
+    >>> @fuse
+    ... def gelu(x):
+    ...     return 0.5 * x * (1 + torch.erf(x * 0.5**0.5))
+    >>> x = torch.linspace(-2, 2, 5)
+    >>> torch.allclose(gelu(x), torch.nn.functional.gelu(x))
+    True
+    """
+    if fn is None:
+        return functools.partial(fuse, single=single)
+    return Function(fn, single=single)

@@ -1,0 +1,310 @@
+"""The intermediate form: what a value is at an index, and what a kernel does.
+
+A tensor is a function from an index to an expression, so views cost nothing: they change the index on the way
+to what they look at. Only reductions and buffers are things. Indices are affine in loop variables, as far as
+they can be; what a reshape leaves over is a division or a remainder.
+
+    Ix          an index: sum of coefficient x (loop variable | quotient | remainder), plus a constant
+    Expr        an element: a constant, a number given at run time, a load, an operation, a reduction's result
+    Reduction   a fold of a body over extents
+    Value       a tensor that is not in memory: shape, dtype, index -> Expr
+    Buffer      a tensor that is in memory: an input, an output, or in between
+    Kernel      loops over `outer`, and in each turn the folds and stores that belong to it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+import torch
+
+_names = itertools.count()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Var:
+    """A loop variable: 0 <= value < extent."""
+
+    extent: int
+    name: str = dataclasses.field(default_factory=lambda: f"i{next(_names)}")
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """A quotient (``/``) or remainder (``%``) of an index by a positive number."""
+
+    kind: str
+    inner: Ix
+    by: int
+
+
+Atom: TypeAlias = "Var | Split"
+
+
+class Ix:
+    """An affine index. Immutable; sums and products simplify, divisions as far as bounds allow.
+
+    >>> i, j = Var(4, "i"), Var(8, "j")
+    >>> flat = Ix.of(i) * 8 + Ix.of(j)
+    >>> flat, flat // 8, flat % 8
+    (8*i + j, i, j)
+    """
+
+    __slots__ = ("_hash", "const", "terms")
+
+    def __init__(self, terms: dict[Atom, int] | None = None, const: int = 0) -> None:
+        self.terms = {atom: c for atom, c in (terms or {}).items() if c}
+        self.const = const
+        self._hash = hash((frozenset(self.terms.items()), const))
+
+    @staticmethod
+    def of(value: Ix | Atom | int) -> Ix:
+        """An index of a loop variable or a number; variables that can only be 0 vanish."""
+        if isinstance(value, Ix):
+            return value
+        if isinstance(value, int):
+            return Ix(const=value)
+        if isinstance(value, Var) and value.extent == 1:
+            return Ix()
+        return Ix({value: 1})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ix) and self.const == other.const and self.terms == other.terms
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __add__(self, other: Ix | int) -> Ix:
+        other = Ix.of(other)
+        terms = dict(self.terms)
+        for atom, c in other.terms.items():
+            terms[atom] = terms.get(atom, 0) + c
+        return Ix(terms, self.const + other.const)
+
+    def __mul__(self, factor: int) -> Ix:
+        return Ix({atom: c * factor for atom, c in self.terms.items()}, self.const * factor)
+
+    def __sub__(self, other: Ix | int) -> Ix:
+        return self + Ix.of(other) * -1
+
+    def _divided(self, by: int) -> tuple[Ix, Ix]:
+        """A part that `by` divides, over `by`, and the rest."""
+        whole = Ix({a: c // by for a, c in self.terms.items() if c % by == 0}, self.const // by)
+        rest = Ix({a: c for a, c in self.terms.items() if c % by}, self.const % by)
+        return whole, rest
+
+    def __floordiv__(self, by: int) -> Ix:
+        if by == 1:
+            return self
+        whole, rest = self._divided(by)
+        low, high = rest.bounds()
+        if low >= 0 and high < by:
+            return whole
+        return whole + Ix({Split("/", rest, by): 1})
+
+    def __mod__(self, by: int) -> Ix:
+        if by == 1:
+            return Ix()
+        _, rest = self._divided(by)
+        low, high = rest.bounds()
+        if low >= 0 and high < by:
+            return rest
+        return Ix({Split("%", rest, by): 1})
+
+    def bounds(self) -> tuple[int, int]:
+        """The smallest and largest value that the extents allow."""
+        low = high = self.const
+        for atom, c in self.terms.items():
+            if isinstance(atom, Var):
+                first, last = 0, max(atom.extent - 1, 0)
+            elif atom.kind == "%":
+                first, last = 0, atom.by - 1
+            else:
+                inner_low, inner_high = atom.inner.bounds()
+                first, last = inner_low // atom.by, inner_high // atom.by
+            low += c * (first if c > 0 else last)
+            high += c * (last if c > 0 else first)
+        return low, high
+
+    def variables(self) -> set[Var]:
+        """The loop variables in it, also inside quotients."""
+        found: set[Var] = set()
+        for atom in self.terms:
+            found |= {atom} if isinstance(atom, Var) else atom.inner.variables()
+        return found
+
+    def stride(self, var: Var) -> int | None:
+        """How far a step of the variable goes; None where that is not the same everywhere."""
+        if any(isinstance(a, Split) and var in a.inner.variables() for a in self.terms):
+            return None
+        return self.terms.get(var, 0)
+
+    def replaced(self, mapping: dict[Var, Ix]) -> Ix:
+        """With indices in place of variables."""
+        result = Ix(const=self.const)
+        for atom, c in self.terms.items():
+            if isinstance(atom, Var):
+                result += mapping.get(atom, Ix.of(atom)) * c
+            else:
+                inner = atom.inner.replaced(mapping)
+                result += (inner // atom.by if atom.kind == "/" else inner % atom.by) * c
+        return result
+
+    def __repr__(self) -> str:
+        parts = []
+        for atom, c in self.terms.items():
+            name = atom.name if isinstance(atom, Var) else f"({atom.inner!r}){atom.kind}{atom.by}"
+            parts.append(name if c == 1 else f"{c}*{name}")
+        if self.const or not parts:
+            parts.append(str(self.const))
+        return " + ".join(parts)
+
+
+Index = tuple[Ix, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A tensor in memory. Strides are in elements.
+
+    `role` is ``input`` (position in the arguments), ``output`` (position in the results) or ``between``.
+    """
+
+    name: str
+    role: str
+    position: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def at(self, index: Sequence[Ix]) -> Ix:
+        """The element's place in memory."""
+        place = Ix()
+        for ix, stride in zip(index, self.strides, strict=True):
+            place += ix * stride
+        return place
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reduction:
+    """A fold over `extents` of a body, at an index of `shape`.
+
+    `kind` is one of sum, prod, max, min, argmax, argmin, any, all. The result of the arg kinds is the place
+    in the flattened extents, of the first among equals.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    extents: tuple[int, ...]
+    dtype: torch.dtype
+    body: Callable[[Index, Index], Expr]
+
+
+class Expr:
+    """An element. Equal expressions are one object, so that common parts are found by identity.
+
+    `op` is ``const`` (value), ``number`` (position), ``load`` (Buffer, Ix), ``index`` (Ix), ``reduced``
+    (Reduction, Index), ``cast``, or the name of an operation, of which
+    `burnt.codegen.lower` has the list and each printer the text.
+    """
+
+    __slots__ = ("args", "dtype", "extra", "op")
+    _known: dict[tuple[object, ...], Expr] = {}  # noqa: RUF012 - shared on purpose
+
+    op: str
+    args: tuple[Expr, ...]
+    extra: tuple[object, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def make(op: str, args: Sequence[Expr], dtype: torch.dtype, *extra: object) -> Expr:
+        """The expression with these parts, made unless it exists."""
+        # repr tells 0.0 from -0.0 and keeps NaN equal to itself.
+        key = (op, tuple(map(id, args)), dtype, *(repr(e) if isinstance(e, float) else e for e in extra))
+        found = Expr._known.get(key)
+        if found is None:
+            found = Expr()
+            found.op, found.args, found.dtype, found.extra = op, tuple(args), dtype, extra
+            Expr._known[key] = found
+        return found
+
+    @staticmethod
+    def forget() -> None:
+        """Drop the table of known expressions, once a plan is printed."""
+        Expr._known.clear()
+
+    def __repr__(self) -> str:
+        inside = ", ".join([*map(repr, self.args), *map(repr, self.extra)])
+        return f"{self.op}({inside})"
+
+
+def walk(exprs: Sequence[Expr]) -> Iterator[Expr]:
+    """Every expression below some, each once, arguments first."""
+    seen: set[int] = set()
+
+    def visit(expr: Expr) -> Iterator[Expr]:
+        if id(expr) in seen:
+            return
+        seen.add(id(expr))
+        for argument in expr.args:
+            yield from visit(argument)
+        yield expr
+
+    for expr in exprs:
+        yield from visit(expr)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor that is not in memory."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    at: Callable[[Index], Expr]
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclasses.dataclass(eq=False)
+class Fold:
+    """A step of a kernel: `reduction` at `index`, made of the outer loops, over the loops `inner`."""
+
+    reduction: Reduction
+    index: Index
+    inner: tuple[Var, ...]
+    body: Expr
+
+
+@dataclasses.dataclass(eq=False)
+class Store:
+    """A step of a kernel: an element for every turn of the loops `inner`; `loops` are those of each axis."""
+
+    buffer: Buffer
+    inner: tuple[Var, ...]
+    place: Ix
+    value: Expr
+    loops: tuple[Var, ...]
+
+
+@dataclasses.dataclass(eq=False)
+class Kernel:
+    """Loops over `outer`; in every turn the steps, in order. Turns do not depend on one another."""
+
+    name: str
+    outer: tuple[Var, ...]
+    steps: list[Fold | Store]
+
+    @property
+    def kind(self) -> str:
+        """``reduction`` or ``elementwise``."""
+        return "reduction" if any(isinstance(step, Fold) for step in self.steps) else "elementwise"

@@ -1,0 +1,459 @@
+"""Scheduling: from a traced graph to a plan, the kernels and calls that compute it.
+
+A plan is legal first, then as few bytes moved as possible: everything elementwise and every view is computed
+where it is needed, folds over the same rows share a kernel with what is made from them, and only what torch's
+own calls read or make, results, and folds that other rows need go through memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from burnt.codegen.ir import Buffer, Expr, Fold, Index, Ix, Kernel, Reduction, Store, Value, Var, walk
+from burnt.codegen.lower import LOWERINGS, Number, Unlowered
+from burnt.codegen.trace import Traced
+
+__all__ = ["Call", "Plan", "schedule"]
+
+# Few rows of many elements are folded by all threads together, in a kernel of their own.
+_SPLIT_ROWS, _SPLIT_ELEMENTS = 16, 1 << 15
+
+
+@dataclasses.dataclass(eq=False)
+class Call:
+    """A call of torch's own for a node: what is not lowered.
+
+    Args:
+        node: the op with its arguments; those that are tensors are given by `inputs`.
+        inputs: FX node -> buffer that holds it.
+        outputs: the buffers of its results; None for a result that is no tensor.
+    """
+
+    node: torch.fx.Node
+    inputs: dict[torch.fx.Node, Buffer]
+    outputs: list[Buffer | None]
+
+
+@dataclasses.dataclass(eq=False)
+class Plan:
+    """What is run for a traced function.
+
+    Args:
+        inputs: the tensors that are given, captured ones last.
+        outputs: for each result, the buffer that holds it, or a constant.
+        steps: kernels and calls, in order.
+        numbers: how many run-time numbers the kernels take.
+    """
+
+    inputs: list[Buffer]
+    outputs: list[Buffer | Any]
+    steps: list[Kernel | Call]
+    numbers: list[int]
+
+
+def schedule(traced: Traced, captured: Sequence[torch.Tensor]) -> Plan:
+    """The plan of a traced function.
+
+    Args:
+        traced: the trace.
+        captured: the tensors that it captured, in the order of `traced.captured`.
+    """
+    return _Scheduler(traced, captured).plan()
+
+
+class _Scheduler:
+    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor]) -> None:
+        self.traced = traced
+        self.captured = dict(zip(traced.captured, captured, strict=True))
+        self.env: dict[torch.fx.Node, Any] = {}
+        self.inputs: list[Buffer] = []
+        self.steps: list[Kernel | Call] = []
+        self.pending: list[tuple[Buffer, Value]] = []
+        self.in_memory: dict[int, tuple[Value, Buffer]] = {}
+        self.folded: dict[Reduction, Buffer] = {}
+        self.count = 0
+
+    def plan(self) -> Plan:
+        nodes = list(self.traced.graph.graph.nodes)
+        for node in nodes:
+            if node.op == "placeholder":
+                self.env[node] = self.given(node.meta["val"])
+        for node in nodes:
+            if node.op == "get_attr" and node not in self.env:
+                self.env[node] = self.given(self.captured[str(node.target)])
+            elif node.op == "call_function":
+                self.env[node] = self.lower(node)
+        (results,) = nodes[-1].args
+        outputs = [self.result(node, i) for i, node in enumerate(results)]
+        self.flush()
+        return Plan(self.inputs, outputs, self.steps, sorted(self.traced.numbers.values()))
+
+    # --- values -------------------------------------------------------------------------------------------
+
+    def given(self, tensor: torch.Tensor) -> Value:
+        position = len(self.inputs)
+        buffer = Buffer(
+            f"x{position}", "input", position, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
+        )
+        self.inputs.append(buffer)
+        return self.loaded(buffer)
+
+    def loaded(self, buffer: Buffer) -> Value:
+        value = Value(
+            buffer.shape,
+            buffer.dtype,
+            lambda index: Expr.make("load", (), buffer.dtype, buffer, buffer.at(index)),
+        )
+        self.in_memory[id(value)] = (value, buffer)
+        return value
+
+    def lower(self, node: torch.fx.Node) -> Any:
+        lowering = LOWERINGS.get(node.target)
+        metas = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
+        plain = all(not isinstance(m, torch.Tensor) or _plain(m) for m in metas)
+        if lowering is not None and plain:
+            args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.argument)
+            try:
+                return lowering(node.meta["val"], *args, **kwargs)
+            except Unlowered:
+                # This use of the op is beyond the table: torch's own call serves, as for any other op.
+                return self.call(node)
+        return self.call(node)
+
+    def argument(self, value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return self.env[value]
+        if isinstance(value, float) and value in self.traced.numbers:
+            return Number(self.traced.numbers[value])
+        return value
+
+    def call(self, node: torch.fx.Node) -> Any:
+        inputs = {n: self.realized(self.env[n], n) for n in node.all_input_nodes if _is_tensor(n)}
+        self.flush()
+        meta = node.meta["val"]
+        metas = list(meta) if isinstance(meta, tuple | list) else [meta]
+        outputs = [self.between(m) if isinstance(m, torch.Tensor) else None for m in metas]
+        self.steps.append(Call(node, inputs, outputs))
+        values = [None if buffer is None else self.loaded(buffer) for buffer in outputs]
+        return values if isinstance(meta, tuple | list) else values[0]
+
+    def between(self, meta: torch.Tensor) -> Buffer:
+        self.count += 1
+        return Buffer(
+            f"t{self.count}", "between", self.count, tuple(meta.shape), tuple(meta.stride()), meta.dtype
+        )
+
+    def realized(self, value: Value, node: torch.fx.Node) -> Buffer:
+        """The buffer that holds a value, which is computed before the next call if it is not there yet."""
+        if id(value) in self.in_memory:
+            buffer = self.in_memory[id(value)][1]
+            meta = node.meta["val"]
+            if buffer.strides == tuple(meta.stride()):
+                return buffer
+        buffer = self.between(node.meta["val"])
+        self.pending.append((buffer, value))
+        self.env[node] = self.loaded(buffer)
+        return buffer
+
+    def result(self, node: Any, position: int) -> Any:
+        if not isinstance(node, torch.fx.Node):
+            return node
+        value, meta = self.env[node], node.meta["val"]
+        described = self.traced.results[position]
+        strides = tuple(meta.stride()) if described is None else described[0]
+        held = self.in_memory.get(id(value))
+        if held is not None and held[1].strides == strides:
+            return held[1]
+        buffer = Buffer(f"y{position}", "output", position, tuple(meta.shape), strides, meta.dtype)
+        self.pending.append((buffer, value))
+        return buffer
+
+    # --- kernels ------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Make the kernels of what is pending, sharing them where rows are the same."""
+        pending, self.pending = self.pending, []
+        fresh: list[Kernel] = []
+        for buffer, value in pending:
+            if math.prod(buffer.shape):
+                self.store(buffer, value, fresh)
+        for kernel in fresh:
+            collapse(kernel)
+        self.steps += fresh
+
+    def store(self, buffer: Buffer, value: Value, kernels: list[Kernel]) -> None:
+        axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
+        # An axis that is expanded is one element in memory, and is written once.
+        loops = [Var(size if stride else 1) for size, stride in zip(value.shape, buffer.strides, strict=True)]
+        element = value.at(tuple(map(Ix.of, loops)))
+        rows = self.rows(element, kernels)
+        if not _folds(self.resolved(element)):
+            rows = None  # what others needed has put them all into memory
+        if rows is None and self.beside(buffer, value, loops, kernels):
+            return
+        outer = [loops[a] for a in axes if (loops[a] in rows if rows is not None else True)]
+        outer = [v for v in outer if v.extent > 1]
+        inner = [loops[a] for a in axes if loops[a] not in outer and loops[a].extent > 1]
+        kernel = self.home(buffer, value, outer, rows is not None, kernels)
+        mapping = dict(zip(outer, kernel.outer, strict=True))
+        index = tuple(Ix.of(mapping.get(v, v)) for v in loops)
+        expr = self.resolved(value.at(index))
+        self.add_folds(kernel, [expr])
+        kernel.steps.append(
+            Store(buffer, tuple(inner), buffer.at(index), expr, tuple(mapping.get(v, v) for v in loops))
+        )
+
+    def beside(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
+        """Store a value without folds in the loops of another store of its shape that reads the same."""
+        reads = {e.extra[0] for e in self.reached([self.resolved(value.at(_fresh(value.shape)))])}
+        for i, kernel in enumerate(kernels):
+            written = {s.buffer for k in kernels[i:] for s in k.steps if isinstance(s, Store)}
+            for step in kernel.steps:
+                if not isinstance(step, Store) or [v.extent for v in step.loops] != [v.extent for v in loops]:
+                    continue
+                if reads & written or not reads & {e.extra[0] for e in self.reached([step.value])}:
+                    continue
+                index = tuple(map(Ix.of, step.loops))
+                expr = self.resolved(value.at(index))
+                kernel.steps.append(Store(buffer, step.inner, buffer.at(index), expr, step.loops))
+                return True
+        return False
+
+    def rows(self, expr: Expr, kernels: list[Kernel]) -> set[Var] | None:
+        """The loops that make up the rows of the folds in an expression; None when it has none.
+
+        Folds over other rows are put into memory first, by kernels of their own.
+        """
+        found: set[Var] | None = None
+        for fold, index in _folds(self.resolved(expr)):
+            rows = _plain_rows(index)
+            few = math.prod(fold.shape) < _SPLIT_ROWS and math.prod(fold.extents) >= _SPLIT_ELEMENTS
+            alone = rows is None or few
+            if not alone and rows is not None:
+                inside = self.rows(fold.body(index, _fresh(fold.extents)), kernels)
+                alone = (inside is not None and inside != rows) or (found is not None and found != rows)
+            if alone:
+                self.materialise(fold, kernels)
+            else:
+                found = rows
+        return found
+
+    def materialise(self, fold: Reduction, kernels: list[Kernel]) -> None:
+        if fold in self.folded:
+            return
+        self.count += 1
+        strides, step = [], 1
+        for size in reversed(fold.shape):
+            strides.append(step)
+            step *= size
+        buffer = Buffer(
+            f"t{self.count}", "between", self.count, fold.shape, tuple(reversed(strides)), fold.dtype
+        )
+        loops = [Var(size) for size in fold.shape]
+        index = tuple(map(Ix.of, loops))
+        rows = {v for v in loops if v.extent > 1}
+        inside = self.rows(fold.body(index, _fresh(fold.extents)), kernels)
+        if inside is not None and inside != rows:
+            for nested, _ in _folds(self.resolved(fold.body(index, _fresh(fold.extents)))):
+                self.materialise(nested, kernels)
+        outer = tuple(v for v in loops if v.extent > 1)
+        kernel = Kernel("", outer, [])
+        kernels.append(kernel)
+        made = Expr.make("reduced", (), fold.dtype, fold, index)
+        self.add_folds(kernel, [made])
+        kernel.steps.append(Store(buffer, (), buffer.at(index), made, tuple(loops)))
+        self.folded[fold] = buffer
+
+    def home(
+        self, buffer: Buffer, value: Value, outer: list[Var], folding: bool, kernels: list[Kernel]
+    ) -> Kernel:
+        """A kernel with the same rows that this store may join, or a new one."""
+        extents = [v.extent for v in outer]
+        reads = {e.extra[0] for e in self.reached([self.resolved(value.at(_fresh(value.shape)))])}
+        for kernel in kernels:
+            if [v.extent for v in kernel.outer] != extents:
+                continue
+            stores = {step.buffer for step in kernel.steps if isinstance(step, Store)}
+            later = kernels[kernels.index(kernel) :]
+            written = {s.buffer for k in later for s in k.steps if isinstance(s, Store)}
+            shared = reads & {e.extra[0] for e in self.reached(_exprs(kernel))}
+            if shared and not reads & written and stores:
+                return kernel
+        kernel = Kernel("", tuple(outer), [])
+        kernels.append(kernel)
+        return kernel
+
+    def reached(self, exprs: Sequence[Expr]) -> list[Expr]:
+        """Every load below some expressions, also inside of folds."""
+        loads, todo = [], list(exprs)
+        while todo:
+            for expr in walk([todo.pop()]):
+                if expr.op == "load":
+                    loads.append(expr)
+                elif expr.op == "reduced":
+                    fold, index = expr.extra
+                    assert isinstance(fold, Reduction)
+                    todo.append(self.resolved(fold.body(index, _fresh(fold.extents))))  # type: ignore[arg-type]
+        return loads
+
+    def add_folds(self, kernel: Kernel, exprs: Sequence[Expr]) -> None:
+        """Put the folds that expressions need into the kernel, those that others need first."""
+        known = {(step.reduction, step.index) for step in kernel.steps if isinstance(step, Fold)}
+        for fold, index in _folds(*exprs):
+            if (fold, index) in known:
+                continue
+            inner = self.inner(kernel, fold.extents)
+            body = self.resolved(fold.body(index, tuple(map(Ix.of, inner))))
+            self.add_folds(kernel, [body])
+            known = {(step.reduction, step.index) for step in kernel.steps if isinstance(step, Fold)}
+            kernel.steps.append(Fold(fold, index, tuple(v for v in inner if v.extent > 1), body))
+
+    def inner(self, kernel: Kernel, extents: tuple[int, ...]) -> tuple[Var, ...]:
+        return tuple(Var(size) for size in extents)
+
+    def resolved(self, expr: Expr) -> Expr:
+        """With loads in place of folds that are in memory."""
+        memo: dict[int, Expr] = {}
+        for e in walk([expr]):
+            if e.op == "reduced" and e.extra[0] in self.folded:
+                buffer = self.folded[e.extra[0]]
+                memo[id(e)] = Expr.make("load", (), buffer.dtype, buffer, buffer.at(e.extra[1]))  # type: ignore[arg-type]
+            elif any(memo[id(a)] is not a for a in e.args):
+                memo[id(e)] = Expr.make(e.op, [memo[id(a)] for a in e.args], e.dtype, *e.extra)
+            else:
+                memo[id(e)] = e
+        return memo[id(expr)]
+
+
+def collapse(kernel: Kernel) -> None:
+    """Join neighbouring loops that every access walks as if they were one."""
+    places = [place for expr in walk(_exprs(kernel)) for place in _places(expr)]
+    places += [step.place for step in kernel.steps if isinstance(step, Store)]
+    mapping: dict[Var, Ix] = {}
+    wholes: dict[tuple[Var, Var], Var] = {}
+
+    def joined(loops: tuple[Var, ...]) -> tuple[Var, ...]:
+        result: list[Var] = []
+        for loop in loops:
+            if result and (
+                (result[-1], loop) in wholes
+                or _walk_as_one(result[-1], loop, [_flat(p, mapping) for p in places])
+            ):
+                last = result.pop()
+                known = (last, loop) in wholes
+                whole = wholes.setdefault((last, loop), Var(last.extent * loop.extent))
+                result.append(whole)
+                if known:
+                    continue
+                mapping[last] = Ix.of(whole) // loop.extent
+                mapping[loop] = Ix.of(whole) % loop.extent
+                for var, ix in list(mapping.items()):
+                    if var not in (last, loop):
+                        mapping[var] = ix.replaced({last: mapping[last]})
+            else:
+                result.append(loop)
+        return tuple(result)
+
+    kernel.outer = joined(kernel.outer)
+    for step in kernel.steps:
+        step.inner = joined(step.inner)
+    if mapping:
+        for step in kernel.steps:
+            if isinstance(step, Store):
+                step.place = _flat(step.place, mapping)
+                step.value = _remapped(step.value, mapping)
+            else:
+                step.body = _remapped(step.body, mapping)
+                step.index = tuple(_flat(ix, mapping) for ix in step.index)
+
+
+def _walk_as_one(a: Var, b: Var, places: list[Ix]) -> bool:
+    for place in places:
+        first, second = place.stride(a), place.stride(b)
+        if first is None or second is None or first != second * b.extent:
+            return False
+    return True
+
+
+def _flat(ix: Ix, mapping: dict[Var, Ix]) -> Ix:
+    """An index over joined loops: a quotient and its remainder, weighted alike, are the whole again."""
+    result = ix.replaced(mapping)
+    changed = True
+    while changed:
+        changed = False
+        for atom, c in list(result.terms.items()):
+            if isinstance(atom, Var) or atom.kind != "/":
+                continue
+            for other, d in list(result.terms.items()):
+                same = not isinstance(other, Var) and other.kind == "%" and other.inner == atom.inner
+                if same and other.by == atom.by and c == d * atom.by:  # type: ignore[union-attr]
+                    rest = {k: v for k, v in result.terms.items() if k not in (atom, other)}
+                    result = Ix(rest, result.const) + atom.inner * d
+                    changed = True
+                    break
+            if changed:
+                break
+    return result
+
+
+def _remapped(expr: Expr, mapping: dict[Var, Ix]) -> Expr:
+    memo: dict[int, Expr] = {}
+    for e in walk([expr]):
+        extra = tuple(
+            _flat(x, mapping)
+            if isinstance(x, Ix)
+            else tuple(_flat(ix, mapping) for ix in x)
+            if isinstance(x, tuple)
+            else x
+            for x in e.extra
+        )
+        memo[id(e)] = Expr.make(e.op, [memo[id(a)] for a in e.args], e.dtype, *extra)
+    return memo[id(expr)]
+
+
+def _places(expr: Expr) -> list[Ix]:
+    found = []
+    for extra in expr.extra:
+        if isinstance(extra, Ix):
+            found.append(extra)
+        elif isinstance(extra, tuple):
+            found += [ix for ix in extra if isinstance(ix, Ix)]
+    return found
+
+
+def _exprs(kernel: Kernel) -> list[Expr]:
+    return [step.value if isinstance(step, Store) else step.body for step in kernel.steps]
+
+
+def _folds(*exprs: Expr) -> list[tuple[Reduction, Index]]:
+    return [e.extra for e in walk(exprs) if e.op == "reduced"]  # type: ignore[misc]
+
+
+def _fresh(extents: Sequence[int]) -> Index:
+    return tuple(Ix.of(Var(size)) for size in extents)
+
+
+def _plain_rows(index: Index) -> set[Var] | None:
+    """The loops of an index that is made of different whole loops; None for any other."""
+    rows: list[Var] = []
+    for ix in index:
+        if not ix.terms and not ix.const:
+            continue
+        ((atom, c), *rest) = ix.terms.items() or ((None, 0),)
+        if rest or ix.const or c != 1 or not isinstance(atom, Var) or atom in rows:
+            return None
+        rows.append(atom)
+    return set(rows)
+
+
+def _is_tensor(node: torch.fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _plain(meta: torch.Tensor) -> bool:
+    return meta.layout == torch.strided and not meta.dtype.is_complex and not meta.is_quantized

@@ -1,0 +1,194 @@
+"""The gate's measure: a fused program beside eager torch and float64.
+
+The error against float64 is at most four times that of eager torch in the same dtype, plus four ulp of the
+largest intermediate. Elements that rounding alone can turn over, because they are close to a comparison, a
+rounding step or a tie, are found by running the program in float64 with every result nudged by about one ulp:
+what then moves by more than the tolerance is set aside and counted. Integers and booleans are equal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from burnt import _torch
+from tests.codegen.programs import DTYPES, Program
+
+# Results of these are exact, or a choice among exact values: a nudge would invent an error.
+_EXACT_OPS = """
+    neg abs sign ceil floor round trunc relu clamp clamp_min clamp_max where maximum minimum fmax fmin
+    copysign view _unsafe_view reshape expand permute transpose t slice select flip cat stack
+    constant_pad_nd repeat unsqueeze squeeze split split_with_sizes unbind alias detach clone contiguous
+    full full_like zeros_like ones_like zeros ones empty empty_like new_zeros scalar_tensor amax amin max
+    min masked_fill masked_fill_ diagonal tril triu roll as_strided copy_ fill_ zero_ lift_fresh _to_copy
+    _reshape_alias nan_to_num hardtanh threshold unfold index select_backward slice_backward
+    value_selecting_reduction_backward set_ index_select gather new_empty new_empty_strided hardshrink
+    diagonal_backward expand_copy permute_copy
+"""
+_EXACT = frozenset(_EXACT_OPS.split())
+
+
+class Mismatch(AssertionError):
+    """A fused program does not do what eager torch does."""
+
+
+class _Watched(TorchDispatchMode):
+    """Notes the largest finite element of any result, and nudges each by up to `nudge` of itself."""
+
+    def __init__(self, nudge: float = 0.0, seed: int = 0) -> None:
+        super().__init__()
+        self.largest = 0.0
+        self.nudge = nudge
+        self.source = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        exact = func._schema.name.removeprefix("aten::") in _EXACT
+        for result in pytree.tree_leaves(made):
+            if isinstance(result, Tensor) and result.is_floating_point() and result.numel():
+                if not exact and self.nudge and not func._schema.is_mutable:
+                    noise = torch.rand(result.shape, generator=self.source, dtype=torch.float64) * 2 - 1
+                    result.mul_((1 + noise * self.nudge).to(result.dtype))
+                finite = float(result.abs().nan_to_num_(0, 0, 0).max())
+                self.largest = max(self.largest, finite)
+        return made
+
+
+@dataclasses.dataclass
+class Verdict:
+    """How many elements were compared, and how many of them were set aside."""
+
+    elements: int = 0
+    aside: int = 0
+
+
+def judge(program: Program, fuse: Callable[..., Any]) -> Verdict:
+    """Compare a program with eager torch: its results, and its gradients where it has them.
+
+    Raises:
+        Mismatch: naming what differs, with the program's source.
+    """
+    fn, args = program.built()
+    wide, wide_args = program.built(wide=True)
+    eps = max(torch.finfo(DTYPES[name]).eps for name in program.families) if program.families else 0.0
+    eager = _run(fn, args, program.gradients)
+    with _default(torch.float64), _Watched() as watched:
+        truth = _run(wide, wide_args, program.gradients)
+    nudged = []
+    for seed in range(3):
+        with _default(torch.float64), _Watched(2 * eps, seed):
+            nudged.append(_run(wide, wide_args, program.gradients))
+    fused = _run(fuse(fn), args, program.gradients)
+    # For a few ops torch describes other strides than it makes (logaddexp of an expanded tensor).
+    described = _torch.fake_results(fn, args)
+    verdict = Verdict()
+    slack = 4 * eps * watched.largest
+    try:
+        if len(fused) != len(eager):
+            raise Mismatch(f"{len(fused)} results, expected {len(eager)}")
+        for i, (ours, theirs, exact, *others) in enumerate(zip(fused, eager, truth, *nudged, strict=True)):
+            _compare(f"result {i}", ours, theirs, exact, others, slack, verdict)
+            # Of a gradient torch promises no strides.
+            if i < len(program.results) and _strides(ours) not in (_strides(theirs), _strides(described[i])):
+                raise Mismatch(f"result {i}: strides {_strides(ours)}, expected {_strides(theirs)}")
+    except Mismatch as error:
+        raise Mismatch(f"{error}\n{program.source}") from None
+    return verdict
+
+
+@contextlib.contextmanager
+def _default(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _run(fn: Callable[..., Any], args: Sequence[Any], gradients: bool) -> list[Tensor | None]:
+    """The results of a function, and, after them, its gradients for fixed cotangents."""
+    args = [a.detach() if isinstance(a, Tensor) else a for a in args]
+    wanted = []
+    if gradients:
+        wanted = [a for a in args if isinstance(a, Tensor) and a.is_floating_point()]
+        for tensor in wanted:
+            tensor.requires_grad_()
+    made = fn(*args)
+    results = list(made) if isinstance(made, tuple) else [made]
+    roots = [r for r in results if r.requires_grad]
+    found: tuple[Tensor | None, ...] = ()
+    if wanted and roots:
+        # Exact in every dtype, different for each element, and the same however the result lies in memory.
+        pull = [(torch.arange(r.numel()) % 7 - 2.5).div(4).to(r.dtype).reshape(r.shape) for r in roots]
+        found = torch.autograd.grad(roots, wanted, pull, allow_unused=True)
+    results += [torch.tensor(r.requires_grad) for r in results] if gradients else []
+    return [None if t is None else t.detach() for t in (*results, *found)]
+
+
+def _compare(
+    name: str,
+    ours: Tensor | None,
+    theirs: Tensor | None,
+    truth: Tensor | None,
+    nudged: Sequence[Tensor | None],
+    slack: float,
+    verdict: Verdict,
+) -> None:
+    if theirs is None or ours is None or truth is None:
+        # A gradient that is not there and one of zeros mean the same.
+        if any(t is not None and bool(t.ne(0).any()) for t in (ours, theirs)):
+            raise Mismatch(f"{name}: a gradient that is there on one side alone")
+        return
+    for what, found, expected in ("dtype", ours.dtype, theirs.dtype), ("shape", ours.shape, theirs.shape):
+        if found != expected:
+            raise Mismatch(f"{name}: {what} {found}, expected {expected}")
+    verdict.elements += ours.numel()
+    if not ours.numel():
+        return
+    a, e, t = ours.double(), theirs.double(), truth.double()
+    others = [n.double() for n in nudged if n is not None]
+    if not ours.is_floating_point():
+        aside = e.ne(t)
+        for other in others:
+            aside |= other.ne(t)
+        wrong = ours.ne(theirs) & ~aside
+        tolerance = 0.0
+    else:
+        finite = e.isfinite() & t.isfinite()
+        error = float((e - t).abs()[finite].max()) if bool(finite.any()) else 0.0
+        ulp = torch.finfo(ours.dtype).smallest_normal * torch.finfo(ours.dtype).eps
+        tolerance = 4 * error + slack + 4 * ulp
+        # Eager and float64 disagree on what is not finite: an overflow of the dtype, or an exact zero below.
+        aside = e.isfinite().ne(t.isfinite()) | (~e.isfinite() & _differ(e, t))
+        for other in others:
+            aside |= other.isfinite().ne(t.isfinite()) | (~t.isfinite() & _differ(other, t))
+            aside |= (other - t).abs() > tolerance
+        wrong = torch.where(finite, ~((a - t).abs() <= tolerance), _differ(a, e)) & ~aside
+    verdict.aside += int(aside.sum())
+    if bool(wrong.any()):
+        at = tuple(wrong.nonzero()[0].tolist())
+        raise Mismatch(
+            f"{name}{list(at)}: {a[at]:.9g}, eager {e[at]:.9g}, float64 {t[at]:.9g}, "
+            f"tolerance {tolerance:.3g}; {int(wrong.sum())} of {ours.numel()} wrong "
+            f"({ours.dtype}, {list(ours.shape)})"
+        )
+
+
+def _differ(a: Tensor, b: Tensor) -> Tensor:
+    """Where values that need not be finite are not the same."""
+    return a.ne(b) & ~(a.isnan() & b.isnan())
+
+
+def _strides(tensor: Tensor | None) -> list[int]:
+    """Strides where they matter: those of axes that have a second element."""
+    if tensor is None:
+        return []
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]

@@ -1,0 +1,667 @@
+"""What fuses, by kernels and kind; and that a fused function means what the plain one does, always."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from burnt.codegen import fuse
+from burnt.codegen.compiler import find_compiler
+from burnt.codegen.ir import Kernel
+from burnt.codegen.schedule import Call
+from burnt.errors import FusionError
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def steps(fn: Callable[..., Any], *args: Any) -> list[str]:
+    """The kind of each kernel, and the name of each call, of a fused function's forward."""
+    made = fuse(fn).plan(*args)
+    assert made is not None
+    return [s.kind if isinstance(s, Kernel) else str(s.node.target) for s in made.plan.steps]
+
+
+def same(fused: Any, plain: Any) -> None:
+    torch.testing.assert_close(fused, plain, equal_nan=True)
+
+
+# --- what fuses -------------------------------------------------------------------------------------------
+
+
+def gelu(x):
+    return 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x * x * x)))
+
+
+def rms_norm(x, residual, weight):
+    total = x + residual
+    return total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-6) * weight, total
+
+
+def swiglu(x):
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def rotary(x, cos, sin):
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
+
+
+def layer_norm(x, weight, bias):
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+FUSED = {
+    "gelu": (gelu, (randn(37, 53),), ["elementwise"]),
+    "gelu, transposed": (gelu, (randn(37, 53).t(),), ["elementwise"]),
+    "softmax": (lambda x: torch.softmax(x, -1), (randn(37, 53),), ["reduction"]),
+    "softmax over columns": (lambda x: torch.softmax(x, 0), (randn(37, 53),), ["reduction"]),
+    "layer norm": (layer_norm, (randn(37, 53), randn(53), randn(53)), ["reduction"]),
+    "rms norm and residual": (rms_norm, (randn(37, 53), randn(37, 53, seed=1), randn(53)), ["reduction"]),
+    "swiglu": (swiglu, (randn(7, 64),), ["elementwise"]),
+    "rotary": (rotary, (randn(2, 3, 5, 8), randn(5, 8), randn(5, 8, seed=1)), ["elementwise"]),
+    "matmul, bias and relu": (
+        lambda x, w, b: F.relu(x @ w + b),
+        (randn(5, 7), randn(7, 3), randn(3)),
+        ["aten.mm.default", "elementwise"],
+    ),
+    "views alone": (lambda x: x.t().reshape(-1)[5::3].flip(0), (randn(37, 53),), ["elementwise"]),
+    "several results": (lambda x: (x + 1, x * 2, x > 0), (randn(37, 53),), ["elementwise"]),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_what_fuses(name: str) -> None:
+    fn, args, expected = FUSED[name]
+    assert steps(fn, *args) == expected
+    same(fuse(fn)(*args), fn(*args))
+
+
+def test_several_results_in_one_kernel_are_written_to_their_own_memory() -> None:
+    x = randn(5)
+    first, second = fuse(lambda x: (x + 1, x + 1))(x)
+    first.zero_()
+    same(second, x + 1)
+
+
+def test_single_refuses_what_takes_several_kernels() -> None:
+    def two(x, w):
+        return F.relu(x @ w)
+
+    with pytest.raises(FusionError, match="two does not come out as one kernel") as error:
+        fuse(two, single=True)(randn(3, 4), randn(4, 5))
+    assert "aten.mm" in str(error.value)
+    same(fuse(gelu, single=True)(randn(9)), gelu(randn(9)))
+
+
+def test_single_refuses_what_runs_plain() -> None:
+    with pytest.raises(FusionError, match="one kernel"):
+        fuse(lambda x: x.add_(1), single=True)(randn(3))
+
+
+# --- special values ---------------------------------------------------------------------------------------
+
+SPECIAL = [
+    math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40, -1e-40, 1.0, -1.0, 0.5, 2.5, -2.5, 88.8, -104.0, 3e38
+]  # fmt: skip
+_UNARY = """abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp exp2 expm1 floor frac log log10
+log1p log2 neg reciprocal relu round rsqrt sigmoid sign sin sinh sqrt square tan tanh trunc isnan isinf
+logical_not nan_to_num"""
+_BINARY = """add sub mul div maximum minimum fmax fmin atan2 copysign pow fmod remainder eq ne lt le gt ge
+floor_divide logical_and logical_or logical_xor"""
+_ACTIVATIONS = """relu gelu silu softplus elu leaky_relu hardtanh hardswish hardsigmoid mish logsigmoid relu6
+softshrink hardshrink celu selu"""
+UNARY, BINARY, ACTIVATIONS = _UNARY.split(), _BINARY.split(), _ACTIVATIONS.split()
+# Of 0.0 and -0.0 either may be the larger one, and torch's vector and scalar code differ.
+_EITHER_ZERO = frozenset({"maximum", "minimum", "fmax", "fmin", "softshrink", "hardshrink"})
+
+
+def alike(fused: Tensor, plain: Tensor, name: str) -> None:
+    """Equal but for the last bits, and with the same signs of zeros where these are specified."""
+    if name == "gelu":  # torch's float32 kernel has NaN at infinity, and infinity for 3e38
+        fused, plain = fused[plain.isfinite()], plain[plain.isfinite()]
+    torch.testing.assert_close(
+        fused, plain, equal_nan=True, rtol=2e-6, atol=1e-44, msg=lambda m: f"{name}: {m}"
+    )
+    if fused.is_floating_point() and name not in _EITHER_ZERO:
+        zero = (plain == 0) & (fused == 0)
+        assert torch.equal(fused.signbit()[zero], plain.signbit()[zero]), f"{name}: the sign of a zero"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_special_values_of_unary_operations(dtype: torch.dtype) -> None:
+    x = torch.tensor(SPECIAL, dtype=dtype)
+    functions = [getattr(torch, n) for n in UNARY] + [getattr(F, n) for n in ACTIVATIONS]
+
+    def all_of(x):
+        return [fn(x) for fn in functions]
+
+    for name, ours, theirs in zip(UNARY + ACTIVATIONS, fuse(all_of)(x), all_of(x), strict=True):
+        alike(ours, theirs, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_special_values_of_binary_operations(dtype: torch.dtype) -> None:
+    x = torch.tensor(SPECIAL, dtype=dtype)
+
+    def all_of(a, b):
+        return [getattr(torch, n)(a, b) for n in BINARY]
+
+    a, b = x[:, None], x[None, :]
+    for name, ours, theirs in zip(BINARY, fuse(all_of)(a, b), all_of(a, b), strict=True):
+        alike(ours, theirs, name)
+
+
+def test_special_values_of_reductions() -> None:
+    x = torch.tensor(SPECIAL)
+    # Rows: each value beside ordinary ones; columns: another walk through memory.
+    wide = torch.stack([torch.cat([randn(70), x[i : i + 1], randn(29, seed=1)]) for i in range(len(x))])
+
+    def all_of(x, axis: int):
+        return (
+            x.sum(axis), x.mean(axis), x.amax(axis), x.amin(axis), x.argmax(axis), x.argmin(axis),
+            x.any(axis), x.all(axis), x.var(axis), torch.softmax(x, axis), torch.logsumexp(x, axis),
+            x.prod(axis), x.max(),
+        )  # fmt: skip
+
+    for given in (wide, wide.t(), wide.t().contiguous()):
+        for axis in (0, 1):
+            for ours, theirs in zip(fuse(all_of)(given, axis), all_of(given, axis), strict=True):
+                torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_given_at_run_time() -> None:
+    fused = fuse(lambda x, s: x * s + s)
+    x = randn(5, 3)
+    for s in (0.5, -2.0, 1e30, math.inf, math.nan):
+        same(fused(x, s), x * s + s)
+    assert len(fused._entries) == 1
+
+
+def test_a_number_that_is_looked_at_is_built_in() -> None:
+    def fn(x, s):
+        return x * s if s > 0 else x - s
+
+    fused, x = fuse(fn), randn(5)
+    for s in (1.0, -1.0, 0.0, -0.0, 2.0, 1.0):
+        same(fused(x, s), fn(x, s))
+
+
+def test_a_number_in_arithmetic_is_built_in() -> None:
+    def fn(x, s):
+        return x * (s * 2) + x / math.sqrt(s)
+
+    fused, x = fuse(fn), randn(5)
+    for s in (1.0, 2.0, 0.25, 1.0):
+        same(fused(x, s), fn(x, s))
+
+
+def test_numbers_that_are_looked_at_do_not_make_plans_without_end() -> None:
+    fused, x = fuse(lambda x, s: x * s if s > 0 else x), randn(5)
+    for i in range(1, 40):
+        same(fused(x, i / 2), x * (i / 2))
+    assert sum(entry.forward is not None for entry in fused._entries.values()) < 30
+
+
+def test_integers_and_flags_are_built_in() -> None:
+    def fn(x, n, flag):
+        return x.sum(n) if flag else x * n
+
+    fused, x = fuse(fn), randn(5, 3)
+    for n, flag in ((0, True), (1, True), (1, False), (3, False), (-1, True)):
+        same(fused(x, n, flag), fn(x, n, flag))
+    same(fused(x, 1.0, False), x)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, s: (x * 9).int().masked_fill(x > 0, s),
+        lambda x, s: (x > 0).masked_fill(x > 1, s),
+        lambda x, s: torch.full_like(x.int(), s) + x,
+        lambda x, s: x.clamp(-abs(s), s * s),
+        lambda x, s: x * int(s) + x * round(s, 1),
+        lambda x, s: x**s,
+        lambda x, s: F.leaky_relu(x, s),
+        lambda x, s: torch.where(x > 0, x, s),
+        lambda x, s: x + torch.tensor(s),
+        lambda x, s: x * float(str(s)),
+        lambda x, s: x.new_full((5,), s) * x,
+        lambda x, s: x * {0.0: 2, 1.5: 3}.get(s, 4),
+    ],
+)
+def test_numbers_made_something_else(fn: Callable[..., Tensor]) -> None:
+    """An integer, a truth, a text: a plan for one number must not serve another."""
+    fused, x = fuse(fn), torch.tensor([-1.5, 0.0, 0.5, 1.5, 2.0])
+    for s in (2.5, 0.0, 1.5, -3.7, 1.0, 2.0, 0.5):
+        same(fused(x, s), fn(x, s))
+        if not fn(x, s).is_floating_point():
+            continue
+        slopes = []
+        for run in (fused, fn):
+            y = x.clone().requires_grad_()
+            slopes.append(torch.autograd.grad(run(y, s).sum(), y)[0])
+        same(*slopes)
+
+
+def test_numbers_have_gradients_beside_them() -> None:
+    def fn(x, s):
+        return torch.tanh(x * s) / s
+
+    fused = fuse(fn)
+    for s in (0.5, 3.0):
+        a, b = (randn(7).requires_grad_() for _ in range(2))
+        fused(a, s).sum().backward()
+        fn(b, s).sum().backward()
+        same(a.grad, b.grad)
+
+
+# --- captures ---------------------------------------------------------------------------------------------
+
+scale = 2.0
+
+
+def test_a_changed_global_is_noticed() -> None:
+    global scale
+    fused, x = fuse(lambda x: x * scale), randn(5)
+    scale = 2.0
+    same(fused(x), x * 2)
+    scale = 3.0
+    same(fused(x), x * 3)
+    scale = 2.0
+    same(fused(x), x * 2)
+
+
+def test_a_changed_cell_is_noticed() -> None:
+    offset = randn(5, seed=1)
+    fused, x = fuse(lambda x: x + offset), randn(5)
+    same(fused(x), x + offset)
+    offset = randn(5, seed=2)
+    same(fused(x), x + offset)
+
+
+def test_a_captured_tensor_changed_in_place_is_seen() -> None:
+    weight = randn(5, seed=1)
+    fused, x = fuse(lambda x: x * weight), randn(5)
+    same(fused(x), x * weight)
+    weight.mul_(3)
+    same(fused(x), x * weight)
+
+
+def test_gradients_reach_captured_tensors() -> None:
+    weight = randn(5, seed=1).requires_grad_()
+    fn = lambda x: torch.sin(x * weight).sum()  # noqa: E731
+    x = randn(3, 5)
+    (ours,) = torch.autograd.grad(fuse(fn)(x), weight)
+    (theirs,) = torch.autograd.grad(fn(x), weight)
+    same(ours, theirs)
+
+
+# --- gradients --------------------------------------------------------------------------------------------
+
+
+def test_grad_modes() -> None:
+    fused = fuse(gelu)
+    x = randn(6).requires_grad_()
+    assert fused(x).requires_grad
+    with torch.no_grad():
+        assert not fused(x).requires_grad
+    with torch.inference_mode():
+        made = fused(x)
+        assert made.is_inference()
+        same(made, gelu(x))
+        same(fused(randn(6)), gelu(randn(6)))
+    assert not fused(x.detach()).requires_grad
+    assert fused(x).requires_grad
+
+
+def test_gradients_off_inside_of_the_function() -> None:
+    def fn(x):
+        with torch.no_grad():
+            peak = x.exp()
+        return x * peak, x.detach() * x, peak
+
+    a, b = (randn(6).requires_grad_() for _ in range(2))
+    ours, theirs = fuse(fn)(a), fn(b)
+    assert [t.requires_grad for t in ours] == [True, True, False]
+    (ours[0].sum() + ours[1].sum()).backward()
+    (theirs[0].sum() + theirs[1].sum()).backward()
+    same(a.grad, b.grad)
+
+
+def test_gradients_of_some_inputs() -> None:
+    def fn(x, w, b):
+        return torch.tanh(x * w) + b
+
+    for mask in range(1, 8):
+        grads = []
+        for run in (fn, fuse(fn)):
+            args = [randn(4, 5), randn(5, seed=1), randn(4, 1, seed=2)]
+            for i, arg in enumerate(args):
+                arg.requires_grad_(bool(mask >> i & 1))
+            run(*args).square().sum().backward()
+            grads.append([a.grad for a in args])
+        for theirs, ours in zip(*grads, strict=True):
+            assert (theirs is None) == (ours is None)
+            if theirs is not None:
+                same(ours, theirs)
+
+
+def test_one_of_two_results_is_used() -> None:
+    def fn(x):
+        return torch.sin(x), torch.cos(x)
+
+    x = randn(5).requires_grad_()
+    (ours,) = torch.autograd.grad(fuse(fn)(x)[1].sum(), x)
+    same(ours, -torch.sin(x))
+
+
+def test_second_derivatives() -> None:
+    def fn(x, w):
+        return torch.softmax(torch.tanh(x * w), -1)
+
+    def penalty(run):
+        x, w = (randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 4), (4,)))
+        (slope,) = torch.autograd.grad(run(x, w).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), (x, w))
+
+    for ours, theirs in zip(penalty(fuse(fn)), penalty(fn), strict=True):
+        same(ours, theirs)
+
+
+def test_a_result_that_is_an_input() -> None:
+    def fn(x, y):
+        return x, x + y
+
+    x, y = randn(5).requires_grad_(), randn(5, seed=1)
+    first, second = fuse(fn)(x, y)
+    (slope,) = torch.autograd.grad((first * 2 + second).sum(), x)
+    same(slope, torch.full((5,), 3.0))
+
+
+def test_a_saved_input_that_is_changed_is_noticed() -> None:
+    x, w = randn(5).requires_grad_(), randn(5, seed=1)
+    made = fuse(lambda x, w: torch.sin(x * w))(x, w)
+    w.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        made.sum().backward()
+
+
+def with_constants(x):
+    return torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0])) * x * torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        with_constants,
+        lambda x: F.cross_entropy(x, torch.tensor([0, 1, 2, 3])),
+        lambda x: torch.linalg.inv(x[:, :4] + 3 * torch.eye(4)),
+        lambda x: x[torch.tensor([1, 0, 2])] * 2,
+        lambda x: x @ torch.ones(5),
+        lambda x: (x * (x > 0)).prod(1),
+        lambda x: (x * 0).std(1) + x.norm(),
+        lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+        lambda x: F.conv1d(x[None], torch.ones(2, 4, 3)) + 1,
+        lambda x: x.sort(1).values.cumsum(0) * x.max(1, keepdim=True).values,
+        lambda x: F.batch_norm(x, None, None, training=True),
+        lambda x: torch.fft.rfft(x * 2).abs(),
+    ],
+)
+def test_gradients_through_what_is_not_lowered(fn: Callable[..., Tensor]) -> None:
+    found = []
+    for run in (fn, fuse(fn)):
+        x = randn(4, 5).requires_grad_()
+        made = run(x)
+        found.append((made.detach(), *torch.autograd.grad(made.square().sum(), x)))
+    same(found[1], found[0])
+
+
+# --- in place, random, modes ------------------------------------------------------------------------------
+
+
+def test_changes_in_place() -> None:
+    def inside(x):
+        y = x * 2
+        y += 1
+        y[1] = 0
+        return y.relu_()
+
+    def outside(x):
+        x.mul_(2)
+        return x + 1
+
+    same(fuse(inside)(randn(5, 3)), inside(randn(5, 3)))
+    for fn in (outside, fuse(outside)):
+        x = randn(5)
+        for _ in range(2):
+            made = fn(x)
+        same(x, randn(5) * 4)
+        same(made, randn(5) * 4 + 1)
+
+
+def test_a_view_of_an_input_changed_in_place() -> None:
+    def fn(x):
+        x[1:].zero_()
+        return x + 1
+
+    x, y = randn(5), randn(5)
+    same(fuse(fn)(x), fn(y))
+    same(x, y)
+
+
+def test_random_numbers_are_drawn_afresh() -> None:
+    fused = fuse(lambda x: F.dropout(x, 0.5) * 2)
+    x = torch.ones(1000)
+    first, second = fused(x), fused(x)
+    assert not torch.equal(first, second)
+    assert set(first.unique().tolist()) == {0.0, 4.0}
+    y = torch.ones(1000, requires_grad=True)
+    made = fused(y)
+    made.sum().backward()
+    same(y.grad, made.detach())
+    torch.manual_seed(3)
+    again = fused(x)
+    torch.manual_seed(3)
+    same(fused(x), again)
+
+
+def test_keywords_defaults_and_methods() -> None:
+    @fuse
+    def fn(x, scale=2.0, *, shift=1.0):
+        return x * scale + shift
+
+    x = randn(5)
+    same(fn(x), x * 2 + 1)
+    same(fn(x, scale=3.0), x * 3 + 1)
+    same(fn(x=x, shift=0.5), x * 2 + 0.5)
+    with pytest.raises(TypeError):
+        fn(x, 1.0, 2.0, 3.0)
+
+    @fuse
+    def keyed(x, power=2):
+        return x**power
+
+    same(keyed(x), x**2)
+    same(keyed(x, power=3), x**3)
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(randn(5))
+
+        @fuse
+        def forward(self, x):
+            return x * self.weight
+
+    layer = Layer()
+    same(layer(x), x * layer.weight)
+    layer.weight.data.mul_(2)
+    same(layer(x), x * layer.weight)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(0,), (3, 0), (0, 5, 2), (), (1,), (1, 1)],
+    ids=lambda shape: "x".join(map(str, shape)) or "scalar",
+)
+def test_empty_and_tiny(shape: tuple[int, ...]) -> None:
+    def fn(x):
+        return gelu(x), x.sum(), x > 0, x.flatten()
+
+    x = randn(*shape)
+    for ours, theirs in zip(fuse(fn)(x), fn(x), strict=True):
+        same(ours, theirs)
+
+
+def test_empty_inside() -> None:
+    def fn(x):
+        return torch.cat([x[:0], x * 2]), x[:0].sum(), x[2:2]
+
+    for ours, theirs in zip(fuse(fn)(randn(5)), fn(randn(5)), strict=True):
+        same(ours, theirs)
+
+
+def test_inputs_that_are_not_contiguous() -> None:
+    whole = randn(6, 8, 10)
+    fused = fuse(gelu)
+    for x in (whole.permute(2, 0, 1), whole[::2, 1::3], whole[:, :1].expand(6, 8, 10), whole[0, 0, 3:]):
+        same(fused(x), gelu(x))
+        assert fused(x).stride() == gelu(x).stride()
+
+
+def test_autocast() -> None:
+    def fn(x, w):
+        return F.relu(x @ w) + 1
+
+    fused, x, w = fuse(fn), randn(4, 5), randn(5, 6)
+    same(fused(x, w), fn(x, w))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fused(x, w).dtype == fn(x, w).dtype
+        same(fused(x, w), fn(x, w))
+    assert fused(x, w).dtype == torch.float32
+
+
+def test_default_dtype() -> None:
+    fused, x = fuse(lambda x: x / 2), torch.arange(5)
+    assert fused(x).dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert fused(x).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_inside_of_other_compilers_and_transforms() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    fused, x = fuse(gelu), randn(3, 5)
+    same(torch.compile(lambda x: fused(x) + 1, backend="eager")(x), gelu(x) + 1)
+    graph = make_fx(fused)(x)
+    assert any("tanh" in str(node.target) for node in graph.graph.nodes)
+    same(torch.vmap(fused)(x), gelu(x))
+    same(torch.func.grad(lambda x: fused(x).sum())(x), torch.func.grad(lambda x: gelu(x).sum())(x))
+    same(torch.func.jvp(fused, (x,), (x,)), torch.func.jvp(gelu, (x,), (x,)))
+
+    class Layer(torch.nn.Linear):
+        def forward(self, x):
+            return fused(super().forward(x))
+
+    layer = Layer(5, 2)
+    doubled = {name: p * 2 for name, p in layer.named_parameters()}
+    same(
+        torch.func.functional_call(layer, doubled, (x,)),
+        gelu(F.linear(x, doubled["weight"], doubled["bias"])),
+    )
+
+
+def test_forward_mode_derivatives() -> None:
+    import torch.autograd.forward_ad as forward
+
+    x = randn(4)
+    with forward.dual_level():
+        ours = forward.unpack_dual(fuse(gelu)(forward.make_dual(x, torch.ones(4)))).tangent
+        theirs = forward.unpack_dual(gelu(forward.make_dual(x, torch.ones(4)))).tangent
+    same(ours, theirs)
+
+
+def test_fused_within_fused() -> None:
+    inner = fuse(gelu)
+    same(fuse(lambda x: inner(x) * 2)(randn(5)), gelu(randn(5)) * 2)
+
+
+def test_what_depends_on_values_runs_plain() -> None:
+    def fn(x):
+        return x * 2 if x.sum() > 0 else x - 1
+
+    fused = fuse(fn)
+    for x in (torch.ones(3), -torch.ones(3)):
+        same(fused(x), fn(x))
+    assert "cannot be traced" in fused.why_plain(torch.ones(3))
+    same(fuse(lambda x: x[x > 0])(randn(9)), randn(9)[randn(9) > 0])
+    with pytest.raises(RuntimeError, match="must match"):
+        fuse(lambda x, y: x + y)(randn(3), randn(4))
+
+
+def test_structures_of_results() -> None:
+    def fn(x):
+        return {"twice": x * 2, "both": [x + 1, (x - 1, 3, None, "name")]}
+
+    ours, theirs = fuse(fn)(randn(5)), fn(randn(5))
+    same(ours["twice"], theirs["twice"])
+    same(ours["both"][1][0], theirs["both"][1][0])
+    assert ours["both"][1][1:] == (3, None, "name")
+
+
+def test_eight_threads_at_once() -> None:
+    fused = fuse(lambda x, s: torch.softmax(gelu(x) * s, -1).sum(0))
+    failed: list[BaseException] = []
+    start = threading.Barrier(8)
+
+    def work(seed: int) -> None:
+        try:
+            start.wait()
+            for i in range(12):
+                x = randn(3 + i % 3, 40, seed=seed * 100 + i)
+                y = x.clone().requires_grad_()
+                same(fused(x, 0.5 + seed), torch.softmax(gelu(x) * (0.5 + seed), -1).sum(0))
+                z = x.clone().requires_grad_()
+                fused(y, 0.5).square().sum().backward()
+                torch.softmax(gelu(z) * 0.5, -1).sum(0).square().sum().backward()
+                same(y.grad, z.grad)
+        except BaseException as error:  # handed to the test
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed[0]
+
+
+def test_calls_of_torchs_own_take_what_kernels_made() -> None:
+    def fn(x, w, s):
+        return torch.cumsum(x * s, 0).sum(0) @ (w + 1), torch.sort(x + s).values
+
+    x, w = randn(6, 5), randn(5, 4)
+    fused = fuse(fn)
+    for s in (0.5, 2.0):
+        for ours, theirs in zip(fused(x, w, s), fn(x, w, s), strict=True):
+            same(ours, theirs)
+    made = fused.plan(x, w, 0.5)
+    assert any(isinstance(step, Call) for step in made.plan.steps)

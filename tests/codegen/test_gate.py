@@ -1,0 +1,159 @@
+"""The equivalence gate: random programs, fused, do what eager torch does.
+
+`BURNT_FUZZ_MINUTES=10` goes on with fresh seeds for as long. What was wrong with a seed that failed becomes
+an entry of `REGRESSIONS`, as a program of its own: seeds mean other programs once the grammar changes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+
+from burnt.codegen import fuse
+from burnt.codegen.compiler import find_compiler
+from tests.codegen.compare import Mismatch, Verdict, judge
+from tests.codegen.programs import Program, program
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+
+PER_TEST = 25
+DEFAULT, FULL = 150, 3000
+# Of elements, how many may be close to a comparison, a rounding step or a tie.
+MOST_ASIDE = 0.02
+
+# What went wrong once: the inputs, the body, the results, and whether with gradients.
+REGRESSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], bool]] = {
+    "two folds of one element in one kernel": (
+        ("tensor((), f32, 'plain', 1)",),
+        ("v0 = torch.log_softmax(x0, 0)", "v1 = torch.softmax(1.2 - x0, 0)"),
+        ("v0", "v1"),
+        False,
+    ),
+    "flip without axes": (
+        ("tensor((), f32, 'plain', 1)",),
+        ("v0 = torch.softmax((x0 * 2).flip(0), 0)",),
+        ("v0",),
+        False,
+    ),
+    "an expanded result, with a gradient": (
+        ("tensor((4, 2, 5), f32, 'plain', 1)",),
+        ("v0 = x0.amax(-1, keepdim=True).expand_as(x0)", "v1 = x0 * 2"),
+        ("v0", "v1"),
+        True,
+    ),
+    "a result that depends on no input's values": (
+        ("tensor((4, 5), f32, 'plain', 1)",),
+        ("v0 = torch.ones_like(x0) * 3", "v1 = x0 * 2"),
+        ("v0", "v1"),
+        True,
+    ),
+    "a fold that is put into memory after its rows were chosen": (
+        ("tensor((8, 16, 11), f16, 'plain', 1)",),
+        ("v0 = x0.prod(-1, keepdim=True)", "v1 = v0 - v0.mean(0, keepdim=True) + v0 * x0", "v2 = v1 // 2"),
+        ("v2",),
+        False,
+    ),
+    "a constant of a dtype that does not hold it": (
+        ("tensor((3, 5), flag, 'plain', 1)",),
+        ("v0 = torch.full_like(x0, -2).clamp(max=-0.3)", "v1 = torch.full((3,), 0.1).to(f64)[:2]"),
+        ("v0", "v1"),
+        False,
+    ),
+    "the derivative of a deviation that is 0": (
+        ("tensor((3, 5), f32, 'plain', 1)",),
+        ("v0 = (x0 * 0).std(-1)", "v1 = torch.xlogy(-x0.abs(), -x0.abs()).clamp(max=9).nan_to_num(0)"),
+        ("v0", "v1"),
+        True,
+    ),
+    "a negative number made an integer 0 and a float again": (
+        ("tensor((99,), f32, 'plain', 1)",),
+        ("v0 = 1 / (x0 / 4).to(i8).to(f32)",),
+        ("v0",),
+        False,
+    ),
+    "a gradient of an expanded input": (
+        ("tensor((4, 5), f32, 'expanded', 0)", "tensor((4, 5), f32, 'plain', 1)"),
+        ("v0 = torch.sin(x0) * x1",),
+        ("v0",),
+        True,
+    ),
+}
+
+# torch's remarks on what programs do: degrees of freedom, strides of results, and the like.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def run(seeds: range) -> None:
+    total = Verdict()
+    for seed in seeds:
+        verdict = judge(program(seed), fuse)
+        total.elements += verdict.elements
+        total.aside += verdict.aside
+    assert total.aside <= MOST_ASIDE * total.elements, f"{total.aside} of {total.elements} set aside"
+
+
+@pytest.mark.parametrize("first", range(0, DEFAULT, PER_TEST))
+def test_random_programs(first: int) -> None:
+    run(range(first, first + PER_TEST))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(DEFAULT, FULL, PER_TEST))
+def test_more_random_programs(first: int) -> None:
+    run(range(first, first + PER_TEST))
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_what_went_wrong_once(name: str) -> None:
+    arguments, lines, results, gradients = REGRESSIONS[name]
+    families = frozenset({"f16"} if "f16" in arguments[0] else {"f32"})
+    judge(Program(0, arguments, lines, results, gradients, families), fuse)
+
+
+if "BURNT_FUZZ_MINUTES" in os.environ:
+
+    @pytest.mark.timeout(0)
+    def test_fresh_programs() -> None:
+        end = time.monotonic() + 60 * float(os.environ["BURNT_FUZZ_MINUTES"])
+        while time.monotonic() < end:
+            judge(program(random.randrange(FULL, 1 << 40)), fuse)
+
+
+def test_a_seed_means_one_program() -> None:
+    assert program(5) == program(5)
+    assert program(5).source != program(6).source
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda fn: lambda *a: fn(*a) + 1e-4,
+        lambda fn: lambda *a: fn(*a).double(),
+        lambda fn: lambda *a: fn(*a).t(),
+        lambda fn: lambda *a: fn(*a).t().contiguous().t(),
+        lambda fn: lambda *a: fn(*a).where(a[0] > -3, float("nan")),
+        lambda fn: lambda *a: fn(*a).detach(),
+        lambda fn: lambda *a: fn(*a) + (a[0] - a[0].detach()) * 1e-3,
+    ],
+    ids=["value", "dtype", "shape", "strides", "nan", "no gradient", "gradient"],
+)
+def test_the_gate_notices(wrong) -> None:  # type: ignore[no-untyped-def]
+    arguments = ("tensor((7, 60), f32, 'plain', 1)",)
+    small = Program(0, arguments, ("v0 = torch.exp(x0)",), ("v0",), True, frozenset({"f32"}))
+    judge(small, fuse)
+    with pytest.raises(Mismatch, match="def program"):
+        judge(small, wrong)
+
+
+def test_the_gate_sets_aside_what_rounding_turns_over() -> None:
+    """At 0.3 the comparison depends on the last bit; elsewhere a flag that differs is wrong."""
+    arguments = ("tensor((1000,), f32, 'plain', 1)",)
+    lines = ("v0 = (x0 * 0 + 0.1) * 3 > 0.3",)
+    close = Program(0, arguments, lines, ("v0",), False, frozenset({"f32"}))
+    assert judge(close, lambda fn: lambda *a: ~fn(*a)).aside == 1000
+    far = Program(0, arguments, ("v0 = x0 * 3 > 0.3",), ("v0",), False, frozenset({"f32"}))
+    with pytest.raises(Mismatch):
+        judge(far, lambda fn: lambda *a: ~fn(*a))
