@@ -17,7 +17,6 @@ from burnt.codegen.compiler import find_compiler
 from tests.codegen.compare import Mismatch, Verdict, judge
 from tests.codegen.programs import Program, program
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
 
 PER_TEST = 25
 DEFAULT, FULL = 150, 3000
@@ -83,7 +82,10 @@ REGRESSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], 
 }
 
 # torch's remarks on what programs do: degrees of freedom, strides of results, and the like.
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run"),
+]
 
 
 def run(seeds: range) -> None:
