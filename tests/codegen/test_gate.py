@@ -17,7 +17,6 @@ from burnt.codegen.compiler import find_compiler
 from tests.codegen.compare import Mismatch, Verdict, judge
 from tests.codegen.programs import Program, program
 
-
 PER_TEST = 25
 DEFAULT, FULL = 150, 3000
 # Of elements, how many may be close to a comparison, a rounding step or a tie.
