@@ -395,7 +395,12 @@ class _Differentiable(torch.autograd.Function):
 
 def _own_strides(tensor: Tensor) -> tuple[int, ...]:
     """Strides for a gradient of a tensor: its own, unless elements of it share memory."""
-    if all(stride or size == 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            break
+        reach += stride * (size - 1)
+    else:
         return tensor.stride()
     return torch.empty(tensor.shape, device="meta").stride()
 
