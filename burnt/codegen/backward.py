@@ -66,9 +66,12 @@ _Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 def _layout(tensor: Tensor) -> _Layout:
     """Shape, strides and dtype for a gradient of a tensor: its own strides, unless elements share memory."""
-    strides = tensor.stride()
-    if not all(stride or size == 1 for stride, size in zip(strides, tensor.shape, strict=True)):
-        strides = torch.empty(tensor.shape, device="meta").stride()
+    strides, reach = tensor.stride(), 0
+    for stride, size in sorted(zip(strides, tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            strides = torch.empty(tensor.shape, device="meta").stride()
+            break
+        reach += stride * (size - 1)
     return tuple(tensor.shape), strides, tensor.dtype
 
 

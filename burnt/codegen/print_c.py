@@ -6,7 +6,7 @@ of it, and folds keep an accumulator for each column of the tile. *Split*: few r
 folded by all threads.
 
 Arithmetic is torch's: no fast-math, 16-bit floats are computed in float32, float32 sums are gathered in
-double every thousand elements.
+double every 256 elements, and one by one where they are not loaded as vectors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["print_kernels"]
 
 _PARALLEL = 1 << 15  # elements below which one thread is faster than waking the others
 _TILE = 256
-_BLOCK = 1024
+_BLOCK = 256
 
 _C = {
     torch.float32: "float", torch.float64: "double", torch.bfloat16: "float", torch.float16: "float",
@@ -233,7 +233,7 @@ class _Printer:
         """A fold in blocks: a vectorised part for each, added to the whole."""
         inside = step.body.dtype
         part = _C[inside] if not (op == "+" and not inside.is_floating_point) else "int64_t"
-        if op == "*" and inside.is_floating_point:
+        if inside.is_floating_point and (op == "*" or (op == "+" and not _as_vectors(step))):
             part = "double"
         nan = op in ("max", "min") and inside.is_floating_point
         *lead, last = step.inner
@@ -245,7 +245,7 @@ class _Printer:
         if parallel:
             self.line(f"#pragma omp parallel for collapse({len(lead) + 1}) schedule(static) {clause}")
         self.loops(lead)
-        block = _BLOCK * 8 if op in ("max", "min") else _BLOCK
+        block = _BLOCK * 32 if op in ("max", "min") else _BLOCK
         self.line(f"for (int64_t block = 0; block < {last.extent}; block += {block}) {{")
         self.depth += 1
         self.line(f"const int64_t end = block + {block} < {last.extent} ? block + {block} : {last.extent};")
@@ -445,6 +445,15 @@ class _Printer:
         for _ in range(count):
             self.depth -= 1
             self.line("}")
+
+
+def _as_vectors(step: Fold) -> bool:
+    """Whether a fold reads memory element after element, so that lanes of a vector share its rounding."""
+    last = step.inner[-1]
+    for e in walk([step.body]):
+        if e.op == "masked" or (e.op == "load" and e.extra[1].stride(last) not in (0, 1)):  # type: ignore[attr-defined]
+            return False
+    return True
 
 
 def _constant(value: object, dtype: torch.dtype) -> str:

