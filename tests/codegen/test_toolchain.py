@@ -183,7 +183,7 @@ tasks = len(os.listdir("/proc/self/task"))
 out = torch.zeros(2, dtype=torch.int64)
 launcher(load(sys.argv[1], ["threads"])["threads"], pointers=1)(out.data_ptr())
 with open("/proc/self/maps") as file:
-    maps = {line.split()[-1] for line in file if "omp" in line.rpartition("/")[2]}
+    maps = {line.split(maxsplit=5)[-1].strip() for line in file if "omp" in line.rpartition("/")[2]}
 print(*out.tolist(), len(os.listdir("/proc/self/task")) - tasks, maps == {str(compiler.openmp_runtime())})
 """
         assert output(code, THREADS) == "2 2 0 True"

@@ -419,7 +419,7 @@ def test_what_cannot_be_monitored():
     assert Monitored("accuracy").resolve(known, splits, "KeepBest") is known[1]
     for monitored, words in (
         (Monitored("acuracy"), ["that the run does not have", "valid/acuracy", "did you mean 'accuracy'?"]),
-        (Monitored(Loss(name="xyz")), ["one of: loss, accuracy, confusion", "metrics=[..., Loss('xyz')]"]),
+        (Monitored(Loss(name="xyz")), ["one of: loss, accuracy, confusion", "add it to metrics=[...]"]),
         (Monitored("loss", "test"), ["a split that the run does not have", "one of: train, valid", "'test'"]),
         (Monitored("confusion"), ["KeepBest cannot monitor confusion", "without a better and a worse"]),
     ):

@@ -368,7 +368,7 @@ def test_a_loss_that_is_nan(tmp_path, log_every, where):
         f"  in        {where}\n"
         "  expected  a finite number\n"
         "  found     nan at a learning rate of 0.125\n"
-        "  hint      try a lower learning rate, clip_norm=1.0, or look for bad values in the data; "
+        "  hint      look for bad values in the data, or try a lower learning rate or clip_norm=1.0; "
         f"{newest} is from before"
     )
     state, reason = ended(tmp_path / "run")
@@ -519,7 +519,8 @@ def test_one_signal_saves_and_ends_quietly(tmp_path, number, code):
     assert f"{number.name}: finishing the step and saving; once more to stop at once" in done.stdout
     saved = folder / "checkpoints" / "step-00000003"
     assert (
-        f"stopped after step 3, saved in {saved}\nto go on from there: run the same again with resume=True"
+        f"stopped after step 3, saved in {saved}\n"
+        f"to go on from there, run the same again with the folder {saved.parent.parent} and resume=True"
         in (done.stdout)
     )
     assert "not reached" not in done.stdout
