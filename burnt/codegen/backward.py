@@ -43,7 +43,9 @@ class Differentiable(torch.autograd.Function):
             gradients = iter(_by_torch(ctx.forward, ctx.numbers, cotangents, tensors, wanted))
         else:
             given = [
-                c if c.stride() == layout[1] else torch.empty_strided(*layout[:2], dtype=layout[2]).copy_(c)
+                c
+                if c.stride() == layout[1]
+                else torch.empty_strided(*layout[:2], dtype=layout[2], device=c.device).copy_(c)
                 for c, layout in zip(cotangents, ctx.layouts, strict=True)
                 if layout is not None and layout[2].is_floating_point
             ]
@@ -106,8 +108,9 @@ def _made(
         return torch.func.vjp(run, *chosen)[1](pulled)
 
     # Fresh tensors of the same layouts: equal arguments must not look like one.
-    examples: list[Any] = [torch.empty_strided(*layout[:2], dtype=layout[2]) for layout in layouts]
-    examples += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in tensors]
+    on = forward.device
+    examples: list[Any] = [torch.empty_strided(*layout[:2], dtype=layout[2], device=on) for layout in layouts]
+    examples += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=on) for t in tensors]
     try:
         traced, general = trace(backward, [*examples, *(0.5 for _ in forward.plan.numbers)])
     except Exception:  # of any kind: what cannot be traced, torch can still differentiate as it goes
@@ -117,7 +120,8 @@ def _made(
     with torch.no_grad():
         # Tensors that the function itself makes of Python numbers.
         constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
-        return BackwardPlan(CompiledPlan(traced, constants, f"{forward.name}_backward"), constants)
+        plan = CompiledPlan(traced, constants, f"{forward.name}_backward", forward.target, forward.device)
+        return BackwardPlan(plan, constants)
 
 
 def _by_torch(

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from burnt.codegen import toolchain
 from burnt.codegen.ir import Buffer, Expr, Kernel, Store
-from burnt.codegen.print_c import print_kernels
 from burnt.codegen.schedule import Call, Plan, schedule
+from burnt.codegen.target import Built, C, Target
 from burnt.codegen.trace import Traced
 
 __all__ = ["CompiledPlan"]
+
+_CPU = torch.device("cpu")
 
 
 class CompiledPlan:
@@ -24,13 +25,23 @@ class CompiledPlan:
         traced: the trace that is planned.
         captured: the tensors that it captured.
         name: what its kernels are called after.
+        target: what they are printed for.
+        device: where the tensors are.
 
     Raises:
         CompileError: the generated code does not compile.
     """
 
-    def __init__(self, traced: Traced, captured: Sequence[Tensor], name: str) -> None:
+    def __init__(
+        self,
+        traced: Traced,
+        captured: Sequence[Tensor],
+        name: str,
+        target: Target = C,
+        device: torch.device = _CPU,
+    ) -> None:
         self.name = name
+        self.target, self.device = target, device
         self.traced = traced
         self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
         self.plan: Plan = schedule(traced, captured)
@@ -52,14 +63,8 @@ class CompiledPlan:
             for b in made
             if b not in self.plan.inputs
         ]
-        self.source = print_kernels(self.kernels, buffers, self.plan.numbers)
-        self.launch: dict[Kernel, Callable[..., None]] = {}
-        if self.kernels:
-            library = toolchain.load(toolchain.PREAMBLE + self.source, [k.name for k in self.kernels])
-            for kernel in self.kernels:
-                self.launch[kernel] = toolchain.launcher(
-                    library[kernel.name], pointers=len(buffers), floats=len(self.plan.numbers)
-                )
+        built = target.build(self.kernels, buffers, self.plan.numbers) if self.kernels else Built("", {})
+        self.source, self.launch = built.source, built.launch
         self.results = [self.slots[o] if isinstance(o, Buffer) else None for o in self.plan.outputs]
         self.constants = [None if isinstance(o, Buffer) else o for o in self.plan.outputs]
         # One kernel and nothing else is the common case, with a path of its own.
@@ -70,9 +75,13 @@ class CompiledPlan:
         """The results, flat, for tensors in the order of the plan's inputs and its run-time numbers."""
         memory: list[Any] = list(tensors)
         for made in self.fresh:
-            memory.append(None if made is None else torch.empty_strided(made[0], made[1], dtype=made[2]))
+            memory.append(
+                None
+                if made is None
+                else torch.empty_strided(made[0], made[1], dtype=made[2], device=self.device)
+            )
         if self.single is not None:
-            self.single(*[t.data_ptr() for t in memory], *numbers)
+            self.single(memory, numbers)
         else:
             self.steps(memory, numbers)
         return [memory[r] if r is not None else c for r, c in zip(self.results, self.constants, strict=True)]
@@ -81,7 +90,7 @@ class CompiledPlan:
         """The kernels and calls, in order."""
         for step in self.plan.steps:
             if isinstance(step, Kernel):
-                self.launch[step](*[0 if t is None else t.data_ptr() for t in memory], *numbers)
+                self.launch[step](memory, numbers)
                 continue
             held = {node: memory[self.slots[buffer]] for node, buffer in step.inputs.items()}
             args, kwargs = torch.fx.node.map_aggregate(
@@ -93,9 +102,9 @@ class CompiledPlan:
             for buffer, tensor in zip(step.outputs, made, strict=True):
                 if buffer is not None:
                     if tensor.stride() != buffer.strides:
-                        tensor = torch.empty_strided(buffer.shape, buffer.strides, dtype=buffer.dtype).copy_(
-                            tensor
-                        )
+                        tensor = torch.empty_strided(
+                            buffer.shape, buffer.strides, dtype=buffer.dtype, device=self.device
+                        ).copy_(tensor)
                     memory[self.slots[buffer]] = tensor
 
     def argument(self, value: Any, held: dict[torch.fx.Node, Tensor], numbers: Sequence[float]) -> Any:

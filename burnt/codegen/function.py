@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from burnt import _torch
-from burnt.codegen import toolchain
 from burnt.codegen.backward import Differentiable
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.ir import Kernel
+from burnt.codegen.target import C, Target, target_of
 from burnt.codegen.trace import PLANNING, Traced, trace, unsuited
 from burnt.errors import FusionError
 
@@ -54,11 +54,13 @@ class Function:
     Args:
         fn: a Python function of tensors, numbers and other constants; it may capture tensors.
         single: raise `FusionError` where it does not come out as one kernel.
+        target: what kernels are printed for; by default what the tensors' device has.
     """
 
-    def __init__(self, fn: Callable[..., Any], *, single: bool = False) -> None:
+    def __init__(self, fn: Callable[..., Any], *, single: bool = False, target: Target | None = None) -> None:
         self.fn = fn
         self.single = single
+        self.target = target
         self.name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
         self._entries: dict[Any, _Entry] = {}
         self._captures = _captures(fn)
@@ -158,9 +160,10 @@ class Function:
             return entry
 
     def _made(self, args: Sequence[Any], tensors: Sequence[Tensor], held: list[Any]) -> _Entry:
-        reason = self._unsuited(tensors) or _unsuited_captures(held)
-        if reason is not None:
-            return self._plain(reason, held)
+        target = self.target or (target_of(tensors[0].device) if tensors else C)
+        reason = target if isinstance(target, str) else self._unsuited(tensors) or _unsuited_captures(held)
+        if isinstance(target, str) or reason is not None:
+            return self._plain(str(reason), held)
         try:
             traced, general = trace(self.fn, args)
         except Exception as error:  # of any kind: the plain function either raises it too, or can run
@@ -171,8 +174,9 @@ class Function:
             reason = _random_op(traced)
         if reason is not None:
             return self._plain(reason, held)
+        device = tensors[0].device if tensors else torch.device("cpu")
         with torch.no_grad():
-            forward = CompiledPlan(traced, captured, self.name)
+            forward = CompiledPlan(traced, captured, self.name, target, device)
         if self.single and len(forward.plan.steps) != 1:
             raise FusionError(
                 f"{self.name} does not come out as one kernel",
@@ -193,11 +197,9 @@ class Function:
         return _Entry(None, [], held, reason)
 
     def _unsuited(self, tensors: Sequence[Tensor]) -> str | None:
-        if toolchain.find_compiler() is None:
-            return f"no C compiler: {toolchain.why_no_compiler()}"
         for tensor in tensors:
-            if tensor.device.type != "cpu":
-                return f"a tensor on {tensor.device}: kernels are printed for the CPU only, so far"
+            if tensor.device != tensors[0].device:
+                return f"tensors on {tensors[0].device} and {tensor.device}"
             if tensor.layout != torch.strided or tensor.dtype.is_complex or tensor.is_quantized:
                 return f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}"
             if tensor.numel() == 0:

@@ -4,7 +4,7 @@ A tensor is a function from an index to an expression, so views cost nothing: th
 to what they look at. Only reductions and buffers are things. Indices are affine in loop variables, as far as
 they can be; what a reshape leaves over is a division or a remainder.
 
-    Ix          an index: sum of coefficient x (loop variable | quotient | remainder), plus a constant
+    Ix          an index: sum of coefficient x (loop variable | quotient | remainder | computed) plus a number
     Expr        an element: a constant, a number given at run time, a load, an operation, a reduction's result
     Reduction   a fold of a body over extents
     Value       a tensor that is not in memory: shape, dtype, index -> Expr
@@ -45,7 +45,15 @@ class Split:
     by: int
 
 
-Atom: TypeAlias = "Var | Split"
+@dataclasses.dataclass(frozen=True)
+class Computed:
+    """An index that is an element itself, as a gather has it: an int64 expression, 0 <= value < extent."""
+
+    expr: Expr
+    extent: int
+
+
+Atom: TypeAlias = "Var | Split | Computed"
 
 
 class Ix:
@@ -122,7 +130,7 @@ class Ix:
         """The smallest and largest value that the extents allow."""
         low = high = self.const
         for atom, c in self.terms.items():
-            if isinstance(atom, Var):
+            if isinstance(atom, Var | Computed):
                 first, last = 0, max(atom.extent - 1, 0)
             elif atom.kind == "%":
                 first, last = 0, atom.by - 1
@@ -137,30 +145,40 @@ class Ix:
         """The loop variables in it, also inside quotients."""
         found: set[Var] = set()
         for atom in self.terms:
-            found |= {atom} if isinstance(atom, Var) else atom.inner.variables()
+            if isinstance(atom, Computed):
+                found |= variables([atom.expr])
+            else:
+                found |= {atom} if isinstance(atom, Var) else atom.inner.variables()
         return found
+
+    def computed(self) -> list[Expr]:
+        """The expressions that it needs, each once."""
+        found: dict[int, Expr] = {}
+        for atom in self.terms:
+            if isinstance(atom, Computed):
+                found[id(atom.expr)] = atom.expr
+            elif isinstance(atom, Split):
+                found |= {id(e): e for e in atom.inner.computed()}
+        return list(found.values())
+
+    def affine(self) -> Ix:
+        """Without its computed parts."""
+        return Ix({a: c for a, c in self.terms.items() if not isinstance(a, Computed)}, self.const)
 
     def stride(self, var: Var) -> int | None:
         """How far a step of the variable goes; None where that is not the same everywhere."""
-        if any(isinstance(a, Split) and var in a.inner.variables() for a in self.terms):
+        if any(not isinstance(a, Var) and var in Ix({a: 1}).variables() for a in self.terms):
             return None
         return self.terms.get(var, 0)
 
     def replaced(self, mapping: dict[Var, Ix]) -> Ix:
-        """With indices in place of variables."""
-        result = Ix(const=self.const)
-        for atom, c in self.terms.items():
-            if isinstance(atom, Var):
-                result += mapping.get(atom, Ix.of(atom)) * c
-            else:
-                inner = atom.inner.replaced(mapping)
-                result += (inner // atom.by if atom.kind == "/" else inner % atom.by) * c
-        return result
+        """With indices in place of variables, also in what is computed."""
+        return _affine_replaced(_with_computed(self, lambda e: replaced(e, mapping)), mapping)
 
     def __repr__(self) -> str:
         parts = []
         for atom, c in self.terms.items():
-            name = atom.name if isinstance(atom, Var) else f"({atom.inner!r}){atom.kind}{atom.by}"
+            name = f"({atom.inner!r}){atom.kind}{atom.by}" if isinstance(atom, Split) else repr(atom)
             parts.append(name if c == 1 else f"{c}*{name}")
         if self.const or not parts:
             parts.append(str(self.const))
@@ -212,7 +230,8 @@ class Expr:
 
     `op` is ``const`` (value), ``number`` (position), ``load`` (Buffer, Ix), ``index`` (Ix), ``reduced``
     (Reduction, Index), ``cast``, or the name of an operation, of which
-    `burnt.codegen.lower` has the list and each printer the text.
+    `burnt.codegen.lower` has the list and each printer the text. Where an index holds `Computed` parts, their
+    expressions are the arguments, so that they are found and computed first (`load`, `index` below do so).
     """
 
     __slots__ = ("args", "dtype", "extra", "op")
@@ -259,6 +278,114 @@ def walk(exprs: Sequence[Expr]) -> Iterator[Expr]:
 
     for expr in exprs:
         yield from visit(expr)
+
+
+def load(buffer: Buffer, place: Ix) -> Expr:
+    """What a buffer holds at a place."""
+    return Expr.make("load", place.computed(), buffer.dtype, buffer, place)
+
+
+def index(place: Ix) -> Expr:
+    """An index as an int64 element."""
+    return Expr.make("index", place.computed(), torch.int64, place)
+
+
+def reduced(fold: Reduction, at: Index) -> Expr:
+    """The result of a fold at an index."""
+    needed = {id(e): e for ix in at for e in ix.computed()}
+    return Expr.make("reduced", list(needed.values()), fold.dtype, fold, at)
+
+
+# Expressions that hold indices, by what makes them.
+_MAKERS: dict[str, Callable[..., Expr]] = {"load": load, "index": index, "reduced": reduced}
+
+
+def variables(exprs: Sequence[Expr]) -> set[Var]:
+    """The loop variables that expressions depend on."""
+    found: set[Var] = set()
+    for expr in walk(exprs):
+        for place in places(expr):
+            found |= {atom for atom in place.terms if isinstance(atom, Var)}
+            for atom in place.terms:
+                if isinstance(atom, Split):
+                    found |= atom.inner.variables()
+    return found
+
+
+def places(expr: Expr) -> list[Ix]:
+    """The indices that an expression holds itself, not those of its arguments."""
+    found: list[Ix] = []
+    for extra in expr.extra:
+        if isinstance(extra, Ix):
+            found.append(extra)
+        elif isinstance(extra, tuple):
+            found += [ix for ix in extra if isinstance(ix, Ix)]
+    return found
+
+
+def rebuilt(
+    expr: Expr,
+    place: Callable[[Ix], Ix] = lambda ix: ix,
+    swap: Callable[[Expr], Expr | None] = lambda expr: None,
+) -> Expr:
+    """An expression in another form, bottom up, also inside of computed indices.
+
+    Args:
+        expr: what is rebuilt.
+        place: gives an index' own terms another form; its computed parts are rebuilt before.
+        swap: what stands in the place of a rebuilt expression; None to leave it.
+    """
+    memo: dict[int, Expr] = {}
+
+    def moved(ix: Ix) -> Ix:
+        return place(_with_computed(ix, lambda e: memo[id(e)]))
+
+    for e in walk([expr]):
+        made = e
+        if e.op in _MAKERS:
+            extra = [
+                moved(x) if isinstance(x, Ix) else tuple(map(moved, x)) if isinstance(x, tuple) else x
+                for x in e.extra
+            ]
+            made = _MAKERS[e.op](*extra)
+        elif any(memo[id(a)] is not a for a in e.args):
+            made = Expr.make(e.op, [memo[id(a)] for a in e.args], e.dtype, *e.extra)
+        memo[id(e)] = swap(made) or made
+    return memo[id(expr)]
+
+
+def replaced(expr: Expr, mapping: dict[Var, Ix]) -> Expr:
+    """With indices in place of variables."""
+    return rebuilt(expr, lambda ix: _affine_replaced(ix, mapping))
+
+
+def _affine_replaced(ix: Ix, mapping: dict[Var, Ix]) -> Ix:
+    result = Ix(const=ix.const)
+    for atom, c in ix.terms.items():
+        if isinstance(atom, Var):
+            result += mapping.get(atom, Ix.of(atom)) * c
+        elif isinstance(atom, Computed):
+            result += Ix({atom: c})
+        else:
+            inner = _affine_replaced(atom.inner, mapping)
+            result += (inner // atom.by if atom.kind == "/" else inner % atom.by) * c
+    return result
+
+
+def _with_computed(ix: Ix, change: Callable[[Expr], Expr]) -> Ix:
+    """An index with other expressions in its computed parts."""
+    if not ix.computed():
+        return ix
+    result = Ix(const=ix.const)
+    for atom, c in ix.terms.items():
+        if isinstance(atom, Computed):
+            result += Ix({Computed(change(atom.expr), atom.extent): c})
+        elif isinstance(atom, Split):
+            inner = _with_computed(atom.inner, change)
+            result += (inner // atom.by if atom.kind == "/" else inner % atom.by) * c
+        else:
+            result += Ix({atom: c})
+    return result
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

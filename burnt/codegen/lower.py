@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, Ix, Reduction, Value
+from burnt.codegen.ir import Expr, Index, Ix, Reduction, Value, reduced
+from burnt.codegen.ir import index as place_of
 
 __all__ = ["LOWERINGS", "Lowering", "Unlowered", "const"]
 
@@ -363,7 +364,7 @@ def _arange(meta: torch.Tensor, start: Any, end: Any, step: Any = 1, **_: Any) -
     return Value(
         tuple(meta.shape),
         meta.dtype,
-        lambda index: cast(Expr.make("index", (), torch.int64, index[0] * step + start), meta.dtype),
+        lambda index: cast(place_of(index[0] * step + start), meta.dtype),
     )
 
 
@@ -487,7 +488,7 @@ def _repeat(meta: torch.Tensor, x: Value, times: Sequence[int]) -> Value:
 def within(ix: Ix, low: int, high: int) -> Expr | None:
     """Whether ``low <= ix < high``; None where it always is."""
     first, last = ix.bounds()
-    place = Expr.make("index", (), torch.int64, ix)
+    place = place_of(ix)
     tests = []
     if first < low:
         tests.append(Expr.make("ge", (place, const(low, torch.int64)), torch.bool))
@@ -572,7 +573,7 @@ def reduction(
 
     def at(index: Index) -> Expr:
         outer = tuple(index[a] for a in kept) if keepdim else index
-        made = Expr.make("reduced", (), result_inside, node, outer)
+        made = reduced(node, outer)
         if dtype == result_inside:
             return made
         return Expr.make("as" if dtype in _SHORT else "cast", (made,), dtype)

@@ -76,6 +76,7 @@ class _Printer:
         self.used: dict[Buffer, None] = {}
         self.names: dict[Var, str] = {}
         self.temporary = 0
+        self.computed: dict[int, str] = {}  # names of the expressions in indices
 
     def text(self) -> str:
         kernel = self.kernel
@@ -372,8 +373,10 @@ class _Printer:
             elif expr.op == "reduced":
                 name = self.folds[expr.extra]  # type: ignore[index]
             elif expr.op == "load":
+                self.computed |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.load(expr, guard))
             elif expr.op == "index":
+                self.computed |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.place(expr.extra[0]))  # type: ignore[arg-type]
             else:
                 arguments = [visit(a, guard) for a in expr.args]
@@ -410,7 +413,10 @@ class _Printer:
     def place(self, ix: Ix) -> str:
         parts = []
         for atom, c in ix.terms.items():
-            text = self.named(atom) if isinstance(atom, Var) else self.split_text(atom)
+            if isinstance(atom, Split):
+                text = self.split_text(atom)
+            else:
+                text = self.named(atom) if isinstance(atom, Var) else self.computed[id(atom.expr)]
             parts.append(text if c == 1 else f"{text} * {c}")
         if ix.const or not parts:
             parts.append(str(ix.const))

@@ -14,7 +14,24 @@ from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Buffer, Expr, Fold, Index, Ix, Kernel, Reduction, Store, Value, Var, walk
+from burnt.codegen.ir import (
+    Buffer,
+    Expr,
+    Fold,
+    Index,
+    Ix,
+    Kernel,
+    Reduction,
+    Split,
+    Store,
+    Value,
+    Var,
+    load,
+    places,
+    rebuilt,
+    reduced,
+    walk,
+)
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
 from burnt.codegen.trace import Traced
 
@@ -107,7 +124,7 @@ class _Scheduler:
         value = Value(
             buffer.shape,
             buffer.dtype,
-            lambda index: Expr.make("load", (), buffer.dtype, buffer, buffer.at(index)),
+            lambda index: load(buffer, buffer.at(index)),
         )
         self.in_memory[id(value)] = (value, buffer)
         return value
@@ -264,7 +281,7 @@ class _Scheduler:
         outer = tuple(v for v in loops if v.extent > 1)
         kernel = Kernel("", outer, [])
         kernels.append(kernel)
-        made = Expr.make("reduced", (), fold.dtype, fold, index)
+        made = reduced(fold, index)
         self.add_folds(kernel, [made])
         kernel.steps.append(Store(buffer, (), buffer.at(index), made, tuple(loops)))
         self.folded[fold] = buffer
@@ -318,22 +335,20 @@ class _Scheduler:
 
     def resolved(self, expr: Expr) -> Expr:
         """With loads in place of folds that are in memory."""
-        memo: dict[int, Expr] = {}
-        for e in walk([expr]):
-            if e.op == "reduced" and e.extra[0] in self.folded:
-                buffer = self.folded[e.extra[0]]
-                memo[id(e)] = Expr.make("load", (), buffer.dtype, buffer, buffer.at(e.extra[1]))  # type: ignore[arg-type]
-            elif any(memo[id(a)] is not a for a in e.args):
-                memo[id(e)] = Expr.make(e.op, [memo[id(a)] for a in e.args], e.dtype, *e.extra)
-            else:
-                memo[id(e)] = e
-        return memo[id(expr)]
+
+        def swap(e: Expr) -> Expr | None:
+            if e.op != "reduced" or e.extra[0] not in self.folded:
+                return None
+            buffer = self.folded[e.extra[0]]
+            return load(buffer, buffer.at(e.extra[1]))  # type: ignore[arg-type]
+
+        return rebuilt(expr, swap=swap)
 
 
 def collapse(kernel: Kernel) -> None:
     """Join neighbouring loops that every access walks as if they were one."""
-    places = [place for expr in walk(_exprs(kernel)) for place in _places(expr)]
-    places += [step.place for step in kernel.steps if isinstance(step, Store)]
+    walked = [place for expr in walk(_exprs(kernel)) for place in places(expr)]
+    walked += [step.place for step in kernel.steps if isinstance(step, Store)]
     mapping: dict[Var, Ix] = {}
     wholes: dict[tuple[Var, Var], Var] = {}
 
@@ -342,7 +357,7 @@ def collapse(kernel: Kernel) -> None:
         for loop in loops:
             if result and (
                 (result[-1], loop) in wholes
-                or _walk_as_one(result[-1], loop, [_flat(p, mapping) for p in places])
+                or _walk_as_one(result[-1], loop, [_flat(p, mapping) for p in walked])
             ):
                 last = result.pop()
                 known = (last, loop) in wholes
@@ -366,15 +381,16 @@ def collapse(kernel: Kernel) -> None:
         for step in kernel.steps:
             if isinstance(step, Store):
                 step.place = _flat(step.place, mapping)
-                step.value = _remapped(step.value, mapping)
+                step.value = rebuilt(step.value, lambda ix: _flat(ix, mapping))
             else:
-                step.body = _remapped(step.body, mapping)
+                step.body = rebuilt(step.body, lambda ix: _flat(ix, mapping))
                 step.index = tuple(_flat(ix, mapping) for ix in step.index)
 
 
 def _walk_as_one(a: Var, b: Var, places: list[Ix]) -> bool:
     for place in places:
-        first, second = place.stride(a), place.stride(b)
+        # What is computed is looked at where its own loads are.
+        first, second = place.affine().stride(a), place.affine().stride(b)
         if first is None or second is None or first != second * b.extent:
             return False
     return True
@@ -387,10 +403,10 @@ def _flat(ix: Ix, mapping: dict[Var, Ix]) -> Ix:
     while changed:
         changed = False
         for atom, c in list(result.terms.items()):
-            if isinstance(atom, Var) or atom.kind != "/":
+            if not isinstance(atom, Split) or atom.kind != "/":
                 continue
             for other, d in list(result.terms.items()):
-                same = not isinstance(other, Var) and other.kind == "%" and other.inner == atom.inner
+                same = isinstance(other, Split) and other.kind == "%" and other.inner == atom.inner
                 if same and other.by == atom.by and c == d * atom.by:  # type: ignore[union-attr]
                     rest = {k: v for k, v in result.terms.items() if k not in (atom, other)}
                     result = Ix(rest, result.const) + atom.inner * d
@@ -399,31 +415,6 @@ def _flat(ix: Ix, mapping: dict[Var, Ix]) -> Ix:
             if changed:
                 break
     return result
-
-
-def _remapped(expr: Expr, mapping: dict[Var, Ix]) -> Expr:
-    memo: dict[int, Expr] = {}
-    for e in walk([expr]):
-        extra = tuple(
-            _flat(x, mapping)
-            if isinstance(x, Ix)
-            else tuple(_flat(ix, mapping) for ix in x)
-            if isinstance(x, tuple)
-            else x
-            for x in e.extra
-        )
-        memo[id(e)] = Expr.make(e.op, [memo[id(a)] for a in e.args], e.dtype, *extra)
-    return memo[id(expr)]
-
-
-def _places(expr: Expr) -> list[Ix]:
-    found = []
-    for extra in expr.extra:
-        if isinstance(extra, Ix):
-            found.append(extra)
-        elif isinstance(extra, tuple):
-            found += [ix for ix in extra if isinstance(ix, Ix)]
-    return found
 
 
 def _exprs(kernel: Kernel) -> list[Expr]:

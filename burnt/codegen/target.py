@@ -1,0 +1,78 @@
+"""Targets: what a plan is printed for, and how its kernels are built and launched.
+
+A target is chosen by the device of the tensors; `Target.build` turns kernels into source and callables. Nothing
+is imported here before it is needed: a Mac has no Triton.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import torch
+
+from burnt.codegen import toolchain
+from burnt.codegen.ir import Buffer, Kernel
+
+__all__ = ["Built", "C", "Target", "target_of"]
+
+Launch = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """Kernels that can run.
+
+    Args:
+        source: the text of all of them, for people.
+        launch: for each kernel, a callable of all buffers in their order (None for one that is not there
+            yet) and the run-time numbers.
+    """
+
+    source: str
+    launch: dict[Kernel, Launch]
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What kernels are printed for.
+
+    Args:
+        name: ``"c"``, ``"triton"`` or ``"metal"``.
+        build: makes kernels run: ``build(kernels, buffers, numbers)``, the buffers and the positions of
+            run-time numbers in the order in which launches get them.
+        missing: why it cannot be used on this machine, or None.
+    """
+
+    name: str
+    build: Callable[[Sequence[Kernel], Sequence[Buffer], Sequence[int]], Built]
+    missing: Callable[[], str | None]
+
+
+def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+    from burnt.codegen.print_c import print_kernels
+
+    source = print_kernels(kernels, buffers, numbers)
+    library = toolchain.load(toolchain.PREAMBLE + source, [kernel.name for kernel in kernels])
+
+    def launch(kernel: Kernel) -> Launch:
+        call = toolchain.launcher(library[kernel.name], pointers=len(buffers), floats=len(numbers))
+        return lambda memory, values: call(*[0 if t is None else t.data_ptr() for t in memory], *values)
+
+    return Built(source, {kernel: launch(kernel) for kernel in kernels})
+
+
+def _no_compiler() -> str | None:
+    return f"no C compiler: {toolchain.why_no_compiler()}" if toolchain.find_compiler() is None else None
+
+
+C = Target("c", _build_c, _no_compiler)
+
+
+def target_of(device: torch.device) -> Target | str:
+    """The target for tensors of a device, or why there is none."""
+    chosen: dict[str, Target] = {"cpu": C}
+    target = chosen.get(device.type)
+    if target is None:
+        return f"a tensor on {device}: kernels are printed for {', '.join(chosen)} only"
+    return target.missing() or target
