@@ -1,7 +1,7 @@
 """Targets: what a plan is printed for, and how its kernels are built and launched.
 
-A target is chosen by the device of the tensors; `Target.build` turns kernels into source and callables. Nothing
-is imported here before it is needed: a Mac has no Triton.
+A target is chosen by the device of the tensors; `Target.build` turns kernels into source and callables.
+Nothing is imported here before it is needed: a Mac has no Triton.
 """
 
 from __future__ import annotations

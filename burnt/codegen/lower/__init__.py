@@ -1,0 +1,25 @@
+"""Lowering: from aten ops to values of the intermediate form.
+
+A table from op to function. What is not in it runs as torch's own call, and is reported as such.
+
+    table        the table, and what its rows are made of
+    elementwise  arithmetic, comparisons, choices, conversions, constants
+    views        views and what is made of parts
+    reductions   sums, extremes, variances
+"""
+
+from burnt.codegen.lower import elementwise, reductions, views  # each fills its part of the table
+from burnt.codegen.lower.table import LOWERINGS, Lowering, Number, Unlowered, const, lowered, pointwise
+
+__all__ = [
+    "LOWERINGS",
+    "Lowering",
+    "Number",
+    "Unlowered",
+    "const",
+    "elementwise",
+    "lowered",
+    "pointwise",
+    "reductions",
+    "views",
+]

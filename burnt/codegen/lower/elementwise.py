@@ -1,0 +1,245 @@
+"""Lowerings of what is done element by element: arithmetic, comparisons, choices, conversions, constants."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from burnt.codegen.ir import Expr, Index, Value
+from burnt.codegen.ir import index as place_of
+from burnt.codegen.lower.table import (
+    LOWERINGS,
+    Unlowered,
+    cast,
+    common_dtype,
+    compute_dtype,
+    lowered,
+    operand,
+    overloads,
+    pointwise,
+)
+
+aten = torch.ops.aten
+
+_FLOATING = (
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh",
+    "cosh", "tanh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "reciprocal",
+)  # fmt: skip
+_SAME = ("neg", "abs", "sign", "ceil", "floor", "round", "trunc", "relu")
+_TESTS = {"eq": "eq", "ne": "ne", "lt": "lt", "le": "le", "gt": "gt", "ge": "ge"}
+
+
+def _unary(name: str) -> None:
+    @lowered(*overloads(name, "default"))
+    def lower(meta: torch.Tensor, x: Value) -> Value:
+        if name in _SAME and not x.dtype.is_floating_point and name in ("ceil", "floor", "round", "trunc"):
+            return x
+        return pointwise(name, meta, [x], meta.dtype)
+
+
+for _name in (*_FLOATING, *_SAME):
+    _unary(_name)
+
+
+def _binary(name: str, op: str) -> None:
+    @lowered(*overloads(name, "Tensor", "Scalar", "Tensor_Tensor", "Tensor_Scalar", "default"))
+    def lower(meta: torch.Tensor, a: Any, b: Any, alpha: Any = 1) -> Value:
+        if not (type(alpha) is int and alpha == 1):
+            scaled = pointwise("mul", meta, [b, alpha], meta.dtype)
+            return pointwise(op, meta, [a, scaled], meta.dtype)
+        return pointwise(op, meta, [a, b], meta.dtype)
+
+
+for _name in ("add", "sub", "mul", "maximum", "minimum", "fmax", "fmin", "atan2", "copysign"):
+    _binary(_name, _name)
+_binary("bitwise_and", "and")
+_binary("bitwise_or", "or")
+_binary("bitwise_xor", "xor")
+
+
+@lowered(aten.div.Tensor, aten.div.Scalar)
+def _div(meta: torch.Tensor, a: Any, b: Any) -> Value:
+    return pointwise("div", meta, [a, b], meta.dtype)
+
+
+@lowered(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def _div_mode(meta: torch.Tensor, a: Any, b: Any, rounding_mode: str | None = None) -> Value:
+    if rounding_mode is None:
+        return pointwise("div", meta, [a, b], meta.dtype)
+    if not meta.dtype.is_floating_point:
+        raise Unlowered  # integer division by zero is an error in torch
+    return pointwise(f"{rounding_mode}_div", meta, [a, b], meta.dtype)
+
+
+@lowered(aten.remainder.Tensor, aten.remainder.Scalar)
+def _remainder(meta: torch.Tensor, a: Any, b: Any) -> Value:
+    if not meta.dtype.is_floating_point:
+        raise Unlowered
+    return pointwise("remainder", meta, [a, b], meta.dtype)
+
+
+@lowered(aten.fmod.Tensor, aten.fmod.Scalar)
+def _fmod(meta: torch.Tensor, a: Any, b: Any) -> Value:
+    if not meta.dtype.is_floating_point:
+        raise Unlowered
+    return pointwise("fmod", meta, [a, b], meta.dtype)
+
+
+@lowered(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def _pow(meta: torch.Tensor, a: Any, b: Any) -> Value:
+    if not meta.dtype.is_floating_point:
+        raise Unlowered
+    if isinstance(b, int | float) and isinstance(a, Value):
+        # The powers that torch's CPU kernels treat apart, exact where multiplication is.
+        if b == 2:
+            return pointwise("mul", meta, [a, a], meta.dtype)
+        if b == 1:
+            return pointwise("identity", meta, [a], meta.dtype)
+        if b == 3:
+            return pointwise("mul", meta, [pointwise("mul", meta, [a, a], meta.dtype), a], meta.dtype)
+        if b == 0.5:
+            return pointwise("sqrt", meta, [a], meta.dtype)
+        if b == -0.5:
+            return pointwise("rsqrt", meta, [a], meta.dtype)
+        if b == -1:
+            return pointwise("reciprocal", meta, [a], meta.dtype)
+    return pointwise("pow", meta, [a, b], meta.dtype)
+
+
+for _name, _op in _TESTS.items():
+
+    def _test(meta: torch.Tensor, a: Any, b: Any, op: str = _op) -> Value:
+        return pointwise(op, meta, [a, b], common_dtype(a, b))
+
+    for _overload in overloads(_name, "Tensor", "Scalar"):
+        LOWERINGS[_overload] = _test
+
+
+@lowered(aten.logical_not.default)
+def _logical_not(meta: torch.Tensor, x: Value) -> Value:
+    return pointwise("eq", meta, [x, 0], x.dtype)
+
+
+@lowered(aten.bitwise_not.default)
+def _bitwise_not(meta: torch.Tensor, x: Value) -> Value:
+    return (
+        pointwise("eq", meta, [x, 0], x.dtype)
+        if x.dtype == torch.bool
+        else pointwise("not", meta, [x], x.dtype)
+    )
+
+
+for _name, _op in (("logical_and", "and"), ("logical_or", "or"), ("logical_xor", "xor")):
+
+    def _logical(meta: torch.Tensor, a: Value, b: Value, op: str = _op) -> Value:
+        return pointwise(op, meta, [a, b], torch.bool)
+
+    LOWERINGS[getattr(aten, _name).default] = _logical
+
+
+@lowered(aten.isnan.default)
+def _isnan(meta: torch.Tensor, x: Value) -> Value:
+    return pointwise("ne", meta, [x, x], x.dtype)
+
+
+@lowered(aten.isinf.default)
+def _isinf(meta: torch.Tensor, x: Value) -> Value:
+    if not x.dtype.is_floating_point:
+        return _full(meta, [], False)
+    return pointwise("eq", meta, [pointwise("abs", x_meta(x), [x], x.dtype), math.inf], x.dtype)
+
+
+def x_meta(x: Value) -> torch.Tensor:
+    """A meta tensor of a value's shape and dtype."""
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+
+@lowered(aten.where.self)
+def _where(meta: torch.Tensor, condition: Value, a: Any, b: Any) -> Value:
+    shape, inside = tuple(meta.shape), compute_dtype(meta.dtype)
+    if meta.dtype.is_complex:
+        raise Unlowered
+    test = operand(condition, shape, torch.bool)
+    yes, no = operand(a, shape, inside), operand(b, shape, inside)
+
+    def at(index: Index) -> Expr:
+        made = Expr.make("where", (test(index), yes(index), no(index)), inside)
+        return made if meta.dtype == inside else Expr.make("as", (made,), meta.dtype)
+
+    return Value(shape, meta.dtype, at)
+
+
+def clamp(meta: torch.Tensor, x: Value, low: Any = None, high: Any = None) -> Value:
+    """Between two bounds; NaN stays NaN, and the upper bound wins where they cross."""
+    if low is not None:
+        x = pointwise("maximum", meta, [x, low], meta.dtype)
+    if high is not None:
+        x = pointwise("minimum", meta, [x, high], meta.dtype)
+    return x
+
+
+LOWERINGS[aten.clamp.default] = LOWERINGS[aten.clamp.Tensor] = clamp
+
+
+@lowered(aten.clamp_min.default, aten.clamp_min.Tensor)
+def _clamp_min(meta: torch.Tensor, x: Value, low: Any) -> Value:
+    return clamp(meta, x, low)
+
+
+@lowered(aten.clamp_max.default, aten.clamp_max.Tensor)
+def _clamp_max(meta: torch.Tensor, x: Value, high: Any) -> Value:
+    return clamp(meta, x, None, high)
+
+
+@lowered(aten._to_copy.default, torch.ops.prims.convert_element_type.default)
+def _to_copy(meta: torch.Tensor, x: Value, *_: Any, **options: Any) -> Value:
+    if options.get("device") not in (None, meta.device) or meta.dtype.is_complex:
+        raise Unlowered
+    if meta.dtype == x.dtype:
+        return x
+    # A conversion that the program asks for is rounded, unlike the steps of a chain.
+    return Value(x.shape, meta.dtype, lambda index: Expr.make("cast", (x.at(index),), meta.dtype))
+
+
+@lowered(
+    aten.alias.default, aten.detach.default, aten.clone.default, aten.lift_fresh_copy.default,
+    aten.contiguous.default, aten.positive.default,
+)  # fmt: skip
+def _alias(meta: torch.Tensor, x: Value, **_: Any) -> Value:
+    return x
+
+
+@lowered(aten.full.default, aten.full_like.default)
+def _full(meta: torch.Tensor, like: Any, value: Any, **_: Any) -> Value:
+    if meta.dtype.is_complex:
+        raise Unlowered
+    at = operand(value, (), meta.dtype)
+    return Value(tuple(meta.shape), meta.dtype, lambda index: at(()))
+
+
+@lowered(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+def _zeros(meta: torch.Tensor, *_: Any, **__: Any) -> Value:
+    return _full(meta, None, 0)
+
+
+@lowered(aten.ones.default, aten.ones_like.default, aten.new_ones.default)
+def _ones(meta: torch.Tensor, *_: Any, **__: Any) -> Value:
+    return _full(meta, None, 1)
+
+
+@lowered(aten.scalar_tensor.default)
+def _scalar_tensor(meta: torch.Tensor, value: Any, **_: Any) -> Value:
+    return _full(meta, None, value)
+
+
+@lowered(aten.arange.start_step)
+def _arange(meta: torch.Tensor, start: Any, end: Any, step: Any = 1, **_: Any) -> Value:
+    if not all(isinstance(v, int) for v in (start, step)):
+        raise Unlowered
+    return Value(
+        tuple(meta.shape),
+        meta.dtype,
+        lambda index: cast(place_of(index[0] * step + start), meta.dtype),
+    )

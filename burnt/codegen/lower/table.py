@@ -1,0 +1,136 @@
+"""The table of lowerings, and what its rows are made of: constants, casts, operands, pointwise operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from burnt.codegen.ir import Expr, Index, Ix, Value
+
+aten = torch.ops.aten
+Lowering = Callable[..., Any]
+F = TypeVar("F", bound=Lowering)
+LOWERINGS: dict[Any, Lowering] = {}
+
+SHORT = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
+
+
+class Unlowered(Exception):
+    """An op, or this use of it, is not lowered; torch's own call serves."""
+
+
+class Number:
+    """A Python number that is known at run time only."""
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+
+
+def const(value: Any, dtype: torch.dtype) -> Expr:
+    """A constant of a dtype, which holds it as the dtype does: rounded, or wrapped around."""
+    if isinstance(value, complex):
+        raise Unlowered
+    if dtype.is_floating_point:
+        value = float(torch.tensor(value, dtype=torch.float64).to(dtype))
+    elif dtype == torch.bool:
+        value = bool(value)
+    else:
+        bits = torch.iinfo(dtype).bits
+        value = int(value) % (1 << bits)
+        value -= (value >> (bits - 1)) << bits if dtype.is_signed else 0
+    return Expr.make("const", (), dtype, value)
+
+
+def cast(expr: Expr, dtype: torch.dtype) -> Expr:
+    """An expression in another dtype, as torch converts."""
+    if expr.dtype == dtype:
+        return expr
+    if expr.op == "const":
+        value = expr.extra[0]
+        assert isinstance(value, int | float)
+        if dtype == torch.bool:
+            return const(bool(value), dtype)
+        if dtype.is_floating_point or not isinstance(value, float):
+            return const(value, dtype)
+    return Expr.make("cast", (expr,), dtype)
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that an op on `dtype` computes in: float32 for the 16-bit floats."""
+    return SHORT.get(dtype, dtype)
+
+
+def lowered(*ops: Any) -> Callable[[F], F]:
+    """Register a lowering: called with the FX node's meta and its arguments, tensors as Values."""
+
+    def register(fn: F) -> F:
+        for op in ops:
+            LOWERINGS[op] = fn
+        return fn
+
+    return register
+
+
+def broadcast(value: Value, shape: Sequence[int]) -> Callable[[Index], Expr]:
+    """The value as a function of an index of a larger shape."""
+    skip = len(shape) - len(value.shape)
+    ones = [size == 1 for size in value.shape]
+
+    def at(index: Index) -> Expr:
+        return value.at(
+            tuple(Ix() if one else ix for one, ix in zip(ones, index[skip:], strict=True))
+        )  # fmt: skip
+
+    return at
+
+
+def operand(value: Any, shape: Sequence[int], dtype: torch.dtype) -> Callable[[Index], Expr]:
+    """A tensor or number as a function of an index, computed in a dtype."""
+    if isinstance(value, Value):
+        at = broadcast(value, shape)
+        return lambda index: cast(at(index), dtype)
+    if isinstance(value, Number):
+        number = Expr.make("number", (), torch.float64, value.position)
+        return lambda index: cast(number, dtype)
+    fixed = const(value, dtype)
+    return lambda index: fixed
+
+
+def pointwise(name: str, meta: torch.Tensor, inputs: Sequence[Any], dtype: torch.dtype) -> Value:
+    """An operation on inputs in one dtype, element by element."""
+    if meta.dtype.is_complex or dtype.is_complex:
+        raise Unlowered
+    shape = tuple(meta.shape)
+    inside = compute_dtype(dtype)
+    functions = [operand(value, shape, inside) for value in inputs]
+    outside = meta.dtype if meta.dtype not in SHORT else torch.float32
+
+    def at(index: Index) -> Expr:
+        made = Expr.make(name, [fn(index) for fn in functions], outside)
+        return made if meta.dtype == outside else Expr.make("as", (made,), meta.dtype)
+
+    return Value(shape, meta.dtype, at)
+
+
+def common_dtype(*inputs: Any) -> torch.dtype:
+    """What torch promotes tensors and numbers to."""
+    state = [
+        torch.empty((1,) * len(v.shape), dtype=v.dtype, device="meta")
+        if isinstance(v, Value)
+        else 1.0
+        if isinstance(v, Number)
+        else v
+        for v in inputs
+    ]
+    result = torch.result_type(state[0], state[-1])
+    for other in state[1:-1]:
+        result = torch.promote_types(result, torch.result_type(state[0], other))
+    return result
+
+
+def overloads(name: str, *which: str) -> list[Any]:
+    """The overloads of an aten op that this torch has, of some names."""
+    packet = getattr(aten, name)
+    return [getattr(packet, o) for o in which if o in packet.overloads()]

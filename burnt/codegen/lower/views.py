@@ -1,0 +1,210 @@
+"""Lowerings of views and what is made of parts: they change indices and cost nothing."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from burnt.codegen.ir import Expr, Index, Ix, Value
+from burnt.codegen.ir import index as place_of
+from burnt.codegen.lower.table import Number, Unlowered, broadcast, const, lowered, operand
+
+aten = torch.ops.aten
+
+
+def reshaped(x: Value, shape: Sequence[int]) -> Value:
+    """The same elements in the same order under another shape."""
+    shape = tuple(shape)
+
+    def at(index: Index) -> Expr:
+        flat = Ix()
+        for ix, size in zip(index, shape, strict=True):
+            flat = flat * size + ix
+        inner: list[Ix] = []
+        for size in reversed(x.shape):
+            inner.append(flat % size if size else Ix())
+            flat = flat // size if size else Ix()
+        return x.at(tuple(reversed(inner)))
+
+    return x if shape == x.shape else Value(shape, x.dtype, at)
+
+
+@lowered(
+    aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.unsqueeze.default,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
+)  # fmt: skip
+def _reshape(meta: torch.Tensor, x: Value, *_: Any) -> Value:
+    return reshaped(x, meta.shape)
+
+
+@lowered(aten.expand.default)
+def _expand(meta: torch.Tensor, x: Value, *_: Any, **__: Any) -> Value:
+    return Value(tuple(meta.shape), x.dtype, broadcast(x, meta.shape))
+
+
+def permuted(x: Value, order: Sequence[int]) -> Value:
+    """The axes in another order."""
+    order = [axis % len(x.shape) for axis in order]
+    shape = tuple(x.shape[axis] for axis in order)
+
+    def at(index: Index) -> Expr:
+        inner = [Ix()] * len(order)
+        for ix, axis in zip(index, order, strict=True):
+            inner[axis] = ix
+        return x.at(tuple(inner))
+
+    return Value(shape, x.dtype, at)
+
+
+@lowered(aten.permute.default)
+def _permute(meta: torch.Tensor, x: Value, order: Sequence[int]) -> Value:
+    return permuted(x, order)
+
+
+@lowered(aten.transpose.int)
+def _transpose(meta: torch.Tensor, x: Value, a: int, b: int) -> Value:
+    if not x.shape:
+        return x
+    order = list(range(len(x.shape)))
+    order[a], order[b] = order[b], order[a]
+    return permuted(x, order)
+
+
+@lowered(aten.t.default)
+def _t(meta: torch.Tensor, x: Value) -> Value:
+    return permuted(x, list(range(len(x.shape)))[::-1])
+
+
+def moved(x: Value, shape: Sequence[int], axis: int, start: int, step: int) -> Value:
+    """A stretch of an axis: element i is element ``start + i * step``."""
+    return Value(
+        tuple(shape),
+        x.dtype,
+        lambda index: x.at((*index[:axis], index[axis] * step + start, *index[axis + 1 :])),
+    )
+
+
+@lowered(aten.slice.Tensor)
+def _slice(
+    meta: torch.Tensor,
+    x: Value,
+    axis: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Value:
+    axis %= len(x.shape)
+    size = x.shape[axis]
+    start = 0 if start is None else max(start + size, 0) if start < 0 else min(start, size)
+    return moved(x, meta.shape, axis, start, step)
+
+
+@lowered(aten.select.int)
+def _select(meta: torch.Tensor, x: Value, axis: int, at: int) -> Value:
+    axis %= len(x.shape)
+    place = Ix.of(at % x.shape[axis])
+    return Value(tuple(meta.shape), x.dtype, lambda index: x.at((*index[:axis], place, *index[axis:])))
+
+
+@lowered(aten.flip.default)
+def _flip(meta: torch.Tensor, x: Value, axes: Sequence[int]) -> Value:
+    for axis in axes if x.shape else ():
+        axis %= len(x.shape)
+        x = moved(x, x.shape, axis, x.shape[axis] - 1, -1)
+    return x
+
+
+@lowered(aten.repeat.default)
+def _repeat(meta: torch.Tensor, x: Value, times: Sequence[int]) -> Value:
+    skip = len(times) - len(x.shape)
+    return Value(
+        tuple(meta.shape),
+        x.dtype,
+        lambda index: x.at(
+            tuple(ix % size if size else Ix() for ix, size in zip(index[skip:], x.shape, strict=True))
+        ),
+    )
+
+
+def within(ix: Ix, low: int, high: int) -> Expr | None:
+    """Whether ``low <= ix < high``; None where it always is."""
+    first, last = ix.bounds()
+    place = place_of(ix)
+    tests = []
+    if first < low:
+        tests.append(Expr.make("ge", (place, const(low, torch.int64)), torch.bool))
+    if last >= high:
+        tests.append(Expr.make("lt", (place, const(high, torch.int64)), torch.bool))
+    if len(tests) == 2:
+        return Expr.make("and", tests, torch.bool)
+    return tests[0] if tests else None
+
+
+def chosen(test: Expr | None, yes: Expr, no: Expr) -> Expr:
+    """`yes` where the test holds, and only there evaluated."""
+    return yes if test is None else Expr.make("masked", (test, yes, no), yes.dtype)
+
+
+@lowered(aten.constant_pad_nd.default)
+def _pad(meta: torch.Tensor, x: Value, pads: Sequence[int], value: Any = 0) -> Value:
+    if isinstance(value, Number):
+        raise Unlowered
+    before = [0] * len(x.shape)
+    for i in range(len(pads) // 2):
+        before[-1 - i] = pads[2 * i]
+    fill = const(value, meta.dtype)
+
+    def at(index: Index) -> Expr:
+        inner = tuple(ix - b for ix, b in zip(index, before, strict=True))
+        result = x.at(inner)
+        for ix, size in zip(inner, x.shape, strict=True):
+            result = chosen(within(ix, 0, size), result, fill)
+        return result
+
+    return Value(tuple(meta.shape), meta.dtype, at)
+
+
+@lowered(aten.cat.default)
+def _cat(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Value:
+    axis %= len(meta.shape)
+    starts, start = [], 0
+    parts = [p for p in parts if p.shape != (0,) or len(meta.shape) == 1]
+    for part in parts:
+        starts.append(start)
+        start += part.shape[axis]
+    functions = [operand(part, part.shape, meta.dtype) for part in parts]
+
+    def at(index: Index) -> Expr:
+        result: Expr | None = None
+        for part, fn, begin in reversed(list(zip(parts, functions, starts, strict=True))):
+            if not part.shape[axis]:
+                continue
+            here = fn((*index[:axis], index[axis] - begin, *index[axis + 1 :]))
+            test = within(index[axis], 0, begin + part.shape[axis])
+            result = here if result is None else chosen(test, here, result)
+        return result if result is not None else const(0, meta.dtype)
+
+    return Value(tuple(meta.shape), meta.dtype, at)
+
+
+@lowered(operator.getitem)
+def _getitem(meta: Any, parts: Sequence[Any], at: int) -> Any:
+    return parts[at]
+
+
+@lowered(aten.split.Tensor, aten.split_with_sizes.default)
+def _split(metas: Sequence[torch.Tensor], x: Value, sizes: Any, axis: int = 0) -> list[Value]:
+    axis %= len(x.shape)
+    parts, start = [], 0
+    for meta in metas:
+        parts.append(moved(x, meta.shape, axis, start, 1))
+        start += meta.shape[axis]
+    return parts
+
+
+@lowered(aten.unbind.int)
+def _unbind(metas: Sequence[torch.Tensor], x: Value, axis: int = 0) -> list[Value]:
+    return [_select(meta, x, axis, i) for i, meta in enumerate(metas)]
