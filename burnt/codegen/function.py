@@ -30,6 +30,7 @@ from burnt.errors import FusionError
 __all__ = ["Function", "fuse"]
 
 _MOST_VALUES = 16  # of numbers that a function looks at: beyond, the plain function is the cheaper one
+_MOST_PLANS = 1024  # signatures that a function remembers; the older half is forgotten beyond
 _NUMBERS = frozenset({bool, int, str, type(None)})
 _SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
 
@@ -156,6 +157,9 @@ class Function:
                     )
                 else:
                     entry = self._made(args, tensors, held)
+                if len(self._entries) >= _MOST_PLANS:
+                    # Another thread may be looking it up: taken out of a copy.
+                    self._entries = dict(list(self._entries.items())[_MOST_PLANS // 2 :])
                 self._entries[signature] = entry
             return entry
 

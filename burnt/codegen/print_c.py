@@ -18,6 +18,7 @@ import torch
 
 from burnt.codegen import prelude
 from burnt.codegen.ir import Buffer, Expr, Fold, Index, Ix, Kernel, Reduction, Split, Store, Var, walk
+from burnt.codegen.sizes import mark
 
 __all__ = ["print_kernels"]
 
@@ -54,6 +55,8 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
 
 def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> str:
     """The C of kernels, each a function ``void name(const burnt_arg *a)`` as `toolchain.load` wants it.
+
+    Integers that come from shapes are marked (`burnt.codegen.sizes`).
 
     Args:
         kernels: what to print; their names are the functions'.
@@ -185,9 +188,10 @@ class _Printer:
         if rows * inner >= _PARALLEL:
             self.line(f"#pragma omp parallel for collapse({len(lead) + 1}) schedule(static)")
         self.loops(lead)
-        self.line(f"for (int64_t tile = 0; tile < {lane.extent}; tile += {_TILE}) {{")
+        size = mark(lane.extent)
+        self.line(f"for (int64_t tile = 0; tile < {size}; tile += {_TILE}) {{")
         self.depth += 1
-        self.line(f"const int64_t width = {lane.extent} - tile < {_TILE} ? {lane.extent} - tile : {_TILE};")
+        self.line(f"const int64_t width = {size} - tile < {_TILE} ? {size} - tile : {_TILE};")
         for step in self.kernel.steps:
             if isinstance(step, Fold):
                 self.column_fold(step)
@@ -247,9 +251,10 @@ class _Printer:
             self.line(f"#pragma omp parallel for collapse({len(lead) + 1}) schedule(static) {clause}")
         self.loops(lead)
         block = _BLOCK * 32 if op in ("max", "min") else _BLOCK
-        self.line(f"for (int64_t block = 0; block < {last.extent}; block += {block}) {{")
+        size = mark(last.extent)
+        self.line(f"for (int64_t block = 0; block < {size}; block += {block}) {{")
         self.depth += 1
-        self.line(f"const int64_t end = block + {block} < {last.extent} ? block + {block} : {last.extent};")
+        self.line(f"const int64_t end = block + {block} < {size} ? block + {block} : {size};")
         self.line(f"{part} part = {start};")
         if nan:
             self.line("int part_nan = 0;")
@@ -417,17 +422,17 @@ class _Printer:
                 text = self.split_text(atom)
             else:
                 text = self.named(atom) if isinstance(atom, Var) else self.computed[id(atom.expr)]
-            parts.append(text if c == 1 else f"{text} * {c}")
+            parts.append(text if c == 1 else f"{text} * {mark(c)}")
         if ix.const or not parts:
-            parts.append(str(ix.const))
+            parts.append(mark(ix.const) if ix.const else "0")
         return " + ".join(parts)
 
     def split_text(self, atom: Split) -> str:
         low, _ = atom.inner.bounds()
         inner = self.place(atom.inner)
         if low < 0:
-            return f"floor_{'div' if atom.kind == '/' else 'mod'}({inner}, {atom.by})"
-        return f"(({inner}) {atom.kind} {atom.by})"
+            return f"floor_{'div' if atom.kind == '/' else 'mod'}({inner}, {mark(atom.by)})"
+        return f"(({inner}) {atom.kind} {mark(atom.by)})"
 
     def named(self, var: Var) -> str:
         """A loop's name: numbered as they turn up, so that the same kernel is the same text."""
@@ -440,7 +445,7 @@ class _Printer:
 
     def loop(self, var: Var) -> None:
         name = self.named(var)
-        self.line(f"for (int64_t {name} = 0; {name} < {var.extent}; {name}++) {{")
+        self.line(f"for (int64_t {name} = 0; {name} < {mark(var.extent)}; {name}++) {{")
         self.depth += 1
 
     def loops(self, loops: Sequence[Var]) -> None:

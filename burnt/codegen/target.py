@@ -7,12 +7,14 @@ Nothing is imported here before it is needed: a Mac has no Triton.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 
 import torch
 
 from burnt.codegen import toolchain
 from burnt.codegen.ir import Buffer, Kernel
+from burnt.codegen.sizes import Forms, parameters, plain
 
 __all__ = ["Built", "C", "Target", "target_of"]
 
@@ -52,14 +54,35 @@ class Target:
 def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
     from burnt.codegen.print_c import print_kernels
 
-    source = print_kernels(kernels, buffers, numbers)
+    marked = print_kernels(kernels, buffers, numbers)
+    general = _forms.is_general(marked)
+    source, values = _with_parameters(marked, len(buffers) + len(numbers)) if general else (plain(marked), ())
     library = toolchain.load(toolchain.PREAMBLE + source, [kernel.name for kernel in kernels])
 
     def launch(kernel: Kernel) -> Launch:
-        call = toolchain.launcher(library[kernel.name], pointers=len(buffers), floats=len(numbers))
-        return lambda memory, values: call(*[0 if t is None else t.data_ptr() for t in memory], *values)
+        call = toolchain.launcher(
+            library[kernel.name], pointers=len(buffers), floats=len(numbers), sizes=values
+        )
+        return lambda memory, given: call(*[0 if t is None else t.data_ptr() for t in memory], *given)
 
     return Built(source, {kernel: launch(kernel) for kernel in kernels})
+
+
+_forms = Forms()
+
+
+def _with_parameters(marked: str, first: int) -> tuple[str, tuple[int, ...]]:
+    """The text with its sizes as arguments from place `first` on, read once at the top of each kernel."""
+    texts: list[str] = []
+    values: list[int] = []
+    for text in re.split(r"(?=^void )", marked, flags=re.M):
+        start = len(values)
+        text, found = parameters(text, lambda k, start=start: f"n{start + k}")  # type: ignore[misc]
+        values += found
+        head, brace, body = text.partition("{\n")
+        reads = [f"    const int64_t n{k} = a[{first + k}].i;\n" for k in range(start, len(values))]
+        texts.append("".join([head, brace, *reads, body]))
+    return "".join(texts), tuple(values)
 
 
 def _no_compiler() -> str | None:

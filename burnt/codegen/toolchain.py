@@ -203,7 +203,9 @@ def _built(key: str, source: str, chosen: Compiler, folder: Path) -> tuple[ctype
     return loaded
 
 
-def launcher(function: Function, *, pointers: int = 0, ints: int = 0, floats: int = 0) -> Callable[..., None]:
+def launcher(
+    function: Function, *, pointers: int = 0, ints: int = 0, floats: int = 0, sizes: Sequence[int] = ()
+) -> Callable[..., None]:
     """A callable for one of `load`'s functions, as cheap as Python allows.
 
     Args:
@@ -212,6 +214,7 @@ def launcher(function: Function, *, pointers: int = 0, ints: int = 0, floats: in
             alive and sees to their dtype, shape and device.
         ints: how many int64 follow.
         floats: how many doubles follow.
+        sizes: int64 that are the same in every call, last.
 
     Returns:
         ``call(*addresses, *ints, *floats)``. Thread-safe; the kernel's parallel regions use as many threads
@@ -234,7 +237,15 @@ def launcher(function: Function, *, pointers: int = 0, ints: int = 0, floats: in
         synchronise()
         function(pack(*arguments))
 
-    return call
+    if not sizes:
+        return call
+    fixed = struct.pack(f"{len(sizes)}q", *sizes)
+
+    def call_with_sizes(*arguments: float) -> None:
+        synchronise()
+        function(pack(*arguments) + fixed)
+
+    return call_with_sizes
 
 
 def status() -> dict[str, Any]:

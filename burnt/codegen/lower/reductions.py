@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from burnt.codegen.ir import Expr, Index, Ix, Reduction, Value, reduced
+from burnt.codegen.ir import index as place_of
 from burnt.codegen.lower.table import (
     LOWERINGS,
     SHORT,
@@ -62,13 +63,18 @@ def _sum(
     return reduction("sum", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
 
 
+def counted(size: int) -> Value:
+    """A number of elements as an operand: it comes from a shape, so kernels take it as one."""
+    return Value((), torch.int64, lambda index: place_of(Ix(const=size)))
+
+
 @lowered(aten.mean.dim, aten.mean.default)
 def _mean(
     meta: torch.Tensor, x: Value, axes: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Value:
     total = reduction("sum", x, axes, keepdim, meta.dtype, compute_dtype(meta.dtype))
     count = x.numel // max(total.numel, 1) if x.numel else 0
-    return pointwise("div", meta, [total, count], meta.dtype)
+    return pointwise("div", meta, [total, counted(count)], meta.dtype)
 
 
 @lowered(aten.amax.default)
@@ -141,11 +147,12 @@ def _var_mean(
     count = x.numel // max(total.numel, 1) if x.numel else 0
     wide = torch.empty(x.shape, dtype=inside, device="meta")
     narrow = torch.empty(total.shape, dtype=inside, device="meta")
-    mean = pointwise("div", narrow, [total, count], inside)
+    mean = pointwise("div", narrow, [total, counted(count)], inside)
     centred = pointwise("sub", wide, [x, mean], inside)
     squares = reduction("sum", pointwise("mul", wide, [centred, centred], inside), axes, True, inside, inside)
     divisor = max(count - (1 if correction is None else correction), 0)
-    variance = pointwise("div", narrow, [squares, float(divisor)], inside)
+    by = counted(divisor) if isinstance(divisor, int) else divisor
+    variance = pointwise("div", narrow, [squares, by], inside)
 
     def given(value: Value) -> Value:
         shaped = reshaped(value, meta.shape)

@@ -1,0 +1,72 @@
+"""Sizes in generated text: numbers for the first shape, parameters once another shape has the same text.
+
+A printer writes every integer that comes from a shape as a mark (`mark`). What is left of the text without
+the marked numbers is its *form*. A form that is met for the first time is compiled with its numbers in place,
+which is what a compiler makes the most of. When it is met with other numbers they become parameters, and that
+one library serves every further shape of the form: a new shape costs a trace and a plan, but no compiler.
+Whatever a plan does differently for a shape shows in its form, so a shape class needs no rules of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+
+__all__ = ["Forms", "mark", "parameters", "plain"]
+
+_MARK = re.compile(r"@(-?\d+)@")
+
+
+def mark(size: int) -> str:
+    """An integer that comes from a shape, to be written into generated text.
+
+    >>> f"for (int64_t i = 0; i < {mark(7)}; i++)"
+    'for (int64_t i = 0; i < @7@; i++)'
+    """
+    return f"@{size}@"
+
+
+def plain(text: str) -> str:
+    """The text with its numbers in place.
+
+    >>> plain("i < @7@ * @-2@")
+    'i < 7 * (-2)'
+    """
+    return _MARK.sub(lambda m: m[1] if m[1][0] != "-" else f"({m[1]})", text)
+
+
+def parameters(text: str, name: Callable[[int], str]) -> tuple[str, tuple[int, ...]]:
+    """The text with names in place of its numbers, and the numbers in the order of the names.
+
+    Args:
+        text: with marks.
+        name: what stands for the k-th mark.
+
+    >>> parameters("i < @7@ && j < @9@", lambda k: f"n{k}")
+    ('i < n0 && j < n1', (7, 9))
+    """
+    values: list[int] = []
+
+    def named(found: re.Match[str]) -> str:
+        values.append(int(found[1]))
+        return name(len(values) - 1)
+
+    return _MARK.sub(named, text), tuple(values)
+
+
+class Forms:
+    """The forms of generated text that this process has met."""
+
+    def __init__(self) -> None:
+        self._met: dict[bytes, tuple[int, ...]] = {}
+
+    def is_general(self, text: str) -> bool:
+        """Whether to compile a text with parameters: its form was met before with other numbers.
+
+        >>> forms = Forms()
+        >>> [forms.is_general(text) for text in ("f(@1@)", "f(@1@)", "f(@2@)", "f(@1@)", "g(@2@)")]
+        [False, False, True, False, False]
+        """
+        form, values = parameters(text, lambda k: "@")
+        return self._met.setdefault(hashlib.sha256(form.encode()).digest(), values) != values
