@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -44,23 +43,22 @@ class Explanation:
     Args:
         steps: kernels and calls in order; none where the plain function runs.
         plain: why the plain function runs, or None.
-        code: the generated C, without the prelude that every kernel shares.
+        texts: the generated text of each kernel, by name: C, Triton or Metal, as the tensors' device wants.
     """
 
     steps: tuple[Step, ...]
     plain: str | None = None
-    code: str = ""
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def source(self, name: str) -> str:
-        """The C of a kernel.
+        """The text of a kernel.
 
         Raises:
             KeyError: no kernel has this name.
         """
-        found = re.search(rf"^void {re.escape(name)}\(.*?^}}$", self.code, re.M | re.S)
-        if found is None:
-            raise KeyError(f"no kernel {name!r}; there are: {', '.join(s.name for s in self.steps)}")
-        return found[0]
+        if name not in self.texts:
+            raise KeyError(f"no kernel {name!r}; there are: {', '.join(self.texts)}")
+        return self.texts[name]
 
     def as_dict(self) -> dict[str, Any]:
         """What JSON can hold of it."""
@@ -99,9 +97,7 @@ def explain(fn: Callable[..., Any], *args: Any) -> Explanation:
     if compiled is None:
         return Explanation((), function.why_plain(*args))
     steps = tuple(_step(step, compiled) for step in compiled.plan.steps)
-    return Explanation(
-        steps, None, compiled.source[compiled.source.index("\nvoid ") :] if compiled.kernels else ""
-    )
+    return Explanation(steps, None, {kernel.name: text for kernel, text in compiled.texts.items()})
 
 
 def _step(step: Kernel | Call, compiled: CompiledPlan) -> Step:
