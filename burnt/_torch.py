@@ -20,6 +20,7 @@ __all__ = [
     "compiler_is_loaded",
     "below_autograd",
     "decompositions",
+    "destroy",
     "fake_results",
     "in_transform",
     "is_autocast",
@@ -120,6 +121,11 @@ def below_autograd() -> Any:
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether tensors are views of one storage."""
     return torch._C._is_alias_of(a, b)
+
+
+def destroy(library: torch.library.Library) -> None:
+    """Take back what a library has registered, and the names in ``torch.ops``."""
+    library._destroy()
 
 
 def in_transform() -> bool:

@@ -168,12 +168,25 @@ class Op(Generic[P, R]):
         self._add(Candidate("vendor", own, differentiable=True, autocast=True, checks_values=True))
         self._add(Generated(reference))
         functools.update_wrapper(self, reference)
-        if self.name in OPS:
-            raise DefinitionError(f"there is an op {self.name!r} already", where=reference.__module__)
-        OPS[self.name] = self
-        from burnt.kernels.library import declare
+        from burnt.kernels.library import declare, withdraw
 
-        self.overloads = declare(self)
+        known = OPS.get(self.name)
+        if known is not None:
+            # The same definition run again, as in a notebook, takes the place of the one before.
+            if (known.reference.__module__, known.reference.__qualname__) != (
+                reference.__module__,
+                reference.__qualname__,
+            ):
+                raise DefinitionError(
+                    f"there is an op {self.name!r} already",
+                    where=f"{reference.__module__}.{reference.__qualname__}",
+                    found=f"{known.reference.__module__}.{known.reference.__qualname__}",
+                    hint="give yours another name; a faster implementation of that one is a candidate of it",
+                )
+            withdraw(known.declared)
+        self.declared = declare(self)
+        OPS[self.name] = self
+        self.overloads = self.declared.overloads
         # Arguments of the schema that are lists, and may be given as one number.
         self.listed = ["[]" in str(a.type) or "List" in str(a.type) for a in self.overloads[0]._schema.arguments]
 
