@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,9 +23,11 @@ __all__ = [
     "decompositions",
     "destroy",
     "fake_results",
+    "in_forward_ad",
     "in_transform",
     "is_autocast",
     "is_plain_call",
+    "normal_dispatch",
     "share_memory",
     "trace_to_aten",
 ]
@@ -118,6 +121,33 @@ def below_autograd() -> Any:
     return torch._C._AutoDispatchBelowAutograd()
 
 
+def normal_dispatch() -> Any:
+    """A context in which ops are dispatched as in a program of no modes, inside of a kernel too.
+
+    A kernel may be called from within modes and transforms, each of which leaves keys switched off for it;
+    tracing and differentiating need them.
+    """
+    return torch._C._ForceDispatchKeyGuard(*_normal_keys())
+
+
+@functools.cache
+def _normal_keys() -> tuple[Any, Any]:
+    found: list[tuple[Any, Any]] = []
+
+    def look() -> None:
+        found.append((torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()))
+
+    thread = threading.Thread(target=look)  # a thread begins with the keys that a program begins with
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def in_forward_ad() -> bool:
+    """Whether forward derivatives are taken."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether tensors are views of one storage."""
     return torch._C._is_alias_of(a, b)
@@ -136,7 +166,7 @@ def in_transform() -> bool:
 def is_plain_call() -> bool:
     """Whether ops run as they are called: no transform, no mode, and no forward derivatives are taken."""
     return (
-        torch.autograd.forward_ad._current_level < 0
+        not in_forward_ad()
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._len_torch_function_stack() == 0

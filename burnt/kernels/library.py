@@ -176,7 +176,7 @@ def _declared(
     def fast_gradients(cotangents: Sequence[Tensor], *rest: Any) -> list[Tensor]:
         from burnt.kernels.op import gradient
 
-        with torch.no_grad():
+        with _torch.normal_dispatch(), torch.no_grad():
             made = gradient(op, cotangents, rest[:-1], rest[-1])
             expected = _like(rest[:-1], rest[-1], device="meta")
             return [_laid_out(_owned(t, rest), e) for t, e in zip(made, expected, strict=True)]
@@ -204,8 +204,8 @@ def _kernels(
 
 def _of_values(op: Op[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
-        with torch.no_grad():
-            return _owned_all(op(*args), args)
+        with _torch.normal_dispatch(), torch.no_grad():
+            return _owned_all(op.run(op.bound(args, {})), args)
 
     return run
 
@@ -274,8 +274,11 @@ def _at_autograd(
     def kernel(*args: Any) -> Any:
         # The dispatcher leaves out what equals its default.
         args = (*args, *(a.default_value for a in arguments[len(args) :]))
-        leaves = torch.utils._pytree.tree_leaves(args)
-        if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in leaves):
+        if _torch.in_forward_ad():
+            return reference(*args)
+        # Cotangents are a list of tensors.
+        leaves = [t for a in args for t in (a if isinstance(a, list) else [a]) if isinstance(t, Tensor)]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in leaves):
             # A transform's level of autograd knows no Python functions but those it has called itself.
             return (reference if _torch.in_transform() else differentiated)(*args)
         with _torch.below_autograd():

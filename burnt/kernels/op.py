@@ -199,6 +199,10 @@ class Op(Generic[P, R]):
             args = self.bound(args, kwargs)  # type: ignore[assignment]
         if torch.compiler.is_compiling() or not _torch.is_plain_call():
             return self.recorded(args)  # type: ignore[no-any-return]
+        return self.run(args)  # type: ignore[no-any-return]
+
+    def run(self, args: Sequence[Any]) -> Any:
+        """The results by the best candidate, for all arguments by position, of tensors that are plain."""
         key: list[Any] = [torch.is_grad_enabled()]
         for arg in args:
             kind = type(arg)
@@ -206,8 +210,8 @@ class Op(Generic[P, R]):
                 key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad  # type: ignore[attr-defined]
             elif kind is float:
                 key.append(float)
-            elif isinstance(arg, Tensor):
-                return self.recorded(args)  # type: ignore[no-any-return]
+            elif isinstance(arg, Tensor):  # of a class of its own, which may do otherwise
+                return self.recorded(args)
             elif kind is list or kind is tuple:
                 key.append(tuple(arg))  # type: ignore[arg-type]
             else:
@@ -217,11 +221,11 @@ class Op(Generic[P, R]):
         signature = tuple(key)
         entry = self._entries.get(signature)
         if entry is None:
-            return self._first(signature, args)  # type: ignore[no-any-return]
+            return self._first(signature, args)
         if entry.look:
             self.look(*args)  # type: ignore[misc]
         try:
-            return entry.call(*args)  # type: ignore[no-any-return]
+            return entry.call(*args)
         except IndexError:
             if self.look is not None:
                 self.look(*args)  # says it better
