@@ -291,6 +291,7 @@ class Net(torch.nn.Module):
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch's export, about itself
 def test_export_keeps_ops_and_can_take_them_apart() -> None:
     x = torch.randn(4, 5)
     program = torch.export.export(Net(), (x,))
