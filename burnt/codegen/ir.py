@@ -195,7 +195,8 @@ Index = tuple[Ix, ...]
 class Buffer:
     """A tensor in memory. Strides are in elements.
 
-    `role` is ``input`` (position in the arguments), ``output`` (position in the results) or ``between``.
+    `role` is ``input`` (position in the arguments), ``output`` (position in the results), ``between``, or
+    ``local``: an array that every turn of a kernel's outer loops has for itself.
     """
 
     name: str
@@ -477,6 +478,22 @@ class Kernel:
     name: str
     outer: tuple[Var, ...]
     steps: list[Fold | Store]
+
+    @property
+    def exprs(self) -> list[Expr]:
+        """What the steps compute."""
+        return [step.value if isinstance(step, Store) else step.body for step in self.steps]
+
+    @property
+    def read(self) -> dict[Buffer, None]:
+        """The buffers that it reads, in order."""
+        return {e.extra[0]: None for e in walk(self.exprs) if e.op == "load"}  # type: ignore[misc]
+
+    @property
+    def written(self) -> dict[Buffer, None]:
+        """The buffers outside of the kernel that it writes, in order."""
+        stores = [step for step in self.steps if isinstance(step, Store)]
+        return {step.buffer: None for step in stores if step.buffer.role != "local"}
 
     @property
     def kind(self) -> str:

@@ -28,11 +28,13 @@ class Built:
 
     Args:
         source: the text of all of them, for people.
+        texts: the text of each.
         launch: for each kernel, a callable of all buffers in their order (None for one that is not there
             yet) and the run-time numbers.
     """
 
     source: str
+    texts: dict[Kernel, str]
     launch: dict[Kernel, Launch]
 
 
@@ -67,7 +69,14 @@ def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequ
             return lambda memory, given: call(*[0 if t is None else t.data_ptr() for t in memory], *given)
         return _with_checks(call, kernel.checks)
 
-    return Built(source, {kernel: launch(kernel) for kernel in kernels})
+    texts = {kernel: _function(source, kernel.name) for kernel in kernels}
+    return Built(source, texts, {kernel: launch(kernel) for kernel in kernels})
+
+
+def _function(source: str, name: str) -> str:
+    """A function of generated C: from its name to the brace that closes it."""
+    start = source.index(f"void {name}(")
+    return source[start : source.index("\n}\n", start) + 2]
 
 
 def _with_checks(call: Callable[..., None], checks: Sequence[Check]) -> Launch:
