@@ -44,14 +44,16 @@ class CompiledPlan:
         self.target, self.device = target, device
         self.traced = traced
         self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
-        self.plan: Plan = schedule(traced, captured)
+        self.plan: Plan = schedule(traced, captured, scratch=target.scratch)
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
             kernel.name = f"{name}_{i}"
         made: dict[Buffer, None] = {}
         for step in self.plan.steps:
             if isinstance(step, Kernel):
-                made |= {s.buffer: None for s in step.steps if isinstance(s, Store)}
+                made |= {
+                    s.buffer: None for s in step.steps if isinstance(s, Store) and s.buffer.role != "local"
+                }
             else:
                 made |= {b: None for b in step.outputs if b is not None}
         made |= {o: None for o in self.plan.outputs if isinstance(o, Buffer)}

@@ -6,9 +6,10 @@ A table from op to function. What is not in it runs as torch's own call, and is 
     elementwise  arithmetic, comparisons, choices, conversions, constants
     views        views and what is made of parts
     reductions   sums, extremes, variances
+    windows      pooling and its gradients
 """
 
-from burnt.codegen.lower import elementwise, reductions, views  # each fills its part of the table
+from burnt.codegen.lower import elementwise, reductions, views, windows  # each fills its part of the table
 from burnt.codegen.lower.table import LOWERINGS, Lowering, Number, Unlowered, const, lowered, pointwise
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "pointwise",
     "reductions",
     "views",
+    "windows",
 ]
