@@ -47,11 +47,13 @@ class Target:
         build: makes kernels run: ``build(kernels, buffers, numbers)``, the buffers and the positions of
             run-time numbers in the order in which launches get them.
         missing: why it cannot be used on this machine, or None.
+        scratch: whether its kernels may have local buffers.
     """
 
     name: str
     build: Callable[[Sequence[Kernel], Sequence[Buffer], Sequence[int]], Built]
     missing: Callable[[], str | None]
+    scratch: bool = False
 
 
 def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
@@ -114,7 +116,7 @@ def _no_compiler() -> str | None:
     return f"no C compiler: {toolchain.why_no_compiler()}" if toolchain.find_compiler() is None else None
 
 
-C = Target("c", _build_c, _no_compiler)
+C = Target("c", _build_c, _no_compiler, scratch=True)
 
 
 def target_of(device: torch.device) -> Target | str:
