@@ -236,8 +236,9 @@ class _Printer:
             if expr.op == "masked":
                 test, yes, no = expr.args
                 test_name = visit(test, guard)
-                inner = test_name if not guard else f"{guard} && {test_name}"
-                name = self.define(expr, f"{test_name} ? {visit(yes, inner)} : {visit(no, guard)}")
+                # Where the other one is chosen, a load may be out of bounds.
+                there, elsewhere = (f"{guard} && {t}" if guard else t for t in (test_name, f"!{test_name}"))
+                name = self.define(expr, f"{test_name} ? {visit(yes, there)} : {visit(no, elsewhere)}")
             elif expr.op == "const":
                 name = _constant(expr.extra[0], expr.dtype)
             elif expr.op == "number":
