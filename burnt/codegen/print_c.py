@@ -62,9 +62,14 @@ def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers:
         kernels: what to print; their names are the functions'.
         buffers: in the order in which their addresses are given.
         numbers: positions of run-time numbers, in the order in which they follow the addresses.
+
+    Where a kernel has checks, an address follows those of the buffers: of a word for each of the kernel's
+    checks, into which goes ``2 * shown + 1`` (as uint64) of one element that fails, if any does.
     """
     slots: dict[object, int] = {buffer: i for i, buffer in enumerate(buffers)}
-    slots |= {number: len(buffers) + i for i, number in enumerate(numbers)}
+    if any(kernel.checks for kernel in kernels):
+        slots["failed"] = len(buffers)
+    slots |= {number: len(slots) + i for i, number in enumerate(numbers)}
     return "\n".join([prelude.source(), _HELPERS, *(_Printer(kernel, slots).text() for kernel in kernels)])
 
 
@@ -80,6 +85,7 @@ class _Printer:
         self.names: dict[Var, str] = {}
         self.temporary = 0
         self.computed: dict[int, str] = {}  # names of the expressions in indices
+        self.failed = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
 
     def text(self) -> str:
         kernel = self.kernel
@@ -101,6 +107,9 @@ class _Printer:
             kind = _MEMORY.get(buffer.dtype, _C[buffer.dtype])
             only = "" if buffer in stored else "const "
             head.append(f"    {only}{kind} *restrict {buffer.name} = a[{self.slots[buffer]}].p;")
+        head += [f"    uint64_t {name} = 0;" for name in self.failed.values()]
+        for i, name in enumerate(self.failed.values()):
+            self.line(f"if ({name}) ((uint64_t *)a[{self.slots['failed']}].p)[{i}] = {name};")
         return "\n".join([*head, *self.lines, "}", ""])
 
     # --- forms --------------------------------------------------------------------------------------------
@@ -383,6 +392,8 @@ class _Printer:
             elif expr.op == "index":
                 self.computed |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.place(expr.extra[0]))  # type: ignore[arg-type]
+            elif expr.op == "checked":
+                name = self.checked(expr, [visit(a, guard) for a in expr.args], guard)
             else:
                 arguments = [visit(a, guard) for a in expr.args]
                 name = self.define(expr, _operation(expr, arguments))
@@ -395,6 +406,16 @@ class _Printer:
         name = f"v{self.temporary}"
         self.temporary += 1
         self.line(f"const {_C[expr.dtype]} {name} = {text};")
+        return name
+
+    def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
+        """A maximum rather than a branch, which would end a vector loop."""
+        test, value, otherwise, shown = arguments
+        failed = self.failed[expr.extra[0]]  # type: ignore[index]
+        fails = f"{guard} & !{test}" if guard else f"!{test}"
+        name = self.define(expr, f"{test} ? {value} : {otherwise}")
+        self.line(f"const uint64_t {name}_failed = {fails} ? (uint64_t){shown} << 1 | 1 : 0;")
+        self.line(f"{failed} = {name}_failed > {failed} ? {name}_failed : {failed};")
         return name
 
     def load(self, expr: Expr, guard: str) -> str:
@@ -441,6 +462,8 @@ class _Printer:
     # --- lines --------------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
+        if self.failed and text.startswith("#pragma omp"):
+            text += f" reduction(max:{', '.join(self.failed.values())})"
         self.lines.append("    " * self.depth + text)
 
     def loop(self, var: Var) -> None:

@@ -6,6 +6,7 @@ Nothing is imported here before it is needed: a Mac has no Triton.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import itertools
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from burnt.codegen import toolchain
-from burnt.codegen.ir import Buffer, Kernel
+from burnt.codegen.ir import Buffer, Check, Kernel
 from burnt.codegen.sizes import Forms, parameters, plain
 
 __all__ = ["METAL", "Built", "C", "Target", "build_metal", "target_of"]
@@ -30,11 +31,13 @@ class Built:
 
     Args:
         source: the text of all of them, for people.
+        texts: the text of each.
         launch: for each kernel, a callable of all buffers in their order (None for one that is not there
             yet) and the run-time numbers.
     """
 
     source: str
+    texts: dict[Kernel, str]
     launch: dict[Kernel, Launch]
 
 
@@ -59,16 +62,38 @@ def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequ
 
     marked = print_kernels(kernels, buffers, numbers)
     general = _forms.is_general(marked)
-    source, values = _with_parameters(marked, len(buffers) + len(numbers)) if general else (plain(marked), ())
+    pointers = len(buffers) + any(kernel.checks for kernel in kernels)
+    source, values = _with_parameters(marked, pointers + len(numbers)) if general else (plain(marked), ())
     library = toolchain.load(toolchain.PREAMBLE + source, [kernel.name for kernel in kernels])
 
     def launch(kernel: Kernel) -> Launch:
-        call = toolchain.launcher(
-            library[kernel.name], pointers=len(buffers), floats=len(numbers), sizes=values
-        )
-        return lambda memory, given: call(*[0 if t is None else t.data_ptr() for t in memory], *given)
+        call = toolchain.launcher(library[kernel.name], pointers=pointers, floats=len(numbers), sizes=values)
+        if pointers == len(buffers):
+            return lambda memory, given: call(*[0 if t is None else t.data_ptr() for t in memory], *given)
+        return _with_checks(call, kernel.checks)
 
-    return Built(source, {kernel: launch(kernel) for kernel in kernels})
+    texts = {kernel: _function(source, kernel.name) for kernel in kernels}
+    return Built(source, texts, {kernel: launch(kernel) for kernel in kernels})
+
+
+def _function(source: str, name: str) -> str:
+    """A function of generated C: from its name to the brace that closes it."""
+    start = source.index(f"void {name}(")
+    return source[start : source.index("\n}\n", start) + 2]
+
+
+def _with_checks(call: Callable[..., None], checks: Sequence[Check]) -> Launch:
+    """A launch that raises what the kernel's checks say."""
+    words = ctypes.c_int64 * max(len(checks), 1)
+
+    def launch(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
+        failed = words()
+        call(*[0 if t is None else t.data_ptr() for t in memory], ctypes.addressof(failed), *given)
+        for check, word in zip(checks, failed, strict=False):
+            if word:
+                raise check.error(word >> 1)
+
+    return launch
 
 
 _forms = Forms()
