@@ -51,7 +51,7 @@ class CompiledPlan:
             memory.enable_by_default()
         self.traced = traced
         self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
-        self.plan: Plan = schedule(traced, captured)
+        self.plan: Plan = schedule(traced, captured, scratch=target.scratch)
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
             kernel.name = f"{name}_{i}"
@@ -65,8 +65,8 @@ class CompiledPlan:
         buffers = list(dict.fromkeys([*self.plan.inputs, *made]))
         called: set[Buffer | None] = {b for s in self.plan.steps if isinstance(s, Call) for b in s.outputs}
         self.slots = {buffer: i for i, buffer in enumerate(buffers)}
-        built = target.build(self.kernels, buffers, self.plan.numbers) if self.kernels else Built("", {})
-        self.source, self.launch = built.source, built.launch
+        built = target.build(self.kernels, buffers, self.plan.numbers) if self.kernels else Built("", {}, {})
+        self.source, self.texts, self.launch = built.source, built.texts, built.launch
         self.results = [self.slots[o] if isinstance(o, Buffer) else None for o in self.plan.outputs]
         self.constants = [None if isinstance(o, Buffer) else o for o in self.plan.outputs]
         # One kernel and nothing else is the common case, with a path of its own.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -50,27 +49,26 @@ class Explanation:
     Args:
         steps: kernels and calls in order; none where the plain function runs.
         plain: why the plain function runs, or None.
-        code: the generated C, without the prelude that every kernel shares.
+        texts: the generated text of each kernel, by name: C, Triton or Metal, as the tensors' device wants.
         backward: the same of its gradients, where an argument wants one and there is a plan for them.
     """
 
     steps: tuple[Step, ...]
     plain: str | None = None
-    code: str = ""
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)
     backward: Explanation | None = None
 
     def source(self, name: str) -> str:
-        """The C of a kernel.
+        """The text of a kernel.
 
         Raises:
             KeyError: no kernel has this name.
         """
-        found = re.search(rf"^void {re.escape(name)}\(.*?^}}$", self.code, re.M | re.S)
-        if found is None and self.backward is not None and name in [s.name for s in self.backward.steps]:
-            return self.backward.source(name)
-        if found is None:
-            raise KeyError(f"no kernel {name!r}; there are: {', '.join(s.name for s in self.steps)}")
-        return found[0]
+        if name in self.texts:
+            return self.texts[name]
+        if self.backward is not None and name in self.backward.texts:
+            return self.backward.texts[name]
+        raise KeyError(f"no kernel {name!r}; there are: {', '.join(self.texts)}")
 
     def as_dict(self) -> dict[str, Any]:
         """What JSON can hold of it."""
@@ -161,9 +159,7 @@ def _explained(compiled: CompiledPlan, seconds: Sequence[float] | None) -> Expla
         dataclasses.replace(_step(step, compiled), seconds=s)
         for step, s in zip(compiled.plan.steps, measured, strict=True)
     )
-    return Explanation(
-        steps, None, compiled.source[compiled.source.index("\nvoid ") :] if compiled.kernels else ""
-    )
+    return Explanation(steps, None, {kernel.name: text for kernel, text in compiled.texts.items()})
 
 
 def _step(step: Kernel | Call, compiled: CompiledPlan) -> Step:
@@ -206,4 +202,4 @@ def _why(kernel: Kernel, compiled: CompiledPlan) -> str:
 
 
 def _bytes(buffers: list[Buffer]) -> int:
-    return sum(math.prod(b.shape) * b.dtype.itemsize for b in dict.fromkeys(buffers))
+    return sum(math.prod(b.shape) * b.dtype.itemsize for b in dict.fromkeys(buffers) if b.role != "local")
