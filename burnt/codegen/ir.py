@@ -501,11 +501,6 @@ class Kernel:
         return "reduction" if any(isinstance(step, Fold) for step in self.steps) else "elementwise"
 
     @property
-    def exprs(self) -> list[Expr]:
-        """What its steps compute."""
-        return [step.value if isinstance(step, Store) else step.body for step in self.steps]
-
-    @property
     def checks(self) -> tuple[Check, ...]:
         """What may fail in it, each once."""
         found = [e.extra[0] for e in walk(self.exprs) if e.op == "checked"]
