@@ -69,7 +69,8 @@ def trace_to_aten(
 ) -> tuple[torch.fx.GraphModule, Any]:
     """The aten graph of a function at fake tensors of the arguments' shapes, and the structure it returns.
 
-    Tensors that the function captures become attributes of the graph module.
+    Tensors that the function captures become attributes of the graph module. Changes in place are taken
+    apart: the graph makes new tensors, and what becomes of an argument is copied into it by ``copy_`` nodes.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -80,7 +81,10 @@ def trace_to_aten(
         structure.append(spec)
         return leaves
 
-    graph = make_fx(flat, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    functional = torch.func.functionalize(flat, remove="mutations")
+    graph = make_fx(functional, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(
+        *args
+    )
     return graph, structure[-1]
 
 
