@@ -18,9 +18,13 @@ __all__ = [
     "BatchNormBase",
     "compiled_in_place",
     "compiler_is_loaded",
+    "below_autograd",
     "decompositions",
     "fake_results",
+    "in_transform",
+    "is_autocast",
     "is_plain_call",
+    "share_memory",
     "trace_to_aten",
 ]
 
@@ -105,6 +109,26 @@ def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
             for a in args
         ]
         return list(torch.utils._pytree.tree_leaves(fn(*inputs)))
+
+
+def is_autocast() -> bool:
+    """Whether autocast is on for any kind of device."""
+    return torch._C._is_any_autocast_enabled()
+
+
+def below_autograd() -> Any:
+    """A context in which ops run without autograd, as inside of a kernel for it."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether tensors are views of one storage."""
+    return torch._C._is_alias_of(a, b)
+
+
+def in_transform() -> bool:
+    """Whether a transform of torch.func is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_plain_call() -> bool:
