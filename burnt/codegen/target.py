@@ -16,7 +16,7 @@ from burnt.codegen import toolchain
 from burnt.codegen.ir import Buffer, Kernel
 from burnt.codegen.sizes import Forms, parameters, plain
 
-__all__ = ["Built", "C", "Target", "target_of"]
+__all__ = ["TRITON", "Built", "C", "Target", "target_of"]
 
 Launch = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
 
@@ -101,9 +101,26 @@ def _no_compiler() -> str | None:
 C = Target("c", _build_c, _no_compiler)
 
 
+def _build_triton(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+    from burnt.codegen.triton_launch import build
+
+    return build(kernels, buffers, numbers)
+
+
+def _no_triton() -> str | None:
+    try:
+        import triton  # noqa: F401 - Linux alone has it
+    except ImportError as error:
+        return f"no Triton: {error}"
+    return None
+
+
+TRITON = Target("triton", _build_triton, _no_triton)
+
+
 def target_of(device: torch.device) -> Target | str:
     """The target for tensors of a device, or why there is none."""
-    chosen: dict[str, Target] = {"cpu": C}
+    chosen: dict[str, Target] = {"cpu": C, "cuda": TRITON}
     target = chosen.get(device.type)
     if target is None:
         return f"a tensor on {device}: kernels are printed for {', '.join(chosen)} only"
