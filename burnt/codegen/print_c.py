@@ -17,7 +17,21 @@ from collections.abc import Sequence
 import torch
 
 from burnt.codegen import prelude
-from burnt.codegen.ir import Buffer, Expr, Fold, Index, Ix, Kernel, Reduction, Split, Store, Var, walk
+from burnt.codegen.ir import (
+    Buffer,
+    Expr,
+    Fold,
+    Index,
+    Ix,
+    Kernel,
+    Reduction,
+    Split,
+    Store,
+    Var,
+    variables,
+    walk,
+)
+from burnt.codegen.print_c_windows import inside, row_of
 from burnt.codegen.sizes import mark
 
 __all__ = ["print_kernels"]
@@ -62,9 +76,14 @@ def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers:
         kernels: what to print; their names are the functions'.
         buffers: in the order in which their addresses are given.
         numbers: positions of run-time numbers, in the order in which they follow the addresses.
+
+    Where a kernel has checks, an address follows those of the buffers: of a word for each of the kernel's
+    checks, into which goes ``2 * shown + 1`` (as uint64) of one element that fails, if any does.
     """
     slots: dict[object, int] = {buffer: i for i, buffer in enumerate(buffers)}
-    slots |= {number: len(buffers) + i for i, number in enumerate(numbers)}
+    if any(kernel.checks for kernel in kernels):
+        slots["failed"] = len(buffers)
+    slots |= {number: len(slots) + i for i, number in enumerate(numbers)}
     return "\n".join([prelude.source(), _HELPERS, *(_Printer(kernel, slots).text() for kernel in kernels)])
 
 
@@ -79,7 +98,11 @@ class _Printer:
         self.used: dict[Buffer, None] = {}
         self.names: dict[Var, str] = {}
         self.temporary = 0
+        self.known: set[int] = set()  # tests that hold at the current place
+        self.span: tuple[Var, int, int] | None = None  # the vectorised loop around it, from where to where
+        self.varying: set[str] = set()  # guards that are not the same for all of that loop
         self.computed: dict[int, str] = {}  # names of the expressions in indices
+        self.failed = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
 
     def text(self) -> str:
         kernel = self.kernel
@@ -87,7 +110,9 @@ class _Printer:
         inner = max((math.prod(v.extent for v in step.inner) for step in kernel.steps), default=1)
         folding = kernel.kind == "reduction"
         self.lane = self.lane_of() if folding else None
-        if not folding:
+        if kernel.scratch:
+            self.rows(rows, inner)
+        elif not folding:
             self.elementwise(rows)
         elif self.lane is not None:
             self.columns(rows, inner)
@@ -98,35 +123,41 @@ class _Printer:
         head = [f"void {kernel.name}(const burnt_arg *a)", "{"]
         stored = {step.buffer for step in kernel.steps if isinstance(step, Store)}
         for buffer in self.used:
+            if buffer.role == "local":
+                continue
             kind = _MEMORY.get(buffer.dtype, _C[buffer.dtype])
             only = "" if buffer in stored else "const "
             head.append(f"    {only}{kind} *restrict {buffer.name} = a[{self.slots[buffer]}].p;")
+        head += [f"    uint64_t {name} = 0;" for name in self.failed.values()]
+        for i, name in enumerate(self.failed.values()):
+            self.line(f"if ({name}) ((uint64_t *)a[{self.slots['failed']}].p)[{i}] = {name};")
         return "\n".join([*head, *self.lines, "}", ""])
 
     # --- forms --------------------------------------------------------------------------------------------
 
     def elementwise(self, count: int) -> None:
         loops = list(self.kernel.outer)
+        stores = [step for step in self.kernel.steps if isinstance(step, Store)]
         if not loops:
-            self.bodies()
+            self.bodies(stores)
             return
         *lead, last = loops
         rows = math.prod(v.extent for v in lead)
         if count >= _PARALLEL and rows < 8:
             self.loops(lead)
             self.line("#pragma omp parallel for simd schedule(static)")
-            self.loop(last)
         else:
             if count >= _PARALLEL:
                 self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
             self.loops(lead)
-            self.line("#pragma omp simd")
-            self.loop(last)
-        self.bodies()
+            self.spans(last, stores)
+            self.close(len(lead))
+            return
+        self.loop(last)
+        self.bodies(stores)
         self.close(len(loops))
 
-    def bodies(self) -> None:
-        stores = [step for step in self.kernel.steps if isinstance(step, Store)]
+    def bodies(self, stores: Sequence[Store]) -> None:
         names = self.exprs([step.value for step in stores])
         for step, name in zip(stores, names, strict=True):
             self.put(step, name)
@@ -136,6 +167,9 @@ class _Printer:
         if outer and rows * inner >= _PARALLEL:
             self.line(f"#pragma omp parallel for collapse({len(outer)}) schedule(static)")
         self.loops(outer)
+        for buffer in self.kernel.scratch:
+            kind = _MEMORY.get(buffer.dtype, _C[buffer.dtype])
+            self.line(f"{kind} {buffer.name}[{mark(math.prod(buffer.shape))}];")
         for group in self.groups():
             if isinstance(group, Fold):
                 self.fold(group, parallel=False)
@@ -174,12 +208,28 @@ class _Printer:
                 if parallel:
                     self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
                 self.loops(lead)
-                self.line("#pragma omp simd")
+                self.spans(last, stores)
+                self.close(len(lead))
+                return
             self.loop(last)
-        names = self.exprs([step.value for step in stores])
-        for step, name in zip(stores, names, strict=True):
-            self.put(step, name)
+        self.bodies(stores)
         self.close(len(inner))
+
+    def spans(self, last: Var, stores: Sequence[Store]) -> None:
+        """Stores for every turn of a loop, its middle, where tests of its place hold, apart from its ends."""
+        name, size = self.named(last), last.extent
+        start, end, tests = inside(last, [step.value for step in stores])
+        for first, stop, known in (0, start, ()), (start, end, tests), (end, size, ()):
+            if first >= stop:
+                continue
+            if stop - first >= 8:
+                self.line("#pragma omp simd")
+            self.line(f"for (int64_t {name} = {mark(first)}; {name} < {mark(stop)}; {name}++) {{")
+            self.depth += 1
+            self.known, self.span = {id(test) for test in known}, (last, first, stop)
+            self.bodies(stores)
+            self.known, self.span = set(), None
+            self.close(1)
 
     def columns(self, rows: int, inner: int) -> None:
         lane = self.lane
@@ -369,8 +419,15 @@ class _Printer:
             if expr.op == "masked":
                 test, yes, no = expr.args
                 test_name = visit(test, guard)
+                if test_name == "1":
+                    memo[key] = visit(yes, guard)
+                    return memo[key]
                 inner = test_name if not guard else f"{guard} & {test_name}"
+                if guard in self.varying or self.span is None or self.span[0] in variables([test]):
+                    self.varying.add(inner)
                 name = self.define(expr, f"{test_name} ? {visit(yes, inner)} : {visit(no, guard)}")
+            elif id(expr) in self.known or (expr.op == "and" and {id(a) for a in expr.args} <= self.known):
+                name = "1"
             elif expr.op == "const":
                 name = _constant(expr.extra[0], expr.dtype)
             elif expr.op == "number":
@@ -383,6 +440,8 @@ class _Printer:
             elif expr.op == "index":
                 self.computed |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.place(expr.extra[0]))  # type: ignore[arg-type]
+            elif expr.op == "checked":
+                name = self.checked(expr, [visit(a, guard) for a in expr.args], guard)
             else:
                 arguments = [visit(a, guard) for a in expr.args]
                 name = self.define(expr, _operation(expr, arguments))
@@ -397,12 +456,29 @@ class _Printer:
         self.line(f"const {_C[expr.dtype]} {name} = {text};")
         return name
 
+    def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
+        """A maximum rather than a branch, which would end a vector loop."""
+        test, value, otherwise, shown = arguments
+        failed = self.failed[expr.extra[0]]  # type: ignore[index]
+        fails = f"{guard} & !{test}" if guard else f"!{test}"
+        name = self.define(expr, f"{test} ? {value} : {otherwise}")
+        self.line(f"const uint64_t {name}_failed = {fails} ? (uint64_t){shown} << 1 | 1 : 0;")
+        self.line(f"{failed} = {name}_failed > {failed} ? {name}_failed : {failed};")
+        return name
+
     def load(self, expr: Expr, guard: str) -> str:
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
         self.used[buffer] = None
-        text = f"{buffer.name}[{self.place(expr.extra[1])}]"  # type: ignore[arg-type]
+        place: Ix = expr.extra[1]  # type: ignore[assignment]
+        text = f"{buffer.name}[{self.place(place)}]"
         if guard:
-            text = f"({guard} ? {text} : 0)"
+            apart = row_of(buffer, place, self.span) if guard not in self.varying and self.span else None
+            if apart is not None:
+                # The test is the same for the whole loop: a row that is there is loaded in place of another.
+                row, safe, along = (self.place(ix) for ix in apart)
+                text = f"{buffer.name}[({guard} ? {row} : {safe}) + {along}]"
+            else:
+                text = f"({guard} ? {text} : 0)"
         return f"f32_of_{_SHORT[buffer.dtype]}({text})" if buffer.dtype in _SHORT else text
 
     def put(self, step: Store, name: str) -> None:
@@ -441,6 +517,8 @@ class _Printer:
     # --- lines --------------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
+        if self.failed and text.startswith("#pragma omp"):
+            text += f" reduction(max:{', '.join(self.failed.values())})"
         self.lines.append("    " * self.depth + text)
 
     def loop(self, var: Var) -> None:
