@@ -20,7 +20,7 @@ from burnt.codegen import toolchain
 from burnt.codegen.ir import Buffer, Check, Kernel
 from burnt.codegen.sizes import Forms, parameters, plain
 
-__all__ = ["METAL", "Built", "C", "Target", "build_metal", "target_of"]
+__all__ = ["METAL", "TRITON", "Built", "C", "Target", "build_metal", "target_of"]
 
 Launch = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
 
@@ -199,9 +199,26 @@ def _no_metal() -> str | None:
 METAL = Target("metal", functools.partial(build_metal, _shader), _no_metal)
 
 
+def _build_triton(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+    from burnt.codegen.triton_launch import build
+
+    return build(kernels, buffers, numbers)
+
+
+def _no_triton() -> str | None:
+    try:
+        import triton  # noqa: F401 - Linux alone has it
+    except ImportError as error:
+        return f"no Triton: {error}"
+    return None
+
+
+TRITON = Target("triton", _build_triton, _no_triton)
+
+
 def target_of(device: torch.device) -> Target | str:
     """The target for tensors of a device, or why there is none."""
-    chosen: dict[str, Target] = {"cpu": C, "mps": METAL}
+    chosen: dict[str, Target] = {"cpu": C, "cuda": TRITON, "mps": METAL}
     target = chosen.get(device.type)
     if target is None:
         return f"a tensor on {device}: kernels are printed for {', '.join(chosen)} only"
