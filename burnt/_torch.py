@@ -19,6 +19,7 @@ __all__ = [
     "compiled_in_place",
     "compiler_is_loaded",
     "decompositions",
+    "fake_call",
     "fake_results",
     "is_plain_call",
     "trace_to_aten",
@@ -93,6 +94,11 @@ def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
 
     No op is taken apart, so strides and `requires_grad` are those of the function run by torch.
     """
+    return fake_call(fn, args)[1]
+
+
+def fake_call(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The arguments that `fake_results` runs a function with, as it leaves them, and what it returns."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -104,7 +110,7 @@ def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
             else a
             for a in args
         ]
-        return list(torch.utils._pytree.tree_leaves(fn(*inputs)))
+        return inputs, list(torch.utils._pytree.tree_leaves(fn(*inputs)))
 
 
 def is_plain_call() -> bool:
