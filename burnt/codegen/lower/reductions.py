@@ -13,11 +13,13 @@ from burnt.codegen.lower.table import (
     LOWERINGS,
     SHORT,
     Lowering,
+    Number,
     Unlowered,
     cast,
     compute_dtype,
     filled,
     lowered,
+    meta_of,
     pointwise,
 )
 from burnt.codegen.lower.views import reshaped
@@ -185,8 +187,13 @@ def _var_mean(
     mean = pointwise("div", narrow, [total, counted(count)], inside)
     centred = pointwise("sub", wide, [x, mean], inside)
     squares = reduction("sum", pointwise("mul", wide, [centred, centred], inside), axes, True, inside, inside)
-    divisor = max(count - (1 if correction is None else correction), 0)
-    by = counted(divisor) if isinstance(divisor, int) else divisor
+    by: Any
+    if isinstance(correction, Number):
+        by = pointwise("sub", meta_of((), inside), [counted(count), correction], inside)
+        by = pointwise("maximum", meta_of((), inside), [by, 0], inside)
+    else:
+        by = max(count - (1 if correction is None else correction), 0)
+        by = counted(by) if isinstance(by, int) else by
     variance = pointwise("div", narrow, [squares, by], inside)
 
     def given(value: Value) -> Value:
