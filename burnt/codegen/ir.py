@@ -7,6 +7,7 @@ they can be; what a reshape leaves over is a division or a remainder.
     Ix          an index: sum of coefficient x (loop variable | quotient | remainder | computed) plus a number
     Expr        an element: a constant, a number given at run time, a load, an operation, a reduction's result
     Reduction   a fold of a body over extents
+    Kept        a value that is read at several places, and so worth computing once
     Value       a tensor that is not in memory: shape, dtype, index -> Expr
     Buffer      a tensor that is in memory: an input, an output, or in between
     Kernel      loops over `outer`, and in each turn the folds and stores that belong to it
@@ -196,7 +197,7 @@ class Buffer:
     """A tensor in memory. Strides are in elements.
 
     `role` is ``input`` (position in the arguments), ``output`` (position in the results), ``between``, or
-    ``local``: an array that every turn of a kernel's outer loops has for itself.
+    ``local``: scratch of one turn of a kernel's outer loops, where the target has it.
     """
 
     name: str
@@ -233,8 +234,9 @@ class Expr:
     """An element. Equal expressions are one object, so that common parts are found by identity.
 
     `op` is ``const`` (value), ``number`` (position), ``load`` (Buffer, Ix), ``index`` (Ix), ``reduced``
-    (Reduction, Index), ``cast``, ``masked``, ``checked``, or the name of an operation, of which
-    `burnt.codegen.lower` has the list and each printer the text. Where an index holds `Computed` parts, their
+    (Reduction, Index), ``kept`` (Kept, Index; a scheduled kernel has none left), ``cast``, ``masked``,
+    ``checked``, or the name of an operation, of which `burnt.codegen.lower` has the list and each printer
+    the text. Where an index holds `Computed` parts, their
     expressions are the arguments, so that they are found and computed first (`load`, `index` below do so).
 
     ``masked`` (test, yes, no) is `yes` where the test holds, and loads below it are made there alone.
@@ -339,8 +341,14 @@ def reduced(fold: Reduction, at: Index) -> Expr:
     return Expr.make("reduced", list(needed.values()), fold.dtype, fold, at)
 
 
+def kept(value: Kept, at: Index) -> Expr:
+    """An element of a value that is computed once."""
+    needed = {id(e): e for ix in at for e in ix.computed()}
+    return Expr.make("kept", list(needed.values()), value.value.dtype, value, at)
+
+
 # Expressions that hold indices, by what makes them.
-_MAKERS: dict[str, Callable[..., Expr]] = {"load": load, "index": index, "reduced": reduced}
+_MAKERS: dict[str, Callable[..., Expr]] = {"load": load, "index": index, "reduced": reduced, "kept": kept}
 
 
 def variables(exprs: Sequence[Expr]) -> set[Var]:
@@ -450,6 +458,21 @@ class Value:
         return math.prod(self.shape)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kept:
+    """A value of which each element is read several times.
+
+    Args:
+        value: what is kept.
+        rows: scratch for one of its last axis at a time is enough, because what reads it walks along that axis.
+            It is recomputed at each place instead where that is cheap and there is no such scratch. Otherwise
+            the value goes through memory.
+    """
+
+    value: Value
+    rows: bool
+
+
 @dataclasses.dataclass(eq=False)
 class Fold:
     """A step of a kernel: `reduction` at `index`, made of the outer loops, over the loops `inner`."""
@@ -497,13 +520,16 @@ class Kernel:
 
     @property
     def kind(self) -> str:
-        """``reduction`` or ``elementwise``."""
-        return "reduction" if any(isinstance(step, Fold) for step in self.steps) else "elementwise"
+        """``reduction``, ``window`` (rows are kept in scratch) or ``elementwise``."""
+        if any(isinstance(step, Fold) for step in self.steps):
+            return "reduction"
+        return "window" if self.scratch else "elementwise"
 
     @property
-    def exprs(self) -> list[Expr]:
-        """What its steps compute."""
-        return [step.value if isinstance(step, Store) else step.body for step in self.steps]
+    def scratch(self) -> list[Buffer]:
+        """The local buffers that it writes."""
+        written = [step.buffer for step in self.steps if isinstance(step, Store)]
+        return list(dict.fromkeys(buffer for buffer in written if buffer.role == "local"))
 
     @property
     def checks(self) -> tuple[Check, ...]:

@@ -602,7 +602,9 @@ class _State:
         kind = _COMPUTE[dtype]
         if fold in ("argmax", "argmin"):
             place = torch.int64 if index == "long" else torch.int32
-            return _State(name, index, fold, (dtype, place), {f"{name}_best": kind, name: index}, "0", floating)
+            return _State(
+                name, index, fold, (dtype, place), {f"{name}_best": kind, name: index}, "0", floating
+            )
         start = {
             "sum": "0", "prod": "1", "any": "0", "all": "1", "max": _lowest(inside), "min": _highest(inside)
         }[fold]  # fmt: skip

@@ -23,7 +23,7 @@ from burnt.codegen.sizes import Forms, parameters, plain
 if TYPE_CHECKING:
     from burnt.codegen.print_metal import Dispatch
 
-__all__ = ["METAL", "Built", "C", "Target", "build_metal", "target_of"]
+__all__ = ["METAL", "TRITON", "Built", "C", "Target", "build_metal", "target_of"]
 
 Launch = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
 
@@ -53,11 +53,13 @@ class Target:
         build: makes kernels run: ``build(kernels, buffers, numbers)``, the buffers and the positions of
             run-time numbers in the order in which launches get them.
         missing: why it cannot be used on this machine, or None.
+        scratch: whether its kernels may have local buffers.
     """
 
     name: str
     build: Callable[[Sequence[Kernel], Sequence[Buffer], Sequence[int]], Built]
     missing: Callable[[], str | None]
+    scratch: bool = False
 
 
 def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
@@ -125,7 +127,7 @@ def _no_compiler() -> str | None:
     return f"no C compiler: {toolchain.why_no_compiler()}" if toolchain.find_compiler() is None else None
 
 
-C = Target("c", _build_c, _no_compiler)
+C = Target("c", _build_c, _no_compiler, scratch=True)
 
 
 def build_metal(
@@ -220,9 +222,26 @@ def _no_metal() -> str | None:
 METAL = Target("metal", functools.partial(build_metal, _shader), _no_metal)
 
 
+def _build_triton(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+    from burnt.codegen.triton_launch import build
+
+    return build(kernels, buffers, numbers)
+
+
+def _no_triton() -> str | None:
+    try:
+        import triton  # noqa: F401 - Linux alone has it
+    except ImportError as error:
+        return f"no Triton: {error}"
+    return None
+
+
+TRITON = Target("triton", _build_triton, _no_triton)
+
+
 def target_of(device: torch.device) -> Target | str:
     """The target for tensors of a device, or why there is none."""
-    chosen: dict[str, Target] = {"cpu": C, "mps": METAL}
+    chosen: dict[str, Target] = {"cpu": C, "cuda": TRITON, "mps": METAL}
     target = chosen.get(device.type)
     if target is None:
         return f"a tensor on {device}: kernels are printed for {', '.join(chosen)} only"
