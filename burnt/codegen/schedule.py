@@ -266,7 +266,9 @@ class _Scheduler:
         for fold, index in sorted(
             _folds(self.resolved(expr)), key=lambda f: -math.prod(f[0].shape + f[0].extents)
         ):
-            rows = _plain_rows(index)
+            # Where more rows are gone through than the fold has, as in a pad, it would read beyond its own.
+            fits = all(ix.bounds()[1] < size for ix, size in zip(index, fold.shape, strict=True))
+            rows = _plain_rows(index) if fits else None
             few = math.prod(fold.shape) < _SPLIT_ROWS and math.prod(fold.extents) >= _SPLIT_ELEMENTS
             alone = rows is None or few
             if not alone and rows is not None:
