@@ -28,6 +28,7 @@ from burnt.codegen.ir import (
     Split,
     Store,
     Var,
+    places,
     variables,
     walk,
 )
@@ -48,7 +49,23 @@ _C = {
 _MEMORY = {torch.bfloat16: "uint16_t", torch.float16: "uint16_t", torch.bool: "uint8_t"}
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
+# By bits where the test is the same for a whole loop: of a choice gcc makes branches, and no vectors.
+_PICKS = {
+    torch.float64: "f64", torch.int8: "i32", torch.int16: "i32", torch.int32: "i32", torch.int64: "i64",
+    torch.uint8: "i32", torch.bool: "i32", torch.float32: "f32", torch.bfloat16: "f32", torch.float16: "f32",
+}  # fmt: skip
+
 _HELPERS = """
+static inline int64_t pick_i64(int t, int64_t a, int64_t b) { return (a & -(int64_t)t) | (b & ((int64_t)t - 1)); }
+static inline int32_t pick_i32(int t, int32_t a, int32_t b) { return (a & -t) | (b & (t - 1)); }
+static inline float pick_f32(int t, float a, float b)
+{
+    return float_of_bits((bits_f32(a) & -(uint32_t)t) | (bits_f32(b) & ((uint32_t)t - 1)));
+}
+static inline double pick_f64(int t, double a, double b)
+{
+    return double_of_bits((bits_f64(a) & -(uint64_t)t) | (bits_f64(b) & ((uint64_t)t - 1)));
+}
 static inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 static inline int64_t floor_mod(int64_t a, int64_t b) { const int64_t m = a % b; return m < 0 ? m + b : m; }
 """
@@ -101,6 +118,8 @@ class _Printer:
         self.known: set[int] = set()  # tests that hold at the current place
         self.span: tuple[Var, int, int] | None = None  # the vectorised loop around it, from where to where
         self.varying: set[str] = set()  # guards that are not the same for all of that loop
+        self.uniform: dict[int, bool] = {}  # whether expressions are
+        self.hoisted: list[str] = []  # lines that come before that loop
         self.computed: dict[int, str] = {}  # names of the expressions in indices
         self.failed = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
 
@@ -222,6 +241,7 @@ class _Printer:
         for first, stop, known in (0, start, ()), (start, end, tests), (end, size, ()):
             if first >= stop:
                 continue
+            before, self.lines, self.hoisted, self.uniform = self.lines, [], [], {}
             if stop - first >= 8:
                 self.line("#pragma omp simd")
             self.line(f"for (int64_t {name} = {mark(first)}; {name} < {mark(stop)}; {name}++) {{")
@@ -230,6 +250,7 @@ class _Printer:
             self.bodies(stores)
             self.known, self.span = set(), None
             self.close(1)
+            self.lines = before + self.hoisted + self.lines
 
     def columns(self, rows: int, inner: int) -> None:
         lane = self.lane
@@ -423,9 +444,13 @@ class _Printer:
                     memo[key] = visit(yes, guard)
                     return memo[key]
                 inner = test_name if not guard else f"{guard} & {test_name}"
-                if guard in self.varying or self.span is None or self.span[0] in variables([test]):
+                if guard in self.varying or not self.is_uniform(test):
                     self.varying.add(inner)
-                name = self.define(expr, f"{test_name} ? {visit(yes, inner)} : {visit(no, guard)}")
+                chosen = visit(yes, inner), visit(no, guard)
+                if inner in self.varying:
+                    name = self.define(expr, f"{test_name} ? {chosen[0]} : {chosen[1]}")
+                else:
+                    name = self.define(expr, f"pick_{_PICKS[expr.dtype]}({test_name}, {', '.join(chosen)})")
             elif id(expr) in self.known or (expr.op == "and" and {id(a) for a in expr.args} <= self.known):
                 name = "1"
             elif expr.op == "const":
@@ -451,9 +476,15 @@ class _Printer:
         return [visit(expr, "") for expr in wanted]
 
     def define(self, expr: Expr, text: str) -> str:
+        return self.named_value(_C[expr.dtype], text, hoisted=self.is_uniform(expr))
+
+    def named_value(self, ctype: str, text: str, *, hoisted: bool) -> str:
+        """A name for a value; `hoisted`: it is the same for the whole loop, and is computed before it."""
         name = f"v{self.temporary}"
         self.temporary += 1
-        self.line(f"const {_C[expr.dtype]} {name} = {text};")
+        (self.hoisted if hoisted else self.lines).append(
+            "    " * (self.depth - hoisted) + f"const {ctype} {name} = {text};"
+        )
         return name
 
     def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
@@ -466,6 +497,19 @@ class _Printer:
         self.line(f"{failed} = {name}_failed > {failed} ? {name}_failed : {failed};")
         return name
 
+    def is_uniform(self, expr: Expr) -> bool:
+        """Whether an expression is the same for all of the vectorised loop, and safe to compute before it."""
+        if self.span is None or expr.op in ("load", "checked"):
+            return False
+        found = self.uniform.get(id(expr))
+        if found is None:
+            along = self.span[0]
+            found = all(map(self.is_uniform, expr.args)) and all(
+                along not in ix.variables() for ix in places(expr)
+            )
+            self.uniform[id(expr)] = found
+        return found
+
     def load(self, expr: Expr, guard: str) -> str:
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
         self.used[buffer] = None
@@ -476,7 +520,8 @@ class _Printer:
             if apart is not None:
                 # The test is the same for the whole loop: a row that is there is loaded in place of another.
                 row, safe, along = (self.place(ix) for ix in apart)
-                text = f"{buffer.name}[({guard} ? {row} : {safe}) + {along}]"
+                start = self.named_value("int64_t", f"{guard} ? {row} : {safe}", hoisted=True)
+                text = f"{buffer.name}[{start} + {along}]"
             else:
                 text = f"({guard} ? {text} : 0)"
         return f"f32_of_{_SHORT[buffer.dtype]}({text})" if buffer.dtype in _SHORT else text

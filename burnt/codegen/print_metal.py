@@ -370,7 +370,9 @@ class _Elementwise(_Printer):
     def takes_four(self, last: Var) -> bool:
         """Whether memory runs along the last loop everywhere, so that neighbours are worth a thread."""
         walked = [step.place for step in self.kernel.steps if isinstance(step, Store)]
-        walked += [p for e in walk([s.value for s in self.kernel.steps if isinstance(s, Store)]) for p in places(e)]
+        walked += [
+            p for e in walk([s.value for s in self.kernel.steps if isinstance(s, Store)]) for p in places(e)
+        ]
         many = math.prod(v.extent for v in self.kernel.outer) >= _MANY
         return many and all(place.stride(last) in (0, 1) for place in walked)
 
@@ -586,7 +588,9 @@ class _State:
         kind = _COMPUTE[dtype]
         if fold in ("argmax", "argmin"):
             place = torch.int64 if index == "long" else torch.int32
-            return _State(name, index, fold, (dtype, place), {f"{name}_best": kind, name: index}, "0", floating)
+            return _State(
+                name, index, fold, (dtype, place), {f"{name}_best": kind, name: index}, "0", floating
+            )
         start = {
             "sum": "0", "prod": "1", "any": "0", "all": "1", "max": _lowest(inside), "min": _highest(inside)
         }[fold]  # fmt: skip
@@ -664,7 +668,11 @@ def _is_wide(kernel: Kernel) -> bool:
             total += max(abs(low), abs(high))
         return total
 
-    found = [reach(p) for e in walk([s.value if isinstance(s, Store) else s.body for s in kernel.steps]) for p in places(e)]
+    found = [
+        reach(p)
+        for e in walk([s.value if isinstance(s, Store) else s.body for s in kernel.steps])
+        for p in places(e)
+    ]
     found += [reach(step.place) for step in kernel.steps if isinstance(step, Store)]
     turns = [math.prod(v.extent for v in loops) for loops in (kernel.outer, *(s.inner for s in kernel.steps))]
     # A loop steps past its end by a team's width at most, and chunks are rounded up.

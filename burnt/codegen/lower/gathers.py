@@ -156,7 +156,7 @@ def _index(meta: torch.Tensor, x: Value, indices: Sequence[Value | None]) -> Val
 # --- negative log-likelihood ----------------------------------------------------------------------------
 
 
-def kept(value: Value) -> Value:
+def from_memory(value: Value) -> Value:
     """A value that a reduction over other rows reads from memory: a fold of nothing but itself."""
     inside = compute_dtype(value.dtype)
     node = Reduction("sum", value.shape, (), inside, lambda outer, inner: cast(value.at(outer), inside))
@@ -216,7 +216,7 @@ def _nll_loss(
     losses = Value(targets.shape, inside, loss)
     if reduced_by == 0:
         return as_result(reshaped(losses, meta.shape), meta), as_result(filled((), 0, inside), metas[1])
-    total = reduction("sum", kept(losses), None, False, inside, inside)
+    total = reduction("sum", from_memory(losses), None, False, inside, inside)
     count = reduction("sum", Value(targets.shape, inside, targets.weight), None, False, inside, inside)
     if reduced_by == 1:
         total = pointwise("div", meta_of((), inside), [total, count], inside)
