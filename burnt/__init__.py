@@ -12,7 +12,7 @@ from burnt import errors
 from burnt._lazy import attach
 
 if TYPE_CHECKING:
-    from burnt import data, kernels, nn, optim, record, train
+    from burnt import data, kernels, memory, nn, optim, record, train
     from burnt.codegen import explain, fuse
     from burnt.config import Config
     from burnt.device import device_info
@@ -39,6 +39,7 @@ _HOMES = {
     "field": "burnt.module",
     "freeze": "burnt.inspect",
     "kernels": "burnt.kernels",
+    "memory": "burnt.memory",
     "nn": "burnt.nn",
     "num_params": "burnt.inspect",
     "optim": "burnt.optim",
@@ -68,6 +69,7 @@ __all__ = [
     "freeze",
     "fuse",
     "kernels",
+    "memory",
     "nn",
     "num_params",
     "optim",

@@ -17,11 +17,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 __all__ = [
     "EXTENSION",
     "BatchNormBase",
+    "below_autograd",
     "compiled_in_place",
     "compiler_is_loaded",
-    "below_autograd",
     "decompositions",
     "destroy",
+    "fake_call",
     "fake_results",
     "in_forward_ad",
     "in_transform",
@@ -77,7 +78,8 @@ def trace_to_aten(
 ) -> tuple[torch.fx.GraphModule, Any]:
     """The aten graph of a function at fake tensors of the arguments' shapes, and the structure it returns.
 
-    Tensors that the function captures become attributes of the graph module.
+    Tensors that the function captures become attributes of the graph module. Changes in place are taken
+    apart: the graph makes new tensors, and what becomes of an argument is copied into it by ``copy_`` nodes.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -88,8 +90,23 @@ def trace_to_aten(
         structure.append(spec)
         return leaves
 
-    graph = make_fx(flat, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
-    return graph, structure[-1]
+    def functional(call: Callable[..., Any]) -> torch.fx.GraphModule:
+        made = torch.func.functionalize(call, remove="mutations")
+        return make_fx(made, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(
+            *args
+        )
+
+    graph = functional(flat)
+    # torch's own composite ops are taken apart below the layer that makes them functional.
+    if any(_changes_a_value(node) for node in graph.graph.nodes):
+        graph = functional(graph)
+    return graph, structure[0]
+
+
+def _changes_a_value(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return False
+    return not (isinstance(node.args[0], torch.fx.Node) and node.args[0].op == "placeholder")
 
 
 def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
@@ -97,6 +114,11 @@ def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
 
     No op is taken apart, so strides and `requires_grad` are those of the function run by torch.
     """
+    return fake_call(fn, args)[1]
+
+
+def fake_call(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The arguments that `fake_results` runs a function with, as it leaves them, and what it returns."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -108,7 +130,7 @@ def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
             else a
             for a in args
         ]
-        return list(torch.utils._pytree.tree_leaves(fn(*inputs)))
+        return inputs, list(torch.utils._pytree.tree_leaves(fn(*inputs)))
 
 
 def is_autocast() -> bool:
@@ -150,12 +172,12 @@ def in_forward_ad() -> bool:
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether tensors are views of one storage."""
-    return torch._C._is_alias_of(a, b)
+    return bool(torch._C._is_alias_of(a, b))  # type: ignore[attr-defined]
 
 
 def destroy(library: torch.library.Library) -> None:
     """Take back what a library has registered, and the names in ``torch.ops``."""
-    library._destroy()
+    library._destroy()  # type: ignore[no-untyped-call]
 
 
 def in_transform() -> bool:

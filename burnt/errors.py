@@ -21,6 +21,8 @@
     │   ├── InputValueError    (also ValueError)        a number or word that means nothing here
     │   ├── InputTypeError     (also TypeError)         an argument of another type
     │   └── InputUnsupportedError  (also NotImplementedError)  a dtype that is not computed with
+    ├── OutOfRangeError    an index or a target has no such place           (also IndexError, RuntimeError)
+    ├── DivisionError      an integer is divided by zero                    (also RuntimeError)
     ├── FusionError        a function does not fuse as it was asked to      (also RuntimeError)
     └── UnsupportedError   a thing that does not exist here, or not yet     (also NotImplementedError)
 """
@@ -38,6 +40,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DefinitionError",
+    "DivisionError",
     "FusionError",
     "InputError",
     "InputIndexError",
@@ -48,6 +51,7 @@ __all__ = [
     "MetricError",
     "NonFiniteError",
     "OptimError",
+    "OutOfRangeError",
     "RecordError",
     "RunError",
     "ShapeError",
@@ -175,6 +179,14 @@ class InputTypeError(InputError, TypeError):
 
 class InputUnsupportedError(InputError, NotImplementedError):
     """A dtype is not computed with."""
+
+
+class OutOfRangeError(BurntError, IndexError, RuntimeError):
+    """An index or a target has no such place. torch raises either class, depending on the op."""
+
+
+class DivisionError(BurntError, ZeroDivisionError, RuntimeError):
+    """An integer is divided by zero. torch raises RuntimeError; this is also a ZeroDivisionError."""
 
 
 class FusionError(BurntError, RuntimeError):

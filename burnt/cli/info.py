@@ -6,9 +6,6 @@ import importlib
 import importlib.metadata
 import os
 import platform
-import shlex
-import shutil
-import subprocess
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -35,6 +32,7 @@ def gather() -> dict[str, Any]:
     import psutil
     import torch
 
+    from burnt import memory as pool
     from burnt.device import device_info
 
     cpu = device_info("cpu")
@@ -58,6 +56,7 @@ def gather() -> dict[str, Any]:
             "torch_threads": torch.get_num_threads(),
         },
         "memory": {"total": memory.total, "available": memory.available},
+        "memory_pool": asdict(pool.stats()),
         "compiler": _compiler(),
         "kernels": _kernels(),
         "gpus": [asdict(device_info(name)) for name in _gpus(torch)],
@@ -104,7 +103,7 @@ def _nvml() -> dict[str, Any]:
 
 
 def _compiler() -> dict[str, str] | None:
-    """The C compiler that generated kernels are made with: ``$BURNT_CC``, ``$CC``, or the first that works."""
+    """The C compiler of generated kernels: ``$BURNT_CC``, ``$CC``, or the first that works."""
     from burnt.codegen.compiler import find_compiler
 
     found = find_compiler()
@@ -138,7 +137,7 @@ def _kernels() -> dict[str, Any]:
 def _print(facts: dict[str, Any]) -> None:
     page = Page()
     built = [f"{kind.upper()} {facts[kind]}" for kind in ("cuda", "rocm") if facts[kind]]
-    cpu, memory, compiler = facts["cpu"], facts["memory"], facts["compiler"]
+    cpu, memory, pool, compiler = (facts[name] for name in ("cpu", "memory", "memory_pool", "compiler"))
     rows: dict[str, str | Cell] = {
         "burnt": facts["burnt"],
         "Python": facts["python"],
@@ -151,6 +150,9 @@ def _print(facts: dict[str, Any]) -> None:
         "cores": f"{cpu['cores'] or 'unknown'}, {cpu['logical']} logical, {cpu['usable']} usable; "
         f"torch uses {cpu['torch_threads']} threads",
         "memory": f"{size_text(memory['total'])}, {size_text(memory['available'])} available",
+        "host pool": f"keeps at most {size_text(pool['limit'])} for the Learner and compiled code"
+        if pool["reason"] is None
+        else Cell(f"off: {pool['reason']}", "yellow"),
         "C compiler": f"{compiler['version']} ({compiler['path']})"
         if compiler
         else Cell("none found: install gcc or clang, or set CC", "yellow"),
@@ -172,7 +174,9 @@ def _kernels_text(found: dict[str, Any]) -> str | Cell:
     if not found["generated"]:
         return Cell("torch's own alone: none can be compiled", "yellow")
     kept = "not kept" if found["folder"] is None else f"{found['entries']} compiled in {found['folder']}"
-    return Cell("\n".join([f"generated; {kept}; {tuned}", *found["notes"]]), "yellow" if found["notes"] else "")
+    return Cell(
+        "\n".join([f"generated; {kept}; {tuned}", *found["notes"]]), "yellow" if found["notes"] else ""
+    )
 
 
 def _availability(found: dict[str, Any]) -> Cell:

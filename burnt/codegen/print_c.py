@@ -17,7 +17,22 @@ from collections.abc import Sequence
 import torch
 
 from burnt.codegen import prelude
-from burnt.codegen.ir import Buffer, Expr, Fold, Index, Ix, Kernel, Reduction, Split, Store, Var, walk
+from burnt.codegen.ir import (
+    Buffer,
+    Expr,
+    Fold,
+    Index,
+    Ix,
+    Kernel,
+    Reduction,
+    Split,
+    Store,
+    Var,
+    places,
+    variables,
+    walk,
+)
+from burnt.codegen.print_c_windows import inside, row_of
 from burnt.codegen.sizes import mark
 
 __all__ = ["print_kernels"]
@@ -29,14 +44,40 @@ _BLOCK = 256
 _C = {
     torch.float32: "float", torch.float64: "double", torch.bfloat16: "float", torch.float16: "float",
     torch.int8: "int8_t", torch.int16: "int16_t", torch.int32: "int32_t", torch.int64: "int64_t",
-    torch.uint8: "uint8_t", torch.bool: "int",
+    torch.uint8: "uint8_t", torch.uint16: "uint16_t", torch.uint32: "uint32_t", torch.uint64: "uint64_t",
+    torch.bool: "int",
 }  # fmt: skip
 _MEMORY = {torch.bfloat16: "uint16_t", torch.float16: "uint16_t", torch.bool: "uint8_t"}
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
+# By bits where the test is the same for a whole loop: of a choice gcc makes branches, and no vectors.
+_PICKS = {
+    torch.float64: "f64", torch.int8: "i32", torch.int16: "i32", torch.int32: "i32", torch.int64: "i64",
+    torch.uint8: "i32", torch.bool: "i32", torch.float32: "f32", torch.bfloat16: "f32", torch.float16: "f32",
+}  # fmt: skip
+
 _HELPERS = """
+static inline int64_t pick_i64(int t, int64_t a, int64_t b) { return (a & -(int64_t)t) | (b & ((int64_t)t - 1)); }
+static inline int32_t pick_i32(int t, int32_t a, int32_t b) { return (a & -t) | (b & (t - 1)); }
+static inline float pick_f32(int t, float a, float b)
+{
+    return float_of_bits((bits_f32(a) & -(uint32_t)t) | (bits_f32(b) & ((uint32_t)t - 1)));
+}
+static inline double pick_f64(int t, double a, double b)
+{
+    return double_of_bits((bits_f64(a) & -(uint64_t)t) | (bits_f64(b) & ((uint64_t)t - 1)));
+}
 static inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 static inline int64_t floor_mod(int64_t a, int64_t b) { const int64_t m = a % b; return m < 0 ? m + b : m; }
+"""
+for _t in ("int64", "uint64"):
+    _HELPERS += f"""
+static inline {_t}_t power_{_t}({_t}_t a, {_t}_t b)
+{{
+    {_t}_t whole = 1;
+    for (; b; b >>= 1, a *= a) whole *= b & 1 ? a : 1;
+    return whole;
+}}
 """
 for _t, _f in (("float", "f32"), ("double", "f64")):
     _HELPERS += f"""
@@ -49,7 +90,7 @@ static inline {_t} floor_div_{_f}({_t} a, {_t} b)
 }}
 """
 
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
           "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
 
 
@@ -62,9 +103,14 @@ def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers:
         kernels: what to print; their names are the functions'.
         buffers: in the order in which their addresses are given.
         numbers: positions of run-time numbers, in the order in which they follow the addresses.
+
+    Where a kernel has checks, an address follows those of the buffers: of a word for each of the kernel's
+    checks, into which goes ``2 * shown + 1`` (as uint64) of one element that fails, if any does.
     """
     slots: dict[object, int] = {buffer: i for i, buffer in enumerate(buffers)}
-    slots |= {number: len(buffers) + i for i, number in enumerate(numbers)}
+    if any(kernel.checks for kernel in kernels):
+        slots["failed"] = len(buffers)
+    slots |= {number: len(slots) + i for i, number in enumerate(numbers)}
     return "\n".join([prelude.source(), _HELPERS, *(_Printer(kernel, slots).text() for kernel in kernels)])
 
 
@@ -79,7 +125,13 @@ class _Printer:
         self.used: dict[Buffer, None] = {}
         self.names: dict[Var, str] = {}
         self.temporary = 0
+        self.known: set[int] = set()  # tests that hold at the current place
+        self.span: tuple[Var, int, int] | None = None  # the vectorised loop around it, from where to where
+        self.varying: set[str] = set()  # guards that are not the same for all of that loop
+        self.uniform: dict[int, bool] = {}  # whether expressions are
+        self.hoisted: list[str] = []  # lines that come before that loop
         self.computed: dict[int, str] = {}  # names of the expressions in indices
+        self.failed = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
 
     def text(self) -> str:
         kernel = self.kernel
@@ -87,7 +139,9 @@ class _Printer:
         inner = max((math.prod(v.extent for v in step.inner) for step in kernel.steps), default=1)
         folding = kernel.kind == "reduction"
         self.lane = self.lane_of() if folding else None
-        if not folding:
+        if kernel.scratch:
+            self.rows(rows, inner)
+        elif not folding:
             self.elementwise(rows)
         elif self.lane is not None:
             self.columns(rows, inner)
@@ -98,35 +152,41 @@ class _Printer:
         head = [f"void {kernel.name}(const burnt_arg *a)", "{"]
         stored = {step.buffer for step in kernel.steps if isinstance(step, Store)}
         for buffer in self.used:
+            if buffer.role == "local":
+                continue
             kind = _MEMORY.get(buffer.dtype, _C[buffer.dtype])
             only = "" if buffer in stored else "const "
             head.append(f"    {only}{kind} *restrict {buffer.name} = a[{self.slots[buffer]}].p;")
+        head += [f"    uint64_t {name} = 0;" for name in self.failed.values()]
+        for i, name in enumerate(self.failed.values()):
+            self.line(f"if ({name}) ((uint64_t *)a[{self.slots['failed']}].p)[{i}] = {name};")
         return "\n".join([*head, *self.lines, "}", ""])
 
     # --- forms --------------------------------------------------------------------------------------------
 
     def elementwise(self, count: int) -> None:
         loops = list(self.kernel.outer)
+        stores = [step for step in self.kernel.steps if isinstance(step, Store)]
         if not loops:
-            self.bodies()
+            self.bodies(stores)
             return
         *lead, last = loops
         rows = math.prod(v.extent for v in lead)
         if count >= _PARALLEL and rows < 8:
             self.loops(lead)
             self.line("#pragma omp parallel for simd schedule(static)")
-            self.loop(last)
         else:
             if count >= _PARALLEL:
                 self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
             self.loops(lead)
-            self.line("#pragma omp simd")
-            self.loop(last)
-        self.bodies()
+            self.spans(last, stores)
+            self.close(len(lead))
+            return
+        self.loop(last)
+        self.bodies(stores)
         self.close(len(loops))
 
-    def bodies(self) -> None:
-        stores = [step for step in self.kernel.steps if isinstance(step, Store)]
+    def bodies(self, stores: Sequence[Store]) -> None:
         names = self.exprs([step.value for step in stores])
         for step, name in zip(stores, names, strict=True):
             self.put(step, name)
@@ -136,6 +196,9 @@ class _Printer:
         if outer and rows * inner >= _PARALLEL:
             self.line(f"#pragma omp parallel for collapse({len(outer)}) schedule(static)")
         self.loops(outer)
+        for buffer in self.kernel.scratch:
+            kind = _MEMORY.get(buffer.dtype, _C[buffer.dtype])
+            self.line(f"{kind} {buffer.name}[{mark(math.prod(buffer.shape))}];")
         for group in self.groups():
             if isinstance(group, Fold):
                 self.fold(group, parallel=False)
@@ -174,12 +237,30 @@ class _Printer:
                 if parallel:
                     self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
                 self.loops(lead)
-                self.line("#pragma omp simd")
+                self.spans(last, stores)
+                self.close(len(lead))
+                return
             self.loop(last)
-        names = self.exprs([step.value for step in stores])
-        for step, name in zip(stores, names, strict=True):
-            self.put(step, name)
+        self.bodies(stores)
         self.close(len(inner))
+
+    def spans(self, last: Var, stores: Sequence[Store]) -> None:
+        """Stores for every turn of a loop, its middle, where tests of its place hold, apart from its ends."""
+        name, size = self.named(last), last.extent
+        start, end, tests = inside(last, [step.value for step in stores])
+        for first, stop, known in (0, start, ()), (start, end, tests), (end, size, ()):
+            if first >= stop:
+                continue
+            before, self.lines, self.hoisted, self.uniform = self.lines, [], [], {}
+            if stop - first >= 8:
+                self.line("#pragma omp simd")
+            self.line(f"for (int64_t {name} = {mark(first)}; {name} < {mark(stop)}; {name}++) {{")
+            self.depth += 1
+            self.known, self.span = {id(test) for test in known}, (last, first, stop)
+            self.bodies(stores)
+            self.known, self.span = set(), None
+            self.close(1)
+            self.lines = before + self.hoisted + self.lines
 
     def columns(self, rows: int, inner: int) -> None:
         lane = self.lane
@@ -369,8 +450,19 @@ class _Printer:
             if expr.op == "masked":
                 test, yes, no = expr.args
                 test_name = visit(test, guard)
+                if test_name == "1":
+                    memo[key] = visit(yes, guard)
+                    return memo[key]
                 inner = test_name if not guard else f"{guard} & {test_name}"
-                name = self.define(expr, f"{test_name} ? {visit(yes, inner)} : {visit(no, guard)}")
+                if guard in self.varying or not self.is_uniform(test):
+                    self.varying.add(inner)
+                chosen = visit(yes, inner), visit(no, guard)
+                if inner in self.varying:
+                    name = self.define(expr, f"{test_name} ? {chosen[0]} : {chosen[1]}")
+                else:
+                    name = self.define(expr, f"pick_{_PICKS[expr.dtype]}({test_name}, {', '.join(chosen)})")
+            elif id(expr) in self.known or (expr.op == "and" and {id(a) for a in expr.args} <= self.known):
+                name = "1"
             elif expr.op == "const":
                 name = _constant(expr.extra[0], expr.dtype)
             elif expr.op == "number":
@@ -383,6 +475,8 @@ class _Printer:
             elif expr.op == "index":
                 self.computed |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.place(expr.extra[0]))  # type: ignore[arg-type]
+            elif expr.op == "checked":
+                name = self.checked(expr, [visit(a, guard) for a in expr.args], guard)
             else:
                 arguments = [visit(a, guard) for a in expr.args]
                 name = self.define(expr, _operation(expr, arguments))
@@ -392,17 +486,54 @@ class _Printer:
         return [visit(expr, "") for expr in wanted]
 
     def define(self, expr: Expr, text: str) -> str:
+        return self.named_value(_C[expr.dtype], text, hoisted=self.is_uniform(expr))
+
+    def named_value(self, ctype: str, text: str, *, hoisted: bool) -> str:
+        """A name for a value; `hoisted`: it is the same for the whole loop, and is computed before it."""
         name = f"v{self.temporary}"
         self.temporary += 1
-        self.line(f"const {_C[expr.dtype]} {name} = {text};")
+        (self.hoisted if hoisted else self.lines).append(
+            "    " * (self.depth - hoisted) + f"const {ctype} {name} = {text};"
+        )
         return name
+
+    def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
+        """A maximum rather than a branch, which would end a vector loop."""
+        test, value, otherwise, shown = arguments
+        failed = self.failed[expr.extra[0]]  # type: ignore[index]
+        fails = f"{guard} & !{test}" if guard else f"!{test}"
+        name = self.define(expr, f"{test} ? {value} : {otherwise}")
+        self.line(f"const uint64_t {name}_failed = {fails} ? (uint64_t){shown} << 1 | 1 : 0;")
+        self.line(f"{failed} = {name}_failed > {failed} ? {name}_failed : {failed};")
+        return name
+
+    def is_uniform(self, expr: Expr) -> bool:
+        """Whether an expression is the same for all of the vectorised loop, and safe to compute before it."""
+        if self.span is None or expr.op in ("load", "checked"):
+            return False
+        found = self.uniform.get(id(expr))
+        if found is None:
+            along = self.span[0]
+            found = all(map(self.is_uniform, expr.args)) and all(
+                along not in ix.variables() for ix in places(expr)
+            )
+            self.uniform[id(expr)] = found
+        return found
 
     def load(self, expr: Expr, guard: str) -> str:
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
         self.used[buffer] = None
-        text = f"{buffer.name}[{self.place(expr.extra[1])}]"  # type: ignore[arg-type]
+        place: Ix = expr.extra[1]  # type: ignore[assignment]
+        text = f"{buffer.name}[{self.place(place)}]"
         if guard:
-            text = f"({guard} ? {text} : 0)"
+            apart = row_of(buffer, place, self.span) if guard not in self.varying and self.span else None
+            if apart is not None:
+                # The test is the same for the whole loop: a row that is there is loaded in place of another.
+                row, safe, along = (self.place(ix) for ix in apart)
+                start = self.named_value("int64_t", f"{guard} ? {row} : {safe}", hoisted=True)
+                text = f"{buffer.name}[{start} + {along}]"
+            else:
+                text = f"({guard} ? {text} : 0)"
         return f"f32_of_{_SHORT[buffer.dtype]}({text})" if buffer.dtype in _SHORT else text
 
     def put(self, step: Store, name: str) -> None:
@@ -441,6 +572,8 @@ class _Printer:
     # --- lines --------------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
+        if self.failed and text.startswith("#pragma omp"):
+            text += f" reduction(max:{', '.join(self.failed.values())})"
         self.lines.append("    " * self.depth + text)
 
     def loop(self, var: Var) -> None:
@@ -472,7 +605,8 @@ def _constant(value: object, dtype: torch.dtype) -> str:
     if not dtype.is_floating_point:
         if dtype == torch.bool:
             return str(int(bool(value)))
-        return "INT64_MIN" if value == -(2**63) else f"(({_C[dtype]}){int(value)}LL)"
+        suffix = "LL" if dtype.is_signed else "ULL"
+        return "INT64_MIN" if value == -(2**63) else f"(({_C[dtype]}){int(value)}{suffix})"
     if math.isnan(value):
         return '__builtin_nanf("")'
     if math.isinf(value):
@@ -506,7 +640,9 @@ def _operation(expr: Expr, a: list[str]) -> str:
         return f"-{a[0]}"
     if op == "not":
         return f"~{a[0]}"
-    if op == "div":
+    if op == "power":
+        return f"power_{'int64' if dtype.is_signed else 'uint64'}({', '.join(a)})"
+    if op == "div" or (op == "trunc_div" and not inside.is_floating_point):
         return f"{a[0]} / {a[1]}"
     if op == "reciprocal":
         return f"1 / {a[0]}"

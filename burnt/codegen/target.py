@@ -6,17 +6,24 @@ Nothing is imported here before it is needed: a Mac has no Triton.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import functools
+import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from burnt.codegen import toolchain
-from burnt.codegen.ir import Buffer, Kernel
+from burnt.codegen.ir import Buffer, Check, Kernel
 from burnt.codegen.sizes import Forms, parameters, plain
 
-__all__ = ["Built", "C", "Target", "target_of"]
+if TYPE_CHECKING:
+    from burnt.codegen.print_metal import Dispatch
+
+__all__ = ["METAL", "TRITON", "Built", "C", "Target", "build_metal", "target_of"]
 
 Launch = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
 
@@ -46,11 +53,13 @@ class Target:
         build: makes kernels run: ``build(kernels, buffers, numbers)``, the buffers and the positions of
             run-time numbers in the order in which launches get them.
         missing: why it cannot be used on this machine, or None.
+        scratch: whether its kernels may have local buffers.
     """
 
     name: str
     build: Callable[[Sequence[Kernel], Sequence[Buffer], Sequence[int]], Built]
     missing: Callable[[], str | None]
+    scratch: bool = False
 
 
 def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
@@ -58,14 +67,15 @@ def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequ
 
     marked = print_kernels(kernels, buffers, numbers)
     general = _forms.is_general(marked)
-    source, values = _with_parameters(marked, len(buffers) + len(numbers)) if general else (plain(marked), ())
+    pointers = len(buffers) + any(kernel.checks for kernel in kernels)
+    source, values = _with_parameters(marked, pointers + len(numbers)) if general else (plain(marked), ())
     library = toolchain.load(toolchain.PREAMBLE + source, [kernel.name for kernel in kernels])
 
     def launch(kernel: Kernel) -> Launch:
-        call = toolchain.launcher(
-            library[kernel.name], pointers=len(buffers), floats=len(numbers), sizes=values
-        )
-        return lambda memory, given: call(*[0 if t is None else t.data_ptr() for t in memory], *given)
+        call = toolchain.launcher(library[kernel.name], pointers=pointers, floats=len(numbers), sizes=values)
+        if pointers == len(buffers):
+            return lambda memory, given: call(*[0 if t is None else t.data_ptr() for t in memory], *given)
+        return _with_checks(call, kernel.checks)
 
     texts = {kernel: _function(source, kernel.name) for kernel in kernels}
     return Built(source, texts, {kernel: launch(kernel) for kernel in kernels})
@@ -75,6 +85,25 @@ def _function(source: str, name: str) -> str:
     """A function of generated C: from its name to the brace that closes it."""
     start = source.index(f"void {name}(")
     return source[start : source.index("\n}\n", start) + 2]
+
+
+def _with_checks(call: Callable[..., None], checks: Sequence[Check]) -> Launch:
+    """A launch that raises what the kernel's checks say."""
+    words = ctypes.c_int64 * max(len(checks), 1)
+
+    def launch(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
+        failed = words()
+        call(*[0 if t is None else t.data_ptr() for t in memory], ctypes.addressof(failed), *given)
+        _raise(checks, failed)
+
+    return launch
+
+
+def _raise(checks: Sequence[Check], failed: Iterable[int]) -> None:
+    """Raise what the first check says that has failed: its word is then not 0."""
+    for check, word in zip(checks, failed, strict=False):
+        if word:
+            raise check.error(word >> 1)
 
 
 _forms = Forms()
@@ -98,12 +127,121 @@ def _no_compiler() -> str | None:
     return f"no C compiler: {toolchain.why_no_compiler()}" if toolchain.find_compiler() is None else None
 
 
-C = Target("c", _build_c, _no_compiler)
+C = Target("c", _build_c, _no_compiler, scratch=True)
+
+
+def build_metal(
+    compiled: Callable[[str], Any],
+    kernels: Sequence[Kernel],
+    buffers: Sequence[Buffer],
+    numbers: Sequence[int],
+) -> Built:
+    """Kernels in Metal.
+
+    Args:
+        compiled: makes a library of a source, as `torch.mps.compile_shader` does: its kernels are attributes,
+            called with what is bound to their buffers and `threads`, `group_size` and `arg_casts`.
+        kernels: what to build.
+        buffers: in the order in which launches get them.
+        numbers: positions of run-time numbers, in the order in which launches get them.
+
+    Raises:
+        UnsupportedError: Metal has no such dtype, or binds fewer buffers.
+    """
+    from burnt.codegen import prelude_metal
+    from burnt.codegen.print_metal import HEAD, print_kernel
+
+    made = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
+    general = _forms.is_general("\n".join(d.text for dispatches in made.values() for d in dispatches))
+    texts: dict[Dispatch, str] = {}
+    sizes: dict[Dispatch, tuple[int, ...]] = {}
+    for dispatch in itertools.chain(*made.values()):
+        texts[dispatch], sizes[dispatch] = _metal_text(dispatch, general=general)
+    body = "\n".join(texts.values())
+    library = compiled(f"{HEAD}\n{prelude_metal.source(body)}{body}")
+    slots = {buffer: i for i, buffer in enumerate(buffers)}
+
+    def call_of(dispatch: Dispatch) -> Callable[..., None]:
+        kernel = getattr(library, dispatch.name)
+        places = [slots[m] if isinstance(m, Buffer) else m.name for m in dispatch.memory]
+        values = [list(sizes[dispatch])] if sizes[dispatch] else []
+        options: dict[str, Any] = {"threads": dispatch.threads, "group_size": dispatch.group}
+        if values and not dispatch.wide:
+            # torch passes integers with 64 bits, which are slow where 32 do.
+            options["arg_casts"] = {len(places) + dispatch.numbers: "int32"}
+
+        def call(
+            memory: Sequence[torch.Tensor | None], own: dict[str, torch.Tensor], given: Sequence[float]
+        ) -> None:
+            tensors = [own[p] if isinstance(p, str) else memory[p] for p in places]
+            kernel(*tensors, *([list(given)] if dispatch.numbers else []), *values, **options)
+
+        return call
+
+    def launch(kernel: Kernel, dispatches: Sequence[Dispatch]) -> Launch:
+        scratch = {m.name: m for d in dispatches for m in d.memory if not isinstance(m, Buffer)}
+        calls = [call_of(dispatch) for dispatch in dispatches]
+
+        def run(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
+            device = next(t.device for t in memory if t is not None)
+            own = {n: torch.zeros(m.count, dtype=m.dtype, device=device) if m.zeros
+                   else torch.empty(m.count, dtype=m.dtype, device=device) for n, m in scratch.items()}
+            for call in calls:
+                call(memory, own, given)
+            if kernel.checks:
+                # This waits for the device, which is what it takes to raise here and not later.
+                _raise(kernel.checks, own["failed"].tolist())
+
+        return run
+
+    whole = {kernel: "\n".join(texts[d] for d in dispatches) for kernel, dispatches in made.items()}
+    return Built(body, whole, {kernel: launch(kernel, dispatches) for kernel, dispatches in made.items()})
+
+
+def _metal_text(dispatch: Dispatch, *, general: bool) -> tuple[str, tuple[int, ...]]:
+    """The text of a dispatch, and the sizes that it takes: all of them if it is to be general."""
+    if not general:
+        return plain(dispatch.text), ()
+    text, sizes = parameters(dispatch.text, lambda k: f"n[{k}]")
+    if sizes:
+        place = len(dispatch.memory) + dispatch.numbers
+        parameter = f"    constant {'long' if dispatch.wide else 'int'} *n [[buffer({place})]],\n"
+        text = text.replace("    uint3 at ", f"{parameter}    uint3 at ", 1)
+    return text, sizes
+
+
+@functools.cache
+def _shader(source: str) -> Any:
+    return torch.mps.compile_shader(source)
+
+
+def _no_metal() -> str | None:
+    return None if torch.backends.mps.is_available() else "torch has no Metal device here"
+
+
+METAL = Target("metal", functools.partial(build_metal, _shader), _no_metal)
+
+
+def _build_triton(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+    from burnt.codegen.triton_launch import build
+
+    return build(kernels, buffers, numbers)
+
+
+def _no_triton() -> str | None:
+    try:
+        import triton  # noqa: F401 - Linux alone has it
+    except ImportError as error:
+        return f"no Triton: {error}"
+    return None
+
+
+TRITON = Target("triton", _build_triton, _no_triton)
 
 
 def target_of(device: torch.device) -> Target | str:
     """The target for tensors of a device, or why there is none."""
-    chosen: dict[str, Target] = {"cpu": C}
+    chosen: dict[str, Target] = {"cpu": C, "cuda": TRITON, "mps": METAL}
     target = chosen.get(device.type)
     if target is None:
         return f"a tensor on {device}: kernels are printed for {', '.join(chosen)} only"

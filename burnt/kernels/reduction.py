@@ -24,7 +24,11 @@ __all__ = [
     "reduce_var",
 ]
 
-_SHAPES: list[tuple[tuple[int, ...], list[int]]] = [((4096, 1024), [-1]), ((4096, 1024), [0]), ((37, 53), [0, 1])]
+_SHAPES: list[tuple[tuple[int, ...], list[int]]] = [
+    ((4096, 1024), [-1]),
+    ((4096, 1024), [0]),
+    ((37, 53), [0, 1]),
+]
 
 
 def _inputs(device: torch.device) -> list[tuple[Tensor, list[int]]]:
