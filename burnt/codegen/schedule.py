@@ -33,6 +33,7 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
+from burnt.codegen.passes import arrange, keep
 from burnt.codegen.trace import Traced
 
 __all__ = ["Call", "Plan", "schedule"]
@@ -73,19 +74,21 @@ class Plan:
     numbers: list[int]
 
 
-def schedule(traced: Traced, captured: Sequence[torch.Tensor]) -> Plan:
+def schedule(traced: Traced, captured: Sequence[torch.Tensor], scratch: int = 0) -> Plan:
     """The plan of a traced function.
 
     Args:
         traced: the trace.
         captured: the tensors that it captured, in the order of `traced.captured`.
+        scratch: bytes of local buffers that a turn of a kernel's outer loops may have.
     """
-    return _Scheduler(traced, captured).plan()
+    return _Scheduler(traced, captured, scratch).plan()
 
 
 class _Scheduler:
-    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor]) -> None:
+    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], scratch: int) -> None:
         self.traced = traced
+        self.scratch = scratch
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
         self.inputs: list[Buffer] = []
@@ -200,6 +203,8 @@ class _Scheduler:
             if math.prod(buffer.shape):
                 self.store(buffer, value, fresh)
         for kernel in fresh:
+            arrange(kernel)
+            keep(kernel, self.scratch)
             collapse(kernel)
         self.steps += fresh
 
@@ -219,11 +224,14 @@ class _Scheduler:
         kernel = self.home(buffer, value, outer, rows is not None, kernels)
         mapping = dict(zip(outer, kernel.outer, strict=True))
         index = tuple(Ix.of(mapping.get(v, v)) for v in loops)
+        self.add_folds(kernel, [self.resolved(value.at(index))])
+        own = [v for v in loops if v in inner]
+        mapping |= dict(zip(own, self.inner(kernel, [v.extent for v in own]), strict=True))
+        loops = [mapping.get(v, v) for v in loops]
+        index = tuple(map(Ix.of, loops))
         expr = self.resolved(value.at(index))
-        self.add_folds(kernel, [expr])
-        kernel.steps.append(
-            Store(buffer, tuple(inner), buffer.at(index), expr, tuple(mapping.get(v, v) for v in loops))
-        )
+        walked = tuple(mapping[v] for v in inner)
+        kernel.steps.append(Store(buffer, walked, buffer.at(index), expr, tuple(loops)))
 
     def beside(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
         """Store a value without folds in the loops of another store of its shape that reads the same."""
@@ -330,7 +338,14 @@ class _Scheduler:
             known = {(step.reduction, step.index) for step in kernel.steps if isinstance(step, Fold)}
             kernel.steps.append(Fold(fold, index, tuple(v for v in inner if v.extent > 1), body))
 
-    def inner(self, kernel: Kernel, extents: tuple[int, ...]) -> tuple[Var, ...]:
+    def inner(self, kernel: Kernel, extents: Sequence[int]) -> tuple[Var, ...]:
+        """Loops over some extents in a kernel: those of its other steps where these walk the same."""
+        wanted = [size for size in extents if size > 1]
+        for step in kernel.steps:
+            loops = step.inner if isinstance(step, Fold) else [v for v in step.loops if v in step.inner]
+            if [v.extent for v in loops] == wanted:
+                known = iter(loops)
+                return tuple(next(known) if size > 1 else Var(1) for size in extents)
         return tuple(Var(size) for size in extents)
 
     def resolved(self, expr: Expr) -> Expr:
