@@ -119,7 +119,7 @@ class _Printer:
         extent, kernel = self.lane.extent, self.kernel
         widths = [most >> k for k in range(most.bit_length()) if most >> k <= extent]
         loaded = {e.extra: e.dtype.itemsize for e in walk(kernel.exprs) if e.op == "load"}
-        if len(self.passes) > 1:
+        if sum(bool(steps[0].inner) for steps in self.passes) > 1:
             widths = [w for w in widths if w <= LANES or w * inner * sum(loaded.values()) <= _CACHE]
         # The last tile overlaps the one before it, so that the compiler knows how wide all of them are.
         few = [w for w in widths if -(-extent // w) * w <= extent * 9 // 8]
