@@ -18,9 +18,13 @@ __all__ = [
     "BatchNormBase",
     "compiled_in_place",
     "compiler_is_loaded",
+    "below_autograd",
     "decompositions",
     "fake_results",
+    "in_transform",
+    "is_autocast",
     "is_plain_call",
+    "share_memory",
     "trace_to_aten",
 ]
 
@@ -69,7 +73,8 @@ def trace_to_aten(
 ) -> tuple[torch.fx.GraphModule, Any]:
     """The aten graph of a function at fake tensors of the arguments' shapes, and the structure it returns.
 
-    Tensors that the function captures become attributes of the graph module.
+    Tensors that the function captures become attributes of the graph module. Changes in place are taken
+    apart: the graph makes new tensors, and what becomes of an argument is copied into it by ``copy_`` nodes.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -80,7 +85,10 @@ def trace_to_aten(
         structure.append(spec)
         return leaves
 
-    graph = make_fx(flat, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    functional = torch.func.functionalize(flat, remove="mutations")
+    graph = make_fx(functional, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(
+        *args
+    )
     return graph, structure[-1]
 
 
@@ -101,6 +109,26 @@ def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
             for a in args
         ]
         return list(torch.utils._pytree.tree_leaves(fn(*inputs)))
+
+
+def is_autocast() -> bool:
+    """Whether autocast is on for any kind of device."""
+    return torch._C._is_any_autocast_enabled()
+
+
+def below_autograd() -> Any:
+    """A context in which ops run without autograd, as inside of a kernel for it."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether tensors are views of one storage."""
+    return torch._C._is_alias_of(a, b)
+
+
+def in_transform() -> bool:
+    """Whether a transform of torch.func is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_plain_call() -> bool:

@@ -15,6 +15,14 @@
     ├── CompileError       generated code does not compile                  (also RuntimeError)
     ├── CacheError         a cache folder cannot be trusted or used         (also OSError)
     ├── NonFiniteError     the loss became NaN or infinite                  (also ArithmeticError)
+    ├── InputError         an op is given what it cannot take; always one of
+    │   ├── InputRuntimeError  (also RuntimeError)      as torch raises for shapes, dtypes and devices
+    │   ├── InputIndexError    (also IndexError)        an axis, label or index out of range
+    │   ├── InputValueError    (also ValueError)        a number or word that means nothing here
+    │   ├── InputTypeError     (also TypeError)         an argument of another type
+    │   └── InputUnsupportedError  (also NotImplementedError)  a dtype that is not computed with
+    ├── OutOfRangeError    an index or a target has no such place           (also IndexError, RuntimeError)
+    ├── DivisionError      an integer is divided by zero                    (also RuntimeError)
     ├── FusionError        a function does not fuse as it was asked to      (also RuntimeError)
     └── UnsupportedError   a thing that does not exist here, or not yet     (also NotImplementedError)
 """
@@ -32,10 +40,18 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DefinitionError",
+    "DivisionError",
     "FusionError",
+    "InputError",
+    "InputIndexError",
+    "InputRuntimeError",
+    "InputTypeError",
+    "InputUnsupportedError",
+    "InputValueError",
     "MetricError",
     "NonFiniteError",
     "OptimError",
+    "OutOfRangeError",
     "RecordError",
     "RunError",
     "ShapeError",
@@ -139,6 +155,38 @@ class RunError(BurntError, OSError):
 
 class MetricError(BurntError, ValueError):
     """A metric does not exist or cannot be computed."""
+
+
+class InputError(BurntError):
+    """An op is given what it cannot take. What is raised is also of the class that torch raises there."""
+
+
+class InputRuntimeError(InputError, RuntimeError):
+    """Shapes, dtypes or devices do not fit each other."""
+
+
+class InputIndexError(InputError, IndexError):
+    """An axis, label or index is out of range."""
+
+
+class InputValueError(InputError, ValueError):
+    """A number or word means nothing to the op."""
+
+
+class InputTypeError(InputError, TypeError):
+    """An argument is of another type."""
+
+
+class InputUnsupportedError(InputError, NotImplementedError):
+    """A dtype is not computed with."""
+
+
+class OutOfRangeError(BurntError, IndexError, RuntimeError):
+    """An index or a target has no such place. torch raises either class, depending on the op."""
+
+
+class DivisionError(BurntError, ZeroDivisionError, RuntimeError):
+    """An integer is divided by zero. torch raises RuntimeError; this is also a ZeroDivisionError."""
 
 
 class FusionError(BurntError, RuntimeError):

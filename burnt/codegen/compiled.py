@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnt import memory
 from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.schedule import Call, Plan, schedule
 from burnt.codegen.target import Built, C, Target
@@ -46,9 +47,11 @@ class CompiledPlan:
     ) -> None:
         self.name = name
         self.target, self.device = target, device
+        if device.type == "cpu":
+            memory.enable_by_default()
         self.traced = traced
         self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
-        self.plan: Plan = schedule(traced, captured, target.scratch)
+        self.plan: Plan = schedule(traced, captured, scratch=target.scratch)
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
             kernel.name = f"{name}_{i}"

@@ -202,4 +202,4 @@ def _why(kernel: Kernel, compiled: CompiledPlan) -> str:
 
 
 def _bytes(buffers: list[Buffer]) -> int:
-    return sum(math.prod(b.shape) * b.dtype.itemsize for b in dict.fromkeys(buffers))
+    return sum(math.prod(b.shape) * b.dtype.itemsize for b in dict.fromkeys(buffers) if b.role != "local")

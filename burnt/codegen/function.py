@@ -25,7 +25,7 @@ from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.ir import Kernel
 from burnt.codegen.target import C, Target, target_of
 from burnt.codegen.trace import PLANNING, Traced, trace, unsuited
-from burnt.errors import FusionError
+from burnt.errors import FusionError, UnsupportedError
 
 __all__ = ["Function", "fuse"]
 
@@ -200,8 +200,11 @@ class Function:
         if reason is not None:
             return self._plain(reason, held)
         device = tensors[0].device if tensors else torch.device("cpu")
-        with torch.no_grad():
-            forward = CompiledPlan(traced, captured, self.name, target, device)
+        try:
+            with torch.no_grad():
+                forward = CompiledPlan(traced, captured, self.name, target, device)
+        except UnsupportedError as error:
+            return self._plain(str(error), held)
         if self.single and len(forward.plan.steps) != 1:
             raise FusionError(
                 f"{self.name} does not come out as one kernel",

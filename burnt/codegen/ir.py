@@ -7,6 +7,7 @@ they can be; what a reshape leaves over is a division or a remainder.
     Ix          an index: sum of coefficient x (loop variable | quotient | remainder | computed) plus a number
     Expr        an element: a constant, a number given at run time, a load, an operation, a reduction's result
     Reduction   a fold of a body over extents
+    Kept        a value that is read at several places, and so worth computing once
     Value       a tensor that is not in memory: shape, dtype, index -> Expr
     Buffer      a tensor that is in memory: an input, an output, or in between
     Kernel      loops over `outer`, and in each turn the folds and stores that belong to it
@@ -21,12 +22,15 @@ loaded from it. A store to an output never comes back as a load in the same kern
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
+
+from burnt.errors import BurntError, DivisionError, OutOfRangeError
 
 _names = itertools.count()
 
@@ -199,7 +203,7 @@ class Buffer:
     """A tensor in memory. Strides are in elements.
 
     `role` is ``input`` (position in the arguments), ``output`` (position in the results), ``between``, or
-    ``local``: an array that every turn of a kernel's outer loops has for itself.
+    ``local``: scratch of one turn of a kernel's outer loops, where the target has it.
     """
 
     name: str
@@ -236,9 +240,15 @@ class Expr:
     """An element. Equal expressions are one object, so that common parts are found by identity.
 
     `op` is ``const`` (value), ``number`` (position), ``load`` (Buffer, Ix), ``index`` (Ix), ``reduced``
-    (Reduction, Index), ``cast``, or the name of an operation, of which
-    `burnt.codegen.lower` has the list and each printer the text. Where an index holds `Computed` parts, their
+    (Reduction, Index), ``kept`` (Kept, Index; a scheduled kernel has none left), ``cast``, ``masked``,
+    ``checked``, or the name of an operation, of which `burnt.codegen.lower` has the list and each printer
+    the text. Where an index holds `Computed` parts, their
     expressions are the arguments, so that they are found and computed first (`load`, `index` below do so).
+
+    ``masked`` (test, yes, no) is `yes` where the test holds, and loads below it are made there alone.
+    ``checked`` (test, value, otherwise, shown; extra: `Check`) is `value` where the test holds. Where it does
+    not it is `otherwise`, and the kernel fails: a printer sees to it that the caller gets to know, with
+    `shown` (int64), as the `Check` says. It is no branch: a loop goes on with `otherwise`, and is a vector's.
     """
 
     __slots__ = ("args", "dtype", "extra", "op")
@@ -297,14 +307,54 @@ def index(place: Ix) -> Expr:
     return Expr.make("index", place.computed(), torch.int64, place)
 
 
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """What a ``checked`` expression looks at.
+
+    Args:
+        op: the op that asks for it, as torch spells it.
+        size: of the axis that is indexed; 0 where a divisor must not be 0.
+        axis: the axis.
+        low: the smallest legal index.
+    """
+
+    op: str
+    size: int = 0
+    axis: int = 0
+    low: int = 0
+
+    def error(self, value: int) -> BurntError:
+        """What to raise for a value that fails."""
+        if not self.size:
+            return DivisionError(
+                f"{self.op}: an integer is divided by zero", hint="a float would give infinity or NaN"
+            )
+        return OutOfRangeError(
+            f"{self.op}: index {value} is out of range",
+            expected=f"{self.low} <= index < {self.size}, the size of axis {self.axis}",
+            found=value,
+        )
+
+
+def checked(check: Check, test: Expr, value: Expr, otherwise: Expr, shown: Expr) -> Expr:
+    """A value where a test holds; elsewhere another, and the kernel fails."""
+    return Expr.make("checked", (test, value, otherwise, shown), value.dtype, check)
+
+
 def reduced(fold: Reduction, at: Index) -> Expr:
     """The result of a fold at an index."""
     needed = {id(e): e for ix in at for e in ix.computed()}
     return Expr.make("reduced", list(needed.values()), fold.dtype, fold, at)
 
 
+def kept(value: Kept, at: Index) -> Expr:
+    """An element of a value that is computed once."""
+    needed = {id(e): e for ix in at for e in ix.computed()}
+    return Expr.make("kept", list(needed.values()), value.value.dtype, value, at)
+
+
 # Expressions that hold indices, by what makes them.
-_MAKERS: dict[str, Callable[..., Expr]] = {"load": load, "index": index, "reduced": reduced}
+_MAKERS: dict[str, Callable[..., Expr]] = {"load": load, "index": index, "reduced": reduced, "kept": kept}
 
 
 def variables(exprs: Sequence[Expr]) -> set[Var]:
@@ -403,10 +453,30 @@ class Value:
     dtype: torch.dtype
     at: Callable[[Index], Expr]
 
+    def __post_init__(self) -> None:
+        # What uses a value twice asks for its element twice, and so on down: without this, a chain of n
+        # squares would take 2^n steps.
+        object.__setattr__(self, "at", functools.cache(self.at))
+
     @property
     def numel(self) -> int:
         """The number of elements."""
         return math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kept:
+    """A value of which each element is read several times.
+
+    Args:
+        value: what is kept.
+        rows: scratch for one of its last axis at a time is enough, because what reads it walks along that axis.
+            It is recomputed at each place instead where that is cheap and there is no such scratch. Otherwise
+            the value goes through memory.
+    """
+
+    value: Value
+    rows: bool
 
 
 @dataclasses.dataclass(eq=False)
@@ -458,12 +528,6 @@ class Kernel:
         stores = [step for step in self.steps if isinstance(step, Store)]
         return {step.buffer: None for step in stores if step.buffer.role != "local"}
 
-    @property
-    def scratch(self) -> list[Buffer]:
-        """The local buffers that it writes."""
-        written = [step.buffer for step in self.steps if isinstance(step, Store)]
-        return list(dict.fromkeys(buffer for buffer in written if buffer.role == "local"))
-
     def passes(self) -> list[list[Fold | Store]]:
         """The steps, together those that can share a loop: neighbours that need no result of one another."""
         found: list[list[Fold | Store]] = []
@@ -477,8 +541,22 @@ class Kernel:
 
     @property
     def kind(self) -> str:
-        """``reduction`` or ``elementwise``."""
-        return "reduction" if any(isinstance(step, Fold) for step in self.steps) else "elementwise"
+        """``reduction``, ``window`` (rows are kept in scratch) or ``elementwise``."""
+        if any(isinstance(step, Fold) for step in self.steps):
+            return "reduction"
+        return "window" if self.scratch else "elementwise"
+
+    @property
+    def scratch(self) -> list[Buffer]:
+        """The local buffers that it writes."""
+        written = [step.buffer for step in self.steps if isinstance(step, Store)]
+        return list(dict.fromkeys(buffer for buffer in written if buffer.role == "local"))
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """What may fail in it, each once."""
+        found = [e.extra[0] for e in walk(self.exprs) if e.op == "checked"]
+        return tuple(dict.fromkeys(found))  # type: ignore[arg-type]
 
 
 def needs(step: Fold | Store, other: Fold | Store) -> bool:

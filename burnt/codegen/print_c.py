@@ -17,10 +17,24 @@ from collections.abc import Callable, Sequence
 import torch
 
 from burnt.codegen import prelude
-from burnt.codegen.ir import Buffer, Expr, Fold, Index, Ix, Kernel, Reduction, Split, Store, Var, walk
+from burnt.codegen.ir import (
+    Buffer,
+    Expr,
+    Fold,
+    Index,
+    Ix,
+    Kernel,
+    Reduction,
+    Split,
+    Store,
+    Var,
+    places,
+    walk,
+)
 from burnt.codegen.passes import LANES, lane_of
 from burnt.codegen.print_c_folds import Accumulator
 from burnt.codegen.print_c_types import C_TYPES, MEMORY, SHORT, constant
+from burnt.codegen.print_c_windows import inside, row_of
 from burnt.codegen.sizes import mark
 
 __all__ = ["print_kernels"]
@@ -37,7 +51,23 @@ _TILE_OF_CHUNKS = 256
 _LANES = 64  # lanes that are kept in registers while a block is gone through
 _CACHE = 1 << 19  # bytes that stay in a core's second cache from one pass to the next
 
+# By bits where the test is the same for a whole loop: of a choice gcc makes branches, and no vectors.
+_PICKS = {
+    torch.float64: "f64", torch.int8: "i32", torch.int16: "i32", torch.int32: "i32", torch.int64: "i64",
+    torch.uint8: "i32", torch.bool: "i32", torch.float32: "f32", torch.bfloat16: "f32", torch.float16: "f32",
+}  # fmt: skip
+
 _HELPERS = """
+static inline int64_t pick_i64(int t, int64_t a, int64_t b) { return (a & -(int64_t)t) | (b & ((int64_t)t - 1)); }
+static inline int32_t pick_i32(int t, int32_t a, int32_t b) { return (a & -t) | (b & (t - 1)); }
+static inline float pick_f32(int t, float a, float b)
+{
+    return float_of_bits((bits_f32(a) & -(uint32_t)t) | (bits_f32(b) & ((uint32_t)t - 1)));
+}
+static inline double pick_f64(int t, double a, double b)
+{
+    return double_of_bits((bits_f64(a) & -(uint64_t)t) | (bits_f64(b) & ((uint64_t)t - 1)));
+}
 static inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 static inline int64_t floor_mod(int64_t a, int64_t b) { const int64_t m = a % b; return m < 0 ? m + b : m; }
 """
@@ -65,9 +95,14 @@ def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers:
         kernels: what to print; their names are the functions'.
         buffers: in the order in which their addresses are given.
         numbers: positions of run-time numbers, in the order in which they follow the addresses.
+
+    Where a kernel has checks, an address follows those of the buffers: of a word for each of the kernel's
+    checks, into which goes ``2 * shown + 1`` (as uint64) of one element that fails, if any does.
     """
     slots: dict[object, int] = {buffer: i for i, buffer in enumerate(buffers)}
-    slots |= {number: len(buffers) + i for i, number in enumerate(numbers)}
+    if any(kernel.checks for kernel in kernels):
+        slots["failed"] = len(buffers)
+    slots |= {number: len(slots) + i for i, number in enumerate(numbers)}
     return "\n".join([prelude.source(), _HELPERS, *(_Printer(kernel, slots).text() for kernel in kernels)])
 
 
@@ -85,14 +120,20 @@ class _Printer:
         self.used: dict[Buffer, None] = {}
         self.names: dict[Var, str] = {}
         self.temporary = 0
+        self.known: set[int] = set()  # tests that hold at the current place
+        self.span: tuple[Var, int, int] | None = None  # the vectorised loop around it, from where to where
+        self.varying: set[str] = set()  # guards that are not the same for all of that loop
+        self.uniform: dict[int, bool] = {}  # whether expressions are
+        self.hoisted: list[str] = []  # lines that come before that loop
         self.computed: dict[int, str] = {}  # names of the expressions in indices
+        self.failed = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
 
     def text(self) -> str:
         kernel = self.kernel
         self.passes = kernel.passes()
         turns = math.prod(v.extent for v in kernel.outer)
         inner = max((math.prod(v.extent for v in step.inner) for step in kernel.steps), default=1)
-        if kernel.kind != "reduction":
+        if kernel.kind == "elementwise":
             self.elementwise(turns)
         else:
             self.lane = lane_of(kernel)
@@ -105,6 +146,9 @@ class _Printer:
                     self.tile = self.width(inner, _TILE_OF_CHUNKS)
             self.turns(parallel=turns * inner >= _PARALLEL, split=split and inner * self.tile >= _PARALLEL)
         head = [f"void {kernel.name}(const burnt_arg *a)", "{"]
+        head += [f"    uint64_t {name} = 0;" for name in self.failed.values()]
+        for i, name in enumerate(self.failed.values()):
+            self.line(f"if ({name}) ((uint64_t *)a[{self.slots['failed']}].p)[{i}] = {name};")
         written = kernel.written
         for buffer in self.used:
             only = "" if buffer in written else "const "
@@ -138,13 +182,14 @@ class _Printer:
         if count >= _PARALLEL and rows < 8:
             self.loops(lead)
             self.line("#pragma omp parallel for simd schedule(static)")
-            self.loop(last)
         else:
             if count >= _PARALLEL:
                 self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
             self.loops(lead)
-            self.line("#pragma omp simd")
-            self.loop(last)
+            self.spans(last, stores)
+            self.close(len(lead))
+            return
+        self.loop(last)
         self.bodies(stores)
         self.close(len(loops))
 
@@ -322,20 +367,26 @@ class _Printer:
 
     def along(self, inner: tuple[Var, ...], stores: Sequence[Store], *, parallel: bool) -> None:
         """Stores for every turn of their inner loops."""
-        if inner:
-            *lead, last = inner
-            if self.lane is not None:
-                lead = list(inner)
-            if parallel and lead:
-                self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
-            self.loops(lead)
-            if self.lane is None:
-                threads = "parallel for " if parallel and not lead else ""
-                self.line(f"#pragma omp {threads}simd" + (" schedule(static)" if threads else ""))
-                self.loop(last)
-        begun = self.lane_by_lane()
-        self.bodies(stores)
-        self.close(len(inner) + begun)
+        if self.lane is not None or not inner:
+            if parallel and inner:
+                self.line(f"#pragma omp parallel for collapse({len(inner)}) schedule(static)")
+            self.loops(inner)
+            begun = self.lane_by_lane()
+            self.bodies(stores)
+            self.close(len(inner) + begun)
+            return
+        *lead, last = inner
+        if parallel and not lead:
+            self.line("#pragma omp parallel for simd schedule(static)")
+            self.loop(last)
+            self.bodies(stores)
+            self.close(1)
+            return
+        if parallel:
+            self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
+        self.loops(lead)
+        self.spans(last, stores)
+        self.close(len(lead))
 
     def lane_by_lane(self) -> int:
         """Begin loops over the lanes, if there are any, with the lane's own variable; their number."""
@@ -344,6 +395,24 @@ class _Printer:
         begun = self.lanes()
         self.line(f"const int64_t {self.named(self.lane)} = tile + u + l;")
         return begun
+
+    def spans(self, last: Var, stores: Sequence[Store]) -> None:
+        """Stores for every turn of a loop, its middle, where tests of its place hold, apart from its ends."""
+        name, size = self.named(last), last.extent
+        start, end, tests = inside(last, [step.value for step in stores])
+        for first, stop, known in (0, start, ()), (start, end, tests), (end, size, ()):
+            if first >= stop:
+                continue
+            before, self.lines, self.hoisted, self.uniform = self.lines, [], [], {}
+            if stop - first >= 8:
+                self.line("#pragma omp simd")
+            self.line(f"for (int64_t {name} = {mark(first)}; {name} < {mark(stop)}; {name}++) {{")
+            self.depth += 1
+            self.known, self.span = {id(test) for test in known}, (last, first, stop)
+            self.bodies(stores)
+            self.known, self.span = set(), None
+            self.close(1)
+            self.lines = before + self.hoisted + self.lines
 
     def parts_of_tile(self) -> None:
         """Begin a loop over the parts of a tile that fit into registers."""
@@ -380,8 +449,19 @@ class _Printer:
             if expr.op == "masked":
                 test, yes, no = expr.args
                 test_name = visit(test, guard)
+                if test_name == "1":
+                    memo[key] = visit(yes, guard)
+                    return memo[key]
                 inner = test_name if not guard else f"{guard} & {test_name}"
-                name = self.define(expr, f"{test_name} ? {visit(yes, inner)} : {visit(no, guard)}")
+                if guard in self.varying or not self.is_uniform(test):
+                    self.varying.add(inner)
+                chosen = visit(yes, inner), visit(no, guard)
+                if inner in self.varying:
+                    name = self.define(expr, f"{test_name} ? {chosen[0]} : {chosen[1]}")
+                else:
+                    name = self.define(expr, f"pick_{_PICKS[expr.dtype]}({test_name}, {', '.join(chosen)})")
+            elif id(expr) in self.known or (expr.op == "and" and {id(a) for a in expr.args} <= self.known):
+                name = "1"
             elif expr.op == "const":
                 name = constant(expr.extra[0], expr.dtype)
             elif expr.op == "number":
@@ -394,6 +474,8 @@ class _Printer:
             elif expr.op == "index":
                 self.computed |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.place(expr.extra[0]))  # type: ignore[arg-type]
+            elif expr.op == "checked":
+                name = self.checked(expr, [visit(a, guard) for a in expr.args], guard)
             else:
                 arguments = [visit(a, guard) for a in expr.args]
                 name = self.define(expr, _operation(expr, arguments))
@@ -403,16 +485,53 @@ class _Printer:
         return [visit(expr, "") for expr in wanted]
 
     def define(self, expr: Expr, text: str) -> str:
+        return self.named_value(C_TYPES[expr.dtype], text, hoisted=self.is_uniform(expr))
+
+    def named_value(self, ctype: str, text: str, *, hoisted: bool) -> str:
+        """A name for a value; `hoisted`: it is the same for the whole loop, and is computed before it."""
         name = f"v{self.temporary}"
         self.temporary += 1
-        self.line(f"const {C_TYPES[expr.dtype]} {name} = {text};")
+        (self.hoisted if hoisted else self.lines).append(
+            "    " * (self.depth - hoisted) + f"const {ctype} {name} = {text};"
+        )
         return name
+
+    def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
+        """A maximum rather than a branch, which would end a vector loop."""
+        test, value, otherwise, shown = arguments
+        failed = self.failed[expr.extra[0]]  # type: ignore[index]
+        fails = f"{guard} & !{test}" if guard else f"!{test}"
+        name = self.define(expr, f"{test} ? {value} : {otherwise}")
+        self.line(f"const uint64_t {name}_failed = {fails} ? (uint64_t){shown} << 1 | 1 : 0;")
+        self.line(f"{failed} = {name}_failed > {failed} ? {name}_failed : {failed};")
+        return name
+
+    def is_uniform(self, expr: Expr) -> bool:
+        """Whether an expression is the same for all of the vectorised loop, and safe to compute before it."""
+        if self.span is None or expr.op in ("load", "checked"):
+            return False
+        found = self.uniform.get(id(expr))
+        if found is None:
+            along = self.span[0]
+            found = all(map(self.is_uniform, expr.args)) and all(
+                along not in ix.variables() for ix in places(expr)
+            )
+            self.uniform[id(expr)] = found
+        return found
 
     def load(self, expr: Expr, guard: str) -> str:
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
-        text = self.element(buffer, expr.extra[1])  # type: ignore[arg-type]
+        place: Ix = expr.extra[1]  # type: ignore[assignment]
+        text = self.element(buffer, place)
         if guard:
-            text = f"({guard} ? {text} : 0)"
+            apart = row_of(buffer, place, self.span) if guard not in self.varying and self.span else None
+            if apart is not None:
+                # The test is the same for the whole loop: a row that is there is loaded in place of another.
+                row, safe, along = (self.place(ix) for ix in apart)
+                start = self.named_value("int64_t", f"{guard} ? {row} : {safe}", hoisted=True)
+                text = f"{buffer.name}[{start} + {along}]"
+            else:
+                text = f"({guard} ? {text} : 0)"
         return f"f32_of_{SHORT[buffer.dtype]}({text})" if buffer.dtype in SHORT else text
 
     def put(self, step: Store, name: str) -> None:
@@ -459,6 +578,8 @@ class _Printer:
     # --- lines --------------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
+        if self.failed and text.startswith("#pragma omp"):
+            text += f" reduction(max:{', '.join(self.failed.values())})"
         self.lines.append("    " * self.depth + text)
 
     def put_lines(self, lines: Sequence[str]) -> None:

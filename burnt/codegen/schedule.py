@@ -20,6 +20,7 @@ from burnt.codegen.ir import (
     Fold,
     Index,
     Ix,
+    Kept,
     Kernel,
     Reduction,
     Split,
@@ -40,6 +41,8 @@ __all__ = ["Call", "Plan", "schedule"]
 
 # Few rows of many elements are folded by all threads together, in a kernel of their own.
 _SPLIT_ROWS, _SPLIT_ELEMENTS = 16, 1 << 15
+# Loads of an element beyond which a kept value goes through memory rather than being computed in place.
+_MOST_LOADS = 64
 
 
 @dataclasses.dataclass(eq=False)
@@ -74,7 +77,7 @@ class Plan:
     numbers: list[int]
 
 
-def schedule(traced: Traced, captured: Sequence[torch.Tensor], scratch: int = 0) -> Plan:
+def schedule(traced: Traced, captured: Sequence[torch.Tensor], *, scratch: int = 0) -> Plan:
     """The plan of a traced function.
 
     Args:
@@ -88,14 +91,15 @@ def schedule(traced: Traced, captured: Sequence[torch.Tensor], scratch: int = 0)
 class _Scheduler:
     def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], scratch: int) -> None:
         self.traced = traced
-        self.scratch = scratch
+        self.most_scratch = scratch
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
         self.inputs: list[Buffer] = []
         self.steps: list[Kernel | Call] = []
         self.pending: list[tuple[Buffer, Value]] = []
         self.in_memory: dict[int, tuple[Value, Buffer]] = {}
-        self.folded: dict[Reduction, Buffer] = {}
+        self.folded: dict[Reduction | Kept, Buffer] = {}
+        self.scratch: dict[tuple[Kernel, Kept, Index], Buffer] = {}
         self.count = 0
 
     def plan(self) -> Plan:
@@ -204,7 +208,7 @@ class _Scheduler:
                 self.store(buffer, value, fresh)
         for kernel in fresh:
             arrange(kernel)
-            keep(kernel, self.scratch)
+            keep(kernel, self.most_scratch)
             collapse(kernel)
         self.steps += fresh
 
@@ -213,9 +217,13 @@ class _Scheduler:
         # An axis that is expanded is one element in memory, and is written once.
         loops = [Var(size if stride else 1) for size, stride in zip(value.shape, buffer.strides, strict=True)]
         element = value.at(tuple(map(Ix.of, loops)))
+        self.settle(element, kernels, [loops[a] for a in axes])
         rows = self.rows(element, kernels)
         if not _folds(self.resolved(element)):
             rows = None  # what others needed has put them all into memory
+        if rows is None and (kept := self.kept_rows(element, [loops[a] for a in axes])) is not None:
+            self.store_with_scratch(buffer, value, loops, kept, kernels)
+            return
         if rows is None and self.beside(buffer, value, loops, kernels):
             return
         outer = [loops[a] for a in axes if (loops[a] in rows if rows is not None else True)]
@@ -239,7 +247,9 @@ class _Scheduler:
         for i, kernel in enumerate(kernels):
             written = {s.buffer for k in kernels[i:] for s in k.steps if isinstance(s, Store)}
             for step in kernel.steps:
-                if not isinstance(step, Store) or [v.extent for v in step.loops] != [v.extent for v in loops]:
+                if not isinstance(step, Store) or step.buffer.role == "local":
+                    continue
+                if [v.extent for v in step.loops] != [v.extent for v in loops]:
                     continue
                 if reads & written or not reads & {e.extra[0] for e in self.reached([step.value])}:
                     continue
@@ -255,37 +265,38 @@ class _Scheduler:
         Folds over other rows are put into memory first, by kernels of their own.
         """
         found: set[Var] | None = None
-        for fold, index in _folds(self.resolved(expr)):
+        # The one with the most work first: it is its rows that the kernel gets.
+        for fold, index in sorted(
+            _folds(self.resolved(expr)), key=lambda f: -math.prod(f[0].shape + f[0].extents)
+        ):
             rows = _plain_rows(index)
             few = math.prod(fold.shape) < _SPLIT_ROWS and math.prod(fold.extents) >= _SPLIT_ELEMENTS
             alone = rows is None or few
             if not alone and rows is not None:
-                inside = self.rows(fold.body(index, _fresh(fold.extents)), kernels)
-                alone = (inside is not None and inside != rows) or (found is not None and found != rows)
+                self.nested(fold, index, rows, kernels)
+                alone = found is not None and found != rows
             if alone:
                 self.materialise(fold, kernels)
             else:
                 found = rows
         return found
 
+    def nested(self, fold: Reduction, index: Index, rows: set[Var], kernels: list[Kernel]) -> None:
+        """Put the folds that a fold's body needs into memory, unless they have its own rows."""
+        body = fold.body(index, _fresh(fold.extents))
+        inside = self.rows(body, kernels)
+        if inside is not None and inside != rows:
+            for inner, _ in _folds(self.resolved(body)):
+                self.materialise(inner, kernels)
+
     def materialise(self, fold: Reduction, kernels: list[Kernel]) -> None:
         if fold in self.folded:
             return
         self.count += 1
-        strides, step = [], 1
-        for size in reversed(fold.shape):
-            strides.append(step)
-            step *= size
-        buffer = Buffer(
-            f"t{self.count}", "between", self.count, fold.shape, tuple(reversed(strides)), fold.dtype
-        )
+        buffer = Buffer(f"t{self.count}", "between", self.count, fold.shape, _dense(fold.shape), fold.dtype)
         loops = [Var(size) for size in fold.shape]
         index = tuple(map(Ix.of, loops))
-        rows = {v for v in loops if v.extent > 1}
-        inside = self.rows(fold.body(index, _fresh(fold.extents)), kernels)
-        if inside is not None and inside != rows:
-            for nested, _ in _folds(self.resolved(fold.body(index, _fresh(fold.extents)))):
-                self.materialise(nested, kernels)
+        self.nested(fold, index, {v for v in loops if v.extent > 1}, kernels)
         outer = tuple(v for v in loops if v.extent > 1)
         kernel = Kernel("", outer, [])
         kernels.append(kernel)
@@ -306,7 +317,7 @@ class _Scheduler:
             stores = {step.buffer for step in kernel.steps if isinstance(step, Store)}
             later = kernels[kernels.index(kernel) :]
             written = {s.buffer for k in later for s in k.steps if isinstance(s, Store)}
-            shared = reads & {e.extra[0] for e in self.reached(_exprs(kernel))}
+            shared = reads & {e.extra[0] for e in self.reached(kernel.exprs)}
             if shared and not reads & written and stores:
                 return kernel
         kernel = Kernel("", tuple(outer), [])
@@ -348,21 +359,105 @@ class _Scheduler:
                 return tuple(next(known) if size > 1 else Var(1) for size in extents)
         return tuple(Var(size) for size in extents)
 
-    def resolved(self, expr: Expr) -> Expr:
-        """With loads in place of folds that are in memory."""
+    def resolved(self, expr: Expr, *, inline: bool = True) -> Expr:
+        """With loads in place of what is in memory; kept values that are not there are computed in place."""
 
         def swap(e: Expr) -> Expr | None:
-            if e.op != "reduced" or e.extra[0] not in self.folded:
+            if e.op not in ("reduced", "kept"):
                 return None
-            buffer = self.folded[e.extra[0]]
-            return load(buffer, buffer.at(e.extra[1]))  # type: ignore[arg-type]
+            held, index = e.extra
+            if held in self.folded:
+                buffer = self.folded[held]  # type: ignore[index]
+                return load(buffer, buffer.at(index))  # type: ignore[arg-type]
+            if inline and isinstance(held, Kept):
+                return self.resolved(held.value.at(index))  # type: ignore[arg-type]
+            return None
 
         return rebuilt(expr, swap=swap)
+
+    # --- kept values --------------------------------------------------------------------------------------
+
+    def settle(self, expr: Expr, kernels: list[Kernel], loops: Sequence[Var] = ()) -> None:
+        """Put kept values that an expression needs into memory, unless rows of scratch or its own loops do."""
+        for e in walk([self.resolved(expr, inline=False)]):
+            if e.op == "reduced":
+                fold, index = e.extra
+                self.settle(fold.body(index, _fresh(fold.extents)), kernels)  # type: ignore[attr-defined]
+            elif e.op == "kept" and e.extra[0] not in self.folded:
+                held: Kept = e.extra[0]  # type: ignore[assignment]
+                inside = held.value.at(_fresh(held.value.shape))
+                self.settle(inside, kernels)
+                cheap = len(self.reached([self.resolved(expr)])) <= _MOST_LOADS
+                if not held.rows or not (cheap or self.kept_rows(expr, loops) is not None):
+                    self.keep(held, kernels)
+
+    def keep(self, held: Kept, kernels: list[Kernel]) -> None:
+        """Put a kept value into memory."""
+        self.count += 1
+        shape = held.value.shape
+        buffer = Buffer(f"t{self.count}", "between", self.count, shape, _dense(shape), held.value.dtype)
+        self.store(buffer, held.value, kernels)
+        self.folded[held] = buffer
+
+    def kept_rows(self, expr: Expr, loops: Sequence[Var]) -> Var | None:
+        """The loop that walks along rows of the kept values in an expression, if all others make the row.
+
+        Args:
+            expr: a stored element.
+            loops: of the store, outermost first.
+        """
+        loops = [v for v in loops if v.extent > 1]
+        found = [e for e in walk([self.resolved(expr, inline=False)]) if e.op in ("kept", "reduced")]
+        if not found or not loops or not self.most_scratch:
+            return None
+        last = loops[-1]
+        for e in found:
+            held, index = e.extra
+            if not isinstance(held, Kept) or not held.rows:
+                return None
+            if held.value.shape[-1] * held.value.dtype.itemsize > self.most_scratch:
+                return None
+            *lead, along = index  # type: ignore[misc]
+            if _plain_rows(tuple(lead)) != set(loops[:-1]) or along.variables() != {last}:
+                return None
+        return last
+
+    def store_with_scratch(
+        self, buffer: Buffer, value: Value, loops: Sequence[Var], last: Var, kernels: list[Kernel]
+    ) -> None:
+        """A store in a kernel whose turns first compute the rows that it reads into scratch."""
+        axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
+        outer = [loops[a] for a in axes if loops[a].extent > 1 and loops[a] is not last]
+        kernel = self.home(buffer, value, outer, True, kernels)
+        mapping = dict(zip(outer, kernel.outer, strict=True))
+        at = [mapping.get(v, v) for v in loops]
+
+        def swap(e: Expr) -> Expr | None:
+            return self.in_scratch(kernel, e.extra[0], e.extra[1]) if e.op == "kept" else None  # type: ignore[arg-type]
+
+        index = tuple(map(Ix.of, at))
+        expr = rebuilt(self.resolved(value.at(index), inline=False), swap=swap)
+        kernel.steps.append(Store(buffer, (last,), buffer.at(index), expr, tuple(at)))
+
+    def in_scratch(self, kernel: Kernel, held: Kept, index: Index) -> Expr:
+        """An element of a kept value's row, which the kernel computes in every turn."""
+        *lead, along = index
+        place = (kernel, held, tuple(lead))
+        if place not in self.scratch:
+            self.count += 1
+            size = held.value.shape[-1]
+            row = Var(size)
+            buffer = Buffer(f"s{self.count}", "local", self.count, (size,), (1,), held.value.dtype)
+            made = self.resolved(held.value.at((*lead, Ix.of(row))))
+            inner = (row,) if size > 1 else ()
+            kernel.steps.append(Store(buffer, inner, Ix.of(row), made, (row,)))
+            self.scratch[place] = buffer
+        return load(self.scratch[place], along)
 
 
 def collapse(kernel: Kernel) -> None:
     """Join neighbouring loops that every access walks as if they were one."""
-    walked = [place for expr in walk(_exprs(kernel)) for place in places(expr)]
+    walked = [place for expr in walk(kernel.exprs) for place in places(expr)]
     walked += [step.place for step in kernel.steps if isinstance(step, Store)]
     mapping: dict[Var, Ix] = {}
     wholes: dict[tuple[Var, Var], Var] = {}
@@ -432,12 +527,17 @@ def _flat(ix: Ix, mapping: dict[Var, Ix]) -> Ix:
     return result
 
 
-def _exprs(kernel: Kernel) -> list[Expr]:
-    return [step.value if isinstance(step, Store) else step.body for step in kernel.steps]
-
-
 def _folds(*exprs: Expr) -> list[tuple[Reduction, Index]]:
     return [e.extra for e in walk(exprs) if e.op == "reduced"]  # type: ignore[misc]
+
+
+def _dense(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
 
 
 def _fresh(extents: Sequence[int]) -> Index:

@@ -77,6 +77,27 @@ FUSED = {
         (randn(5, 7), randn(7, 3), randn(3)),
         ["aten.mm.default", "elementwise"],
     ),
+    "cross entropy": (F.cross_entropy, (randn(50, 7), torch.arange(50) % 7), ["reduction", "reduction"]),
+    "cross entropy of each row": (
+        lambda x, y: F.cross_entropy(x, y, reduction="none", ignore_index=2),
+        (randn(50, 7), torch.arange(50) % 7),
+        ["reduction"],
+    ),
+    "cross entropy, weights": (
+        F.cross_entropy,
+        (randn(50, 7), torch.arange(50) % 7, randn(7).abs()),
+        ["reduction", "reduction"],
+    ),
+    "a table looked up": (
+        lambda i, w: F.gelu(F.embedding(i, w)),
+        (torch.arange(12).reshape(3, 4), randn(50, 7)),
+        ["elementwise"],
+    ),
+    "look-ups of look-ups": (
+        lambda x, i: torch.softmax(x[i][:, i.argmax()[None]], 0),
+        (randn(50, 7), torch.tensor([3, -1, 3])),
+        ["reduction"],
+    ),
     "views alone": (lambda x: x.t().reshape(-1)[5::3].flip(0), (randn(37, 53),), ["elementwise"]),
     "several results": (lambda x: (x + 1, x * 2, x > 0), (randn(37, 53),), ["elementwise"]),
 }

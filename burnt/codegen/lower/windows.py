@@ -1,0 +1,577 @@
+"""Lowerings of pooling: extremes and sums over windows, and their gradients.
+
+Everything is in gather form: an element of a gradient sums over the windows that contain it, in their order,
+so nothing is added atomically and results do not vary. Extremes and sums are separable: a window's rows are
+folded first, over all axes but the last, into a row that kernels keep (`Kept`), then along it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from burnt.codegen.ir import Expr, Index, Ix, Kept, Reduction, Value, Var, kept, reduced, walk
+from burnt.codegen.ir import index as place_of
+from burnt.codegen.lower.table import Unlowered, cast, compute_dtype, const, lowered, overloads
+from burnt.codegen.lower.views import chosen, within
+
+aten = torch.ops.aten
+
+# Taps of one axis that are written out one by one; more are a loop.
+_MOST_TAPS = 32
+# Taps of one axis that are counted one by one where a mean leaves some out.
+_MOST_COUNTED = 128
+# Taps of a whole window of which the place of the largest is found.
+_MOST_PLACES = 100
+# Operations of an element that is computed again for every window that it is in.
+_CHEAP = 24
+_COSTLY = frozenset({
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin",
+    "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "pow", "atan2", "reduced", "kept",
+    "fmod", "remainder", "random", "uniform",
+})  # fmt: skip
+
+
+class Axis(Protocol):
+    """The windows along one axis: `out` of them over `size` elements, with at most `taps` each."""
+
+    size: int
+    out: int
+    taps: int
+    before: int
+    """Elements of padding that windows reach before the first element."""
+    reach: int
+    """How many elements they reach over, padding included; `size` where each tap has to be tested."""
+
+    def place(self, window: Ix, tap: int | Ix) -> Ix:
+        """The element that a tap of a window is; it may lie outside."""
+
+    def missing(self, window: Ix, tap: int | Ix) -> list[Expr]:
+        """What has to hold for a tap to be in its window, the tensor's edges apart."""
+
+    def over(self, element: Ix) -> list[tuple[Ix, Ix, list[Expr]]]:
+        """The windows that may contain an element: which, as which tap, and what has to hold."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Even:
+    """Windows of one length at even distances."""
+
+    size: int
+    out: int
+    taps: int
+    stride: int
+    before: int
+    dilation: int
+
+    @property
+    def reach(self) -> int:
+        return (self.out - 1) * self.stride + (self.taps - 1) * self.dilation + 1
+
+    def place(self, window: Ix, tap: int | Ix) -> Ix:
+        return window * self.stride + Ix.of(tap) * self.dilation - self.before
+
+    def missing(self, window: Ix, tap: int | Ix) -> list[Expr]:
+        return []
+
+    def over(self, element: Ix) -> list[tuple[Ix, Ix, list[Expr]]]:
+        found = []
+        at = element + self.before
+        if self.dilation == 1 or self.taps == 1:
+            for j in range(-(-self.taps // self.stride)):
+                window, tap = at // self.stride - j, at % self.stride + j * self.stride
+                found.append((window, tap, _tests((window, self.out), (tap, self.taps))))
+            return found
+        for k in range(self.taps):
+            first = at - k * self.dilation
+            window = first // self.stride
+            tests = _tests((window, self.out))
+            if self.stride > 1:
+                tests.append(_compared("eq", first % self.stride, 0))
+            found.append((window, Ix.of(k), tests))
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Adaptive:
+    """Windows that share an axis out: from ``floor(i * size / out)`` to ``ceil((i + 1) * size / out)``."""
+
+    size: int
+    out: int
+    before: int = 0
+
+    def start(self, window: Any) -> Any:
+        return (window * self.size) // self.out
+
+    def end(self, window: Any) -> Any:
+        return (window * self.size + (self.size + self.out - 1)) // self.out
+
+    @property
+    def reach(self) -> int:
+        return self.size
+
+    @functools.cached_property
+    def taps(self) -> int:
+        return max(self.end(i) - self.start(i) for i in range(self.out))
+
+    @functools.cached_property
+    def most(self) -> int:
+        """The largest number of windows that share an element."""
+        firsts = [(i * self.out) // self.size for i in range(self.size)]
+        return max(
+            sum(self.start(o) <= i for o in range(first, min(first + self.out, self.out)))
+            for i, first in enumerate(firsts)
+        )
+
+    def place(self, window: Ix, tap: int | Ix) -> Ix:
+        return self.start(window) + tap
+
+    def missing(self, window: Ix, tap: int | Ix) -> list[Expr]:
+        return [_compared("lt", self.place(window, tap) - self.end(window), 0)]
+
+    def over(self, element: Ix) -> list[tuple[Ix, Ix, list[Expr]]]:
+        found = []
+        for j in range(self.most):
+            window = (element * self.out) // self.size + j
+            tap = element - self.start(window)
+            tests = _tests((window, self.out))
+            if j:
+                tests.append(_compared("ge", tap, 0))
+            found.append((window, tap, tests))
+        return found
+
+
+def _compared(op: str, ix: Ix, bound: int) -> Expr:
+    return Expr.make(op, (place_of(ix), const(bound, torch.int64)), torch.bool)
+
+
+def _tests(*ranges: tuple[Ix, int]) -> list[Expr]:
+    """That indices lie between 0 and a bound, as far as it is not known."""
+    found = [within(ix, 0, bound) for ix, bound in ranges]
+    return [test for test in found if test is not None]
+
+
+def _guarded(tests: Sequence[Expr], yes: Expr, no: Expr) -> Expr:
+    for test in tests:
+        yes = chosen(test, yes, no)
+    return yes
+
+
+# --- folds over windows -----------------------------------------------------------------------------------
+
+_COMBINE = {"max": "maximum", "sum": "add"}
+
+
+def settled(x: Value) -> Value:
+    """A value that may be read several times: as it is where that is cheap, else kept in memory."""
+    element = x.at(tuple(Ix.of(Var(size)) for size in x.shape))
+    nodes = list(walk([element]))
+    if len(nodes) <= _CHEAP and not any(e.op in _COSTLY for e in nodes):
+        return x
+    held = Kept(x, rows=False)
+    return Value(x.shape, x.dtype, lambda index: kept(held, index))
+
+
+def _lowest(dtype: torch.dtype) -> Expr:
+    return const(float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min, dtype)
+
+
+def _along(x: Value, axis: int, windows: Axis, kind: str, fill: Expr, *, padded: bool = False) -> Value:
+    """A fold over the windows of one axis; `padded`: its elements begin with the padding."""
+
+    def at(index: Index) -> Expr:
+        result: Expr | None = None
+        for tap in range(windows.taps):
+            place = windows.place(index[axis], tap)
+            tests = windows.missing(index[axis], tap)
+            if padded:
+                place = place + windows.before
+            else:
+                tests += _tests((place, windows.size))
+            element = _guarded(tests, x.at((*index[:axis], place, *index[axis + 1 :])), fill)
+            # The new one first: `maximum` asks it alone whether it is NaN, which keeps loops simple.
+            result = element if result is None else Expr.make(_COMBINE[kind], (element, result), x.dtype)
+        assert result is not None
+        return result
+
+    shape = (*x.shape[:axis], windows.out, *x.shape[axis + 1 :])
+    return Value(shape, x.dtype, at)
+
+
+def _row_of(x: Value, windows: Axis, fill: Expr) -> Value:
+    """A value whose last axis, padding included, is kept."""
+
+    def at(index: Index) -> Expr:
+        place = index[-1] - windows.before
+        return _guarded(_tests((place, windows.size)), x.at((*index[:-1], place)), fill)
+
+    held = Kept(Value((*x.shape[:-1], windows.reach), x.dtype, at), rows=True)
+    return Value(held.value.shape, x.dtype, lambda index: kept(held, index))
+
+
+def folded(x: Value, windows: Sequence[Axis], kind: str) -> Value:
+    """The sum or maximum over windows of the last axes, in the dtype that is computed in."""
+    inside = compute_dtype(x.dtype)
+    fill = const(0, inside) if kind == "sum" else _lowest(inside)
+    x = settled(x)
+    value = Value(x.shape, inside, lambda index: cast(x.at(index), inside))
+    if any(w.taps > _MOST_TAPS for w in windows):
+        return _looped(value, windows, kind, fill)
+    first = len(x.shape) - len(windows)
+    *lead, last = windows
+    several = False
+    for axis, w in enumerate(lead, first):
+        if not _is_whole(w):
+            value = _along(value, axis, w, kind, fill)
+            several = several or w.taps > 1
+    if _is_whole(last):
+        return value
+    if several and last.taps > 1:
+        return _along(_row_of(value, last, fill), len(x.shape) - 1, last, kind, fill, padded=True)
+    return _along(value, len(x.shape) - 1, last, kind, fill)
+
+
+def _is_whole(windows: Axis) -> bool:
+    """Whether each window is the element itself."""
+    return windows == _Even(windows.size, windows.size, 1, 1, 0, 1)
+
+
+def _looped(x: Value, windows: Sequence[Axis], kind: str, fill: Expr) -> Value:
+    """A fold over windows as a loop, for large ones."""
+    first = len(x.shape) - len(windows)
+    shape = (*x.shape[:first], *(w.out for w in windows))
+
+    def body(outer: Index, inner: Index) -> Expr:
+        places = [w.place(o, k) for w, o, k in zip(windows, outer[first:], inner, strict=True)]
+        tests = [t for w, o, k in zip(windows, outer[first:], inner, strict=True) for t in w.missing(o, k)]
+        tests += _tests(*((p, w.size) for p, w in zip(places, windows, strict=True)))
+        return _guarded(tests, x.at((*outer[:first], *places)), fill)
+
+    node = Reduction(kind, shape, tuple(w.taps for w in windows), x.dtype, body)
+    return Value(shape, x.dtype, lambda index: reduced(node, index))
+
+
+def _given(x: Value, dtype: torch.dtype) -> Value:
+    """In a dtype of 16 bits what was computed in 32."""
+    if x.dtype == dtype:
+        return x
+    return Value(x.shape, dtype, lambda index: Expr.make("as", (x.at(index),), dtype))
+
+
+# --- windows of torch's arguments -------------------------------------------------------------------------
+
+
+def _per_axis(value: Any, count: int, default: Sequence[int] | None = None) -> list[int]:
+    if not value and default is not None:
+        return list(default)
+    given = [value] if isinstance(value, int) else list(value)
+    return given * count if len(given) == 1 else given
+
+
+def _even(
+    shape: Sequence[int], out: Sequence[int], kernel: Any, stride: Any, padding: Any, dilation: Any = 1
+) -> list[Axis]:
+    """The windows of the last axes of `shape`, as many as `out` is long."""
+    count = len(out)
+    kernels = _per_axis(kernel, count)
+    steps = _per_axis(stride, count, kernels)
+    pads, gaps = _per_axis(padding, count), _per_axis(dilation, count)
+    sizes = shape[len(shape) - count :]
+    return [_Even(*each) for each in zip(sizes, out, kernels, steps, pads, gaps, strict=True)]
+
+
+def _adaptive(shape: Sequence[int], out: Sequence[int]) -> list[Axis]:
+    sizes = shape[len(shape) - len(out) :]
+    return [
+        _Even(size, n, size // n, size // n, 0, 1) if size % n == 0 else _Adaptive(size, n)
+        for size, n in zip(sizes, out, strict=True)
+    ]
+
+
+# --- maxima -----------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Places(Value):
+    """Where the maxima of windows are, as torch's indices; `taps` has the same as numbers of taps."""
+
+    taps: Value
+
+
+def _places(x: Value, windows: Sequence[Axis]) -> Places:
+    """The places of maxima: of the first among equals, of the last NaN."""
+    first = len(x.shape) - len(windows)
+    shape = (*x.shape[:first], *(w.out for w in windows))
+    inside = compute_dtype(x.dtype)
+    if math.prod(w.taps for w in windows) > _MOST_PLACES:
+        raise Unlowered
+    x = settled(x)
+
+    def at(index: Index, dtype: torch.dtype, sizes: Sequence[int], flat: bool) -> Expr:
+        """`sizes`: how long each axis is that the place counts; `flat`: it counts elements, not taps."""
+        outer = index[first:]
+
+        def named(coordinates: Sequence[Ix]) -> Expr:
+            result = Ix()
+            for ix, size in zip(coordinates, sizes, strict=True):
+                result = result * size + ix
+            return cast(place_of(result), dtype)
+
+        def coordinates(taps: Sequence[int]) -> list[Ix]:
+            given = zip(windows, outer, taps, strict=True)
+            return [w.place(o, k) if flat else Ix.of(k) for w, o, k in given]
+
+        # What is not there counts as -inf at the first place that is: torch's answer where all are -inf.
+        begin = const(0, dtype)
+        for axis, (w, o) in enumerate(zip(windows, outer, strict=True)):
+            one = [Ix()] * len(windows)
+            found: Expr | None = None
+            for tap in reversed(range(w.taps)):
+                one[axis] = w.place(o, tap) if flat else Ix.of(tap)
+                here = named(one)
+                found = here if found is None else _guarded(_there([w], [o], [tap]), here, found)
+            assert found is not None
+            begin = Expr.make("add", (begin, found), dtype)
+
+        def leaf(taps: Sequence[int]) -> tuple[Expr, Expr]:
+            tests = _there(windows, outer, taps)
+            places = [w.place(o, k) for w, o, k in zip(windows, outer, taps, strict=True)]
+            element = cast(x.at((*index[:first], *places)), inside)
+            return (
+                _guarded(tests, element, _lowest(inside)),
+                _guarded(tests, named(coordinates(taps)), begin),
+            )
+
+        best: Expr | None = None
+        place = begin
+        for taps in itertools.product(*(range(w.taps) for w in windows)):
+            element, here = leaf(taps)
+            if best is None:
+                best, place = element, here
+                continue
+            better = Expr.make("gt", (element, best), torch.bool)
+            if inside.is_floating_point:
+                nan = Expr.make("ne", (element, element), torch.bool)
+                better = Expr.make("or", (better, nan), torch.bool)
+            best = Expr.make("where", (better, element, best), inside)
+            place = Expr.make("where", (better, here, place), dtype)
+        return place
+
+    sizes, counts = [w.size for w in windows], [w.taps for w in windows]
+    taps = Value(shape, torch.int16, lambda index: cast(at(index, torch.int32, counts, False), torch.int16))
+    return Places(shape, torch.int64, lambda index: at(index, torch.int64, sizes, True), taps)
+
+
+def _there(windows: Sequence[Axis], outer: Sequence[Ix], taps: Sequence[int]) -> list[Expr]:
+    """What has to hold for taps to be elements of their windows."""
+    tests = []
+    for w, o, k in zip(windows, outer, taps, strict=True):
+        tests += [*w.missing(o, k), *_tests((w.place(o, k), w.size))]
+    return tests
+
+
+def _max_pool(metas: Sequence[torch.Tensor], x: Value, windows: Sequence[Axis]) -> tuple[Value, Value]:
+    return _given(folded(x, windows, "max"), metas[0].dtype), _places(x, windows)
+
+
+def _max_pool_backward(meta: torch.Tensor, grad: Value, windows: Sequence[Axis], indices: Value) -> Value:
+    """To each element what the windows got of which it is the maximum."""
+    first = len(meta.shape) - len(windows)
+    inside = compute_dtype(meta.dtype)
+    by_tap = isinstance(indices, Places)
+    places = settled(indices.taps if isinstance(indices, Places) else indices)
+    grad = settled(grad)
+
+    def at(index: Index) -> Expr:
+        total: Expr | None = None
+        for each in itertools.product(*(w.over(i) for w, i in zip(windows, index[first:], strict=True))):
+            where = (*index[:first], *(window for window, _, _ in each))
+            number = Ix()
+            for w, i, (_, tap, _) in zip(windows, index[first:], each, strict=True):
+                number = number * w.taps + tap if by_tap else number * w.size + i
+            ours = Expr.make("eq", (places.at(where), cast(place_of(number), places.dtype)), torch.bool)
+            zero = const(0, inside)
+            part = Expr.make("where", (ours, cast(grad.at(where), inside), zero), inside)
+            part = _guarded([t for _, _, tests in each for t in tests], part, zero)
+            total = part if total is None else Expr.make("add", (total, part), inside)
+        assert total is not None
+        return total
+
+    return _given(Value(tuple(meta.shape), inside, at), meta.dtype)
+
+
+def _spatial(metas: Sequence[torch.Tensor], rank: int) -> tuple[int, ...]:
+    return tuple(metas[0].shape[len(metas[0].shape) - rank :])
+
+
+def _max_pools(rank: int) -> None:
+    @lowered(*overloads(f"max_pool{rank}d_with_indices", "default"))
+    def forward(
+        metas: Any,
+        x: Value,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil: Any = 0,
+    ) -> tuple[Value, Value]:
+        windows = _even(x.shape, _spatial(metas, rank), kernel, stride, padding, dilation)
+        return _max_pool(metas, x, windows)
+
+    @lowered(*overloads(f"max_pool{rank}d_with_indices_backward", "default"))
+    def backward(
+        meta: torch.Tensor, grad: Value, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any,
+        ceil: Any, indices: Value,
+    ) -> Value:  # fmt: skip
+        windows = _even(meta.shape, grad.shape[len(grad.shape) - rank :], kernel, stride, padding, dilation)
+        return _max_pool_backward(meta, grad, windows, indices)
+
+    @lowered(*overloads(f"adaptive_max_pool{rank}d", "default"))
+    def adaptive(metas: Any, x: Value, size: Any) -> tuple[Value, Value]:
+        return _max_pool(metas, x, _adaptive(x.shape, _spatial(metas, rank)))
+
+    @lowered(*overloads(f"adaptive_max_pool{rank}d_backward", "default"))
+    def adaptive_backward(meta: torch.Tensor, grad: Value, x: Value, indices: Value) -> Value:
+        windows = _adaptive(meta.shape, grad.shape[len(grad.shape) - rank :])
+        return _max_pool_backward(meta, grad, windows, indices)
+
+
+# --- means ------------------------------------------------------------------------------------------------
+
+
+def _count(windows: Axis, window: Ix, include_padding: bool, dtype: torch.dtype) -> Expr:
+    """How many elements of an axis a window's sum is divided by."""
+    after = windows.before if include_padding else 0
+    total = 0
+    parts: list[Expr] = []
+    for tap in range(windows.taps):
+        place = windows.place(window, tap)
+        tests = windows.missing(window, tap)
+        test = within(place, -after, windows.size + after)
+        tests += [] if test is None else [test]
+        if tests:
+            parts.append(_guarded(tests, const(1, dtype), const(0, dtype)))
+        else:
+            total += 1
+    result = const(total, dtype)
+    for part in parts:
+        result = Expr.make("add", (result, part), dtype)
+    return result
+
+
+def _divisor(
+    windows: Sequence[Axis], index: Index, include_padding: bool, override: Any, dtype: torch.dtype
+) -> Expr:
+    """What the sum over a window is divided by."""
+    if override is not None:
+        return const(override, dtype)
+    whole = 1
+    result: Expr | None = None
+    for w, ix in zip(windows, index, strict=True):
+        count = _count(w, ix, include_padding, dtype)
+        if count.op == "const":
+            whole *= int(count.extra[0])  # type: ignore[call-overload]
+        else:
+            result = count if result is None else Expr.make("mul", (result, count), dtype)
+    if result is None:
+        return const(whole, dtype)
+    return result if whole == 1 else Expr.make("mul", (result, const(whole, dtype)), dtype)
+
+
+def _mean(
+    meta: torch.Tensor, x: Value, windows: Sequence[Axis], include_padding: bool = True, override: Any = None
+) -> Value:
+    if not meta.dtype.is_floating_point or any(w.taps > _MOST_COUNTED for w in windows):
+        raise Unlowered
+    inside = compute_dtype(meta.dtype)
+    first = len(meta.shape) - len(windows)
+    total = folded(x, windows, "sum")
+
+    def at(index: Index) -> Expr:
+        by = _divisor(windows, index[first:], include_padding, override, inside)
+        return Expr.make("div", (total.at(index), by), inside)
+
+    return _given(Value(tuple(meta.shape), inside, at), meta.dtype)
+
+
+def _mean_backward(
+    meta: torch.Tensor,
+    grad: Value,
+    windows: Sequence[Axis],
+    include_padding: bool = True,
+    override: Any = None,
+) -> Value:
+    """To each element its share of every window that it is in."""
+    if any(w.taps > _MOST_COUNTED for w in windows):
+        raise Unlowered
+    first = len(meta.shape) - len(windows)
+    inside = compute_dtype(meta.dtype)
+    grad = settled(grad)
+
+    def share(index: Index) -> Expr:
+        by = _divisor(windows, index[first:], include_padding, override, inside)
+        return Expr.make("div", (cast(grad.at(index), inside), by), inside)
+
+    value = Value(grad.shape, inside, share)
+    *lead, last = windows
+    for axis, w in enumerate(lead, first):
+        if not _is_whole(w):
+            value = _spread(value, axis, w)
+    if not _is_whole(last):
+        if any(w.taps > 1 for w in lead):
+            held = Kept(value, rows=True)
+            value = Value(value.shape, inside, lambda index: kept(held, index))
+        value = _spread(value, len(meta.shape) - 1, last)
+    return _given(Value(tuple(meta.shape), inside, value.at), meta.dtype)
+
+
+def _spread(x: Value, axis: int, windows: Axis) -> Value:
+    """For each element of an axis the sum over the windows that it is in."""
+
+    def at(index: Index) -> Expr:
+        total: Expr | None = None
+        for window, _, tests in windows.over(index[axis]):
+            part = _guarded(tests, x.at((*index[:axis], window, *index[axis + 1 :])), const(0, x.dtype))
+            total = part if total is None else Expr.make("add", (total, part), x.dtype)
+        assert total is not None
+        return total
+
+    return Value((*x.shape[:axis], windows.size, *x.shape[axis + 1 :]), x.dtype, at)
+
+
+def _avg_pools(rank: int) -> None:
+    @lowered(*overloads(f"avg_pool{rank}d", "default"))
+    def forward(
+        meta: torch.Tensor, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil: Any = False,
+        include_padding: bool = True, override: Any = None,
+    ) -> Value:  # fmt: skip
+        windows = _even(x.shape, meta.shape[len(meta.shape) - rank :], kernel, stride, padding)
+        return _mean(meta, x, windows, include_padding, override)
+
+    @lowered(*overloads(f"avg_pool{rank}d_backward", "default"))
+    def backward(
+        meta: torch.Tensor, grad: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil: Any,
+        include_padding: bool, override: Any,
+    ) -> Value:  # fmt: skip
+        windows = _even(meta.shape, grad.shape[len(grad.shape) - rank :], kernel, stride, padding)
+        return _mean_backward(meta, grad, windows, include_padding, override)
+
+    @lowered(*overloads(f"_adaptive_avg_pool{rank}d", "default"))
+    def adaptive(meta: torch.Tensor, x: Value, size: Any) -> Value:
+        return _mean(meta, x, _adaptive(x.shape, meta.shape[len(meta.shape) - rank :]))
+
+    @lowered(*overloads(f"_adaptive_avg_pool{rank}d_backward", "default"))
+    def adaptive_backward(meta: torch.Tensor, grad: Value, x: Value) -> Value:
+        return _mean_backward(meta, grad, _adaptive(meta.shape, grad.shape[len(grad.shape) - rank :]))
+
+
+# torch itself makes pools of one dimension ones of two.
+for _rank in (2, 3):
+    _max_pools(_rank)
+    _avg_pools(_rank)
