@@ -44,7 +44,8 @@ _BLOCK = 256
 _C = {
     torch.float32: "float", torch.float64: "double", torch.bfloat16: "float", torch.float16: "float",
     torch.int8: "int8_t", torch.int16: "int16_t", torch.int32: "int32_t", torch.int64: "int64_t",
-    torch.uint8: "uint8_t", torch.bool: "int",
+    torch.uint8: "uint8_t", torch.uint16: "uint16_t", torch.uint32: "uint32_t", torch.uint64: "uint64_t",
+    torch.bool: "int",
 }  # fmt: skip
 _MEMORY = {torch.bfloat16: "uint16_t", torch.float16: "uint16_t", torch.bool: "uint8_t"}
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -69,6 +70,15 @@ static inline double pick_f64(int t, double a, double b)
 static inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 static inline int64_t floor_mod(int64_t a, int64_t b) { const int64_t m = a % b; return m < 0 ? m + b : m; }
 """
+for _t in ("int64", "uint64"):
+    _HELPERS += f"""
+static inline {_t}_t power_{_t}({_t}_t a, {_t}_t b)
+{{
+    {_t}_t whole = 1;
+    for (; b; b >>= 1, a *= a) whole *= b & 1 ? a : 1;
+    return whole;
+}}
+"""
 for _t, _f in (("float", "f32"), ("double", "f64")):
     _HELPERS += f"""
 static inline {_t} trunc_div_{_f}({_t} a, {_t} b) {{ return trunc_{_f}(a / b); }}
@@ -80,7 +90,7 @@ static inline {_t} floor_div_{_f}({_t} a, {_t} b)
 }}
 """
 
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
           "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
 
 
@@ -595,7 +605,8 @@ def _constant(value: object, dtype: torch.dtype) -> str:
     if not dtype.is_floating_point:
         if dtype == torch.bool:
             return str(int(bool(value)))
-        return "INT64_MIN" if value == -(2**63) else f"(({_C[dtype]}){int(value)}LL)"
+        suffix = "LL" if dtype.is_signed else "ULL"
+        return "INT64_MIN" if value == -(2**63) else f"(({_C[dtype]}){int(value)}{suffix})"
     if math.isnan(value):
         return '__builtin_nanf("")'
     if math.isinf(value):
@@ -629,7 +640,9 @@ def _operation(expr: Expr, a: list[str]) -> str:
         return f"-{a[0]}"
     if op == "not":
         return f"~{a[0]}"
-    if op == "div":
+    if op == "power":
+        return f"power_{'int64' if dtype.is_signed else 'uint64'}({', '.join(a)})"
+    if op == "div" or (op == "trunc_div" and not inside.is_floating_point):
         return f"{a[0]} / {a[1]}"
     if op == "reciprocal":
         return f"1 / {a[0]}"

@@ -58,11 +58,12 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|",
 
 @dataclasses.dataclass(frozen=True)
 class Scratch:
-    """Memory between the dispatches of one kernel: `count` elements of a dtype."""
+    """Memory of a kernel's own: `count` elements of a dtype, which begin as zeros or as anything."""
 
     name: str
     dtype: torch.dtype
     count: int
+    zeros: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +92,9 @@ class Dispatch:
 def print_kernel(kernel: Kernel, numbers: Sequence[int]) -> list[Dispatch]:
     """The dispatches of a kernel, in the order in which they run.
 
+    Where the kernel has checks, the scratch memory ``failed`` has a word for each, into which goes
+    ``2 * shown + 1`` of one element that fails, if any does.
+
     Args:
         kernel: what to print.
         numbers: positions of run-time numbers, in the order in which they are given.
@@ -98,7 +102,7 @@ def print_kernel(kernel: Kernel, numbers: Sequence[int]) -> list[Dispatch]:
     Raises:
         UnsupportedError: Metal has no such dtype, or binds fewer buffers.
     """
-    for expr in walk([step.value if isinstance(step, Store) else step.body for step in kernel.steps]):
+    for expr in walk(kernel.exprs):
         dtype = expr.extra[0].dtype if expr.op == "load" else expr.dtype  # type: ignore[attr-defined]
         if dtype not in _COMPUTE and expr.op != "number":
             raise UnsupportedError(f"Metal has no {str(dtype).removeprefix('torch.')}", where=kernel.name)
@@ -249,6 +253,12 @@ class _Printer:
             elif expr.op == "load":
                 self.computed |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.load(expr, guard))
+            elif expr.op == "checked":
+                test, value, otherwise, shown = (visit(a, guard) for a in expr.args)
+                fails = f"{guard} && !{test}" if guard else f"!{test}"
+                place = self.kernel.checks.index(expr.extra[0])  # type: ignore[arg-type]
+                self.line(f"if ({fails}) {self.failed().name}[{place}] = {shown} * 2 + 1;")
+                name = self.define(expr, f"{test} ? {value} : {otherwise}")
             elif expr.op == "index":
                 self.computed |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.place(expr.extra[0]))  # type: ignore[arg-type]
@@ -259,6 +269,12 @@ class _Printer:
             return name
 
         return [visit(expr, "") for expr in wanted]
+
+    def failed(self) -> Scratch:
+        scratch = Scratch("failed", torch.int64, len(self.kernel.checks), zeros=True)
+        self.memory[scratch] = None
+        self.written.add(scratch)
+        return scratch
 
     def define(self, expr: Expr, text: str) -> str:
         name = f"v{self.temporary}"
@@ -370,9 +386,7 @@ class _Elementwise(_Printer):
     def takes_four(self, last: Var) -> bool:
         """Whether memory runs along the last loop everywhere, so that neighbours are worth a thread."""
         walked = [step.place for step in self.kernel.steps if isinstance(step, Store)]
-        walked += [
-            p for e in walk([s.value for s in self.kernel.steps if isinstance(s, Store)]) for p in places(e)
-        ]
+        walked += [p for e in walk(self.kernel.exprs) for p in places(e)]
         many = math.prod(v.extent for v in self.kernel.outer) >= _MANY
         return many and all(place.stride(last) in (0, 1) for place in walked)
 
@@ -668,11 +682,7 @@ def _is_wide(kernel: Kernel) -> bool:
             total += max(abs(low), abs(high))
         return total
 
-    found = [
-        reach(p)
-        for e in walk([s.value if isinstance(s, Store) else s.body for s in kernel.steps])
-        for p in places(e)
-    ]
+    found = [reach(p) for e in walk(kernel.exprs) for p in places(e)]
     found += [reach(step.place) for step in kernel.steps if isinstance(step, Store)]
     turns = [math.prod(v.extent for v in loops) for loops in (kernel.outer, *(s.inner for s in kernel.steps))]
     # A loop steps past its end by a team's width at most, and chunks are rounded up.

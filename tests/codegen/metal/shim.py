@@ -61,7 +61,7 @@ def as_cpp(source: str) -> str:
     runners = []
     for name, head, body in _KERNEL.findall(text):
         names = dict.fromkeys(_BUFFER.findall(head))
-        together = str("barrier" in body or "of_lane" in body).lower()
+        together = str(re.search("barrier|of_lane|simd_", body) is not None).lower()
         arguments = []
         for space, only, kind, _, slot in names:
             only = "const " if space == "constant" or only else ""
@@ -91,7 +91,8 @@ class Library:
     def __getattr__(self, name: str) -> Any:
         run = getattr(self.loaded, f"run_{name}")
         run.restype = ctypes.c_char_p
-        written = {int(slot) for space, only, _, _, slot in _BUFFER.findall(self.heads[name]) if not only}
+        # A word for each check is written where one fails.
+        written = {int(slot) for _, only, _, name, slot in _BUFFER.findall(self.heads[name]) if not only and name != "failed"}
 
         def call(
             *arguments: Any,
@@ -99,7 +100,7 @@ class Library:
             group_size: Sequence[int],
             arg_casts: dict[int, str] | None = None,
         ) -> None:
-            assert len(threads) == len(group_size) <= 3
+            assert len(threads) == len(group_size) == 3
             assert 0 < torch.Size(group_size).numel() <= 1024
             tensors = [_bound(a, (arg_casts or {}).get(i)) for i, a in enumerate(arguments)]
             read = {t.data_ptr() for i, t in enumerate(tensors) if i not in written}
