@@ -191,7 +191,9 @@ class _Scheduler:
         described = self.traced.results[position]
         strides = tuple(meta.stride()) if described is None else described[0]
         held = self.in_memory.get(id(value))
-        if held is not None and held[1].strides == strides:
+        # What becomes of an argument must not be seen in a result that was the argument before.
+        before = held is not None and held[1].position in self.traced.changed and node.op != "placeholder"
+        if held is not None and held[1].strides == strides and not (before and held[1].role == "input"):
             return held[1]
         buffer = Buffer(f"y{position}", "output", position, tuple(meta.shape), strides, meta.dtype)
         self.pending.append((buffer, value))
@@ -269,7 +271,9 @@ class _Scheduler:
         for fold, index in sorted(
             _folds(self.resolved(expr)), key=lambda f: -math.prod(f[0].shape + f[0].extents)
         ):
-            rows = _plain_rows(index)
+            # Where more rows are gone through than the fold has, as in a pad, it would read beyond its own.
+            fits = all(ix.bounds()[1] < size for ix, size in zip(index, fold.shape, strict=True))
+            rows = _plain_rows(index) if fits else None
             few = math.prod(fold.shape) < _SPLIT_ROWS and math.prod(fold.extents) >= _SPLIT_ELEMENTS
             alone = rows is None or few
             if not alone and rows is not None:
