@@ -15,6 +15,8 @@
     ├── CompileError       generated code does not compile                  (also RuntimeError)
     ├── CacheError         a cache folder cannot be trusted or used         (also OSError)
     ├── NonFiniteError     the loss became NaN or infinite                  (also ArithmeticError)
+    ├── OutOfRangeError    an index or a target has no such place           (also IndexError, RuntimeError)
+    ├── DivisionError      an integer is divided by zero                    (also RuntimeError)
     ├── FusionError        a function does not fuse as it was asked to      (also RuntimeError)
     └── UnsupportedError   a thing that does not exist here, or not yet     (also NotImplementedError)
 """
@@ -32,10 +34,12 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DefinitionError",
+    "DivisionError",
     "FusionError",
     "MetricError",
     "NonFiniteError",
     "OptimError",
+    "OutOfRangeError",
     "RecordError",
     "RunError",
     "ShapeError",
@@ -139,6 +143,14 @@ class RunError(BurntError, OSError):
 
 class MetricError(BurntError, ValueError):
     """A metric does not exist or cannot be computed."""
+
+
+class OutOfRangeError(BurntError, IndexError, RuntimeError):
+    """An index or a target has no such place. torch raises either class, depending on the op."""
+
+
+class DivisionError(BurntError, ZeroDivisionError, RuntimeError):
+    """An integer is divided by zero. torch raises RuntimeError; this is also a ZeroDivisionError."""
 
 
 class FusionError(BurntError, RuntimeError):

@@ -35,6 +35,7 @@ def gather() -> dict[str, Any]:
     import psutil
     import torch
 
+    from burnt import memory as pool
     from burnt.device import device_info
 
     cpu = device_info("cpu")
@@ -58,6 +59,7 @@ def gather() -> dict[str, Any]:
             "torch_threads": torch.get_num_threads(),
         },
         "memory": {"total": memory.total, "available": memory.available},
+        "memory_pool": asdict(pool.stats()),
         "compiler": _compiler(),
         "gpus": [asdict(device_info(name)) for name in _gpus(torch)],
     }
@@ -122,7 +124,7 @@ def _compiler() -> dict[str, str] | None:
 def _print(facts: dict[str, Any]) -> None:
     page = Page()
     built = [f"{kind.upper()} {facts[kind]}" for kind in ("cuda", "rocm") if facts[kind]]
-    cpu, memory, compiler = facts["cpu"], facts["memory"], facts["compiler"]
+    cpu, memory, pool, compiler = (facts[name] for name in ("cpu", "memory", "memory_pool", "compiler"))
     rows: dict[str, str | Cell] = {
         "burnt": facts["burnt"],
         "Python": facts["python"],
@@ -135,6 +137,9 @@ def _print(facts: dict[str, Any]) -> None:
         "cores": f"{cpu['cores'] or 'unknown'}, {cpu['logical']} logical, {cpu['usable']} usable; "
         f"torch uses {cpu['torch_threads']} threads",
         "memory": f"{size_text(memory['total'])}, {size_text(memory['available'])} available",
+        "memory pool": f"keeps at most {size_text(pool['limit'])} for the Learner and compiled code"
+        if pool["reason"] is None
+        else Cell(f"off: {pool['reason']}", "yellow"),
         "C compiler": f"{compiler['version']} ({compiler['path']})"
         if compiler
         else Cell("none found: install gcc or clang, or set CC", "yellow"),

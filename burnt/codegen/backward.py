@@ -15,6 +15,7 @@ from torch import Tensor
 
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.trace import PLANNING, Traced, trace, unsuited
+from burnt.errors import UnsupportedError
 
 __all__ = ["BackwardPlan", "Differentiable"]
 
@@ -120,7 +121,10 @@ def _made(
     with torch.no_grad():
         # Tensors that the function itself makes of Python numbers.
         constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
-        plan = CompiledPlan(traced, constants, f"{forward.name}_backward", forward.target, forward.device)
+        try:
+            plan = CompiledPlan(traced, constants, f"{forward.name}_backward", forward.target, forward.device)
+        except UnsupportedError:
+            return None  # a dtype, say, that only the derivative has
         return BackwardPlan(plan, constants)
 
 

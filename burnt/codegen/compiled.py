@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from burnt.codegen.ir import Buffer, Expr, Kernel, Store
+from burnt import memory
+from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.schedule import Call, Plan, schedule
 from burnt.codegen.target import Built, C, Target
 from burnt.codegen.trace import Traced
@@ -16,6 +20,7 @@ from burnt.codegen.trace import Traced
 __all__ = ["CompiledPlan"]
 
 _CPU = torch.device("cpu")
+_Allocation = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class CompiledPlan:
@@ -42,6 +47,8 @@ class CompiledPlan:
     ) -> None:
         self.name = name
         self.target, self.device = target, device
+        if device.type == "cpu":
+            memory.enable_by_default()
         self.traced = traced
         self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
         self.plan: Plan = schedule(traced, captured, scratch=target.scratch)
@@ -51,63 +58,81 @@ class CompiledPlan:
         made: dict[Buffer, None] = {}
         for step in self.plan.steps:
             if isinstance(step, Kernel):
-                made |= {
-                    s.buffer: None for s in step.steps if isinstance(s, Store) and s.buffer.role != "local"
-                }
+                made |= step.written
             else:
                 made |= {b: None for b in step.outputs if b is not None}
         made |= {o: None for o in self.plan.outputs if isinstance(o, Buffer)}
         buffers = list(dict.fromkeys([*self.plan.inputs, *made]))
-        called = {b for s in self.plan.steps if isinstance(s, Call) for b in s.outputs}
+        called: set[Buffer | None] = {b for s in self.plan.steps if isinstance(s, Call) for b in s.outputs}
         self.slots = {buffer: i for i, buffer in enumerate(buffers)}
-        self.fresh = [
-            (b.shape, b.strides, b.dtype) if b not in called else None
-            for b in made
-            if b not in self.plan.inputs
-        ]
-        built = target.build(self.kernels, buffers, self.plan.numbers) if self.kernels else Built("", {})
-        self.source, self.launch = built.source, built.launch
+        built = target.build(self.kernels, buffers, self.plan.numbers) if self.kernels else Built("", {}, {})
+        self.source, self.texts, self.launch = built.source, built.texts, built.launch
         self.results = [self.slots[o] if isinstance(o, Buffer) else None for o in self.plan.outputs]
         self.constants = [None if isinstance(o, Buffer) else o for o in self.plan.outputs]
         # One kernel and nothing else is the common case, with a path of its own.
         self.single = self.launch[self.kernels[0]] if len(self.plan.steps) == 1 and self.kernels else None
+        self.fresh = [_allocation(b) for b in made if b not in self.plan.inputs and b not in called]
+        written = {b for k in self.kernels for b in k.written} | called | {*self.plan.inputs}
+        self.empty = [(self.slots[b], _allocation(b)) for b in made if b not in written]
+        self.runs = [] if self.single is not None else self.prepared()
         Expr.forget()
+
+    def prepared(self) -> list[_Run]:
+        """The steps with what each allocates before and lets go of after."""
+        runs, there = [], {*self.plan.inputs}
+        for step in self.plan.steps:
+            outputs = step.written if isinstance(step, Kernel) else ()
+            fresh = [b for b in outputs if b not in there]
+            there.update(outputs)
+            allocate = [(self.slots[b], _allocation(b)) for b in fresh]
+            runs.append(_Run(step, _names(step), allocate))
+        # Results are kept; everything else goes with the last step that names it.
+        kept = {r for r in self.results if r is not None}
+        for run in reversed(runs):
+            slots = {self.slots[b] for b in run.names if b.role != "local"}
+            run.release = sorted(slots - kept)
+            kept |= slots
+        return runs
 
     def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
         """The results, flat, for tensors in the order of the plan's inputs and its run-time numbers."""
         memory: list[Any] = list(tensors)
-        for made in self.fresh:
-            memory.append(
-                None
-                if made is None
-                else torch.empty_strided(made[0], made[1], dtype=made[2], device=self.device)
-            )
         if self.single is not None:
+            for shape, strides, dtype in self.fresh:
+                memory.append(torch.empty_strided(shape, strides, dtype=dtype, device=self.device))
             self.single(memory, numbers)
         else:
-            self.steps(memory, numbers)
+            memory += [None] * (len(self.slots) - len(memory))
+            for slot, (shape, strides, dtype) in self.empty:
+                memory[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            for run in self.runs:
+                self.step(run, memory, numbers)
+                for slot in run.release:
+                    memory[slot] = None
         return [memory[r] if r is not None else c for r, c in zip(self.results, self.constants, strict=True)]
 
-    def steps(self, memory: list[Any], numbers: Sequence[float]) -> None:
-        """The kernels and calls, in order."""
-        for step in self.plan.steps:
-            if isinstance(step, Kernel):
-                self.launch[step](memory, numbers)
-                continue
-            held = {node: memory[self.slots[buffer]] for node, buffer in step.inputs.items()}
-            args, kwargs = torch.fx.node.map_aggregate(
-                (step.node.args, step.node.kwargs),
-                lambda v, held=held: self.argument(v, held, numbers),  # type: ignore[misc]
-            )
-            made = step.node.target(*args, **kwargs)  # type: ignore[operator]
-            made = list(made) if isinstance(made, tuple | list) else [made]
-            for buffer, tensor in zip(step.outputs, made, strict=True):
-                if buffer is not None:
-                    if tensor.stride() != buffer.strides:
-                        tensor = torch.empty_strided(
-                            buffer.shape, buffer.strides, dtype=buffer.dtype, device=self.device
-                        ).copy_(tensor)
-                    memory[self.slots[buffer]] = tensor
+    def step(self, run: _Run, memory: list[Any], numbers: Sequence[float]) -> None:
+        """One step: allocate what it writes, and launch or call."""
+        for slot, (shape, strides, dtype) in run.allocate:
+            memory[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+        step = run.step
+        if isinstance(step, Kernel):
+            self.launch[step](memory, numbers)
+            return
+        held = {node: memory[self.slots[buffer]] for node, buffer in step.inputs.items()}
+        args, kwargs = torch.fx.node.map_aggregate(
+            (step.node.args, step.node.kwargs), lambda v: self.argument(v, held, numbers)
+        )
+        made = step.node.target(*args, **kwargs)  # type: ignore[operator]
+        made = list(made) if isinstance(made, tuple | list) else [made]
+        for buffer, tensor in zip(step.outputs, made, strict=True):
+            if buffer is not None:
+                if tensor.stride() != buffer.strides:
+                    shape, strides, dtype = _allocation(buffer)
+                    tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self.device).copy_(
+                        tensor
+                    )
+                memory[self.slots[buffer]] = tensor
 
     def argument(self, value: Any, held: dict[torch.fx.Node, Tensor], numbers: Sequence[float]) -> Any:
         """An argument of a call: a tensor for its node, a run-time number for its stand-in."""
@@ -116,3 +141,52 @@ class CompiledPlan:
         if isinstance(value, float) and value in self.traced.numbers:
             return numbers[self.plan.numbers.index(self.traced.numbers[value])]
         return value
+
+    def times(self, tensors: Sequence[Tensor], numbers: Sequence[float], budget: float = 0.2) -> list[float]:
+        """Seconds of each step, the median of as many runs as the budget allows, at least 3.
+
+        Args:
+            tensors: as for a call.
+            numbers: as for a call.
+            budget: seconds.
+        """
+        runs = self.runs or self.prepared()
+        samples: list[list[float]] = [[] for _ in runs]
+        begin = time.perf_counter()
+        while len(samples[0]) < 3 or (time.perf_counter() - begin < budget and len(samples[0]) < 101):
+            memory: list[Any] = [*tensors, *[None] * (len(self.slots) - len(tensors))]
+            for run, into in zip(runs, samples, strict=True):
+                self.synchronise()
+                start = time.perf_counter()
+                self.step(run, memory, numbers)
+                self.synchronise()
+                into.append(time.perf_counter() - start)
+                for slot in run.release:
+                    memory[slot] = None
+        return [statistics.median(s) for s in samples]
+
+    def synchronise(self) -> None:
+        """Wait for the device."""
+        if self.device.type in ("cuda", "mps"):
+            getattr(torch, self.device.type).synchronize()
+
+
+@dataclasses.dataclass(eq=False)
+class _Run:
+    """A step as it is run: slots to allocate before, and to empty after."""
+
+    step: Kernel | Call
+    names: set[Buffer]
+    allocate: list[tuple[int, _Allocation]]
+    release: list[int] = dataclasses.field(default_factory=list)
+
+
+def _names(step: Kernel | Call) -> set[Buffer]:
+    """The buffers that a step reads or writes."""
+    if isinstance(step, Call):
+        return {*step.inputs.values(), *(b for b in step.outputs if b is not None)}
+    return {*step.read, *step.written}
+
+
+def _allocation(buffer: Buffer) -> _Allocation:
+    return buffer.shape, buffer.strides, buffer.dtype

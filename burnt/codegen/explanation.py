@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.function import Function
@@ -28,6 +31,7 @@ class Step:
         ops: what is computed in it, in order.
         bytes: of memory that it reads and writes, each tensor counted once.
         why: why it is a step of its own.
+        seconds: that it takes, the median of some runs, or None where it was not timed.
     """
 
     name: str
@@ -35,6 +39,7 @@ class Step:
     ops: tuple[str, ...]
     bytes: int
     why: str
+    seconds: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,23 +49,26 @@ class Explanation:
     Args:
         steps: kernels and calls in order; none where the plain function runs.
         plain: why the plain function runs, or None.
-        code: the generated C, without the prelude that every kernel shares.
+        texts: the generated text of each kernel, by name: C, Triton or Metal, as the tensors' device wants.
+        backward: the same of its gradients, where an argument wants one and there is a plan for them.
     """
 
     steps: tuple[Step, ...]
     plain: str | None = None
-    code: str = ""
+    texts: dict[str, str] = dataclasses.field(default_factory=dict)
+    backward: Explanation | None = None
 
     def source(self, name: str) -> str:
-        """The C of a kernel.
+        """The text of a kernel.
 
         Raises:
             KeyError: no kernel has this name.
         """
-        found = re.search(rf"^void {re.escape(name)}\(.*?^}}$", self.code, re.M | re.S)
-        if found is None:
-            raise KeyError(f"no kernel {name!r}; there are: {', '.join(s.name for s in self.steps)}")
-        return found[0]
+        if name in self.texts:
+            return self.texts[name]
+        if self.backward is not None and name in self.backward.texts:
+            return self.backward.texts[name]
+        raise KeyError(f"no kernel {name!r}; there are: {', '.join(self.texts)}")
 
     def as_dict(self) -> dict[str, Any]:
         """What JSON can hold of it."""
@@ -69,39 +77,89 @@ class Explanation:
     def __str__(self) -> str:
         if self.plain is not None:
             return f"the plain function runs: {self.plain}"
-        rows = [("kernel", "kind", "bytes", "ops", "a step of its own because")]
-        rows += [(s.name, s.kind, f"{s.bytes:,}", " ".join(s.ops), s.why) for s in self.steps]
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        steps = [*self.steps, *(self.backward.steps if self.backward is not None else ())]
+        timed = any(s.seconds is not None for s in steps)
+        rows = [
+            (
+                "kernel",
+                "kind",
+                "bytes",
+                *(["us", "GB/s"] if timed else []),
+                "ops",
+                "a step of its own because",
+            )
+        ]
+        for s in steps:
+            speed = (
+                (f"{s.seconds * 1e6:,.1f}", f"{s.bytes / s.seconds / 1e9:.1f}") if s.seconds else ("-", "-")
+            )
+            rows.append((s.name, s.kind, f"{s.bytes:,}", *(speed if timed else ()), " ".join(s.ops), s.why))
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        numbers = range(2, len(rows[0]) - 2)
         lines = []
         for row in rows:
             cells = [
-                c.rjust(w) if i == 2 else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+                c.rjust(w) if i in numbers else c.ljust(w)
+                for i, (c, w) in enumerate(zip(row, widths, strict=True))
             ]
             lines.append("  ".join(cells).rstrip())
         return "\n".join(lines)
 
 
-def explain(fn: Callable[..., Any], *args: Any) -> Explanation:
-    """What a function runs for these arguments: kernels, ops, bytes, and why groups end.
+def explain(fn: Callable[..., Any], *args: Any, timed: bool = True) -> Explanation:
+    """What a function runs for these arguments: kernels, ops, bytes, times, and why groups end.
 
     Args:
         fn: a function made by `fuse`, or a plain one, which is fused to be looked at.
-        args: its arguments; the function is called with them once.
+        args: its arguments; the function is called with them, and with those that want gradients its
+            backward is, too.
+        timed: measure every step, for a fifth of a second altogether.
 
     >>> import torch
     >>> from burnt.codegen import explain
-    >>> print(explain(lambda x: torch.softmax(x * 2, -1), torch.ones(4, 8)))
+    >>> print(explain(lambda x: torch.softmax(x * 2, -1), torch.ones(4, 8), timed=False))
     kernel      kind       bytes  ops                      a step of its own because
     _lambda__0  reduction    256  mul max sub exp sum div  it is all there is
     """
     function = fn if isinstance(fn, Function) else Function(fn)
-    compiled = function.plan(*args)
-    if compiled is None:
-        return Explanation((), function.why_plain(*args))
-    steps = tuple(_step(step, compiled) for step in compiled.plan.steps)
-    return Explanation(
-        steps, None, compiled.source[compiled.source.index("\nvoid ") :] if compiled.kernels else ""
+    planned = function.planned(*args)
+    if planned.forward is None:
+        return Explanation((), planned.plain)
+    tensors = [*(a for a in args if isinstance(a, Tensor)), *planned.captured]
+    numbers = [args[i] for i in planned.forward.plan.numbers]
+    backward = None
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        results = [
+            r for r in pytree.tree_leaves(function(*args)) if isinstance(r, Tensor) and r.requires_grad
+        ]
+        wanted = [t for t in tensors if t.requires_grad]
+        torch.autograd.grad(results, wanted, [torch.ones_like(r) for r in results], allow_unused=True)
+        plan = planned.forward.backward.get(tuple(t.requires_grad for t in tensors))
+        if plan is not None:
+            backward = _explained(plan.plan, _seconds(plan.plan) if timed else None)
+    with torch.no_grad():
+        seconds = planned.forward.times(tensors, numbers) if timed else None
+    return dataclasses.replace(_explained(planned.forward, seconds), backward=backward)
+
+
+def _seconds(compiled: CompiledPlan) -> list[float]:
+    """The times of a plan's steps with inputs of the right shapes: which values they hold is all the same."""
+    tensors = [
+        torch.empty_strided(b.shape, b.strides, dtype=b.dtype, device=compiled.device).fill_(
+            b.dtype.is_floating_point
+        )
+        for b in compiled.plan.inputs
+    ]
+    return compiled.times(tensors, [0.5] * len(compiled.plan.numbers))
+
+
+def _explained(compiled: CompiledPlan, seconds: Sequence[float] | None) -> Explanation:
+    measured: Sequence[float | None] = seconds or [None] * len(compiled.plan.steps)
+    steps = tuple(
+        dataclasses.replace(_step(step, compiled), seconds=s)
+        for step, s in zip(compiled.plan.steps, measured, strict=True)
     )
+    return Explanation(steps, None, {kernel.name: text for kernel, text in compiled.texts.items()})
 
 
 def _step(step: Kernel | Call, compiled: CompiledPlan) -> Step:

@@ -25,7 +25,7 @@ from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.ir import Kernel
 from burnt.codegen.target import C, Target, target_of
 from burnt.codegen.trace import PLANNING, Traced, trace, unsuited
-from burnt.errors import FusionError
+from burnt.errors import FusionError, UnsupportedError
 
 __all__ = ["Function", "fuse"]
 
@@ -35,7 +35,7 @@ _NUMBERS = frozenset({bool, int, str, type(None)})
 _SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
 
 
-class _Entry(NamedTuple):
+class Planned(NamedTuple):
     """What is known for a signature: a plan, or why the plain function runs.
 
     `held` keeps alive what the function captured, as the signature knows it by its address. `by_value`: the
@@ -47,6 +47,11 @@ class _Entry(NamedTuple):
     held: list[Any]
     plain: str | None = None
     by_value: bool = False
+
+    @property
+    def captured_wants_gradient(self) -> bool:
+        """Whether a captured tensor wants a gradient; it may change its mind between calls."""
+        return any(t.requires_grad for t in self.captured)
 
 
 class Function:
@@ -63,7 +68,7 @@ class Function:
         self.single = single
         self.target = target
         self.name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
-        self._entries: dict[Any, _Entry] = {}
+        self._entries: dict[Any, Planned] = {}
         self._captures = _captures(fn)
         self._variants = 0
         functools.update_wrapper(self, fn)
@@ -77,7 +82,27 @@ class Function:
             return self.fn(*args, **kwargs)
         if kwargs:
             return self._with_keywords(args, kwargs)
-        key: list[Any] = [torch.is_grad_enabled()]
+        found = self._found(args)
+        if found is None:
+            return self.fn(*args)
+        planned, tensors, wants_gradient = found
+        if planned.forward is None:
+            return self.fn(*args)
+        numbers = [args[i] for i in planned.forward.plan.numbers]
+        if wants_gradient or (planned.captured_wants_gradient and torch.is_grad_enabled()):
+            flat = Differentiable.apply(planned.forward, numbers, *tensors, *planned.captured)  # type: ignore[no-untyped-call]
+        else:
+            flat = planned.forward([*tensors, *planned.captured], numbers)
+        structure = planned.forward.traced.structure
+        return flat[0] if structure.is_leaf() else pytree.tree_unflatten(list(flat), structure)
+
+    def _found(self, args: Sequence[Any]) -> tuple[Planned, list[Tensor], bool] | None:
+        """What is known for arguments, made at the first time; the tensors; whether one wants a gradient.
+
+        None where an argument is of a kind that no signature knows.
+        """
+        with_gradients = torch.is_grad_enabled()
+        key: list[Any] = [with_gradients]
         tensors: list[Tensor] = []
         wants_gradient = False
         for arg in args:
@@ -91,28 +116,20 @@ class Function:
             elif kind in _SIMPLE or isinstance(arg, _SIMPLE):
                 key.append((kind, arg))
             else:
-                return self.fn(*args)
+                return None
         if torch.is_autocast_enabled("cpu"):
             key.append(torch.get_autocast_dtype("cpu"))
         if torch.get_default_dtype() is not torch.float32:
             key.append(torch.get_default_dtype())
         for holder, name in self._captures:
             key.append(_identity(_content(holder, name)))
-        entry = self._entries.get(tuple(key))
-        if entry is None:
-            entry = self._prepare(key, args, tensors)
-        if entry.by_value:
+        planned = self._entries.get(tuple(key))
+        if planned is None:
+            planned = self._prepare(key, args, tensors)
+        if planned.by_value:
             key.append(tuple(arg.hex() for arg in args if type(arg) is float))
-            entry = self._entries.get(tuple(key)) or self._prepare(key, args, tensors, by_value=True)
-        if entry.forward is None:
-            return self.fn(*args)
-        numbers = [args[i] for i in entry.forward.plan.numbers]
-        if key[0] and (wants_gradient or any(t.requires_grad for t in entry.captured)):
-            flat = Differentiable.apply(entry.forward, numbers, *tensors, *entry.captured)  # type: ignore[no-untyped-call]
-        else:
-            flat = entry.forward([*tensors, *entry.captured], numbers)
-        structure = entry.forward.traced.structure
-        return flat[0] if structure.is_leaf() else pytree.tree_unflatten(list(flat), structure)
+            planned = self._entries.get(tuple(key)) or self._prepare(key, args, tensors, by_value=True)
+        return planned, tensors, wants_gradient and with_gradients
 
     def _with_keywords(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         bound = inspect.signature(self.fn).bind(*args, **kwargs)
@@ -123,22 +140,26 @@ class Function:
 
     def why_plain(self, *args: Any) -> str | None:
         """Why the plain function runs for these arguments; None if a plan does."""
-        self(*args)
-        entry = next(reversed(self._entries.values()), None)
-        return entry.plain if entry is not None else "the call was not looked at"
+        return self.planned(*args).plain
 
     def plan(self, *args: Any) -> CompiledPlan | None:
         """The forward plan for these arguments, made if need be; None where the plain function runs."""
-        known = set(self._entries)
-        self(*args)
-        made = [e for k, e in self._entries.items() if k not in known] or list(self._entries.values())
-        return made[-1].forward if made else None
+        return self.planned(*args).forward
+
+    def planned(self, *args: Any) -> Planned:
+        """What is known for these arguments, made if need be."""
+        found = self._found(args)
+        return (
+            found[0]
+            if found is not None
+            else Planned(None, [], [], "an argument of a kind that no plan takes")
+        )
 
     # --- making plans -------------------------------------------------------------------------------------
 
     def _prepare(
         self, key: list[Any], args: Sequence[Any], tensors: Sequence[Tensor], *, by_value: bool = False
-    ) -> _Entry:
+    ) -> Planned:
         with PLANNING:
             held = [_content(holder, name) for holder, name in self._captures]
             if not by_value:
@@ -163,7 +184,7 @@ class Function:
                 self._entries[signature] = entry
             return entry
 
-    def _made(self, args: Sequence[Any], tensors: Sequence[Tensor], held: list[Any]) -> _Entry:
+    def _made(self, args: Sequence[Any], tensors: Sequence[Tensor], held: list[Any]) -> Planned:
         target = self.target or (target_of(tensors[0].device) if tensors else C)
         reason = target if isinstance(target, str) else self._unsuited(tensors) or _unsuited_captures(held)
         if isinstance(target, str) or reason is not None:
@@ -179,8 +200,11 @@ class Function:
         if reason is not None:
             return self._plain(reason, held)
         device = tensors[0].device if tensors else torch.device("cpu")
-        with torch.no_grad():
-            forward = CompiledPlan(traced, captured, self.name, target, device)
+        try:
+            with torch.no_grad():
+                forward = CompiledPlan(traced, captured, self.name, target, device)
+        except UnsupportedError as error:
+            return self._plain(str(error), held)
         if self.single and len(forward.plan.steps) != 1:
             raise FusionError(
                 f"{self.name} does not come out as one kernel",
@@ -193,12 +217,12 @@ class Function:
             )
         if os.environ.get("BURNT_DEBUG") == "1":
             print(f"burnt: {self.name}: {len(forward.plan.steps)} steps\n{forward.source}", file=sys.stderr)  # noqa: T201
-        return _Entry(forward, captured, held, by_value=not general)
+        return Planned(forward, captured, held, by_value=not general)
 
-    def _plain(self, reason: str, held: list[Any]) -> _Entry:
+    def _plain(self, reason: str, held: list[Any]) -> Planned:
         if self.single:
             raise FusionError(f"{self.name} does not come out as one kernel", found=reason)
-        return _Entry(None, [], held, reason)
+        return Planned(None, [], held, reason)
 
     def _unsuited(self, tensors: Sequence[Tensor]) -> str | None:
         for tensor in tensors:

@@ -16,12 +16,15 @@ they can be; what a reshape leaves over is a division or a remainder.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import torch
+
+from burnt.errors import BurntError, DivisionError, OutOfRangeError
 
 _names = itertools.count()
 
@@ -231,9 +234,15 @@ class Expr:
     """An element. Equal expressions are one object, so that common parts are found by identity.
 
     `op` is ``const`` (value), ``number`` (position), ``load`` (Buffer, Ix), ``index`` (Ix), ``reduced``
-    (Reduction, Index), ``kept`` (Kept, Index; a scheduled kernel has none left), ``cast``, or the name of an
-    operation, of which `burnt.codegen.lower` has the list and each printer the text. Where an index holds `Computed` parts, their
+    (Reduction, Index), ``kept`` (Kept, Index; a scheduled kernel has none left), ``cast``, ``masked``,
+    ``checked``, or the name of an operation, of which `burnt.codegen.lower` has the list and each printer
+    the text. Where an index holds `Computed` parts, their
     expressions are the arguments, so that they are found and computed first (`load`, `index` below do so).
+
+    ``masked`` (test, yes, no) is `yes` where the test holds, and loads below it are made there alone.
+    ``checked`` (test, value, otherwise, shown; extra: `Check`) is `value` where the test holds. Where it does
+    not it is `otherwise`, and the kernel fails: a printer sees to it that the caller gets to know, with
+    `shown` (int64), as the `Check` says. It is no branch: a loop goes on with `otherwise`, and is a vector's.
     """
 
     __slots__ = ("args", "dtype", "extra", "op")
@@ -290,6 +299,40 @@ def load(buffer: Buffer, place: Ix) -> Expr:
 def index(place: Ix) -> Expr:
     """An index as an int64 element."""
     return Expr.make("index", place.computed(), torch.int64, place)
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """What a ``checked`` expression looks at.
+
+    Args:
+        op: the op that asks for it, as torch spells it.
+        size: of the axis that is indexed; 0 where a divisor must not be 0.
+        axis: the axis.
+        low: the smallest legal index.
+    """
+
+    op: str
+    size: int = 0
+    axis: int = 0
+    low: int = 0
+
+    def error(self, value: int) -> BurntError:
+        """What to raise for a value that fails."""
+        if not self.size:
+            return DivisionError(
+                f"{self.op}: an integer is divided by zero", hint="a float would give infinity or NaN"
+            )
+        return OutOfRangeError(
+            f"{self.op}: index {value} is out of range",
+            expected=f"{self.low} <= index < {self.size}, the size of axis {self.axis}",
+            found=value,
+        )
+
+
+def checked(check: Check, test: Expr, value: Expr, otherwise: Expr, shown: Expr) -> Expr:
+    """A value where a test holds; elsewhere another, and the kernel fails."""
+    return Expr.make("checked", (test, value, otherwise, shown), value.dtype, check)
 
 
 def reduced(fold: Reduction, at: Index) -> Expr:
@@ -404,6 +447,11 @@ class Value:
     dtype: torch.dtype
     at: Callable[[Index], Expr]
 
+    def __post_init__(self) -> None:
+        # What uses a value twice asks for its element twice, and so on down: without this, a chain of n
+        # squares would take 2^n steps.
+        object.__setattr__(self, "at", functools.cache(self.at))
+
     @property
     def numel(self) -> int:
         """The number of elements."""
@@ -416,9 +464,9 @@ class Kept:
 
     Args:
         value: what is kept.
-        rows: scratch for one of its last axis at a time is enough, because what reads it walks along that axis.
-            It is recomputed at each place instead where that is cheap and there is no such scratch. Otherwise
-            the value goes through memory.
+        rows: scratch for one row of its last axis is enough, because what reads it walks along that axis. It
+            is computed in place where that is cheap and there is no such scratch. Otherwise the value goes
+            through memory.
     """
 
     value: Value
@@ -455,6 +503,22 @@ class Kernel:
     steps: list[Fold | Store]
 
     @property
+    def exprs(self) -> list[Expr]:
+        """What the steps compute."""
+        return [step.value if isinstance(step, Store) else step.body for step in self.steps]
+
+    @property
+    def read(self) -> dict[Buffer, None]:
+        """The buffers that it reads, in order."""
+        return {e.extra[0]: None for e in walk(self.exprs) if e.op == "load"}  # type: ignore[misc]
+
+    @property
+    def written(self) -> dict[Buffer, None]:
+        """The buffers outside of the kernel that it writes, in order."""
+        stores = [step for step in self.steps if isinstance(step, Store)]
+        return {step.buffer: None for step in stores if step.buffer.role != "local"}
+
+    @property
     def kind(self) -> str:
         """``reduction``, ``window`` (rows are kept in scratch) or ``elementwise``."""
         if any(isinstance(step, Fold) for step in self.steps):
@@ -466,3 +530,9 @@ class Kernel:
         """The local buffers that it writes."""
         written = [step.buffer for step in self.steps if isinstance(step, Store)]
         return list(dict.fromkeys(buffer for buffer in written if buffer.role == "local"))
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """What may fail in it, each once."""
+        found = [e.extra[0] for e in walk(self.exprs) if e.op == "checked"]
+        return tuple(dict.fromkeys(found))  # type: ignore[arg-type]

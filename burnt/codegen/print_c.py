@@ -17,7 +17,20 @@ from collections.abc import Sequence
 import torch
 
 from burnt.codegen import prelude
-from burnt.codegen.ir import Buffer, Expr, Fold, Index, Ix, Kernel, Reduction, Split, Store, Var, places, walk
+from burnt.codegen.ir import (
+    Buffer,
+    Expr,
+    Fold,
+    Index,
+    Ix,
+    Kernel,
+    Reduction,
+    Split,
+    Store,
+    Var,
+    places,
+    walk,
+)
 from burnt.codegen.print_c_windows import inside, row_of
 from burnt.codegen.sizes import mark
 
@@ -42,7 +55,10 @@ _PICKS = {
 }  # fmt: skip
 
 _HELPERS = """
-static inline int64_t pick_i64(int t, int64_t a, int64_t b) { return (a & -(int64_t)t) | (b & ((int64_t)t - 1)); }
+static inline int64_t pick_i64(int t, int64_t a, int64_t b)
+{
+    return (a & -(int64_t)t) | (b & ((int64_t)t - 1));
+}
 static inline int32_t pick_i32(int t, int32_t a, int32_t b) { return (a & -t) | (b & (t - 1)); }
 static inline float pick_f32(int t, float a, float b)
 {
@@ -79,9 +95,14 @@ def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers:
         kernels: what to print; their names are the functions'.
         buffers: in the order in which their addresses are given.
         numbers: positions of run-time numbers, in the order in which they follow the addresses.
+
+    Where a kernel has checks, an address follows those of the buffers: of a word for each of the kernel's
+    checks, into which goes ``2 * shown + 1`` (as uint64) of one element that fails, if any does.
     """
     slots: dict[object, int] = {buffer: i for i, buffer in enumerate(buffers)}
-    slots |= {number: len(buffers) + i for i, number in enumerate(numbers)}
+    if any(kernel.checks for kernel in kernels):
+        slots["failed"] = len(buffers)
+    slots |= {number: len(slots) + i for i, number in enumerate(numbers)}
     return "\n".join([prelude.source(), _HELPERS, *(_Printer(kernel, slots).text() for kernel in kernels)])
 
 
@@ -102,6 +123,7 @@ class _Printer:
         self.uniform: dict[int, bool] = {}  # whether expressions are
         self.hoisted: list[str] = []  # lines that come before that loop
         self.computed: dict[int, str] = {}  # names of the expressions in indices
+        self.failed = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
 
     def text(self) -> str:
         kernel = self.kernel
@@ -127,6 +149,9 @@ class _Printer:
             kind = _MEMORY.get(buffer.dtype, _C[buffer.dtype])
             only = "" if buffer in stored else "const "
             head.append(f"    {only}{kind} *restrict {buffer.name} = a[{self.slots[buffer]}].p;")
+        head += [f"    uint64_t {name} = 0;" for name in self.failed.values()]
+        for i, name in enumerate(self.failed.values()):
+            self.line(f"if ({name}) ((uint64_t *)a[{self.slots['failed']}].p)[{i}] = {name};")
         return "\n".join([*head, *self.lines, "}", ""])
 
     # --- forms --------------------------------------------------------------------------------------------
@@ -442,6 +467,8 @@ class _Printer:
             elif expr.op == "index":
                 self.computed |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.place(expr.extra[0]))  # type: ignore[arg-type]
+            elif expr.op == "checked":
+                name = self.checked(expr, [visit(a, guard) for a in expr.args], guard)
             else:
                 arguments = [visit(a, guard) for a in expr.args]
                 name = self.define(expr, _operation(expr, arguments))
@@ -457,19 +484,33 @@ class _Printer:
         """A name for a value; `hoisted`: it is the same for the whole loop, and is computed before it."""
         name = f"v{self.temporary}"
         self.temporary += 1
-        (self.hoisted if hoisted else self.lines).append("    " * (self.depth - hoisted) + f"const {ctype} {name} = {text};")
+        (self.hoisted if hoisted else self.lines).append(
+            "    " * (self.depth - hoisted) + f"const {ctype} {name} = {text};"
+        )
         return name
 
     def is_uniform(self, expr: Expr) -> bool:
         """Whether an expression is the same for all of the vectorised loop, and safe to compute before it."""
-        if self.span is None or expr.op == "load":
+        if self.span is None or expr.op in ("load", "checked"):
             return False
         found = self.uniform.get(id(expr))
         if found is None:
             along = self.span[0]
-            found = all(map(self.is_uniform, expr.args)) and all(along not in ix.variables() for ix in places(expr))
+            found = all(map(self.is_uniform, expr.args)) and all(
+                along not in ix.variables() for ix in places(expr)
+            )
             self.uniform[id(expr)] = found
         return found
+
+    def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
+        """A maximum rather than a branch, which would end a vector loop."""
+        test, value, otherwise, shown = arguments
+        failed = self.failed[expr.extra[0]]  # type: ignore[index]
+        fails = f"{guard} & !{test}" if guard else f"!{test}"
+        name = self.define(expr, f"{test} ? {value} : {otherwise}")
+        self.line(f"const uint64_t {name}_failed = {fails} ? (uint64_t){shown} << 1 | 1 : 0;")
+        self.line(f"{failed} = {name}_failed > {failed} ? {name}_failed : {failed};")
+        return name
 
     def load(self, expr: Expr, guard: str) -> str:
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
@@ -523,6 +564,8 @@ class _Printer:
     # --- lines --------------------------------------------------------------------------------------------
 
     def line(self, text: str) -> None:
+        if self.failed and text.startswith("#pragma omp"):
+            text += f" reduction(max:{', '.join(self.failed.values())})"
         self.lines.append("    " * self.depth + text)
 
     def loop(self, var: Var) -> None:

@@ -260,18 +260,29 @@ class _Scheduler:
         Folds over other rows are put into memory first, by kernels of their own.
         """
         found: set[Var] | None = None
-        for fold, index in _folds(self.resolved(expr)):
+        # The one with the most work first: it is its rows that the kernel gets.
+        for fold, index in sorted(
+            _folds(self.resolved(expr)), key=lambda f: -math.prod(f[0].shape + f[0].extents)
+        ):
             rows = _plain_rows(index)
             few = math.prod(fold.shape) < _SPLIT_ROWS and math.prod(fold.extents) >= _SPLIT_ELEMENTS
             alone = rows is None or few
             if not alone and rows is not None:
-                inside = self.rows(fold.body(index, _fresh(fold.extents)), kernels)
-                alone = (inside is not None and inside != rows) or (found is not None and found != rows)
+                self.nested(fold, index, rows, kernels)
+                alone = found is not None and found != rows
             if alone:
                 self.materialise(fold, kernels)
             else:
                 found = rows
         return found
+
+    def nested(self, fold: Reduction, index: Index, rows: set[Var], kernels: list[Kernel]) -> None:
+        """Put the folds that a fold's body needs into memory, unless they have its own rows."""
+        body = fold.body(index, _fresh(fold.extents))
+        inside = self.rows(body, kernels)
+        if inside is not None and inside != rows:
+            for inner, _ in _folds(self.resolved(body)):
+                self.materialise(inner, kernels)
 
     def materialise(self, fold: Reduction, kernels: list[Kernel]) -> None:
         if fold in self.folded:
@@ -280,11 +291,7 @@ class _Scheduler:
         buffer = Buffer(f"t{self.count}", "between", self.count, fold.shape, _dense(fold.shape), fold.dtype)
         loops = [Var(size) for size in fold.shape]
         index = tuple(map(Ix.of, loops))
-        rows = {v for v in loops if v.extent > 1}
-        inside = self.rows(fold.body(index, _fresh(fold.extents)), kernels)
-        if inside is not None and inside != rows:
-            for nested, _ in _folds(self.resolved(fold.body(index, _fresh(fold.extents)))):
-                self.materialise(nested, kernels)
+        self.nested(fold, index, {v for v in loops if v.extent > 1}, kernels)
         outer = tuple(v for v in loops if v.extent > 1)
         kernel = Kernel("", outer, [])
         kernels.append(kernel)
@@ -305,7 +312,7 @@ class _Scheduler:
             stores = {step.buffer for step in kernel.steps if isinstance(step, Store)}
             later = kernels[kernels.index(kernel) :]
             written = {s.buffer for k in later for s in k.steps if isinstance(s, Store)}
-            shared = reads & {e.extra[0] for e in self.reached(_exprs(kernel))}
+            shared = reads & {e.extra[0] for e in self.reached(kernel.exprs)}
             if shared and not reads & written and stores:
                 return kernel
         kernel = Kernel("", tuple(outer), [])
@@ -348,7 +355,7 @@ class _Scheduler:
                 return None
             held, index = e.extra
             if held in self.folded:
-                buffer = self.folded[held]  # type: ignore[index]
+                buffer = self.folded[held]
                 return load(buffer, buffer.at(index))  # type: ignore[arg-type]
             if inline and isinstance(held, Kept):
                 return self.resolved(held.value.at(index))  # type: ignore[arg-type]
@@ -359,7 +366,7 @@ class _Scheduler:
     # --- kept values --------------------------------------------------------------------------------------
 
     def settle(self, expr: Expr, kernels: list[Kernel], loops: Sequence[Var] = ()) -> None:
-        """Put kept values that an expression needs into memory, unless rows of scratch or its own loops do."""
+        """Put kept values that an expression needs into memory, unless scratch or computing them in place will do."""
         for e in walk([self.resolved(expr, inline=False)]):
             if e.op == "reduced":
                 fold, index = e.extra
@@ -398,8 +405,8 @@ class _Scheduler:
                 return None
             if held.value.shape[-1] * held.value.dtype.itemsize > _MOST_SCRATCH:
                 return None
-            *lead, along = index  # type: ignore[misc]
-            if _plain_rows(tuple(lead)) != set(loops[:-1]) or along.variables() != {last}:
+            place: Index = index  # type: ignore[assignment]
+            if _plain_rows(place[:-1]) != set(loops[:-1]) or place[-1].variables() != {last}:
                 return None
         return last
 
@@ -438,7 +445,7 @@ class _Scheduler:
 
 def collapse(kernel: Kernel) -> None:
     """Join neighbouring loops that every access walks as if they were one."""
-    walked = [place for expr in walk(_exprs(kernel)) for place in places(expr)]
+    walked = [place for expr in walk(kernel.exprs) for place in places(expr)]
     walked += [step.place for step in kernel.steps if isinstance(step, Store)]
     mapping: dict[Var, Ix] = {}
     wholes: dict[tuple[Var, Var], Var] = {}
@@ -506,10 +513,6 @@ def _flat(ix: Ix, mapping: dict[Var, Ix]) -> Ix:
             if changed:
                 break
     return result
-
-
-def _exprs(kernel: Kernel) -> list[Expr]:
-    return [step.value if isinstance(step, Store) else step.body for step in kernel.steps]
 
 
 def _folds(*exprs: Expr) -> list[tuple[Reduction, Index]]:

@@ -6,17 +6,21 @@ Nothing is imported here before it is needed: a Mac has no Triton.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import functools
+import itertools
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from burnt.codegen import toolchain
-from burnt.codegen.ir import Buffer, Kernel
+from burnt.codegen.ir import Buffer, Check, Kernel
 from burnt.codegen.sizes import Forms, parameters, plain
 
-__all__ = ["Built", "C", "Target", "target_of"]
+__all__ = ["METAL", "Built", "C", "Target", "build_metal", "target_of"]
 
 Launch = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
 
@@ -27,11 +31,13 @@ class Built:
 
     Args:
         source: the text of all of them, for people.
+        texts: the text of each.
         launch: for each kernel, a callable of all buffers in their order (None for one that is not there
             yet) and the run-time numbers.
     """
 
     source: str
+    texts: dict[Kernel, str]
     launch: dict[Kernel, Launch]
 
 
@@ -58,16 +64,38 @@ def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequ
 
     marked = print_kernels(kernels, buffers, numbers)
     general = _forms.is_general(marked)
-    source, values = _with_parameters(marked, len(buffers) + len(numbers)) if general else (plain(marked), ())
+    pointers = len(buffers) + any(kernel.checks for kernel in kernels)
+    source, values = _with_parameters(marked, pointers + len(numbers)) if general else (plain(marked), ())
     library = toolchain.load(toolchain.PREAMBLE + source, [kernel.name for kernel in kernels])
 
     def launch(kernel: Kernel) -> Launch:
-        call = toolchain.launcher(
-            library[kernel.name], pointers=len(buffers), floats=len(numbers), sizes=values
-        )
-        return lambda memory, given: call(*[0 if t is None else t.data_ptr() for t in memory], *given)
+        call = toolchain.launcher(library[kernel.name], pointers=pointers, floats=len(numbers), sizes=values)
+        if pointers == len(buffers):
+            return lambda memory, given: call(*[0 if t is None else t.data_ptr() for t in memory], *given)
+        return _with_checks(call, kernel.checks)
 
-    return Built(source, {kernel: launch(kernel) for kernel in kernels})
+    texts = {kernel: _function(source, kernel.name) for kernel in kernels}
+    return Built(source, texts, {kernel: launch(kernel) for kernel in kernels})
+
+
+def _function(source: str, name: str) -> str:
+    """A function of generated C: from its name to the brace that closes it."""
+    start = source.index(f"void {name}(")
+    return source[start : source.index("\n}\n", start) + 2]
+
+
+def _with_checks(call: Callable[..., None], checks: Sequence[Check]) -> Launch:
+    """A launch that raises what the kernel's checks say."""
+    words = ctypes.c_int64 * max(len(checks), 1)
+
+    def launch(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
+        failed = words()
+        call(*[0 if t is None else t.data_ptr() for t in memory], ctypes.addressof(failed), *given)
+        for check, word in zip(checks, failed, strict=False):
+            if word:
+                raise check.error(word >> 1)
+
+    return launch
 
 
 _forms = Forms()
@@ -94,9 +122,86 @@ def _no_compiler() -> str | None:
 C = Target("c", _build_c, _no_compiler, scratch=True)
 
 
+def build_metal(
+    compiled: Callable[[str], Any],
+    kernels: Sequence[Kernel],
+    buffers: Sequence[Buffer],
+    numbers: Sequence[int],
+) -> Built:
+    """Kernels in Metal.
+
+    Args:
+        compiled: makes a library of a source, as `torch.mps.compile_shader` does: its kernels are attributes,
+            called with what is bound to their buffers and `threads`, `group_size` and `arg_casts`.
+        kernels: what to build.
+        buffers: in the order in which launches get them.
+        numbers: positions of run-time numbers, in the order in which launches get them.
+
+    Raises:
+        UnsupportedError: Metal has no such dtype, or binds fewer buffers.
+    """
+    from burnt.codegen import prelude_metal
+    from burnt.codegen.print_metal import HEAD, Dispatch, print_kernel
+
+    made = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
+    marked = "\n".join(dispatch.text for dispatches in made.values() for dispatch in dispatches)
+    general = _forms.is_general(marked)
+    texts, sizes = [], {}
+    for dispatch in itertools.chain(*made.values()):
+        text, sizes[dispatch] = plain(dispatch.text), ()
+        if general:
+            text, sizes[dispatch] = parameters(dispatch.text, lambda k: f"n[{k}]")
+        if sizes[dispatch]:
+            place, kind = len(dispatch.memory) + dispatch.numbers, "long" if dispatch.wide else "int"
+            sizes_first = f"(\n    constant {kind} *n [[buffer({place})]],\n"
+            text = text.replace("(\n", sizes_first, 1)
+        texts.append(text)
+    body = "\n".join(texts)
+    library = compiled(f"{HEAD}\n{prelude_metal.source(body)}{body}")
+    slots = {buffer: i for i, buffer in enumerate(buffers)}
+
+    def launch(dispatches: Sequence[Dispatch]) -> Launch:
+        scratch = {m.name: m for d in dispatches for m in d.memory if not isinstance(m, Buffer)}
+        calls = [
+            (
+                getattr(library, d.name),
+                [slots[m] if isinstance(m, Buffer) else m.name for m in d.memory],
+                d.numbers,
+                [list(sizes[d])] if sizes[d] else [],
+                # torch passes integers with 64 bits, which are slow where 32 do.
+                {"arg_casts": {len(d.memory) + d.numbers: "int32"}} if sizes[d] and not d.wide else {},
+                {"threads": d.threads, "group_size": d.group},
+            )
+            for d in dispatches
+        ]
+
+        def call(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
+            device = next(t.device for t in memory if t is not None)
+            own = {n: torch.empty(m.count, dtype=m.dtype, device=device) for n, m in scratch.items()}
+            for kernel, places, takes_numbers, values, casts, grid in calls:
+                tensors = [own[p] if isinstance(p, str) else memory[p] for p in places]
+                kernel(*tensors, *([list(given)] if takes_numbers else []), *values, **casts, **grid)
+
+        return call
+
+    return Built(body, {kernel: launch(dispatches) for kernel, dispatches in made.items()})
+
+
+@functools.cache
+def _shader(source: str) -> Any:
+    return torch.mps.compile_shader(source)
+
+
+def _no_metal() -> str | None:
+    return None if torch.backends.mps.is_available() else "torch has no Metal device here"
+
+
+METAL = Target("metal", functools.partial(build_metal, _shader), _no_metal)
+
+
 def target_of(device: torch.device) -> Target | str:
     """The target for tensors of a device, or why there is none."""
-    chosen: dict[str, Target] = {"cpu": C}
+    chosen: dict[str, Target] = {"cpu": C, "mps": METAL}
     target = chosen.get(device.type)
     if target is None:
         return f"a tensor on {device}: kernels are printed for {', '.join(chosen)} only"

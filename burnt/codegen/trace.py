@@ -109,19 +109,27 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
             dict.fromkeys(floats, 0.0),
         ]
         try:
-            one, *others = (_trace(fn, args, stand_ins) for stand_ins in chosen)
+            one = _trace(fn, args, chosen[0])
+            others = [_graphed(fn, args, stand_ins)[0] for stand_ins in chosen[1:]]
         except Exception:  # of any kind: the numbers themselves may do, and if not, say why
             return _trace(fn, args, {}), False
         back = {value: i for i, value in chosen[0].items()}
         for other, stand_ins in zip(others, chosen[1:], strict=True):
-            if not _alike(one, other, {value: stand_ins[i] for value, i in back.items()}):
+            if not _alike(one.graph, other, {value: stand_ins[i] for value, i in back.items()}):
                 return _trace(fn, args, {}), False
         return one, True
     return _trace(fn, args, {}), True
 
 
-def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, float]) -> Traced:
-    inputs = [_StandIn(stand_ins[i]) if i in stand_ins else arg for i, arg in enumerate(args)]
+def _given(args: Sequence[Any], stand_ins: dict[int, float]) -> list[Any]:
+    return [_StandIn(stand_ins[i]) if i in stand_ins else arg for i, arg in enumerate(args)]
+
+
+def _graphed(
+    fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, float], *, apart: bool = True
+) -> tuple[torch.fx.GraphModule, Any]:
+    """The graph with floats for numbers, its composite ops taken apart or not, and what it returns."""
+    inputs = _given(args, stand_ins)
     tensors = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
 
     def of_tensors(*given: Tensor) -> Any:
@@ -133,16 +141,20 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
         with _GradientsOff():
             return fn(*full)
 
-    table = _torch.decompositions(_COMPOSITE)
     plain = [args[i].detach() for i in tensors]
+    table = _torch.decompositions(_COMPOSITE) if apart else {}
     graph, structure = _torch.trace_to_aten(of_tensors, plain, table)
-    _tidied(graph)
+    return _tidied(graph), structure
+
+
+def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, float]) -> Traced:
+    graph, structure = _graphed(fn, args, stand_ins)
     # Without gradients nothing is derived.
-    whole = _tidied(_torch.trace_to_aten(of_tensors, plain, {})[0]) if torch.is_grad_enabled() else graph
+    whole = _graphed(fn, args, stand_ins, apart=False)[0] if torch.is_grad_enabled() else graph
     captured = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
     results = tuple(
         (tuple(r.stride()), r.requires_grad) if isinstance(r, Tensor) else None
-        for r in _torch.fake_results(fn, inputs)
+        for r in _torch.fake_results(fn, _given(args, stand_ins))
     )
     return Traced(
         whole,
@@ -163,9 +175,9 @@ def _tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     return graph
 
 
-def _alike(one: Traced, two: Traced, stand_ins: dict[float, float]) -> bool:
+def _alike(one: torch.fx.GraphModule, two: torch.fx.GraphModule, stand_ins: dict[float, float]) -> bool:
     """Whether two traces differ in their stand-ins alone, of which the first's are given the second's for."""
-    left, right = list(one.graph.graph.nodes), list(two.graph.graph.nodes)
+    left, right = list(one.graph.nodes), list(two.graph.nodes)
     if len(left) != len(right):
         return False
     twins = dict(zip(left, right, strict=True))
@@ -181,7 +193,7 @@ def _alike(one: Traced, two: Traced, stand_ins: dict[float, float]) -> bool:
         if a.target != b.target and a.op != "placeholder":
             return False
         if a.op == "get_attr":
-            held, made = getattr(one.graph, str(a.target)), getattr(two.graph, str(b.target))
+            held, made = getattr(one, str(a.target)), getattr(two, str(b.target))
             # A tensor that the function makes of a number is a constant of the graph.
             if held is not made and not (held.dtype == made.dtype and torch.equal(held, made)):
                 return False

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from burnt import inspect
+from burnt import inspect, memory
 from burnt.config import Config
 from burnt.data import as_loader, move
 from burnt.device import best_device
@@ -83,6 +83,7 @@ class SupervisedTraining:
         resume: go on with the run that the folder holds, from its newest checkpoint, at the next batch.
         config: kept in the run's ``config.json``; the Config that built the model by default.
         check: look at shapes, loss and validation step before the first step.
+        memory_pool: keep large host buffers during the run (`burnt.memory`), unless the environment says no.
 
     Raises:
         ConfigError, MetricError, DataError, UnsupportedError: a setting that cannot be.
@@ -112,6 +113,7 @@ class SupervisedTraining:
         resume: bool = False,
         config: Config | Mapping[str, Any] | None = None,
         check: bool = True,
+        memory_pool: bool = True,
     ) -> None:
         self.folder = Path(folder)
         self.train = as_loader(train, "train")
@@ -127,6 +129,7 @@ class SupervisedTraining:
         self.resume = resume
         self.config = config
         self.check = check
+        self.memory_pool = memory_pool
         for name, value in (("log_every", log_every), ("clip_norm", clip_norm)):
             if value is not None and not value > 0:
                 raise ConfigError(
@@ -177,6 +180,8 @@ class SupervisedTraining:
         )
         began = perf_counter()
         with ExitStack() as stack:
+            if self.memory_pool:
+                stack.enter_context(memory.pool(by_default=True))
             stack.callback(self.reporter.close)
             ending = stack.enter_context(_Ending(writer, position))
             if loaded is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from burnt.codegen import fuse
+from burnt.codegen import Function, explain, fuse
 from burnt.codegen.compiler import find_compiler
 from burnt.codegen.ir import Kernel
 from burnt.codegen.schedule import Call
@@ -75,6 +76,27 @@ FUSED = {
         lambda x, w, b: F.relu(x @ w + b),
         (randn(5, 7), randn(7, 3), randn(3)),
         ["aten.mm.default", "elementwise"],
+    ),
+    "cross entropy": (F.cross_entropy, (randn(50, 7), torch.arange(50) % 7), ["reduction", "reduction"]),
+    "cross entropy of each row": (
+        lambda x, y: F.cross_entropy(x, y, reduction="none", ignore_index=2),
+        (randn(50, 7), torch.arange(50) % 7),
+        ["reduction"],
+    ),
+    "cross entropy, weights": (
+        F.cross_entropy,
+        (randn(50, 7), torch.arange(50) % 7, randn(7).abs()),
+        ["reduction", "reduction"],
+    ),
+    "a table looked up": (
+        lambda i, w: F.gelu(F.embedding(i, w)),
+        (torch.arange(12).reshape(3, 4), randn(50, 7)),
+        ["elementwise"],
+    ),
+    "look-ups of look-ups": (
+        lambda x, i: torch.softmax(x[i][:, i.argmax()[None]], 0),
+        (randn(50, 7), torch.tensor([3, -1, 3])),
+        ["reduction"],
     ),
     "views alone": (lambda x: x.t().reshape(-1)[5::3].flip(0), (randn(37, 53),), ["elementwise"]),
     "several results": (lambda x: (x + 1, x * 2, x > 0), (randn(37, 53),), ["elementwise"]),
@@ -665,3 +687,56 @@ def test_calls_of_torchs_own_take_what_kernels_made() -> None:
             same(ours, theirs)
     made = fused.plan(x, w, 0.5)
     assert any(isinstance(step, Call) for step in made.plan.steps)
+
+
+class TestExplain:
+    def test_names_kernels_ops_bytes_and_times(self):
+        told = explain(lambda x: torch.softmax(x * 2, -1), torch.randn(40, 80))
+        (step,) = told.steps
+        assert (step.kind, step.bytes) == ("reduction", 2 * 40 * 80 * 4)
+        assert {"mul", "exp", "sum", "max"} <= set(step.ops)
+        assert step.seconds is not None
+        assert 0 < step.seconds < 1
+        assert "GB/s" in str(told)
+        assert step.name in told.source(step.name)
+
+    def test_tells_of_the_backward_where_gradients_are_wanted(self):
+        told = explain(lambda x: torch.tanh(x * 2), torch.randn(40, requires_grad=True))
+        assert told.backward is not None
+        (step,) = told.backward.steps
+        assert step.name in str(told)
+        assert step.name in told.source(step.name)
+        assert explain(lambda x: x * 2, torch.randn(40)).backward is None
+
+    def test_is_json(self):
+        told = json.loads(json.dumps(explain(lambda x: x.cos() @ x, torch.randn(8, 8)).as_dict()))
+        assert [s["kind"] for s in told["steps"]] == ["elementwise", "vendor"]
+
+    def test_says_why_the_plain_function_runs(self):
+        assert "captures a list" in str(explain(lambda x: x * held[0], torch.ones(2)))
+
+    def test_an_unknown_kernel_is_named_with_those_that_exist(self):
+        told = explain(lambda x: x * 2, torch.ones(2))
+        with pytest.raises(KeyError, match=r"no kernel 'other'; there are: _lambda__0"):
+            told.source("other")
+
+
+held = [2.0]
+
+
+def test_memory_between_steps_is_let_go_of():
+    fused = Function(lambda x: ((x.cos() @ x).cos() @ x).cos() @ x)
+    plan = fused.plan(torch.randn(16, 16))
+    released = [slot for run in plan.runs for slot in run.release]
+    assert len(released) == len(set(released)) == len(plan.slots) - 1  # all but the result
+    x = torch.randn(16, 16)
+    torch.testing.assert_close(fused(x), fused.fn(x))
+    assert not x.isnan().any()
+
+
+def test_what_is_known_is_of_these_arguments():
+    fused = Function(lambda x: x * 2)
+    fused(torch.ones(3))
+    fused(torch.ones(3, dtype=torch.complex64))
+    assert fused.why_plain(torch.ones(3)) is None
+    assert "complex64" in fused.why_plain(torch.ones(3, dtype=torch.complex64))

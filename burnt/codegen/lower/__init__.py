@@ -6,10 +6,11 @@ A table from op to function. What is not in it runs as torch's own call, and is 
     elementwise  arithmetic, comparisons, choices, conversions, constants
     views        views and what is made of parts
     reductions   sums, extremes, variances
+    gathers      look-ups by tensors of indices, and their gradients
     windows      pooling and its gradients
 """
 
-from burnt.codegen.lower import elementwise, reductions, views, windows  # each fills its part of the table
+from burnt.codegen.lower import elementwise, gathers, reductions, views, windows  # each fills its part
 from burnt.codegen.lower.table import LOWERINGS, Lowering, Number, Unlowered, const, lowered, pointwise
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Unlowered",
     "const",
     "elementwise",
+    "gathers",
     "lowered",
     "pointwise",
     "reductions",

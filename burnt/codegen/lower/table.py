@@ -114,6 +114,25 @@ def pointwise(name: str, meta: torch.Tensor, inputs: Sequence[Any], dtype: torch
     return Value(shape, meta.dtype, at)
 
 
+def meta_of(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """A meta tensor, as `pointwise` wants one for its result."""
+    return torch.empty(tuple(shape), dtype=dtype, device="meta")
+
+
+def as_result(value: Value, meta: torch.Tensor) -> Value:
+    """A value in the dtype that torch describes. 16-bit floats are rounded when they are stored."""
+    if value.dtype == meta.dtype:
+        return value
+    op = "as" if value.dtype == compute_dtype(meta.dtype) else "cast"
+    return Value(value.shape, meta.dtype, lambda index: Expr.make(op, (value.at(index),), meta.dtype))
+
+
+def filled(shape: Sequence[int], value: Any, dtype: torch.dtype) -> Value:
+    """A number everywhere."""
+    fixed = const(value, dtype)
+    return Value(tuple(shape), dtype, lambda index: fixed)
+
+
 def common_dtype(*inputs: Any) -> torch.dtype:
     """What torch promotes tensors and numbers to."""
     state = [

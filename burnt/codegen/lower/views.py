@@ -10,7 +10,7 @@ import torch
 
 from burnt.codegen.ir import Expr, Index, Ix, Value
 from burnt.codegen.ir import index as place_of
-from burnt.codegen.lower.table import Number, Unlowered, broadcast, const, lowered, operand
+from burnt.codegen.lower.table import Number, Unlowered, broadcast, cast, const, filled, lowered, operand
 
 aten = torch.ops.aten
 
@@ -87,6 +87,10 @@ def moved(x: Value, shape: Sequence[int], axis: int, start: int, step: int) -> V
     )
 
 
+def _start(size: int, start: int | None) -> int:
+    return 0 if start is None else max(start + size, 0) if start < 0 else min(start, size)
+
+
 @lowered(aten.slice.Tensor)
 def _slice(
     meta: torch.Tensor,
@@ -97,9 +101,7 @@ def _slice(
     step: int = 1,
 ) -> Value:
     axis %= len(x.shape)
-    size = x.shape[axis]
-    start = 0 if start is None else max(start + size, 0) if start < 0 else min(start, size)
-    return moved(x, meta.shape, axis, start, step)
+    return moved(x, meta.shape, axis, _start(x.shape[axis], start), step)
 
 
 @lowered(aten.select.int)
@@ -208,3 +210,153 @@ def _split(metas: Sequence[torch.Tensor], x: Value, sizes: Any, axis: int = 0) -
 @lowered(aten.unbind.int)
 def _unbind(metas: Sequence[torch.Tensor], x: Value, axis: int = 0) -> list[Value]:
     return [_select(meta, x, axis, i) for i, meta in enumerate(metas)]
+
+
+# --- writing to a part ----------------------------------------------------------------------------------
+
+
+def written(x: Value, part: Value, axis: int, start: int, step: int = 1) -> Value:
+    """`x` with `part` in the places ``start + i * step`` of an axis."""
+    size = part.shape[axis]
+
+    def at(index: Index) -> Expr:
+        if not size:
+            return x.at(index)
+        from_start = index[axis] - start
+        test = within(from_start, 0, (size - 1) * step + 1)
+        if step > 1:
+            whole = Expr.make("eq", (place_of(from_start % step), const(0, torch.int64)), torch.bool)
+            test = whole if test is None else Expr.make("and", (test, whole), torch.bool)
+        here = part.at((*index[:axis], from_start // step, *index[axis + 1 :]))
+        return chosen(test, cast(here, x.dtype), x.at(index))
+
+    return Value(x.shape, x.dtype, at)
+
+
+@lowered(aten.slice_scatter.default)
+def _slice_scatter(
+    meta: torch.Tensor,
+    x: Value,
+    part: Value,
+    axis: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Value:
+    axis %= len(x.shape)
+    return written(x, part, axis, _start(x.shape[axis], start), step)
+
+
+@lowered(aten.select_scatter.default)
+def _select_scatter(meta: torch.Tensor, x: Value, part: Value, axis: int, at: int) -> Value:
+    axis %= len(x.shape)
+    shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+    return written(x, reshaped(part, shape), axis, at % x.shape[axis])
+
+
+@lowered(aten.slice_backward.default)
+def _slice_backward(
+    meta: torch.Tensor, part: Value, shape: Sequence[int], axis: int, start: int, end: int, step: int
+) -> Value:
+    return _slice_scatter(meta, filled(shape, 0, meta.dtype), part, axis, start, end, step)
+
+
+@lowered(aten.select_backward.default)
+def _select_backward(meta: torch.Tensor, part: Value, shape: Sequence[int], axis: int, at: int) -> Value:
+    return _select_scatter(meta, filled(shape, 0, meta.dtype), part, axis, at)
+
+
+# --- diagonals, triangles, windows ----------------------------------------------------------------------
+
+
+@lowered(aten.diagonal.default, aten.diagonal_copy.default)
+def _diagonal(meta: torch.Tensor, x: Value, offset: int = 0, a: int = 0, b: int = 1) -> Value:
+    a, b = a % len(x.shape), b % len(x.shape)
+
+    def at(index: Index) -> Expr:
+        rest = iter(index[:-1])
+        along = {a: index[-1] + max(-offset, 0), b: index[-1] + max(offset, 0)}
+        return x.at(tuple(along[axis] if axis in along else next(rest) for axis in range(len(x.shape))))
+
+    return Value(tuple(meta.shape), x.dtype, at)
+
+
+@lowered(aten.diagonal_scatter.default)
+def _diagonal_scatter(
+    meta: torch.Tensor, x: Value, part: Value, offset: int = 0, a: int = 0, b: int = 1
+) -> Value:
+    a, b = a % len(x.shape), b % len(x.shape)
+    down, right = max(-offset, 0), max(offset, 0)
+
+    def at(index: Index) -> Expr:
+        along = index[a] - down
+        rest = tuple(ix for axis, ix in enumerate(index) if axis not in (a, b))
+        test = Expr.make("eq", (place_of(along), place_of(index[b] - right)), torch.bool)
+        inside = within(along, 0, part.shape[-1])
+        if inside is not None:
+            test = Expr.make("and", (test, inside), torch.bool)
+        return chosen(test, cast(part.at((*rest, along)), x.dtype), x.at(index))
+
+    return Value(x.shape, x.dtype, at)
+
+
+@lowered(aten.diagonal_backward.default)
+def _diagonal_backward(
+    meta: torch.Tensor, part: Value, shape: Sequence[int], offset: int, a: int, b: int
+) -> Value:
+    return _diagonal_scatter(meta, filled(shape, 0, meta.dtype), part, offset, a, b)
+
+
+@lowered(aten.diag_embed.default)
+def _diag_embed(meta: torch.Tensor, x: Value, offset: int = 0, a: int = -2, b: int = -1) -> Value:
+    return _diagonal_scatter(meta, filled(meta.shape, 0, meta.dtype), x, offset, a, b)
+
+
+def _triangle(meta: torch.Tensor, x: Value, test: str, offset: int) -> Value:
+    zero = const(0, x.dtype)
+
+    def at(index: Index) -> Expr:
+        row, column = place_of(index[-2] + offset), place_of(index[-1])
+        return chosen(Expr.make(test, (column, row), torch.bool), x.at(index), zero)
+
+    return Value(x.shape, x.dtype, at)
+
+
+@lowered(aten.tril.default)
+def _tril(meta: torch.Tensor, x: Value, offset: int = 0) -> Value:
+    return _triangle(meta, x, "le", offset)
+
+
+@lowered(aten.triu.default)
+def _triu(meta: torch.Tensor, x: Value, offset: int = 0) -> Value:
+    return _triangle(meta, x, "ge", offset)
+
+
+@lowered(aten.roll.default)
+def _roll(meta: torch.Tensor, x: Value, by: Sequence[int], axes: Sequence[int] = ()) -> Value:
+    if not axes:
+        return reshaped(_roll(meta, reshaped(x, (x.numel,)), by, [0]), x.shape)
+    shifts = [0] * len(x.shape)
+    for shift, axis in zip(by, axes, strict=True):
+        shifts[axis] += shift
+
+    def at(index: Index) -> Expr:
+        parts = [
+            (ix - shift % size) % size if shift % size else ix
+            for ix, shift, size in zip(index, shifts, x.shape, strict=True)
+        ]
+        return x.at(tuple(parts))
+
+    return Value(x.shape, x.dtype, at)
+
+
+@lowered(aten.unfold.default)
+def _unfold(meta: torch.Tensor, x: Value, axis: int, size: int, step: int) -> Value:
+    if not x.shape:
+        return Value(tuple(meta.shape), x.dtype, lambda index: x.at(()))
+    axis %= len(x.shape)
+    return Value(
+        tuple(meta.shape),
+        x.dtype,
+        lambda index: x.at((*index[:axis], index[axis] * step + index[-1], *index[axis + 1 : -1])),
+    )

@@ -1,0 +1,744 @@
+"""Printing kernels as Metal: a dispatch for each, whose threads share rows, columns or nothing.
+
+*Elementwise*: a thread for each element, or for four neighbours. *Rows*: a simdgroup folds a short row, a
+threadgroup a long one; what each thread has found goes around by shuffles and threadgroup memory. *Columns*:
+where memory runs along an outer loop, neighbouring threads take neighbouring columns, and several share one.
+*Split*: few rows of many elements are cut into chunks; a dispatch leaves what each chunk comes to in scratch
+memory, and the next puts that together. Nothing is atomic, so a result is the same in every run.
+
+Arithmetic is torch's: 16-bit floats are computed in float, sums of floats keep what rounding takes from them.
+Metal has no double, which is refused.
+
+This has been run as C++ on `tests/codegen/metal/shim.h`, which emulates threadgroups and simdgroups. It has
+not been run on a Mac.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from burnt.codegen import prelude_metal
+from burnt.codegen.ir import Buffer, Expr, Fold, Index, Ix, Kernel, Reduction, Split, Store, Var, places, walk
+from burnt.codegen.sizes import mark
+from burnt.errors import UnsupportedError
+
+__all__ = ["HEAD", "Dispatch", "Scratch", "print_kernel"]
+
+HEAD = """#include <metal_stdlib>
+using namespace metal;
+
+// Tests for NaN and sums that keep what rounding takes must mean what they say. torch asks for safe math, too,
+// unless PYTORCH_MPS_FAST_MATH is set. Compilers before Metal 3.2 pass over this line.
+#pragma METAL fp math_mode(safe)
+"""
+
+_SIMD = 32  # lanes of a simdgroup, on every GPU of Apple's
+_GROUP = 256  # threads of a threadgroup: what a kernel with many registers still gets
+_SHORT_ROW = 256  # elements up to which a simdgroup folds a row
+_WORKERS = 8  # threads that share a column
+_CHUNKS = 64
+_FEW_GROUPS, _SPLIT_ELEMENTS = 32, 1 << 14  # what is cut into chunks: fewer groups, of more elements
+_MANY = 1 << 16  # elements from which on a thread takes four neighbours
+_MOST_BUFFERS = 31
+
+_COMPUTE = {
+    torch.float32: "float", torch.bfloat16: "float", torch.float16: "float", torch.int8: "char",
+    torch.int16: "short", torch.int32: "int", torch.int64: "long", torch.uint8: "uchar", torch.bool: "bool",
+}  # fmt: skip
+_MEMORY = {**_COMPUTE, torch.bfloat16: "bfloat", torch.float16: "half"}
+_SHORT = (torch.bfloat16, torch.float16)
+
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^",
+          "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Scratch:
+    """Memory between the dispatches of one kernel: `count` elements of a dtype."""
+
+    name: str
+    dtype: torch.dtype
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Dispatch:
+    """A function of the source, and how it is called.
+
+    Args:
+        name: the function's.
+        text: its source; integers that come from shapes are marked (`burnt.codegen.sizes`).
+        memory: what is bound to its first buffers, in order.
+        numbers: whether the run-time numbers are bound after them.
+        wide: whether its indices need 64 bits.
+        threads: of the grid, along x, y, z.
+        group: threads of a threadgroup, along x, y, z.
+    """
+
+    name: str
+    text: str
+    memory: tuple[Buffer | Scratch, ...]
+    numbers: bool
+    wide: bool
+    threads: tuple[int, int, int]
+    group: tuple[int, int, int]
+
+
+def print_kernel(kernel: Kernel, numbers: Sequence[int]) -> list[Dispatch]:
+    """The dispatches of a kernel, in the order in which they run.
+
+    Args:
+        kernel: what to print.
+        numbers: positions of run-time numbers, in the order in which they are given.
+
+    Raises:
+        UnsupportedError: Metal has no such dtype, or binds fewer buffers.
+    """
+    for expr in walk([step.value if isinstance(step, Store) else step.body for step in kernel.steps]):
+        dtype = expr.extra[0].dtype if expr.op == "load" else expr.dtype  # type: ignore[attr-defined]
+        if dtype not in _COMPUTE and expr.op != "number":
+            raise UnsupportedError(f"Metal has no {str(dtype).removeprefix('torch.')}", where=kernel.name)
+    for step in kernel.steps:
+        if isinstance(step, Store) and step.buffer.dtype not in _COMPUTE:
+            found = str(step.buffer.dtype).removeprefix("torch.")
+            raise UnsupportedError(f"Metal has no {found}", where=kernel.name)
+    if kernel.kind == "elementwise":
+        return [_Elementwise(kernel, numbers).dispatch()]
+    shape = _Shape.of(kernel)
+    stages = _stages(kernel) if shape.chunks > 1 else [kernel.steps]
+    made, before = [], 0
+    for i, steps in enumerate(stages):
+        name = kernel.name if i == len(stages) - 1 else f"{kernel.name}_part{i}"
+        printer = _Folding(kernel, numbers, name, shape, steps, before)
+        made.append(printer.dispatch())
+        before += sum(isinstance(step, Fold) for step in steps)
+    return made
+
+
+def _stages(kernel: Kernel) -> list[list[Fold | Store]]:
+    """The steps of a kernel that is split: folds that do not need one another together, all stores last."""
+    stages: list[list[Fold | Store]] = [[]]
+    here: set[tuple[Reduction, Index]] = set()
+    for step in kernel.steps:
+        if isinstance(step, Store):
+            continue
+        if any(e.op == "reduced" and e.extra in here for e in walk([step.body])):
+            stages.append([])
+            here = set()
+        stages[-1].append(step)
+        here.add((step.reduction, step.index))
+    return [*stages, [step for step in kernel.steps if isinstance(step, Store)]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shape:
+    """How threads share the work of a kernel with folds.
+
+    Args:
+        lane: the outer loop that neighbouring threads take, in columns; None in rows.
+        team: threads that fold one row or column together.
+        chunks: into how many parts folds are cut; 1 for none.
+    """
+
+    lane: Var | None
+    team: int
+    chunks: int
+
+    @staticmethod
+    def of(kernel: Kernel) -> _Shape:
+        rows = math.prod(v.extent for v in kernel.outer)
+        inner = max(math.prod(v.extent for v in step.inner) for step in kernel.steps)
+        lane = _lane(kernel)
+        if lane is not None:
+            team = _WORKERS if inner >= 2 * _WORKERS else 1
+            groups = rows // lane.extent * -(-lane.extent // _SIMD)
+        else:
+            team = _SIMD if inner <= _SHORT_ROW else _GROUP
+            groups = rows * team // _GROUP
+        split = groups < _FEW_GROUPS and inner >= _SPLIT_ELEMENTS
+        return _Shape(lane, team, _CHUNKS if split else 1)
+
+
+def _lane(kernel: Kernel) -> Var | None:
+    """The outer loop that memory runs along in most of what folds read; None where it is their own."""
+    votes: dict[Var | None, int] = {}
+    for step in kernel.steps:
+        if not isinstance(step, Fold):
+            continue
+        for e in walk([step.body]):
+            if e.op != "load":
+                continue
+            place: Ix = e.extra[1]  # type: ignore[assignment]
+            for v in (*step.inner[-1:], *kernel.outer):
+                if place.stride(v) == 1:
+                    voted = None if v in step.inner else v
+                    votes[voted] = votes.get(voted, 0) + 1
+    best = max(votes, key=lambda v: votes[v], default=None)
+    return best if best is not None and best.extent >= 8 else None
+
+
+class _Printer:
+    """What every form needs: lines, names, places and expressions."""
+
+    def __init__(self, kernel: Kernel, numbers: Sequence[int], name: str) -> None:
+        self.kernel = kernel
+        self.name = name
+        self.position = {number: i for i, number in enumerate(numbers)}
+        self.has_numbers = False
+        self.lines: list[str] = []
+        self.depth = 1
+        self.folds: dict[tuple[Reduction, Index], str] = {}
+        self.memory: dict[Buffer | Scratch, None] = {}
+        self.written: set[Buffer | Scratch] = set()
+        self.names: dict[Var, str] = {}
+        self.temporary = 0
+        self.computed: dict[int, str] = {}  # names of the expressions in indices
+        self.wide = _is_wide(kernel)
+        self.index = "long" if self.wide else "int"
+
+    def finished(self, threads: tuple[int, int, int], group: tuple[int, int, int]) -> Dispatch:
+        if len(self.memory) > _MOST_BUFFERS - 2:
+            raise UnsupportedError(
+                "a kernel of more tensors than Metal binds",
+                where=self.name,
+                expected=f"{_MOST_BUFFERS - 2}",
+                found=f"{len(self.memory)}",
+            )
+        if any(size >= 1 << 32 for size in threads):
+            raise UnsupportedError("more threads than a grid of Metal's has", where=self.name, found=threads)
+        head = []
+        for i, memory in enumerate(self.memory):
+            only = "" if memory in self.written else "const "
+            kind = _MEMORY[memory.dtype]
+            head.append(f"    device {only}{kind} *{memory.name} [[buffer({i})]],")
+        if self.has_numbers:
+            head.append(f"    constant float *numbers [[buffer({len(self.memory)})]],")
+        head.append("    uint3 at [[thread_position_in_grid]])")
+        text = "\n".join([f"kernel void {self.name}(", *head, "{", *self.lines, "}", ""])
+        return Dispatch(
+            self.name, text, tuple(self.memory), self.has_numbers, self.wide, threads, group
+        )  # fmt: skip
+
+    # --- expressions --------------------------------------------------------------------------------------
+
+    def exprs(self, wanted: Sequence[Expr]) -> list[str]:
+        """Statements that compute expressions at the current place; the names of their results."""
+        memo: dict[tuple[int, str], str] = {}
+
+        def visit(expr: Expr, guard: str) -> str:
+            key = (id(expr), guard)
+            if key in memo:
+                return memo[key]
+            if expr.op == "masked":
+                test, yes, no = expr.args
+                test_name = visit(test, guard)
+                # Where the other one is chosen, a load may be out of bounds.
+                there, elsewhere = (f"{guard} && {t}" if guard else t for t in (test_name, f"!{test_name}"))
+                name = self.define(expr, f"{test_name} ? {visit(yes, there)} : {visit(no, elsewhere)}")
+            elif expr.op == "const":
+                name = _constant(expr.extra[0], expr.dtype)
+            elif expr.op == "number":
+                self.has_numbers = True
+                name = f"numbers[{self.position[expr.extra[0]]}]"  # type: ignore[index]
+            elif expr.op == "reduced":
+                name = self.folds[expr.extra]  # type: ignore[index]
+            elif expr.op == "load":
+                self.computed |= {id(a): visit(a, guard) for a in expr.args}
+                name = self.define(expr, self.load(expr, guard))
+            elif expr.op == "index":
+                self.computed |= {id(a): visit(a, guard) for a in expr.args}
+                name = self.define(expr, self.place(expr.extra[0]))  # type: ignore[arg-type]
+            else:
+                arguments = [visit(a, guard) for a in expr.args]
+                name = self.define(expr, _operation(expr, arguments))
+            memo[key] = name
+            return name
+
+        return [visit(expr, "") for expr in wanted]
+
+    def define(self, expr: Expr, text: str) -> str:
+        name = f"v{self.temporary}"
+        self.temporary += 1
+        self.line(f"const {_COMPUTE[expr.dtype]} {name} = {text};")
+        return name
+
+    def load(self, expr: Expr, guard: str) -> str:
+        buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
+        self.memory[buffer] = None
+        text = f"{buffer.name}[{self.place(expr.extra[1])}]"  # type: ignore[arg-type]
+        if buffer.dtype in _SHORT:
+            text = f"float({text})"
+        return f"{guard} ? {text} : 0" if guard else text
+
+    def put(self, step: Store, name: str) -> None:
+        buffer = step.buffer
+        self.memory[buffer] = None
+        self.written.add(buffer)
+        value = name
+        if buffer.dtype in _SHORT:
+            value = f"{_MEMORY[buffer.dtype]}({name})"
+        elif buffer.dtype == torch.bool and step.value.dtype != torch.bool:
+            value = f"{name} != 0"
+        self.line(f"{buffer.name}[{self.place(step.place)}] = {value};")
+
+    def place(self, ix: Ix) -> str:
+        parts = []
+        for atom, c in ix.terms.items():
+            if isinstance(atom, Split):
+                text = self.split_text(atom)
+            elif isinstance(atom, Var):
+                text = self.named(atom)
+            else:
+                text = f"{self.index}({self.computed[id(atom.expr)]})"
+            parts.append(text if c == 1 else f"{text} * {mark(c)}")
+        if ix.const or not parts:
+            parts.append(mark(ix.const) if ix.const else "0")
+        return " + ".join(parts)
+
+    def split_text(self, atom: Split) -> str:
+        low, _ = atom.inner.bounds()
+        inner = self.place(atom.inner)
+        if low < 0:
+            kind, by = ("div" if atom.kind == "/" else "mod"), f"{self.index}({mark(atom.by)})"
+            return f"floor_{kind}({self.index}({inner}), {by})"
+        return f"(({inner}) {atom.kind} {mark(atom.by)})"
+
+    def named(self, var: Var) -> str:
+        """A loop's name: numbered as they turn up, so that the same kernel is the same text."""
+        return self.names.setdefault(var, f"i{len(self.names)}")
+
+    # --- lines --------------------------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def open(self, text: str) -> None:
+        self.line(f"{text} {{")
+        self.depth += 1
+
+    def close(self) -> None:
+        self.depth -= 1
+        self.line("}")
+
+    def turns(self, loops: Sequence[Var], whole: str) -> None:
+        """The loops' variables, of the number of a turn through all of them."""
+        loops = [v for v in loops if v.extent > 1]
+        for i, var in enumerate(loops):
+            size = math.prod(v.extent for v in loops[i + 1 :])
+            text = whole if size == 1 else f"{whole} / {mark(size)}"
+            if i:
+                text = f"{text} % {mark(var.extent)}"
+            self.line(f"const {self.index} {self.named(var)} = {text};")
+
+
+class _Elementwise(_Printer):
+    """Stores alone: along x the last loop, along y the one before, along z all others."""
+
+    def __init__(self, kernel: Kernel, numbers: Sequence[int]) -> None:
+        super().__init__(kernel, numbers, kernel.name)
+
+    def dispatch(self) -> Dispatch:
+        *lead, second, last = [None, None, *self.kernel.outer]
+        loops = [v for v in lead if v is not None]
+        self.turns(loops, f"{self.index}(at.z)")
+        if second is not None:
+            self.line(f"const {self.index} {self.named(second)} = {self.index}(at.y);")
+        x, y = (1 if v is None else v.extent for v in (last, second))
+        four = last is not None and self.takes_four(last)
+        if last is not None and four:
+            name, end = self.named(last), mark(last.extent)
+            end = f"long({end})" if self.wide else end
+            self.line(f"const {self.index} first = {self.index}(at.x) * 4, end = min(first + 4, {end});")
+            self.open(f"for ({self.index} {name} = first; {name} < end; {name}++)")
+            x = -(-x // 4)
+        elif last is not None:
+            self.line(f"const {self.index} {self.named(last)} = {self.index}(at.x);")
+        stores = [step for step in self.kernel.steps if isinstance(step, Store)]
+        for step, name in zip(stores, self.exprs([step.value for step in stores]), strict=True):
+            self.put(step, name)
+        if four:
+            self.close()
+        across = min(_GROUP, max(_SIMD, _power_of_two(x)))
+        return self.finished(
+            (x, y, math.prod(v.extent for v in loops)), (across, min(_GROUP // across, _power_of_two(y)), 1)
+        )
+
+    def takes_four(self, last: Var) -> bool:
+        """Whether memory runs along the last loop everywhere, so that neighbours are worth a thread."""
+        walked = [step.place for step in self.kernel.steps if isinstance(step, Store)]
+        walked += [p for e in walk([s.value for s in self.kernel.steps if isinstance(s, Store)]) for p in places(e)]
+        many = math.prod(v.extent for v in self.kernel.outer) >= _MANY
+        return many and all(place.stride(last) in (0, 1) for place in walked)
+
+
+class _Folding(_Printer):
+    """Folds and what is made of them: all steps of a kernel, or one stage of a split one."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        numbers: Sequence[int],
+        name: str,
+        shape: _Shape,
+        steps: Sequence[Fold | Store],
+        before: int,
+    ) -> None:
+        super().__init__(kernel, numbers, name)
+        self.shape = shape
+        self.steps = steps
+        self.before = [step for step in kernel.steps if isinstance(step, Fold)][:before]
+        self.shared: list[str] = []  # declarations of threadgroup memory, which come first
+
+    def dispatch(self) -> Dispatch:
+        shape, outer = self.shape, self.kernel.outer
+        rows = math.prod(v.extent for v in outer)
+        if shape.lane is None:
+            self.line(f"const int lane = at.x % {shape.team};")
+            if outer or shape.chunks > 1:
+                self.line(f"const {self.index} row = {self.index}(at.x / {shape.team});")
+            self.turns(outer, "row")
+            self.chunk("at.y")
+            threads, group = (rows * shape.team, self.depth_of_grid(), 1), (_GROUP, 1, 1)
+        else:
+            threads, group = self.columns(shape.lane, rows)
+        for fold in self.before:
+            self.gathered(fold, rows)
+        for group_of_steps in _groups(self.steps):
+            if isinstance(group_of_steps, Fold):
+                self.fold(group_of_steps, rows)
+            else:
+                self.along(group_of_steps)
+        self.lines[:0] = self.shared
+        return self.finished(threads, group)
+
+    def columns(self, lane: Var, rows: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        shape = self.shape
+        lead = [v for v in self.kernel.outer if v is not lane]
+        others = rows // lane.extent
+        self.line(f"const {self.index} {self.named(lane)} = {self.index}(at.x);")
+        if shape.team > 1:
+            self.line("const int lane = at.y;")
+        if others > 1:
+            whole = "at.z" if shape.chunks == 1 else f"at.z % {mark(others)}"
+            self.line(f"const {self.index} others = {self.index}({whole});")
+            self.turns(lead, "others")
+        self.chunk("at.z" if others == 1 else f"at.z / {mark(others)}")
+        if shape.chunks > 1:
+            row = self.named(lane)
+            row += f" + others * {mark(lane.extent)}" if others > 1 else ""
+            self.line(f"const {self.index} row = {row};")
+        across = _SIMD if shape.team > 1 else _GROUP
+        return (lane.extent, shape.team, others * self.depth_of_grid()), (across, shape.team, 1)
+
+    def depth_of_grid(self) -> int:
+        """How many chunks a grid has: one is enough to store what each row comes to."""
+        return self.shape.chunks if any(isinstance(s, Fold) or s.inner for s in self.steps) else 1
+
+    def chunk(self, text: str) -> None:
+        if self.shape.chunks > 1:
+            self.line(f"const {self.index} chunk = {text};")
+
+    # --- loops --------------------------------------------------------------------------------------------
+
+    def loop(self, inner: tuple[Var, ...]) -> str:
+        """A loop in which the team's threads, and the chunks, share all turns; the name of the turn."""
+        size = math.prod(v.extent for v in inner)
+        team, chunks = self.shape.team, self.shape.chunks
+        turn = self.named(inner[0]) if len(inner) == 1 else "turn"
+        start, end = "lane" if team > 1 else "0", mark(size)
+        if chunks > 1:
+            part, whole = mark(-(-size // chunks)), f"long({end})" if self.wide else end
+            start = f"chunk * {part} + lane" if team > 1 else f"chunk * {part}"
+            end = f"min((chunk + 1) * {part}, {whole})"
+        step = f"{turn}++" if team == 1 else f"{turn} += {team}"
+        self.open(f"for ({self.index} {turn} = {start}; {turn} < {end}; {step})")
+        if len(inner) > 1:
+            self.turns(inner, "turn")
+        return turn
+
+    def along(self, stores: list[Store]) -> None:
+        """Stores for every turn of their inner loops; without such loops, by one thread of the team."""
+        inner = stores[0].inner
+        tests = ["lane == 0"] if self.shape.team > 1 else []
+        tests += ["chunk == 0"] if self.shape.chunks > 1 else []
+        if inner:
+            self.loop(inner)
+        elif tests:
+            self.open(f"if ({' && '.join(tests)})")
+        for step, name in zip(stores, self.exprs([step.value for step in stores]), strict=True):
+            self.put(step, name)
+        if inner or tests:
+            self.close()
+
+    # --- folds --------------------------------------------------------------------------------------------
+
+    def fold(self, step: Fold, rows: int) -> None:
+        state = _State.of(step, f"r{len(self.folds)}", self.index)
+        self.folds[step.reduction, step.index] = state.name
+        if not step.inner and self.shape.chunks == 1:
+            (value,) = self.exprs([step.body])
+            self.line(f"const {state.kind} {state.name} = {'0' if state.is_arg else value};")
+            return
+        self.line_all(state.begun())
+        if step.inner:
+            turn = self.loop(step.inner)
+            (value,) = self.exprs([step.body])
+            self.line_all(state.taking(value, turn))
+            self.close()
+        else:
+            self.open("if (chunk == 0 && lane == 0)" if self.shape.team > 1 else "if (chunk == 0)")
+            (value,) = self.exprs([step.body])
+            self.line_all(state.taking(value, "0"))
+            self.close()
+        self.line_all(state.ended())
+        self.together(state)
+        if self.shape.chunks > 1:
+            once = "if (lane == 0) " if self.shape.team > 1 else ""
+            for scratch, value in self.scratch(state, rows):
+                self.memory[scratch] = None
+                self.written.add(scratch)
+                self.line(f"{once}{scratch.name}[chunk * {mark(rows)} + row] = {value};")
+
+    def line_all(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            self.line(text)
+
+    def together(self, state: _State) -> None:
+        """What each thread of a team has found, put together, so that each has all of it."""
+        shape = self.shape
+        if shape.team == 1:
+            return
+        if shape.lane is None:
+            self.open(f"for (ushort distance = {_SIMD // 2}; distance > 0; distance /= 2)")
+            self.line_all(state.merging([f"of_lane({name}, distance)" for name in state.parts]))
+            self.close()
+            if shape.team == _SIMD:
+                return
+            count, mine, across, row = _GROUP // _SIMD, f"at.x % {_GROUP} / {_SIMD}", "", "lane % 32 == 0"
+        else:
+            count, mine, across, row = _WORKERS, f"lane", f"[at.x % {_SIMD}]", ""
+        for name, kind in state.parts.items():
+            size = f"[{count}]" + (f"[{_SIMD}]" if across else "")
+            self.shared.append(f"    threadgroup {kind} {name}_of{size};")
+        if row:
+            self.open(f"if ({row})")
+        self.line_all([f"{name}_of[{mine}]{across} = {name};" for name in state.parts])
+        if row:
+            self.close()
+        self.line("threadgroup_barrier(mem_flags::mem_threadgroup);")
+        self.line_all([f"{name} = {name}_of[0]{across};" for name in state.parts])
+        self.open(f"for (int part = 1; part < {count}; part++)")
+        self.line_all(state.merging([f"{name}_of[part]{across}" for name in state.parts]))
+        self.close()
+
+    def scratch(self, state: _State, rows: int) -> Iterator[tuple[Scratch, str]]:
+        for name, dtype in zip(state.parts, state.dtypes, strict=True):
+            yield Scratch(f"{name}_chunks", dtype, rows * self.shape.chunks), name
+
+    def gathered(self, step: Fold, rows: int) -> None:
+        """A fold of an earlier stage, of what its chunks came to."""
+        state = _State.of(step, f"r{len(self.folds)}", self.index)
+        self.folds[step.reduction, step.index] = state.name
+        self.line_all(state.begun())
+        self.open(f"for (int part = 0; part < {self.shape.chunks}; part++)")
+        found = []
+        for scratch, _ in self.scratch(state, rows):
+            self.memory[scratch] = None
+            found.append(f"{scratch.name}[part * {mark(rows)} + row]")
+        self.line_all(state.taking(found[0], "0") if len(found) == 1 else state.merging(found))
+        self.close()
+        self.line_all(state.ended())
+
+
+@dataclasses.dataclass(frozen=True)
+class _State:
+    """What a thread knows of a fold: how it begins, takes an element, and is merged with another's.
+
+    Args:
+        name: of the result.
+        kind: its type in Metal.
+        fold: the reduction's kind.
+        dtypes: of what goes from thread to thread, for scratch memory.
+        parts: the names of that, with their types.
+        start: the value before the first element.
+        floating: whether elements are floats.
+    """
+
+    name: str
+    kind: str
+    fold: str
+    dtypes: tuple[torch.dtype, ...]
+    parts: dict[str, str]
+    start: str
+    floating: bool
+
+    @staticmethod
+    def of(step: Fold, name: str, index: str) -> _State:
+        inside, fold = step.body.dtype, step.reduction.kind
+        floating = inside.is_floating_point
+        dtype = torch.float32 if floating else torch.int64 if inside == torch.int64 else torch.int32
+        if fold in ("sum", "prod") and not floating:
+            dtype = torch.int64
+        kind = _COMPUTE[dtype]
+        if fold in ("argmax", "argmin"):
+            place = torch.int64 if index == "long" else torch.int32
+            return _State(name, index, fold, (dtype, place), {f"{name}_best": kind, name: index}, "0", floating)
+        start = {
+            "sum": "0", "prod": "1", "any": "0", "all": "1", "max": _lowest(inside), "min": _highest(inside)
+        }[fold]  # fmt: skip
+        return _State(name, kind, fold, (dtype,), {name: kind}, start, floating)
+
+    @property
+    def is_arg(self) -> bool:
+        return self.fold in ("argmax", "argmin")
+
+    @property
+    def keeps_low(self) -> bool:
+        return self.fold == "sum" and self.floating
+
+    def begun(self) -> list[str]:
+        name = self.name
+        if self.is_arg:
+            best, kind = next(iter(self.parts.items()))
+            return [f"{kind} {best} = 0;", f"{self.kind} {name} = -1;"]
+        if self.keeps_low:
+            return [f"float {name} = 0, {name}_low = 0;"]
+        return [f"{self.kind} {name} = {self.start};"]
+
+    def taking(self, value: str, turn: str) -> list[str]:
+        """With one element more, of which the number in the fold is `turn`."""
+        if self.keeps_low:
+            return [f"add_to({self.name}, {self.name}_low, {value});"]
+        return self.merging([value, turn] if self.is_arg else [value])
+
+    def ended(self) -> list[str]:
+        return [f"{self.name} = sum_of({self.name}, {self.name}_low);"] if self.keeps_low else []
+
+    def merging(self, others: Sequence[str]) -> list[str]:
+        name = self.name
+        if self.is_arg:
+            best, kind = next(iter(self.parts.items()))
+            test = "is_larger" if self.fold == "argmax" else "is_smaller"
+            return [
+                f"const {kind} other = {others[0]};",
+                f"const {self.kind} other_at = {others[1]};",
+                f"if ({test}(other, other_at, {best}, {name})) {{",
+                f"    {best} = other;",
+                f"    {name} = other_at;",
+                "}",
+            ]
+        (other,) = others
+        if self.fold in ("max", "min"):
+            function = f"{self.fold}imum_f32" if self.floating else self.fold
+            other = other if self.floating else f"{self.kind}({other})"
+            return [f"{name} = {function}({name}, {other});"]
+        op = {"sum": "+", "prod": "*", "any": "|", "all": "&"}[self.fold]
+        return [f"{name} = {name} {op} {other};"]
+
+
+def _groups(steps: Sequence[Fold | Store]) -> list[Fold | list[Store]]:
+    """The steps, neighbouring stores of the same loops together."""
+    groups: list[Fold | list[Store]] = []
+    for step in steps:
+        last = groups[-1] if groups else None
+        if isinstance(step, Store) and isinstance(last, list) and last[0].inner == step.inner:
+            last.append(step)
+        else:
+            groups.append(step if isinstance(step, Fold) else [step])
+    return groups
+
+
+def _is_wide(kernel: Kernel) -> bool:
+    """Whether an index, or what it is summed of, may be beyond 32 bits."""
+
+    def reach(ix: Ix) -> int:
+        total = abs(ix.const)
+        for atom, c in ix.terms.items():
+            if isinstance(atom, Split):
+                total = max(total, reach(atom.inner))
+            low, high = Ix({atom: c}).bounds()
+            total += max(abs(low), abs(high))
+        return total
+
+    found = [reach(p) for e in walk([s.value if isinstance(s, Store) else s.body for s in kernel.steps]) for p in places(e)]
+    found += [reach(step.place) for step in kernel.steps if isinstance(step, Store)]
+    turns = [math.prod(v.extent for v in loops) for loops in (kernel.outer, *(s.inner for s in kernel.steps))]
+    # A loop steps past its end by a team's width at most, and chunks are rounded up.
+    return max([*found, *(t + _CHUNKS * _GROUP for t in turns)]) >= 1 << 31
+
+
+def _power_of_two(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _constant(value: object, dtype: torch.dtype) -> str:
+    assert isinstance(value, int | float)
+    if dtype == torch.bool:
+        return "true" if value else "false"
+    if not dtype.is_floating_point:
+        if value == -(2**63):
+            return "(-9223372036854775807L - 1)"
+        return f"{int(value)}L" if dtype == torch.int64 else f"{_COMPUTE[dtype]}({int(value)})"
+    if math.isnan(value):
+        return "NAN"
+    if math.isinf(value):
+        return "INFINITY" if value > 0 else "(-INFINITY)"
+    text = f"{prelude_metal.decimal(value)}f"
+    return f"({text})" if text.startswith("-") else text
+
+
+def _operation(expr: Expr, a: list[str]) -> str:
+    op, dtype = expr.op, expr.dtype
+    inside = expr.args[0].dtype
+    floating = inside.is_floating_point
+    if op in _INFIX:
+        if op in ("add", "mul") and dtype == torch.bool:
+            return f"{a[0]} {'|' if op == 'add' else '&'} {a[1]}"
+        return f"{a[0]} {_INFIX[op]} {a[1]}"
+    if op in ("identity", "as"):
+        return a[0]
+    if op == "cast":
+        return _cast(a[0], inside, dtype)
+    if op == "where":
+        return f"{a[0]} ? {a[1]} : {a[2]}"
+    if op == "neg":
+        return f"-{a[0]}"
+    if op == "not":
+        return f"~{a[0]}"
+    if op == "reciprocal":
+        return f"1 / {a[0]}"
+    if op == "relu":
+        return f"{a[0]} < 0 ? 0 : {a[0]}"
+    if op in ("maximum", "minimum", "fmax", "fmin") and not floating:
+        return f"{a[0]} {'>' if 'max' in op else '<'} {a[1]} ? {a[0]} : {a[1]}"
+    if op == "abs" and not floating:
+        return a[0] if inside in (torch.uint8, torch.bool) else f"{a[0]} < 0 ? -{a[0]} : {a[0]}"
+    if op == "sign" and not floating:
+        return f"({a[0]} > 0) - ({a[0]} < 0)"
+    return f"{op}_f32({', '.join(a)})"
+
+
+def _cast(value: str, old: torch.dtype, new: torch.dtype) -> str:
+    if new in _SHORT:
+        return f"float({_MEMORY[new]}({value}))"
+    if new == torch.bool:
+        return f"{value} != 0"
+    if old.is_floating_point and new in (torch.int8, torch.int16, torch.uint8):
+        return f"{_COMPUTE[new]}(int({value}))"  # what lies outside wraps, as in torch
+    return f"{_COMPUTE[new]}({value})"
+
+
+def _lowest(dtype: torch.dtype) -> str:
+    if dtype.is_floating_point:
+        return "-INFINITY"
+    return "0" if dtype == torch.bool else _constant(torch.iinfo(dtype).min, dtype)
+
+
+def _highest(dtype: torch.dtype) -> str:
+    if dtype.is_floating_point:
+        return "INFINITY"
+    return "1" if dtype == torch.bool else _constant(torch.iinfo(dtype).max, dtype)

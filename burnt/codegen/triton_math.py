@@ -1,0 +1,722 @@
+"""What `triton.language` lacks for generated kernels: math, division with rest, extremes, as torch has them.
+
+Functions named after torch's, one element in, one out, for float32 and float64. They are formulas, since
+libdevice's functions do not exist in Triton's interpreter; where `tl` has a function that is libdevice's own
+on a device and NumPy's in the interpreter (log, log2, sin, cos, erf), it is used.
+
+Float32 functions are within 4 ulp of the true value, with torch's special values, denormals alive. They hold
+no float64 instruction, but for those in libdevice's sin and cos of numbers beyond 10^5. Where a product must
+not be rounded, `tl.fma` is written out; the interpreter rounds it, and is less accurate for large arguments
+of exp, pow and fmod. Float64: a few ulp, for pow as many as its exponent times the logarithm. fmod is exact
+for quotients up to 2^60 in float32 and 2^150 in float64.
+
+Polynomials are those of ``c/math.h``, or made in the same way.
+"""
+
+import triton
+import triton.language as tl
+
+# Two functions of a name in `tl` that kernels are to take from here are the extremes: tl.maximum drops NaN.
+
+
+@triton.jit
+def maximum(a, b):
+    """The larger of two; NaN where either is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def minimum(a, b):
+    """The smaller of two; NaN where either is."""
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def fmax(a, b):
+    """The larger of two; the other one where one is NaN."""
+    return tl.where((a >= b) | (b != b), a, b)
+
+
+@triton.jit
+def fmin(a, b):
+    """The smaller of two; the other one where one is NaN."""
+    return tl.where((a <= b) | (b != b), a, b)
+
+
+@triton.jit
+def multiply(a, b):
+    """A product, for `tl.reduce`."""
+    return a * b
+
+
+@triton.jit
+def either(a, b):
+    """Bitwise or, for `tl.reduce`."""
+    return a | b
+
+
+@triton.jit
+def both(a, b):
+    """Bitwise and, for `tl.reduce`."""
+    return a & b
+
+
+@triton.jit
+def argmax(a, at, b, bt):
+    """The larger of two with its place; NaN is largest, and of equals the first place counts."""
+    take = (a > b) | ((a != a) & (b == b))
+    same = (a == b) | ((a != a) & (b != b))
+    take = take | (same & (at < bt))
+    return tl.where(take, a, b), tl.where(take, at, bt)
+
+
+@triton.jit
+def argmin(a, at, b, bt):
+    """The smaller of two with its place; NaN is smallest, and of equals the first place counts."""
+    take = (a < b) | ((a != a) & (b == b))
+    same = (a == b) | ((a != a) & (b != b))
+    take = take | (same & (at < bt))
+    return tl.where(take, a, b), tl.where(take, at, bt)
+
+
+# --- integers ---------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def index_div(a, b):
+    """A quotient of an index that may be negative, rounded down; ``b > 0``."""
+    return a // b - (a % b < 0).to(a.dtype)
+
+
+@triton.jit
+def index_mod(a, b):
+    """The rest that belongs to `index_div`."""
+    m = a % b
+    return tl.where(m < 0, m + b, m)
+
+
+# --- bits and roundings -----------------------------------------------------------------------------------
+
+
+@triton.jit
+def _negative(x):
+    """Whether the sign bit is set."""
+    if x.dtype == tl.float64:
+        return x.to(tl.int64, bitcast=True) < 0
+    else:
+        return x.to(tl.int32, bitcast=True) < 0
+
+
+@triton.jit
+def neg(x):
+    """-x; Triton takes the minus sign for 0 - x, which makes 0 of 0, and a constant -0 for 0."""
+    return x * -1.0
+
+
+@triton.jit
+def copysign(x, y):
+    """|x| with y's sign, also that of 0 and NaN."""
+    a = tl.abs(x)
+    return tl.where(_negative(y), neg(a), a)
+
+
+@triton.jit
+def floor(x):
+    """Downwards; the instruction takes denormals for 0."""
+    y = tl.floor(x)
+    return tl.where((y == 0) & (x < 0), -1.0, y)
+
+
+@triton.jit
+def ceil(x):
+    """Upwards; what becomes 0 keeps its sign."""
+    y = tl.ceil(x)
+    return copysign(tl.where((y == 0) & (x > 0), 1.0, y), x)
+
+
+@triton.jit
+def trunc(x):
+    """Towards 0."""
+    return copysign(tl.floor(tl.abs(x)), x)
+
+
+@triton.jit
+def round(x):
+    """To the nearest integer, halves to even: adding 2^23 (2^52) leaves no place for a fraction."""
+    a = tl.abs(x)
+    if x.dtype == tl.float64:
+        whole = 4503599627370496.0
+    else:
+        whole = 8388608.0
+    return copysign(tl.where(a < whole, (a + whole) - whole, a), x)
+
+
+@triton.jit
+def sign(x):
+    """-1, 0 or 1; 0 for NaN."""
+    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+
+
+@triton.jit
+def relu(x):
+    """0 for what is negative; NaN stays."""
+    return tl.where(x < 0, 0.0, x)
+
+
+@triton.jit
+def divide(a, b):
+    """A quotient rounded as IEEE wants it; Triton's own division of float32 is 2 ulp off."""
+    if a.dtype == tl.float64:
+        return a / b
+    else:
+        return tl.div_rn(a, b)
+
+
+@triton.jit
+def sqrt(x):
+    """A correctly rounded root."""
+    if x.dtype == tl.float64:
+        return tl.sqrt(x)
+    else:
+        return tl.sqrt_rn(x)
+
+
+@triton.jit
+def rsqrt(x):
+    """1 / sqrt(x)."""
+    return divide(tl.full([], 1.0, x.dtype), sqrt(x))
+
+
+@triton.jit
+def reciprocal(x):
+    """1 / x."""
+    return divide(tl.full([], 1.0, x.dtype), x)
+
+
+# --- exponentials -----------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _power_of_two(n):
+    """2^n as float32, -126 <= n <= 127."""
+    return ((n + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _scale(x, n):
+    """x 2^n in two steps, so that n from -252 to 254 overflows or becomes denormal with one rounding."""
+    half = n >> 1
+    return x * _power_of_two(half) * _power_of_two(n - half)
+
+
+@triton.jit
+def _clamp(x, low, high):
+    """Between two bounds; NaN stays."""
+    x = tl.where(x < low, low, x)
+    return tl.where(x > high, high, x)
+
+
+@triton.jit
+def _reduce(x):
+    """x = n ln(2) + r, |r| <= ln(2) / 2, for |x| < 2^20: adding 1.5 2^23 rounds, and leaves n in the bits."""
+    t = tl.fma(x, 1.4426950216293335, 12582912.0)
+    k = t - 12582912.0
+    n = t.to(tl.int32, bitcast=True) - 0x4B400000
+    r = tl.fma(k, -0.693147182464599609375, x)
+    return tl.fma(k, 1.904652435769094154e-09, r), n
+
+
+@triton.jit
+def _expm1_poly(r):
+    """e^r - 1 for |r| <= ln(2) / 2."""
+    q = 0.0013937921 * r + 0.00836655591
+    q = q * r + 0.0416664332
+    q = q * r + 0.166665435
+    q = q * r + 0.5
+    return (r * r) * q + r
+
+
+@triton.jit
+def exp(x):
+    """e^x."""
+    if x.dtype == tl.float64:
+        return tl.exp(x)
+    else:
+        # The fast 2^r is within 2 ulp where r is small; tl.exp alone is 20 ulp off at 80.
+        r, n = _reduce(_clamp(x, -104.0, 89.0))
+        return _scale(tl.exp2(r * 1.4426950216293335), n)
+
+
+@triton.jit
+def exp2(x):
+    """2^x."""
+    if x.dtype == tl.float64:
+        return tl.exp2(x)
+    else:
+        y = _clamp(x, -151.0, 129.0)
+        t = y + 12582912.0
+        n = t.to(tl.int32, bitcast=True) - 0x4B400000
+        return _scale(tl.exp2(y - (t - 12582912.0)), n)
+
+
+@triton.jit
+def expm1(x):
+    """e^x - 1."""
+    if x.dtype == tl.float64:
+        # Kahan: what rounding took from e^x is in its logarithm.
+        u = tl.exp(x)
+        y = (u - 1) * (x / tl.log(u))
+        y = tl.where((x < -37.5) | (x > 709), u - 1, y)
+        return tl.where(u == 1, x, y)
+    else:
+        r, n = _reduce(_clamp(x, -20.0, 89.0))
+        s = _power_of_two(n - 1)  # half of the scale: 2^128 is not a float
+        y = 2.0 * tl.fma(s, _expm1_poly(r), s - 0.5)
+        return tl.where(tl.abs(x) < 5.9604644775390625e-08, x, y)
+
+
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + e^-x); e^-|x| is the exponential that neither overflows nor cancels."""
+    e = exp(-tl.abs(x))
+    return divide(tl.where(x >= 0, 1.0, e), 1.0 + e)
+
+
+@triton.jit
+def tanh(x):
+    """Hyperbolic tangent, from e^2a - 1."""
+    a = tl.abs(x)
+    if x.dtype == tl.float64:
+        e = expm1(2 * tl.where(a > 20, 20.0, a))
+    else:
+        r, n = _reduce(2.0 * tl.where(a > 10.0, 10.0, a))
+        s = _power_of_two(n)
+        e = tl.fma(s, _expm1_poly(r), s - 1.0)
+    return copysign(divide(e, e + 2.0), x)
+
+
+@triton.jit
+def _half_exp(a):
+    """e^a / 2, which overflows where sinh and cosh do."""
+    r, n = _reduce(tl.where(a > 90.0, 90.0, a))
+    return _scale(1.0 + _expm1_poly(r), n - 1)
+
+
+@triton.jit
+def sinh(x):
+    """Hyperbolic sine."""
+    a = tl.abs(x)
+    if x.dtype == tl.float64:
+        e = expm1(a)
+        small = 0.5 * (e + e / (e + 1))
+        h = tl.exp(0.5 * a)
+        return copysign(tl.where(a < 20, small, (0.5 * h) * h), x)
+    else:
+        z = a * a
+        h = _half_exp(a)
+        q = 2.78221319e-06 * z + 0.000198428956
+        q = q * z + 0.00833331048
+        q = q * z + 0.166666672
+        return copysign(
+            tl.where(a < 1.0, (a * z) * q + a, h - tl.div_rn(tl.full([], 0.25, tl.float32), h)), x
+        )
+
+
+@triton.jit
+def cosh(x):
+    """Hyperbolic cosine."""
+    a = tl.abs(x)
+    if x.dtype == tl.float64:
+        h = tl.exp(0.5 * a)
+        e = tl.exp(tl.where(a < 20, a, 20.0))
+        return tl.where(a < 20, 0.5 * (e + 1 / e), (0.5 * h) * h)
+    else:
+        h = _half_exp(a)
+        return h + tl.div_rn(tl.full([], 0.25, tl.float32), h)
+
+
+# --- logarithms -------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def log10(x):
+    """Decimal logarithm."""
+    if x.dtype == tl.float64:
+        return tl.log(x) * 0.43429448190325182765
+    else:
+        return tl.log2(x) * 0.30102999566398119521
+
+
+@triton.jit
+def _log_reduce(x):
+    """x = 2^e (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2), for x positive and finite: f and e."""
+    tiny = x < 1.1754943508222875e-38
+    u = tl.where(tiny, x * 8388608.0, x).to(tl.int32, bitcast=True) - 0x3F3504F3
+    e = (u >> 23) - tl.where(tiny, 23, 0)
+    return ((u & 0x7FFFFF) + 0x3F3504F3).to(tl.float32, bitcast=True) - 1.0, e.to(tl.float32)
+
+
+@triton.jit
+def _log_tail(f):
+    """log(1 + f) - f for what `_log_reduce` returns."""
+    q = -0.0763640404 * f + 0.127622053
+    q = q * f - 0.131596148
+    q = q * f + 0.142015815
+    q = q * f - 0.166234091
+    q = q * f + 0.200012416
+    q = q * f - 0.250008196
+    q = q * f + 0.333333313
+    return (f * f) * (q * f - 0.5)
+
+
+@triton.jit
+def _log1p_positive(x):
+    """log(1 + x) with 1 + x positive and finite.
+
+    The mantissa is taken from x rather than from 1 + x, which has lost its low bits; beyond 2^30 the 1 no
+    longer counts, and 2^-e would leave the normal range.
+    """
+    m, e = _log_reduce(1.0 + x)
+    s = _power_of_two(-tl.where(e > 30.0, 30.0, e).to(tl.int32))
+    f = tl.where(e > 30.0, m, tl.fma(x, s, s - 1.0))
+    y = tl.fma(e, -1.904652435769094154e-09, _log_tail(f)) + f
+    return tl.fma(e, 0.693147182464599609375, y)
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x)."""
+    u = 1.0 + x
+    if x.dtype == tl.float64:
+        # What rounding took from 1 + x, relative to it, is what it took from the logarithm.
+        y = tl.log(u) + (x - (u - 1.0)) / u
+        return tl.where((u == 1.0) | (x == float("inf")), x, tl.where(u > 0, y, tl.log(u)))
+    else:
+        y = _log1p_positive(x)
+        y = tl.where(u == float("inf"), u, y)
+        y = tl.where(u == 0.0, float("-inf"), y)
+        y = tl.where(u >= 0.0, y, float("nan"))
+        return tl.where(x == 0.0, x, y)
+
+
+@triton.jit
+def _log1p_or_double(u, a):
+    """log1p(u), or log(2 a) where a is so large that its square may overflow."""
+    if a.dtype == tl.float64:
+        large = a >= 1e15
+        y = log1p(tl.where(large, a, u))
+        y = tl.where(large, y + 0.69314718055994530942, y)
+    else:
+        large = a >= 1073741824.0
+        y = _log1p_positive(tl.where(large, a, u)) + tl.where(large, 0.693147182464599609375, 0.0)
+    return tl.where(a == float("inf"), a, y)
+
+
+@triton.jit
+def asinh(x):
+    """Inverse hyperbolic sine."""
+    a = tl.abs(x)
+    z = a * a
+    y = _log1p_or_double(a + divide(z, 1.0 + sqrt(1.0 + z)), a)
+    return tl.where(x != x, x, copysign(y, x))
+
+
+@triton.jit
+def acosh(x):
+    """Inverse hyperbolic cosine."""
+    t = x - 1.0
+    y = _log1p_or_double(t + sqrt(t * t + 2.0 * t), x)
+    return tl.where(x >= 1.0, y, float("nan"))
+
+
+@triton.jit
+def atanh(x):
+    """Inverse hyperbolic tangent; doubling and halving would cost a denormal its last bit."""
+    a = tl.abs(x)
+    y = 0.5 * log1p(divide(2.0 * a, 1.0 - a))
+    return tl.where(a < (1e-9 if x.dtype == tl.float64 else 2.44140625e-4), x, copysign(y, x))
+
+
+# --- error function ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def erf(x):
+    """The error function; libdevice's takes denormals for 0."""
+    if x.dtype == tl.float64:
+        return tl.erf(x)
+    else:
+        return tl.where(tl.abs(x) < 1.220703125e-4, x * 1.12837916709551257390, tl.erf(x))
+
+
+@triton.jit
+def erfc(x):
+    """1 - erf(x). From 1/2 on (1 + 2a) e^(a^2) erfc(a) is a polynomial in (a - k) / (a + k)."""
+    a = tl.abs(x)
+    if x.dtype == tl.float64:
+        a = tl.where(a > 27.3, 27.3, a)
+        q = (a - 3.0) / (a + 3.0)
+        p = 2.4258404207629788e-09 * q - 6.719815775977803e-09
+        p = p * q - 1.76163860578129e-08
+        p = p * q + 4.115191140508051e-08
+        p = p * q + 1.074684716646416e-07
+        p = p * q - 1.4297241300795243e-07
+        p = p * q - 6.208543650474935e-07
+        p = p * q + 3.58814299706627e-07
+        p = p * q + 3.4744300645093407e-06
+        p = p * q - 7.327492634621623e-07
+        p = p * q - 2.0101214570902363e-05
+        p = p * q + 4.949934282441871e-06
+        p = p * q + 0.00012509949383509962
+        p = p * q - 0.00010515989894923924
+        p = p * q - 0.000779832293085984
+        p = p * q + 0.0018886903721678134
+        p = p * q + 0.002529391818092003
+        p = p * q - 0.023770514919580838
+        p = p * q + 0.06830802734386257
+        p = p * q - 0.11927366341527633
+        p = p * q + 0.12964515870276386
+        p = p * q - 0.04756229435345116
+        p = p * q - 0.1356211061245812
+        p = p * q + 1.2530080582697296
+        s = a * a
+        e = tl.exp(-s) * (1.0 - tl.fma(a, a, -s))  # the second factor: what rounding took from a^2
+        large = e * p / (1.0 + 2.0 * a)
+        small = 1.0 - tl.erf(a)
+    else:
+        a = tl.where(a > 10.3, 10.3, a)  # 0 from 10.06 on
+        s = a * a
+        small = 0.00461393362 * s - 0.0266991984
+        small = small * s + 0.112817429
+        small = small * s - 0.376125336
+        small = small * s + 0.128379151
+        small = 1.0 - (a * small + a)
+        q = tl.div_rn(a - 2.0, a + 2.0)
+        p = -0.00132789253 * q + 0.000953314593
+        p = p * q + 0.00870148465
+        p = p * q - 0.00795073621
+        p = p * q - 0.0542201661
+        p = p * q + 0.164043099
+        p = p * q - 0.166030198
+        p = p * q - 0.0927636251
+        p = p * q + 1.27697837
+        r, n = _reduce(-s)
+        r = r - tl.fma(a, a, -s)  # less what rounding took from a^2
+        e = 1.0 + _expm1_poly(r)
+        d = 1.0 + 2.0 * a
+        inverse = tl.div_rn(tl.full([], 1.0, tl.float32), d)
+        y = p * inverse
+        rest = tl.fma(-y, d, p) - y * (1.0 - (d - 2.0 * a))  # of y, and of d's rounding
+        large = _scale(tl.fma(e, y, e * inverse * rest), n)
+    y = tl.where(a < 0.5, small, large)
+    return tl.where(x < 0, 2.0 - y, y)
+
+
+# --- trigonometric functions ------------------------------------------------------------------------------
+
+
+@triton.jit
+def sin(x):
+    """Sine; libdevice's takes denormals for 0."""
+    if x.dtype == tl.float64:
+        return tl.sin(x)
+    else:
+        return tl.where(tl.abs(x) < 2.44140625e-4, x, tl.sin(x))
+
+
+@triton.jit
+def tan(x):
+    """Tangent."""
+    return divide(sin(x), tl.cos(x))
+
+
+@triton.jit
+def _asin_tail(s, z):
+    """asin(s) - s for s = sqrt(z) <= 1/2."""
+    q = 0.0421583056 * z + 0.0241847783
+    q = q * z + 0.0454691499
+    q = q * z + 0.0749530941
+    q = q * z + 0.166667521
+    return (s * z) * q
+
+
+@triton.jit
+def asin(x):
+    """Inverse sine: pi/2 - 2 asin(sqrt((1 - a) / 2)) above 1/2."""
+    if x.dtype == tl.float64:
+        return atan2(x, tl.sqrt((1.0 - x) * (1.0 + x)))
+    else:
+        a = tl.abs(x)
+        large = a > 0.5
+        z = tl.where(large, 0.5 - 0.5 * a, a * a)
+        s = tl.where(large, tl.sqrt_rn(z), a)
+        t = _asin_tail(s, z)
+        return copysign(
+            tl.where(large, 1.57079637050628662109 - 2.0 * (s + (t + 2.1855694143368964433e-08)), s + t), x
+        )
+
+
+@triton.jit
+def acos(x):
+    """Inverse cosine."""
+    if x.dtype == tl.float64:
+        return atan2(tl.sqrt((1.0 - x) * (1.0 + x)), x)
+    else:
+        a = tl.abs(x)
+        large = a > 0.5
+        z = tl.where(large, 0.5 - 0.5 * a, a * a)
+        s = tl.where(large, tl.sqrt_rn(z), x)
+        t = _asin_tail(s, z)
+        rest = t + 4.3711388286737928865e-08
+        outer = tl.where(x > 0, 2.0 * (s + t), 3.14159274101257324219 - 2.0 * (s + rest))
+        return tl.where(large, outer, 1.57079637050628662109 - (s + rest))
+
+
+@triton.jit
+def _atan_poly(t):
+    """atan(t) for 0 <= t <= 1."""
+    z = t * t
+    q = -0.0017875476 * z + 0.0108873611
+    q = q * z - 0.0311270021
+    q = q * z + 0.0579065457
+    q = q * z - 0.0840047523
+    q = q * z + 0.109511748
+    q = q * z - 0.142640516
+    q = q * z + 0.19998531
+    q = q * z - 0.333332986
+    y = (t * z) * q + t
+    if t.dtype == tl.float64:
+        # One step of Newton's makes eight digits sixteen.
+        s = tl.sin(y)
+        c = tl.cos(y)
+        y = y + tl.fma(t, c, -s) / (c + t * s)
+    return y
+
+
+@triton.jit
+def atan(x):
+    """Inverse tangent."""
+    a = tl.abs(x)
+    large = a > 1.0
+    y = _atan_poly(tl.where(large, divide(tl.full([], 1.0, x.dtype), a), a))
+    if x.dtype == tl.float64:
+        y = tl.where(large, 1.57079632679489655800 - (y - 6.123233995736766036e-17), y)
+    else:
+        y = tl.where(large, 1.57079637050628662109 - (y + 4.3711388286737928865e-08), y)
+    return copysign(y, x)
+
+
+@triton.jit
+def atan2(y, x):
+    """The angle of a point, with torch's choices at zeros and infinities."""
+    a = tl.abs(y)
+    b = tl.abs(x)
+    small = tl.where(a > b, b, a)
+    large = tl.where(a > b, a, b)
+    t = divide(small, large)
+    t = tl.where(small == float("inf"), 1.0, t)  # both infinite
+    t = tl.where(large == 0, 0.0, t)  # both zero
+    r = _atan_poly(t)
+    if x.dtype == tl.float64:
+        r = tl.where(a > b, 1.57079632679489655800 - (r - 6.123233995736766036e-17), r)
+        r = tl.where(_negative(x), 3.14159265358979311600 - (r - 1.2246467991473532072e-16), r)
+    else:
+        r = tl.where(a > b, 1.57079637050628662109 - (r + 4.3711388286737928865e-08), r)
+        r = tl.where(_negative(x), 3.14159274101257324219 - (r + 8.742277657347585773e-08), r)
+    return tl.where((x != x) | (y != y), float("nan"), copysign(r, y))
+
+
+# --- powers and division with rest ------------------------------------------------------------------------
+
+
+@triton.jit
+def _log2_parts(a):
+    """log2(a) as an unevaluated sum of two float32, for a positive and finite.
+
+    With s = f / (2 + f) it is 2 / ln(2) (s + s^3 / 3 + ...); s and the first term are kept in two parts.
+    """
+    f, e = _log_reduce(a)
+    d = 2.0 + f
+    s = tl.div_rn(f, d)
+    s_low = tl.div_rn(tl.fma(-s, d, f) - s * (f - (d - 2.0)), d)
+    z = s * s
+    q = 0.11665932564871899 * z + 0.14275381395554332
+    q = q * z + 0.20000061219575918
+    q = q * z + 0.33333333276792787
+    p = 2.8853900432586670 * s
+    low = tl.fma(2.8853900432586670, s, -p)
+    low = low + (2.8853900432586670 * (s * z * q + s_low) + 3.8519259822532350e-08 * s)
+    high = e + p
+    low = (p - (high - e)) + low
+    total = high + low
+    return total, low - (total - high)
+
+
+@triton.jit
+def pow(x, y):
+    """x^y: 2^(y log2|x|), the logarithm in two parts."""
+    a = tl.abs(x)
+    if x.dtype == tl.float64:
+        m = tl.exp(y * tl.log(a))
+    else:
+        high, low = _log2_parts(a)
+        high = tl.where(a == 0, float("-inf"), tl.where(a < float("inf"), high, a))
+        low = tl.where((a == 0) | (a == float("inf")), 0.0, low)
+        t = _clamp(y * high, -400.0, 400.0)
+        rest = tl.where(tl.abs(t) < 400.0, tl.fma(y, high, -t) + y * low, 0.0)
+        k = t + 12582912.0
+        n = k.to(tl.int32, bitcast=True) - 0x4B400000
+        n = tl.where(n < -252, -252, tl.where(n > 254, 254, n))
+        r = (t - (k - 12582912.0)) + rest
+        m = _scale(1.0 + _expm1_poly(r * 0.693147182464599609375), n)
+        m = tl.where(t != t, t, m)
+    whole = trunc(y) == y
+    odd = whole & (trunc(0.5 * y) != 0.5 * y)
+    m = tl.where(odd, copysign(m, x), m)
+    m = tl.where((x < 0) & (x > float("-inf")) & ~whole, float("nan"), m)
+    one = (y == 0) | (x == 1) | ((x == -1) & (tl.abs(y) == float("inf")))
+    return tl.where(one, 1.0, m)
+
+
+@triton.jit
+def fmod(x, y):
+    """x - trunc(x / y) y, exact: a step takes as many bits off the quotient as a float has."""
+    d = tl.abs(y)
+    r = tl.abs(x)
+    for _ in tl.static_range(3):
+        # No rounding error is left: the rest has no more bits than x and y. It is negative where the
+        # quotient was rounded up.
+        q = divide(r, d)
+        q = tl.where(q > 1e38, 1e38, q)
+        r = tl.fma(-tl.floor(q), d, r)
+    r = tl.where(r < 0, r + d, r)
+    r = tl.where(r >= d, r - d, r)
+    r = tl.where(d == float("inf"), tl.abs(x), r)
+    r = tl.where((d == 0) | (tl.abs(x) == float("inf")), float("nan"), r)
+    return copysign(r, x)
+
+
+@triton.jit
+def remainder(x, y):
+    """The rest with y's sign, as torch's ``%``, which adds y to fmod's."""
+    m = fmod(x, y)
+    return tl.where((m != 0) & (_negative(m) != _negative(y)), m + y, m)
+
+
+@triton.jit
+def trunc_div(a, b):
+    """A quotient rounded towards 0."""
+    return trunc(divide(a, b))
+
+
+@triton.jit
+def floor_div(a, b):
+    """A quotient rounded down: whole numbers of b in a, not the floor of a rounded quotient."""
+    m = fmod(a, b)
+    whole = divide(a - m, b)
+    lower = whole - ((m != 0) & ((b < 0) != (m < 0))).to(a.dtype)
+    down = tl.floor(lower)
+    near = tl.where(lower - down > 0.5, down + 1.0, down)
+    quotient = divide(a, b)
+    near = tl.where(lower == 0, copysign(tl.full([], 0.0, a.dtype), quotient), near)
+    return tl.where(b == 0, quotient, near)

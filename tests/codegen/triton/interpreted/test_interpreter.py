@@ -1,0 +1,87 @@
+"""The corrections of the interpreter themselves."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _add(x, y, z, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    inside = i < n
+    a = tl.load(x + i, mask=inside, other=0).to(tl.float32)
+    b = tl.load(y + i, mask=inside, other=0).to(tl.float32)
+    tl.store(z + i, (a + b).to(tl.bfloat16), mask=inside)
+
+
+def test_bfloat16_is_a_float():
+    x, y = torch.randn(2, 37).bfloat16()
+    z = torch.full((37,), float("nan"), dtype=torch.bfloat16)
+    _add[(1,)](x, y, z, 37, BLOCK=64)
+    assert torch.equal(z, (x.float() + y.float()).bfloat16())
+
+
+@triton.jit
+def _left_out(x, y, n, OTHER: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    if OTHER:
+        tl.store(y + i, tl.load(x + i, mask=i < n, other=0))
+    else:
+        tl.store(y + i, tl.load(x + i, mask=i < n))
+
+
+def test_lanes_that_are_left_out_are_poisoned():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        y = torch.zeros(8, dtype=dtype)
+        _left_out[(1,)](torch.ones(8, dtype=dtype), y, 5, OTHER=False, BLOCK=8)
+        assert y[:5].eq(1).all()
+        assert y[5:].isnan().all()
+        _left_out[(1,)](torch.ones(8, dtype=dtype), y, 5, OTHER=True, BLOCK=8)
+        assert y[5:].eq(0).all()
+    y = torch.zeros(8, dtype=torch.int32)
+    _left_out[(1,)](torch.ones(8, dtype=torch.int32), y, 5, OTHER=False, BLOCK=8)
+    assert y[5:].eq(77).all()
+
+
+@triton.jit
+def _fma(x, y, z, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out + i, tl.fma(tl.load(x + i), tl.load(y + i), tl.load(z + i)))
+
+
+def test_a_product_is_not_rounded_before_it_is_added():
+    for dtype in (torch.float32, torch.float64):
+        x = torch.rand(64, dtype=torch.float64).to(dtype) + 1
+        out = torch.empty_like(x)
+        product = x * x
+        _fma[(1,)](x, x, -product, out, BLOCK=64)
+        exact = [Fraction(float(a)) ** 2 - Fraction(float(p)) for a, p in zip(x, product, strict=True)]
+        assert any(exact)
+        assert out.tolist() == [float(e) for e in exact]
+
+
+@triton.jit
+def _larger(a, at, b, bt):
+    take = a > b
+    return tl.where(take, a, b), tl.where(take, at, bt)
+
+
+@triton.jit
+def _reduced(x, y, at, ROWS: tl.constexpr, COLS: tl.constexpr):
+    i = tl.arange(0, ROWS)[:, None]
+    j = tl.arange(0, COLS)[None, :]
+    value, place = tl.reduce((tl.load(x + i * COLS + j), j + 0 * i), 1, _larger, keep_dims=True)
+    tl.store(y + i, value)
+    tl.store(at + i, place)
+
+
+def test_reductions_by_a_function_of_ones_own():
+    x = torch.randn(4, 16)
+    y, at = torch.empty(4), torch.empty(4, dtype=torch.int32)
+    _reduced[(1,)](x, y, at, ROWS=4, COLS=16)
+    assert torch.equal(y, x.amax(1))
+    assert torch.equal(at.long(), x.argmax(1))

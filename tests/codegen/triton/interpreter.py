@@ -1,0 +1,108 @@
+"""Triton's interpreter, put right where it differs from a GPU.
+
+* bfloat16 is computed on its bits, as if they were integers: here it is `ml_dtypes`' bfloat16.
+* Lanes that a masked load leaves out are 0: here NaN, or 77 for integers, as a GPU promises nothing.
+* `tl.fma` rounds twice: here once.
+* A reduction by a function of one's own calls it for every element: here for halves of the array, as a GPU
+  does, which takes milliseconds instead of minutes.
+
+It reaches into the interpreter's insides; `interpreted/test_interpreter.py` tells when they change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+_POISON = 77
+
+
+def correct() -> None:
+    """Put the interpreter of this process right."""
+    plain = interpreter._get_np_dtype
+    builder = interpreter.InterpreterBuilder
+    handle = interpreter.TensorHandle
+
+    def numpy_dtype(dtype: Any) -> np.dtype:
+        element = dtype.element_ty if isinstance(dtype, tl.block_type) else dtype
+        return _BF16 if element == tl.bfloat16 else plain(dtype)
+
+    def cast(self: Any, source: Any, dtype: Any, *_: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return handle(source.data.astype(numpy_dtype(dtype)), dtype.scalar)
+
+    def load(self: Any, pointers: Any, mask: Any, other: Any, *_: Any) -> Any:
+        dtype = pointers.get_element_ty()
+        stored = plain(dtype)
+        if other is None:
+            poison = np.nan if dtype.is_floating() else 1 if stored == np.bool_ else _POISON
+            filling = np.full(pointers.data.shape, poison, numpy_dtype(dtype))
+        else:
+            filling = np.ascontiguousarray(np.broadcast_to(other.data, pointers.data.shape))
+        given = np.ascontiguousarray(np.broadcast_to(mask.data, pointers.data.shape))
+        loaded = interpreter._interpreter.load(pointers.data, given, filling.view(stored), stored)
+        return handle(loaded.view(numpy_dtype(dtype)), dtype)
+
+    def store(self: Any, pointers: Any, value: Any, mask: Any, *_: Any) -> Any:
+        data = np.ascontiguousarray(value.data)
+        return interpreter._interpreter.store(pointers.data, data.view(plain(value.dtype)), mask.data)
+
+    def fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return handle(_fma(x.data, y.data, z.data), z.dtype.scalar)
+
+    interpreter._get_np_dtype = numpy_dtype
+    for name in (
+        "cast_impl", "create_fp_to_fp", "create_fp_trunc", "create_fp_ext", "create_si_to_fp",
+        "create_ui_to_fp", "create_fp_to_si", "create_fp_to_ui",
+    ):  # fmt: skip
+        setattr(builder, name, cast)
+    builder.create_masked_load, builder.create_masked_store, builder.create_fma = load, store, fma
+    interpreter.ReduceOps.generic_reduce = _reduce
+
+
+def _fma(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """x y + z, rounded once: in double for float32, with the product in two parts for float64."""
+    if z.dtype != np.float64:
+        return (x.astype(np.float64) * y + z).astype(z.dtype)
+    product = x * y  # Dekker: the products of halves are exact
+    x_high, y_high = _upper(x), _upper(y)
+    x_low, y_low = x - x_high, y - y_high
+    rest = ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low
+    total = product + z
+    part = total - product
+    error = (product - (total - part)) + (z - part)
+    exact = total + (error + rest)
+    return np.where(np.isfinite(exact), exact, total)
+
+
+def _upper(x: np.ndarray) -> np.ndarray:
+    """The upper half of float64's bits, rounded, so that the rest has 26."""
+    scaled = x * 134217729.0
+    return scaled - (scaled - x)
+
+
+def _reduce(self: Any, tensors: Any) -> list[Any]:
+    """A fold by halves of an array whose size is a power of two, as Triton's blocks have it."""
+    tensors, axis = self.unravel(tensors, self.axis)
+    arrays = [np.moveaxis(t.handle.data, axis, 0) for t in tensors]
+    while len(arrays[0]) > 1:
+        half = len(arrays[0]) // 2
+        parts = [
+            self.to_tensor(a[part], t.dtype)
+            for part in (slice(None, half), slice(half, None))
+            for a, t in zip(arrays, tensors, strict=True)
+        ]
+        with np.errstate(all="ignore"):
+            made = self.combine_fn.fn(*parts)
+        arrays = [m.handle.data for m in (made if isinstance(made, tuple | tl.tuple) else (made,))]
+    results = []
+    for array, tensor in zip(arrays, tensors, strict=True):
+        data = np.moveaxis(array, 0, axis) if self.keep_dims else array[0]
+        results.append(self.to_tensor(data if data.ndim else data.item(), tensor.dtype))
+    return results
