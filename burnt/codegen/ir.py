@@ -233,6 +233,12 @@ class Reduction:
 class Expr:
     """An element. Equal expressions are one object, so that common parts are found by identity.
 
+    Two operations draw random numbers, as functions of a seed (int64, a load) and a counter i (an int64
+    index), for a stream, which is in `extra`. Philox4x32-10 makes four words of the counter (i // 4 as two
+    words, the low one first, the stream, 0) under the key that is the seed's halves, the low one first; w is
+    the word i % 4. ``uniform`` (stream) is float32, the upper 24 bits of w times 2^-24; ``random`` (stream,
+    bound) is int64, w * bound // 2^32.
+
     `op` is ``const`` (value), ``number`` (position), ``load`` (Buffer, Ix), ``index`` (Ix), ``reduced``
     (Reduction, Index), ``kept`` (Kept, Index; a scheduled kernel has none left), ``cast``, ``masked``,
     ``checked``, or the name of an operation, of which `burnt.codegen.lower` has the list and each printer

@@ -616,6 +616,11 @@ def _operation(expr: Expr, a: list[str]) -> str:
         if op in ("add", "mul") and dtype == torch.bool:
             return f"{a[0]} {'|' if op == 'add' else '&'} {a[1]}"
         return f"{a[0]} {_INFIX[op]} {a[1]}"
+    if op == "uniform":
+        return f"uniform_f32(philox_word({a[0]}, {a[1]}, {expr.extra[0]}))"
+    if op == "random":
+        stream, bound = expr.extra
+        return f"(int64_t)((uint64_t)philox_word({a[0]}, {a[1]}, {stream}) * {bound}ull >> 32)"
     if op in ("identity", "as"):
         return a[0]
     if op == "cast":

@@ -34,7 +34,8 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
-from burnt.codegen.trace import Traced
+from burnt.codegen.lower.random import Source
+from burnt.codegen.trace import Traced, is_random
 
 __all__ = ["Call", "Plan", "schedule"]
 
@@ -65,7 +66,7 @@ class Plan:
     """What is run for a traced function.
 
     Args:
-        inputs: the tensors that are given, captured ones last.
+        inputs: the tensors that are given, captured ones after them, and last the seed where there is one.
         outputs: for each result, the buffer that holds it, or a constant.
         steps: kernels and calls, in order.
         numbers: how many run-time numbers the kernels take.
@@ -75,6 +76,7 @@ class Plan:
     outputs: list[Buffer | Any]
     steps: list[Kernel | Call]
     numbers: list[int]
+    seed: Buffer | None = None
 
 
 def schedule(traced: Traced, captured: Sequence[torch.Tensor], *, scratch: bool = True) -> Plan:
@@ -100,6 +102,7 @@ class _Scheduler:
         self.in_memory: dict[int, tuple[Value, Buffer]] = {}
         self.folded: dict[Reduction | Kept, Buffer] = {}
         self.scratch: dict[tuple[Kernel, Kept, Index], Buffer] = {}
+        self.seed: Buffer | None = None
         self.count = 0
 
     def plan(self) -> Plan:
@@ -115,7 +118,8 @@ class _Scheduler:
         (results,) = nodes[-1].args
         outputs = [self.result(node, i) for i, node in enumerate(results)]
         self.flush()
-        return Plan(self.inputs, outputs, self.steps, sorted(self.traced.numbers.values()))
+        inputs = [*self.inputs, *([self.seed] if self.seed is not None else [])]
+        return Plan(inputs, outputs, self.steps, sorted(self.traced.numbers.values()), self.seed)
 
     # --- values -------------------------------------------------------------------------------------------
 
@@ -142,12 +146,21 @@ class _Scheduler:
         plain = all(not isinstance(m, torch.Tensor) or _plain(m) for m in metas)
         if lowering is not None and plain:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.argument)
+            if is_random(node):
+                kwargs = {**kwargs, "source": self.source(node)}  # type: ignore[dict-item]
             try:
                 return lowering(node.meta["val"], *args, **kwargs)
             except Unlowered:
                 # This use of the op is beyond the table: torch's own call serves, as for any other op.
                 return self.call(node)
         return self.call(node)
+
+    def source(self, node: torch.fx.Node) -> Source:
+        """What an op that draws random numbers draws from."""
+        if self.seed is None:
+            position = sum(n.op == "placeholder" for n in self.traced.graph.graph.nodes) + len(self.captured)
+            self.seed = Buffer("seed", "input", position, (1,), (1,), torch.int64)
+        return Source(load(self.seed, Ix()), node.meta["stream"])
 
     def argument(self, value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
@@ -366,7 +379,7 @@ class _Scheduler:
     # --- kept values --------------------------------------------------------------------------------------
 
     def settle(self, expr: Expr, kernels: list[Kernel], loops: Sequence[Var] = ()) -> None:
-        """Put kept values that an expression needs into memory, unless scratch or computing them in place will do."""
+        """Put kept values into memory, unless scratch or computing them in place will do."""
         for e in walk([self.resolved(expr, inline=False)]):
             if e.op == "reduced":
                 fold, index = e.extra

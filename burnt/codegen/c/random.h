@@ -24,6 +24,14 @@ static inline philox_t philox(philox_t counter, uint32_t key0, uint32_t key1) {
     return counter;
 }
 
+/* The i-th number of a stream: a word of the counter i / 4. */
+static inline uint32_t philox_word(int64_t seed, int64_t i, uint32_t stream) {
+    philox_t counter = {(uint32_t)((uint64_t)i >> 2), (uint32_t)((uint64_t)i >> 34), stream, 0};
+    philox_t words = philox(counter, (uint32_t)seed, (uint32_t)((uint64_t)seed >> 32));
+    uint32_t lane = (uint32_t)i & 3u, low = lane & 1u ? words.y : words.x, high = lane & 1u ? words.w : words.z;
+    return lane & 2u ? high : low;
+}
+
 /* [0, 1), every multiple of 2^-24 alike: the upper 24 bits. */
 static inline float uniform_f32(uint32_t u) { return (float)(int32_t)(u >> 8) * 0x1p-24f; }
 

@@ -7,10 +7,11 @@ A table from op to function. What is not in it runs as torch's own call, and is 
     views        views and what is made of parts
     reductions   sums, extremes, variances
     gathers      look-ups by tensors of indices, and their gradients
+    random       random numbers, dropout
     windows      pooling and its gradients
 """
 
-from burnt.codegen.lower import elementwise, gathers, reductions, views, windows  # each fills its part
+from burnt.codegen.lower import elementwise, random, gathers, reductions, views, windows  # each fills its part
 from burnt.codegen.lower.table import LOWERINGS, Lowering, Number, Unlowered, const, lowered, pointwise
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "gathers",
     "lowered",
     "pointwise",
+    "random",
     "reductions",
     "views",
     "windows",
