@@ -51,7 +51,7 @@ class CompiledPlan:
             memory.enable_by_default()
         self.traced = traced
         self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
-        self.plan: Plan = schedule(traced, captured, scratch=target.scratch)
+        self.plan: Plan = schedule(traced, captured, target.scratch)
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
             kernel.name = f"{name}_{i}"

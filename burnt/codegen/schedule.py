@@ -35,6 +35,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
 from burnt.codegen.lower.random import Source
+from burnt.codegen.passes import arrange, keep
 from burnt.codegen.trace import Traced, is_random
 
 __all__ = ["Call", "Plan", "schedule"]
@@ -43,7 +44,6 @@ __all__ = ["Call", "Plan", "schedule"]
 _SPLIT_ROWS, _SPLIT_ELEMENTS = 16, 1 << 15
 # Loads of an element beyond which a kept value goes through memory rather than being computed in place.
 _MOST_LOADS = 64
-_MOST_SCRATCH = 1 << 16  # bytes of a row
 
 
 @dataclasses.dataclass(eq=False)
@@ -79,21 +79,21 @@ class Plan:
     seed: Buffer | None = None
 
 
-def schedule(traced: Traced, captured: Sequence[torch.Tensor], *, scratch: bool = True) -> Plan:
+def schedule(traced: Traced, captured: Sequence[torch.Tensor], scratch: int = 0) -> Plan:
     """The plan of a traced function.
 
     Args:
         traced: the trace.
         captured: the tensors that it captured, in the order of `traced.captured`.
-        scratch: whether kernels may keep rows in local buffers.
+        scratch: bytes of local buffers that a turn of a kernel's outer loops may have.
     """
     return _Scheduler(traced, captured, scratch).plan()
 
 
 class _Scheduler:
-    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], scratch: bool) -> None:
+    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], scratch: int) -> None:
         self.traced = traced
-        self.has_scratch = scratch
+        self.scratch = scratch
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
         self.inputs: list[Buffer] = []
@@ -101,7 +101,7 @@ class _Scheduler:
         self.pending: list[tuple[Buffer, Value]] = []
         self.in_memory: dict[int, tuple[Value, Buffer]] = {}
         self.folded: dict[Reduction | Kept, Buffer] = {}
-        self.scratch: dict[tuple[Kernel, Kept, Index], Buffer] = {}
+        self.rows_kept: dict[tuple[Kernel, Kept, Index], Buffer] = {}
         self.seed: Buffer | None = None
         self.count = 0
 
@@ -220,6 +220,8 @@ class _Scheduler:
             if math.prod(buffer.shape):
                 self.store(buffer, value, fresh)
         for kernel in fresh:
+            arrange(kernel)
+            keep(kernel, self.scratch)
             collapse(kernel)
         self.steps += fresh
 
@@ -243,11 +245,14 @@ class _Scheduler:
         kernel = self.home(buffer, value, outer, rows is not None, kernels)
         mapping = dict(zip(outer, kernel.outer, strict=True))
         index = tuple(Ix.of(mapping.get(v, v)) for v in loops)
+        self.add_folds(kernel, [self.resolved(value.at(index))])
+        own = [v for v in loops if v in inner]
+        mapping |= dict(zip(own, self.inner(kernel, [v.extent for v in own]), strict=True))
+        loops = [mapping.get(v, v) for v in loops]
+        index = tuple(map(Ix.of, loops))
         expr = self.resolved(value.at(index))
-        self.add_folds(kernel, [expr])
-        kernel.steps.append(
-            Store(buffer, tuple(inner), buffer.at(index), expr, tuple(mapping.get(v, v) for v in loops))
-        )
+        walked = tuple(mapping[v] for v in inner)
+        kernel.steps.append(Store(buffer, walked, buffer.at(index), expr, tuple(loops)))
 
     def beside(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
         """Store a value without folds in the loops of another store of its shape that reads the same."""
@@ -314,13 +319,23 @@ class _Scheduler:
         self.folded[fold] = buffer
 
     def home(
-        self, buffer: Buffer, value: Value, outer: list[Var], folding: bool, kernels: list[Kernel]
+        self,
+        buffer: Buffer,
+        value: Value,
+        outer: list[Var],
+        folding: bool,
+        kernels: list[Kernel],
+        *,
+        scratch: bool = False,
     ) -> Kernel:
-        """A kernel with the same rows that this store may join, or a new one."""
+        """A kernel with the same rows that this store may join, or a new one.
+
+        Kernels with rows in scratch stay apart: by columns there would be as many as a tile is wide.
+        """
         extents = [v.extent for v in outer]
         reads = {e.extra[0] for e in self.reached([self.resolved(value.at(_fresh(value.shape)))])}
         for kernel in kernels:
-            if [v.extent for v in kernel.outer] != extents:
+            if [v.extent for v in kernel.outer] != extents or bool(kernel.scratch) != scratch:
                 continue
             stores = {step.buffer for step in kernel.steps if isinstance(step, Store)}
             later = kernels[kernels.index(kernel) :]
@@ -357,7 +372,14 @@ class _Scheduler:
             known = {(step.reduction, step.index) for step in kernel.steps if isinstance(step, Fold)}
             kernel.steps.append(Fold(fold, index, tuple(v for v in inner if v.extent > 1), body))
 
-    def inner(self, kernel: Kernel, extents: tuple[int, ...]) -> tuple[Var, ...]:
+    def inner(self, kernel: Kernel, extents: Sequence[int]) -> tuple[Var, ...]:
+        """Loops over some extents in a kernel: those of its other steps where these walk the same."""
+        wanted = [size for size in extents if size > 1]
+        for step in kernel.steps:
+            loops = step.inner if isinstance(step, Fold) else [v for v in step.loops if v in step.inner]
+            if [v.extent for v in loops] == wanted:
+                known = iter(loops)
+                return tuple(next(known) if size > 1 else Var(1) for size in extents)
         return tuple(Var(size) for size in extents)
 
     def resolved(self, expr: Expr, *, inline: bool = True) -> Expr:
@@ -409,14 +431,14 @@ class _Scheduler:
         """
         loops = [v for v in loops if v.extent > 1]
         found = [e for e in walk([self.resolved(expr, inline=False)]) if e.op in ("kept", "reduced")]
-        if not found or not loops or not self.has_scratch:
+        if not found or not loops or not self.scratch:
             return None
         last = loops[-1]
         for e in found:
             held, index = e.extra
             if not isinstance(held, Kept) or not held.rows:
                 return None
-            if held.value.shape[-1] * held.value.dtype.itemsize > _MOST_SCRATCH:
+            if held.value.shape[-1] * held.value.dtype.itemsize > self.scratch:
                 return None
             place: Index = index  # type: ignore[assignment]
             if _plain_rows(place[:-1]) != set(loops[:-1]) or place[-1].variables() != {last}:
@@ -429,7 +451,7 @@ class _Scheduler:
         """A store in a kernel whose turns first compute the rows that it reads into scratch."""
         axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
         outer = [loops[a] for a in axes if loops[a].extent > 1 and loops[a] is not last]
-        kernel = self.home(buffer, value, outer, True, kernels)
+        kernel = self.home(buffer, value, outer, True, kernels, scratch=True)
         mapping = dict(zip(outer, kernel.outer, strict=True))
         at = [mapping.get(v, v) for v in loops]
 
@@ -444,7 +466,7 @@ class _Scheduler:
         """An element of a kept value's row, which the kernel computes in every turn."""
         *lead, along = index
         place = (kernel, held, tuple(lead))
-        if place not in self.scratch:
+        if place not in self.rows_kept:
             self.count += 1
             size = held.value.shape[-1]
             row = Var(size)
@@ -452,8 +474,8 @@ class _Scheduler:
             made = self.resolved(held.value.at((*lead, Ix.of(row))))
             inner = (row,) if size > 1 else ()
             kernel.steps.append(Store(buffer, inner, Ix.of(row), made, (row,)))
-            self.scratch[place] = buffer
-        return load(self.scratch[place], along)
+            self.rows_kept[place] = buffer
+        return load(self.rows_kept[place], along)
 
 
 def collapse(kernel: Kernel) -> None:

@@ -226,7 +226,7 @@ def test_without_scratch_a_pool_is_one_kernel(window: tuple[int, int, int]) -> N
         return F.relu(F.max_pool2d(x, *window))
 
     traced, _ = trace(fn, [values(2, 3, 9, 40)])
-    plan = schedule(traced, [], scratch=False)
+    plan = schedule(traced, [])
     assert [step.kind for step in plan.steps if isinstance(step, Kernel)] == ["elementwise"]
 
 
