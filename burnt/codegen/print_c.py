@@ -33,6 +33,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.passes import LANES, lane_of
 from burnt.codegen.print_c_folds import Accumulator
+from burnt.codegen.print_c_random import BLOCK, Words, words_of
 from burnt.codegen.print_c_types import C_TYPES, MEMORY, SHORT, constant
 from burnt.codegen.print_c_windows import inside, row_of
 from burnt.codegen.sizes import mark
@@ -127,6 +128,7 @@ class _Printer:
         self.span: tuple[Var, int, int] | None = None  # the vectorised loop around it, from where to where
         self.varying: set[str] = set()  # guards that are not the same for all of that loop
         self.uniform: dict[int, bool] = {}  # whether expressions are
+        self.words: dict[int, str] = {}  # random words that have been made, by what is drawn from them
         self.hoisted: list[str] = []  # lines that come before that loop
         self.computed: dict[int, str] = {}  # names of the expressions in indices
         self.failed = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
@@ -184,10 +186,7 @@ class _Printer:
         rows = math.prod(v.extent for v in lead)
         if count >= _PARALLEL and rows < 8:
             self.loops(lead)
-            self.line("#pragma omp parallel for simd schedule(static)")
-            self.loop(last)
-            self.bodies(stores)
-            self.close(1)
+            self.threaded(last, stores)
         else:
             if count >= _PARALLEL:
                 self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
@@ -200,12 +199,61 @@ class _Printer:
         for step, name in zip(stores, names, strict=True):
             self.put(step, name)
 
+    def threaded(self, last: Var, stores: Sequence[Store]) -> None:
+        """Stores for every turn of a loop, which is cut for the threads."""
+        words = words_of(last, [step.value for step in stores])
+        if words:
+            self.drawn(last, (0, last.extent), stores, words, parallel=True)
+            return
+        self.line("#pragma omp parallel for simd schedule(static)")
+        self.loop(last)
+        self.bodies(stores)
+        self.close(1)
+
+    def drawn(
+        self,
+        last: Var,
+        span: tuple[int, int],
+        stores: Sequence[Store],
+        words: Sequence[Words],
+        *,
+        parallel: bool,
+    ) -> None:
+        """Stores for some turns of a loop in blocks, for each of which random numbers are made first."""
+        name, (first, stop) = self.named(last), map(mark, span)
+        if parallel:
+            self.line("#pragma omp parallel for schedule(static)")
+        self.line(f"for (int64_t block = {first}; block < {stop}; block += {BLOCK}) {{")
+        self.depth += 1
+        self.line(f"const int64_t end = block + {BLOCK} < {stop} ? block + {BLOCK} : {stop};")
+        begin = Var(last.extent + 1)
+        self.names[begin] = "block"
+        for group in words:
+            (seed,) = self.exprs([group.seed])
+            w, start = f"w{self.temporary}", self.place(group.first.replaced({last: Ix.of(begin)}))
+            self.line(f"const int64_t {w}_from = {start};")
+            self.line(f"uint32_t {w}[{BLOCK * group.step + group.reach + 8}];")
+            count = f"({w}_from % 4 + (end - block) * {group.step} + {group.reach + 3}) / 4"
+            self.line(f"philox_fill({w}, {seed}, {w}_from / 4, {count}, {group.stream});")
+            self.line(f"const uint32_t *{w}_at = {w} + {w}_from % 4;")
+            for e, offset in group.offsets.items():
+                self.words[id(e)] = f"{w}_at[({name} - block) * {group.step} + {offset}]"
+        self.line("#pragma omp simd")
+        self.loop(last, "block", "end")
+        self.bodies(stores)
+        self.close(2)
+        self.words = {}
+
     def spans(self, last: Var, stores: Sequence[Store]) -> None:
         """Stores for every turn of a loop, its middle, where tests of its place hold, apart from its ends."""
         name, size = self.named(last), last.extent
         start, end, tests = inside(last, [step.value for step in stores])
         for first, stop, known in (0, start, ()), (start, end, tests), (end, size, ()):
             if first >= stop:
+                continue
+            words = words_of(last, [step.value for step in stores]) if stop - first >= 8 and not known else []
+            if words:
+                self.drawn(last, (first, stop), stores, words, parallel=False)
                 continue
             before, self.lines, self.hoisted, self.uniform = self.lines, [], [], {}
             if stop - first >= 8:
@@ -394,14 +442,13 @@ class _Printer:
             if parallel and lead:
                 self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
             self.loops(lead)
-            if self.lane is None and (lead or not parallel):
-                self.spans(last, stores)
+            if self.lane is None:
+                if parallel and not lead:
+                    self.threaded(last, stores)
+                else:
+                    self.spans(last, stores)
                 self.close(len(lead))
                 return
-            if self.lane is None:
-                threads = "parallel for " if parallel and not lead else ""
-                self.line(f"#pragma omp {threads}simd" + (" schedule(static)" if threads else ""))
-                self.loop(last)
         begun = self.lane_by_lane()
         self.bodies(stores)
         self.close(len(inner) + begun)
@@ -462,6 +509,8 @@ class _Printer:
                     name = self.define(expr, f"pick_{_PICKS[expr.dtype]}({test_name}, {', '.join(chosen)})")
             elif id(expr) in self.known or (expr.op == "and" and {id(a) for a in expr.args} <= self.known):
                 name = "1"
+            elif id(expr) in self.words:
+                name = self.define(expr, _of_word(expr, self.words[id(expr)]))
             elif expr.op == "const":
                 name = constant(expr.extra[0], expr.dtype)
             elif expr.op == "number":
@@ -615,6 +664,13 @@ def _flat_place(inner: tuple[Var, ...]) -> Callable[[Callable[[Var], str]], str]
     return text
 
 
+def _of_word(expr: Expr, word: str) -> str:
+    """A random number, of a word of the generator."""
+    if expr.op == "uniform":
+        return f"uniform_f32({word})"
+    return f"(int64_t)((uint64_t){word} * {expr.extra[1]}ull >> 32)"
+
+
 def _operation(expr: Expr, a: list[str]) -> str:
     op, dtype = expr.op, expr.dtype
     inside = expr.args[0].dtype
@@ -623,11 +679,8 @@ def _operation(expr: Expr, a: list[str]) -> str:
         if op in ("add", "mul") and dtype == torch.bool:
             return f"{a[0]} {'|' if op == 'add' else '&'} {a[1]}"
         return f"{a[0]} {_INFIX[op]} {a[1]}"
-    if op == "uniform":
-        return f"uniform_f32(philox_word({a[0]}, {a[1]}, {expr.extra[0]}))"
-    if op == "random":
-        stream, bound = expr.extra
-        return f"(int64_t)((uint64_t)philox_word({a[0]}, {a[1]}, {stream}) * {bound}ull >> 32)"
+    if op in ("uniform", "random"):
+        return _of_word(expr, f"philox_word({a[0]}, {a[1]}, {expr.extra[0]})")
     if op in ("identity", "as"):
         return a[0]
     if op == "cast":
