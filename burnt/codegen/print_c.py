@@ -25,6 +25,8 @@ from burnt.codegen.ir import (
     Ix,
     Kernel,
     Reduction,
+    Running,
+    Scan,
     Split,
     Store,
     Var,
@@ -34,6 +36,7 @@ from burnt.codegen.ir import (
 from burnt.codegen.passes import LANES, lane_of
 from burnt.codegen.print_c_folds import Accumulator
 from burnt.codegen.print_c_random import BLOCK, Words, words_of
+from burnt.codegen.print_c_scans import lane_of_scans, states
 from burnt.codegen.print_c_types import C_TYPES, MEMORY, SHORT, constant
 from burnt.codegen.print_c_windows import inside, row_of
 from burnt.codegen.sizes import mark
@@ -50,6 +53,7 @@ _BLOCK_OF_LANES = 16
 _TILE = 1024  # lanes of a tile; 256 where there is one for each chunk
 _TILE_OF_CHUNKS = 256
 _LANES = 64  # lanes that are kept in registers while a block is gone through
+_TILE_OF_SCANS = 512
 _CACHE = 1 << 19  # bytes that stay in a core's second cache from one pass to the next
 
 # By bits where the test is the same for a whole loop: of a choice gcc makes branches, and no vectors.
@@ -71,6 +75,11 @@ static inline float pick_f32(int t, float a, float b)
 static inline double pick_f64(int t, double a, double b)
 {
     return double_of_bits((bits_f64(a) & -(uint64_t)t) | (bits_f64(b) & ((uint64_t)t - 1)));
+}
+static inline double log_add_exp_f64(double a, double b)
+{
+    const double high = a > b ? a : b, low = a > b ? b : a;
+    return low == high && __builtin_isinf(low) ? b : high + log1p_f64(exp_f64(low - high));
 }
 static inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 static inline int64_t floor_mod(int64_t a, int64_t b) { const int64_t m = a % b; return m < 0 ? m + b : m; }
@@ -128,6 +137,7 @@ class _Printer:
         self.span: tuple[Var, int, int] | None = None  # the vectorised loop around it, from where to where
         self.varying: set[str] = set()  # guards that are not the same for all of that loop
         self.uniform: dict[int, bool] = {}  # whether expressions are
+        self.scanned: dict[tuple[Scan, Index], str] = {}
         self.words: dict[int, str] = {}  # random words that have been made, by what is drawn from them
         self.hoisted: list[str] = []  # lines that come before that loop
         self.computed: dict[int, str] = {}  # names of the expressions in indices
@@ -138,7 +148,9 @@ class _Printer:
         self.passes = kernel.passes()
         turns = math.prod(v.extent for v in kernel.outer)
         inner = max((math.prod(v.extent for v in step.inner) for step in kernel.steps), default=1)
-        if kernel.kind == "elementwise":
+        if kernel.kind == "scan":
+            self.scans(turns * inner >= _PARALLEL)
+        elif kernel.kind == "elementwise":
             self.elementwise(turns)
         else:
             self.lane = lane_of(kernel)
@@ -285,6 +297,48 @@ class _Printer:
         for steps in self.passes:
             self.one_pass(steps, split=split)
         self.close(count)
+
+    def scans(self, parallel: bool) -> None:
+        """Turns of the inner loop in order, for every turn of the outer ones or a tile of them."""
+        running = [step for step in self.kernel.steps if isinstance(step, Running)]
+        stores = [step for step in self.kernel.steps if isinstance(step, Store)]
+        ((along,),) = {step.inner for step in self.kernel.steps}
+        lane = lane_of_scans(self.kernel)
+        lead = [v for v in self.kernel.outer if v is not lane]
+        count = len(lead) + (lane is not None)
+        if parallel and count:
+            self.line(f"#pragma omp parallel for collapse({count}) schedule(static)")
+        self.loops(lead)
+        if lane is not None:
+            size = mark(lane.extent)
+            self.line(f"for (int64_t tile = 0; tile < {size}; tile += {_TILE_OF_SCANS}) {{")
+            self.depth += 1
+            self.line(
+                f"const int64_t width = {size} - tile < {_TILE_OF_SCANS} ? {size} - tile : {_TILE_OF_SCANS};"
+            )
+        made = states(running, _TILE_OF_SCANS if lane is not None else 0)
+        for state in made:
+            self.put_lines(state.declared())
+        begun = [line for state in made for line in state.begun()]
+        if lane is not None:
+            self.line("for (int64_t l = 0; l < width; l++) {")
+            self.depth += 1
+            self.put_lines(begun)
+            self.close(1)
+        else:
+            self.put_lines(begun)
+        self.loop(along)
+        if lane is not None:
+            self.line("#pragma omp simd")
+            self.line("for (int64_t l = 0; l < width; l++) {")
+            self.depth += 1
+            self.line(f"const int64_t {self.named(lane)} = tile + l;")
+        values = self.exprs([step.body for step in running])
+        for state, value in zip(made, values, strict=True):
+            self.put_lines(state.joined(value, self.named(along)))
+            self.scanned[state.step.scan, state.step.index] = state.text()
+        self.bodies(stores)
+        self.close(count + 1 + (lane is not None))
 
     # --- passes -------------------------------------------------------------------------------------------
 
@@ -515,6 +569,8 @@ class _Printer:
                 name = constant(expr.extra[0], expr.dtype)
             elif expr.op == "number":
                 name = f"a[{self.slots[expr.extra[0]]}].f"
+            elif expr.op == "scanned":
+                name = self.define(expr, self.scanned[expr.extra])  # type: ignore[index]
             elif expr.op == "reduced":
                 name = self.folds[expr.extra]  # type: ignore[index]
             elif expr.op == "load":

@@ -23,6 +23,8 @@ from burnt.codegen.ir import (
     Kept,
     Kernel,
     Reduction,
+    Running,
+    Scan,
     Split,
     Store,
     Value,
@@ -31,6 +33,7 @@ from burnt.codegen.ir import (
     places,
     rebuilt,
     reduced,
+    scanned,
     walk,
 )
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
@@ -100,7 +103,7 @@ class _Scheduler:
         self.steps: list[Kernel | Call] = []
         self.pending: list[tuple[Buffer, Value]] = []
         self.in_memory: dict[int, tuple[Value, Buffer]] = {}
-        self.folded: dict[Reduction | Kept, Buffer] = {}
+        self.folded: dict[Reduction | Scan | Kept, Buffer] = {}
         self.rows_kept: dict[tuple[Kernel, Kept, Index], Buffer] = {}
         self.seed: Buffer | None = None
         self.count = 0
@@ -220,8 +223,9 @@ class _Scheduler:
             if math.prod(buffer.shape):
                 self.store(buffer, value, fresh)
         for kernel in fresh:
-            arrange(kernel)
-            keep(kernel, self.scratch)
+            if kernel.kind != "scan":
+                arrange(kernel)
+                keep(kernel, self.scratch)
             collapse(kernel)
         self.steps += fresh
 
@@ -230,6 +234,8 @@ class _Scheduler:
         # An axis that is expanded is one element in memory, and is written once.
         loops = [Var(size if stride else 1) for size, stride in zip(value.shape, buffer.strides, strict=True)]
         element = value.at(tuple(map(Ix.of, loops)))
+        if self.scanned(buffer, value, loops, kernels):
+            return
         self.settle(element, kernels, [loops[a] for a in axes])
         rows = self.rows(element, kernels)
         if not _folds(self.resolved(element)):
@@ -258,6 +264,8 @@ class _Scheduler:
         """Store a value without folds in the loops of another store of its shape that reads the same."""
         reads = {e.extra[0] for e in self.reached([self.resolved(value.at(_fresh(value.shape)))])}
         for i, kernel in enumerate(kernels):
+            if kernel.kind == "scan":
+                continue
             written = {s.buffer for k in kernels[i:] for s in k.steps if isinstance(s, Store)}
             for step in kernel.steps:
                 if not isinstance(step, Store) or step.buffer.role == "local":
@@ -335,6 +343,8 @@ class _Scheduler:
         extents = [v.extent for v in outer]
         reads = {e.extra[0] for e in self.reached([self.resolved(value.at(_fresh(value.shape)))])}
         for kernel in kernels:
+            if kernel.kind == "scan":
+                continue
             if [v.extent for v in kernel.outer] != extents or bool(kernel.scratch) != scratch:
                 continue
             stores = {step.buffer for step in kernel.steps if isinstance(step, Store)}
@@ -354,6 +364,10 @@ class _Scheduler:
             for expr in walk([todo.pop()]):
                 if expr.op == "load":
                     loads.append(expr)
+                elif expr.op == "scanned":
+                    scan, index = expr.extra
+                    assert isinstance(scan, Scan)
+                    todo.append(self.resolved(scan.body(index)))  # type: ignore[arg-type]
                 elif expr.op == "reduced":
                     fold, index = expr.extra
                     assert isinstance(fold, Reduction)
@@ -376,7 +390,7 @@ class _Scheduler:
         """Loops over some extents in a kernel: those of its other steps where these walk the same."""
         wanted = [size for size in extents if size > 1]
         for step in kernel.steps:
-            loops = step.inner if isinstance(step, Fold) else [v for v in step.loops if v in step.inner]
+            loops = [v for v in step.loops if v in step.inner] if isinstance(step, Store) else step.inner
             if [v.extent for v in loops] == wanted:
                 known = iter(loops)
                 return tuple(next(known) if size > 1 else Var(1) for size in extents)
@@ -386,7 +400,7 @@ class _Scheduler:
         """With loads in place of what is in memory; kept values that are not there are computed in place."""
 
         def swap(e: Expr) -> Expr | None:
-            if e.op not in ("reduced", "kept"):
+            if e.op not in ("reduced", "scanned", "kept"):
                 return None
             held, index = e.extra
             if held in self.folded:
@@ -398,12 +412,83 @@ class _Scheduler:
 
         return rebuilt(expr, swap=swap)
 
+    # --- scans --------------------------------------------------------------------------------------------
+
+    def scanned(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
+        """Store a value of scans while they run, if it walks as they do; others are put into memory first."""
+        axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
+        element = self.resolved(value.at(tuple(map(Ix.of, loops))), inline=False)
+        chosen: tuple[Var, bool] | None = None
+        for e in walk([element]):
+            if e.op != "scanned":
+                continue
+            scan: Scan = e.extra[0]  # type: ignore[assignment]
+            way = _way(scan, e.extra[1], loops)  # type: ignore[arg-type]
+            if way is None or way != (chosen or way):
+                self.put_scan(scan, kernels)
+                continue
+            chosen = way
+            inside = scan.body(_fresh(scan.shape))
+            self.settle(inside, kernels)
+            for fold, _ in _folds(self.resolved(inside)):
+                self.materialise(fold, kernels)
+        if chosen is None:
+            return False
+        for e in walk([element]):
+            if e.op == "kept":
+                self.settle(e, kernels)
+        last, backwards = chosen
+        for fold, index in _folds(self.resolved(element, inline=False)):
+            self.settle(fold.body(index, _fresh(fold.extents)), kernels)
+            self.materialise(fold, kernels)
+        outer = [loops[a] for a in axes if loops[a] is not last and loops[a].extent > 1]
+        kernel = self.scan_home(value, outer, last.extent, kernels)
+        ((along,),) = {step.inner for step in kernel.steps} or {(Var(last.extent),)}
+        here = Ix.of(along) * -1 + (last.extent - 1) if backwards else Ix.of(along)
+        mapping = dict(zip(outer, kernel.outer, strict=True))
+        index = tuple(here if v is last else Ix.of(mapping.get(v, v)) for v in loops)
+        made = self.resolved(value.at(index))
+        known = {(step.scan, step.index) for step in kernel.steps if isinstance(step, Running)}
+        for e in walk([made]):
+            if e.op == "scanned" and e.extra not in known:
+                scan, place = e.extra  # type: ignore[assignment]
+                body = self.resolved(scan.body(place))  # type: ignore[arg-type]
+                kernel.steps.append(Running(scan, place, (along,), body))  # type: ignore[arg-type]
+        walked = tuple(along if v is last else mapping.get(v, v) for v in loops)
+        kernel.steps.append(Store(buffer, (along,), buffer.at(index), made, walked))
+        return True
+
+    def put_scan(self, scan: Scan, kernels: list[Kernel]) -> None:
+        """Put a scan into memory."""
+        if scan in self.folded:
+            return
+        self.count += 1
+        buffer = Buffer(f"t{self.count}", "between", self.count, scan.shape, _dense(scan.shape), scan.dtype)
+        self.store(buffer, Value(scan.shape, scan.dtype, lambda index: scanned(scan, index)), kernels)
+        self.folded[scan] = buffer
+
+    def scan_home(self, value: Value, outer: Sequence[Var], turns: int, kernels: list[Kernel]) -> Kernel:
+        """A kernel that runs scans over the same rows and reads the same, or a new one."""
+        reads = {e.extra[0] for e in self.reached([self.resolved(value.at(_fresh(value.shape)))])}
+        for i, kernel in enumerate(kernels):
+            alike = kernel.kind == "scan" and kernel.steps[0].inner[0].extent == turns
+            if not alike or [v.extent for v in kernel.outer] != [v.extent for v in outer]:
+                continue
+            written = {s.buffer for k in kernels[i:] for s in k.steps if isinstance(s, Store)}
+            if not reads & written and reads & {e.extra[0] for e in self.reached(kernel.exprs)}:
+                return kernel
+        kernel = Kernel("", tuple(outer), [])
+        kernels.append(kernel)
+        return kernel
+
     # --- kept values --------------------------------------------------------------------------------------
 
     def settle(self, expr: Expr, kernels: list[Kernel], loops: Sequence[Var] = ()) -> None:
         """Put kept values into memory, unless scratch or computing them in place will do."""
         for e in walk([self.resolved(expr, inline=False)]):
-            if e.op == "reduced":
+            if e.op == "scanned" and e.extra[0] not in self.folded:
+                self.put_scan(e.extra[0], kernels)  # type: ignore[arg-type]
+            elif e.op == "reduced":
                 fold, index = e.extra
                 self.settle(fold.body(index, _fresh(fold.extents)), kernels)  # type: ignore[attr-defined]
             elif e.op == "kept" and e.extra[0] not in self.folded:
@@ -565,6 +650,20 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _fresh(extents: Sequence[int]) -> Index:
     return tuple(Ix.of(Var(size)) for size in extents)
+
+
+def _way(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, bool] | None:
+    """The loop of a store that walks along a scan, all others making its rows; and whether backwards."""
+    place = index[scan.axis]
+    if len(place.terms) != 1:
+        return None
+    ((loop, step),) = place.terms.items()
+    if not isinstance(loop, Var) or loop.extent != scan.shape[scan.axis] or abs(step) != 1:
+        return None
+    rows = _plain_rows((*index[: scan.axis], *index[scan.axis + 1 :]))
+    if rows != {v for v in loops if v is not loop and v.extent > 1}:
+        return None
+    return (loop, step < 0) if place.const == (0 if step > 0 else loop.extent - 1) else None
 
 
 def _plain_rows(index: Index) -> set[Var] | None:

@@ -8,10 +8,19 @@ A table from op to function. What is not in it runs as torch's own call, and is 
     reductions   sums, extremes, variances
     gathers      look-ups by tensors of indices, and their gradients
     random       random numbers, dropout
+    scans        cumulative sums and the like
     windows      pooling and its gradients
 """
 
-from burnt.codegen.lower import elementwise, random, gathers, reductions, views, windows  # each fills its part
+from burnt.codegen.lower import (
+    elementwise,
+    gathers,
+    random,
+    reductions,
+    scans,
+    views,
+    windows,
+)  # each fills its
 from burnt.codegen.lower.table import LOWERINGS, Lowering, Number, Unlowered, const, lowered, pointwise
 
 __all__ = [
@@ -26,6 +35,7 @@ __all__ = [
     "pointwise",
     "random",
     "reductions",
+    "scans",
     "views",
     "windows",
 ]

@@ -1,8 +1,8 @@
 """Lowerings of random numbers: counter-based, so that an element is a function of a seed and its place.
 
 Every op of a plan draws from a stream of its own under the plan's seed, an element as many numbers as it
-needs, at its place in the result's order. So the same numbers come out in a derived backward, which draws them
-again instead of reading a mask, and on every target. They are not those of eager torch.
+needs, at its place in the result's order. So the same numbers come out on every target, and in a derived
+backward, which draws them again instead of reading a mask. They are not those of eager torch.
 
 The generator is Philox4x32-10: all four words of a counter are used, one for each of four neighbours, and ten
 rounds leave a margin over the seven that pass the known tests. Uniform numbers have 24 bits in float32 and 53
