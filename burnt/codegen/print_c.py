@@ -53,7 +53,6 @@ _BLOCK_OF_LANES = 16
 _TILE = 1024  # lanes of a tile; 256 where there is one for each chunk
 _TILE_OF_CHUNKS = 256
 _LANES = 64  # lanes that are kept in registers while a block is gone through
-_TILE_OF_SCANS = 512
 _CACHE = 1 << 19  # bytes that stay in a core's second cache from one pass to the next
 
 # By bits where the test is the same for a whole loop: of a choice gcc makes branches, and no vectors.
@@ -303,7 +302,7 @@ class _Printer:
         running = [step for step in self.kernel.steps if isinstance(step, Running)]
         stores = [step for step in self.kernel.steps if isinstance(step, Store)]
         ((along,),) = {step.inner for step in self.kernel.steps}
-        lane = lane_of_scans(self.kernel)
+        lane, tile, vectors = lane_of_scans(self.kernel)
         lead = [v for v in self.kernel.outer if v is not lane]
         count = len(lead) + (lane is not None)
         if parallel and count:
@@ -311,26 +310,24 @@ class _Printer:
         self.loops(lead)
         if lane is not None:
             size = mark(lane.extent)
-            self.line(f"for (int64_t tile = 0; tile < {size}; tile += {_TILE_OF_SCANS}) {{")
+            self.line(f"for (int64_t next = 0; next < {size}; next += {tile}) {{")
             self.depth += 1
-            self.line(
-                f"const int64_t width = {size} - tile < {_TILE_OF_SCANS} ? {size} - tile : {_TILE_OF_SCANS};"
-            )
-        made = states(running, _TILE_OF_SCANS if lane is not None else 0)
+            # The last tile overlaps the one before it, so that the compiler knows how wide all of them are.
+            self.line(f"const int64_t tile = next + {tile} < {size} ? next : {size} - {tile};")
+        made = states(running, tile if lane is not None else 0, vectors)
         for state in made:
             self.put_lines(state.declared())
-        begun = [line for state in made for line in state.begun()]
+        lanes = f"for (int64_t l = 0; l < {tile}; l++) {{"
         if lane is not None:
-            self.line("for (int64_t l = 0; l < width; l++) {")
+            self.line(lanes)
             self.depth += 1
-            self.put_lines(begun)
-            self.close(1)
-        else:
-            self.put_lines(begun)
+        self.put_lines([line for state in made for line in state.begun()])
+        self.close(lane is not None)
         self.loop(along)
         if lane is not None:
-            self.line("#pragma omp simd")
-            self.line("for (int64_t l = 0; l < width; l++) {")
+            if vectors:
+                self.line("#pragma omp simd")
+            self.line(lanes)
             self.depth += 1
             self.line(f"const int64_t {self.named(lane)} = tile + l;")
         values = self.exprs([step.body for step in running])

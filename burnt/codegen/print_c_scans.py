@@ -15,6 +15,10 @@ from burnt.codegen.print_c_types import C_TYPES, highest, lowest
 __all__ = ["State", "lane_of_scans", "states"]
 
 
+_WIDEST = 512  # lanes of a tile
+_ROWS = 4
+
+
 class State:
     """The running value of a scan.
 
@@ -22,10 +26,11 @@ class State:
         step: the scan.
         name: of its variables.
         lanes: how many values run side by side; 0 for one.
+        vectors: whether lanes are those of vectors.
     """
 
-    def __init__(self, step: Running, name: str, lanes: int = 0) -> None:
-        self.step, self.name, self.lanes = step, name, lanes
+    def __init__(self, step: Running, name: str, lanes: int, vectors: bool) -> None:
+        self.step, self.name, self.lanes, self.vectors = step, name, lanes, vectors
         self.kind, self.inside = step.scan.kind, step.body.dtype
         self.is_arg = self.kind.startswith("arg")
         floating = self.inside.is_floating_point
@@ -59,6 +64,14 @@ class State:
         sign = ">=" if self.kind.endswith("max") else "<="
         nan = f" | ({value} != {value})" if self.inside.is_floating_point else ""
         take = f"{self.name}_take"
+        if not self.vectors:
+            # Seldom: a branch costs less than to wait for the comparison every time.
+            place = f" {self.at} = {turn};" if self.is_arg else ""
+            return [
+                f"if (__builtin_expect(({value} {sign} {own}){nan}, 0)) {{",
+                f"    {own} = {value};{place}",
+                "}",
+            ]
         lines = [f"const int {take} = ({value} {sign} {own}){nan};", f"{own} = {take} ? {value} : {own};"]
         return [*lines, *([f"{self.at} = {take} ? {turn} : {self.at};"] if self.is_arg else [])]
 
@@ -69,8 +82,12 @@ class State:
         return f"({C_TYPES[self.step.scan.dtype]}){self.value}"
 
 
-def lane_of_scans(kernel: Kernel) -> Var | None:
-    """The outer loop that memory runs along, where the scans do not."""
+def lane_of_scans(kernel: Kernel) -> tuple[Var | None, int, bool]:
+    """The outer loop that goes through a kernel's scans in tiles, how wide these are, and whether as vectors.
+
+    That is the one that memory runs along. Where it runs along the scans, a few rows are taken together, each
+    of which waits for its own last sum alone.
+    """
     votes: dict[Var, int] = {}
     for step in kernel.steps:
         found = [step.place] if isinstance(step, Store) else []
@@ -81,9 +98,14 @@ def lane_of_scans(kernel: Kernel) -> Var | None:
                 if place.stride(v) in (1, -1):
                     votes[v] = votes.get(v, 0) + 1
     best = max(votes, key=lambda v: votes[v], default=None)
-    return best if best in kernel.outer and best is not None and best.extent >= 8 else None
+    if best in kernel.outer and best is not None and best.extent >= 8:
+        widths = [_WIDEST >> k for k in range(_WIDEST.bit_length()) if 8 <= _WIDEST >> k <= best.extent]
+        few = [w for w in widths if -(-best.extent // w) * w <= best.extent * 9 // 8]
+        return best, max(few, default=16 if best.extent >= 16 else 8), True
+    rows = next((v for v in reversed(kernel.outer) if v.extent >= _ROWS), None)
+    return rows, _ROWS, False
 
 
-def states(steps: Sequence[Running], lanes: int) -> list[State]:
+def states(steps: Sequence[Running], lanes: int, vectors: bool) -> list[State]:
     """The running values of a kernel's scans, named."""
-    return [State(step, f"s{i}", lanes) for i, step in enumerate(steps)]
+    return [State(step, f"s{i}", lanes, vectors) for i, step in enumerate(steps)]
