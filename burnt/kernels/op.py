@@ -175,7 +175,9 @@ class Op(Generic[P, R]):
 
         self.overloads = declare(self)
         # Arguments of the schema that are lists, and may be given as one number.
-        self.listed = ["[]" in str(a.type) or "List" in str(a.type) for a in self.overloads[0]._schema.arguments]
+        self.listed = [
+            "[]" in str(a.type) or "List" in str(a.type) for a in self.overloads[0]._schema.arguments
+        ]
 
     def __repr__(self) -> str:
         return f"<op {self.name}: {', '.join(self.candidates)}>"
