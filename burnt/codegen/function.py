@@ -119,8 +119,9 @@ class Function:
                 key.append((kind, arg))
             else:
                 return None
-        if torch.is_autocast_enabled("cpu"):
-            key.append(torch.get_autocast_dtype("cpu"))
+        kind_of_device = tensors[0].device.type if tensors else "cpu"
+        if torch.is_autocast_enabled(kind_of_device):
+            key.append(torch.get_autocast_dtype(kind_of_device))
         if torch.get_default_dtype() is not torch.float32:
             key.append(torch.get_default_dtype())
         for holder, name in self._captures:

@@ -38,6 +38,7 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.triton_blocks import Config, Form
+from burnt.errors import UnsupportedError
 
 __all__ = ["Failed", "Function", "Number", "Printed", "Work", "form_of", "print_kernel"]
 
@@ -815,7 +816,7 @@ class _Printer:
         if op in _TL_FUNCTIONS:
             return self.define(f"tl.{op}({texts[0]})", axes)
         if op not in _HELPERS:
-            raise NotImplementedError(f"{op} has no Triton text")
+            raise UnsupportedError(f"no Triton text for {op}", where=self.name)
         return self.define(f"{self.helper(_RENAMED.get(op, op))}({', '.join(texts)})", axes)
 
     def integer(self, op: str, a: Sequence[str], dtype: torch.dtype, axes: str) -> _Value:
@@ -836,7 +837,7 @@ class _Printer:
             if dtype == torch.bool:
                 return _Value(a[0], axes)
             return self.define(f"({a[0]} > 0).to({kind}) - ({a[0]} < 0).to({kind})", axes)
-        raise NotImplementedError(f"{op} of {dtype} has no Triton text")
+        raise UnsupportedError(f"no Triton text for {op} of {dtype}", where=self.name)
 
     def helper(self, name: str, *known: str) -> str:
         """A function of `burnt.codegen.triton_math`, which the text imports."""

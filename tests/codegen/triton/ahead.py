@@ -136,7 +136,8 @@ def _measured(made: Any, name: str, target: str, folder: Path) -> Compiled:
         tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
         said = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
         usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
-        return Compiled(name, made.asm["ptx"], int(usage["REG"]), int(usage["LOCAL"]), shared)
+        spilled = int(usage["STACK"]) + int(usage["LOCAL"])
+        return Compiled(name, made.asm["ptx"], int(usage["REG"]), spilled, shared)
     assembly = made.asm["amdgcn"]
 
     def number(field: str) -> int:
