@@ -278,6 +278,26 @@ def test_look_ups(name: str) -> None:
     assert not any(isinstance(step, Call) for step in plan.plan.steps)
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: F.max_pool2d(x, 3, 2, 1),
+        lambda x: F.max_pool2d(x, (2, 3), return_indices=True),
+        lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+        lambda x: F.adaptive_avg_pool2d(x, (3, 5)),
+        lambda x: F.avg_pool1d(x[0], 4, 3) * 2,
+    ],
+)
+def test_windows(fn: Callable[..., Any]) -> None:
+    grads = []
+    for call in (fn, metal(fn)):
+        x = randn(2, 3, 13, 17).requires_grad_()
+        made, *others = _flat(call(x))
+        made.backward(torch.cos(made.detach()))
+        grads.append([made, *others, x.grad])
+    same(*grads)
+
+
 def test_an_index_out_of_range() -> None:
     fused = metal(lambda x, i, j: x[i] * x.index_select(0, j))
     same(fused(X, ROWS, ROWS), X[ROWS] * X[ROWS])
@@ -424,7 +444,9 @@ def test_math_of_two_numbers() -> None:
     x, y = floats(200_000, 1)[:count], floats(200_000, 2)[:count]
     for name in ("fmod", "remainder"):
         for divisor in (y, y / 2**20 + x / 3):
-            same(applied(name, x, divisor), getattr(torch, name)(x, divisor), rtol=0, atol=0)
+            # torch's own vectors have NaN where a quotient is large.
+            exact = getattr(torch, name)(x.double(), divisor.double()).float()
+            same(applied(name, x, divisor), exact, rtol=0, atol=0)
 
 
 # A kernel takes some 30 tensors.
