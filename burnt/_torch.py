@@ -20,6 +20,7 @@ __all__ = [
     "compiler_is_loaded",
     "below_autograd",
     "decompositions",
+    "fake_call",
     "fake_results",
     "in_transform",
     "is_autocast",
@@ -85,11 +86,23 @@ def trace_to_aten(
         structure.append(spec)
         return leaves
 
-    functional = torch.func.functionalize(flat, remove="mutations")
-    graph = make_fx(functional, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(
-        *args
-    )
-    return graph, structure[-1]
+    def functional(call: Callable[..., Any]) -> torch.fx.GraphModule:
+        made = torch.func.functionalize(call, remove="mutations")
+        return make_fx(made, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(
+            *args
+        )
+
+    graph = functional(flat)
+    # torch's own composite ops are taken apart below the layer that makes them functional.
+    if any(_changes_a_value(node) for node in graph.graph.nodes):
+        graph = functional(graph)
+    return graph, structure[0]
+
+
+def _changes_a_value(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return False
+    return not (isinstance(node.args[0], torch.fx.Node) and node.args[0].op == "placeholder")
 
 
 def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
@@ -97,6 +110,11 @@ def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
 
     No op is taken apart, so strides and `requires_grad` are those of the function run by torch.
     """
+    return fake_call(fn, args)[1]
+
+
+def fake_call(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The arguments that `fake_results` runs a function with, as it leaves them, and what it returns."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -108,7 +126,7 @@ def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
             else a
             for a in args
         ]
-        return list(torch.utils._pytree.tree_leaves(fn(*inputs)))
+        return inputs, list(torch.utils._pytree.tree_leaves(fn(*inputs)))
 
 
 def is_autocast() -> bool:

@@ -11,6 +11,12 @@ they can be; what a reshape leaves over is a division or a remainder.
     Value       a tensor that is not in memory: shape, dtype, index -> Expr
     Buffer      a tensor that is in memory: an input, an output, or in between
     Kernel      loops over `outer`, and in each turn the folds and stores that belong to it
+
+What a kernel may hold. Its steps are in an order in which they can be run one after another. Steps that walk
+the same extents have the same `inner` loops, so that what they load or compute alike is one expression;
+neighbours among these that do not need one another can share one pass over memory (`Kernel.passes`). Where
+the target has scratch, a value that a later pass needs again is stored into a buffer of role ``local`` and
+loaded from it. A store to an output never comes back as a load in the same kernel.
 """
 
 from __future__ import annotations
@@ -475,7 +481,10 @@ class Kept:
 
 @dataclasses.dataclass(eq=False)
 class Fold:
-    """A step of a kernel: `reduction` at `index`, made of the outer loops, over the loops `inner`."""
+    """A step of a kernel: `reduction` at `index`, made of the outer loops, over the loops `inner`.
+
+    The places that argmax and argmin give count turns of `inner` as they are nested.
+    """
 
     reduction: Reduction
     index: Index
@@ -509,14 +518,26 @@ class Kernel:
 
     @property
     def read(self) -> dict[Buffer, None]:
-        """The buffers that it reads, in order."""
-        return {e.extra[0]: None for e in walk(self.exprs) if e.op == "load"}  # type: ignore[misc]
+        """The buffers outside of the kernel that it reads, in order."""
+        loaded: list[Buffer] = [e.extra[0] for e in walk(self.exprs) if e.op == "load"]  # type: ignore[misc]
+        return {buffer: None for buffer in loaded if buffer.role != "local"}
 
     @property
     def written(self) -> dict[Buffer, None]:
         """The buffers outside of the kernel that it writes, in order."""
         stores = [step for step in self.steps if isinstance(step, Store)]
         return {step.buffer: None for step in stores if step.buffer.role != "local"}
+
+    def passes(self) -> list[list[Fold | Store]]:
+        """The steps, together those that can share a loop: neighbours that need no result of one another."""
+        found: list[list[Fold | Store]] = []
+        for step in self.steps:
+            together = found and found[-1][0].inner == step.inner
+            if together and not any(needs(step, other) for other in found[-1]):
+                found[-1].append(step)
+            else:
+                found.append([step])
+        return found
 
     @property
     def kind(self) -> str:
@@ -536,3 +557,13 @@ class Kernel:
         """What may fail in it, each once."""
         found = [e.extra[0] for e in walk(self.exprs) if e.op == "checked"]
         return tuple(dict.fromkeys(found))  # type: ignore[arg-type]
+
+
+def needs(step: Fold | Store, other: Fold | Store) -> bool:
+    """Whether a step of a kernel reads what another one has made."""
+    for e in walk([step.value if isinstance(step, Store) else step.body]):
+        if e.op == "reduced" and isinstance(other, Fold) and e.extra == (other.reduction, other.index):
+            return True
+        if e.op == "load" and isinstance(other, Store) and e.extra[0] is other.buffer:
+            return True
+    return False

@@ -34,6 +34,7 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
+from burnt.codegen.passes import arrange, keep
 from burnt.codegen.trace import Traced
 
 __all__ = ["Call", "Plan", "schedule"]
@@ -42,7 +43,6 @@ __all__ = ["Call", "Plan", "schedule"]
 _SPLIT_ROWS, _SPLIT_ELEMENTS = 16, 1 << 15
 # Loads of an element beyond which a kept value goes through memory rather than being computed in place.
 _MOST_LOADS = 64
-_MOST_SCRATCH = 1 << 16  # bytes of a row
 
 
 @dataclasses.dataclass(eq=False)
@@ -77,21 +77,21 @@ class Plan:
     numbers: list[int]
 
 
-def schedule(traced: Traced, captured: Sequence[torch.Tensor], *, scratch: bool = True) -> Plan:
+def schedule(traced: Traced, captured: Sequence[torch.Tensor], *, scratch: int = 0) -> Plan:
     """The plan of a traced function.
 
     Args:
         traced: the trace.
         captured: the tensors that it captured, in the order of `traced.captured`.
-        scratch: whether kernels may keep rows in local buffers.
+        scratch: bytes of local buffers that a turn of a kernel's outer loops may have.
     """
     return _Scheduler(traced, captured, scratch).plan()
 
 
 class _Scheduler:
-    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], scratch: bool) -> None:
+    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], scratch: int) -> None:
         self.traced = traced
-        self.has_scratch = scratch
+        self.most_scratch = scratch
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
         self.inputs: list[Buffer] = []
@@ -191,7 +191,9 @@ class _Scheduler:
         described = self.traced.results[position]
         strides = tuple(meta.stride()) if described is None else described[0]
         held = self.in_memory.get(id(value))
-        if held is not None and held[1].strides == strides:
+        # What becomes of an argument must not be seen in a result that was the argument before.
+        before = held is not None and held[1].position in self.traced.changed and node.op != "placeholder"
+        if held is not None and held[1].strides == strides and not (before and held[1].role == "input"):
             return held[1]
         buffer = Buffer(f"y{position}", "output", position, tuple(meta.shape), strides, meta.dtype)
         self.pending.append((buffer, value))
@@ -207,6 +209,8 @@ class _Scheduler:
             if math.prod(buffer.shape):
                 self.store(buffer, value, fresh)
         for kernel in fresh:
+            arrange(kernel)
+            keep(kernel, self.most_scratch)
             collapse(kernel)
         self.steps += fresh
 
@@ -230,11 +234,14 @@ class _Scheduler:
         kernel = self.home(buffer, value, outer, rows is not None, kernels)
         mapping = dict(zip(outer, kernel.outer, strict=True))
         index = tuple(Ix.of(mapping.get(v, v)) for v in loops)
+        self.add_folds(kernel, [self.resolved(value.at(index))])
+        own = [v for v in loops if v in inner]
+        mapping |= dict(zip(own, self.inner(kernel, [v.extent for v in own]), strict=True))
+        loops = [mapping.get(v, v) for v in loops]
+        index = tuple(map(Ix.of, loops))
         expr = self.resolved(value.at(index))
-        self.add_folds(kernel, [expr])
-        kernel.steps.append(
-            Store(buffer, tuple(inner), buffer.at(index), expr, tuple(mapping.get(v, v) for v in loops))
-        )
+        walked = tuple(mapping[v] for v in inner)
+        kernel.steps.append(Store(buffer, walked, buffer.at(index), expr, tuple(loops)))
 
     def beside(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
         """Store a value without folds in the loops of another store of its shape that reads the same."""
@@ -346,7 +353,14 @@ class _Scheduler:
             known = {(step.reduction, step.index) for step in kernel.steps if isinstance(step, Fold)}
             kernel.steps.append(Fold(fold, index, tuple(v for v in inner if v.extent > 1), body))
 
-    def inner(self, kernel: Kernel, extents: tuple[int, ...]) -> tuple[Var, ...]:
+    def inner(self, kernel: Kernel, extents: Sequence[int]) -> tuple[Var, ...]:
+        """Loops over some extents in a kernel: those of its other steps where these walk the same."""
+        wanted = [size for size in extents if size > 1]
+        for step in kernel.steps:
+            loops = step.inner if isinstance(step, Fold) else [v for v in step.loops if v in step.inner]
+            if [v.extent for v in loops] == wanted:
+                known = iter(loops)
+                return tuple(next(known) if size > 1 else Var(1) for size in extents)
         return tuple(Var(size) for size in extents)
 
     def resolved(self, expr: Expr, *, inline: bool = True) -> Expr:
@@ -398,14 +412,14 @@ class _Scheduler:
         """
         loops = [v for v in loops if v.extent > 1]
         found = [e for e in walk([self.resolved(expr, inline=False)]) if e.op in ("kept", "reduced")]
-        if not found or not loops or not self.has_scratch:
+        if not found or not loops or not self.most_scratch:
             return None
         last = loops[-1]
         for e in found:
             held, index = e.extra
             if not isinstance(held, Kept) or not held.rows:
                 return None
-            if held.value.shape[-1] * held.value.dtype.itemsize > _MOST_SCRATCH:
+            if held.value.shape[-1] * held.value.dtype.itemsize > self.most_scratch:
                 return None
             *lead, along = index  # type: ignore[misc]
             if _plain_rows(tuple(lead)) != set(loops[:-1]) or along.variables() != {last}:

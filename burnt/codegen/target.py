@@ -53,13 +53,14 @@ class Target:
         build: makes kernels run: ``build(kernels, buffers, numbers)``, the buffers and the positions of
             run-time numbers in the order in which launches get them.
         missing: why it cannot be used on this machine, or None.
-        scratch: whether its kernels may have local buffers.
+        scratch: bytes of local buffers that a turn of a kernel's outer loops may have; 0 where rows are
+            kept in registers, or not at all.
     """
 
     name: str
     build: Callable[[Sequence[Kernel], Sequence[Buffer], Sequence[int]], Built]
     missing: Callable[[], str | None]
-    scratch: bool = False
+    scratch: int = 0
 
 
 def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
@@ -127,7 +128,10 @@ def _no_compiler() -> str | None:
     return f"no C compiler: {toolchain.why_no_compiler()}" if toolchain.find_compiler() is None else None
 
 
-C = Target("c", _build_c, _no_compiler, scratch=True)
+# Of the 8 MiB of a thread's stack, and such that rows stay in a core's second cache beside what is read.
+_SCRATCH = 1 << 16
+
+C = Target("c", _build_c, _no_compiler, scratch=_SCRATCH)
 
 
 def build_metal(

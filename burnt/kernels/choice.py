@@ -62,13 +62,13 @@ def pin(choices: dict[str, str]) -> None:
 
 def choose(op: Op[..., Any], args: Sequence[Any]) -> Choice:
     """The candidate for these arguments, its configuration, why it was chosen, and the tuning key."""
-    from burnt.kernels import tune
+    from burnt.kernels import tuner
 
     key = tuning_key(op, args)
     able = runnable(op, args)
     chosen = (
         _named(able, args, _pinned.get(key), "pinned")
-        or tune.measured(op, args, key, able)
+        or tuner.measured(op, args, key, able)
         or (*pick(op, args, able), "heuristic")
     )
     _chosen[key] = written(chosen[0], chosen[1])

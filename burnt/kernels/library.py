@@ -42,7 +42,7 @@ _TYPES: dict[Any, str] = {
     str: "str",
     torch.dtype: "ScalarType",
     Sequence[int]: "SymInt[]",
-    int | Sequence[int]: "SymInt[1]",  # one number is a list of one
+    int | Sequence[int]: "SymInt[]",  # one number is a list of one: see `Op.recorded`
 }
 
 _references: dict[Any, Callable[..., Any]] = {}
@@ -87,8 +87,8 @@ def _schema(op: Op[..., Any]) -> tuple[list[str], str]:
         if parameter.default is not parameter.empty:
             default = parameter.default
             default = f'"{default}"' if isinstance(default, str) else default
-            if isinstance(default, tuple | list):
-                default = list(default)
+            if "[]" in text and default is not None:
+                default = [default] if isinstance(default, int) else list(default)
             made.append(f"{text} {name}={default}")
         else:
             made.append(f"{text} {name}")

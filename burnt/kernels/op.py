@@ -24,7 +24,7 @@ from burnt.errors import DefinitionError
 from burnt.kernels.checks import explained
 from burnt.kernels.gradient import Vjp
 
-__all__ = ["OPS", "Candidate", "Entry", "Op", "op"]
+__all__ = ["OPS", "Candidate", "Entry", "Generated", "Op", "bound_call", "gradient", "op"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -166,7 +166,7 @@ class Op(Generic[P, R]):
         # Strides are part of what a call means, and where two vendors' calls differ the reference has it.
         own = vendor or reference
         self._add(Candidate("vendor", own, differentiable=True, autocast=True, checks_values=True))
-        self._add(_Generated(reference))
+        self._add(Generated(reference))
         functools.update_wrapper(self, reference)
         if self.name in OPS:
             raise DefinitionError(f"there is an op {self.name!r} already", where=reference.__module__)
@@ -174,6 +174,8 @@ class Op(Generic[P, R]):
         from burnt.kernels.library import declare
 
         self.overloads = declare(self)
+        # Arguments of the schema that are lists, and may be given as one number.
+        self.listed = ["[]" in str(a.type) or "List" in str(a.type) for a in self.overloads[0]._schema.arguments]
 
     def __repr__(self) -> str:
         return f"<op {self.name}: {', '.join(self.candidates)}>"
@@ -231,7 +233,11 @@ class Op(Generic[P, R]):
     def recorded(self, args: Sequence[Any]) -> Any:
         """A call through ``torch.ops.burnt``, which modes, transforms and compilers see."""
         paired = self.pair is not None and args[self.pair] is not None and args[self.pair] is not False
-        return self.overloads[paired](*args)
+        return self.overloads[paired](*self.as_declared(args))
+
+    def as_declared(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments as the schema wants them: a number that stands for a list as a list."""
+        return [[a] if type(a) is int and wants else a for a, wants in zip(args, self.listed, strict=True)]
 
     def chosen(self, *args: P.args, **kwargs: P.kwargs) -> Entry:
         """What a call with these arguments runs, chosen if need be; the call is not made."""
@@ -309,7 +315,7 @@ def bound_call(
     op: Op[..., Any], candidate: Candidate, config: dict[str, Any] | None, args: Sequence[Any]
 ) -> Callable[..., Any]:
     """A candidate as a function of the op's arguments: with its configuration, and in the autograd graph."""
-    if isinstance(candidate, _Generated):
+    if isinstance(candidate, Generated):
         return candidate.bound(args)
     call = functools.partial(candidate.call, config=config) if config is not None else candidate.call
     tensors = [a for a in args if isinstance(a, Tensor)]
@@ -338,7 +344,7 @@ class _Rest:
         return self.reference(*[a.value if type(a) is _Static else next(left) for a in self.arguments])
 
 
-class _Generated(Candidate):
+class Generated(Candidate):
     """The kernels made of the reference."""
 
     def __init__(self, reference: Callable[..., Any]) -> None:

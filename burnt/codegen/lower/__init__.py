@@ -4,13 +4,14 @@ A table from op to function. What is not in it runs as torch's own call, and is 
 
     table        the table, and what its rows are made of
     elementwise  arithmetic, comparisons, choices, conversions, constants
+    integers     divisions, powers and shifts of integers
     views        views and what is made of parts
     reductions   sums, extremes, variances
     gathers      look-ups by tensors of indices, and their gradients
     windows      pooling and its gradients
 """
 
-from burnt.codegen.lower import elementwise, gathers, reductions, views, windows  # each fills its part
+from burnt.codegen.lower import elementwise, gathers, integers, reductions, views, windows
 from burnt.codegen.lower.table import LOWERINGS, Lowering, Number, Unlowered, const, lowered, pointwise
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "const",
     "elementwise",
     "gathers",
+    "integers",
     "lowered",
     "pointwise",
     "reductions",

@@ -18,7 +18,7 @@ from triton.runtime.jit import MockTensor
 
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer
-from burnt.codegen.print_triton import Printed, Work, form_of, print_kernel
+from burnt.codegen.print_triton import Failed, Number, Printed, Work, form_of, print_kernel
 from burnt.codegen.target import Built, Target
 from burnt.codegen.triton_blocks import pick
 from burnt.codegen.triton_launch import load
@@ -70,11 +70,12 @@ class _Driver:
 @contextmanager
 def driven(target: GPUTarget) -> Iterator[None]:
     """Triton takes this target for the machine's."""
+    before = driver._active  # looking for the machine's own would fail where there is no GPU
     driver.set_active(_Driver(target))
     try:
         yield
     finally:
-        driver.reset_active()
+        driver._active = before
 
 
 def printed(fn: Callable[..., Any], *args: Any, gradients: bool = False) -> list[Printed]:
@@ -122,7 +123,9 @@ def compiled(kernels: Sequence[Printed], target: str, folder: Path) -> list[Comp
 def _argument(argument: Any) -> Any:
     if isinstance(argument, Buffer | Work):
         return MockTensor(argument.dtype)
-    return 1.5 if isinstance(argument, tuple) else argument
+    if isinstance(argument, Failed):
+        return MockTensor(torch.int64)
+    return 1.5 if isinstance(argument, Number) else argument
 
 
 def _measured(made: Any, name: str, target: str, folder: Path) -> Compiled:
@@ -133,7 +136,8 @@ def _measured(made: Any, name: str, target: str, folder: Path) -> Compiled:
         tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
         said = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
         usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
-        return Compiled(name, made.asm["ptx"], int(usage["REG"]), int(usage["LOCAL"]), shared)
+        spilled = int(usage["STACK"]) + int(usage["LOCAL"])
+        return Compiled(name, made.asm["ptx"], int(usage["REG"]), spilled, shared)
     assembly = made.asm["amdgcn"]
 
     def number(field: str) -> int:
