@@ -184,8 +184,10 @@ def build_metal(
 
         def run(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
             device = next(t.device for t in memory if t is not None)
-            own = {n: torch.zeros(m.count, dtype=m.dtype, device=device) if m.zeros
-                   else torch.empty(m.count, dtype=m.dtype, device=device) for n, m in scratch.items()}
+            own = {
+                name: (torch.zeros if m.zeros else torch.empty)(m.count, dtype=m.dtype, device=device)
+                for name, m in scratch.items()
+            }
             for call in calls:
                 call(memory, own, given)
             if kernel.checks:

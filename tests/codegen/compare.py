@@ -39,7 +39,7 @@ class Mismatch(AssertionError):
     """A fused program does not do what eager torch does."""
 
 
-class _Watched(TorchDispatchMode):
+class Watched(TorchDispatchMode):
     """Notes the largest finite element of any result, and nudges each by up to `nudge` of itself."""
 
     def __init__(self, nudge: float = 0.0, seed: int = 0) -> None:
@@ -84,11 +84,11 @@ def judge(program: Program, fuse: Callable[..., Any], device: str | torch.device
     wide, wide_args = program.built(wide=True)
     eps = max(torch.finfo(DTYPES[name]).eps for name in program.families) if program.families else 0.0
     eager = _run(fn, args, program.gradients)
-    with _default(torch.float64), _Watched() as watched:
+    with default_dtype(torch.float64), Watched() as watched:
         truth = _run(wide, wide_args, program.gradients)
     nudged = []
     for seed in range(3):
-        with _default(torch.float64), _Watched(2 * eps, seed):
+        with default_dtype(torch.float64), Watched(2 * eps, seed):
             nudged.append(_run(wide, wide_args, program.gradients))
     there = [moved(a, device) if isinstance(a, Tensor) else a for a in args]
     fused = [None if t is None else moved(t, "cpu") for t in _run(fuse(fn), there, program.gradients)]
@@ -100,10 +100,10 @@ def judge(program: Program, fuse: Callable[..., Any], device: str | torch.device
         if len(fused) != len(eager):
             raise Mismatch(f"{len(fused)} results, expected {len(eager)}")
         for i, (ours, theirs, exact, *others) in enumerate(zip(fused, eager, truth, *nudged, strict=True)):
-            _compare(f"result {i}", ours, theirs, exact, others, slack, verdict)
+            compare(f"result {i}", ours, theirs, exact, others, slack, verdict)
             # Of a gradient torch promises no strides.
-            if i < len(program.results) and _strides(ours) not in (_strides(theirs), _strides(described[i])):
-                raise Mismatch(f"result {i}: strides {_strides(ours)}, expected {_strides(theirs)}")
+            if i < len(program.results) and strides(ours) not in (strides(theirs), strides(described[i])):
+                raise Mismatch(f"result {i}: strides {strides(ours)}, expected {strides(theirs)}")
     except Mismatch as error:
         raise Mismatch(f"{error}\n{program.source}") from None
     return verdict
@@ -120,7 +120,7 @@ def moved(tensor: Tensor, device: str | torch.device) -> Tensor:
 
 
 @contextlib.contextmanager
-def _default(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -150,7 +150,7 @@ def _run(fn: Callable[..., Any], args: Sequence[Any], gradients: bool) -> list[T
     return [None if t is None else t.detach() for t in (*results, *found)]
 
 
-def _compare(
+def compare(
     name: str,
     ours: Tensor | None,
     theirs: Tensor | None,
@@ -204,7 +204,7 @@ def _differ(a: Tensor, b: Tensor) -> Tensor:
     return a.ne(b) & ~(a.isnan() & b.isnan())
 
 
-def _strides(tensor: Tensor | None) -> list[int]:
+def strides(tensor: Tensor | None) -> list[int]:
     """Strides where they matter: those of axes that have a second element."""
     if tensor is None:
         return []

@@ -30,7 +30,6 @@ from tests.codegen.test_fusion import (
     SPECIAL,
     UNARY,
     alike,
-    gelu,
     layer_norm,
     rms_norm,
     rotary,
@@ -374,8 +373,9 @@ def applied(name: str, *inputs: Tensor) -> Tensor:
     pointers = ", ".join(f"const float *x{i}" for i in range(len(inputs)))
     text = f"{name}_f32({arguments})"
     library = shim.compile_cpp(
-        f'#include "shim.h"\nnamespace metal {{\n{prelude_metal.source(text)}\nextern "C" void loop({pointers}, '
-        f"float *y, long n) {{ for (long i = 0; i < n; i++) y[i] = {text}; }}\n}}\n"
+        f'#include "shim.h"\nnamespace metal {{\n{prelude_metal.source(text)}\n'
+        f'extern "C" void loop({pointers}, float *y, long n)\n'
+        f"{{\n    for (long i = 0; i < n; i++) y[i] = {text};\n}}\n}}\n"
     )
     made = torch.empty_like(inputs[0])
     library.loop(*(ctypes.c_void_p(t.data_ptr()) for t in (*inputs, made)), ctypes.c_long(made.numel()))
@@ -456,12 +456,16 @@ def test_special_values_of_binary_operations() -> None:
 
 # --- the shim itself --------------------------------------------------------------------------------------
 
-_HEAD = "#include <metal_stdlib>\nusing namespace metal;\n"
+_HEAD = """#include <metal_stdlib>
+using namespace metal;
+kernel void k(
+    device float *y0 [[buffer(0)]],
+    uint3 at [[thread_position_in_grid]])
+"""
 
 
 def kernel(body: str) -> Any:
-    text = f"{_HEAD}kernel void k(\n    device float *y0 [[buffer(0)]],\n    uint3 at [[thread_position_in_grid]])\n"
-    return shim.Library(f"{text}{{\n{body}\n}}\n").k
+    return shim.Library(f"{_HEAD}{{\n{body}\n}}\n").k
 
 
 def test_the_shim_runs_groups_in_step() -> None:
@@ -471,9 +475,7 @@ def test_the_shim_runs_groups_in_step() -> None:
         "    threadgroup_barrier(mem_flags::mem_threadgroup);\n    y0[at.x] = all[63 - at.x];"
     )(y, threads=(64, 1, 1), group_size=(64, 1, 1))
     same(y, torch.arange(64.0).flip(0))
-    kernel("    y0[at.x] = simd_shuffle_xor(float(at.x), 5);")(
-        y, threads=(64, 1, 1), group_size=(64, 1, 1)
-    )
+    kernel("    y0[at.x] = simd_shuffle_xor(float(at.x), 5);")(y, threads=(64, 1, 1), group_size=(64, 1, 1))
     same(y, (torch.arange(64) ^ 5).float())
 
 
@@ -493,7 +495,7 @@ def test_the_shim_notices(body: str, threads: int, message: str) -> None:
 
 def test_the_shim_shows_a_barrier_that_is_missing() -> None:
     y = torch.empty(64)
-    kernel("    threadgroup float all[64];\n    all[at.x] = at.x;\n    y0[at.x] = all[63 - at.x]; // barrier")(
-        y, threads=(64, 1, 1), group_size=(64, 1, 1)
-    )
+    kernel(
+        "    threadgroup float all[64];\n    all[at.x] = at.x;\n    y0[at.x] = all[63 - at.x]; // barrier"
+    )(y, threads=(64, 1, 1), group_size=(64, 1, 1))
     assert not y.equal(torch.arange(64.0).flip(0))
