@@ -761,7 +761,7 @@ class _Printer:
         axes = _union(test, shown, guard)
         failed = f"~{self.typed(test, torch.bool)}"
         masks = [*(self.masks[axis] for axis in axes), *([guard.text] if guard.text else []), failed]
-        place = str(self.layout.kernel.checks.index(expr.extra[0]))  # type: ignore[arg-type]
+        place = str(self.layout.kernel.checks.index(expr.extra[0]))
         if axes:
             place = f"tl.full({self.shape(axes)}, {place}, tl.int32)"
         self.may_fail = True
