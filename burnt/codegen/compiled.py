@@ -51,6 +51,8 @@ class CompiledPlan:
             memory.enable_by_default()
         self.traced = traced
         self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
+        self.derived: dict[tuple[bool, ...], Traced] = {}  # their traces, where these came first
+        self.saved: list[torch.fx.Node] = []  # what the results after the function's own are
         self.plan: Plan = schedule(traced, captured, scratch=target.scratch)
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):

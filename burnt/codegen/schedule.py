@@ -188,7 +188,8 @@ class _Scheduler:
         if not isinstance(node, torch.fx.Node):
             return node
         value, meta = self.env[node], node.meta["val"]
-        described = self.traced.results[position]
+        known = position < len(self.traced.results)  # and not one that only the backward wants
+        described = self.traced.results[position] if known else None
         strides = tuple(meta.stride()) if described is None else described[0]
         held = self.in_memory.get(id(value))
         if held is not None and held[1].strides == strides:
