@@ -177,7 +177,9 @@ def _kernels_text(found: dict[str, Any]) -> str | Cell:
     if not found["generated"]:
         return Cell("torch's own alone: none can be compiled", "yellow")
     kept = "not kept" if found["folder"] is None else f"{found['entries']} compiled in {found['folder']}"
-    return Cell("\n".join([f"generated; {kept}; {tuned}", *found["notes"]]), "yellow" if found["notes"] else "")
+    return Cell(
+        "\n".join([f"generated; {kept}; {tuned}", *found["notes"]]), "yellow" if found["notes"] else ""
+    )
 
 
 def _availability(found: dict[str, Any]) -> Cell:

@@ -24,6 +24,7 @@ from burnt.codegen.ir import (
     Index,
     Ix,
     Kernel,
+    Partial,
     Reduction,
     Running,
     Scan,
@@ -138,6 +139,7 @@ class _Printer:
         self.passes: list[list[Fold | Store]] = []
         self.lane: Var | None = None
         self.tile = 1
+        self.partials: dict[Partial, str] = {}
         self.inside = False  # of a part of a tile
         self.used: dict[Buffer, None] = {}
         self.names: dict[Var, str] = {}
@@ -159,6 +161,8 @@ class _Printer:
         inner = max((math.prod(v.extent for v in step.inner) for step in kernel.steps), default=1)
         if kernel.kind == "scan":
             self.scans(turns * inner >= _PARALLEL)
+        elif kernel.runs:
+            self.runs(parallel=turns * inner >= _PARALLEL)
         elif kernel.kind == "elementwise":
             self.elementwise(turns)
         else:
@@ -299,13 +303,60 @@ class _Printer:
             self.line(f"for (int64_t next = 0; next < {size}; next += {self.tile}) {{")
             self.depth += 1
             self.line(f"const int64_t tile = next + {self.tile} < {size} ? next : {size} - {self.tile};")
+        self.turn(split=split)
+        self.close(count)
+
+    def runs(self, *, parallel: bool) -> None:
+        """Turns in runs, whose partial sums gather beside what each turn makes."""
+        kernel = self.kernel
+        sums = [step for step in kernel.steps if isinstance(step, Partial)]
+        turns = mark(math.prod(v.extent for v in kernel.outer))
+        if parallel:
+            self.line("#pragma omp parallel for schedule(static)")
+        self.line(f"for (int64_t run = 0; run < {mark(kernel.runs)}; run++) {{")
+        self.depth += 1
+        for i, step in enumerate(sums):
+            self.partials[step] = f"s{i}_part"
+            count = math.prod(step.buffer.shape[1:])
+            room = 1 << (count - 1).bit_length()
+            self.line(f"{C_TYPES[step.buffer.dtype]} s{i}_part[{room}] __attribute__((aligned(64)));")
+            self.line(f"double s{i}[{room}] __attribute__((aligned(64)));")
+            self.line(f"for (int64_t j = 0; j < {mark(count)}; j++) s{i}[j] = s{i}_part[j] = 0;")
+        self.line(f"const int64_t stop = (run + 1) * {turns} / {mark(kernel.runs)};")
+        first = f"run * {turns} / {mark(kernel.runs)}"
+        self.line(f"for (int64_t block = {first}; block < stop; block += {_BLOCK_OF_LANES}) {{")
+        self.depth += 1
+        self.line(f"const int64_t end = block + {_BLOCK_OF_LANES} < stop ? block + {_BLOCK_OF_LANES} : stop;")
+        self.line("for (int64_t turn = block; turn < end; turn++) {")
+        self.depth += 1
+        stride = 1
+        for var in reversed(kernel.outer):
+            quotient = "turn" if stride == 1 else f"turn / {mark(stride)}"
+            rest = "" if var is kernel.outer[0] else f" % {mark(var.extent)}"
+            self.line(f"const int64_t {self.named(var)} = {quotient}{rest};")
+            stride *= var.extent
+        self.turn(split=False)
+        self.close(1)
+        sizes = [mark(math.prod(step.buffer.shape[1:])) for step in sums]
+        for i, size in enumerate(sizes):
+            self.line(f"for (int64_t j = 0; j < {size}; j++) s{i}[j] += s{i}_part[j], s{i}_part[j] = 0;")
+        self.close(1)
+        for i, (step, size) in enumerate(zip(sums, sizes, strict=True)):
+            self.used[step.buffer] = None
+            value = f"s{i}[j]"
+            if step.buffer.dtype in SHORT:
+                value = f"{SHORT[step.buffer.dtype]}_of_f32({value})"
+            self.line(f"for (int64_t j = 0; j < {size}; j++) {step.buffer.name}[run * {size} + j] = {value};")
+        self.close(1)
+
+    def turn(self, *, split: bool) -> None:
+        """What one turn of the outer loops does: its passes, with the arrays that they share."""
         for buffer in self.kernel.scratch:
             # Of a size that many shapes share.
             room = 1 << (math.prod(buffer.shape) * self.tile - 1).bit_length()
             self.line(f"{MEMORY[buffer.dtype]} {buffer.name}[{room}] __attribute__((aligned(64)));")
         for steps in self.passes:
             self.one_pass(steps, split=split)
-        self.close(count)
 
     def scans(self, parallel: bool) -> None:
         """Turns of the inner loop in order, for every turn of the outer ones or a tile of them."""
@@ -647,6 +698,9 @@ class _Printer:
         return f"f32_of_{SHORT[buffer.dtype]}({text})" if buffer.dtype in SHORT else text
 
     def put(self, step: Store, name: str) -> None:
+        if isinstance(step, Partial):
+            self.line(f"{self.partials[step]}[{self.place(step.place)}] += {name};")
+            return
         buffer = step.buffer
         value = name
         if buffer.dtype in SHORT:

@@ -38,6 +38,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
 from burnt.codegen.lower.random import Source
+from burnt.codegen.partials import join_sums
 from burnt.codegen.passes import arrange, keep
 from burnt.codegen.trace import Traced, is_random
 
@@ -82,21 +83,22 @@ class Plan:
     seed: Buffer | None = None
 
 
-def schedule(traced: Traced, captured: Sequence[torch.Tensor], *, scratch: int = 0) -> Plan:
+def schedule(traced: Traced, captured: Sequence[torch.Tensor], *, scratch: int = 0, runs: int = 0) -> Plan:
     """The plan of a traced function.
 
     Args:
         traced: the trace.
         captured: the tensors that it captured, in the order of `traced.captured`.
         scratch: bytes of local buffers that a turn of a kernel's outer loops may have.
+        runs: into how many runs of turns a kernel may be cut for sums over turns.
     """
-    return _Scheduler(traced, captured, scratch).plan()
+    return _Scheduler(traced, captured, scratch, runs).plan()
 
 
 class _Scheduler:
-    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], scratch: int) -> None:
+    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], scratch: int, runs: int) -> None:
         self.traced = traced
-        self.most_scratch = scratch
+        self.most_scratch, self.most_runs = scratch, runs
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
         self.inputs: list[Buffer] = []
@@ -204,7 +206,8 @@ class _Scheduler:
         if not isinstance(node, torch.fx.Node):
             return node
         value, meta = self.env[node], node.meta["val"]
-        described = self.traced.results[position]
+        known = position < len(self.traced.results)  # and not one that only the backward wants
+        described = self.traced.results[position] if known else None
         strides = tuple(meta.stride()) if described is None else described[0]
         held = self.in_memory.get(id(value))
         # What becomes of an argument must not be seen in a result that was the argument before.
@@ -224,6 +227,7 @@ class _Scheduler:
         for buffer, value in pending:
             if math.prod(buffer.shape):
                 self.store(buffer, value, fresh)
+        self.count = join_sums(fresh, self.most_runs, self.count)
         for kernel in fresh:
             if kernel.kind != "scan":
                 arrange(kernel)

@@ -55,12 +55,14 @@ class Target:
         missing: why it cannot be used on this machine, or None.
         scratch: bytes of local buffers that a turn of a kernel's outer loops may have; 0 where rows are
             kept in registers, or not at all.
+        runs: into how many runs of turns a kernel may be cut for sums over turns; 0 where it cannot.
     """
 
     name: str
     build: Callable[[Sequence[Kernel], Sequence[Buffer], Sequence[int]], Built]
     missing: Callable[[], str | None]
     scratch: int = 0
+    runs: int = 0
 
 
 def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
@@ -130,8 +132,10 @@ def _no_compiler() -> str | None:
 
 # Of the 8 MiB of a thread's stack, and such that rows stay in a core's second cache beside what is read.
 _SCRATCH = 1 << 16
+# Even for as many threads, and few beside the rows that are summed.
+_RUNS = 64
 
-C = Target("c", _build_c, _no_compiler, scratch=_SCRATCH)
+C = Target("c", _build_c, _no_compiler, scratch=_SCRATCH, runs=_RUNS)
 
 
 def build_metal(

@@ -181,7 +181,13 @@ def _declared(
             expected = _like(rest[:-1], rest[-1], device="meta")
             return [_laid_out(_owned(t, rest), e) for t, e in zip(made, expected, strict=True)]
 
-    _kernels(library, full_back, fast_gradients, plain_gradients, lambda cotangents, *rest: _like(rest[:-1], rest[-1]))
+    _kernels(
+        library,
+        full_back,
+        fast_gradients,
+        plain_gradients,
+        lambda cotangents, *rest: _like(rest[:-1], rest[-1]),
+    )
     _references[backward] = plain_gradients
     library.impl(full, _autograd(op, made, backward), "Autograd")
     library.impl(full_back, _autograd_of_backward(backward, plain_gradients), "Autograd")
