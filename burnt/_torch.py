@@ -18,9 +18,14 @@ __all__ = [
     "BatchNormBase",
     "compiled_in_place",
     "compiler_is_loaded",
+    "below_autograd",
     "decompositions",
+    "fake_call",
     "fake_results",
+    "in_transform",
+    "is_autocast",
     "is_plain_call",
+    "share_memory",
     "trace_to_aten",
 ]
 
@@ -69,7 +74,8 @@ def trace_to_aten(
 ) -> tuple[torch.fx.GraphModule, Any]:
     """The aten graph of a function at fake tensors of the arguments' shapes, and the structure it returns.
 
-    Tensors that the function captures become attributes of the graph module.
+    Tensors that the function captures become attributes of the graph module. Changes in place are taken
+    apart: the graph makes new tensors, and what becomes of an argument is copied into it by ``copy_`` nodes.
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -80,8 +86,23 @@ def trace_to_aten(
         structure.append(spec)
         return leaves
 
-    graph = make_fx(flat, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
-    return graph, structure[-1]
+    def functional(call: Callable[..., Any]) -> torch.fx.GraphModule:
+        made = torch.func.functionalize(call, remove="mutations")
+        return make_fx(made, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(
+            *args
+        )
+
+    graph = functional(flat)
+    # torch's own composite ops are taken apart below the layer that makes them functional.
+    if any(_changes_a_value(node) for node in graph.graph.nodes):
+        graph = functional(graph)
+    return graph, structure[0]
+
+
+def _changes_a_value(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return False
+    return not (isinstance(node.args[0], torch.fx.Node) and node.args[0].op == "placeholder")
 
 
 def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
@@ -89,6 +110,11 @@ def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
 
     No op is taken apart, so strides and `requires_grad` are those of the function run by torch.
     """
+    return fake_call(fn, args)[1]
+
+
+def fake_call(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The arguments that `fake_results` runs a function with, as it leaves them, and what it returns."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -100,7 +126,27 @@ def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
             else a
             for a in args
         ]
-        return list(torch.utils._pytree.tree_leaves(fn(*inputs)))
+        return inputs, list(torch.utils._pytree.tree_leaves(fn(*inputs)))
+
+
+def is_autocast() -> bool:
+    """Whether autocast is on for any kind of device."""
+    return torch._C._is_any_autocast_enabled()
+
+
+def below_autograd() -> Any:
+    """A context in which ops run without autograd, as inside of a kernel for it."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether tensors are views of one storage."""
+    return torch._C._is_alias_of(a, b)
+
+
+def in_transform() -> bool:
+    """Whether a transform of torch.func is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_plain_call() -> bool:

@@ -137,7 +137,7 @@ def _print(facts: dict[str, Any]) -> None:
         "cores": f"{cpu['cores'] or 'unknown'}, {cpu['logical']} logical, {cpu['usable']} usable; "
         f"torch uses {cpu['torch_threads']} threads",
         "memory": f"{size_text(memory['total'])}, {size_text(memory['available'])} available",
-        "memory pool": f"keeps at most {size_text(pool['limit'])} for the Learner and compiled code"
+        "host pool": f"keeps at most {size_text(pool['limit'])} for the Learner and compiled code"
         if pool["reason"] is None
         else Cell(f"off: {pool['reason']}", "yellow"),
         "C compiler": f"{compiler['version']} ({compiler['path']})"

@@ -50,6 +50,7 @@ class CompiledPlan:
         if device.type == "cpu":
             memory.enable_by_default()
         self.traced = traced
+        self.changed = traced.changed
         self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
         self.plan: Plan = schedule(traced, captured, target.scratch)
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
@@ -125,7 +126,17 @@ class CompiledPlan:
                 self.step(run, memory, numbers)
                 for slot in run.release:
                     memory[slot] = None
-        return [memory[r] if r is not None else c for r, c in zip(self.results, self.constants, strict=True)]
+        results = [
+            memory[r] if r is not None else c for r, c in zip(self.results, self.constants, strict=True)
+        ]
+        return self.written_back(tensors, results) if self.changed else results
+
+    def written_back(self, tensors: Sequence[Tensor], results: list[Any]) -> list[Any]:
+        """The results that are returned; the others are what becomes of arguments, and are put there."""
+        count = len(results) - len(self.changed)
+        for position, result in zip(self.changed, results[count:], strict=True):
+            tensors[position].copy_(result)
+        return results[:count]
 
     def step(self, run: _Run, memory: list[Any], numbers: Sequence[float]) -> None:
         """One step: allocate what it writes, and launch or call."""

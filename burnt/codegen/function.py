@@ -89,6 +89,8 @@ class Function:
         planned, tensors, wants_gradient = found
         if planned.forward is None:
             return self.fn(*args)
+        if planned.forward.changed and _share_memory([*tensors, *planned.captured]):
+            return self.fn(*args)
         numbers = [args[i] for i in planned.forward.plan.numbers]
         if wants_gradient or (planned.captured_wants_gradient and torch.is_grad_enabled()):
             flat = Differentiable.apply(planned.forward, numbers, *tensors, *planned.captured)  # type: ignore[no-untyped-call]
@@ -118,8 +120,9 @@ class Function:
                 key.append((kind, arg))
             else:
                 return None
-        if torch.is_autocast_enabled("cpu"):
-            key.append(torch.get_autocast_dtype("cpu"))
+        kind_of_device = tensors[0].device.type if tensors else "cpu"
+        if torch.is_autocast_enabled(kind_of_device):
+            key.append(torch.get_autocast_dtype(kind_of_device))
         if torch.get_default_dtype() is not torch.float32:
             key.append(torch.get_default_dtype())
         for holder, name in self._captures:
@@ -196,6 +199,9 @@ class Function:
             return self._plain(f"it cannot be traced: {type(error).__name__}: {error}", held)
         captured = [getattr(traced.graph, name) for name in traced.captured]
         reason = self._unsuited(captured) or unsuited(traced)
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors, *captured])
+        if reason is None and wanted and traced.changed:
+            reason = "it changes an argument in place, with gradients"
         if reason is not None:
             return self._plain(reason, held)
         device = tensors[0].device if tensors else torch.device("cpu")
@@ -204,7 +210,7 @@ class Function:
                 forward = CompiledPlan(traced, captured, self.name, target, device)
         except UnsupportedError as error:
             return self._plain(str(error), held)
-        if torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors, *captured]):
+        if wanted:
             reason = _random_call(forward)
             if reason is not None:
                 return self._plain(reason, held)
@@ -233,11 +239,14 @@ class Function:
                 return f"tensors on {tensors[0].device} and {tensor.device}"
             if tensor.layout != torch.strided or tensor.dtype.is_complex or tensor.is_quantized:
                 return f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}"
-            if tensor.numel() == 0:
-                return "an empty tensor"
             if tensor.is_conj() or tensor.is_neg() or type(tensor) not in (Tensor, torch.nn.Parameter):
                 return "a tensor that is more than its memory"
         return None
+
+
+def _share_memory(tensors: Sequence[Tensor]) -> bool:
+    """Whether a change of one may be seen in another."""
+    return len({t.untyped_storage().data_ptr() for t in tensors}) < len(tensors)
 
 
 def _random_call(forward: CompiledPlan) -> str | None:

@@ -264,8 +264,8 @@ class Expr:
     `op` is ``const`` (value), ``number`` (position), ``load`` (Buffer, Ix), ``index`` (Ix), ``reduced``
     (Reduction, Index), ``scanned`` (Scan, Index), ``kept`` (Kept, Index; a scheduled kernel has none left),
     ``cast``, ``masked``, ``checked``, or the name of an operation, of which `burnt.codegen.lower` has the
-    list and each printer the text. Where an index holds `Computed` parts, their expressions are the arguments,
-    so that they are found and computed first (`load`, `index` below do so).
+    list and each printer the text. Where an index holds `Computed` parts, their expressions are the
+    arguments, so that they are found and computed first (`load`, `index` below do so).
 
     ``masked`` (test, yes, no) is `yes` where the test holds, and loads below it are made there alone.
     ``checked`` (test, value, otherwise, shown; extra: `Check`) is `value` where the test holds. Where it does

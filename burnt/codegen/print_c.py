@@ -58,7 +58,8 @@ _CACHE = 1 << 19  # bytes that stay in a core's second cache from one pass to th
 # By bits where the test is the same for a whole loop: of a choice gcc makes branches, and no vectors.
 _PICKS = {
     torch.float64: "f64", torch.int8: "i32", torch.int16: "i32", torch.int32: "i32", torch.int64: "i64",
-    torch.uint8: "i32", torch.bool: "i32", torch.float32: "f32", torch.bfloat16: "f32", torch.float16: "f32",
+    torch.uint8: "i32", torch.uint16: "i32", torch.uint32: "i32", torch.uint64: "i64", torch.bool: "i32",
+    torch.float32: "f32", torch.bfloat16: "f32", torch.float16: "f32",
 }  # fmt: skip
 
 _HELPERS = """
@@ -83,6 +84,15 @@ static inline double log_add_exp_f64(double a, double b)
 static inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 static inline int64_t floor_mod(int64_t a, int64_t b) { const int64_t m = a % b; return m < 0 ? m + b : m; }
 """
+for _t in ("int64", "uint64"):
+    _HELPERS += f"""
+static inline {_t}_t power_{_t}({_t}_t a, {_t}_t b)
+{{
+    {_t}_t whole = 1;
+    for (; b; b >>= 1, a *= a) whole *= b & 1 ? a : 1;
+    return whole;
+}}
+"""
 for _t, _f in (("float", "f32"), ("double", "f64")):
     _HELPERS += f"""
 static inline {_t} trunc_div_{_f}({_t} a, {_t} b) {{ return trunc_{_f}(a / b); }}
@@ -94,7 +104,7 @@ static inline {_t} floor_div_{_f}({_t} a, {_t} b)
 }}
 """
 
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
           "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
 
 
@@ -598,6 +608,16 @@ class _Printer:
         )
         return name
 
+    def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
+        """A maximum rather than a branch, which would end a vector loop."""
+        test, value, otherwise, shown = arguments
+        failed = self.failed[expr.extra[0]]  # type: ignore[index]
+        fails = f"{guard} & !{test}" if guard else f"!{test}"
+        name = self.define(expr, f"{test} ? {value} : {otherwise}")
+        self.line(f"const uint64_t {name}_failed = {fails} ? (uint64_t){shown} << 1 | 1 : 0;")
+        self.line(f"{failed} = {name}_failed > {failed} ? {name}_failed : {failed};")
+        return name
+
     def is_uniform(self, expr: Expr) -> bool:
         """Whether an expression is the same for all of the vectorised loop, and safe to compute before it."""
         if self.span is None or expr.op in ("load", "checked"):
@@ -610,16 +630,6 @@ class _Printer:
             )
             self.uniform[id(expr)] = found
         return found
-
-    def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
-        """A maximum rather than a branch, which would end a vector loop."""
-        test, value, otherwise, shown = arguments
-        failed = self.failed[expr.extra[0]]  # type: ignore[index]
-        fails = f"{guard} & !{test}" if guard else f"!{test}"
-        name = self.define(expr, f"{test} ? {value} : {otherwise}")
-        self.line(f"const uint64_t {name}_failed = {fails} ? (uint64_t){shown} << 1 | 1 : 0;")
-        self.line(f"{failed} = {name}_failed > {failed} ? {name}_failed : {failed};")
-        return name
 
     def load(self, expr: Expr, guard: str) -> str:
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
@@ -749,7 +759,9 @@ def _operation(expr: Expr, a: list[str]) -> str:
         return f"-{a[0]}"
     if op == "not":
         return f"~{a[0]}"
-    if op == "div":
+    if op == "power":
+        return f"power_{'int64' if dtype.is_signed else 'uint64'}({', '.join(a)})"
+    if op == "div" or (op == "trunc_div" and not inside.is_floating_point):
         return f"{a[0]} / {a[1]}"
     if op == "reciprocal":
         return f"1 / {a[0]}"

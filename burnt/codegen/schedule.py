@@ -207,7 +207,9 @@ class _Scheduler:
         described = self.traced.results[position]
         strides = tuple(meta.stride()) if described is None else described[0]
         held = self.in_memory.get(id(value))
-        if held is not None and held[1].strides == strides:
+        # What becomes of an argument must not be seen in a result that was the argument before.
+        before = held is not None and held[1].position in self.traced.changed and node.op != "placeholder"
+        if held is not None and held[1].strides == strides and not (before and held[1].role == "input"):
             return held[1]
         buffer = Buffer(f"y{position}", "output", position, tuple(meta.shape), strides, meta.dtype)
         self.pending.append((buffer, value))
@@ -290,7 +292,9 @@ class _Scheduler:
         for fold, index in sorted(
             _folds(self.resolved(expr)), key=lambda f: -math.prod(f[0].shape + f[0].extents)
         ):
-            rows = _plain_rows(index)
+            # Where more rows are gone through than the fold has, as in a pad, it would read beyond its own.
+            fits = all(ix.bounds()[1] < size for ix, size in zip(index, fold.shape, strict=True))
+            rows = _plain_rows(index) if fits else None
             few = math.prod(fold.shape) < _SPLIT_ROWS and math.prod(fold.extents) >= _SPLIT_ELEMENTS
             alone = rows is None or few
             if not alone and rows is not None:
@@ -441,6 +445,8 @@ class _Scheduler:
         for fold, index in _folds(self.resolved(element, inline=False)):
             self.settle(fold.body(index, _fresh(fold.extents)), kernels)
             self.materialise(fold, kernels)
+        if not any(e.op == "scanned" for e in walk([self.resolved(element)])):
+            return False  # what was put into memory needed it there
         outer = [loops[a] for a in axes if loops[a] is not last and loops[a].extent > 1]
         kernel = self.scan_home(value, outer, last.extent, kernels)
         ((along,),) = {step.inner for step in kernel.steps} or {(Var(last.extent),)}

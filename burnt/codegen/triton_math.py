@@ -673,7 +673,7 @@ def pow(x, y):
     whole = trunc(y) == y
     odd = whole & (trunc(0.5 * y) != 0.5 * y)
     m = tl.where(odd, copysign(m, x), m)
-    m = tl.where((x < 0) & (x > float("-inf")) & ~whole, float("nan"), m)
+    m = tl.where((x < 0) & (x > float("-inf")) & (trunc(y) != y), float("nan"), m)
     one = (y == 0) | (x == 1) | ((x == -1) & (tl.abs(y) == float("inf")))
     return tl.where(one, 1.0, m)
 

@@ -35,9 +35,19 @@ def test_a_table_for_people(capsys):
     assert main(["info"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["torch"].startswith(torch.__version__)
-    assert {"burnt", "Python", "numpy", "Triton", "NVML", "system", "CPU", "cores", "memory", "C"} <= set(
-        lines
-    )
+    assert {
+        "burnt",
+        "Python",
+        "numpy",
+        "Triton",
+        "NVML",
+        "system",
+        "CPU",
+        "cores",
+        "memory",
+        "host",
+        "C",
+    } <= set(lines)
 
 
 def test_gpus(capsys, monkeypatch):

@@ -39,7 +39,7 @@ class Mismatch(AssertionError):
     """A fused program does not do what eager torch does."""
 
 
-class _Watched(TorchDispatchMode):
+class Watched(TorchDispatchMode):
     """Notes the largest finite element of any result, and nudges each by up to `nudge` of itself."""
 
     def __init__(self, nudge: float = 0.0, seed: int = 0) -> None:
@@ -79,11 +79,11 @@ def judge(program: Program, fuse: Callable[..., Any]) -> Verdict:
     wide, wide_args = program.built(wide=True)
     eps = max(torch.finfo(DTYPES[name]).eps for name in program.families) if program.families else 0.0
     eager = _run(fn, args, program.gradients)
-    with _default(torch.float64), _Watched() as watched:
+    with default_dtype(torch.float64), Watched() as watched:
         truth = _run(wide, wide_args, program.gradients)
     nudged = []
     for seed in range(3):
-        with _default(torch.float64), _Watched(2 * eps, seed):
+        with default_dtype(torch.float64), Watched(2 * eps, seed):
             nudged.append(_run(wide, wide_args, program.gradients))
     fused = _run(fuse(fn), args, program.gradients)
     # For a few ops torch describes other strides than it makes (logaddexp of an expanded tensor).
@@ -94,17 +94,17 @@ def judge(program: Program, fuse: Callable[..., Any]) -> Verdict:
         if len(fused) != len(eager):
             raise Mismatch(f"{len(fused)} results, expected {len(eager)}")
         for i, (ours, theirs, exact, *others) in enumerate(zip(fused, eager, truth, *nudged, strict=True)):
-            _compare(f"result {i}", ours, theirs, exact, others, slack, verdict)
+            compare(f"result {i}", ours, theirs, exact, others, slack, verdict)
             # Of a gradient torch promises no strides.
-            if i < len(program.results) and _strides(ours) not in (_strides(theirs), _strides(described[i])):
-                raise Mismatch(f"result {i}: strides {_strides(ours)}, expected {_strides(theirs)}")
+            if i < len(program.results) and strides(ours) not in (strides(theirs), strides(described[i])):
+                raise Mismatch(f"result {i}: strides {strides(ours)}, expected {strides(theirs)}")
     except Mismatch as error:
         raise Mismatch(f"{error}\n{program.source}") from None
     return verdict
 
 
 @contextlib.contextmanager
-def _default(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -133,7 +133,7 @@ def _run(fn: Callable[..., Any], args: Sequence[Any], gradients: bool) -> list[T
     return [None if t is None else t.detach() for t in (*results, *found)]
 
 
-def _compare(
+def compare(
     name: str,
     ours: Tensor | None,
     theirs: Tensor | None,
@@ -187,7 +187,7 @@ def _differ(a: Tensor, b: Tensor) -> Tensor:
     return a.ne(b) & ~(a.isnan() & b.isnan())
 
 
-def _strides(tensor: Tensor | None) -> list[int]:
+def strides(tensor: Tensor | None) -> list[int]:
     """Strides where they matter: those of axes that have a second element."""
     if tensor is None:
         return []

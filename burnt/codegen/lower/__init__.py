@@ -4,6 +4,7 @@ A table from op to function. What is not in it runs as torch's own call, and is 
 
     table        the table, and what its rows are made of
     elementwise  arithmetic, comparisons, choices, conversions, constants
+    integers     divisions, powers and shifts of integers
     views        views and what is made of parts
     reductions   sums, extremes, variances
     gathers      look-ups by tensors of indices, and their gradients
@@ -12,15 +13,16 @@ A table from op to function. What is not in it runs as torch's own call, and is 
     windows      pooling and its gradients
 """
 
-from burnt.codegen.lower import (
+from burnt.codegen.lower import (  # each fills its part
     elementwise,
     gathers,
+    integers,
     random,
     reductions,
     scans,
     views,
     windows,
-)  # each fills its
+)
 from burnt.codegen.lower.table import LOWERINGS, Lowering, Number, Unlowered, const, lowered, pointwise
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "const",
     "elementwise",
     "gathers",
+    "integers",
     "lowered",
     "pointwise",
     "random",

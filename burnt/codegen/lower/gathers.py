@@ -37,6 +37,8 @@ _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 def looked_up(place: Expr, check: Check, shown: Expr | None = None) -> Ix:
     """A computed index of an axis of `check.size`, counted from the end where `check.low` is negative."""
+    if not check.size:
+        raise Unlowered  # nothing is in range
     size = place_of(Ix(const=check.size))
     shown = cast(place, torch.int64) if shown is None else shown
     lowest = place_of(Ix(const=check.low)) if check.low else const(0, torch.int64)
@@ -156,7 +158,7 @@ def _index(meta: torch.Tensor, x: Value, indices: Sequence[Value | None]) -> Val
 # --- negative log-likelihood ----------------------------------------------------------------------------
 
 
-def kept(value: Value) -> Value:
+def from_memory(value: Value) -> Value:
     """A value that a reduction over other rows reads from memory: a fold of nothing but itself."""
     inside = compute_dtype(value.dtype)
     node = Reduction("sum", value.shape, (), inside, lambda outer, inner: cast(value.at(outer), inside))
@@ -216,7 +218,7 @@ def _nll_loss(
     losses = Value(targets.shape, inside, loss)
     if reduced_by == 0:
         return as_result(reshaped(losses, meta.shape), meta), as_result(filled((), 0, inside), metas[1])
-    total = reduction("sum", kept(losses), None, False, inside, inside)
+    total = reduction("sum", from_memory(losses), None, False, inside, inside)
     count = reduction("sum", Value(targets.shape, inside, targets.weight), None, False, inside, inside)
     if reduced_by == 1:
         total = pointwise("div", meta_of((), inside), [total, count], inside)
