@@ -449,6 +449,8 @@ class _Scheduler:
         for fold, index in _folds(self.resolved(element, inline=False)):
             self.settle(fold.body(index, _fresh(fold.extents)), kernels)
             self.materialise(fold, kernels)
+        if not any(e.op == "scanned" for e in walk([self.resolved(element)])):
+            return False  # what was put into memory needed it there
         outer = [loops[a] for a in axes if loops[a] is not last and loops[a].extent > 1]
         kernel = self.scan_home(value, outer, last.extent, kernels)
         ((along,),) = {step.inner for step in kernel.steps} or {(Var(last.extent),)}
