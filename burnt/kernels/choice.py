@@ -1,11 +1,9 @@
 """Which candidate runs: what was pinned, else what was measured, else a heuristic that always answers.
 
 The heuristic is a pure function of the arguments (`pick`). On a CPU kernels are generated where eager torch
-would take 100 microseconds or more, unless the op says that its vendor is the better one there; below, torch's
-single calls cost less than the way to ours, and nothing has to be compiled. Elsewhere they always are.
-
-Measured (two cores of an AMD EPYC, float32, ``python benchmarks/ops.py``; times of the vendor over ours, small
-and large): see `_SMALL`.
+would take 100 microseconds or more, unless the op says that its vendor is the better one there; below,
+torch's single calls cost less than the way to ours, and nothing has to be compiled. Elsewhere they always
+are.
 """
 
 from __future__ import annotations
@@ -92,8 +90,8 @@ def pick(
 ) -> tuple[Candidate, dict[str, Any] | None]:
     """The heuristic: a function of the arguments' shapes, dtypes and devices alone.
 
-    A candidate that somebody registered is meant to be used, the last one first; then generated kernels, where
-    they are not known to be slower; the vendor's last.
+    A candidate that somebody registered is meant to be used, the last one first; then generated kernels,
+    where they are not known to be slower; the vendor's last.
     """
     added = [c for c in able if c.name not in ("vendor", "generated")]
     if added:
@@ -146,7 +144,7 @@ def tuning_key(op: Op[..., Any], args: Sequence[Any]) -> str:
     parts = [op.name, _sources(op), machine(device.type, device.index or 0)]
     parts.append("training" if wanted else "inference")
     if _torch.is_autocast():
-        parts.append(f"autocast {torch.get_autocast_dtype(device.type)}")
+        parts.append(f"autocast {torch.get_autocast_dtype('cpu')} {torch.get_autocast_dtype('cuda')}")
     parts += [
         f"{name}={_argument(value)}"
         for name, value in zip(op.positions, args, strict=True)
