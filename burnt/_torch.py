@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,15 +17,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 __all__ = [
     "EXTENSION",
     "BatchNormBase",
+    "below_autograd",
     "compiled_in_place",
     "compiler_is_loaded",
-    "below_autograd",
     "decompositions",
+    "destroy",
     "fake_call",
     "fake_results",
+    "in_forward_ad",
     "in_transform",
     "is_autocast",
     "is_plain_call",
+    "normal_dispatch",
     "share_memory",
     "trace_to_aten",
 ]
@@ -139,9 +143,41 @@ def below_autograd() -> Any:
     return torch._C._AutoDispatchBelowAutograd()
 
 
+def normal_dispatch() -> Any:
+    """A context in which ops are dispatched as in a program of no modes, inside of a kernel too.
+
+    A kernel may be called from within modes and transforms, each of which leaves keys switched off for it;
+    tracing and differentiating need them.
+    """
+    return torch._C._ForceDispatchKeyGuard(*_normal_keys())
+
+
+@functools.cache
+def _normal_keys() -> tuple[Any, Any]:
+    found: list[tuple[Any, Any]] = []
+
+    def look() -> None:
+        found.append((torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()))
+
+    thread = threading.Thread(target=look)  # a thread begins with the keys that a program begins with
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def in_forward_ad() -> bool:
+    """Whether forward derivatives are taken."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether tensors are views of one storage."""
     return torch._C._is_alias_of(a, b)
+
+
+def destroy(library: torch.library.Library) -> None:
+    """Take back what a library has registered, and the names in ``torch.ops``."""
+    library._destroy()
 
 
 def in_transform() -> bool:
@@ -152,7 +188,7 @@ def in_transform() -> bool:
 def is_plain_call() -> bool:
     """Whether ops run as they are called: no transform, no mode, and no forward derivatives are taken."""
     return (
-        torch.autograd.forward_ad._current_level < 0
+        not in_forward_ad()
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._len_torch_function_stack() == 0

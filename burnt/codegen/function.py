@@ -23,8 +23,9 @@ from burnt import _torch
 from burnt.codegen.backward import Differentiable
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.ir import Kernel
+from burnt.codegen.schedule import Call
 from burnt.codegen.target import C, Target, target_of
-from burnt.codegen.trace import PLANNING, Traced, trace, unsuited
+from burnt.codegen.trace import PLANNING, is_random, trace, unsuited
 from burnt.errors import FusionError, UnsupportedError
 
 __all__ = ["Function", "fuse"]
@@ -198,10 +199,9 @@ class Function:
             return self._plain(f"it cannot be traced: {type(error).__name__}: {error}", held)
         captured = [getattr(traced.graph, name) for name in traced.captured]
         reason = self._unsuited(captured) or unsuited(traced)
-        if reason is None and torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors, *captured]):
-            reason = (
-                "it changes an argument in place, with gradients" if traced.changed else _random_op(traced)
-            )
+        wanted = torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors, *captured])
+        if reason is None and wanted and traced.changed:
+            reason = "it changes an argument in place, with gradients"
         if reason is not None:
             return self._plain(reason, held)
         device = tensors[0].device if tensors else torch.device("cpu")
@@ -210,6 +210,9 @@ class Function:
                 forward = CompiledPlan(traced, captured, self.name, target, device)
         except UnsupportedError as error:
             return self._plain(str(error), held)
+        reason = _random_call(forward) if wanted else None
+        if reason is not None:
+            return self._plain(reason, held)
         if self.single and len(forward.plan.steps) != 1:
             raise FusionError(
                 f"{self.name} does not come out as one kernel",
@@ -245,11 +248,10 @@ def _share_memory(tensors: Sequence[Tensor]) -> bool:
     return len({t.untyped_storage().data_ptr() for t in tensors}) < len(tensors)
 
 
-def _random_op(traced: Traced) -> str | None:
-    for node in traced.graph.graph.nodes:
-        tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags:
-            return f"{node.target} draws random numbers, which a derived backward would draw again"
+def _random_call(forward: CompiledPlan) -> str | None:
+    for step in forward.plan.steps:
+        if isinstance(step, Call) and is_random(step.node):
+            return f"{step.node.target} draws random numbers, which a derived backward would draw again"
     return None
 
 

@@ -274,7 +274,7 @@ class _Printer:
         self.memory[failed] = None
         self.written.add(failed)
         fails = f"{guard} && !{test}" if guard else f"!{test}"
-        place = self.kernel.checks.index(expr.extra[0])  # type: ignore[arg-type]
+        place = self.kernel.checks.index(expr.extra[0])
         self.line(f"if ({fails}) {failed.name}[{place}] = {shown} * 2 + 1;")
         return self.define(expr, f"{test} ? {value} : {otherwise}")
 

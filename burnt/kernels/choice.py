@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
+from burnt.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from burnt.kernels.op import Candidate, Op
@@ -66,6 +67,12 @@ def choose(op: Op[..., Any], args: Sequence[Any]) -> Choice:
 
     key = tuning_key(op, args)
     able = runnable(op, args)
+    if not able:
+        raise UnsupportedError(
+            f"no candidate of {op.name} can run here",
+            where=f"burnt.kernels.{op.name}",
+            found="\n".join(f"{c.name}: {c.why_not(args)}" for c in op.candidates.values()),
+        )
     chosen = (
         _named(able, args, _pinned.get(key), "pinned")
         or tuner.measured(op, args, key, able)
@@ -96,7 +103,8 @@ def pick(
     small = max((t.numel() for t in tensors), default=0) < _SMALL
     on_cpu = all(t.device.type == "cpu" for t in tensors)
     worse = on_cpu and (small or (op.vendor_best is not None and op.vendor_best(*args)))
-    return known["vendor" if worse or "generated" not in known else "generated"], None
+    best, other = ("vendor", "generated") if worse else ("generated", "vendor")
+    return known[best if best in known else other], None
 
 
 def written(candidate: Candidate, config: dict[str, Any] | None) -> str:

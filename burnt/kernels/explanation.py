@@ -140,5 +140,3 @@ def _known(key: str) -> list[Row]:
     except CacheError as error:
         cache.note(str(error))
         return shipped(key)
-
-

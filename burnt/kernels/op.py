@@ -168,14 +168,29 @@ class Op(Generic[P, R]):
         self._add(Candidate("vendor", own, differentiable=True, autocast=True, checks_values=True))
         self._add(Generated(reference))
         functools.update_wrapper(self, reference)
-        if self.name in OPS:
-            raise DefinitionError(f"there is an op {self.name!r} already", where=reference.__module__)
-        OPS[self.name] = self
-        from burnt.kernels.library import declare
+        from burnt.kernels.library import declare, withdraw
 
-        self.overloads = declare(self)
+        known = OPS.get(self.name)
+        if known is not None:
+            # The same definition run again, as in a notebook, takes the place of the one before.
+            if (known.reference.__module__, known.reference.__qualname__) != (
+                reference.__module__,
+                reference.__qualname__,
+            ):
+                raise DefinitionError(
+                    f"there is an op {self.name!r} already",
+                    where=f"{reference.__module__}.{reference.__qualname__}",
+                    found=f"{known.reference.__module__}.{known.reference.__qualname__}",
+                    hint="give yours another name; a faster implementation of that one is a candidate of it",
+                )
+            withdraw(known.declared)
+        self.declared = declare(self)
+        OPS[self.name] = self
+        self.overloads = self.declared.overloads
         # Arguments of the schema that are lists, and may be given as one number.
-        self.listed = ["[]" in str(a.type) or "List" in str(a.type) for a in self.overloads[0]._schema.arguments]
+        self.listed = [
+            "[]" in str(a.type) or "List" in str(a.type) for a in self.overloads[0]._schema.arguments
+        ]
 
     def __repr__(self) -> str:
         return f"<op {self.name}: {', '.join(self.candidates)}>"
@@ -186,6 +201,10 @@ class Op(Generic[P, R]):
             args = self.bound(args, kwargs)  # type: ignore[assignment]
         if torch.compiler.is_compiling() or not _torch.is_plain_call():
             return self.recorded(args)  # type: ignore[no-any-return]
+        return self.run(args)  # type: ignore[no-any-return]
+
+    def run(self, args: Sequence[Any]) -> Any:
+        """The results by the best candidate, for all arguments by position, of tensors that are plain."""
         key: list[Any] = [torch.is_grad_enabled()]
         for arg in args:
             kind = type(arg)
@@ -193,8 +212,8 @@ class Op(Generic[P, R]):
                 key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad  # type: ignore[attr-defined]
             elif kind is float:
                 key.append(float)
-            elif isinstance(arg, Tensor):
-                return self.recorded(args)  # type: ignore[no-any-return]
+            elif isinstance(arg, Tensor):  # of a class of its own, which may do otherwise
+                return self.recorded(args)
             elif kind is list or kind is tuple:
                 key.append(tuple(arg))  # type: ignore[arg-type]
             else:
@@ -204,11 +223,11 @@ class Op(Generic[P, R]):
         signature = tuple(key)
         entry = self._entries.get(signature)
         if entry is None:
-            return self._first(signature, args)  # type: ignore[no-any-return]
+            return self._first(signature, args)
         if entry.look:
             self.look(*args)  # type: ignore[misc]
         try:
-            return entry.call(*args)  # type: ignore[no-any-return]
+            return entry.call(*args)
         except IndexError:
             if self.look is not None:
                 self.look(*args)  # says it better

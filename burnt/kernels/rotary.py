@@ -73,4 +73,5 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tens
     else:
         a, b = turned.split([half, half], -1)
         made = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-    return torch.cat([made.to(x.dtype), rest], -1)
+    made = made.to(x.dtype)
+    return torch.cat([made, rest], -1) if rest.shape[-1] else made

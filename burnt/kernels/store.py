@@ -112,7 +112,9 @@ class Store:
                 if part.exists():
                     part.rename(aside.with_name(aside.name + suffix))
         except OSError as error:
-            raise self._error("cannot be moved aside", error, "look at the folder's owner and mode") from error
+            raise self._error(
+                "cannot be moved aside", error, "look at the folder's owner and mode"
+            ) from error
         return aside
 
     @contextlib.contextmanager

@@ -251,7 +251,9 @@ def _measured(
             rows.append(Row(key, name, "wrong", None, wrong))
             continue
         runs.append(_Run(name, call))
-    rows += [Row(key, run.name, "ok", statistics.median(run.times) * 1e3) for run in _timed(runs, inputs, settings)]
+    rows += [
+        Row(key, run.name, "ok", statistics.median(run.times) * 1e3) for run in _timed(runs, inputs, settings)
+    ]
     return rows
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-STAGES = ["facts", "gpu-tests", "cpu-tests", "digits", "learner", "kernels"]
+STAGES = ["facts", "gpu-tests", "codegen", "cpu-tests", "digits", "learner", "kernels"]
 
 
 def gpu(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
