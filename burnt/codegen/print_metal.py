@@ -31,8 +31,8 @@ __all__ = ["HEAD", "Dispatch", "Scratch", "print_kernel"]
 HEAD = """#include <metal_stdlib>
 using namespace metal;
 
-// Tests for NaN and sums that keep what rounding takes must mean what they say. torch asks for safe math, too,
-// unless PYTORCH_MPS_FAST_MATH is set. Compilers before Metal 3.2 pass over this line.
+// Tests for NaN, and sums that keep what rounding takes, must mean what they say. torch asks for safe math,
+// too, unless PYTORCH_MPS_FAST_MATH is set. Compilers before Metal 3.2 pass over this line.
 #pragma METAL fp math_mode(safe)
 """
 
@@ -254,11 +254,8 @@ class _Printer:
                 self.computed |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.load(expr, guard))
             elif expr.op == "checked":
-                test, value, otherwise, shown = (visit(a, guard) for a in expr.args)
-                fails = f"{guard} && !{test}" if guard else f"!{test}"
-                place = self.kernel.checks.index(expr.extra[0])  # type: ignore[arg-type]
-                self.line(f"if ({fails}) {self.failed().name}[{place}] = {shown} * 2 + 1;")
-                name = self.define(expr, f"{test} ? {value} : {otherwise}")
+                arguments = [visit(a, guard) for a in expr.args]
+                name = self.checked(expr, arguments, guard)
             elif expr.op == "index":
                 self.computed |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.place(expr.extra[0]))  # type: ignore[arg-type]
@@ -270,11 +267,16 @@ class _Printer:
 
         return [visit(expr, "") for expr in wanted]
 
-    def failed(self) -> Scratch:
-        scratch = Scratch("failed", torch.int64, len(self.kernel.checks), zeros=True)
-        self.memory[scratch] = None
-        self.written.add(scratch)
-        return scratch
+    def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
+        """Which of the elements that fail is told is left to chance: one of them."""
+        test, value, otherwise, shown = arguments
+        failed = Scratch("failed", torch.int64, len(self.kernel.checks), zeros=True)
+        self.memory[failed] = None
+        self.written.add(failed)
+        fails = f"{guard} && !{test}" if guard else f"!{test}"
+        place = self.kernel.checks.index(expr.extra[0])
+        self.line(f"if ({fails}) {failed.name}[{place}] = {shown} * 2 + 1;")
+        return self.define(expr, f"{test} ? {value} : {otherwise}")
 
     def define(self, expr: Expr, text: str) -> str:
         name = f"v{self.temporary}"
@@ -358,20 +360,21 @@ class _Elementwise(_Printer):
         super().__init__(kernel, numbers, kernel.name)
 
     def dispatch(self) -> Dispatch:
-        *lead, second, last = [None, None, *self.kernel.outer]
-        loops = [v for v in lead if v is not None]
-        self.turns(loops, f"{self.index}(at.z)")
-        if second is not None:
+        loops = self.kernel.outer
+        lead, last = loops[:-2], loops[-1] if loops else Var(1)
+        second = loops[-2] if len(loops) > 1 else Var(1)
+        x, y, z = last.extent, second.extent, math.prod(v.extent for v in lead)
+        self.turns(lead, f"{self.index}(at.z)")
+        if y > 1:
             self.line(f"const {self.index} {self.named(second)} = {self.index}(at.y);")
-        x, y = (1 if v is None else v.extent for v in (last, second))
-        four = last is not None and self.takes_four(last)
-        if last is not None and four:
-            name, end = self.named(last), mark(last.extent)
+        four = self.takes_four(last)
+        if four:
+            name, end = self.named(last), mark(x)
             end = f"long({end})" if self.wide else end
             self.line(f"const {self.index} first = {self.index}(at.x) * 4, end = min(first + 4, {end});")
             self.open(f"for ({self.index} {name} = first; {name} < end; {name}++)")
             x = -(-x // 4)
-        elif last is not None:
+        elif x > 1:
             self.line(f"const {self.index} {self.named(last)} = {self.index}(at.x);")
         stores = [step for step in self.kernel.steps if isinstance(step, Store)]
         for step, name in zip(stores, self.exprs([step.value for step in stores]), strict=True):
@@ -379,9 +382,7 @@ class _Elementwise(_Printer):
         if four:
             self.close()
         across = min(_GROUP, max(_SIMD, _power_of_two(x)))
-        return self.finished(
-            (x, y, math.prod(v.extent for v in loops)), (across, min(_GROUP // across, _power_of_two(y)), 1)
-        )
+        return self.finished((x, y, z), (across, min(_GROUP // across, _power_of_two(y)), 1))
 
     def takes_four(self, last: Var) -> bool:
         """Whether memory runs along the last loop everywhere, so that neighbours are worth a thread."""
@@ -536,7 +537,7 @@ class _Folding(_Printer):
                 return
             count, mine, across, row = _GROUP // _SIMD, f"at.x % {_GROUP} / {_SIMD}", "", "lane % 32 == 0"
         else:
-            count, mine, across, row = _WORKERS, f"lane", f"[at.x % {_SIMD}]", ""
+            count, mine, across, row = _WORKERS, "lane", f"[at.x % {_SIMD}]", ""
         for name, kind in state.parts.items():
             size = f"[{count}]" + (f"[{_SIMD}]" if across else "")
             self.shared.append(f"    threadgroup {kind} {name}_of{size};")

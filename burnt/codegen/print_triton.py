@@ -38,6 +38,7 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.triton_blocks import Config, Form
+from burnt.errors import UnsupportedError
 
 __all__ = ["Failed", "Function", "Number", "Printed", "Work", "form_of", "print_kernel"]
 
@@ -286,23 +287,22 @@ class _Layout:
         outer = self.kernel.outer
         votes: dict[Var | None, int] = {}
         for step in self.kernel.steps:
-            last = step.inner[-1] if step.inner else None if self.folds else outer[-1] if outer else None
-            if last is None:
-                continue
-            placed = [e.extra[1] for e in walk([_expr(step)]) if e.op == "load"]
-            if isinstance(step, Store) and not self.folds:
+            along = set(step.inner) if self.folds else set(outer[-1:])
+            placed: list[Ix] = [e.extra[1] for e in walk([_expr(step)]) if e.op == "load"]  # type: ignore[misc]
+            if isinstance(step, Store):
                 placed.append(step.place)
             for place in placed:
-                if place.stride(last) == 1:  # type: ignore[attr-defined]
-                    votes[None] = votes.get(None, 0) + 1
+                # What is the same for a whole row is no walk along memory.
+                if not place.variables() & along:
+                    continue
+                if any(place.stride(v) == 1 for v in along):
+                    # An elementwise walk takes a tile of both loops, which serves both.
+                    votes[None] = votes.get(None, 0) + self.folds
                 for v in outer:
-                    if v is not last and place.stride(v) == 1:  # type: ignore[attr-defined]
+                    if v not in along and place.stride(v) == 1:
                         votes[v] = votes.get(v, 0) + 1
-        if not self.folds:
-            # The walk along the last loop is there anyway: a tile serves both.
-            votes.pop(None, None)
         best = max(votes, key=lambda v: votes[v], default=None)
-        return best if best is not None and best.extent >= 8 else None
+        return best if best is not None and votes[best] and best.extent >= 8 else None
 
     def _wide(self) -> bool:
         """Whether an index reaches beyond int32."""
@@ -713,10 +713,17 @@ class _Printer:
             return self.cast(expr, guard)
         if op in _TESTS and all(a.op in ("index", "const") for a in expr.args):
             # Places are compared as they are: an int64 of its own is not needed.
-            a, b = (self.place(a.extra[0], guard) if a.op == "index" else self.visit(a) for a in expr.args)  # type: ignore[arg-type]
+            a, b = (self.bound(a, guard) for a in expr.args)
             if not (a.literal and b.literal):
                 return self.define(f"{a.text} {_INFIX[op]} {b.text}", _union(a, b))
         return self.operation(expr, [self.visit(a, guard) for a in expr.args])
+
+    def bound(self, expr: Expr, guard: _Value) -> _Value:
+        """A place, or a number that places are compared with."""
+        if expr.op == "index":
+            return self.place(expr.extra[0], guard)  # type: ignore[arg-type]
+        value = int(expr.extra[0])  # type: ignore[call-overload]
+        return _Value(self.size(value), "", literal=abs(value) <= _LITERAL)
 
     def define(self, text: str, axes: str) -> _Value:
         name = f"v{self.temporary}"
@@ -754,7 +761,7 @@ class _Printer:
         axes = _union(test, shown, guard)
         failed = f"~{self.typed(test, torch.bool)}"
         masks = [*(self.masks[axis] for axis in axes), *([guard.text] if guard.text else []), failed]
-        place = str(self.layout.kernel.checks.index(expr.extra[0]))  # type: ignore[arg-type]
+        place = str(self.layout.kernel.checks.index(expr.extra[0]))
         if axes:
             place = f"tl.full({self.shape(axes)}, {place}, tl.int32)"
         self.may_fail = True
@@ -815,7 +822,7 @@ class _Printer:
         if op in _TL_FUNCTIONS:
             return self.define(f"tl.{op}({texts[0]})", axes)
         if op not in _HELPERS:
-            raise NotImplementedError(f"{op} has no Triton text")
+            raise UnsupportedError(f"no Triton text for {op}", where=self.name)
         return self.define(f"{self.helper(_RENAMED.get(op, op))}({', '.join(texts)})", axes)
 
     def integer(self, op: str, a: Sequence[str], dtype: torch.dtype, axes: str) -> _Value:
@@ -836,7 +843,7 @@ class _Printer:
             if dtype == torch.bool:
                 return _Value(a[0], axes)
             return self.define(f"({a[0]} > 0).to({kind}) - ({a[0]} < 0).to({kind})", axes)
-        raise NotImplementedError(f"{op} of {dtype} has no Triton text")
+        raise UnsupportedError(f"no Triton text for {op} of {dtype}", where=self.name)
 
     def helper(self, name: str, *known: str) -> str:
         """A function of `burnt.codegen.triton_math`, which the text imports."""
@@ -909,7 +916,8 @@ class _Printer:
             parts.append(text if c == 1 else f"{text} * {self.size(c)}")
         if ix.const or not parts:
             parts.append(self.size(ix.const))
-        return _Value(" + ".join(parts), axes, literal=not ix.terms and abs(ix.const) <= _LITERAL)
+        text = " + ".join(parts).replace("+ -", "- ")
+        return _Value(text, axes, literal=not ix.terms and abs(ix.const) <= _LITERAL)
 
     def size(self, value: int) -> str:
         """An integer that comes from a shape: an argument, one for each value."""

@@ -53,13 +53,16 @@ class Target:
         build: makes kernels run: ``build(kernels, buffers, numbers)``, the buffers and the positions of
             run-time numbers in the order in which launches get them.
         missing: why it cannot be used on this machine, or None.
-        scratch: whether its kernels may have local buffers.
+        scratch: bytes of local buffers that a turn of a kernel's outer loops may have; 0 where rows are
+            kept in registers, or not at all.
+        runs: into how many runs of turns a kernel may be cut for sums over turns; 0 where it cannot.
     """
 
     name: str
     build: Callable[[Sequence[Kernel], Sequence[Buffer], Sequence[int]], Built]
     missing: Callable[[], str | None]
-    scratch: bool = False
+    scratch: int = 0
+    runs: int = 0
 
 
 def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
@@ -127,7 +130,12 @@ def _no_compiler() -> str | None:
     return f"no C compiler: {toolchain.why_no_compiler()}" if toolchain.find_compiler() is None else None
 
 
-C = Target("c", _build_c, _no_compiler, scratch=True)
+# Of the 8 MiB of a thread's stack, and such that rows stay in a core's second cache beside what is read.
+_SCRATCH = 1 << 16
+# Even for as many threads, and few beside the rows that are summed.
+_RUNS = 64
+
+C = Target("c", _build_c, _no_compiler, scratch=_SCRATCH, runs=_RUNS)
 
 
 def build_metal(
@@ -184,8 +192,10 @@ def build_metal(
 
         def run(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
             device = next(t.device for t in memory if t is not None)
-            own = {n: torch.zeros(m.count, dtype=m.dtype, device=device) if m.zeros
-                   else torch.empty(m.count, dtype=m.dtype, device=device) for n, m in scratch.items()}
+            own = {
+                name: (torch.zeros if m.zeros else torch.empty)(m.count, dtype=m.dtype, device=device)
+                for name, m in scratch.items()
+            }
             for call in calls:
                 call(memory, own, given)
             if kernel.checks:

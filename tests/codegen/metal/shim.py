@@ -55,7 +55,7 @@ def compile_cpp(text: str) -> ctypes.CDLL:
 
 
 def as_cpp(source: str) -> str:
-    """Metal's text as C++, with a function ``run_<kernel>(buffers, sizes, threads, group)`` for each kernel."""
+    """Metal's text as C++, and for each kernel ``run_<kernel>(buffers, sizes, threads, group)``."""
     assert not re.search(r"\bdouble\b", re.sub(r"/\*.*?\*/", "", source, flags=re.S))
     text = source.replace("#include <metal_stdlib>\n", "")
     runners = []
@@ -92,7 +92,11 @@ class Library:
         run = getattr(self.loaded, f"run_{name}")
         run.restype = ctypes.c_char_p
         # A word for each check is written where one fails.
-        written = {int(slot) for _, only, _, name, slot in _BUFFER.findall(self.heads[name]) if not only and name != "failed"}
+        written = {
+            int(slot)
+            for _, only, _, name, slot in _BUFFER.findall(self.heads[name])
+            if not only and name != "failed"
+        }
 
         def call(
             *arguments: Any,
@@ -110,7 +114,11 @@ class Library:
                 sizes.append(left)
                 if i in written and isinstance(arguments[i], Tensor) and tensor.data_ptr() not in read:
                     # Not a number, and for integers not what anybody expects.
-                    ctypes.memset(tensor.data_ptr(), 0xFF if tensor.is_floating_point() else 0x55, left * tensor.itemsize)
+                    ctypes.memset(
+                        tensor.data_ptr(),
+                        0xFF if tensor.is_floating_point() else 0x55,
+                        left * tensor.itemsize,
+                    )
             buffers = (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
             said = run(
                 buffers,

@@ -28,8 +28,8 @@ kernel void layer_norm_0(
         r0 = r0 + r0_of[part];
     }
     float r1 = 0, r1_low = 0;
-    for (int i2 = lane; i2 < 530; i2 += 256) {
-        const float v1 = x0[i0 * 530 + i2];
+    for (int i1 = lane; i1 < 530; i1 += 256) {
+        const float v1 = x0[i0 * 530 + i1];
         const long v2 = 530;
         const float v3 = float(v2);
         const float v4 = r0 / v3;
@@ -49,8 +49,8 @@ kernel void layer_norm_0(
     for (int part = 1; part < 8; part++) {
         r1 = r1 + r1_of[part];
     }
-    for (int i3 = lane; i3 < 530; i3 += 256) {
-        const float v7 = x0[i0 * 530 + i3];
+    for (int i1 = lane; i1 < 530; i1 += 256) {
+        const float v7 = x0[i0 * 530 + i1];
         const long v8 = 530;
         const float v9 = float(v8);
         const float v10 = r0 / v9;
@@ -59,10 +59,10 @@ kernel void layer_norm_0(
         const float v13 = v12 + 1e-05f;
         const float v14 = rsqrt_f32(v13);
         const float v15 = v11 * v14;
-        const float v16 = x1[i3];
+        const float v16 = x1[i1];
         const float v17 = v15 * v16;
-        const float v18 = x2[i3];
+        const float v18 = x2[i1];
         const float v19 = v17 + v18;
-        y0[i0 * 530 + i3] = v19;
+        y0[i0 * 530 + i1] = v19;
     }
 }
