@@ -74,3 +74,47 @@ def test_a_call_within_a_transform_or_mode_is_known_by_it() -> None:
             assert not _torch.is_plain_call()
     assert not torch.vmap(lambda x: x * _torch.is_plain_call())(torch.ones(1)).item()
     assert _torch.is_plain_call()
+
+
+def test_autocast_of_any_device_is_known() -> None:
+    assert not _torch.is_autocast()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert _torch.is_autocast()
+
+
+def test_tensors_that_share_memory_are_known() -> None:
+    x = torch.ones(4)
+    assert _torch.share_memory(x, x[2:])
+    assert not _torch.share_memory(x, x.clone())
+
+
+def test_dispatch_can_be_put_below_autograd_and_back() -> None:
+    x = torch.ones(2, requires_grad=True)
+    with _torch.below_autograd():
+        assert not (x * 2).requires_grad, "the guard no longer switches autograd off"
+        with _torch.normal_dispatch():
+            assert (x * 2).requires_grad, "the keys of a fresh thread no longer switch autograd on"
+    with torch.autocast("cpu", torch.bfloat16), _torch.normal_dispatch():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+def test_transforms_and_forward_derivatives_are_known() -> None:
+    seen = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append((_torch.in_transform(), _torch.in_forward_ad()))
+        return x * 2
+
+    look(torch.ones(2))
+    torch.vmap(look)(torch.ones(2))
+    torch.func.jvp(look, (torch.ones(2),), (torch.ones(2),))
+    assert seen == [(False, False), (True, False), (True, True)]
+
+
+def test_a_library_can_be_taken_back() -> None:
+    library = torch.library.Library("burnt_canary", "FRAGMENT")
+    library.define("f(Tensor x) -> Tensor")
+    library.impl("f", lambda x: x + 1, "CompositeExplicitAutograd")
+    assert torch.ops.burnt_canary.f(torch.ones(1)).item() == 2
+    _torch.destroy(library)
+    assert not hasattr(torch.ops.burnt_canary, "f"), "a destroyed library leaves its names behind"

@@ -520,15 +520,28 @@ def test_batch_norm_keeps_averages_as_torch_does() -> None:
         kernels.batch_norm(x)
 
 
-def test_dropout() -> None:
+@pytest.mark.parametrize("candidate", ["vendor", "generated"])
+def test_dropout(candidate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op = kernels.dropout
     x = torch.ones(200, 300, requires_grad=True)
+    if op.candidates[candidate].why_not((x, 0.3, True)) is not None:
+        pytest.skip("no C compiler here: the vendor serves")
+    monkeypatch.setattr(op, "candidates", {candidate: op.candidates[candidate]})
+    op.forget()
     torch.manual_seed(3)
-    first = kernels.dropout(x, 0.3)
+    first, second = op(x, 0.3), op(x, 0.3)
     torch.manual_seed(3)
-    assert torch.equal(first, kernels.dropout(x, 0.3))
-    assert not torch.equal(first, kernels.dropout(x, 0.3))
-    assert set(first.unique().tolist()) == {0.0, torch.tensor(1 / 0.7).item()}
+    assert torch.equal(first, op(x, 0.3))
+    assert not torch.equal(first, second)
+    assert first.unique().tolist() == pytest.approx([0.0, 1 / 0.7], rel=1e-6)
     assert abs(float((first == 0).float().mean()) - 0.3) < 0.01
+    # Zeros come without regard to what was zeroed before, in the same place or beside it.
+    for other in (second, first.roll(1), first.roll(1, 0)):
+        both = float(((first == 0) & (other == 0)).float().mean())
+        assert abs(both - 0.09) < 0.01
+    # No mask is kept, and the gradient has the same zeros.
     (gradient,) = torch.autograd.grad(first.sum(), x)
     assert torch.equal(gradient, first.detach())
-    assert torch.equal(kernels.dropout(x, 0.3, False), x)
+    assert torch.equal(op(x, 0.3, False), x)
+    assert op(x, 1.0).count_nonzero() == 0
+    op.forget()
