@@ -612,9 +612,12 @@ class _Printer:
                     memo[key] = visit(yes, guard)
                     return memo[key]
                 inner = test_name if not guard else f"{guard} & {test_name}"
+                other = guard
+                if any(e.op == "load" for e in walk([no])):
+                    other = f"!{test_name}" if not guard else f"{guard} & !{test_name}"
                 if guard in self.varying or not self.is_uniform(test):
-                    self.varying.add(inner)
-                chosen = visit(yes, inner), visit(no, guard)
+                    self.varying |= {inner, other} - {guard}
+                chosen = visit(yes, inner), visit(no, other)
                 if inner in self.varying:
                     name = self.define(expr, f"{test_name} ? {chosen[0]} : {chosen[1]}")
                 else:
