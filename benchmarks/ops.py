@@ -2,10 +2,11 @@
 
     python benchmarks/ops.py [OP ...] [--quick] [--device cpu]
 
-The first table is what the heuristic is made of: times of torch's own call and of the generated kernels at each
-op's example sizes, forward alone and with backward, and which one the heuristic takes. Rivals take turns, with
-inputs that no cache holds. The second gives microseconds a call for 16 elements: the op, the candidate that it
-goes to called directly, and the difference, with arguments by position, by name, and with gradients.
+The first table is what the heuristic is made of: times of torch's own call and of the generated kernels at
+each op's example sizes, forward alone and with backward, and which one the heuristic takes. Rivals take
+turns, with inputs that no cache holds. The second gives microseconds a call for 16 elements: the op, the
+candidate that it goes to called directly, and the difference, with arguments by position, by name, and with
+gradients.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def candidates(names: list[str], device: torch.device, quick: bool) -> None:
                         "x".join(map(str, a.shape)) for a in given if isinstance(a, torch.Tensor)
                     )
                     print(
-                        f"{name:<22}{shapes[:32]:<34}{'training' if training else 'inference':<10}"
+                        f"{name:<22}{shapes[:32]:<34}{mode:<10}"
                         f"{ms['vendor']:>10.3f}{ms['generated']:>10.3f}{ms['vendor'] / ms['generated']:>7.2f}  "
                         f"{chosen}{wrong}",
                         flush=True,
