@@ -72,7 +72,8 @@ def pick(form: Form) -> Config:
     if form.across:
         # 128 bytes of each line of memory at least, and some lines under way.
         height = min(rows, max(32, 128 // form.itemsize))
-        width = min(cols, max(2048 // height, 1))
+        width = min(cols, 2048 // height)
+        height = min(rows, 2048 // width)
         return Config(height, width, _warps(height * width), chunks=_chunks(form, height, width))
     limit = _WHOLE_ROW
     for tiles in (2, 4):
