@@ -53,6 +53,8 @@ class Watched(TorchDispatchMode):
         exact = func._schema.name.removeprefix("aten::") in _EXACT
         for result in pytree.tree_leaves(made):
             if isinstance(result, Tensor) and result.is_floating_point() and result.numel():
+                if result._is_zerotensor():
+                    continue  # zeros without memory, as the gradient of sgn has them
                 if not exact and self.nudge and not func._schema.is_mutable:
                     noise = torch.rand(result.shape, generator=self.source, dtype=torch.float64) * 2 - 1
                     result.mul_((1 + noise * self.nudge).to(result.dtype))
@@ -131,7 +133,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def _run(fn: Callable[..., Any], args: Sequence[Any], gradients: bool) -> list[Tensor | None]:
     """The results of a function, and, after them, its gradients for fixed cotangents."""
-    args = [a.detach() if isinstance(a, Tensor) else a for a in args]
+    args = [fresh(a) if isinstance(a, Tensor) else a for a in args]
     wanted = []
     if gradients:
         wanted = [a for a in args if isinstance(a, Tensor) and a.is_floating_point()]
@@ -148,6 +150,14 @@ def _run(fn: Callable[..., Any], args: Sequence[Any], gradients: bool) -> list[T
         found = torch.autograd.grad(roots, wanted, pull, allow_unused=True)
     results += [torch.tensor(r.requires_grad) for r in results] if gradients else []
     return [None if t is None else t.detach() for t in (*results, *found)]
+
+
+def fresh(tensor: Tensor) -> Tensor:
+    """The same in memory of its own, laid out alike: a run may change it in place."""
+    memory = tensor.detach().untyped_storage().clone()
+    return torch.empty(0, dtype=tensor.dtype).set_(
+        memory, tensor.storage_offset(), tensor.shape, tensor.stride()
+    )
 
 
 def compare(
