@@ -35,7 +35,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
 from burnt.codegen.partials import join_sums
-from burnt.codegen.passes import arrange, keep
+from burnt.codegen.passes import arrange, keep, multiply
 from burnt.codegen.trace import Traced
 
 __all__ = ["Call", "Plan", "schedule"]
@@ -212,6 +212,7 @@ class _Scheduler:
         self.count = join_sums(fresh, self.most_runs, self.count)
         for kernel in fresh:
             arrange(kernel)
+            multiply(kernel)
             keep(kernel, self.most_scratch)
             collapse(kernel)
         self.steps += fresh
