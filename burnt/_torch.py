@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,14 +17,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 __all__ = [
     "EXTENSION",
     "BatchNormBase",
+    "below_autograd",
     "compiled_in_place",
     "compiler_is_loaded",
-    "below_autograd",
     "decompositions",
+    "destroy",
+    "fake_call",
     "fake_results",
+    "in_forward_ad",
     "in_transform",
     "is_autocast",
     "is_plain_call",
+    "normal_dispatch",
     "share_memory",
     "trace_to_aten",
 ]
@@ -85,11 +90,23 @@ def trace_to_aten(
         structure.append(spec)
         return leaves
 
-    functional = torch.func.functionalize(flat, remove="mutations")
-    graph = make_fx(functional, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(
-        *args
-    )
-    return graph, structure[-1]
+    def functional(call: Callable[..., Any]) -> torch.fx.GraphModule:
+        made = torch.func.functionalize(call, remove="mutations")
+        return make_fx(made, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(
+            *args
+        )
+
+    graph = functional(flat)
+    # torch's own composite ops are taken apart below the layer that makes them functional.
+    if any(_changes_a_value(node) for node in graph.graph.nodes):
+        graph = functional(graph)
+    return graph, structure[0]
+
+
+def _changes_a_value(node: torch.fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return False
+    return not (isinstance(node.args[0], torch.fx.Node) and node.args[0].op == "placeholder")
 
 
 def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
@@ -97,6 +114,11 @@ def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
 
     No op is taken apart, so strides and `requires_grad` are those of the function run by torch.
     """
+    return fake_call(fn, args)[1]
+
+
+def fake_call(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The arguments that `fake_results` runs a function with, as it leaves them, and what it returns."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -108,7 +130,7 @@ def fake_results(fn: Callable[..., Any], args: Sequence[Any]) -> list[Any]:
             else a
             for a in args
         ]
-        return list(torch.utils._pytree.tree_leaves(fn(*inputs)))
+        return inputs, list(torch.utils._pytree.tree_leaves(fn(*inputs)))
 
 
 def is_autocast() -> bool:
@@ -121,9 +143,41 @@ def below_autograd() -> Any:
     return torch._C._AutoDispatchBelowAutograd()
 
 
+def normal_dispatch() -> Any:
+    """A context in which ops are dispatched as in a program of no modes, inside of a kernel too.
+
+    A kernel may be called from within modes and transforms, each of which leaves keys switched off for it;
+    tracing and differentiating need them.
+    """
+    return torch._C._ForceDispatchKeyGuard(*_normal_keys())
+
+
+@functools.cache
+def _normal_keys() -> tuple[Any, Any]:
+    found: list[tuple[Any, Any]] = []
+
+    def look() -> None:
+        found.append((torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()))
+
+    thread = threading.Thread(target=look)  # a thread begins with the keys that a program begins with
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def in_forward_ad() -> bool:
+    """Whether forward derivatives are taken."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether tensors are views of one storage."""
-    return torch._C._is_alias_of(a, b)
+    return bool(torch._C._is_alias_of(a, b))  # type: ignore[attr-defined]
+
+
+def destroy(library: torch.library.Library) -> None:
+    """Take back what a library has registered, and the names in ``torch.ops``."""
+    library._destroy()  # type: ignore[no-untyped-call]
 
 
 def in_transform() -> bool:
@@ -134,7 +188,7 @@ def in_transform() -> bool:
 def is_plain_call() -> bool:
     """Whether ops run as they are called: no transform, no mode, and no forward derivatives are taken."""
     return (
-        torch.autograd.forward_ad._current_level < 0
+        not in_forward_ad()
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._len_torch_function_stack() == 0

@@ -7,7 +7,9 @@ torch runs the traced graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -15,7 +17,7 @@ from torch import Tensor
 
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.saved import taking
-from burnt.codegen.trace import PLANNING, Traced, trace, unsuited
+from burnt.codegen.trace import PLANNING, Traced, is_random, trace, unsuited
 from burnt.errors import UnsupportedError
 
 __all__ = ["BackwardPlan", "Differentiable", "derive"]
@@ -27,11 +29,13 @@ class Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, forward: CompiledPlan, numbers: Sequence[float], *tensors: Tensor) -> Any:
         """Run the plan on its tensors, captured ones last."""
-        made = forward(tensors, numbers)
+        seed = forward.draw()
+        made = forward(tensors, numbers, seed)
         ctx.forward, ctx.numbers = forward, numbers
         facts = forward.traced.results
         outputs, saved = made[: len(facts)], made[len(facts) :]
-        ctx.save_for_backward(*tensors, *saved)
+        ctx.seeded = seed is not None
+        ctx.save_for_backward(*tensors, *saved, *(() if seed is None else (seed,)))
         constant = [o for o, fact in zip(outputs, facts, strict=True) if fact is not None and not fact[1]]
         ctx.mark_non_differentiable(*constant)
         ctx.layouts = [_layout(o) if isinstance(o, Tensor) else None for o in outputs]
@@ -41,10 +45,12 @@ class Differentiable(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """The gradients of the tensors that want one."""
         wanted = tuple(ctx.needs_input_grad[2:])
-        tensors, saved = ctx.saved_tensors[: len(wanted)], ctx.saved_tensors[len(wanted) :]
+        held = ctx.saved_tensors
+        tensors, saved = held[: len(wanted)], held[len(wanted) :]
+        *saved, seed = saved if ctx.seeded else (*saved, None)
         known = None if torch.is_grad_enabled() else _planned(ctx, tensors, wanted)
         if known is None:
-            gradients = iter(_by_torch(ctx.forward, ctx.numbers, cotangents, tensors, wanted))
+            gradients = iter(_by_torch(ctx.forward, ctx.numbers, cotangents, tensors, wanted, seed))
         else:
             given = [
                 c
@@ -56,7 +62,7 @@ class Differentiable(torch.autograd.Function):
             inputs = [*given, *tensors]
             # Numbers are the arguments after the tensors; those that the gradients do not need are gone.
             numbers = [ctx.numbers[p - len(inputs)] for p in known.plan.plan.numbers]
-            gradients = iter(known.plan([*inputs, *saved, *known.constants], numbers))
+            gradients = iter(known.plan([*inputs, *saved, *known.constants], numbers, seed))
         return (None, None, *[next(gradients) if want else None for want in wanted])
 
 
@@ -156,6 +162,9 @@ def _derived(
         return None
     if not general or unsuited(traced) is not None:
         return None  # a derivative that depends on what a number is (x**s at 0) is torch's matter, too
+    drawn = [sum(map(is_random, t.graph.graph.nodes)) for t in (of, traced)]
+    if drawn[0] != drawn[1]:
+        return None  # each would draw the numbers of another
     return traced
 
 
@@ -165,13 +174,15 @@ def _by_torch(
     cotangents: Sequence[Any],
     tensors: Sequence[Tensor],
     wanted: tuple[bool, ...],
+    seed: Tensor | None,
 ) -> list[Any]:
     """Gradients by torch: with a graph of their own for second derivatives, or where there is no plan."""
     further = torch.is_grad_enabled()
     if not further:
         tensors = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
     with torch.enable_grad():
-        outputs = _interpreted(forward.traced, tensors, numbers)
+        draw = None if seed is None else functools.partial(_drawn_again, forward, seed)
+        outputs = _interpreted(forward.traced, tensors, numbers, draw)
     pairs = [
         (o, c)
         for o, c in zip(outputs, cotangents, strict=True)
@@ -185,8 +196,13 @@ def _by_torch(
     )
 
 
-def _interpreted(traced: Traced, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
-    """The function's own ops run by torch, captured tensors given last."""
+def _interpreted(
+    traced: Traced,
+    tensors: Sequence[Tensor],
+    numbers: Sequence[float],
+    draw: Callable[[torch.fx.Node, Any, Any], Any] | None = None,
+) -> list[Any]:
+    """The function's own ops run by torch, captured tensors given last; random numbers are `draw`'s."""
     nodes = list(traced.whole.graph.nodes)
     placeholders = sum(node.op == "placeholder" for node in nodes)
     # The graphs of a trace name what they captured each on its own.
@@ -211,5 +227,57 @@ def _interpreted(traced: Traced, tensors: Sequence[Tensor], numbers: Sequence[fl
             env[node] = captured.get(id(held), held)
         else:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), argument)
-            env[node] = node.target(*args, **kwargs)
+            if draw is not None and is_random(node):
+                env[node] = draw(node, args, kwargs)
+            else:
+                env[node] = node.target(*args, **kwargs)
     return [argument(value) for value in nodes[-1].args[0]]
+
+
+def _drawn_again(
+    forward: CompiledPlan, seed: Tensor, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What an op drew in the forward, by a plan of that op alone; dropout's result has its gradient."""
+    if node.target is torch.ops.aten.native_dropout.default:
+        x, p, _ = args
+        scale = 0.0 if p == 1 else 1 / (1 - p)
+        _, mask = _replayed(forward, node, (x.detach(), p, True), kwargs, seed)
+        return x * mask * scale, mask
+    plain = torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, args)
+    made = _replayed(forward, node, plain, kwargs, seed)
+    return made if isinstance(node.meta["val"], tuple | list) else made[0]
+
+
+def _replayed(
+    forward: CompiledPlan, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], seed: Tensor
+) -> list[Any]:
+    """The results of one op that draws random numbers, given its arguments."""
+    graph = torch.fx.Graph()
+    tensors: list[Tensor] = []
+
+    def given(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        placeholder = graph.placeholder(f"x{len(tensors)}")
+        placeholder.meta["val"] = value
+        tensors.append(value)
+        return placeholder
+
+    args, kwargs = torch.utils._pytree.tree_map(given, (args, kwargs))
+    call = graph.call_function(cast("Any", node.target), args, kwargs)
+    call.meta = dict(node.meta)
+    metas = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
+    results = []
+    for i, meta in enumerate(metas):
+        results.append(call)
+        if isinstance(node.meta["val"], tuple | list):
+            results[-1] = graph.call_function(operator.getitem, (call, i))
+            results[-1].meta["val"] = meta
+    graph.output(results)
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    facts = tuple((tuple(meta.stride()), False) for meta in metas)
+    with PLANNING, torch.no_grad():
+        traced = Traced(module, module, None, {}, (), facts)
+        return CompiledPlan(traced, [], f"{forward.name}_drawn", forward.target, forward.device)(
+            tensors, [], seed
+        )

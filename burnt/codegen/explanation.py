@@ -13,12 +13,12 @@ from torch.utils import _pytree as pytree
 
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.function import Function
-from burnt.codegen.ir import Buffer, Fold, Kernel, Store, walk
+from burnt.codegen.ir import Buffer, Fold, Kernel, Running, Store, walk
 from burnt.codegen.schedule import Call
 
 __all__ = ["Explanation", "Step", "explain"]
 
-_NO_OPS = frozenset({"load", "const", "number", "index", "as", "reduced", "identity"})
+_NO_OPS = frozenset({"load", "const", "number", "index", "as", "reduced", "scanned", "identity"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +183,8 @@ def _ops(kernel: Kernel) -> list[str]:
         names |= dict.fromkeys(e.op for e in exprs if e.op not in _NO_OPS)
         if isinstance(step, Fold):
             names[step.reduction.kind] = None
+        elif isinstance(step, Running):
+            names[f"running {step.scan.kind}"] = None
     return list(names)
 
 

@@ -24,8 +24,9 @@ from burnt.codegen.backward import Differentiable, derive
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.ir import Kernel
 from burnt.codegen.saved import returning, worth_saving
+from burnt.codegen.schedule import Call
 from burnt.codegen.target import C, Target, target_of
-from burnt.codegen.trace import PLANNING, Traced, trace, unsuited
+from burnt.codegen.trace import PLANNING, is_random, trace, unsuited
 from burnt.errors import FusionError, UnsupportedError
 
 __all__ = ["Function", "fuse"]
@@ -89,6 +90,8 @@ class Function:
         planned, tensors, wants_gradient = found
         if planned.forward is None:
             return self.fn(*args)
+        if planned.forward.changed and _share_memory([*tensors, *planned.captured]):
+            return self.fn(*args)
         numbers = [args[i] for i in planned.forward.plan.numbers]
         if wants_gradient or (planned.captured_wants_gradient and torch.is_grad_enabled()):
             flat = Differentiable.apply(planned.forward, numbers, *tensors, *planned.captured)  # type: ignore[no-untyped-call]
@@ -119,8 +122,9 @@ class Function:
                 key.append((kind, arg))
             else:
                 return None
-        if torch.is_autocast_enabled("cpu"):
-            key.append(torch.get_autocast_dtype("cpu"))
+        kind_of_device = tensors[0].device.type if tensors else "cpu"
+        if torch.is_autocast_enabled(kind_of_device):
+            key.append(torch.get_autocast_dtype(kind_of_device))
         if torch.get_default_dtype() is not torch.float32:
             key.append(torch.get_default_dtype())
         for holder, name in self._captures:
@@ -199,8 +203,8 @@ class Function:
         reason = self._unsuited(captured) or unsuited(traced)
         given = [*tensors, *captured]
         wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-        if reason is None and wants_gradient:
-            reason = _random_op(traced)
+        if reason is None and wants_gradient and traced.changed:
+            reason = "it changes an argument in place, with gradients"
         if reason is not None:
             return self._plain(reason, held)
         device = tensors[0].device if tensors else torch.device("cpu")
@@ -211,6 +215,9 @@ class Function:
                 forward = CompiledPlan(returning(traced, saved), captured, self.name, target, device)
         except UnsupportedError as error:
             return self._plain(str(error), held)
+        reason = _random_call(forward) if wants_gradient else None
+        if reason is not None:
+            return self._plain(reason, held)
         forward.saved = saved
         if derived is not None:
             forward.derived[tuple(t.requires_grad for t in given)] = derived
@@ -239,18 +246,20 @@ class Function:
                 return f"tensors on {tensors[0].device} and {tensor.device}"
             if tensor.layout != torch.strided or tensor.dtype.is_complex or tensor.is_quantized:
                 return f"a tensor of layout {tensor.layout} and dtype {tensor.dtype}"
-            if tensor.numel() == 0:
-                return "an empty tensor"
             if tensor.is_conj() or tensor.is_neg() or type(tensor) not in (Tensor, torch.nn.Parameter):
                 return "a tensor that is more than its memory"
         return None
 
 
-def _random_op(traced: Traced) -> str | None:
-    for node in traced.graph.graph.nodes:
-        tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags:
-            return f"{node.target} draws random numbers, which a derived backward would draw again"
+def _share_memory(tensors: Sequence[Tensor]) -> bool:
+    """Whether a change of one may be seen in another."""
+    return len({t.untyped_storage().data_ptr() for t in tensors}) < len(tensors)
+
+
+def _random_call(forward: CompiledPlan) -> str | None:
+    for step in forward.plan.steps:
+        if isinstance(step, Call) and is_random(step.node):
+            return f"{step.node.target} draws random numbers, which a derived backward would draw again"
     return None
 
 

@@ -7,6 +7,7 @@ they can be; what a reshape leaves over is a division or a remainder.
     Ix          an index: sum of coefficient x (loop variable | quotient | remainder | computed) plus a number
     Expr        an element: a constant, a number given at run time, a load, an operation, a reduction's result
     Reduction   a fold of a body over extents
+    Scan        a running fold of a body along an axis
     Kept        a value that is read at several places, and so worth computing once
     Value       a tensor that is not in memory: shape, dtype, index -> Expr
     Buffer      a tensor that is in memory: an input, an output, or in between
@@ -237,14 +238,35 @@ class Reduction:
     body: Callable[[Index, Index], Expr]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scan:
+    """A fold of a body along one axis of `shape`, of all elements up to and with each.
+
+    `kind` is one of sum, prod, max, min, argmax, argmin, logsumexp. The result of the arg kinds is the place
+    along the axis, of the last among equals; NaN is the extreme of all.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    axis: int
+    dtype: torch.dtype
+    body: Callable[[Index], Expr]
+
+
 class Expr:
     """An element. Equal expressions are one object, so that common parts are found by identity.
 
+    Two operations draw random numbers, as functions of a seed (int64, a load) and a counter i (an int64
+    index), for a stream, which is in `extra`. Philox4x32-10 makes four words of the counter (i // 4 as two
+    words, the low one first, the stream, 0) under the key that is the seed's halves, the low one first; w is
+    the word i % 4. ``uniform`` (stream) is float32, the upper 24 bits of w times 2^-24; ``random`` (stream,
+    bound) is int64, w * bound // 2^32.
+
     `op` is ``const`` (value), ``number`` (position), ``load`` (Buffer, Ix), ``index`` (Ix), ``reduced``
-    (Reduction, Index), ``kept`` (Kept, Index; a scheduled kernel has none left), ``cast``, ``masked``,
-    ``checked``, or the name of an operation, of which `burnt.codegen.lower` has the list and each printer
-    the text. Where an index holds `Computed` parts, their
-    expressions are the arguments, so that they are found and computed first (`load`, `index` below do so).
+    (Reduction, Index), ``scanned`` (Scan, Index), ``kept`` (Kept, Index; a scheduled kernel has none left),
+    ``cast``, ``masked``, ``checked``, or the name of an operation, of which `burnt.codegen.lower` has the
+    list and each printer the text. Where an index holds `Computed` parts, their expressions are arguments, so
+    that they are found and computed first (`load`, `index` below do so).
 
     ``masked`` (test, yes, no) is `yes` where the test holds, and loads below it are made there alone.
     ``checked`` (test, value, otherwise, shown; extra: `Check`) is `value` where the test holds. Where it does
@@ -348,6 +370,12 @@ def reduced(fold: Reduction, at: Index) -> Expr:
     return Expr.make("reduced", list(needed.values()), fold.dtype, fold, at)
 
 
+def scanned(scan: Scan, at: Index) -> Expr:
+    """The result of a scan at an index."""
+    needed = {id(e): e for ix in at for e in ix.computed()}
+    return Expr.make("scanned", list(needed.values()), scan.dtype, scan, at)
+
+
 def kept(value: Kept, at: Index) -> Expr:
     """An element of a value that is computed once."""
     needed = {id(e): e for ix in at for e in ix.computed()}
@@ -355,7 +383,13 @@ def kept(value: Kept, at: Index) -> Expr:
 
 
 # Expressions that hold indices, by what makes them.
-_MAKERS: dict[str, Callable[..., Expr]] = {"load": load, "index": index, "reduced": reduced, "kept": kept}
+_MAKERS: dict[str, Callable[..., Expr]] = {
+    "load": load,
+    "index": index,
+    "reduced": reduced,
+    "scanned": scanned,
+    "kept": kept,
+}
 
 
 def variables(exprs: Sequence[Expr]) -> set[Var]:
@@ -471,9 +505,9 @@ class Kept:
 
     Args:
         value: what is kept.
-        rows: scratch for one of its last axis at a time is enough, because what reads it walks along that axis.
-            It is recomputed at each place instead where that is cheap and there is no such scratch. Otherwise
-            the value goes through memory.
+        rows: scratch for one row of its last axis is enough, because what reads it walks along that axis. It
+            is computed in place where that is cheap and there is no such scratch. Otherwise the value goes
+            through memory.
     """
 
     value: Value
@@ -488,6 +522,20 @@ class Fold:
     """
 
     reduction: Reduction
+    index: Index
+    inner: tuple[Var, ...]
+    body: Expr
+
+
+@dataclasses.dataclass(eq=False)
+class Running:
+    """A step of a kernel: the value of a scan at every turn of its one inner loop, whose turns are in order.
+
+    Its place in `index` along the scan's axis is that loop. Stores over the same loop see the value of their
+    turn. A kernel with such steps has no folds and one inner loop.
+    """
+
+    scan: Scan
     index: Index
     inner: tuple[Var, ...]
     body: Expr
@@ -523,7 +571,7 @@ class Kernel:
 
     name: str
     outer: tuple[Var, ...]
-    steps: list[Fold | Store]
+    steps: list[Fold | Running | Store]
     runs: int = 0
 
     @property
@@ -543,10 +591,18 @@ class Kernel:
         stores = [step for step in self.steps if isinstance(step, Store)]
         return {step.buffer: None for step in stores if step.buffer.role != "local"}
 
+    @property
+    def scratch(self) -> list[Buffer]:
+        """The local buffers that it writes."""
+        written = [step.buffer for step in self.steps if isinstance(step, Store)]
+        return list(dict.fromkeys(buffer for buffer in written if buffer.role == "local"))
+
     def passes(self) -> list[list[Fold | Store]]:
         """The steps, together those that can share a loop: neighbours that need no result of one another."""
         found: list[list[Fold | Store]] = []
         for step in self.steps:
+            if isinstance(step, Running):
+                continue  # a loop of scans is one pass, with all its steps
             together = found and found[-1][0].inner == step.inner
             if together and not any(needs(step, other) for other in found[-1]):
                 found[-1].append(step)
@@ -556,16 +612,12 @@ class Kernel:
 
     @property
     def kind(self) -> str:
-        """``reduction``, ``window`` (rows are kept in scratch) or ``elementwise``."""
+        """``scan``, ``reduction``, ``window`` (rows are kept in scratch) or ``elementwise``."""
+        if any(isinstance(step, Running) for step in self.steps):
+            return "scan"
         if self.runs or any(isinstance(step, Fold) for step in self.steps):
             return "reduction"
         return "window" if self.scratch else "elementwise"
-
-    @property
-    def scratch(self) -> list[Buffer]:
-        """The local buffers that it writes."""
-        written = [step.buffer for step in self.steps if isinstance(step, Store)]
-        return list(dict.fromkeys(buffer for buffer in written if buffer.role == "local"))
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -574,7 +626,7 @@ class Kernel:
         return tuple(dict.fromkeys(found))  # type: ignore[arg-type]
 
 
-def needs(step: Fold | Store, other: Fold | Store) -> bool:
+def needs(step: Fold | Running | Store, other: Fold | Running | Store) -> bool:
     """Whether a step of a kernel reads what another one has made."""
     for e in walk([step.value if isinstance(step, Store) else step.body]):
         if e.op == "reduced" and isinstance(other, Fold) and e.extra == (other.reduction, other.index):

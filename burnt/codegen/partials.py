@@ -19,6 +19,7 @@ from burnt.codegen.ir import (
     Kernel,
     Partial,
     Reduction,
+    Running,
     Store,
     Var,
     load,
@@ -68,7 +69,7 @@ def _is_sums(kernel: Kernel) -> bool:
     folds = [step for step in kernel.steps if isinstance(step, Fold)]
     stores = [step for step in kernel.steps if isinstance(step, Store)]
     return (
-        bool(folds)
+        kernel.kind == "reduction"
         and len({step.inner for step in folds}) == 1
         and math.prod(v.extent for v in kernel.outer) <= _COLUMNS
         and all(step.reduction.kind == "sum" and step.reduction.dtype.is_floating_point for step in folds)
@@ -95,7 +96,7 @@ def _as_rows(rows: Kernel, sums: Kernel) -> dict[Var, Ix] | None:
     """The loops of the sums as those of the rows, which an elementwise kernel is given for that."""
     fold = next(step for step in sums.steps if isinstance(step, Fold))
     over, columns = [v.extent for v in fold.inner], [v.extent for v in sums.outer]
-    if math.prod(over) < 2 * _SHORTEST or rows.scratch:
+    if math.prod(over) < 2 * _SHORTEST or rows.scratch or rows.kind == "scan":
         return None
     if rows.kind == "elementwise":
         if [v.extent for v in rows.outer] != over + columns:
@@ -123,7 +124,7 @@ def _join(sums: Kernel, rows: Kernel, loops: dict[Var, Ix], runs: int, count: in
     index = tuple(map(Ix.of, sums.outer))
     inner = tuple(next(iter(loops[v].terms)) for v in sums.outer)
     totals: dict[tuple[object, ...], Expr] = {}
-    steps: list[Fold | Store] = []
+    steps: list[Fold | Running | Store] = []
     for step in sums.steps:
         if isinstance(step, Fold):
             count += 1
@@ -141,7 +142,7 @@ def _join(sums: Kernel, rows: Kernel, loops: dict[Var, Ix], runs: int, count: in
             total = Reduction("sum", tuple(sizes), (rows.runs,), step.reduction.dtype, body)
             steps.append(Fold(total, index, (run,), body(index, (Ix.of(run),))))
             totals[step.reduction, step.index] = reduced(total, index)
-        else:
+        elif isinstance(step, Store):
             step.value = rebuilt(
                 step.value, swap=lambda e: totals.get(e.extra) if e.op == "reduced" else None
             )

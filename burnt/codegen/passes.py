@@ -93,8 +93,8 @@ def lane_of(kernel: Kernel) -> Var | None:
 def multiply(kernel: Kernel) -> None:
     """Divide by a softmax's sum once for each row.
 
-    Such a sum is at least 1, since the largest of its elements is, so that its reciprocal loses a rounding and
-    no more. A vector's division takes as long as ten of its products.
+    Such a sum is at least 1, since the largest of its elements is, so that its reciprocal loses a rounding
+    and no more. A vector's division takes as long as ten of its products.
     """
     bodies = {(s.reduction, s.index): s.body for s in kernel.steps if isinstance(s, Fold)}
     kinds = {(s.reduction, s.index): s.reduction.kind for s in kernel.steps if isinstance(s, Fold)}

@@ -26,6 +26,8 @@ from burnt.codegen.ir import (
     Kernel,
     Partial,
     Reduction,
+    Running,
+    Scan,
     Split,
     Store,
     Var,
@@ -34,6 +36,8 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.passes import LANES, lane_of, unguarded
 from burnt.codegen.print_c_folds import Accumulator
+from burnt.codegen.print_c_random import BLOCK, Words, words_of
+from burnt.codegen.print_c_scans import lane_of_scans, states
 from burnt.codegen.print_c_types import C_TYPES, MEMORY, SHORT, constant
 from burnt.codegen.print_c_windows import inside, row_of
 from burnt.codegen.sizes import mark
@@ -57,10 +61,14 @@ _CACHE = 1 << 19  # bytes that stay in a core's second cache from one pass to th
 _PICKS = {
     torch.float64: "f64", torch.int8: "i32", torch.int16: "i32", torch.int32: "i32", torch.int64: "i64",
     torch.uint8: "i32", torch.bool: "i32", torch.float32: "f32", torch.bfloat16: "f32", torch.float16: "f32",
+    torch.uint16: "i32", torch.uint32: "i32", torch.uint64: "i64",
 }  # fmt: skip
 
 _HELPERS = """
-static inline int64_t pick_i64(int t, int64_t a, int64_t b) { return (a & -(int64_t)t) | (b & ((int64_t)t - 1)); }
+static inline int64_t pick_i64(int t, int64_t a, int64_t b)
+{
+    return (a & -(int64_t)t) | (b & ((int64_t)t - 1));
+}
 static inline int32_t pick_i32(int t, int32_t a, int32_t b) { return (a & -t) | (b & (t - 1)); }
 static inline float pick_f32(int t, float a, float b)
 {
@@ -70,8 +78,22 @@ static inline double pick_f64(int t, double a, double b)
 {
     return double_of_bits((bits_f64(a) & -(uint64_t)t) | (bits_f64(b) & ((uint64_t)t - 1)));
 }
+static inline double log_add_exp_f64(double a, double b)
+{
+    const double high = a > b ? a : b, low = a > b ? b : a;
+    return low == high && __builtin_isinf(low) ? b : high + log1p_f64(exp_f64(low - high));
+}
 static inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 static inline int64_t floor_mod(int64_t a, int64_t b) { const int64_t m = a % b; return m < 0 ? m + b : m; }
+"""
+for _t in ("int64", "uint64"):
+    _HELPERS += f"""
+static inline {_t}_t power_{_t}({_t}_t a, {_t}_t b)
+{{
+    {_t}_t whole = 1;
+    for (; b; b >>= 1, a *= a) whole *= b & 1 ? a : 1;
+    return whole;
+}}
 """
 for _t, _f in (("float", "f32"), ("double", "f64")):
     _HELPERS += f"""
@@ -84,7 +106,7 @@ static inline {_t} floor_div_{_f}({_t} a, {_t} b)
 }}
 """
 
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
           "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
 
 
@@ -93,13 +115,13 @@ def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers:
 
     Integers that come from shapes are marked (`burnt.codegen.sizes`).
 
+    Where a kernel has checks, an address follows those of the buffers: of a word for each of the kernel's
+    checks, into which goes ``2 * shown + 1`` (as uint64) of one element that fails, if any does.
+
     Args:
         kernels: what to print; their names are the functions'.
         buffers: in the order in which their addresses are given.
         numbers: positions of run-time numbers, in the order in which they follow the addresses.
-
-    Where a kernel has checks, an address follows those of the buffers: of a word for each of the kernel's
-    checks, into which goes ``2 * shown + 1`` (as uint64) of one element that fails, if any does.
     """
     slots: dict[object, int] = {buffer: i for i, buffer in enumerate(buffers)}
     if any(kernel.checks for kernel in kernels):
@@ -128,6 +150,8 @@ class _Printer:
         self.span: tuple[Var, int, int] | None = None  # the vectorised loop around it, from where to where
         self.varying: set[str] = set()  # guards that are not the same for all of that loop
         self.uniform: dict[int, bool] = {}  # whether expressions are
+        self.scanned: dict[tuple[Scan, Index], str] = {}
+        self.words: dict[int, str] = {}  # random words that have been made, by what is drawn from them
         self.hoisted: list[str] = []  # lines that come before that loop
         self.computed: dict[int, str] = {}  # names of the expressions in indices
         self.failed = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
@@ -137,7 +161,9 @@ class _Printer:
         self.passes = kernel.passes()
         turns = math.prod(v.extent for v in kernel.outer)
         inner = max((math.prod(v.extent for v in step.inner) for step in kernel.steps), default=1)
-        if kernel.runs:
+        if kernel.kind == "scan":
+            self.scans(turns * inner >= _PARALLEL)
+        elif kernel.runs:
             self.runs(parallel=turns * inner >= _PARALLEL)
         elif kernel.kind == "elementwise":
             self.elementwise(turns)
@@ -152,15 +178,15 @@ class _Printer:
                     self.tile = self.width(inner, _TILE_OF_CHUNKS)
             self.turns(parallel=turns * inner >= _PARALLEL, split=split and inner * self.tile >= _PARALLEL)
         head = [f"void {kernel.name}(const burnt_arg *a)", "{"]
-        head += [f"    uint64_t {name} = 0;" for name in self.failed.values()]
-        for i, name in enumerate(self.failed.values()):
-            self.line(f"if ({name}) ((uint64_t *)a[{self.slots['failed']}].p)[{i}] = {name};")
         written = kernel.written
         for buffer in self.used:
             only = "" if buffer in written else "const "
             head.append(
                 f"    {only}{MEMORY[buffer.dtype]} *restrict {buffer.name} = a[{self.slots[buffer]}].p;"
             )
+        head += [f"    uint64_t {name} = 0;" for name in self.failed.values()]
+        for i, name in enumerate(self.failed.values()):
+            self.line(f"if ({name}) ((uint64_t *)a[{self.slots['failed']}].p)[{i}] = {name};")
         return "\n".join([*head, *self.lines, "}", ""])
 
     def width(self, inner: int, most: int) -> int:
@@ -171,8 +197,8 @@ class _Printer:
         loaded = {e.extra: e.dtype.itemsize for e in walk(kernel.exprs) if e.op == "load"}
         if sum(bool(steps[0].inner) for steps in self.passes) > 1:
             widths = [w for w in widths if w <= LANES or w * inner * sum(loaded.values()) <= _CACHE]
-        # The last tile overlaps the one before it, so that the compiler knows how wide all of them are; a tile
-        # costs its vectors, and about one more.
+        # The last tile overlaps the one before it, so that the compiler knows how wide all of them are. A
+        # tile costs its vectors, and about one more.
         return min(widths, key=lambda w: -(-extent // w) * (-(-w // 16) + 1))
 
     # --- forms --------------------------------------------------------------------------------------------
@@ -191,17 +217,13 @@ class _Printer:
         rows = math.prod(v.extent for v in lead)
         if count >= _PARALLEL and rows < 8:
             self.loops(lead)
-            self.line("#pragma omp parallel for simd schedule(static)")
+            self.threaded(last, stores)
         else:
             if count >= _PARALLEL:
                 self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
             self.loops(lead)
             self.spans(last, stores)
-            self.close(len(lead))
-            return
-        self.loop(last)
-        self.bodies(stores)
-        self.close(len(loops))
+        self.close(len(lead))
 
     def across(self, lead: Sequence[Var], last: Var, stores: Sequence[Store]) -> Var | None:
         """The loop along which what is loaded lies, where stores go along another one."""
@@ -253,6 +275,73 @@ class _Printer:
         names = self.exprs([step.value for step in stores])
         for step, name in zip(stores, names, strict=True):
             self.put(step, name)
+
+    def threaded(self, last: Var, stores: Sequence[Store]) -> None:
+        """Stores for every turn of a loop, which is cut for the threads."""
+        words = words_of(last, [step.value for step in stores])
+        if words:
+            self.drawn(last, (0, last.extent), stores, words, parallel=True)
+            return
+        self.line("#pragma omp parallel for simd schedule(static)")
+        self.loop(last)
+        self.bodies(stores)
+        self.close(1)
+
+    def drawn(
+        self,
+        last: Var,
+        span: tuple[int, int],
+        stores: Sequence[Store],
+        words: Sequence[Words],
+        *,
+        parallel: bool,
+    ) -> None:
+        """Stores for some turns of a loop in blocks, for each of which random numbers are made first."""
+        name, (first, stop) = self.named(last), map(mark, span)
+        if parallel:
+            self.line("#pragma omp parallel for schedule(static)")
+        self.line(f"for (int64_t block = {first}; block < {stop}; block += {BLOCK}) {{")
+        self.depth += 1
+        self.line(f"const int64_t end = block + {BLOCK} < {stop} ? block + {BLOCK} : {stop};")
+        begin = Var(last.extent + 1)
+        self.names[begin] = "block"
+        for group in words:
+            (seed,) = self.exprs([group.seed])
+            w, start = f"w{self.temporary}", self.place(group.first.replaced({last: Ix.of(begin)}))
+            self.line(f"const int64_t {w}_from = {start};")
+            self.line(f"uint32_t {w}[{BLOCK * group.step + group.reach + 8}];")
+            count = f"({w}_from % 4 + (end - block) * {group.step} + {group.reach + 3}) / 4"
+            self.line(f"philox_fill({w}, {seed}, {w}_from / 4, {count}, {group.stream});")
+            self.line(f"const uint32_t *{w}_at = {w} + {w}_from % 4;")
+            for e, offset in group.offsets.items():
+                self.words[id(e)] = f"{w}_at[({name} - block) * {group.step} + {offset}]"
+        self.line("#pragma omp simd")
+        self.loop(last, "block", "end")
+        self.bodies(stores)
+        self.close(2)
+        self.words = {}
+
+    def spans(self, last: Var, stores: Sequence[Store]) -> None:
+        """Stores for every turn of a loop, its middle, where tests of its place hold, apart from its ends."""
+        name, size = self.named(last), last.extent
+        start, end, tests = inside(last, [step.value for step in stores])
+        for first, stop, known in (0, start, ()), (start, end, tests), (end, size, ()):
+            if first >= stop:
+                continue
+            words = words_of(last, [step.value for step in stores]) if stop - first >= 8 and not known else []
+            if words:
+                self.drawn(last, (first, stop), stores, words, parallel=False)
+                continue
+            before, self.lines, self.hoisted, self.uniform = self.lines, [], [], {}
+            if stop - first >= 8:
+                self.line("#pragma omp simd")
+            self.line(f"for (int64_t {name} = {mark(first)}; {name} < {mark(stop)}; {name}++) {{")
+            self.depth += 1
+            self.known, self.span = {id(test) for test in known}, (last, first, stop)
+            self.bodies(stores)
+            self.known, self.span = set(), None
+            self.close(1)
+            self.lines = before + self.hoisted + self.lines
 
     def turns(self, *, parallel: bool, split: bool) -> None:
         """Turns of the outer loops, of tiles of a lane, for the threads unless each pass is split."""
@@ -320,6 +409,46 @@ class _Printer:
             self.line(f"{MEMORY[buffer.dtype]} {buffer.name}[{room}] __attribute__((aligned(64)));")
         for steps in self.passes:
             self.one_pass(steps, split=split)
+
+    def scans(self, parallel: bool) -> None:
+        """Turns of the inner loop in order, for every turn of the outer ones or a tile of them."""
+        running = [step for step in self.kernel.steps if isinstance(step, Running)]
+        stores = [step for step in self.kernel.steps if isinstance(step, Store)]
+        ((along,),) = {step.inner for step in self.kernel.steps}
+        lane, tile, vectors = lane_of_scans(self.kernel)
+        lead = [v for v in self.kernel.outer if v is not lane]
+        count = len(lead) + (lane is not None)
+        if parallel and count:
+            self.line(f"#pragma omp parallel for collapse({count}) schedule(static)")
+        self.loops(lead)
+        if lane is not None:
+            size = mark(lane.extent)
+            self.line(f"for (int64_t next = 0; next < {size}; next += {tile}) {{")
+            self.depth += 1
+            # The last tile overlaps the one before it, so that the compiler knows how wide all of them are.
+            self.line(f"const int64_t tile = next + {tile} < {size} ? next : {size} - {tile};")
+        made = states(running, tile if lane is not None else 0, vectors)
+        for state in made:
+            self.put_lines(state.declared())
+        lanes = f"for (int64_t l = 0; l < {tile}; l++) {{"
+        if lane is not None:
+            self.line(lanes)
+            self.depth += 1
+        self.put_lines([line for state in made for line in state.begun()])
+        self.close(lane is not None)
+        self.loop(along)
+        if lane is not None:
+            if vectors:
+                self.line("#pragma omp simd")
+            self.line(lanes)
+            self.depth += 1
+            self.line(f"const int64_t {self.named(lane)} = tile + l;")
+        values = self.exprs([step.body for step in running])
+        for state, value in zip(made, values, strict=True):
+            self.put_lines(state.joined(value, self.named(along)))
+            self.scanned[state.step.scan, state.step.index] = state.text()
+        self.bodies(stores)
+        self.close(count + 1 + (lane is not None))
 
     # --- passes -------------------------------------------------------------------------------------------
 
@@ -472,26 +601,23 @@ class _Printer:
 
     def along(self, inner: tuple[Var, ...], stores: Sequence[Store], *, parallel: bool) -> None:
         """Stores for every turn of their inner loops."""
-        if self.lane is not None or not inner:
-            if parallel and inner:
-                self.line(f"#pragma omp parallel for collapse({len(inner)}) schedule(static)")
-            self.loops(inner)
-            begun = self.lane_by_lane()
-            self.bodies(stores)
-            self.close(len(inner) + begun)
-            return
-        *lead, last = inner
-        if parallel and not lead:
-            self.line("#pragma omp parallel for simd schedule(static)")
-            self.loop(last)
-            self.bodies(stores)
-            self.close(1)
-            return
-        if parallel:
-            self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
-        self.loops(lead)
-        self.spans(last, stores)
-        self.close(len(lead))
+        if inner:
+            *lead, last = inner
+            if self.lane is not None:
+                lead = list(inner)
+            if parallel and lead:
+                self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
+            self.loops(lead)
+            if self.lane is None:
+                if parallel and not lead:
+                    self.threaded(last, stores)
+                else:
+                    self.spans(last, stores)
+                self.close(len(lead))
+                return
+        begun = self.lane_by_lane()
+        self.bodies(stores)
+        self.close(len(inner) + begun)
 
     def lane_by_lane(self) -> int:
         """Begin loops over the lanes, if there are any, with the lane's own variable; their number."""
@@ -500,24 +626,6 @@ class _Printer:
         begun = self.lanes()
         self.line(f"const int64_t {self.named(self.lane)} = tile + u + l;")
         return begun
-
-    def spans(self, last: Var, stores: Sequence[Store]) -> None:
-        """Stores for every turn of a loop, its middle, where tests of its place hold, apart from its ends."""
-        name, size = self.named(last), last.extent
-        start, end, tests = inside(last, [step.value for step in stores])
-        for first, stop, known in (0, start, ()), (start, end, tests), (end, size, ()):
-            if first >= stop:
-                continue
-            before, self.lines, self.hoisted, self.uniform = self.lines, [], [], {}
-            if stop - first >= 8:
-                self.line("#pragma omp simd")
-            self.line(f"for (int64_t {name} = {mark(first)}; {name} < {mark(stop)}; {name}++) {{")
-            self.depth += 1
-            self.known, self.span = {id(test) for test in known}, (last, first, stop)
-            self.bodies(stores)
-            self.known, self.span = set(), None
-            self.close(1)
-            self.lines = before + self.hoisted + self.lines
 
     def parts_of_tile(self) -> None:
         """Begin a loop over the parts of a tile that fit into registers."""
@@ -567,10 +675,14 @@ class _Printer:
                     name = self.define(expr, f"pick_{_PICKS[expr.dtype]}({test_name}, {', '.join(chosen)})")
             elif id(expr) in self.known or (expr.op == "and" and {id(a) for a in expr.args} <= self.known):
                 name = "1"
+            elif id(expr) in self.words:
+                name = self.define(expr, _of_word(expr, self.words[id(expr)]))
             elif expr.op == "const":
                 name = constant(expr.extra[0], expr.dtype)
             elif expr.op == "number":
                 name = f"a[{self.slots[expr.extra[0]]}].f"
+            elif expr.op == "scanned":
+                name = self.define(expr, self.scanned[expr.extra])  # type: ignore[index]
             elif expr.op == "reduced":
                 name = self.folds[expr.extra]  # type: ignore[index]
             elif expr.op == "load":
@@ -601,16 +713,6 @@ class _Printer:
         )
         return name
 
-    def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
-        """A maximum rather than a branch, which would end a vector loop."""
-        test, value, otherwise, shown = arguments
-        failed = self.failed[expr.extra[0]]  # type: ignore[index]
-        fails = f"{guard} & !{test}" if guard else f"!{test}"
-        name = self.define(expr, f"{test} ? {value} : {otherwise}")
-        self.line(f"const uint64_t {name}_failed = {fails} ? (uint64_t){shown} << 1 | 1 : 0;")
-        self.line(f"{failed} = {name}_failed > {failed} ? {name}_failed : {failed};")
-        return name
-
     def is_uniform(self, expr: Expr) -> bool:
         """Whether an expression is the same for all of the vectorised loop, and safe to compute before it."""
         if self.span is None or expr.op in ("load", "checked"):
@@ -623,6 +725,16 @@ class _Printer:
             )
             self.uniform[id(expr)] = found
         return found
+
+    def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
+        """A maximum rather than a branch, which would end a vector loop."""
+        test, value, otherwise, shown = arguments
+        failed = self.failed[expr.extra[0]]  # type: ignore[index]
+        fails = f"{guard} & !{test}" if guard else f"!{test}"
+        name = self.define(expr, f"{test} ? {value} : {otherwise}")
+        self.line(f"const uint64_t {name}_failed = {fails} ? (uint64_t){shown} << 1 | 1 : 0;")
+        self.line(f"{failed} = {name}_failed > {failed} ? {name}_failed : {failed};")
+        return name
 
     def load(self, expr: Expr, guard: str) -> str:
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
@@ -723,6 +835,13 @@ def _flat_place(inner: tuple[Var, ...]) -> Callable[[Callable[[Var], str]], str]
     return text
 
 
+def _of_word(expr: Expr, word: str) -> str:
+    """A random number, of a word of the generator."""
+    if expr.op == "uniform":
+        return f"uniform_f32({word})"
+    return f"(int64_t)((uint64_t){word} * {expr.extra[1]}ull >> 32)"
+
+
 def _operation(expr: Expr, a: list[str]) -> str:
     op, dtype = expr.op, expr.dtype
     inside = expr.args[0].dtype
@@ -731,6 +850,8 @@ def _operation(expr: Expr, a: list[str]) -> str:
         if op in ("add", "mul") and dtype == torch.bool:
             return f"{a[0]} {'|' if op == 'add' else '&'} {a[1]}"
         return f"{a[0]} {_INFIX[op]} {a[1]}"
+    if op in ("uniform", "random"):
+        return _of_word(expr, f"philox_word({a[0]}, {a[1]}, {expr.extra[0]})")
     if op in ("identity", "as"):
         return a[0]
     if op == "cast":
@@ -746,7 +867,9 @@ def _operation(expr: Expr, a: list[str]) -> str:
         return f"-{a[0]}"
     if op == "not":
         return f"~{a[0]}"
-    if op == "div":
+    if op == "power":
+        return f"power_{'int64' if dtype.is_signed else 'uint64'}({', '.join(a)})"
+    if op == "div" or (op == "trunc_div" and not inside.is_floating_point):
         return f"{a[0]} / {a[1]}"
     if op == "reciprocal":
         return f"1 / {a[0]}"

@@ -11,7 +11,8 @@ __all__ = ["C_TYPES", "MEMORY", "SHORT", "constant", "highest", "lowest"]
 C_TYPES = {
     torch.float32: "float", torch.float64: "double", torch.bfloat16: "float", torch.float16: "float",
     torch.int8: "int8_t", torch.int16: "int16_t", torch.int32: "int32_t", torch.int64: "int64_t",
-    torch.uint8: "uint8_t", torch.bool: "int",
+    torch.uint8: "uint8_t", torch.uint16: "uint16_t", torch.uint32: "uint32_t", torch.uint64: "uint64_t",
+    torch.bool: "int",
 }  # fmt: skip
 MEMORY = {**C_TYPES, torch.bfloat16: "uint16_t", torch.float16: "uint16_t", torch.bool: "uint8_t"}
 SHORT = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -23,7 +24,8 @@ def constant(value: object, dtype: torch.dtype) -> str:
     if not dtype.is_floating_point:
         if dtype == torch.bool:
             return str(int(bool(value)))
-        return "INT64_MIN" if value == -(2**63) else f"(({C_TYPES[dtype]}){int(value)}LL)"
+        suffix = "LL" if dtype.is_signed else "ULL"
+        return "INT64_MIN" if value == -(2**63) else f"(({C_TYPES[dtype]}){int(value)}{suffix})"
     if math.isnan(value):
         return '__builtin_nanf("")'
     if math.isinf(value):

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,8 +38,9 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.triton_blocks import Config, Form
+from burnt.errors import UnsupportedError
 
-__all__ = ["Function", "Printed", "Work", "form_of", "print_kernel"]
+__all__ = ["Failed", "Function", "Number", "Printed", "Work", "form_of", "print_kernel"]
 
 _TL = {
     torch.float32: "tl.float32", torch.float64: "tl.float64", torch.bfloat16: "tl.float32",
@@ -71,20 +72,29 @@ class Work(NamedTuple):
     dtype: torch.dtype
 
 
+class Failed(NamedTuple):
+    """A tensor of int64, one for each of the kernel's checks: ``2 * shown + 1`` of a failure."""
+
+
+class Number(NamedTuple):
+    """A run-time number, by its position."""
+
+    position: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Function:
     """A printed function: how it is called.
 
     Args:
         name: its name in the text.
-        arguments: in order: buffers, works, positions of run-time numbers (as ``("number", position)``),
-            and sizes.
+        arguments: what it is called with, in order; sizes are integers.
         constants: the block sizes, by name.
         programs: how many are launched.
     """
 
     name: str
-    arguments: tuple[Buffer | Work | tuple[str, int] | int, ...]
+    arguments: tuple[Buffer | Work | Failed | Number | int, ...]
     constants: dict[str, int]
     programs: int
 
@@ -277,23 +287,22 @@ class _Layout:
         outer = self.kernel.outer
         votes: dict[Var | None, int] = {}
         for step in self.kernel.steps:
-            last = step.inner[-1] if step.inner else None if self.folds else outer[-1] if outer else None
-            if last is None:
-                continue
-            placed = [e.extra[1] for e in walk([_expr(step)]) if e.op == "load"]
-            if isinstance(step, Store) and not self.folds:
+            along = set(step.inner) if self.folds else set(outer[-1:])
+            placed: list[Ix] = [e.extra[1] for e in walk([_expr(step)]) if e.op == "load"]  # type: ignore[misc]
+            if isinstance(step, Store):
                 placed.append(step.place)
             for place in placed:
-                if place.stride(last) == 1:  # type: ignore[attr-defined]
-                    votes[None] = votes.get(None, 0) + 1
+                # What is the same for a whole row is no walk along memory.
+                if not place.variables() & along:
+                    continue
+                if any(place.stride(v) == 1 for v in along):
+                    # An elementwise walk takes a tile of both loops, which serves both.
+                    votes[None] = votes.get(None, 0) + self.folds
                 for v in outer:
-                    if v is not last and place.stride(v) == 1:  # type: ignore[attr-defined]
+                    if v not in along and place.stride(v) == 1:
                         votes[v] = votes.get(v, 0) + 1
-        if not self.folds:
-            # The walk along the last loop is there anyway: a tile serves both.
-            votes.pop(None, None)
         best = max(votes, key=lambda v: votes[v], default=None)
-        return best if best is not None and best.extent >= 8 else None
+        return best if best is not None and votes[best] and best.extent >= 8 else None
 
     def _wide(self) -> bool:
         """Whether an index reaches beyond int32."""
@@ -364,13 +373,13 @@ class _Printer:
         self.memo: dict[tuple[int, str], _Value] = {}
         self.reads: dict[int, bool] = {}
         self.temporary = self.loops = 0
-        self.chunked = False
+        self.chunked = self.may_fail = False
         self.block = ""
 
     # --- the function -------------------------------------------------------------------------------------
 
     def text(self) -> str:
-        names = [*(b.name for b in self.buffers), *(w.name for w in self.works)]
+        names = [*(b.name for b in self.buffers), *(w.name for w in self.works), *["failed"] * self.may_fail]
         names += [f'f{n}: "fp64"' if wide else f"f{n}" for n, wide in self.numbers.items()]
         names += [*self.sizes.values(), *(f"{name}: tl.constexpr" for name in self.constants)]
         head = f"def {self.name}({', '.join(names)}):"
@@ -384,13 +393,10 @@ class _Printer:
             programs *= -(-layout.spaces[-1].total // self.constants[layout.block(layout.spaces[-1])])
         if self.chunked:
             programs *= self.config.chunks
-        arguments: tuple[Any, ...] = (
-            *self.buffers,
-            *self.works,
-            *(("number", n) for n in self.numbers),
-            *self.sizes,
-        )
-        return Function(self.name, arguments, dict(self.constants), programs)
+        arguments: list[Buffer | Work | Failed | Number | int] = [*self.buffers, *self.works]
+        arguments += [Failed()] * self.may_fail
+        arguments += [*map(Number, self.numbers), *self.sizes]
+        return Function(self.name, tuple(arguments), dict(self.constants), programs)
 
     def body(self, groups: Sequence[Sequence[Fold | Store]], earlier: Sequence[Fold]) -> None:
         """The lines of a function.
@@ -677,8 +683,9 @@ class _Printer:
         return found
 
     def loads(self, expr: Expr) -> bool:
+        """Whether a guard matters to an expression: it reads memory, or may fail."""
         if id(expr) not in self.reads:
-            self.reads[id(expr)] = expr.op == "load" or any(map(self.loads, expr.args))
+            self.reads[id(expr)] = expr.op in ("load", "checked") or any(map(self.loads, expr.args))
         return self.reads[id(expr)]
 
     def made(self, expr: Expr, guard: _Value) -> _Value:
@@ -700,14 +707,23 @@ class _Printer:
             inner = _Value(f"{guard.text} & {test.text}", _union(guard, test)) if guard.text else test
             yes, no = self.visit(expr.args[1], inner), self.visit(expr.args[2], guard)
             return self.choice(test, yes, no, expr.dtype)
+        if op == "checked":
+            return self.checked(expr, guard)
         if op == "cast":
             return self.cast(expr, guard)
         if op in _TESTS and all(a.op in ("index", "const") for a in expr.args):
             # Places are compared as they are: an int64 of its own is not needed.
-            a, b = (self.place(a.extra[0], guard) if a.op == "index" else self.visit(a) for a in expr.args)  # type: ignore[arg-type]
+            a, b = (self.bound(a, guard) for a in expr.args)
             if not (a.literal and b.literal):
                 return self.define(f"{a.text} {_INFIX[op]} {b.text}", _union(a, b))
         return self.operation(expr, [self.visit(a, guard) for a in expr.args])
+
+    def bound(self, expr: Expr, guard: _Value) -> _Value:
+        """A place, or a number that places are compared with."""
+        if expr.op == "index":
+            return self.place(expr.extra[0], guard)  # type: ignore[arg-type]
+        value = int(expr.extra[0])  # type: ignore[call-overload]
+        return _Value(self.size(value), "", literal=abs(value) <= _LITERAL)
 
     def define(self, text: str, axes: str) -> _Value:
         name = f"v{self.temporary}"
@@ -738,6 +754,20 @@ class _Printer:
         return self.define(
             f"tl.where({self.typed(test, torch.bool)}, {', '.join(texts)})", _union(test, yes, no)
         )
+
+    def checked(self, expr: Expr, guard: _Value) -> _Value:
+        """A choice; where the test fails, the element is left where the caller looks."""
+        test, value, otherwise, shown = (self.visit(a, guard) for a in expr.args)
+        axes = _union(test, shown, guard)
+        failed = f"~{self.typed(test, torch.bool)}"
+        masks = [*(self.masks[axis] for axis in axes), *([guard.text] if guard.text else []), failed]
+        place = str(self.layout.kernel.checks.index(expr.extra[0]))
+        if axes:
+            place = f"tl.full({self.shape(axes)}, {place}, tl.int32)"
+        self.may_fail = True
+        text = self.typed(shown, torch.int64)
+        self.line(f"tl.store(failed + {place}, ({text} << 1) | 1, mask={' & '.join(masks)})")
+        return self.choice(test, value, otherwise, expr.dtype)
 
     def cast(self, expr: Expr, guard: _Value) -> _Value:
         (inner,), new = expr.args, expr.dtype
@@ -792,7 +822,7 @@ class _Printer:
         if op in _TL_FUNCTIONS:
             return self.define(f"tl.{op}({texts[0]})", axes)
         if op not in _HELPERS:
-            raise NotImplementedError(f"{op} has no Triton text")
+            raise UnsupportedError(f"no Triton text for {op}", where=self.name)
         return self.define(f"{self.helper(_RENAMED.get(op, op))}({', '.join(texts)})", axes)
 
     def integer(self, op: str, a: Sequence[str], dtype: torch.dtype, axes: str) -> _Value:
@@ -813,7 +843,7 @@ class _Printer:
             if dtype == torch.bool:
                 return _Value(a[0], axes)
             return self.define(f"({a[0]} > 0).to({kind}) - ({a[0]} < 0).to({kind})", axes)
-        raise NotImplementedError(f"{op} of {dtype} has no Triton text")
+        raise UnsupportedError(f"no Triton text for {op} of {dtype}", where=self.name)
 
     def helper(self, name: str, *known: str) -> str:
         """A function of `burnt.codegen.triton_math`, which the text imports."""
@@ -886,7 +916,8 @@ class _Printer:
             parts.append(text if c == 1 else f"{text} * {self.size(c)}")
         if ix.const or not parts:
             parts.append(self.size(ix.const))
-        return _Value(" + ".join(parts), axes, literal=not ix.terms and abs(ix.const) <= _LITERAL)
+        text = " + ".join(parts).replace("+ -", "- ")
+        return _Value(text, axes, literal=not ix.terms and abs(ix.const) <= _LITERAL)
 
     def size(self, value: int) -> str:
         """An integer that comes from a shape: an argument, one for each value."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from burnt.codegen.lower import LOWERINGS
-from burnt.codegen.trace import Traced
+from burnt.codegen.trace import Traced, is_random
 
 __all__ = ["returning", "taking", "worth_saving"]
 
@@ -35,6 +35,8 @@ def worth_saving(forward: Traced, backward: Traced) -> list[Node]:
         forward: the trace.
         backward: of a function of cotangents, the forward's tensors (captured ones last) and its numbers.
     """
+    if any(map(is_random, forward.graph.graph.nodes)):
+        return []  # two draws look alike and are not the same
     twins = _twins(forward, backward)
     inputs = [n.meta["val"].numel() for n in forward.graph.graph.nodes if n.op == "placeholder"]
     most = max(inputs, default=0) // _SMALL

@@ -11,14 +11,17 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from burnt.codegen import toolchain
 from burnt.codegen.ir import Buffer, Check, Kernel
 from burnt.codegen.sizes import Forms, parameters, plain
+
+if TYPE_CHECKING:
+    from burnt.codegen.print_metal import Dispatch
 
 __all__ = ["METAL", "TRITON", "Built", "C", "Target", "build_metal", "target_of"]
 
@@ -94,11 +97,16 @@ def _with_checks(call: Callable[..., None], checks: Sequence[Check]) -> Launch:
     def launch(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
         failed = words()
         call(*[0 if t is None else t.data_ptr() for t in memory], ctypes.addressof(failed), *given)
-        for check, word in zip(checks, failed, strict=False):
-            if word:
-                raise check.error(word >> 1)
+        _raise(checks, failed)
 
     return launch
+
+
+def _raise(checks: Sequence[Check], failed: Iterable[int]) -> None:
+    """Raise what the first check says that has failed: its word is then not 0."""
+    for check, word in zip(checks, failed, strict=False):
+        if word:
+            raise check.error(word >> 1)
 
 
 _forms = Forms()
@@ -149,50 +157,67 @@ def build_metal(
         UnsupportedError: Metal has no such dtype, or binds fewer buffers.
     """
     from burnt.codegen import prelude_metal
-    from burnt.codegen.print_metal import HEAD, Dispatch, print_kernel
+    from burnt.codegen.print_metal import HEAD, print_kernel
 
     made = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
-    marked = "\n".join(dispatch.text for dispatches in made.values() for dispatch in dispatches)
-    general = _forms.is_general(marked)
-    texts, sizes = [], {}
+    general = _forms.is_general("\n".join(d.text for dispatches in made.values() for d in dispatches))
+    texts: dict[Dispatch, str] = {}
+    sizes: dict[Dispatch, tuple[int, ...]] = {}
     for dispatch in itertools.chain(*made.values()):
-        text, sizes[dispatch] = plain(dispatch.text), ()
-        if general:
-            text, sizes[dispatch] = parameters(dispatch.text, lambda k: f"n[{k}]")
-        if sizes[dispatch]:
-            place, kind = len(dispatch.memory) + dispatch.numbers, "long" if dispatch.wide else "int"
-            sizes_first = f"(\n    constant {kind} *n [[buffer({place})]],\n"
-            text = text.replace("(\n", sizes_first, 1)
-        texts.append(text)
-    body = "\n".join(texts)
+        texts[dispatch], sizes[dispatch] = _metal_text(dispatch, general=general)
+    body = "\n".join(texts.values())
     library = compiled(f"{HEAD}\n{prelude_metal.source(body)}{body}")
     slots = {buffer: i for i, buffer in enumerate(buffers)}
 
-    def launch(dispatches: Sequence[Dispatch]) -> Launch:
-        scratch = {m.name: m for d in dispatches for m in d.memory if not isinstance(m, Buffer)}
-        calls = [
-            (
-                getattr(library, d.name),
-                [slots[m] if isinstance(m, Buffer) else m.name for m in d.memory],
-                d.numbers,
-                [list(sizes[d])] if sizes[d] else [],
-                # torch passes integers with 64 bits, which are slow where 32 do.
-                {"arg_casts": {len(d.memory) + d.numbers: "int32"}} if sizes[d] and not d.wide else {},
-                {"threads": d.threads, "group_size": d.group},
-            )
-            for d in dispatches
-        ]
+    def call_of(dispatch: Dispatch) -> Callable[..., None]:
+        kernel = getattr(library, dispatch.name)
+        places = [slots[m] if isinstance(m, Buffer) else m.name for m in dispatch.memory]
+        values = [list(sizes[dispatch])] if sizes[dispatch] else []
+        options: dict[str, Any] = {"threads": dispatch.threads, "group_size": dispatch.group}
+        if values and not dispatch.wide:
+            # torch passes integers with 64 bits, which are slow where 32 do.
+            options["arg_casts"] = {len(places) + dispatch.numbers: "int32"}
 
-        def call(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
-            device = next(t.device for t in memory if t is not None)
-            own = {n: torch.empty(m.count, dtype=m.dtype, device=device) for n, m in scratch.items()}
-            for kernel, places, takes_numbers, values, casts, grid in calls:
-                tensors = [own[p] if isinstance(p, str) else memory[p] for p in places]
-                kernel(*tensors, *([list(given)] if takes_numbers else []), *values, **casts, **grid)
+        def call(
+            memory: Sequence[torch.Tensor | None], own: dict[str, torch.Tensor], given: Sequence[float]
+        ) -> None:
+            tensors = [own[p] if isinstance(p, str) else memory[p] for p in places]
+            kernel(*tensors, *([list(given)] if dispatch.numbers else []), *values, **options)
 
         return call
 
-    return Built(body, {kernel: launch(dispatches) for kernel, dispatches in made.items()})
+    def launch(kernel: Kernel, dispatches: Sequence[Dispatch]) -> Launch:
+        scratch = {m.name: m for d in dispatches for m in d.memory if not isinstance(m, Buffer)}
+        calls = [call_of(dispatch) for dispatch in dispatches]
+
+        def run(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
+            device = next(t.device for t in memory if t is not None)
+            own = {
+                name: (torch.zeros if m.zeros else torch.empty)(m.count, dtype=m.dtype, device=device)
+                for name, m in scratch.items()
+            }
+            for call in calls:
+                call(memory, own, given)
+            if kernel.checks:
+                # This waits for the device, which is what it takes to raise here and not later.
+                _raise(kernel.checks, own["failed"].tolist())
+
+        return run
+
+    whole = {kernel: "\n".join(texts[d] for d in dispatches) for kernel, dispatches in made.items()}
+    return Built(body, whole, {kernel: launch(kernel, dispatches) for kernel, dispatches in made.items()})
+
+
+def _metal_text(dispatch: Dispatch, *, general: bool) -> tuple[str, tuple[int, ...]]:
+    """The text of a dispatch, and the sizes that it takes: all of them if it is to be general."""
+    if not general:
+        return plain(dispatch.text), ()
+    text, sizes = parameters(dispatch.text, lambda k: f"n[{k}]")
+    if sizes:
+        place = len(dispatch.memory) + dispatch.numbers
+        parameter = f"    constant {'long' if dispatch.wide else 'int'} *n [[buffer({place})]],\n"
+        text = text.replace("    uint3 at ", f"{parameter}    uint3 at ", 1)
+    return text, sizes
 
 
 @functools.cache

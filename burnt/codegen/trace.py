@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from burnt import _torch
 
-__all__ = ["PLANNING", "Traced", "trace", "unsuited"]
+__all__ = ["PLANNING", "Traced", "is_random", "trace", "unsuited"]
 
 PLANNING = threading.RLock()
 """Held while a plan is made: torch's tracing and the table of expressions are one for all threads."""
@@ -36,7 +36,17 @@ _COMPOSITE = (
     "mish_backward", "softshrink", "softshrink_backward", "hardshrink", "mse_loss", "mse_loss_backward",
     "smooth_l1_loss", "smooth_l1_loss_backward", "huber_loss", "huber_loss_backward", "addcmul", "addcdiv",
     "lerp", "std", "std_mean", "square", "frac", "logaddexp", "xlogy", "masked_fill", "glu", "glu_backward",
-    "nan_to_num", "rsub", "native_dropout_backward",
+    "nan_to_num", "rsub", "native_dropout_backward", "addr", "_safe_softmax", "binary_cross_entropy",
+    "binary_cross_entropy_backward", "binary_cross_entropy_with_logits", "block_diag", "count_nonzero",
+    "deg2rad", "rad2deg", "dist", "heaviside", "ldexp", "linspace", "logspace", "logaddexp2", "logit",
+    "logit_backward", "multi_margin_loss", "nansum", "norm", "pixel_shuffle", "pixel_unshuffle",
+    "channel_shuffle", "_prelu_kernel", "_prelu_kernel_backward", "rot90", "sgn", "sinc",
+    "soft_margin_loss", "soft_margin_loss_backward", "special_entr", "special_log_ndtr", "special_xlog1py",
+    "threshold", "trace", "eye", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+    "replication_pad1d", "replication_pad2d", "replication_pad3d", "renorm", "linalg_vector_norm",
+    "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit_no_training", "native_batch_norm_backward", "_batch_norm_with_update",
+    "_batch_norm_with_update_functional", "_unsafe_masked_index",
 )  # fmt: skip
 
 
@@ -69,6 +79,9 @@ class Traced:
         results: for each result that is a tensor, its strides and whether it requires a gradient, as the
             function itself would give them: the ops that others are made of may lay theirs out otherwise.
         captured: names of the graph module's attributes that hold captured tensors, in order of use.
+        changed: positions among the tensors given of those that are changed in place. What becomes of them
+            are the graph's last outputs, after those that the function returns.
+        odd: why it cannot be planned, as far as that shows while tracing.
     """
 
     whole: torch.fx.GraphModule
@@ -77,6 +90,8 @@ class Traced:
     numbers: dict[float, int]
     captured: tuple[str, ...]
     results: tuple[tuple[tuple[int, ...], bool] | None, ...] = ()
+    changed: tuple[int, ...] = ()
+    odd: str | None = None
 
 
 class _GradientsOff(TorchFunctionMode):
@@ -87,6 +102,24 @@ class _GradientsOff(TorchFunctionMode):
         if torch.is_grad_enabled():
             return made
         return torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, made)
+
+
+class _Dropout(TorchFunctionMode):
+    """Makes dropout one op: on a CPU torch takes it apart into changes in place."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.dropout:
+            return self.dropout(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """torch.nn.functional.dropout in ops that can be planned, where there are any."""
+        if inplace or not training or not 0 < p <= 1 or not x.is_floating_point():
+            return torch.nn.functional.dropout(x, p, training, inplace)
+        made: Tensor = aten.native_dropout(x, p, True)[0]
+        return made
 
 
 def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
@@ -136,10 +169,11 @@ def _graphed(
         full = list(inputs)
         for i, tensor in zip(tensors, given, strict=True):
             full[i] = tensor
-        if not torch.is_grad_enabled():
-            return fn(*full)
-        with _GradientsOff():
-            return fn(*full)
+        with _Dropout():
+            if not torch.is_grad_enabled():
+                return fn(*full)
+            with _GradientsOff():
+                return fn(*full)
 
     plain = [args[i].detach() for i in tensors]
     table = _torch.decompositions(_COMPOSITE) if apart else {}
@@ -150,20 +184,90 @@ def _graphed(
 def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, float]) -> Traced:
     graph, structure = _graphed(fn, args, stand_ins)
     # Without gradients nothing is derived.
-    whole = _graphed(fn, args, stand_ins, apart=False)[0] if torch.is_grad_enabled() else graph
+    whole = graph
+    if torch.is_grad_enabled():
+        whole = _differentiable(_graphed(fn, args, stand_ins, apart=False)[0])
+    given, made = _torch.fake_call(fn, _given(args, stand_ins))
+    changed, odd = _changes(graph, [g for g in given if isinstance(g, Tensor)], made)
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    for now, before in zip([g for g in given if isinstance(g, Tensor)], tensors, strict=True):
+        if now.shape != before.shape or now.stride() != before.stride():
+            odd = "it changes the shape of an argument in place"
     captured = [str(node.target) for node in graph.graph.nodes if node.op == "get_attr"]
-    results = tuple(
-        (tuple(r.stride()), r.requires_grad) if isinstance(r, Tensor) else None
-        for r in _torch.fake_results(fn, _given(args, stand_ins))
-    )
+    results = [(tuple(r.stride()), r.requires_grad) if isinstance(r, Tensor) else None for r in made]
+    results += [(tuple(tensors[position].stride()), False) for position in changed]
     return Traced(
         whole,
         graph,
         structure,
         {value: i for i, value in stand_ins.items()},
         tuple(dict.fromkeys(captured)),
-        results,
+        tuple(results),
+        changed,
+        odd,
     )
+
+
+def _changes(
+    graph: torch.fx.GraphModule, given: Sequence[Tensor], made: Sequence[Any]
+) -> tuple[tuple[int, ...], str | None]:
+    """Turn the copies into arguments at the end of a graph into outputs.
+
+    Args:
+        graph: the trace.
+        given: the tensors that the function was called with without memory.
+        made: what it returned.
+
+    Returns:
+        which of them are changed, and why that cannot be planned, if it cannot.
+    """
+    nodes = list(graph.graph.nodes)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    last = nodes[-1]
+    copies = {
+        placeholders.index(node.args[0]): node
+        for node in nodes
+        if node.target is aten.copy_.default and node.args[0] in placeholders
+    }
+    if not copies:
+        return (), None
+    outputs = list(last.args[0])
+    for i, result in enumerate(made):
+        for position in copies:
+            if result is given[position]:
+                outputs[i] = placeholders[position]
+            elif isinstance(result, Tensor) and _one_memory(result, given[position]):
+                return (), "it returns a view of an argument that it changes"
+    for node in copies.values():
+        outputs.append(node.args[1])
+        node.replace_all_uses_with(node.args[1])
+        graph.graph.erase_node(node)
+    last.args = (outputs,)
+    odd = None
+    for position in copies:
+        if any(
+            size > 1 and not stride
+            for size, stride in zip(given[position].shape, given[position].stride(), strict=True)
+        ):
+            odd = "it changes an argument whose elements share memory"
+    return tuple(copies), odd
+
+
+def _differentiable(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """With ops that torch has derivatives of in place of what changes in place were made of."""
+    for node in graph.graph.nodes:
+        if node.target is aten.zero.default:
+            node.target = aten.zeros_like.default
+        elif node.target is aten.copy.default:
+            made, source = node.meta["val"], node.args[1]
+            with graph.graph.inserting_before(node):
+                wide = graph.graph.call_function(aten.expand.default, (source, list(made.shape)))
+            node.target, node.args, node.kwargs = aten._to_copy.default, (wide,), {"dtype": made.dtype}
+    return graph
+
+
+def _one_memory(a: Tensor, b: Tensor) -> bool:
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
 
 
 def _tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -171,8 +275,16 @@ def _tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     for node in graph.graph.nodes:
         if node.target is aten.squeeze_.dim and len(node.args[0].users) == 1:
             node.target = aten.squeeze.dim
-    graph.graph.eliminate_dead_code()
+    # An op that draws random numbers is never dead: the ones after it would be others.
+    graph.graph.eliminate_dead_code(lambda node: node.is_impure() or is_random(node))
+    for stream, node in enumerate(filter(is_random, graph.graph.nodes)):
+        node.meta["stream"] = stream
     return graph
+
+
+def is_random(node: torch.fx.Node) -> bool:
+    """Whether a node draws random numbers. Its `meta` has which of these nodes it is, as `stream`."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _alike(one: torch.fx.GraphModule, two: torch.fx.GraphModule, stand_ins: dict[float, float]) -> bool:
@@ -213,7 +325,9 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def unsuited(traced: Traced) -> str | None:
-    """Why a graph cannot be planned: it changes what it was given, or something in it is empty or nothing."""
+    """Why a graph cannot be planned: it changes what it captured, or something in it is nothing."""
+    if traced.odd is not None:
+        return traced.odd
     for node in traced.graph.graph.nodes:
         if node.op != "call_function":
             continue
@@ -221,6 +335,4 @@ def unsuited(traced: Traced) -> str | None:
             return f"{node.target} returns nothing"
         if isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable:
             return f"{node.target} changes a tensor in place"
-        if isinstance(node.meta["val"], Tensor) and node.meta["val"].numel() == 0:
-            return "an empty tensor inside"
     return None

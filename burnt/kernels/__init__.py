@@ -3,7 +3,8 @@
 ====================  ==========================================================================
 `op.py`               an op: its reference, its candidates, the Python front
 `choice.py`           which candidate runs, and the tuning key
-`tune.py, store.py`   measuring candidates, and the table of what was measured
+`tuner.py, store.py`  measuring candidates, and the table of what was measured
+`agreement.py`        whether a candidate computes what the op means
 `explanation.py`      what would run, and why
 `library.py`          ops as ``torch.ops.burnt``: schema, fake, gradients, vmap, autocast
 `gradient.py`         the derivative of a reference
@@ -18,6 +19,7 @@ from burnt.kernels.activation import ACTIVATIONS, geglu, gelu, relu2, silu, swig
 from burnt.kernels.choice import choices, pin
 from burnt.kernels.dropout import dropout
 from burnt.kernels.embedding import embedding
+from burnt.kernels.explanation import explain
 from burnt.kernels.library import decompositions
 from burnt.kernels.loss import cross_entropy
 from burnt.kernels.normalization import (
@@ -47,6 +49,7 @@ from burnt.kernels.reduction import (
 from burnt.kernels.rotary import rope
 from burnt.kernels.scan import cumprod, cumsum
 from burnt.kernels.softmax import log_softmax, softmax
+from burnt.kernels.tuner import tune, tuning
 
 __all__ = [
     "ACTIVATIONS",
@@ -66,6 +69,7 @@ __all__ = [
     "decompositions",
     "dropout",
     "embedding",
+    "explain",
     "geglu",
     "gelu",
     "group_norm",
@@ -92,4 +96,6 @@ __all__ = [
     "silu",
     "softmax",
     "swiglu",
+    "tune",
+    "tuning",
 ]

@@ -1,11 +1,9 @@
 """Which candidate runs: what was pinned, else what was measured, else a heuristic that always answers.
 
 The heuristic is a pure function of the arguments (`pick`). On a CPU kernels are generated where eager torch
-would take 100 microseconds or more, unless the op says that its vendor is the better one there; below, torch's
-single calls cost less than the way to ours, and nothing has to be compiled. Elsewhere they always are.
-
-Measured (two cores of an AMD EPYC, float32, ``python benchmarks/ops.py``; times of the vendor over ours, small
-and large): see `_SMALL`.
+would take 100 microseconds or more, unless the op says that its vendor is the better one there; below,
+torch's single calls cost less than the way to ours, and nothing has to be compiled. Elsewhere they always
+are.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
+from burnt.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from burnt.kernels.op import Candidate, Op
@@ -62,13 +61,19 @@ def pin(choices: dict[str, str]) -> None:
 
 def choose(op: Op[..., Any], args: Sequence[Any]) -> Choice:
     """The candidate for these arguments, its configuration, why it was chosen, and the tuning key."""
-    from burnt.kernels import tune
+    from burnt.kernels import tuner
 
     key = tuning_key(op, args)
     able = runnable(op, args)
+    if not able:
+        raise UnsupportedError(
+            f"no candidate of {op.name} can run here",
+            where=f"burnt.kernels.{op.name}",
+            found="\n".join(f"{c.name}: {c.why_not(args)}" for c in op.candidates.values()),
+        )
     chosen = (
         _named(able, args, _pinned.get(key), "pinned")
-        or tune.measured(op, args, key, able)
+        or tuner.measured(op, args, key, able)
         or (*pick(op, args, able), "heuristic")
     )
     _chosen[key] = written(chosen[0], chosen[1])
@@ -85,8 +90,8 @@ def pick(
 ) -> tuple[Candidate, dict[str, Any] | None]:
     """The heuristic: a function of the arguments' shapes, dtypes and devices alone.
 
-    A candidate that somebody registered is meant to be used, the last one first; then generated kernels, where
-    they are not known to be slower; the vendor's last.
+    A candidate that somebody registered is meant to be used, the last one first; then generated kernels,
+    where they are not known to be slower; the vendor's last.
     """
     added = [c for c in able if c.name not in ("vendor", "generated")]
     if added:
@@ -96,7 +101,8 @@ def pick(
     small = max((t.numel() for t in tensors), default=0) < _SMALL
     on_cpu = all(t.device.type == "cpu" for t in tensors)
     worse = on_cpu and (small or (op.vendor_best is not None and op.vendor_best(*args)))
-    return known["vendor" if worse or "generated" not in known else "generated"], None
+    best, other = ("vendor", "generated") if worse else ("generated", "vendor")
+    return known[best if best in known else other], None
 
 
 def written(candidate: Candidate, config: dict[str, Any] | None) -> str:
@@ -138,7 +144,7 @@ def tuning_key(op: Op[..., Any], args: Sequence[Any]) -> str:
     parts = [op.name, _sources(op), machine(device.type, device.index or 0)]
     parts.append("training" if wanted else "inference")
     if _torch.is_autocast():
-        parts.append(f"autocast {torch.get_autocast_dtype(device.type)}")
+        parts.append(f"autocast {torch.get_autocast_dtype('cpu')} {torch.get_autocast_dtype('cuda')}")
     parts += [
         f"{name}={_argument(value)}"
         for name, value in zip(op.positions, args, strict=True)

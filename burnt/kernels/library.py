@@ -8,7 +8,7 @@ For each op ``burnt::f`` is declared from the Python signature of its reference,
   gradients are torch's of the reference;
 - vmap and autocast, which run the reference: torch's own ops batch and cast as they always do.
 
-Results of these ops never share memory with arguments; where the reference returns its argument, it is copied.
+Results of these ops never share memory with arguments; a reference that returns its argument is copied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,9 +28,8 @@ from burnt.kernels.gradient import Vjp
 if TYPE_CHECKING:
     from burnt.kernels.op import Op
 
-__all__ = ["declare", "decompositions"]
+__all__ = ["Declared", "declare", "decompositions", "withdraw"]
 
-_LIBRARY = torch.library.Library("burnt", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _RANDOM_TAGS = (*_TAGS, torch.Tag.nondeterministic_seeded)
 
@@ -42,31 +41,48 @@ _TYPES: dict[Any, str] = {
     str: "str",
     torch.dtype: "ScalarType",
     Sequence[int]: "SymInt[]",
-    int | Sequence[int]: "SymInt[1]",  # one number is a list of one
+    int | Sequence[int]: "SymInt[]",  # one number is a list of one: see `Op.recorded`
 }
 
 _references: dict[Any, Callable[..., Any]] = {}
 
 
-def declare(op: Op[..., Any]) -> tuple[Any, Any]:
-    """Declare ``burnt::f`` and its backward.
+class Declared(NamedTuple):
+    """What torch knows of an op.
 
-    Returns:
-        the overload whose result is a tensor, and the one whose results are a pair (the same where the op
-        always returns as many).
+    Args:
+        overloads: the one whose result is a tensor, and the one whose results are a pair (the same where the
+            op always returns as many).
+        library: holds the registrations, which go with it.
+    """
+
+    overloads: tuple[Any, Any]
+    library: Any
+
+
+def declare(op: Op[..., Any]) -> Declared:
+    """Declare ``burnt::f`` and its backward.
 
     Raises:
         DefinitionError: the reference's annotations do not say what it takes or returns.
     """
     arguments, results = _schema(op)
+    library: Any = torch.library.Library("burnt", "FRAGMENT")  # type: ignore[no-untyped-call]
     if op.pair is None:
-        overload = _declared(op, op.name, "", arguments, results)
-        return overload, overload
+        overload = _declared(library, op, "", arguments, results)
+        return Declared((overload, overload), library)
     # Which of the two is called depends on an argument, which is always, or never, given.
     always = [a if i != op.pair else _given(a) for i, a in enumerate(arguments)]
     name = list(op.positions)[op.pair]
-    one = _declared(op, op.name, "", arguments, "Tensor")
-    return one, _declared(op, op.name, name, always, "(Tensor, Tensor)")
+    one = _declared(library, op, "", arguments, "Tensor")
+    return Declared((one, _declared(library, op, name, always, "(Tensor, Tensor)")), library)
+
+
+def withdraw(declared: Declared) -> None:
+    """Undo `declare`."""
+    for overload in declared.overloads:
+        _references.pop(overload, None)
+    _torch.destroy(declared.library)
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
@@ -87,8 +103,8 @@ def _schema(op: Op[..., Any]) -> tuple[list[str], str]:
         if parameter.default is not parameter.empty:
             default = parameter.default
             default = f'"{default}"' if isinstance(default, str) else default
-            if isinstance(default, tuple | list):
-                default = list(default)
+            if "[]" in text and default is not None:
+                default = [default] if isinstance(default, int) else list(default)
             made.append(f"{text} {name}={default}")
         else:
             made.append(f"{text} {name}")
@@ -131,22 +147,23 @@ def _given(argument: str) -> str:
     return f"{kind.removesuffix('?')} {rest.partition('=')[0]}" if kind == "Tensor?" else argument
 
 
-def _declared(op: Op[..., Any], name: str, overload: str, arguments: Sequence[str], results: str) -> Any:
+def _declared(library: Any, op: Op[..., Any], overload: str, arguments: Sequence[str], results: str) -> Any:
+    name = op.name
     tags = _RANDOM_TAGS if op.random else _TAGS
     full = f"{name}.{overload}" if overload else name
     # An argument without a default may follow none with one; where one must be given, all before it must.
     listed = list(arguments)
     last = max((i for i, a in enumerate(listed) if "=" not in a), default=-1)
     listed = [a.partition("=")[0] if i < last else a for i, a in enumerate(listed)]
-    _LIBRARY.define(f"{full}({', '.join(listed)}) -> {results}", tags=tags)
+    library.define(f"{full}({', '.join(listed)}) -> {results}", tags=tags)
     made = getattr(getattr(torch.ops.burnt, name), overload or "default")
-    _kernels(full, _of_values(op), op.reference, lambda *args: _owned_all(op.reference(*args), args))
+    _kernels(library, full, _of_values(op), op.reference, lambda *args: _owned_all(op.reference(*args), args))
     _references[made] = op.reference
 
     back = f"{name}_backward"
     given = [a.partition("=")[0] for a in listed]
     full_back = f"{back}.{overload}" if overload else back
-    _LIBRARY.define(
+    library.define(
         f"{full_back}(Tensor[] cotangents, {', '.join(given)}, bool[] wanted) -> Tensor[]", tags=tags
     )
     backward = getattr(getattr(torch.ops.burnt, back), overload or "default")
@@ -157,32 +174,42 @@ def _declared(op: Op[..., Any], name: str, overload: str, arguments: Sequence[st
     def fast_gradients(cotangents: Sequence[Tensor], *rest: Any) -> list[Tensor]:
         from burnt.kernels.op import gradient
 
-        with torch.no_grad():
+        with _torch.normal_dispatch(), torch.no_grad():
             made = gradient(op, cotangents, rest[:-1], rest[-1])
             expected = _like(rest[:-1], rest[-1], device="meta")
             return [_laid_out(_owned(t, rest), e) for t, e in zip(made, expected, strict=True)]
 
-    _kernels(full_back, fast_gradients, plain_gradients, lambda cotangents, *rest: _like(rest[:-1], rest[-1]))
+    _kernels(
+        library,
+        full_back,
+        fast_gradients,
+        plain_gradients,
+        lambda cotangents, *rest: _like(rest[:-1], rest[-1]),
+    )
     _references[backward] = plain_gradients
-    _LIBRARY.impl(full, _autograd(op, made, backward), "Autograd")
-    _LIBRARY.impl(full_back, _autograd_of_backward(backward, plain_gradients), "Autograd")
+    library.impl(full, _autograd(op, made, backward), "Autograd")
+    library.impl(full_back, _autograd_of_backward(backward, plain_gradients), "Autograd")
     return made
 
 
 def _kernels(
-    name: str, run: Callable[..., Any], reference: Callable[..., Any], fake: Callable[..., Any]
+    library: Any,
+    name: str,
+    run: Callable[..., Any],
+    reference: Callable[..., Any],
+    fake: Callable[..., Any],
 ) -> None:
     """The kernel, the fake, vmap and autocast of an overload."""
-    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"burnt::{name}", fake, lib=_LIBRARY)
+    library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"burnt::{name}", fake, lib=library)
     for key in ("FuncTorchBatched", "AutocastCPU", "AutocastCUDA"):
-        _LIBRARY.impl(name, reference, key)
+        library.impl(name, reference, key)
 
 
 def _of_values(op: Op[..., Any]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
-        with torch.no_grad():
-            return _owned_all(op(*args), args)
+        with _torch.normal_dispatch(), torch.no_grad():
+            return _owned_all(op.run(op.bound(args, {})), args)
 
     return run
 
@@ -253,8 +280,11 @@ def _at_autograd(
     def kernel(*args: Any) -> Any:
         # The dispatcher leaves out what equals its default.
         args = (*args, *(a.default_value for a in arguments[len(args) :]))
-        leaves = torch.utils._pytree.tree_leaves(args)
-        if torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in leaves):
+        if _torch.in_forward_ad():
+            return reference(*args)
+        # Cotangents are a list of tensors.
+        leaves = [t for a in args for t in (a if isinstance(a, list) else [a]) if isinstance(t, Tensor)]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in leaves):
             # A transform's level of autograd knows no Python functions but those it has called itself.
             return (reference if _torch.in_transform() else differentiated)(*args)
         with _torch.below_autograd():

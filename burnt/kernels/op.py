@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from burnt.errors import DefinitionError
 from burnt.kernels.checks import explained
 from burnt.kernels.gradient import Vjp
 
-__all__ = ["OPS", "Candidate", "Entry", "Op", "op"]
+__all__ = ["OPS", "Candidate", "Entry", "Generated", "Op", "bound_call", "gradient", "op"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,6 +32,7 @@ R = TypeVar("R")
 OPS: dict[str, Op[..., Any]] = {}
 """Every op by name."""
 
+_CONSTANTS = frozenset({bool, int, str, type(None), torch.dtype})
 _MOST_ENTRIES = 4096  # of an op: a program with ever new shapes must not keep them all
 
 
@@ -166,14 +167,31 @@ class Op(Generic[P, R]):
         # Strides are part of what a call means, and where two vendors' calls differ the reference has it.
         own = vendor or reference
         self._add(Candidate("vendor", own, differentiable=True, autocast=True, checks_values=True))
-        self._add(_Generated(reference))
+        self._add(Generated(reference))
         functools.update_wrapper(self, reference)
-        if self.name in OPS:
-            raise DefinitionError(f"there is an op {self.name!r} already", where=reference.__module__)
-        OPS[self.name] = self
-        from burnt.kernels.library import declare
+        from burnt.kernels.library import Declared, declare, withdraw
 
-        self.overloads = declare(self)
+        known = OPS.get(self.name)
+        if known is not None:
+            # The same definition run again, as in a notebook, takes the place of the one before.
+            if (known.reference.__module__, known.reference.__qualname__) != (
+                reference.__module__,
+                reference.__qualname__,
+            ):
+                raise DefinitionError(
+                    f"there is an op {self.name!r} already",
+                    where=f"{reference.__module__}.{reference.__qualname__}",
+                    found=f"{known.reference.__module__}.{known.reference.__qualname__}",
+                    hint="give yours another name; a faster implementation of that one is a candidate of it",
+                )
+            withdraw(known.declared)
+        self.declared: Declared = declare(self)
+        OPS[self.name] = self
+        self.overloads = self.declared.overloads
+        # Arguments of the schema that are lists, and may be given as one number.
+        self.listed = [
+            "[]" in str(a.type) or "List" in str(a.type) for a in self.overloads[0]._schema.arguments
+        ]
 
     def __repr__(self) -> str:
         return f"<op {self.name}: {', '.join(self.candidates)}>"
@@ -184,29 +202,33 @@ class Op(Generic[P, R]):
             args = self.bound(args, kwargs)  # type: ignore[assignment]
         if torch.compiler.is_compiling() or not _torch.is_plain_call():
             return self.recorded(args)  # type: ignore[no-any-return]
+        return self.run(args)  # type: ignore[no-any-return]
+
+    def run(self, args: Sequence[Any]) -> Any:
+        """The results by the best candidate, for all arguments by position, of tensors that are plain."""
         key: list[Any] = [torch.is_grad_enabled()]
         for arg in args:
             kind = type(arg)
             if kind is Tensor or kind is torch.nn.Parameter:
-                key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad  # type: ignore[attr-defined]
+                key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad
             elif kind is float:
                 key.append(float)
-            elif isinstance(arg, Tensor):
-                return self.recorded(args)  # type: ignore[no-any-return]
-            elif kind is list or kind is tuple:
-                key.append(tuple(arg))  # type: ignore[arg-type]
-            else:
+            elif kind in _CONSTANTS:
                 key.append(arg)
+            elif kind is list or kind is tuple:
+                key.append(tuple(arg))
+            else:  # a tensor of a class of its own, or what stands in for one: torch's ops know what to do
+                return self.candidates["vendor"](*args)
         if _torch.is_autocast():
             key += [torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")]
         signature = tuple(key)
         entry = self._entries.get(signature)
         if entry is None:
-            return self._first(signature, args)  # type: ignore[no-any-return]
+            return self._first(signature, args)
         if entry.look:
             self.look(*args)  # type: ignore[misc]
         try:
-            return entry.call(*args)  # type: ignore[no-any-return]
+            return entry.call(*args)
         except IndexError:
             if self.look is not None:
                 self.look(*args)  # says it better
@@ -231,7 +253,11 @@ class Op(Generic[P, R]):
     def recorded(self, args: Sequence[Any]) -> Any:
         """A call through ``torch.ops.burnt``, which modes, transforms and compilers see."""
         paired = self.pair is not None and args[self.pair] is not None and args[self.pair] is not False
-        return self.overloads[paired](*args)
+        return self.overloads[paired](*self.as_declared(args))
+
+    def as_declared(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments as the schema wants them: a number that stands for a list as a list."""
+        return [[a] if type(a) is int and wants else a for a, wants in zip(args, self.listed, strict=True)]
 
     def chosen(self, *args: P.args, **kwargs: P.kwargs) -> Entry:
         """What a call with these arguments runs, chosen if need be; the call is not made."""
@@ -309,7 +335,7 @@ def bound_call(
     op: Op[..., Any], candidate: Candidate, config: dict[str, Any] | None, args: Sequence[Any]
 ) -> Callable[..., Any]:
     """A candidate as a function of the op's arguments: with its configuration, and in the autograd graph."""
-    if isinstance(candidate, _Generated):
+    if isinstance(candidate, Generated):
         return candidate.bound(args)
     call = functools.partial(candidate.call, config=config) if config is not None else candidate.call
     tensors = [a for a in args if isinstance(a, Tensor)]
@@ -338,7 +364,7 @@ class _Rest:
         return self.reference(*[a.value if type(a) is _Static else next(left) for a in self.arguments])
 
 
-class _Generated(Candidate):
+class Generated(Candidate):
     """The kernels made of the reference."""
 
     def __init__(self, reference: Callable[..., Any]) -> None:
@@ -346,6 +372,7 @@ class _Generated(Candidate):
         self.functions: dict[tuple[Any, ...], Function] = {}
 
     def why_not(self, args: Sequence[Any]) -> str | None:
+        """Why nothing can be generated for these arguments, or None."""
         tensors = [a for a in args if isinstance(a, Tensor)]
         if not tensors:
             return "no tensor is given"
@@ -432,15 +459,19 @@ def gradient(
     return list(made)
 
 
-def op(reference: Callable[P, R] | None = None, **settings: Any) -> Any:
+@overload
+def op(reference: Callable[P, R], **settings: Any) -> Op[P, R]: ...
+@overload
+def op(reference: None = None, **settings: Any) -> Callable[[Callable[P, R]], Op[P, R]]: ...
+def op(reference: Callable[..., Any] | None = None, **settings: Any) -> Any:
     """Make an op of its reference: a decorator, with `Op`'s settings.
 
     >>> from burnt.kernels.op import OPS, op
     >>> @op
-    ... def doubled(x: torch.Tensor) -> torch.Tensor:
+    ... def twice_of(x: torch.Tensor) -> torch.Tensor:
     ...     return x * 2
-    >>> doubled(torch.ones(2)), doubled
-    (tensor([2., 2.]), <op doubled: vendor, generated>)
+    >>> twice_of(torch.ones(2)), twice_of
+    (tensor([2., 2.]), <op twice_of: vendor, generated>)
     """
     if reference is None:
         return functools.partial(op, **settings)

@@ -39,7 +39,7 @@ class Mismatch(AssertionError):
     """A fused program does not do what eager torch does."""
 
 
-class _Watched(TorchDispatchMode):
+class Watched(TorchDispatchMode):
     """Notes the largest finite element of any result, and nudges each by up to `nudge` of itself."""
 
     def __init__(self, nudge: float = 0.0, seed: int = 0) -> None:
@@ -69,8 +69,13 @@ class Verdict:
     aside: int = 0
 
 
-def judge(program: Program, fuse: Callable[..., Any]) -> Verdict:
-    """Compare a program with eager torch: its results, and its gradients where it has them.
+def judge(program: Program, fuse: Callable[..., Any], device: str | torch.device = "cpu") -> Verdict:
+    """Compare a program with eager torch on a CPU: its results, and its gradients where it has them.
+
+    Args:
+        program: what is run.
+        fuse: makes the function that is looked at of the program's.
+        device: where that function runs.
 
     Raises:
         Mismatch: naming what differs, with the program's source.
@@ -79,13 +84,14 @@ def judge(program: Program, fuse: Callable[..., Any]) -> Verdict:
     wide, wide_args = program.built(wide=True)
     eps = max(torch.finfo(DTYPES[name]).eps for name in program.families) if program.families else 0.0
     eager = _run(fn, args, program.gradients)
-    with _default(torch.float64), _Watched() as watched:
+    with default_dtype(torch.float64), Watched() as watched:
         truth = _run(wide, wide_args, program.gradients)
     nudged = []
     for seed in range(3):
-        with _default(torch.float64), _Watched(2 * eps, seed):
+        with default_dtype(torch.float64), Watched(2 * eps, seed):
             nudged.append(_run(wide, wide_args, program.gradients))
-    fused = _run(fuse(fn), args, program.gradients)
+    there = [moved(a, device) if isinstance(a, Tensor) else a for a in args]
+    fused = [None if t is None else moved(t, "cpu") for t in _run(fuse(fn), there, program.gradients)]
     # For a few ops torch describes other strides than it makes (logaddexp of an expanded tensor).
     described = _torch.fake_results(fn, args)
     verdict = Verdict()
@@ -94,17 +100,27 @@ def judge(program: Program, fuse: Callable[..., Any]) -> Verdict:
         if len(fused) != len(eager):
             raise Mismatch(f"{len(fused)} results, expected {len(eager)}")
         for i, (ours, theirs, exact, *others) in enumerate(zip(fused, eager, truth, *nudged, strict=True)):
-            _compare(f"result {i}", ours, theirs, exact, others, slack, verdict)
+            compare(f"result {i}", ours, theirs, exact, others, slack, verdict)
             # Of a gradient torch promises no strides.
-            if i < len(program.results) and _strides(ours) not in (_strides(theirs), _strides(described[i])):
-                raise Mismatch(f"result {i}: strides {_strides(ours)}, expected {_strides(theirs)}")
+            if i < len(program.results) and strides(ours) not in (strides(theirs), strides(described[i])):
+                raise Mismatch(f"result {i}: strides {strides(ours)}, expected {strides(theirs)}")
     except Mismatch as error:
         raise Mismatch(f"{error}\n{program.source}") from None
     return verdict
 
 
+def moved(tensor: Tensor, device: str | torch.device) -> Tensor:
+    """A tensor on another device, laid out in memory as it was."""
+    if tensor.device == torch.device(device):
+        return tensor
+    storage = tensor.untyped_storage()
+    whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    whole.set_(storage, 0, (len(storage) // tensor.itemsize,))
+    return whole.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
 @contextlib.contextmanager
-def _default(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -127,13 +143,14 @@ def _run(fn: Callable[..., Any], args: Sequence[Any], gradients: bool) -> list[T
     found: tuple[Tensor | None, ...] = ()
     if wanted and roots:
         # Exact in every dtype, different for each element, and the same however the result lies in memory.
-        pull = [(torch.arange(r.numel()) % 7 - 2.5).div(4).to(r.dtype).reshape(r.shape) for r in roots]
+        places = [torch.arange(r.numel(), device=r.device) for r in roots]
+        pull = [(p % 7 - 2.5).div(4).to(r.dtype).reshape(r.shape) for p, r in zip(places, roots, strict=True)]
         found = torch.autograd.grad(roots, wanted, pull, allow_unused=True)
     results += [torch.tensor(r.requires_grad) for r in results] if gradients else []
     return [None if t is None else t.detach() for t in (*results, *found)]
 
 
-def _compare(
+def compare(
     name: str,
     ours: Tensor | None,
     theirs: Tensor | None,
@@ -187,7 +204,7 @@ def _differ(a: Tensor, b: Tensor) -> Tensor:
     return a.ne(b) & ~(a.isnan() & b.isnan())
 
 
-def _strides(tensor: Tensor | None) -> list[int]:
+def strides(tensor: Tensor | None) -> list[int]:
     """Strides where they matter: those of axes that have a second element."""
     if tensor is None:
         return []

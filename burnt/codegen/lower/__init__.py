@@ -4,13 +4,25 @@ A table from op to function. What is not in it runs as torch's own call, and is 
 
     table        the table, and what its rows are made of
     elementwise  arithmetic, comparisons, choices, conversions, constants
+    integers     divisions, powers and shifts of integers
     views        views and what is made of parts
     reductions   sums, extremes, variances
     gathers      look-ups by tensors of indices, and their gradients
+    random       random numbers, dropout
+    scans        cumulative sums and the like
     windows      pooling and its gradients
 """
 
-from burnt.codegen.lower import elementwise, gathers, reductions, views, windows  # each fills its part
+from burnt.codegen.lower import (  # each fills its part of the table
+    elementwise,
+    gathers,
+    integers,
+    random,
+    reductions,
+    scans,
+    views,
+    windows,
+)
 from burnt.codegen.lower.table import LOWERINGS, Lowering, Number, Unlowered, const, lowered, pointwise
 
 __all__ = [
@@ -21,9 +33,12 @@ __all__ = [
     "const",
     "elementwise",
     "gathers",
+    "integers",
     "lowered",
     "pointwise",
+    "random",
     "reductions",
+    "scans",
     "views",
     "windows",
 ]

@@ -11,10 +11,14 @@ from burnt.codegen.ir import Expr, Index, Value
 from burnt.codegen.ir import index as place_of
 from burnt.codegen.lower.table import (
     LOWERINGS,
+    Number,
     Unlowered,
+    as_result,
     cast,
     common_dtype,
     compute_dtype,
+    const,
+    filled,
     lowered,
     operand,
     overloads,
@@ -62,50 +66,6 @@ _binary("bitwise_xor", "xor")
 @lowered(aten.div.Tensor, aten.div.Scalar)
 def _div(meta: torch.Tensor, a: Any, b: Any) -> Value:
     return pointwise("div", meta, [a, b], meta.dtype)
-
-
-@lowered(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def _div_mode(meta: torch.Tensor, a: Any, b: Any, rounding_mode: str | None = None) -> Value:
-    if rounding_mode is None:
-        return pointwise("div", meta, [a, b], meta.dtype)
-    if not meta.dtype.is_floating_point:
-        raise Unlowered  # integer division by zero is an error in torch
-    return pointwise(f"{rounding_mode}_div", meta, [a, b], meta.dtype)
-
-
-@lowered(aten.remainder.Tensor, aten.remainder.Scalar)
-def _remainder(meta: torch.Tensor, a: Any, b: Any) -> Value:
-    if not meta.dtype.is_floating_point:
-        raise Unlowered
-    return pointwise("remainder", meta, [a, b], meta.dtype)
-
-
-@lowered(aten.fmod.Tensor, aten.fmod.Scalar)
-def _fmod(meta: torch.Tensor, a: Any, b: Any) -> Value:
-    if not meta.dtype.is_floating_point:
-        raise Unlowered
-    return pointwise("fmod", meta, [a, b], meta.dtype)
-
-
-@lowered(aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.pow.Scalar)
-def _pow(meta: torch.Tensor, a: Any, b: Any) -> Value:
-    if not meta.dtype.is_floating_point:
-        raise Unlowered
-    if isinstance(b, int | float) and isinstance(a, Value):
-        # The powers that torch's CPU kernels treat apart, exact where multiplication is.
-        if b == 2:
-            return pointwise("mul", meta, [a, a], meta.dtype)
-        if b == 1:
-            return pointwise("identity", meta, [a], meta.dtype)
-        if b == 3:
-            return pointwise("mul", meta, [pointwise("mul", meta, [a, a], meta.dtype), a], meta.dtype)
-        if b == 0.5:
-            return pointwise("sqrt", meta, [a], meta.dtype)
-        if b == -0.5:
-            return pointwise("rsqrt", meta, [a], meta.dtype)
-        if b == -1:
-            return pointwise("reciprocal", meta, [a], meta.dtype)
-    return pointwise("pow", meta, [a, b], meta.dtype)
 
 
 for _name, _op in _TESTS.items():
@@ -204,11 +164,83 @@ def _to_copy(meta: torch.Tensor, x: Value, *_: Any, **options: Any) -> Value:
 
 
 @lowered(
-    aten.alias.default, aten.detach.default, aten.clone.default, aten.lift_fresh_copy.default,
-    aten.contiguous.default, aten.positive.default,
+    aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default,
+    aten.contiguous.default, aten.positive.default, aten.alias_copy.default, aten.lift_fresh.default,
 )  # fmt: skip
 def _alias(meta: torch.Tensor, x: Value, **_: Any) -> Value:
     return x
+
+
+@lowered(aten.clone.default)
+def _clone(meta: torch.Tensor, x: Value, **_: Any) -> Value:
+    return Value(x.shape, x.dtype, x.at)  # another value: a result that is a copy has memory of its own
+
+
+@lowered(aten.isposinf.default)
+def _isposinf(meta: torch.Tensor, x: Value, sign: float = math.inf) -> Value:
+    if not x.dtype.is_floating_point:
+        return filled(x.shape, False, torch.bool)
+    return pointwise("eq", meta, [x, sign], x.dtype)
+
+
+@lowered(aten.isneginf.default)
+def _isneginf(meta: torch.Tensor, x: Value) -> Value:
+    return _isposinf(meta, x, -math.inf)
+
+
+@lowered(aten.signbit.default)
+def _signbit(meta: torch.Tensor, x: Value) -> Value:
+    if not x.dtype.is_floating_point:
+        return pointwise("lt", meta, [x, 0], x.dtype)
+    return pointwise("lt", meta, [pointwise("copysign", x_meta(x), [1.0, x], x.dtype), 0], x.dtype)
+
+
+@lowered(aten.angle.default)
+def _angle(meta: torch.Tensor, x: Value) -> Value:
+    inside = compute_dtype(meta.dtype)
+
+    def at(index: Index) -> Expr:
+        here = cast(x.at(index), inside)
+        below = Expr.make("lt", (here, const(0, inside)), torch.bool)
+        turned = Expr.make("where", (below, const(math.pi, inside), const(0, inside)), inside)
+        known = Expr.make("eq", (here, here), torch.bool)
+        return Expr.make("where", (known, turned, here), inside)
+
+    return as_result(Value(x.shape, inside, at), meta)
+
+
+@lowered(aten.hypot.default)
+def _hypot(meta: torch.Tensor, a: Value, b: Value) -> Value:
+    """The larger times the root of 1 plus a square that is at most 1: nothing overflows on the way."""
+    inside = compute_dtype(meta.dtype)
+    first, second = operand(a, meta.shape, inside), operand(b, meta.shape, inside)
+
+    def at(index: Index) -> Expr:
+        x, y = (Expr.make("abs", (f(index),), inside) for f in (first, second))
+        large, small = (Expr.make(op, (x, y), inside) for op in ("maximum", "minimum"))
+        zero, infinite = const(0, inside), const(math.inf, inside)
+        ratio = Expr.make("div", (small, large), inside)
+        square = Expr.make("add", (const(1, inside), Expr.make("mul", (ratio, ratio), inside)), inside)
+        length = Expr.make("mul", (large, Expr.make("sqrt", (square,), inside)), inside)
+        length = Expr.make("where", (Expr.make("eq", (large, zero), torch.bool), zero, length), inside)
+        # Infinite beats NaN.
+        either = [Expr.make("eq", (v, infinite), torch.bool) for v in (x, y)]
+        return Expr.make("where", (Expr.make("or", either, torch.bool), infinite, length), inside)
+
+    return as_result(Value(tuple(meta.shape), inside, at), meta)
+
+
+@lowered(aten.round.decimals)
+def _round_decimals(meta: torch.Tensor, x: Value, *, decimals: int) -> Value:
+    if not decimals:
+        return pointwise("round", meta, [x], meta.dtype) if meta.dtype.is_floating_point else x
+    if not meta.dtype.is_floating_point:
+        raise Unlowered
+    ten = 10.0 ** abs(decimals)
+    there, back = ("mul", "div") if decimals > 0 else ("div", "mul")
+    inside = x_meta(Value(x.shape, compute_dtype(meta.dtype), x.at))
+    scaled = pointwise("round", inside, [pointwise(there, inside, [x, ten], inside.dtype)], inside.dtype)
+    return pointwise(back, meta, [scaled, ten], meta.dtype)
 
 
 @lowered(aten.full.default, aten.full_like.default)
@@ -219,7 +251,28 @@ def _full(meta: torch.Tensor, like: Any, value: Any, **_: Any) -> Value:
     return Value(tuple(meta.shape), meta.dtype, lambda index: at(()))
 
 
-@lowered(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+@lowered(aten.new_full.default)
+def _new_full(meta: torch.Tensor, like: Value, shape: Any, value: Any, **_: Any) -> Value:
+    return _full(meta, None, value)
+
+
+@lowered(*overloads("fill", "Scalar", "Tensor"))
+def _fill(meta: torch.Tensor, x: Value, value: Any) -> Value:
+    at = operand(value, (), meta.dtype)
+    return Value(tuple(meta.shape), meta.dtype, lambda index: at(()))
+
+
+@lowered(aten.copy.default)
+def _copy(meta: torch.Tensor, x: Value, source: Value, non_blocking: bool = False) -> Value:
+    return Value(x.shape, x.dtype, operand(source, x.shape, x.dtype))
+
+
+# What is not filled is filled with 0: it is there to be written to.
+@lowered(
+    aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.zero.default,
+    aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default, aten.empty_strided.default,
+    aten.new_empty_strided.default, aten.empty_permuted.default,
+)  # fmt: skip
 def _zeros(meta: torch.Tensor, *_: Any, **__: Any) -> Value:
     return _full(meta, None, 0)
 
@@ -234,12 +287,20 @@ def _scalar_tensor(meta: torch.Tensor, value: Any, **_: Any) -> Value:
     return _full(meta, None, value)
 
 
-@lowered(aten.arange.start_step)
-def _arange(meta: torch.Tensor, start: Any, end: Any, step: Any = 1, **_: Any) -> Value:
-    if not all(isinstance(v, int) for v in (start, step)):
+@lowered(aten.arange.start_step, aten.arange.start, aten.arange.default)
+def _arange(meta: torch.Tensor, start: Any, end: Any = None, step: Any = 1, **_: Any) -> Value:
+    if end is None:
+        start = 0
+    if all(isinstance(v, int) for v in (start, step)):
+        return Value(
+            tuple(meta.shape), meta.dtype, lambda index: cast(place_of(index[0] * step + start), meta.dtype)
+        )
+    if any(isinstance(v, Number) for v in (start, step)):
         raise Unlowered
-    return Value(
-        tuple(meta.shape),
-        meta.dtype,
-        lambda index: cast(place_of(index[0] * step + start), meta.dtype),
-    )
+    wide = torch.float64
+
+    def at(index: Index) -> Expr:
+        offset = Expr.make("mul", (cast(place_of(index[0]), wide), const(step, wide)), wide)
+        return cast(Expr.make("add", (offset, const(start, wide)), wide), meta.dtype)
+
+    return Value(tuple(meta.shape), meta.dtype, at)

@@ -37,6 +37,8 @@ _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 def looked_up(place: Expr, check: Check, shown: Expr | None = None) -> Ix:
     """A computed index of an axis of `check.size`, counted from the end where `check.low` is negative."""
+    if not check.size:
+        raise Unlowered  # nothing is in range
     size = place_of(Ix(const=check.size))
     shown = cast(place, torch.int64) if shown is None else shown
     lowest = place_of(Ix(const=check.low)) if check.low else const(0, torch.int64)

@@ -13,10 +13,13 @@ from burnt.codegen.lower.table import (
     LOWERINGS,
     SHORT,
     Lowering,
+    Number,
     Unlowered,
     cast,
     compute_dtype,
+    filled,
     lowered,
+    meta_of,
     pointwise,
 )
 from burnt.codegen.lower.views import reshaped
@@ -29,6 +32,8 @@ def reduction(
 ) -> Value:
     """A fold over axes (all of them for None or an empty list), computed in `inside`, given in `dtype`."""
     rank = len(x.shape)
+    if not x.numel:
+        return _of_nothing(kind, x, axes, keepdim, dtype)
     over = sorted({axis % rank for axis in axes}) if axes and rank else list(range(rank))
     kept = [axis for axis in range(rank) if axis not in over]
 
@@ -54,6 +59,17 @@ def reduction(
         return Expr.make("as" if dtype in SHORT else "cast", (made,), dtype)
 
     return Value(shape, dtype, at)
+
+
+_NOTHING = {"sum": 0, "prod": 1, "any": 0, "all": 1}
+
+
+def _of_nothing(kind: str, x: Value, axes: Sequence[int] | None, keepdim: bool, dtype: torch.dtype) -> Value:
+    """The fold of an empty tensor: its shape as torch says, filled with what a fold begins with."""
+    shape = torch.empty(x.shape, device="meta").sum(list(axes or ()), keepdim=keepdim).shape
+    if kind not in _NOTHING and shape.numel():
+        raise Unlowered  # torch says that there is no largest element
+    return filled(shape, _NOTHING.get(kind, 0), dtype)
 
 
 @lowered(aten.sum.dim_IntList, aten.sum.default)
@@ -112,16 +128,12 @@ def _axes(axis: Any) -> list[int] | None:
 
 @lowered(aten.any.default, aten.any.dim, aten.any.dims)
 def _any(meta: torch.Tensor, x: Value, axis: Any = None, keepdim: bool = False) -> Value:
-    if meta.dtype != torch.bool:
-        raise Unlowered
-    return reduction("any", x, _axes(axis), keepdim, torch.bool, torch.bool)
+    return reduction("any", x, _axes(axis), keepdim, meta.dtype, torch.bool)
 
 
 @lowered(aten.all.default, aten.all.dim, aten.all.dims)
 def _all(meta: torch.Tensor, x: Value, axis: Any = None, keepdim: bool = False) -> Value:
-    if meta.dtype != torch.bool:
-        raise Unlowered
-    return reduction("all", x, _axes(axis), keepdim, torch.bool, torch.bool)
+    return reduction("all", x, _axes(axis), keepdim, meta.dtype, torch.bool)
 
 
 def _arg(kind: str) -> Lowering:
@@ -137,6 +149,31 @@ LOWERINGS[aten.argmax.default] = _arg("argmax")
 LOWERINGS[aten.argmin.default] = _arg("argmin")
 
 
+def _extreme(kind: str) -> Lowering:
+    def lower(
+        metas: Sequence[torch.Tensor], x: Value, axis: int, keepdim: bool = False
+    ) -> tuple[Value, Value]:
+        inside = compute_dtype(x.dtype)
+        places = reduction(f"arg{kind}", x, [axis], keepdim, torch.int64, inside)
+        return reduction(kind, x, [axis], keepdim, x.dtype, inside), places
+
+    return lower
+
+
+LOWERINGS[aten.max.dim] = _extreme("max")
+LOWERINGS[aten.min.dim] = _extreme("min")
+
+
+@lowered(aten.aminmax.default)
+def _aminmax(
+    metas: Sequence[torch.Tensor], x: Value, *, dim: int | None = None, keepdim: bool = False
+) -> tuple[Value, Value]:
+    axes = _axes(dim)
+    if axes is None and keepdim:
+        axes = list(range(len(x.shape)))
+    return _amin(metas[0], x, axes, keepdim), _amax(metas[1], x, axes, keepdim)
+
+
 @lowered(aten.var_mean.correction)
 def _var_mean(
     metas: Sequence[torch.Tensor], x: Value, axes: Any = None, *, correction: Any = 1, keepdim: bool = False
@@ -150,8 +187,13 @@ def _var_mean(
     mean = pointwise("div", narrow, [total, counted(count)], inside)
     centred = pointwise("sub", wide, [x, mean], inside)
     squares = reduction("sum", pointwise("mul", wide, [centred, centred], inside), axes, True, inside, inside)
-    divisor = max(count - (1 if correction is None else correction), 0)
-    by = counted(divisor) if isinstance(divisor, int) else divisor
+    by: Any
+    if isinstance(correction, Number):
+        by = pointwise("sub", meta_of((), inside), [counted(count), correction], inside)
+        by = pointwise("maximum", meta_of((), inside), [by, 0], inside)
+    else:
+        by = max(count - (1 if correction is None else correction), 0)
+        by = counted(by) if isinstance(by, int) else by
     variance = pointwise("div", narrow, [squares, by], inside)
 
     def given(value: Value) -> Value:

@@ -34,13 +34,15 @@ def reshaped(x: Value, shape: Sequence[int]) -> Value:
 
 @lowered(
     aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.unsqueeze.default,
-    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims,
+    aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten._reshape_alias.default,
+    aten.view_copy.default, aten.squeeze_copy.default, aten.squeeze_copy.dim, aten.squeeze_copy.dims,
+    aten.unsqueeze_copy.default, aten.reshape_as.default,
 )  # fmt: skip
 def _reshape(meta: torch.Tensor, x: Value, *_: Any) -> Value:
     return reshaped(x, meta.shape)
 
 
-@lowered(aten.expand.default)
+@lowered(aten.expand.default, aten.expand_copy.default)
 def _expand(meta: torch.Tensor, x: Value, *_: Any, **__: Any) -> Value:
     return Value(tuple(meta.shape), x.dtype, broadcast(x, meta.shape))
 
@@ -59,12 +61,12 @@ def permuted(x: Value, order: Sequence[int]) -> Value:
     return Value(shape, x.dtype, at)
 
 
-@lowered(aten.permute.default)
+@lowered(aten.permute.default, aten.permute_copy.default)
 def _permute(meta: torch.Tensor, x: Value, order: Sequence[int]) -> Value:
     return permuted(x, order)
 
 
-@lowered(aten.transpose.int)
+@lowered(aten.transpose.int, aten.transpose_copy.int)
 def _transpose(meta: torch.Tensor, x: Value, a: int, b: int) -> Value:
     if not x.shape:
         return x
@@ -73,7 +75,7 @@ def _transpose(meta: torch.Tensor, x: Value, a: int, b: int) -> Value:
     return permuted(x, order)
 
 
-@lowered(aten.t.default)
+@lowered(aten.t.default, aten.t_copy.default)
 def _t(meta: torch.Tensor, x: Value) -> Value:
     return permuted(x, list(range(len(x.shape)))[::-1])
 
@@ -91,7 +93,7 @@ def _start(size: int, start: int | None) -> int:
     return 0 if start is None else max(start + size, 0) if start < 0 else min(start, size)
 
 
-@lowered(aten.slice.Tensor)
+@lowered(aten.slice.Tensor, aten.slice_copy.Tensor)
 def _slice(
     meta: torch.Tensor,
     x: Value,
@@ -104,7 +106,7 @@ def _slice(
     return moved(x, meta.shape, axis, _start(x.shape[axis], start), step)
 
 
-@lowered(aten.select.int)
+@lowered(aten.select.int, aten.select_copy.int)
 def _select(meta: torch.Tensor, x: Value, axis: int, at: int) -> Value:
     axis %= len(x.shape)
     place = Ix.of(at % x.shape[axis])
@@ -192,12 +194,22 @@ def _cat(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Value:
     return Value(tuple(meta.shape), meta.dtype, at)
 
 
+@lowered(aten.stack.default)
+def _stack(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Value:
+    axis %= len(meta.shape)
+    shape = tuple(1 if a == axis else s for a, s in enumerate(meta.shape))
+    return _cat(meta, [reshaped(part, shape) for part in parts], axis)
+
+
 @lowered(operator.getitem)
 def _getitem(meta: Any, parts: Sequence[Any], at: int) -> Any:
     return parts[at]
 
 
-@lowered(aten.split.Tensor, aten.split_with_sizes.default)
+@lowered(
+    aten.split.Tensor, aten.split_with_sizes.default, aten.unsafe_split.Tensor, aten.split_copy.Tensor,
+    aten.split_with_sizes_copy.default, aten.unsafe_split_with_sizes.default,
+)  # fmt: skip
 def _split(metas: Sequence[torch.Tensor], x: Value, sizes: Any, axis: int = 0) -> list[Value]:
     axis %= len(x.shape)
     parts, start = [], 0
@@ -207,7 +219,7 @@ def _split(metas: Sequence[torch.Tensor], x: Value, sizes: Any, axis: int = 0) -
     return parts
 
 
-@lowered(aten.unbind.int)
+@lowered(aten.unbind.int, aten.unbind_copy.int)
 def _unbind(metas: Sequence[torch.Tensor], x: Value, axis: int = 0) -> list[Value]:
     return [_select(meta, x, axis, i) for i, meta in enumerate(metas)]
 
@@ -350,7 +362,7 @@ def _roll(meta: torch.Tensor, x: Value, by: Sequence[int], axes: Sequence[int] =
     return Value(x.shape, x.dtype, at)
 
 
-@lowered(aten.unfold.default)
+@lowered(aten.unfold.default, aten.unfold_copy.default)
 def _unfold(meta: torch.Tensor, x: Value, axis: int, size: int, step: int) -> Value:
     if not x.shape:
         return Value(tuple(meta.shape), x.dtype, lambda index: x.at(()))

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
 from burnt.codegen.function import Function
-from burnt.codegen.ir import Buffer
-from burnt.codegen.print_triton import Printed, Work, form_of, print_kernel
+from burnt.codegen.ir import Buffer, Kernel
+from burnt.codegen.print_triton import Failed, Number, Printed, Work, form_of, print_kernel
 from burnt.codegen.target import Built, Target
 from burnt.codegen.triton_blocks import pick
 from burnt.codegen.triton_launch import load
@@ -70,33 +71,37 @@ class _Driver:
 @contextmanager
 def driven(target: GPUTarget) -> Iterator[None]:
     """Triton takes this target for the machine's."""
+    before = driver._active  # looking for the machine's own would fail where there is no GPU
     driver.set_active(_Driver(target))
     try:
         yield
     finally:
-        driver.reset_active()
+        driver._active = before
 
 
-def printed(fn: Callable[..., Any], *args: Any, gradients: bool = False) -> list[Printed]:
-    """The kernels of a function, forward and backward, printed and not run."""
-    found: list[Printed] = []
+def planned(fn: Callable[..., Any], *args: Any, gradients: bool = False) -> list[Kernel]:
+    """The kernels of a function, forward and backward; nothing is run."""
+    found: list[Kernel] = []
 
-    def build(kernels: Sequence[Any], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
-        made = {kernel: print_kernel(kernel, pick(form_of(kernel))) for kernel in kernels}
-        found.extend(made.values())
-        texts = {kernel: one.text for kernel, one in made.items()}
-        return Built("".join(texts.values()), texts, {k: lambda memory, numbers: None for k in kernels})
+    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+        found.extend(kernels)
+        return Built("", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels})
 
     inputs = [
-        a.requires_grad_() if gradients and isinstance(a, torch.Tensor) and a.is_floating_point() else a
+        a.detach().requires_grad_() if gradients and isinstance(a, Tensor) and a.is_floating_point() else a
         for a in args
     ]
     made = Function(fn, target=Target("triton", build, lambda: None))(*inputs)
     if gradients:
         roots = [r for r in (made if isinstance(made, tuple) else (made,)) if r.requires_grad]
-        wanted = [a for a in inputs if isinstance(a, torch.Tensor) and a.requires_grad]
+        wanted = [a for a in inputs if isinstance(a, Tensor) and a.requires_grad]
         torch.autograd.grad(roots, wanted, [torch.ones_like(r) for r in roots], allow_unused=True)
     return found
+
+
+def printed(fn: Callable[..., Any], *args: Any, gradients: bool = False) -> list[Printed]:
+    """The kernels of a function, forward and backward, as Triton."""
+    return [print_kernel(k, pick(form_of(k))) for k in planned(fn, *args, gradients=gradients)]
 
 
 def compiled(kernels: Sequence[Printed], target: str, folder: Path) -> list[Compiled]:
@@ -122,7 +127,9 @@ def compiled(kernels: Sequence[Printed], target: str, folder: Path) -> list[Comp
 def _argument(argument: Any) -> Any:
     if isinstance(argument, Buffer | Work):
         return MockTensor(argument.dtype)
-    return 1.5 if isinstance(argument, tuple) else argument
+    if isinstance(argument, Failed):
+        return MockTensor(torch.int64)
+    return 1.5 if isinstance(argument, Number) else argument
 
 
 def _measured(made: Any, name: str, target: str, folder: Path) -> Compiled:
@@ -133,7 +140,8 @@ def _measured(made: Any, name: str, target: str, folder: Path) -> Compiled:
         tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
         said = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
         usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
-        return Compiled(name, made.asm["ptx"], int(usage["REG"]), int(usage["LOCAL"]), shared)
+        spilled = int(usage["STACK"]) + int(usage["LOCAL"])
+        return Compiled(name, made.asm["ptx"], int(usage["REG"]), spilled, shared)
     assembly = made.asm["amdgcn"]
 
     def number(field: str) -> int:

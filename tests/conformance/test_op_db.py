@@ -1,0 +1,197 @@
+"""PyTorch's own samples of its operators (`op_db`), fused and compared with eager torch.
+
+An operator's samples of a dtype are one fused function, which takes their tensors and floats. What takes a
+call of torch's own is left out: it would compare torch with itself. Values and gradients are held against
+float64 by the gate's measure (`tests.codegen.compare`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo
+from torch.utils import _pytree as pytree
+
+from burnt.codegen import fuse
+from burnt.codegen.compiler import find_compiler
+from burnt.codegen.function import Function
+from burnt.codegen.ir import Kernel
+from tests.codegen.compare import Mismatch, Verdict, Watched, compare, default_dtype
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run"),
+]
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
+OPS: dict[str, OpInfo] = {
+    f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name: op for op in op_db
+}
+# Operators of which no two calls agree, or that ask what a fused function does not promise.
+LEFT_OUT = {
+    "empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided",  # any values
+    "resize_", "resize_as_",  # what is new in memory may be anything
+}  # fmt: skip
+# Operators, by dtype or all of them, that differ from eager torch; each fails until it does not.
+EXPECTED: dict[tuple[str, torch.dtype | None], str] = {}
+PER_OP, ALL = 3, 1000
+
+
+class Sample:
+    """One call of an operator: a function of its tensors and floats, everything else in place."""
+
+    def __init__(self, op: OpInfo, sample: Any) -> None:
+        self.op = op
+        self.leaves, self.spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        self.given = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor) or type(leaf) is float]
+        self.args = [self.leaves[i] for i in self.given]
+
+    def __call__(self, *args: Any, wide: bool = False) -> list[Any]:
+        leaves = list(self.leaves)
+        if wide:
+            leaves = [torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for v in leaves]
+        for i, arg in zip(self.given, args, strict=True):
+            leaves[i] = arg
+        first, rest, keywords = pytree.tree_unflatten(leaves, self.spec)
+        made = self.op(first, *rest, **keywords)
+        return [t for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
+
+    def wants_gradient(self) -> list[bool]:
+        return [isinstance(a, Tensor) and a.requires_grad for a in self.args]
+
+
+class Together:
+    """Several samples as one function."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self.samples = samples
+        self.args = [arg for sample in samples for arg in sample.args]
+
+    def __call__(self, *args: Any, wide: bool = False) -> tuple[Tensor, ...]:
+        given, made = iter(args), []
+        for sample in self.samples:
+            made += sample(*itertools.islice(given, len(sample.args)), wide=wide)
+        return tuple(made)
+
+
+def lowered(samples: Iterator[Any], op: OpInfo, most: int) -> list[Sample]:
+    """The first samples that come out as kernels alone, and that torch computes the same way twice."""
+    found: list[Sample] = []
+    for raw in itertools.islice(samples, 4 * most):
+        sample = Sample(op, raw)
+        if len(found) == most:
+            break
+        tensors = [a for a in sample.args if isinstance(a, Tensor)]
+        if sum(t.numel() for t in tensors) > 20_000:
+            continue
+        with torch.no_grad():
+            # Planned, not compiled: that is done once for all of them.
+            planned = _planned(Function(sample), [_fresh(a) for a in sample.args])
+        if planned:
+            found.append(sample)
+    return found
+
+
+def _fresh(arg: Any) -> Any:
+    return arg.detach().clone() if isinstance(arg, Tensor) else arg
+
+
+def _planned(function: Function, args: list[Any]) -> bool:
+    from burnt.codegen.schedule import schedule
+    from burnt.codegen.trace import trace, unsuited
+
+    if function._unsuited([a for a in args if isinstance(a, Tensor)]) is not None:
+        return False
+    try:
+        traced, _ = trace(function.fn, args)
+    except Exception:  # of any kind: the plain function runs
+        return False
+    if unsuited(traced) is not None:
+        return False
+    nodes = [node.target for node in traced.graph.graph.nodes if node.op == "call_function"]
+    if any(torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) for target in nodes):
+        return False
+    plan = schedule(traced, [getattr(traced.graph, name) for name in traced.captured])
+    return all(isinstance(step, Kernel) for step in plan.steps)
+
+
+def run(fn: Callable[..., tuple[Tensor, ...]], args: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
+    """The results, and the gradients of the arguments that want one."""
+    given = [_fresh(a) for a in args]
+    chosen = [a.requires_grad_() for a, want in zip(given, wanted, strict=True) if want]
+    made = fn(*given)
+    roots = [t for t in made if t.requires_grad]
+    found: tuple[Any, ...] = ()
+    if roots and chosen:
+        pull = [(torch.arange(t.numel()) % 7 - 2.5).div(4).to(t.dtype).reshape(t.shape) for t in roots]
+        found = torch.autograd.grad(roots, chosen, pull, allow_unused=True)
+    return [None if t is None else t.detach() for t in (*made, *found)]
+
+
+def judge(fn: Together, fused: Callable[..., Any], dtype: torch.dtype, wanted: Sequence[bool]) -> Verdict:
+    """Compare a fused function with eager torch.
+
+    Raises:
+        Mismatch: naming the result that differs.
+    """
+    eps = torch.finfo(dtype).eps if dtype.is_floating_point else torch.finfo(torch.float32).eps
+    wide_args = [
+        a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in map(_fresh, fn.args)
+    ]
+    wide = functools.partial(fn, wide=True)
+    eager = run(fn, fn.args, wanted)
+    with default_dtype(torch.float64), Watched() as watched:
+        truth = run(wide, wide_args, wanted)
+    nudged = []
+    for seed in range(3):
+        with default_dtype(torch.float64), Watched(2 * eps, seed):
+            nudged.append(run(wide, wide_args, wanted))
+    ours = run(fused, fn.args, wanted)
+    verdict = Verdict()
+    if len(ours) != len(eager):
+        raise Mismatch(f"{len(ours)} results, expected {len(eager)}")
+    for i, (mine, theirs, exact, *others) in enumerate(zip(ours, eager, truth, *nudged, strict=True)):
+        compare(f"result {i}", mine, theirs, exact, others, 4 * eps * watched.largest, verdict)
+    return verdict
+
+
+def check(name: str, dtype: torch.dtype, most: int) -> None:
+    op = OPS[name]
+    differentiable = dtype in (torch.float32, torch.float64) and op.supports_autograd
+    torch.manual_seed(0)
+    samples = lowered(op.sample_inputs("cpu", dtype, requires_grad=differentiable), op, most)
+    if not samples:
+        pytest.skip("takes torch's own call")
+    both = Together(samples)
+    fused = Function(both)
+    wanted = [want for sample in samples for want in sample.wants_gradient()]
+    judge(both, fused, dtype, [False] * len(wanted))
+    assert fused.why_plain(*map(_fresh, both.args)) is None
+    if any(wanted):
+        judge(both, fused, dtype, wanted)
+
+
+def cases(dtypes: Sequence[torch.dtype]) -> list[Any]:
+    found = []
+    for name, op in OPS.items():
+        if op.name in LEFT_OUT:
+            continue
+        for dtype in dtypes:
+            if dtype in op.dtypes:
+                reason = EXPECTED.get((name, dtype)) or EXPECTED.get((name, None))
+                marks = [pytest.mark.xfail(strict=True, reason=reason, raises=Mismatch)] if reason else []
+                found.append(pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}", marks=marks))
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "dtype"), cases(DTYPES))
+def test_all_samples(name: str, dtype: torch.dtype) -> None:
+    check(name, dtype, ALL)
