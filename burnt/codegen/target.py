@@ -130,8 +130,8 @@ def _no_compiler() -> str | None:
     return f"no C compiler: {toolchain.why_no_compiler()}" if toolchain.find_compiler() is None else None
 
 
-# Of the 8 MiB of a thread's stack, and such that rows stay in a core's second cache beside what is read.
-_SCRATCH = 1 << 16
+# Of the 8 MiB of a thread's stack, and such that a row stays in a core's second cache beside what is read.
+_SCRATCH = 1 << 19
 # Even for as many threads, and few beside the rows that are summed.
 _RUNS = 64
 
