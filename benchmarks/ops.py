@@ -43,15 +43,19 @@ def candidates(names: list[str], device: torch.device, quick: bool) -> None:
                     chosen = pick(op, given, able)[0].name
                     best = min(ms, key=lambda n: ms[n])
                     wrong = "" if ms[chosen] <= 1.05 * ms[best] else "  <- slower"
-                    shapes = " ".join(
-                        "x".join(map(str, a.shape)) for a in given if isinstance(a, torch.Tensor)
-                    )
+                    mode = "training" if training else "inference"
+                    shapes = " ".join("x".join(map(str, a.shape)) for a in given if is_tensor(a))
                     print(
                         f"{name:<22}{shapes[:32]:<34}{mode:<10}"
-                        f"{ms['vendor']:>10.3f}{ms['generated']:>10.3f}{ms['vendor'] / ms['generated']:>7.2f}  "
+                        f"{ms['vendor']:>10.3f}{ms['generated']:>10.3f}"
+                        f"{ms['vendor'] / ms['generated']:>7.2f}  "
                         f"{chosen}{wrong}",
                         flush=True,
                     )
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def with_gradients(args: tuple[Any, ...]) -> list[Any]:

@@ -141,8 +141,8 @@ def _vendor_layer_norm(
 def _alone(*args: object) -> bool:
     """Neither residual nor activation, or with gradients: where torch's own normalisation is as fast.
 
-    Generated, one thread, times as fast as torch's: layer_norm of 4096 x 1024 0.8, with its residual 1.8, with
-    backward 0.5; group_norm 0.6, 1.2, 0.2 to 0.7; batch_norm_inference 0.7, 2.2, 0.1 to 0.9.
+    Generated, one thread, times as fast as torch's: layer_norm of 4096 x 1024 0.8, with its residual 1.8,
+    with backward 0.5; group_norm 0.6, 1.2, 0.2 to 0.7; batch_norm_inference 0.7, 2.2, 0.1 to 0.9.
     """
     *_, residual, activation = args
     return trains(*args) or (residual is None and activation is None)
