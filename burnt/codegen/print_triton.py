@@ -34,10 +34,9 @@ from burnt.codegen.ir import (
     Store,
     Var,
     places,
-    replaced,
-    walk,
 )
-from burnt.codegen.triton_blocks import Config, Form
+from burnt.codegen.triton_blocks import Config, Form, power
+from burnt.codegen.triton_layout import Layout, Space, computed
 from burnt.errors import UnsupportedError
 
 __all__ = ["Failed", "Function", "Number", "Printed", "Work", "form_of", "print_kernel"]
@@ -61,7 +60,6 @@ _HELPED = """
 _HELPERS = frozenset(_HELPED.split())
 _LITERAL = 2
 """Integers up to this size are written as they are: they are structure more often than sizes."""
-_FAR = 2**31 - 2**20
 
 
 class Work(NamedTuple):
@@ -116,7 +114,7 @@ class Printed:
 
 def form_of(kernel: Kernel) -> Form:
     """What the choice of a kernel's block sizes depends on."""
-    return _Layout(kernel).form()
+    return Layout(kernel).form()
 
 
 def print_kernel(kernel: Kernel, config: Config) -> Printed:
@@ -126,7 +124,7 @@ def print_kernel(kernel: Kernel, config: Config) -> Printed:
         kernel: what to print; its name is that of the last function, ``_part0`` and so on of those before.
         config: a text holds for all block sizes that need the same loops.
     """
-    layout = _Layout(kernel)
+    layout = Layout(kernel)
     groups = layout.groups(config)
     if config.chunks > 1 and layout.divisible:
         phases, last = [], []
@@ -153,163 +151,6 @@ def print_kernel(kernel: Kernel, config: Config) -> Printed:
         names = ", ".join(sorted(helpers))
         head += f"from burnt.codegen.triton_math import {names}\n"
     return Printed("\n\n".join([head, *texts]), tuple(functions), config)
-
-
-class _Space:
-    """What steps of a number of turns walk along: one tile, whatever loops it is made of."""
-
-    def __init__(self, total: int, number: int) -> None:
-        self.total = total
-        self.number = number
-        self.loops: dict[tuple[int, ...], tuple[Var, ...]] = {}
-
-    def vars(self, inner: Sequence[Var]) -> tuple[Var, ...]:
-        """The loops that stand for those of a step, the same for all steps."""
-        extents = tuple(v.extent for v in inner)
-        return self.loops.setdefault(extents, tuple(Var(e) for e in extents))
-
-
-class _Layout:
-    """Which loops of a kernel are rows, which are columns, and which belong to a program each."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.folds = any(isinstance(step, Fold) or step.inner for step in kernel.steps)
-        across = self._across()
-        self.across = across is not None
-        outer = kernel.outer
-        self.spaces: dict[int, _Space] = {}
-        self.grid: tuple[Var, ...] = ()
-        self.lead: tuple[Var, ...] = ()
-        self.rows: tuple[Var, ...] = ()
-        if self.folds:
-            self.rows = outer
-            if across is not None:
-                self.rows, self.lead = (across,), tuple(v for v in outer if v is not across)
-        elif across is not None:
-            self.rows = (*(v for v in outer[:-1] if v is not across), across)
-            self.grid = outer[-1:]
-        elif len(outer) > 1 and _fills(outer[-1].extent):
-            self.rows, self.grid = outer[:-1], outer[-1:]
-        else:
-            self.grid = outer
-        if self.grid:
-            self.spaces[-1] = _Space(math.prod(v.extent for v in self.grid), 0)
-        self.steps: list[Fold | Store] = []
-        for step in kernel.steps:
-            total = math.prod(v.extent for v in step.inner)
-            if step.inner:
-                space = self.spaces.setdefault(total, _Space(total, len(self.spaces)))
-                mapping = dict(zip(step.inner, map(Ix.of, space.vars(step.inner)), strict=True))
-                inner = space.vars(step.inner)
-                if isinstance(step, Fold):
-                    step = Fold(step.reduction, step.index, inner, replaced(step.body, mapping))
-                else:
-                    place, value = step.place.replaced(mapping), replaced(step.value, mapping)
-                    step = Store(step.buffer, inner, place, value, step.loops)
-            self.steps.append(step)
-        self.wide = self._wide()
-
-    def space(self, step: Fold | Store) -> _Space | None:
-        return self.spaces[math.prod(v.extent for v in step.inner)] if step.inner else None
-
-    def block(self, space: _Space) -> str:
-        """The name of a tile's width."""
-        if self.grid and not self.rows:
-            return "BLOCK"
-        return f"COLS{space.number or ''}"
-
-    @property
-    def divisible(self) -> bool:
-        """Whether several programs may share a row: all that is walked is walked equally far."""
-        return (
-            self.folds
-            and len(self.spaces) == 1
-            and all(step.inner for step in self.steps if isinstance(step, Fold))
-        )
-
-    def form(self) -> Form:
-        cols = max((space.total for space in self.spaces.values()), default=1)
-        walked: dict[Buffer, None] = {}
-        for step in self.steps:
-            along = set(step.inner or self.grid)
-            for e in walk([_expr(step)]):
-                if e.op == "load" and along & e.extra[1].variables():  # type: ignore[attr-defined]
-                    walked[e.extra[0]] = None  # type: ignore[index]
-            if isinstance(step, Store) and along & step.place.variables():
-                walked[step.buffer] = None
-        return Form(
-            rows=math.prod(v.extent for v in self.rows),
-            cols=cols,
-            programs=math.prod(v.extent for v in self.lead),
-            folds=self.folds,
-            across=self.across,
-            tiles=len(walked),
-            itemsize=min((b.dtype.itemsize for b in walked), default=4),
-            chunks=self.divisible,
-        )
-
-    def groups(self, config: Config) -> list[list[Fold | Store]]:
-        """The steps in an order that they can be taken in, those of one loop together."""
-        left, done = list(self.steps), set[tuple[Reduction, Index]]()
-        groups: list[list[Fold | Store]] = []
-        while left:
-            first = next(step for step in left if self._ready(step, done, left))
-            group = [first]
-            space = self.space(first)
-            if space is not None and (space.total > config.cols or config.chunks > 1):
-                group = [s for s in left if self.space(s) is space and self._ready(s, done, left)]
-                folds = [s for s in group if isinstance(s, Fold)]
-                group = folds + [s for s in group if isinstance(s, Store)]
-            for step in group:
-                left.remove(step)
-            done |= {(s.reduction, s.index) for s in group if isinstance(s, Fold)}
-            groups.append(group)
-        return groups
-
-    def regrouped(self, steps: list[Fold | Store]) -> list[list[Fold | Store]]:
-        """What comes after the chunked folds: single rows one by one, what is walked in one loop."""
-        walked = [step for step in steps if step.inner]
-        return [*([step] for step in steps if not step.inner), *([walked] if walked else [])]
-
-    def _ready(
-        self, step: Fold | Store, done: set[tuple[Reduction, Index]], left: list[Fold | Store]
-    ) -> bool:
-        if any(e.extra not in done for e in walk([_expr(step)]) if e.op == "reduced"):
-            return False
-        # What a store overwrites is read before.
-        return not isinstance(step, Store) or not any(
-            other is not step and _reads(other, step.buffer) for other in left
-        )
-
-    def _across(self) -> Var | None:
-        """The outer loop that memory runs along, where the last one, or the folds' own loops, do not."""
-        outer = self.kernel.outer
-        votes: dict[Var | None, int] = {}
-        for step in self.kernel.steps:
-            along = set(step.inner) if self.folds else set(outer[-1:])
-            placed: list[Ix] = [e.extra[1] for e in walk([_expr(step)]) if e.op == "load"]  # type: ignore[misc]
-            if isinstance(step, Store):
-                placed.append(step.place)
-            for place in placed:
-                # What is the same for a whole row is no walk along memory.
-                if not place.variables() & along:
-                    continue
-                if any(place.stride(v) == 1 for v in along):
-                    # An elementwise walk takes a tile of both loops, which serves both.
-                    votes[None] = votes.get(None, 0) + self.folds
-                for v in outer:
-                    if v not in along and place.stride(v) == 1:
-                        votes[v] = votes.get(v, 0) + 1
-        best = max(votes, key=lambda v: votes[v], default=None)
-        return best if best is not None and votes[best] and best.extent >= 8 else None
-
-    def _wide(self) -> bool:
-        """Whether an index reaches beyond int32."""
-        found = [_reach(place) for s in self.steps for e in walk([_expr(s)]) for place in places(e)]
-        found += [_reach(s.place) for s in self.steps if isinstance(s, Store)]
-        found += [math.prod(v.extent for v in self.kernel.outer), *(s.total for s in self.spaces.values())]
-        return max(found) > _FAR
 
 
 class _Value(NamedTuple):
@@ -354,7 +195,7 @@ class _Accumulator:
 class _Printer:
     """One function: `body` writes its lines, `text` puts the head before them."""
 
-    def __init__(self, layout: _Layout, config: Config, name: str, *, last: bool) -> None:
+    def __init__(self, layout: Layout, config: Config, name: str, *, last: bool) -> None:
         self.layout, self.config, self.name, self.last = layout, config, name, last
         self.lines: list[str] = []
         self.depth = 1
@@ -437,7 +278,7 @@ class _Printer:
             self.constants["CHUNKS"] = self.config.chunks
             counts["chunk"] = "CHUNKS"
         if layout.rows:
-            self.constants["ROWS"] = min(self.config.rows, _power(rows))
+            self.constants["ROWS"] = min(self.config.rows, power(rows))
             counts["row"] = f"tl.cdiv({self.size(rows)}, ROWS)"
         if layout.lead:
             counts["lead"] = ""
@@ -486,12 +327,12 @@ class _Printer:
             self.names[v] = _Value(name, axis)
             self.line(f"{name} = {text} % {self.size(v.extent)}" if k else f"{name} = {text}")
 
-    def tile_of(self, space: _Space) -> str:
+    def tile_of(self, space: Space) -> str:
         self.block = self.layout.block(space)
-        self.constants[self.block] = min(self.config.cols, _power(space.total))
+        self.constants[self.block] = min(self.config.cols, power(space.total))
         return self.block
 
-    def columns(self, space: _Space, start: str, end: str) -> None:
+    def columns(self, space: Space, start: str, end: str) -> None:
         """Lines that name the columns of a tile."""
         text = f"tl.arange(0, {self.tile_of(space)})"
         text += "[None, :]" if self.layout.rows else ""
@@ -505,7 +346,7 @@ class _Printer:
             self.peel(name, several, "C")
         self.tiles[space.number] = name
 
-    def enter(self, space: _Space) -> None:
+    def enter(self, space: Space) -> None:
         """Make a tile the one that masks are of."""
         self.block = self.layout.block(space)
         self.column = self.tiles[space.number]
@@ -558,10 +399,10 @@ class _Printer:
             self.line(f"{name} = {text}.to({_TL[how.result]})")
         return _Value(name, "R" if self.layout.rows else "")
 
-    def loop(self, space: _Space, group: Sequence[Fold | Store]) -> None:
+    def loop(self, space: Space, group: Sequence[Fold | Store]) -> None:
         """Steps that walk further than a tile, in one loop."""
         folds = [step for step in group if isinstance(step, Fold)]
-        self.hoist(map(_expr, group), {v for several in space.loops.values() for v in several})
+        self.hoist(map(computed, group), {v for several in space.loops.values() for v in several})
         block, end = self.tile_of(space), self.size(space.total)
         shape = f"[ROWS, {block}]" if self.layout.rows else f"[{block}]"
         hows = [_Accumulator(step) for step in folds]
@@ -817,6 +658,9 @@ class _Printer:
                 sign = "|" if op == "add" else "&"
             return self.define(f"{left} {sign} {right}", axes)
         texts = [self.typed(v, e.dtype) for v, e in zip(a, expr.args, strict=True)]
+        if op in ("uniform", "random"):
+            name = self.helper("uniform" if op == "uniform" else "random_below")
+            return self.define(f"{name}({', '.join([*texts, *map(str, expr.extra)])})", axes)
         if not inside.is_floating_point:
             return self.integer(op, texts, inside, axes)
         if op in _TL_FUNCTIONS:
@@ -927,35 +771,6 @@ class _Printer:
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
-
-
-def _expr(step: Fold | Store) -> Expr:
-    return step.value if isinstance(step, Store) else step.body
-
-
-def _reads(step: Fold | Store, buffer: Buffer) -> bool:
-    return any(e.op == "load" and e.extra[0] is buffer for e in walk([_expr(step)]))
-
-
-def _reach(place: Ix) -> int:
-    """The largest number that turns up while an index is computed."""
-    total = abs(place.const)
-    for atom, c in place.terms.items():
-        low, high = Ix({atom: c}).bounds()
-        total += max(abs(low), abs(high))
-        if isinstance(atom, Split):
-            total = max(total, _reach(atom.inner))
-    return total
-
-
-def _fills(extent: int) -> bool:
-    """Whether a tile of a power of two leaves few lanes idle."""
-    return extent >= 1024 or _power(extent) <= 1.25 * extent
-
-
-def _power(size: int) -> int:
-    """The smallest power of two that is no less."""
-    return 1 << max(size - 1, 0).bit_length()
 
 
 def _union(*values: _Value) -> str:
