@@ -30,7 +30,8 @@ _EXACT_OPS = """
     min masked_fill masked_fill_ diagonal tril triu roll as_strided copy_ fill_ zero_ lift_fresh _to_copy
     _reshape_alias nan_to_num hardtanh threshold unfold index select_backward slice_backward
     value_selecting_reduction_backward set_ index_select gather new_empty new_empty_strided hardshrink
-    diagonal_backward expand_copy permute_copy
+    diagonal_backward expand_copy permute_copy max_pool2d_with_indices max_pool3d_with_indices
+    adaptive_max_pool2d adaptive_max_pool3d cummax cummin
 """
 _EXACT = frozenset(_EXACT_OPS.split())
 
