@@ -13,7 +13,8 @@ kernel of a process with empty caches, what a call costs, and the front of an op
 minute for some rows; its own cache on disk makes the second process quick.
 
 ``--save`` writes results/cpu-kernels.json, .md and .svg; ``--check`` compares ratios with that file, never
-seconds, and fails where one has fallen below 0.8 of what it was. The GPU's table: `kernel_table.gpu`.
+seconds, and fails where one has fallen below 0.8 of what it was; with both, nothing is written then. The
+GPU's table: `kernel_table.gpu`.
 """
 
 from __future__ import annotations
@@ -99,6 +100,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--rivals: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
     if options.quick and (options.save or options.check):
         parser.error("ratios of --quick say nothing: neither --save nor --check")
+    saved = RESULTS / "cpu-kernels.json"
+    if options.check and not saved.exists():
+        parser.error(f"there is no {saved} to compare with: --save writes it")
     if table == "gpu":
         gpu.run(options)
         return 0
@@ -108,15 +112,15 @@ def main(arguments: list[str] | None = None) -> int:
         print(report.text_table(lines), end="\n\n")
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    if options.save:
-        save(results)
     if options.check:
-        before = json.loads((RESULTS / "cpu-kernels.json").read_text(encoding="utf-8"))
+        before = json.loads(saved.read_text(encoding="utf-8"))
         if before["machine"] != results["machine"]:
             print(f"compared with another machine or versions: {report.machine(before)}", file=sys.stderr)
         if found := report.worse(results, before):
             print("worse than it was:", *found, sep="\n  ")
             return 1
+    if options.save:
+        save(results)
     return 0
 
 

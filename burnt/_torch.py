@@ -172,12 +172,12 @@ def in_forward_ad() -> bool:
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether tensors are views of one storage."""
-    return torch._C._is_alias_of(a, b)
+    return bool(torch._C._is_alias_of(a, b))  # type: ignore[attr-defined]
 
 
 def destroy(library: torch.library.Library) -> None:
     """Take back what a library has registered, and the names in ``torch.ops``."""
-    library._destroy()
+    library._destroy()  # type: ignore[no-untyped-call]
 
 
 def in_transform() -> bool:

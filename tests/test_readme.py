@@ -33,8 +33,10 @@ BLOCKS = [
 
 
 def run(code: str, folder: Path) -> str:
+    program = folder / "program.py"  # a file, whose lines Triton can read
+    program.write_text(code)
     done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", code],
+        [sys.executable, "-W", "error::UserWarning", str(program)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

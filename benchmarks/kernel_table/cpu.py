@@ -110,7 +110,8 @@ def summary(
             continue
         ratio = seconds[column, rival] / own
         aim = row.targets.get((column, rival))
-        if aim is None and (column, rival) == (SAME, "eager") and seconds[column, rival] >= FLOOR_FROM:
+        long = (column, rival) == (SAME, "eager") and seconds[column, rival] >= FLOOR_FROM
+        if aim is None and long and not row.plain:
             aim = FLOOR
         pairs = zip(taken, samples[SAME, "burnt"], strict=True)
         result[column][rival] = {

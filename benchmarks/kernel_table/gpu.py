@@ -21,6 +21,7 @@ import json
 import math
 import re
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,6 +39,7 @@ RIVALS = ("torch", "unfused", "compile", "liger")
 TARGETS = {"torch": 1.5, "unfused": 3.0, "compile": 1.05, "liger": 1.1}
 """Of the geometric mean over the families."""
 SHARE, HOST = 0.85, 15.0
+RANDOM = ("dropout",)
 SMALL = 1 << 12  # elements, about, of the inputs that host time is taken with
 _LIGER = "liger_kernel.transformers.functional"
 _REPLAYS = 5  # of a graph in a sample
@@ -319,9 +321,13 @@ def measure(
         sets.append(family.inputs(device, gradients, divisor))
     functions = rivals_of(family, names)
     timers: dict[str, Timer] = {}
+    made: dict[str, list[Tensor]] = {}
     result: dict[str, Any] = {"rivals": {}, "launched": [], "errors": {}}
     for name, fn in functions.items():
         try:
+            made[name] = [t.detach().float() for t in clock.flat(fn(*first)) if t.is_floating_point()]
+            if family.op not in RANDOM and not alike(made[name], made.get("burnt", made[name])):
+                raise ValueError("its results are not those of burnt")
             runs = [clock.runner(fn, inputs, gradients) for inputs in sets]
             timers[name], captured = timer(runs, device)
         except Exception as error:  # of any kind: one that fails is a row's news, and no end of the table
@@ -336,8 +342,8 @@ def measure(
             samples[name].append(take())
     seconds = {name: statistics.median(taken) for name, taken in samples.items()}
     if "burnt" in seconds:
-        made = clock.flat(functions["burnt"](*first))
-        once = sum(t.nbytes for t in first) + sum(t.nbytes for t in made)
+        results = clock.flat(functions["burnt"](*first))
+        once = sum(t.nbytes for t in first) + sum(t.nbytes for t in results)
         wanted = sum(t.nbytes for t in first if t.requires_grad)
         result["bytes"] = 2 * once + wanted if gradients else once
         result["seconds"] = seconds["burnt"]
@@ -345,8 +351,15 @@ def measure(
         result["rivals"] = {n: s / seconds["burnt"] for n, s in seconds.items() if n != "burnt"}
         small = family.inputs(device, gradients, max(divisor, first[0].numel() // SMALL))
         result["host_us"] = host_microseconds(functions["burnt"], small)
-    torch.compiler.reset()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
     return result
+
+
+def alike(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Within some roundings of bfloat16: that both compute the same, no more."""
+    pairs = zip(found, expected, strict=True)
+    return all(a.shape == b.shape and (a - b).abs().max() <= 0.05 * b.abs().max() for a, b in pairs)
 
 
 def line(name: str, row: Mapping[str, Any], names: Sequence[str]) -> list[str]:

@@ -196,7 +196,9 @@ def _tuned(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> lis
     run.add_argument("--device", default="cpu", help="where, as torch names it; by default cpu")
     run.add_argument("--full", action="store_true", help="all configurations, and longer")
     show = _new(actions, "show", "what was measured", "example: burnt tune show softmax --json")
-    export = _new(actions, "export", "write what was measured as JSON", "example: burnt tune export h200.json")
+    export = _new(
+        actions, "export", "write what was measured as JSON", "example: burnt tune export h200.json"
+    )
     export.add_argument("file", metavar="FILE")
     load = _new(actions, "import", "add what was measured elsewhere", "example: burnt tune import h200.json")
     load.add_argument("file", metavar="FILE")

@@ -6,9 +6,6 @@ import importlib
 import importlib.metadata
 import os
 import platform
-import shlex
-import shutil
-import subprocess
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -106,7 +103,7 @@ def _nvml() -> dict[str, Any]:
 
 
 def _compiler() -> dict[str, str] | None:
-    """The C compiler that generated kernels are made with: ``$BURNT_CC``, ``$CC``, or the first that works."""
+    """The C compiler of generated kernels: ``$BURNT_CC``, ``$CC``, or the first that works."""
     from burnt.codegen.compiler import find_compiler
 
     found = find_compiler()
@@ -177,7 +174,9 @@ def _kernels_text(found: dict[str, Any]) -> str | Cell:
     if not found["generated"]:
         return Cell("torch's own alone: none can be compiled", "yellow")
     kept = "not kept" if found["folder"] is None else f"{found['entries']} compiled in {found['folder']}"
-    return Cell("\n".join([f"generated; {kept}; {tuned}", *found["notes"]]), "yellow" if found["notes"] else "")
+    return Cell(
+        "\n".join([f"generated; {kept}; {tuned}", *found["notes"]]), "yellow" if found["notes"] else ""
+    )
 
 
 def _availability(found: dict[str, Any]) -> Cell:

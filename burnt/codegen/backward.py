@@ -1,24 +1,26 @@
 """The derived backward: a plan for the gradients, and the autograd node that runs it.
 
-The traced graph of the function's own ops is differentiated by torch and planned like any other, so the
-backward recomputes what it needs from the inputs and saves nothing else. For second derivatives torch runs
-the traced graph.
+The traced graph of the function's own ops is differentiated by torch and planned like any other. The backward
+recomputes what it needs from the inputs, but for what `burnt.codegen.saved` picks. For second derivatives
+torch runs the traced graph.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from burnt.codegen.compiled import CompiledPlan
+from burnt.codegen.saved import taking
 from burnt.codegen.trace import PLANNING, Traced, is_random, trace, unsuited
 from burnt.errors import UnsupportedError
 
-__all__ = ["BackwardPlan", "Differentiable"]
+__all__ = ["BackwardPlan", "Differentiable", "derive"]
 
 
 class Differentiable(torch.autograd.Function):
@@ -28,10 +30,12 @@ class Differentiable(torch.autograd.Function):
     def forward(ctx: Any, forward: CompiledPlan, numbers: Sequence[float], *tensors: Tensor) -> Any:
         """Run the plan on its tensors, captured ones last."""
         seed = forward.draw()
-        outputs = forward(tensors, numbers, seed)
+        made = forward(tensors, numbers, seed)
         ctx.forward, ctx.numbers = forward, numbers
-        ctx.save_for_backward(*tensors, *(() if seed is None else (seed,)))
         facts = forward.traced.results
+        outputs, saved = made[: len(facts)], made[len(facts) :]
+        ctx.seeded = seed is not None
+        ctx.save_for_backward(*tensors, *saved, *(() if seed is None else (seed,)))
         constant = [o for o, fact in zip(outputs, facts, strict=True) if fact is not None and not fact[1]]
         ctx.mark_non_differentiable(*constant)
         ctx.layouts = [_layout(o) if isinstance(o, Tensor) else None for o in outputs]
@@ -41,7 +45,9 @@ class Differentiable(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """The gradients of the tensors that want one."""
         wanted = tuple(ctx.needs_input_grad[2:])
-        tensors, seed = ctx.saved_tensors[: len(wanted)], next(iter(ctx.saved_tensors[len(wanted) :]), None)
+        held = ctx.saved_tensors
+        tensors, saved = held[: len(wanted)], held[len(wanted) :]
+        *saved, seed = saved if ctx.seeded else (*saved, None)
         known = None if torch.is_grad_enabled() else _planned(ctx, tensors, wanted)
         if known is None:
             gradients = iter(_by_torch(ctx.forward, ctx.numbers, cotangents, tensors, wanted, seed))
@@ -56,7 +62,7 @@ class Differentiable(torch.autograd.Function):
             inputs = [*given, *tensors]
             # Numbers are the arguments after the tensors; those that the gradients do not need are gone.
             numbers = [ctx.numbers[p - len(inputs)] for p in known.plan.plan.numbers]
-            gradients = iter(known.plan([*inputs, *known.constants], numbers, seed))
+            gradients = iter(known.plan([*inputs, *saved, *known.constants], numbers, seed))
         return (None, None, *[next(gradients) if want else None for want in wanted])
 
 
@@ -95,7 +101,43 @@ def _planned(ctx: Any, tensors: Sequence[Tensor], wanted: tuple[bool, ...]) -> B
 def _made(
     forward: CompiledPlan, tensors: Sequence[Tensor], wanted: tuple[bool, ...], layouts: Sequence[_Layout]
 ) -> BackwardPlan | None:
-    """A plan with cotangents, tensors and numbers in, and the wanted gradients out."""
+    """A plan with cotangents, tensors, what was saved and numbers in, and the wanted gradients out."""
+    traced = forward.derived.pop(wanted, None)
+    if traced is None:
+        traced = _derived(forward.traced, tensors, wanted, layouts, forward.device)
+    if traced is None:
+        return None
+    with torch.no_grad():
+        traced = taking(traced, forward.traced, forward.saved)
+        # Tensors that the function itself makes of Python numbers.
+        constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
+        try:
+            plan = CompiledPlan(traced, constants, f"{forward.name}_backward", forward.target, forward.device)
+        except UnsupportedError:
+            return None  # a dtype, say, that only the derivative has
+        return BackwardPlan(plan, constants)
+
+
+def derive(traced: Traced, tensors: Sequence[Tensor], device: torch.device) -> Traced | None:
+    """The trace of the backward for the tensors that want a gradient, if there can be one."""
+    (results,) = next(n.args for n in traced.graph.graph.nodes if n.op == "output")
+    layouts = []
+    for node, fact in zip(results, traced.results, strict=True):
+        if fact is not None and isinstance(node, torch.fx.Node) and node.meta["val"].is_floating_point():
+            value = node.meta["val"]
+            result = torch.empty_strided(value.shape, fact[0], dtype=value.dtype, device="meta")
+            layouts.append(_layout(result))
+    return _derived(traced, tensors, tuple(t.requires_grad for t in tensors), layouts, device)
+
+
+def _derived(
+    of: Traced,
+    tensors: Sequence[Tensor],
+    wanted: tuple[bool, ...],
+    layouts: Sequence[_Layout],
+    device: torch.device,
+) -> Traced | None:
+    """The trace of a backward: of a function of cotangents, tensors and numbers."""
     floating = len(layouts)
 
     def backward(*given: Any) -> Any:
@@ -105,33 +147,25 @@ def _made(
         def run(*some: Tensor) -> tuple[Tensor, ...]:
             replaced = iter(some)
             full = [next(replaced) if want else t for t, want in zip(inputs, wanted, strict=True)]
-            made = _interpreted(forward, full, numbers)
+            made = _interpreted(of, full, numbers)
             return tuple(t for t in made if isinstance(t, Tensor) and t.dtype.is_floating_point)
 
         chosen = [t for t, want in zip(inputs, wanted, strict=True) if want]
         return torch.func.vjp(run, *chosen)[1](pulled)
 
     # Fresh tensors of the same layouts: equal arguments must not look like one.
-    on = forward.device
-    examples: list[Any] = [torch.empty_strided(*layout[:2], dtype=layout[2], device=on) for layout in layouts]
-    examples += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=on) for t in tensors]
+    examples: list[Any] = [torch.empty_strided(*v[:2], dtype=v[2], device=device) for v in layouts]
+    examples += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in tensors]
     try:
-        traced, general = trace(backward, [*examples, *(0.5 for _ in forward.plan.numbers)])
+        traced, general = trace(backward, [*examples, *(0.5 for _ in of.numbers)])
     except Exception:  # of any kind: what cannot be traced, torch can still differentiate as it goes
         return None
     if not general or unsuited(traced) is not None:
         return None  # a derivative that depends on what a number is (x**s at 0) is torch's matter, too
-    drawn = [sum(map(is_random, t.graph.graph.nodes)) for t in (forward.traced, traced)]
+    drawn = [sum(map(is_random, t.graph.graph.nodes)) for t in (of, traced)]
     if drawn[0] != drawn[1]:
         return None  # each would draw the numbers of another
-    with torch.no_grad():
-        # Tensors that the function itself makes of Python numbers.
-        constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
-        try:
-            plan = CompiledPlan(traced, constants, f"{forward.name}_backward", forward.target, forward.device)
-        except UnsupportedError:
-            return None  # a dtype, say, that only the derivative has
-        return BackwardPlan(plan, constants)
+    return traced
 
 
 def _by_torch(
@@ -147,7 +181,8 @@ def _by_torch(
     if not further:
         tensors = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
     with torch.enable_grad():
-        outputs = _interpreted(forward, tensors, numbers, seed)
+        draw = None if seed is None else functools.partial(_drawn_again, forward, seed)
+        outputs = _interpreted(forward.traced, tensors, numbers, draw)
     pairs = [
         (o, c)
         for o, c in zip(outputs, cotangents, strict=True)
@@ -162,22 +197,18 @@ def _by_torch(
 
 
 def _interpreted(
-    forward: CompiledPlan,
+    traced: Traced,
     tensors: Sequence[Tensor],
     numbers: Sequence[float],
-    seed: Tensor | None = None,
+    draw: Callable[[torch.fx.Node, Any, Any], Any] | None = None,
 ) -> list[Any]:
-    """The function's own ops run by torch, captured tensors given last.
-
-    With a seed, random numbers are those that the plan draws from it.
-    """
-    traced: Traced = forward.traced
+    """The function's own ops run by torch, captured tensors given last; random numbers are `draw`'s."""
     nodes = list(traced.whole.graph.nodes)
     placeholders = sum(node.op == "placeholder" for node in nodes)
     # The graphs of a trace name what they captured each on its own.
     objects = [id(getattr(traced.graph, name)) for name in traced.captured]
     captured = dict(zip(objects, tensors[placeholders:], strict=True))
-    values = dict(zip(forward.plan.numbers, numbers, strict=True))
+    values = dict(zip(sorted(traced.numbers.values()), numbers, strict=True))
     given = iter(tensors)
     env: dict[torch.fx.Node, Any] = {}
 
@@ -196,15 +227,15 @@ def _interpreted(
             env[node] = captured.get(id(held), held)
         else:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), argument)
-            if seed is not None and is_random(node):
-                env[node] = _drawn_again(forward, node, args, kwargs, seed)
+            if draw is not None and is_random(node):
+                env[node] = draw(node, args, kwargs)
             else:
                 env[node] = node.target(*args, **kwargs)
     return [argument(value) for value in nodes[-1].args[0]]
 
 
 def _drawn_again(
-    forward: CompiledPlan, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], seed: Tensor
+    forward: CompiledPlan, seed: Tensor, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """What an op drew in the forward, by a plan of that op alone; dropout's result has its gradient."""
     if node.target is torch.ops.aten.native_dropout.default:

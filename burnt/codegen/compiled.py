@@ -52,7 +52,9 @@ class CompiledPlan:
         self.traced = traced
         self.changed = traced.changed
         self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
-        self.plan: Plan = schedule(traced, captured, scratch=target.scratch)
+        self.derived: dict[tuple[bool, ...], Traced] = {}  # their traces, where these came first
+        self.saved: list[torch.fx.Node] = []  # what the results after the function's own are
+        self.plan: Plan = schedule(traced, captured, scratch=target.scratch, runs=target.runs)
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
             kernel.name = f"{name}_{i}"

@@ -17,7 +17,8 @@ What a kernel may hold. Its steps are in an order in which they can be run one a
 the same extents have the same `inner` loops, so that what they load or compute alike is one expression;
 neighbours among these that do not need one another can share one pass over memory (`Kernel.passes`). Where
 the target has scratch, a value that a later pass needs again is stored into a buffer of role ``local`` and
-loaded from it. A store to an output never comes back as a load in the same kernel.
+loaded from it. Where it has runs, sums over the outer loops come out in parts, one for each run of turns
+(`Partial`), which another kernel adds up. Any other store never comes back as a load in the same kernel.
 """
 
 from __future__ import annotations
@@ -264,8 +265,8 @@ class Expr:
     `op` is ``const`` (value), ``number`` (position), ``load`` (Buffer, Ix), ``index`` (Ix), ``reduced``
     (Reduction, Index), ``scanned`` (Scan, Index), ``kept`` (Kept, Index; a scheduled kernel has none left),
     ``cast``, ``masked``, ``checked``, or the name of an operation, of which `burnt.codegen.lower` has the
-    list and each printer the text. Where an index holds `Computed` parts, their expressions are the arguments,
-    so that they are found and computed first (`load`, `index` below do so).
+    list and each printer the text. Where an index holds `Computed` parts, their expressions are arguments, so
+    that they are found and computed first (`load`, `index` below do so).
 
     ``masked`` (test, yes, no) is `yes` where the test holds, and loads below it are made there alone.
     ``checked`` (test, value, otherwise, shown; extra: `Check`) is `value` where the test holds. Where it does
@@ -306,17 +307,16 @@ class Expr:
 def walk(exprs: Sequence[Expr]) -> Iterator[Expr]:
     """Every expression below some, each once, arguments first."""
     seen: set[int] = set()
-
-    def visit(expr: Expr) -> Iterator[Expr]:
-        if id(expr) in seen:
-            return
-        seen.add(id(expr))
-        for argument in expr.args:
-            yield from visit(argument)
-        yield expr
-
-    for expr in exprs:
-        yield from visit(expr)
+    # Not by recursion: look-ups of look-ups are deeper than Python's stack.
+    todo = [(expr, False) for expr in reversed(exprs)]
+    while todo:
+        expr, ready = todo.pop()
+        if ready:
+            yield expr
+        elif id(expr) not in seen:
+            seen.add(id(expr))
+            todo.append((expr, True))
+            todo += [(argument, False) for argument in reversed(expr.args)]
 
 
 def load(buffer: Buffer, place: Ix) -> Expr:
@@ -552,12 +552,26 @@ class Store:
 
 
 @dataclasses.dataclass(eq=False)
+class Partial(Store):
+    """A store that adds up over the turns of a run, in kernels that are cut into runs.
+
+    The first axis of the buffer counts the runs; `place` is within the part of the turn's own run. What a
+    part holds in the end is the sum over the run's turns: 0 for a run without turns.
+    """
+
+
+@dataclasses.dataclass(eq=False)
 class Kernel:
-    """Loops over `outer`; in every turn the steps, in order. Turns do not depend on one another."""
+    """Loops over `outer`; in every turn the steps, in order. Turns do not depend on one another.
+
+    Where `runs` is not 0, the turns, in the order in which the loops are nested, are cut into that many runs
+    of consecutive turns, as even as can be, and there are steps of kind `Partial`.
+    """
 
     name: str
     outer: tuple[Var, ...]
     steps: list[Fold | Running | Store]
+    runs: int = 0
 
     @property
     def exprs(self) -> list[Expr]:
@@ -600,7 +614,7 @@ class Kernel:
         """``scan``, ``reduction``, ``window`` (rows are kept in scratch) or ``elementwise``."""
         if any(isinstance(step, Running) for step in self.steps):
             return "scan"
-        if any(isinstance(step, Fold) for step in self.steps):
+        if self.runs or any(isinstance(step, Fold) for step in self.steps):
             return "reduction"
         return "window" if self.scratch else "elementwise"
 

@@ -24,7 +24,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.lower.table import SHORT
 
-__all__ = ["arrange", "keep", "lane_of"]
+__all__ = ["LANES", "arrange", "keep", "lane_of", "multiply", "unguarded"]
 
 # Ops that cost about as much as a load; of the others, a few tens of instructions, one is worth a load and a
 # store (softmax of 4096 x 1024 float32 with its exp kept: 1.3 times as fast as computed twice).
@@ -90,8 +90,38 @@ def lane_of(kernel: Kernel) -> Var | None:
     return best if best is not None and best.extent >= 8 else None
 
 
+def multiply(kernel: Kernel) -> None:
+    """Divide by a softmax's sum once for each row.
+
+    Such a sum is at least 1, since the largest of its elements is, so that its reciprocal loses a rounding
+    and no more. A vector's division takes as long as ten of its products.
+    """
+    bodies = {(s.reduction, s.index): s.body for s in kernel.steps if isinstance(s, Fold)}
+    kinds = {(s.reduction, s.index): s.reduction.kind for s in kernel.steps if isinstance(s, Fold)}
+
+    def swap(e: Expr) -> Expr | None:
+        if e.op != "div" or e.args[1].op != "reduced" or kinds.get(e.args[1].extra) != "sum":  # type: ignore[arg-type]
+            return None
+        body = bodies[e.args[1].extra]  # type: ignore[index]
+        if body.op != "exp" or body.args[0].op != "sub":
+            return None
+        x, peak = body.args[0].args
+        if peak.op != "reduced" or kinds.get(peak.extra) != "max" or bodies[peak.extra] is not x:  # type: ignore[arg-type, index]
+            return None
+        once = Expr.make("reciprocal", (e.args[1],), e.dtype)
+        return Expr.make("mul", (e.args[0], once), e.dtype)
+
+    for step in kernel.steps:
+        if isinstance(step, Store):
+            step.value = rebuilt(step.value, swap=swap)
+
+
 def keep(kernel: Kernel, scratch: int) -> None:
-    """Store what is dear and needed by more than one pass into local buffers, as far as scratch goes."""
+    """Store what is dear and needed by more than one pass, for the later ones to load.
+
+    It goes into local buffers as far as scratch does, and then to where the last of these passes will store
+    one of the kernel's results.
+    """
     groups = kernel.passes()
     if len(groups) < 2 or not scratch:
         return
@@ -99,7 +129,7 @@ def keep(kernel: Kernel, scratch: int) -> None:
         scratch //= LANES
     met: dict[Expr, list[int]] = {}
     for i, group in enumerate(groups):
-        for e in _unguarded([_expr(step) for step in group]):
+        for e in unguarded([_expr(step) for step in group]):
             met.setdefault(e, []).append(i)
     chosen: dict[Expr, None] = {}
 
@@ -119,17 +149,23 @@ def keep(kernel: Kernel, scratch: int) -> None:
             visited: set[Expr] = set()
             for step in group:
                 choose(_expr(step), group[0].inner, visited)
+    lent: set[Buffer] = set()
     held = sorted(chosen, key=lambda e: -sum(1 for _ in walk([e])))
     for n, e in enumerate(held):
         first, *others = met[e]
         inner = groups[first][0].inner
         dtype = SHORT.get(e.dtype, e.dtype)
-        size = math.prod(v.extent for v in inner)
-        scratch -= size * dtype.itemsize
-        if scratch < 0:
-            return
-        buffer = _local(f"l{n}", inner, dtype)
-        place = buffer.at(tuple(map(Ix.of, inner)))
+        size = math.prod(v.extent for v in inner) * dtype.itemsize
+        if size <= scratch:
+            scratch -= size
+            buffer = _local(f"l{n}", inner, dtype)
+            place = buffer.at(tuple(map(Ix.of, inner)))
+        else:
+            result = _result_of(groups[others[-1]], inner, dtype)
+            if result is None or result.buffer in lent:
+                continue
+            buffer, place = result.buffer, result.place
+            lent.add(buffer)
         back = load(buffer, place)
         if dtype != e.dtype:
             back = Expr.make("as", (back,), e.dtype)
@@ -141,6 +177,15 @@ def keep(kernel: Kernel, scratch: int) -> None:
         store = Store(buffer, inner, place, e, inner)
         kernel.steps.insert(kernel.steps.index(groups[first][-1]) + 1, store)
         groups[first].append(store)
+
+
+def _result_of(steps: Sequence[Fold | Store], inner: tuple[Var, ...], dtype: torch.dtype) -> Store | None:
+    """A store of a pass in whose place an element of a dtype can lie for each of its turns."""
+    for step in steps:
+        if type(step) is Store and step.buffer.dtype == dtype and step.buffer.role != "local":
+            if variables([load(step.buffer, step.place)]) >= set(inner):
+                return step
+    return None
 
 
 def _local(name: str, inner: tuple[Var, ...], dtype: torch.dtype) -> Buffer:
@@ -168,7 +213,7 @@ def _is_dear(expr: Expr, inner: tuple[Var, ...]) -> bool:
     return any(e.op not in _CHEAP and variables([e]).intersection(inner) for e in walk([expr]))
 
 
-def _unguarded(exprs: Sequence[Expr]) -> dict[Expr, None]:
+def unguarded(exprs: Sequence[Expr]) -> dict[Expr, None]:
     """What is computed for some expressions wherever they are, unlike what only holds under a test."""
     found: dict[Expr, None] = {}
 

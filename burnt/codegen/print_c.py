@@ -24,6 +24,7 @@ from burnt.codegen.ir import (
     Index,
     Ix,
     Kernel,
+    Partial,
     Reduction,
     Running,
     Scan,
@@ -33,7 +34,7 @@ from burnt.codegen.ir import (
     places,
     walk,
 )
-from burnt.codegen.passes import LANES, lane_of
+from burnt.codegen.passes import LANES, lane_of, unguarded
 from burnt.codegen.print_c_folds import Accumulator
 from burnt.codegen.print_c_random import BLOCK, Words, words_of
 from burnt.codegen.print_c_scans import lane_of_scans, states
@@ -48,11 +49,12 @@ _CHUNKS = 64  # of a pass that is cut for the threads: enough to be even, whatev
 _FEW = 16  # turns of the outer loops below which passes are cut instead
 _BLOCK = 512  # elements of a part: 32 for each lane of a vector
 _BLOCK_WITHOUT_SUMS = 8192
-_BLOCK_OF_ARG = 1024  # which is gone through again for the place of its extreme
-_BLOCK_OF_LANES = 16
+_BLOCK_OF_ARG = 256  # which is gone through again for the place of its extreme
+_BLOCK_OF_LANES, _BLOCK_OF_LANES_WITHOUT_SUMS = 16, 128
 _TILE = 1024  # lanes of a tile; 256 where there is one for each chunk
 _TILE_OF_CHUNKS = 256
 _LANES = 64  # lanes that are kept in registers while a block is gone through
+_SQUARE = 64  # sides of what is turned over at once
 _CACHE = 1 << 19  # bytes that stay in a core's second cache from one pass to the next
 
 # By bits where the test is the same for a whole loop: of a choice gcc makes branches, and no vectors.
@@ -138,6 +140,8 @@ class _Printer:
         self.passes: list[list[Fold | Store]] = []
         self.lane: Var | None = None
         self.tile = 1
+        self.squares: dict[Expr, str] = {}  # where the elements of loads that go across are
+        self.partials: dict[Partial, str] = {}
         self.inside = False  # of a part of a tile
         self.used: dict[Buffer, None] = {}
         self.names: dict[Var, str] = {}
@@ -159,6 +163,8 @@ class _Printer:
         inner = max((math.prod(v.extent for v in step.inner) for step in kernel.steps), default=1)
         if kernel.kind == "scan":
             self.scans(turns * inner >= _PARALLEL)
+        elif kernel.runs:
+            self.runs(parallel=turns * inner >= _PARALLEL)
         elif kernel.kind == "elementwise":
             self.elementwise(turns)
         else:
@@ -191,9 +197,9 @@ class _Printer:
         loaded = {e.extra: e.dtype.itemsize for e in walk(kernel.exprs) if e.op == "load"}
         if sum(bool(steps[0].inner) for steps in self.passes) > 1:
             widths = [w for w in widths if w <= LANES or w * inner * sum(loaded.values()) <= _CACHE]
-        # The last tile overlaps the one before it, so that the compiler knows how wide all of them are.
-        few = [w for w in widths if -(-extent // w) * w <= extent * 9 // 8]
-        return max(few, default=min(widths[0], 16))
+        # The last tile overlaps the one before it, so that the compiler knows how wide all of them are. A
+        # tile costs its vectors, and about one more.
+        return min(widths, key=lambda w: -(-extent // w) * (-(-w // 16) + 1))
 
     # --- forms --------------------------------------------------------------------------------------------
 
@@ -204,6 +210,10 @@ class _Printer:
             self.bodies(stores)
             return
         *lead, last = loops
+        across = self.across(lead, last, stores)
+        if across is not None:
+            self.tiled(lead, across, last, stores, parallel=count >= _PARALLEL)
+            return
         rows = math.prod(v.extent for v in lead)
         if count >= _PARALLEL and rows < 8:
             self.loops(lead)
@@ -214,6 +224,52 @@ class _Printer:
             self.loops(lead)
             self.spans(last, stores)
         self.close(len(lead))
+
+    def across(self, lead: Sequence[Var], last: Var, stores: Sequence[Store]) -> Var | None:
+        """The loop along which what is loaded lies, where stores go along another one."""
+        found: dict[Var, list[Expr]] = {}
+        for e in unguarded([step.value for step in stores]):
+            if e.op != "load" or e.args or e.extra[1].stride(last) in (None, 0, 1):  # type: ignore[attr-defined]
+                continue
+            for v in lead:
+                if e.extra[1].stride(v) == 1 and min(v.extent, last.extent) >= _SQUARE // 2:  # type: ignore[attr-defined]
+                    found.setdefault(v, []).append(e)
+        across = max(found, key=lambda v: len(found[v]), default=None)
+        if across is not None:
+            self.squares = {e: f"q{i}" for i, e in enumerate(found[across])}
+        return across
+
+    def tiled(
+        self, lead: Sequence[Var], across: Var, last: Var, stores: Sequence[Store], *, parallel: bool
+    ) -> None:
+        """Stores square by square, each loaded the way it lies first: the lines of memory of a square whose
+        rows are a power of two apart would drive each other out of the cache."""
+        others = [v for v in lead if v is not across]
+        if parallel:
+            self.line(f"#pragma omp parallel for collapse({len(others) + 1}) schedule(static)")
+        self.loops(others)
+        ends = {}
+        for var, start in ((across, "down"), (last, "right")):
+            size = mark(var.extent)
+            self.line(f"for (int64_t {start} = 0; {start} < {size}; {start} += {_SQUARE}) {{")
+            self.depth += 1
+            ends[var] = f"({start} + {_SQUARE} < {size} ? {start} + {_SQUARE} : {size})"
+        for e, name in self.squares.items():
+            buffer: Buffer = e.extra[0]  # type: ignore[assignment]
+            self.line(f"{MEMORY[buffer.dtype]} {name}[{_SQUARE}][{_SQUARE + 1}];")
+            self.loop(last, "right", ends[last])
+            self.line("#pragma omp simd")
+            self.loop(across, "down", ends[across])
+            place = f"[{self.named(last)} - right][{self.named(across)} - down]"
+            self.line(f"{name}{place} = {self.element(buffer, e.extra[1])};")  # type: ignore[arg-type]
+            self.close(2)
+            self.squares[e] = name + place
+        self.loop(across, "down", ends[across])
+        self.line("#pragma omp simd")
+        self.loop(last, "right", ends[last])
+        self.bodies(stores)
+        self.close(4 + len(others))
+        self.squares = {}
 
     def bodies(self, stores: Sequence[Store]) -> None:
         names = self.exprs([step.value for step in stores])
@@ -299,13 +355,60 @@ class _Printer:
             self.line(f"for (int64_t next = 0; next < {size}; next += {self.tile}) {{")
             self.depth += 1
             self.line(f"const int64_t tile = next + {self.tile} < {size} ? next : {size} - {self.tile};")
+        self.turn(split=split)
+        self.close(count)
+
+    def runs(self, *, parallel: bool) -> None:
+        """Turns in runs, whose partial sums gather beside what each turn makes."""
+        kernel = self.kernel
+        sums = [step for step in kernel.steps if isinstance(step, Partial)]
+        turns = mark(math.prod(v.extent for v in kernel.outer))
+        if parallel:
+            self.line("#pragma omp parallel for schedule(static)")
+        self.line(f"for (int64_t run = 0; run < {mark(kernel.runs)}; run++) {{")
+        self.depth += 1
+        for i, step in enumerate(sums):
+            self.partials[step] = f"s{i}_part"
+            count = math.prod(step.buffer.shape[1:])
+            room = 1 << (count - 1).bit_length()
+            self.line(f"{C_TYPES[step.buffer.dtype]} s{i}_part[{room}] __attribute__((aligned(64)));")
+            self.line(f"double s{i}[{room}] __attribute__((aligned(64)));")
+            self.line(f"for (int64_t j = 0; j < {mark(count)}; j++) s{i}[j] = s{i}_part[j] = 0;")
+        self.line(f"const int64_t stop = (run + 1) * {turns} / {mark(kernel.runs)};")
+        first = f"run * {turns} / {mark(kernel.runs)}"
+        self.line(f"for (int64_t block = {first}; block < stop; block += {_BLOCK_OF_LANES}) {{")
+        self.depth += 1
+        self.line(f"const int64_t end = block + {_BLOCK_OF_LANES} < stop ? block + {_BLOCK_OF_LANES} : stop;")
+        self.line("for (int64_t turn = block; turn < end; turn++) {")
+        self.depth += 1
+        stride = 1
+        for var in reversed(kernel.outer):
+            quotient = "turn" if stride == 1 else f"turn / {mark(stride)}"
+            rest = "" if var is kernel.outer[0] else f" % {mark(var.extent)}"
+            self.line(f"const int64_t {self.named(var)} = {quotient}{rest};")
+            stride *= var.extent
+        self.turn(split=False)
+        self.close(1)
+        sizes = [mark(math.prod(step.buffer.shape[1:])) for step in sums]
+        for i, size in enumerate(sizes):
+            self.line(f"for (int64_t j = 0; j < {size}; j++) s{i}[j] += s{i}_part[j], s{i}_part[j] = 0;")
+        self.close(1)
+        for i, (step, size) in enumerate(zip(sums, sizes, strict=True)):
+            self.used[step.buffer] = None
+            value = f"s{i}[j]"
+            if step.buffer.dtype in SHORT:
+                value = f"{SHORT[step.buffer.dtype]}_of_f32({value})"
+            self.line(f"for (int64_t j = 0; j < {size}; j++) {step.buffer.name}[run * {size} + j] = {value};")
+        self.close(1)
+
+    def turn(self, *, split: bool) -> None:
+        """What one turn of the outer loops does: its passes, with the arrays that they share."""
         for buffer in self.kernel.scratch:
             # Of a size that many shapes share.
             room = 1 << (math.prod(buffer.shape) * self.tile - 1).bit_length()
             self.line(f"{MEMORY[buffer.dtype]} {buffer.name}[{room}] __attribute__((aligned(64)));")
         for steps in self.passes:
             self.one_pass(steps, split=split)
-        self.close(count)
 
     def scans(self, parallel: bool) -> None:
         """Turns of the inner loop in order, for every turn of the outer ones or a tile of them."""
@@ -419,7 +522,9 @@ class _Printer:
             self.loop(var, *bounds(var))
         along = self.named(last)
         sums = any(acc.part_type != acc.type for acc in made)
-        block = _BLOCK_OF_LANES if self.lane is not None else _BLOCK if sums else _BLOCK_WITHOUT_SUMS
+        block = _BLOCK if sums else _BLOCK_WITHOUT_SUMS
+        if self.lane is not None:
+            block = _BLOCK_OF_LANES if sums else _BLOCK_OF_LANES_WITHOUT_SUMS
         if args:
             block = min(block, _BLOCK_OF_ARG)
         start, stop = bounds(last)
@@ -561,9 +666,12 @@ class _Printer:
                     memo[key] = visit(yes, guard)
                     return memo[key]
                 inner = test_name if not guard else f"{guard} & {test_name}"
+                other = guard
+                if any(e.op == "load" for e in walk([no])):
+                    other = f"!{test_name}" if not guard else f"{guard} & !{test_name}"
                 if guard in self.varying or not self.is_uniform(test):
-                    self.varying.add(inner)
-                chosen = visit(yes, inner), visit(no, guard)
+                    self.varying |= {inner, other} - {guard}
+                chosen = visit(yes, inner), visit(no, other)
                 if inner in self.varying:
                     name = self.define(expr, f"{test_name} ? {chosen[0]} : {chosen[1]}")
                 else:
@@ -634,7 +742,7 @@ class _Printer:
     def load(self, expr: Expr, guard: str) -> str:
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
         place: Ix = expr.extra[1]  # type: ignore[assignment]
-        text = self.element(buffer, place)
+        text = self.squares.get(expr) or self.element(buffer, place)
         if guard:
             apart = row_of(buffer, place, self.span) if guard not in self.varying and self.span else None
             if apart is not None:
@@ -647,6 +755,9 @@ class _Printer:
         return f"f32_of_{SHORT[buffer.dtype]}({text})" if buffer.dtype in SHORT else text
 
     def put(self, step: Store, name: str) -> None:
+        if isinstance(step, Partial):
+            self.line(f"{self.partials[step]}[{self.place(step.place)}] += {name};")
+            return
         buffer = step.buffer
         value = name
         if buffer.dtype in SHORT:

@@ -38,7 +38,8 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
 from burnt.codegen.lower.random import Source
-from burnt.codegen.passes import arrange, keep
+from burnt.codegen.partials import join_sums
+from burnt.codegen.passes import arrange, keep, multiply
 from burnt.codegen.trace import Traced, is_random
 
 __all__ = ["Call", "Plan", "schedule"]
@@ -47,6 +48,8 @@ __all__ = ["Call", "Plan", "schedule"]
 _SPLIT_ROWS, _SPLIT_ELEMENTS = 16, 1 << 15
 # Loads of an element beyond which a kept value goes through memory rather than being computed in place.
 _MOST_LOADS = 64
+# Operations of an element, all and one after another, beyond which it goes through memory.
+_MOST_EXPRS, _MOST_DEEP = 2000, 200
 
 
 @dataclasses.dataclass(eq=False)
@@ -82,23 +85,25 @@ class Plan:
     seed: Buffer | None = None
 
 
-def schedule(traced: Traced, captured: Sequence[torch.Tensor], *, scratch: int = 0) -> Plan:
+def schedule(traced: Traced, captured: Sequence[torch.Tensor], *, scratch: int = 0, runs: int = 0) -> Plan:
     """The plan of a traced function.
 
     Args:
         traced: the trace.
         captured: the tensors that it captured, in the order of `traced.captured`.
         scratch: bytes of local buffers that a turn of a kernel's outer loops may have.
+        runs: into how many runs of turns a kernel may be cut for sums over turns.
     """
-    return _Scheduler(traced, captured, scratch).plan()
+    return _Scheduler(traced, captured, scratch, runs).plan()
 
 
 class _Scheduler:
-    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], scratch: int) -> None:
+    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], scratch: int, runs: int) -> None:
         self.traced = traced
-        self.most_scratch = scratch
+        self.most_scratch, self.most_runs = scratch, runs
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
+        self.probes: dict[tuple[int, ...], Index] = {}
         self.inputs: list[Buffer] = []
         self.steps: list[Kernel | Call] = []
         self.pending: list[tuple[Buffer, Value]] = []
@@ -152,7 +157,7 @@ class _Scheduler:
             if is_random(node):
                 kwargs = {**kwargs, "source": self.source(node)}  # type: ignore[dict-item]
             try:
-                return lowering(node.meta["val"], *args, **kwargs)
+                return self.bounded(node, lowering(node.meta["val"], *args, **kwargs))
             except Unlowered:
                 # This use of the op is beyond the table: torch's own call serves, as for any other op.
                 return self.call(node)
@@ -164,6 +169,22 @@ class _Scheduler:
             position = sum(n.op == "placeholder" for n in self.traced.graph.graph.nodes) + len(self.captured)
             self.seed = Buffer("seed", "input", position, (1,), (1,), torch.int64)
         return Source(load(self.seed, Ix()), node.meta["stream"])
+
+    def bounded(self, node: torch.fx.Node, made: Any) -> Any:
+        """A value, by way of memory where its element has grown too large to be computed wherever it is read.
+
+        A look-up or a sum of neighbours has several elements of what it reads, each with indices of its own:
+        a few of them in a row make thousands.
+        """
+        if not isinstance(made, Value) or id(made) in self.in_memory or not made.numel:
+            return made
+        # One index for all values of a shape: what was asked for it before is known.
+        index = self.probes.setdefault(made.shape, _fresh(made.shape))
+        if not _too_large(made.at(index)):
+            return made
+        self.realized(made, node)
+        self.flush()
+        return self.env[node]
 
     def argument(self, value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
@@ -204,7 +225,8 @@ class _Scheduler:
         if not isinstance(node, torch.fx.Node):
             return node
         value, meta = self.env[node], node.meta["val"]
-        described = self.traced.results[position]
+        known = position < len(self.traced.results)  # and not one that only the backward wants
+        described = self.traced.results[position] if known else None
         strides = tuple(meta.stride()) if described is None else described[0]
         held = self.in_memory.get(id(value))
         # What becomes of an argument must not be seen in a result that was the argument before.
@@ -224,9 +246,11 @@ class _Scheduler:
         for buffer, value in pending:
             if math.prod(buffer.shape):
                 self.store(buffer, value, fresh)
+        self.count = join_sums(fresh, self.most_runs, self.count)
         for kernel in fresh:
             if kernel.kind != "scan":
                 arrange(kernel)
+                multiply(kernel)
                 keep(kernel, self.most_scratch)
             collapse(kernel)
         self.steps += fresh
@@ -445,6 +469,8 @@ class _Scheduler:
         for fold, index in _folds(self.resolved(element, inline=False)):
             self.settle(fold.body(index, _fresh(fold.extents)), kernels)
             self.materialise(fold, kernels)
+        if not any(e.op == "scanned" for e in walk([self.resolved(element)])):
+            return False  # what was put into memory needed it there
         outer = [loops[a] for a in axes if loops[a] is not last and loops[a].extent > 1]
         kernel = self.scan_home(value, outer, last.extent, kernels)
         ((along,),) = {step.inner for step in kernel.steps} or {(Var(last.extent),)}
@@ -650,6 +676,13 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= size
     return tuple(reversed(strides))
+
+
+def _too_large(expr: Expr) -> bool:
+    deep: dict[int, int] = {}
+    for e in walk([expr]):
+        deep[id(e)] = 1 + max((deep[id(a)] for a in e.args), default=0)
+    return len(deep) > _MOST_EXPRS or deep[id(expr)] > _MOST_DEEP
 
 
 def _fresh(extents: Sequence[int]) -> Index:

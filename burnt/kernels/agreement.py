@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["Truth", "results_of"]
 
 
-class _Largest(TorchDispatchMode):
+class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the largest finite number that any op makes."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.value = 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

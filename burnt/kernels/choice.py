@@ -1,11 +1,9 @@
 """Which candidate runs: what was pinned, else what was measured, else a heuristic that always answers.
 
 The heuristic is a pure function of the arguments (`pick`). On a CPU kernels are generated where eager torch
-would take 100 microseconds or more, unless the op says that its vendor is the better one there; below, torch's
-single calls cost less than the way to ours, and nothing has to be compiled. Elsewhere they always are.
-
-Measured (two cores of an AMD EPYC, float32, ``python benchmarks/ops.py``; times of the vendor over ours, small
-and large): see `_SMALL`.
+would take 100 microseconds or more, unless the op says that its vendor is the better one there; below,
+torch's single calls cost less than the way to ours, and nothing has to be compiled. Elsewhere they always
+are.
 """
 
 from __future__ import annotations
@@ -26,10 +24,10 @@ from burnt.errors import UnsupportedError
 if TYPE_CHECKING:
     from burnt.kernels.op import Candidate, Op
 
-__all__ = ["Choice", "choices", "choose", "pick", "pin", "runnable", "tuning_key"]
+__all__ = ["Choice", "choices", "choose", "pick", "pin", "runnable", "trains", "tuning_key"]
 
-_SMALL = 1 << 15
-"""Elements below which torch's own call is taken on a CPU: it computes that many in some 10 to 30
+_SMALL = 1 << 16
+"""Elements below which torch's own call is taken on a CPU: it computes that many in some 20 to 60
 microseconds, and a generated kernel takes 10 to be reached and a compiler at the first call."""
 
 Choice = tuple["Candidate", dict[str, Any] | None, str, str]
@@ -92,8 +90,8 @@ def pick(
 ) -> tuple[Candidate, dict[str, Any] | None]:
     """The heuristic: a function of the arguments' shapes, dtypes and devices alone.
 
-    A candidate that somebody registered is meant to be used, the last one first; then generated kernels, where
-    they are not known to be slower; the vendor's last.
+    A candidate that somebody registered is meant to be used, the last one first; then generated kernels,
+    where they are not known to be slower; the vendor's last.
     """
     added = [c for c in able if c.name not in ("vendor", "generated")]
     if added:
@@ -105,6 +103,11 @@ def pick(
     worse = on_cpu and (small or (op.vendor_best is not None and op.vendor_best(*args)))
     best, other = ("vendor", "generated") if worse else ("generated", "vendor")
     return known[best if best in known else other], None
+
+
+def trains(*args: Any) -> bool:
+    """Whether a gradient is wanted for one of the arguments."""
+    return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
 
 
 def written(candidate: Candidate, config: dict[str, Any] | None) -> str:
@@ -142,11 +145,10 @@ def tuning_key(op: Op[..., Any], args: Sequence[Any]) -> str:
     """
     tensors = [a for a in args if isinstance(a, Tensor)]
     device = tensors[0].device if tensors else torch.device("cpu")
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     parts = [op.name, _sources(op), machine(device.type, device.index or 0)]
-    parts.append("training" if wanted else "inference")
+    parts.append("training" if trains(*args) else "inference")
     if _torch.is_autocast():
-        parts.append(f"autocast {torch.get_autocast_dtype(device.type)}")
+        parts.append(f"autocast {torch.get_autocast_dtype('cpu')} {torch.get_autocast_dtype('cuda')}")
     parts += [
         f"{name}={_argument(value)}"
         for name, value in zip(op.positions, args, strict=True)

@@ -1,10 +1,9 @@
-"""What a call of an op would run, and why: candidates, times, the winner, and the kernels generated for it."""
+"""What a call of an op would run, and why: candidates, times, the winner, and its generated kernels."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
-
 
 from burnt.codegen import cache
 from burnt.codegen.explanation import Explanation

@@ -8,7 +8,7 @@ For each op ``burnt::f`` is declared from the Python signature of its reference,
   gradients are torch's of the reference;
 - vmap and autocast, which run the reference: torch's own ops batch and cast as they always do.
 
-Results of these ops never share memory with arguments; where the reference returns its argument, it is copied.
+Results of these ops never share memory with arguments; a reference that returns its argument is copied.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Declared(NamedTuple):
     """
 
     overloads: tuple[Any, Any]
-    library: torch.library.Library
+    library: Any
 
 
 def declare(op: Op[..., Any]) -> Declared:
@@ -67,7 +67,7 @@ def declare(op: Op[..., Any]) -> Declared:
         DefinitionError: the reference's annotations do not say what it takes or returns.
     """
     arguments, results = _schema(op)
-    library = torch.library.Library("burnt", "FRAGMENT")
+    library: Any = torch.library.Library("burnt", "FRAGMENT")  # type: ignore[no-untyped-call]
     if op.pair is None:
         overload = _declared(library, op, "", arguments, results)
         return Declared((overload, overload), library)
@@ -147,9 +147,7 @@ def _given(argument: str) -> str:
     return f"{kind.removesuffix('?')} {rest.partition('=')[0]}" if kind == "Tensor?" else argument
 
 
-def _declared(
-    library: torch.library.Library, op: Op[..., Any], overload: str, arguments: Sequence[str], results: str
-) -> Any:
+def _declared(library: Any, op: Op[..., Any], overload: str, arguments: Sequence[str], results: str) -> Any:
     name = op.name
     tags = _RANDOM_TAGS if op.random else _TAGS
     full = f"{name}.{overload}" if overload else name
@@ -181,7 +179,13 @@ def _declared(
             expected = _like(rest[:-1], rest[-1], device="meta")
             return [_laid_out(_owned(t, rest), e) for t, e in zip(made, expected, strict=True)]
 
-    _kernels(library, full_back, fast_gradients, plain_gradients, lambda cotangents, *rest: _like(rest[:-1], rest[-1]))
+    _kernels(
+        library,
+        full_back,
+        fast_gradients,
+        plain_gradients,
+        lambda cotangents, *rest: _like(rest[:-1], rest[-1]),
+    )
     _references[backward] = plain_gradients
     library.impl(full, _autograd(op, made, backward), "Autograd")
     library.impl(full_back, _autograd_of_backward(backward, plain_gradients), "Autograd")
@@ -189,7 +193,7 @@ def _declared(
 
 
 def _kernels(
-    library: torch.library.Library,
+    library: Any,
     name: str,
     run: Callable[..., Any],
     reference: Callable[..., Any],

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ R = TypeVar("R")
 OPS: dict[str, Op[..., Any]] = {}
 """Every op by name."""
 
+_CONSTANTS = frozenset({bool, int, str, type(None), torch.dtype})
 _MOST_ENTRIES = 4096  # of an op: a program with ever new shapes must not keep them all
 
 
@@ -168,7 +169,7 @@ class Op(Generic[P, R]):
         self._add(Candidate("vendor", own, differentiable=True, autocast=True, checks_values=True))
         self._add(Generated(reference))
         functools.update_wrapper(self, reference)
-        from burnt.kernels.library import declare, withdraw
+        from burnt.kernels.library import Declared, declare, withdraw
 
         known = OPS.get(self.name)
         if known is not None:
@@ -184,7 +185,7 @@ class Op(Generic[P, R]):
                     hint="give yours another name; a faster implementation of that one is a candidate of it",
                 )
             withdraw(known.declared)
-        self.declared = declare(self)
+        self.declared: Declared = declare(self)
         OPS[self.name] = self
         self.overloads = self.declared.overloads
         # Arguments of the schema that are lists, and may be given as one number.
@@ -209,15 +210,15 @@ class Op(Generic[P, R]):
         for arg in args:
             kind = type(arg)
             if kind is Tensor or kind is torch.nn.Parameter:
-                key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad  # type: ignore[attr-defined]
+                key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad
             elif kind is float:
                 key.append(float)
-            elif isinstance(arg, Tensor):  # of a class of its own, which may do otherwise
-                return self.recorded(args)
-            elif kind is list or kind is tuple:
-                key.append(tuple(arg))  # type: ignore[arg-type]
-            else:
+            elif kind in _CONSTANTS:
                 key.append(arg)
+            elif kind is list or kind is tuple:
+                key.append(tuple(arg))
+            else:  # a tensor of a class of its own, or what stands in for one: torch's ops know what to do
+                return self.candidates["vendor"](*args)
         if _torch.is_autocast():
             key += [torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")]
         signature = tuple(key)
@@ -371,6 +372,7 @@ class Generated(Candidate):
         self.functions: dict[tuple[Any, ...], Function] = {}
 
     def why_not(self, args: Sequence[Any]) -> str | None:
+        """Why nothing can be generated for these arguments, or None."""
         tensors = [a for a in args if isinstance(a, Tensor)]
         if not tensors:
             return "no tensor is given"
@@ -457,15 +459,19 @@ def gradient(
     return list(made)
 
 
-def op(reference: Callable[P, R] | None = None, **settings: Any) -> Any:
+@overload
+def op(reference: Callable[P, R], **settings: Any) -> Op[P, R]: ...
+@overload
+def op(reference: None = None, **settings: Any) -> Callable[[Callable[P, R]], Op[P, R]]: ...
+def op(reference: Callable[..., Any] | None = None, **settings: Any) -> Any:
     """Make an op of its reference: a decorator, with `Op`'s settings.
 
     >>> from burnt.kernels.op import OPS, op
     >>> @op
-    ... def doubled(x: torch.Tensor) -> torch.Tensor:
+    ... def twice_of(x: torch.Tensor) -> torch.Tensor:
     ...     return x * 2
-    >>> doubled(torch.ones(2)), doubled
-    (tensor([2., 2.]), <op doubled: vendor, generated>)
+    >>> twice_of(torch.ones(2)), twice_of
+    (tensor([2., 2.]), <op twice_of: vendor, generated>)
     """
     if reference is None:
         return functools.partial(op, **settings)

@@ -18,7 +18,7 @@ def _check(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
     fits = x.dim() > 0 and cos.dim() > 0 and cos.shape == sin.shape and 2 * cos.shape[-1] <= x.shape[-1]
     if fits:
         try:
-            fits = torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1]) == x.shape[:-1]
+            fits = torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1]) == x.shape[:-1]  # type: ignore[no-untyped-call]
         except RuntimeError:  # they do not broadcast
             fits = False
     if not fits:
@@ -66,12 +66,12 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tens
     """
     # Splits, not slices: the gradient of a split is a concatenation, of slices a sum of padded tensors.
     half = cos.shape[-1]
-    turned, rest = x.split([2 * half, x.shape[-1] - 2 * half], -1)
+    turned, rest = torch.split(x, [2 * half, x.shape[-1] - 2 * half], -1)
     if interleaved:
-        a, b = turned.unflatten(-1, (half, 2)).unbind(-1)
+        a, b = turned.reshape(*turned.shape[:-1], half, 2).unbind(-1)
         made = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
     else:
-        a, b = turned.split([half, half], -1)
+        a, b = torch.split(turned, [half, half], -1)
         made = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
     made = made.to(x.dtype)
     return torch.cat([made, rest], -1) if rest.shape[-1] else made

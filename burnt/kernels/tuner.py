@@ -2,8 +2,8 @@
 
 The policy says when: ``off`` (the heuristic alone), ``cached`` (what was measured before, here or for the
 tables in the package; the default), ``quick`` and ``full`` (measure what is not known yet, at the first call
-with a tuning key). It is set by ``BURNT_TUNE`` or `tuning`. Nothing is measured while a CUDA graph is captured,
-while ops are traced, or in a process whose rank is not 0: the heuristic answers there.
+with a tuning key). It is set by ``BURNT_TUNE`` or `tuning`. Nothing is measured while a CUDA graph is
+captured, while ops are traced, or in a process whose rank is not 0: the heuristic answers there.
 """
 
 from __future__ import annotations

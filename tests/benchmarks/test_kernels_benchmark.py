@@ -181,10 +181,12 @@ def test_summary_gives_ratios_of_medians_beside_their_targets() -> None:
     assert result["share"] == {"ratio": pytest.approx(0.5), "target": 0.6, "met": False}
     assert result["burnt"]["ms"] == pytest.approx(10)
     # A row without a target of its own may still not be slower than eager, if that takes long enough.
-    clone = rows.find("clone, 64 MB")
-    assert cpu.summary(clone, "torch", samples, 1, 1)[rows.SAME]["eager"]["target"] == 0.97
+    other, clone = rows.find("logsumexp 4096x1024"), rows.find("clone, 64 MB")
+    assert cpu.summary(other, "", samples, 1, 1)[rows.SAME]["eager"]["target"] == 0.97
+    assert cpu.summary(other, "", samples, 1, 1)[rows.SHIPPED]["eager"]["target"] is None
+    assert cpu.summary(clone, "", samples, 1, 1)[rows.SAME]["eager"]["target"] is None  # torch, on both sides
     samples = {place: [sample(s.seconds / 1000, True) for s in taken] for place, taken in samples.items()}
-    assert cpu.summary(clone, "torch", samples, 1, 1)[rows.SAME]["eager"]["target"] is None
+    assert cpu.summary(other, "", samples, 1, 1)[rows.SAME]["eager"]["target"] is None
 
 
 # --- what is written
@@ -225,6 +227,28 @@ def test_the_picture_is_drawn_to_scale() -> None:
     above, below = (float(bar.get("width", "")) for bar in bars)
     assert above == pytest.approx(3 * below, rel=0.01)  # 8 is three doublings, one half is one
     assert "a & b" in [text.text for text in drawn]
+
+
+def test_saving_and_checking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels, measured = importlib.import_module("kernels"), results()
+    monkeypatch.setattr(kernels, "RESULTS", tmp_path)
+    monkeypatch.setattr(kernels, "cpu_table", lambda options: measured)
+    with pytest.raises(SystemExit):
+        kernels.main(["--check"])
+    assert "cpu-kernels.json to compare with: --save writes it" in capsys.readouterr().err
+    assert kernels.main(["--save"]) == 0
+    assert {file.suffix for file in tmp_path.iterdir()} == {".json", ".md", ".svg"}
+    assert kernels.main(["--check"]) == 0
+    measured["rows"]["a & b"]["as shipped"]["inductor"]["ratio"] = 2.0
+    measured["machine"] = {"cpu": "another"}
+    capsys.readouterr()
+    assert kernels.main(["--check", "--save"]) == 1
+    told = capsys.readouterr()
+    assert told.out.endswith("worse than it was:\n  a & b: 2.00 x inductor, as shipped; it was 3.00\n")
+    assert told.err == "compared with another machine or versions: cpu one\n"
+    assert json.loads((tmp_path / "cpu-kernels.json").read_text())["machine"] == {"cpu": "one"}
 
 
 def test_a_ratio_that_fell_is_named() -> None:

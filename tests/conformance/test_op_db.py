@@ -19,7 +19,6 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils import _pytree as pytree
 
-from burnt.codegen import fuse
 from burnt.codegen.compiler import find_compiler
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
@@ -50,13 +49,17 @@ class Sample:
     def __init__(self, op: OpInfo, sample: Any) -> None:
         self.op = op
         self.leaves, self.spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
-        self.given = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor) or type(leaf) is float]
+        self.given = [
+            i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor) or type(leaf) is float
+        ]
         self.args = [self.leaves[i] for i in self.given]
 
     def __call__(self, *args: Any, wide: bool = False) -> list[Any]:
         leaves = list(self.leaves)
         if wide:
-            leaves = [torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for v in leaves]
+            leaves = [
+                torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for v in leaves
+            ]
         for i, arg in zip(self.given, args, strict=True):
             leaves[i] = arg
         first, rest, keywords = pytree.tree_unflatten(leaves, self.spec)
@@ -187,7 +190,9 @@ def cases(dtypes: Sequence[torch.dtype]) -> list[Any]:
             if dtype in op.dtypes:
                 reason = EXPECTED.get((name, dtype)) or EXPECTED.get((name, None))
                 marks = [pytest.mark.xfail(strict=True, reason=reason, raises=Mismatch)] if reason else []
-                found.append(pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}", marks=marks))
+                found.append(
+                    pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}", marks=marks)
+                )
     return found
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from burnt import kernels
 from burnt.codegen.compiler import find_compiler
 from burnt.kernels.op import OPS, Op
-from tests.codegen.compare import _Watched
+from tests.codegen.compare import Watched
 
 CPU = torch.device("cpu")
 
@@ -54,7 +54,9 @@ def norm_then(norm: Callable[..., Tensor], *rest: Any) -> Callable[..., Any]:
         *parameters, residual, activation = args
         total = x if residual is None else x + residual
         made = norm(total, *parameters)
-        made = {None: lambda t: t, "relu": F.relu, "silu": F.silu, "relu2": lambda t: F.relu(t) ** 2}[activation](made)
+        made = {None: lambda t: t, "relu": F.relu, "silu": F.silu, "relu2": lambda t: F.relu(t) ** 2}[
+            activation
+        ](made)
         return made if residual is None else (made, total)
 
     return run
@@ -83,7 +85,11 @@ def after(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
 CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
     "softmax": (kernels.softmax, (randn(7, 53), -1, None), lambda x, d, _: torch.softmax(x, d)),
     "softmax, first axis": (kernels.softmax, (randn(7, 5, 3), 0, None), lambda x, d, _: torch.softmax(x, d)),
-    "softmax, transposed": (kernels.softmax, (randn(7, 53).t(), -1, None), lambda x, d, _: torch.softmax(x, d)),
+    "softmax, transposed": (
+        kernels.softmax,
+        (randn(7, 53).t(), -1, None),
+        lambda x, d, _: torch.softmax(x, d),
+    ),
     "softmax, one": (kernels.softmax, (randn(1), 0, None), lambda x, d, _: torch.softmax(x, d)),
     "log_softmax": (kernels.log_softmax, (randn(7, 53), 1, None), lambda x, d, _: torch.log_softmax(x, d)),
     "gelu": (kernels.gelu, (randn(37, 11), "none"), lambda x, a: F.gelu(x, approximate=a)),
@@ -93,15 +99,27 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
     "swiglu": (kernels.swiglu, (randn(5, 37), randn(5, 37, seed=1)), lambda g, u: g * g.sigmoid() * u),
     "swiglu, packed": (kernels.swiglu, (randn(5, 38), None), lambda g, _: F.silu(g[:, :19]) * g[:, 19:]),
     "geglu": (kernels.geglu, (randn(5, 37), randn(5, 37, seed=1), "none"), lambda g, u, _: F.gelu(g) * u),
-    "layer_norm": (kernels.layer_norm, (randn(5, 37), randn(37), randn(37), 1e-5, None, None), norm_then(layer)),
-    "layer_norm, bare": (kernels.layer_norm, (randn(2, 5, 37), None, None, 1e-3, None, None), norm_then(layer)),
+    "layer_norm": (
+        kernels.layer_norm,
+        (randn(5, 37), randn(37), randn(37), 1e-5, None, None),
+        norm_then(layer),
+    ),
+    "layer_norm, bare": (
+        kernels.layer_norm,
+        (randn(2, 5, 37), None, None, 1e-3, None, None),
+        norm_then(layer),
+    ),
     "layer_norm, two axes": (
         kernels.layer_norm,
         (randn(3, 5, 7), randn(5, 7), None, 1e-5, randn(3, 5, 7, seed=4), "silu"),
         norm_then(layer),
     ),
     "rms_norm": (kernels.rms_norm, (randn(5, 37), randn(37), 1e-6, None, None), norm_then(rms)),
-    "rms_norm, default eps": (kernels.rms_norm, (randn(5, 37) * 1e-4, None, None, None, None), norm_then(rms)),
+    "rms_norm, default eps": (
+        kernels.rms_norm,
+        (randn(5, 37) * 1e-4, None, None, None, None),
+        norm_then(rms),
+    ),
     "rms_norm, residual": (
         kernels.rms_norm,
         (randn(5, 37), randn(37), 1e-6, randn(5, 37, seed=1), "relu2"),
@@ -149,7 +167,9 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
     "cross_entropy, of each": (
         kernels.cross_entropy,
         (randn(13, 11), ints(11, 13), randn(11).abs(), 4, "none", 0.2, 0.0),
-        lambda x, t, w, *_: F.cross_entropy(x, t, w.detach(), ignore_index=4, reduction="none", label_smoothing=0.2),
+        lambda x, t, w, *_: F.cross_entropy(
+            x, t, w.detach(), ignore_index=4, reduction="none", label_smoothing=0.2
+        ),
     ),
     "cross_entropy, one sample": (
         kernels.cross_entropy,
@@ -162,8 +182,16 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
         lambda x, t, *_: F.cross_entropy(x, t, label_smoothing=0.1) + 1e-3 * x.logsumexp(1).square().mean(),
     ),
     "rope": (kernels.rope, (randn(2, 7, 10), randn(7, 5), randn(7, 5, seed=1), False), rope_by_hand),
-    "rope, interleaved": (kernels.rope, (randn(2, 7, 10), randn(7, 5), randn(7, 5, seed=1), True), rope_by_hand),
-    "rope, partial": (kernels.rope, (randn(2, 3, 7, 10), randn(7, 2), randn(7, 2, seed=1), False), rope_by_hand),
+    "rope, interleaved": (
+        kernels.rope,
+        (randn(2, 7, 10), randn(7, 5), randn(7, 5, seed=1), True),
+        rope_by_hand,
+    ),
+    "rope, partial": (
+        kernels.rope,
+        (randn(2, 3, 7, 10), randn(7, 2), randn(7, 2, seed=1), False),
+        rope_by_hand,
+    ),
     "max_pool": (
         kernels.max_pool,
         (randn(2, 3, 11, 7), 3, 2, 1, 1, False, False),
@@ -199,7 +227,11 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
         (randn(2, 3, 11), 4),
         lambda x, s: F.adaptive_max_pool1d(x, s),
     ),
-    "reduce_sum": (kernels.reduce_sum, (randn(7, 5, 3), [0, -1], True, None), lambda x, *_: x.sum((0, 2), True)),
+    "reduce_sum": (
+        kernels.reduce_sum,
+        (randn(7, 5, 3), [0, -1], True, None),
+        lambda x, *_: x.sum((0, 2), True),
+    ),
     "reduce_mean": (kernels.reduce_mean, (randn(7, 5), None, False, None), lambda x, *_: x.mean()),
     "reduce_max": (kernels.reduce_max, (randn(7, 5), 0, False), lambda x, *_: x.amax(0)),
     "reduce_min": (kernels.reduce_min, (randn(7, 5), [0, 1], False), lambda x, *_: x.amin((0, 1))),
@@ -211,15 +243,23 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
     ),
     "reduce_var": (kernels.reduce_var, (randn(7, 37), -1, 1, False), lambda x, *_: x.var(-1)),
     "reduce_std": (kernels.reduce_std, (randn(7, 37), 0, 0, True), lambda x, *_: x.std(0, False, True)),
-    "reduce_logsumexp": (kernels.reduce_logsumexp, (randn(7, 37), 1, False), lambda x, *_: x.exp().sum(1).log()),
+    "reduce_logsumexp": (
+        kernels.reduce_logsumexp,
+        (randn(7, 37), 1, False),
+        lambda x, *_: x.exp().sum(1).log(),
+    ),
     "reduce_argmax": (kernels.reduce_argmax, (randn(7, 37), 1, False), lambda x, *_: x.max(1).indices),
     "reduce_argmin": (kernels.reduce_argmin, (randn(7, 37), None, False), lambda x, *_: x.argmin()),
     "reduce_any": (kernels.reduce_any, (randn(7, 3) > 1, 1, False), lambda x, *_: x.sum(1) > 0),
     "reduce_all": (kernels.reduce_all, (randn(7, 3) > -1, None, False), lambda x, *_: x.sum() == 21),
-    "cumsum": (kernels.cumsum, (randn(7, 37), 0, None), lambda x, *_: torch.stack([x[: i + 1].sum(0) for i in range(7)])),
+    "cumsum": (
+        kernels.cumsum,
+        (randn(7, 37), 0, None),
+        lambda x, *_: torch.stack([x[: i + 1].sum(0) for i in range(7)]),
+    ),
     "cumprod": (kernels.cumprod, (randn(7, 5), -1, None), lambda x, *_: x.cumprod(-1)),
     "embedding": (kernels.embedding, (ints(11, 3, 5), randn(11, 4), 1), lambda i, w, p: F.embedding(i, w, p)),
-}  # fmt: skip
+}
 
 
 def test_every_op_is_here() -> None:
@@ -287,7 +327,7 @@ def test_each_candidate_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
 def beside_float64(name: str, dtype: torch.dtype) -> None:
     op, args, definition = CASES[name]
     given = converted(args, dtype)
-    with _Watched() as watched:
+    with Watched() as watched:
         truth = with_gradients(definition, converted(args, torch.float64))
     exact = with_gradients(definition, converted(given, torch.float64))
     eager = with_gradients(op.candidates["vendor"], given)
@@ -302,7 +342,13 @@ def beside_float64(name: str, dtype: torch.dtype) -> None:
                 assert torch.equal(ours, right), (route, i)
                 continue
             tolerance = 4 * float((theirs.double() - right).abs().max()) + 4 * eps * watched.largest
-            torch.testing.assert_close(ours.double(), right, rtol=0, atol=tolerance, msg=lambda m, r=route, i=i: f"{r}, result {i}: {m}")
+            torch.testing.assert_close(
+                ours.double(),
+                right,
+                rtol=0,
+                atol=tolerance,
+                msg=lambda m, r=route, i=i: f"{r}, result {i}: {m}",
+            )
 
 
 ONE_OF_EACH = {case[0].name: name for name, case in reversed(CASES.items())}.values()
@@ -329,7 +375,9 @@ def test_second_derivatives(name: str) -> None:
         roots = [r for r in flat(fn(*inputs)) if r.requires_grad]
         if not roots:
             return []
-        first = torch.autograd.grad([r.square().sum() for r in roots], leaves, create_graph=True, allow_unused=True)
+        first = torch.autograd.grad(
+            [r.square().sum() for r in roots], leaves, create_graph=True, allow_unused=True
+        )
         total = sum((g.sin().sum() for g in first if g is not None), torch.zeros(()))
         if not total.requires_grad:
             return []

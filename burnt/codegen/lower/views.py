@@ -14,6 +14,9 @@ from burnt.codegen.lower.table import Number, Unlowered, broadcast, cast, const,
 
 aten = torch.ops.aten
 
+# Parts of a tensor, among which each element chooses: beyond, torch's own copies are the better way.
+_MOST_PARTS = 64
+
 
 def reshaped(x: Value, shape: Sequence[int]) -> Value:
     """The same elements in the same order under another shape."""
@@ -173,6 +176,8 @@ def _pad(meta: torch.Tensor, x: Value, pads: Sequence[int], value: Any = 0) -> V
 
 @lowered(aten.cat.default)
 def _cat(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Value:
+    if len(parts) > _MOST_PARTS:
+        raise Unlowered
     axis %= len(meta.shape)
     starts, start = [], 0
     parts = [p for p in parts if p.shape != (0,) or len(meta.shape) == 1]
