@@ -12,7 +12,7 @@ from burnt import errors
 from burnt._lazy import attach
 
 if TYPE_CHECKING:
-    from burnt import data, memory, nn, optim, record, train
+    from burnt import data, kernels, memory, nn, optim, record, train
     from burnt.codegen import explain, fuse
     from burnt.config import Config
     from burnt.device import device_info
@@ -38,6 +38,7 @@ _HOMES = {
     "fuse": "burnt.codegen.function",
     "field": "burnt.module",
     "freeze": "burnt.inspect",
+    "kernels": "burnt.kernels",
     "memory": "burnt.memory",
     "nn": "burnt.nn",
     "num_params": "burnt.inspect",
@@ -67,6 +68,7 @@ __all__ = [
     "field",
     "freeze",
     "fuse",
+    "kernels",
     "memory",
     "nn",
     "num_params",

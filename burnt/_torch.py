@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,12 +17,19 @@ from torch.nn.modules.batchnorm import _BatchNorm
 __all__ = [
     "EXTENSION",
     "BatchNormBase",
+    "below_autograd",
     "compiled_in_place",
     "compiler_is_loaded",
     "decompositions",
+    "destroy",
     "fake_call",
     "fake_results",
+    "in_forward_ad",
+    "in_transform",
+    "is_autocast",
     "is_plain_call",
+    "normal_dispatch",
+    "share_memory",
     "trace_to_aten",
 ]
 
@@ -125,10 +133,62 @@ def fake_call(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], l
         return inputs, list(torch.utils._pytree.tree_leaves(fn(*inputs)))
 
 
+def is_autocast() -> bool:
+    """Whether autocast is on for any kind of device."""
+    return torch._C._is_any_autocast_enabled()
+
+
+def below_autograd() -> Any:
+    """A context in which ops run without autograd, as inside of a kernel for it."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+def normal_dispatch() -> Any:
+    """A context in which ops are dispatched as in a program of no modes, inside of a kernel too.
+
+    A kernel may be called from within modes and transforms, each of which leaves keys switched off for it;
+    tracing and differentiating need them.
+    """
+    return torch._C._ForceDispatchKeyGuard(*_normal_keys())
+
+
+@functools.cache
+def _normal_keys() -> tuple[Any, Any]:
+    found: list[tuple[Any, Any]] = []
+
+    def look() -> None:
+        found.append((torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()))
+
+    thread = threading.Thread(target=look)  # a thread begins with the keys that a program begins with
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def in_forward_ad() -> bool:
+    """Whether forward derivatives are taken."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether tensors are views of one storage."""
+    return bool(torch._C._is_alias_of(a, b))  # type: ignore[attr-defined]
+
+
+def destroy(library: torch.library.Library) -> None:
+    """Take back what a library has registered, and the names in ``torch.ops``."""
+    library._destroy()  # type: ignore[no-untyped-call]
+
+
+def in_transform() -> bool:
+    """Whether a transform of torch.func is at work."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def is_plain_call() -> bool:
     """Whether ops run as they are called: no transform, no mode, and no forward derivatives are taken."""
     return (
-        torch.autograd.forward_ad._current_level < 0
+        not in_forward_ad()
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._len_torch_function_stack() == 0

@@ -15,6 +15,12 @@
     ├── CompileError       generated code does not compile                  (also RuntimeError)
     ├── CacheError         a cache folder cannot be trusted or used         (also OSError)
     ├── NonFiniteError     the loss became NaN or infinite                  (also ArithmeticError)
+    ├── InputError         an op is given what it cannot take; always one of
+    │   ├── InputRuntimeError  (also RuntimeError)      as torch raises for shapes, dtypes and devices
+    │   ├── InputIndexError    (also IndexError)        an axis, label or index out of range
+    │   ├── InputValueError    (also ValueError)        a number or word that means nothing here
+    │   ├── InputTypeError     (also TypeError)         an argument of another type
+    │   └── InputUnsupportedError  (also NotImplementedError)  a dtype that is not computed with
     ├── OutOfRangeError    an index or a target has no such place           (also IndexError, RuntimeError)
     ├── DivisionError      an integer is divided by zero                    (also RuntimeError)
     ├── FusionError        a function does not fuse as it was asked to      (also RuntimeError)
@@ -36,6 +42,12 @@ __all__ = [
     "DefinitionError",
     "DivisionError",
     "FusionError",
+    "InputError",
+    "InputIndexError",
+    "InputRuntimeError",
+    "InputTypeError",
+    "InputUnsupportedError",
+    "InputValueError",
     "MetricError",
     "NonFiniteError",
     "OptimError",
@@ -143,6 +155,30 @@ class RunError(BurntError, OSError):
 
 class MetricError(BurntError, ValueError):
     """A metric does not exist or cannot be computed."""
+
+
+class InputError(BurntError):
+    """An op is given what it cannot take. What is raised is also of the class that torch raises there."""
+
+
+class InputRuntimeError(InputError, RuntimeError):
+    """Shapes, dtypes or devices do not fit each other."""
+
+
+class InputIndexError(InputError, IndexError):
+    """An axis, label or index is out of range."""
+
+
+class InputValueError(InputError, ValueError):
+    """A number or word means nothing to the op."""
+
+
+class InputTypeError(InputError, TypeError):
+    """An argument is of another type."""
+
+
+class InputUnsupportedError(InputError, NotImplementedError):
+    """A dtype is not computed with."""
 
 
 class OutOfRangeError(BurntError, IndexError, RuntimeError):

@@ -122,6 +122,12 @@ memory.enable()
 near(memory.stats().kept / MIB, 0)
 libc.free(block)
 near(memory.stats().kept / MIB, 0)  # it had been mapped, and goes back as such
+memory.disable()
+taken = [(take(0.1), take(0.001)) for _ in range(400)]
+for block, _ in taken:
+    libc.free(block)
+assert memory.stats().kept > 30 * MIB
+assert memory.enable().kept < 4 * MIB
 """)
 
 
@@ -148,12 +154,18 @@ memory.enable()
 before = resident()
 libc.free(take(64))
 assert mapped() < 4
+with memory.pool():
+    pass
+near(resident(), before)  # the end of a scope gives back, too
+libc.free(take(64))
 memory.disable()
 near(resident(), before)
 assert not memory.stats().enabled
 assert not [thread for thread in threading.enumerate() if thread.name == "burnt-memory" and thread.join(5)]
+in_use = memory.stats().in_use
 block = take(64)
 near(mapped(), 64)
+near((memory.stats().in_use - in_use) / MIB, 64)
 libc.free(block)
 near(resident(), before)
 # Where glibc's own adaptation ends: 32 MiB are mapped, and a top of 64 MiB is trimmed.
@@ -250,7 +262,7 @@ block = take(64)
 near(mapped(), 64)
 libc.free(block)
 near(resident(), before)
-memory.enable("1MiB")  # small blocks still come from the heap
+memory.enable("64KiB")  # small blocks still come from the heap
 taken = [libc.malloc(200_000) for _ in range(100)]
 assert mapped() < 4
 """)

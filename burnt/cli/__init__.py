@@ -5,6 +5,7 @@
 `runs_list.py`    `burnt runs list`
 `runs_show.py`    `burnt runs show`
 `runs_export.py`  `burnt runs export`
+`tune.py`         `burnt tune run`, `show`, `export`, `import`, `clear`
 `info.py`         `burnt info`
 `output.py`       tables for terminals, plain columns for pipes, JSON, errors
 ================  ===========================================================
@@ -32,6 +33,7 @@ examples:
   burnt runs list                      what runs there are, how far, how good
   burnt runs show runs/digits          one run: metrics, checkpoints, log
   burnt runs export runs/digits --format csv --out digits.csv
+  burnt tune run softmax               measure kernels on this machine
   burnt info                           versions, CPU, GPUs, what is missing
 """
 
@@ -97,6 +99,20 @@ def _run(args: argparse.Namespace) -> int:
             from burnt.cli import train
 
             return train.run(args.target, args.overrides, args.config, args.show)
+        case "tune":
+            from burnt.cli import tune
+
+            match args.action:
+                case "run":
+                    return tune.run(args.ops, args.device, args.full, args.json)
+                case "show":
+                    return tune.show(args.op, args.json)
+                case "export":
+                    return tune.export(args.file, args.op)
+                case "import":
+                    return tune.load(args.file)
+                case _:
+                    return tune.clear(args.op)
         case "info":
             from burnt.cli import info
 
@@ -163,10 +179,33 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.add_argument("--follow", action="store_true", help="jsonl: go on until the run ends")
 
+    tuned = _tuned(commands)
+
     info = _new(commands, "info", "versions, CPU, GPUs, what is missing", "example: burnt info --json")
-    for command in (listing, show, info):
+    for command in (listing, show, info, *tuned):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _tuned(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> list[argparse.ArgumentParser]:
+    """`burnt tune`; returned are the commands that can print JSON."""
+    tune = _new(commands, "tune", "measure kernels, and move what was measured", "example: burnt tune run")
+    actions = tune.add_subparsers(dest="action", required=True, metavar="COMMAND")
+    run = _new(actions, "run", "measure ops at their usual sizes", "example: burnt tune run softmax rms_norm")
+    run.add_argument("ops", nargs="*", metavar="OP", help="as burnt.kernels names them; by default all")
+    run.add_argument("--device", default="cpu", help="where, as torch names it; by default cpu")
+    run.add_argument("--full", action="store_true", help="all configurations, and longer")
+    show = _new(actions, "show", "what was measured", "example: burnt tune show softmax --json")
+    export = _new(
+        actions, "export", "write what was measured as JSON", "example: burnt tune export h200.json"
+    )
+    export.add_argument("file", metavar="FILE")
+    load = _new(actions, "import", "add what was measured elsewhere", "example: burnt tune import h200.json")
+    load.add_argument("file", metavar="FILE")
+    clear = _new(actions, "clear", "forget what was measured", "example: burnt tune clear softmax")
+    for command in (show, export, clear):
+        command.add_argument("op", nargs="?", metavar="OP", help="one op alone")
+    return [run, show]
 
 
 def _new(

@@ -6,9 +6,6 @@ import importlib
 import importlib.metadata
 import os
 import platform
-import shlex
-import shutil
-import subprocess
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -61,6 +58,7 @@ def gather() -> dict[str, Any]:
         "memory": {"total": memory.total, "available": memory.available},
         "memory_pool": asdict(pool.stats()),
         "compiler": _compiler(),
+        "kernels": _kernels(),
         "gpus": [asdict(device_info(name)) for name in _gpus(torch)],
     }
 
@@ -105,20 +103,35 @@ def _nvml() -> dict[str, Any]:
 
 
 def _compiler() -> dict[str, str] | None:
-    """The C compiler that ``$CC`` names, or the first of gcc, clang and cc."""
-    # $CC may carry a wrapper or flags: "ccache gcc".
-    for command in filter(None, [shlex.split(os.environ.get("CC", "")), ["gcc"], ["clang"], ["cc"]]):
-        path = shutil.which(command[0])
-        if path is None:
-            continue
-        try:
-            said = subprocess.run(
-                [path, *command[1:], "--version"], capture_output=True, text=True, timeout=10, check=True
-            )
-        except (OSError, subprocess.SubprocessError):  # there, and of no use: the next may be
-            continue
-        return {"path": path, "version": said.stdout.partition("\n")[0].strip()}
-    return None
+    """The C compiler of generated kernels: ``$BURNT_CC``, ``$CC``, or the first that works."""
+    from burnt.codegen.compiler import find_compiler
+
+    found = find_compiler()
+    return None if found is None else {"path": found.command[0], "version": found.version}
+
+
+def _kernels() -> dict[str, Any]:
+    """Whether kernels are generated, where they are kept, and how many tunings are known."""
+    from burnt.codegen import toolchain
+    from burnt.errors import CacheError
+    from burnt.kernels.store import Store
+
+    status = toolchain.status()
+    found = {
+        "generated": status["compiler"] is not None,
+        "why": toolchain.why_no_compiler(),
+        "folder": status["folder"],
+        "entries": status["entries"],
+        "bytes": status["bytes"],
+        "tuned": None,
+        "notes": status["notes"],
+    }
+    try:
+        store = Store()
+        found |= {"table": str(store.path), "tuned": len(store.rows())}
+    except (CacheError, OSError) as error:
+        found["notes"].append(str(error))
+    return found
 
 
 def _print(facts: dict[str, Any]) -> None:
@@ -137,12 +150,13 @@ def _print(facts: dict[str, Any]) -> None:
         "cores": f"{cpu['cores'] or 'unknown'}, {cpu['logical']} logical, {cpu['usable']} usable; "
         f"torch uses {cpu['torch_threads']} threads",
         "memory": f"{size_text(memory['total'])}, {size_text(memory['available'])} available",
-        "memory pool": f"keeps at most {size_text(pool['limit'])} for the Learner and compiled code"
+        "host pool": f"keeps at most {size_text(pool['limit'])} for the Learner and compiled code"
         if pool["reason"] is None
         else Cell(f"off: {pool['reason']}", "yellow"),
         "C compiler": f"{compiler['version']} ({compiler['path']})"
         if compiler
         else Cell("none found: install gcc or clang, or set CC", "yellow"),
+        "kernels": _kernels_text(facts["kernels"]),
     }
     if not facts["gpus"]:
         rows["GPU"] = Cell("none that torch can use", "yellow")
@@ -153,6 +167,16 @@ def _print(facts: dict[str, Any]) -> None:
             f"{gpu['name']}{memory_text}, {gpu['architecture']} ({gpu['kind']}), {bfloat16}", "green"
         )
     page.pairs(rows)
+
+
+def _kernels_text(found: dict[str, Any]) -> str | Cell:
+    tuned = "its table cannot be read" if found["tuned"] is None else f"{found['tuned']} measured"
+    if not found["generated"]:
+        return Cell("torch's own alone: none can be compiled", "yellow")
+    kept = "not kept" if found["folder"] is None else f"{found['entries']} compiled in {found['folder']}"
+    return Cell(
+        "\n".join([f"generated; {kept}; {tuned}", *found["notes"]]), "yellow" if found["notes"] else ""
+    )
 
 
 def _availability(found: dict[str, Any]) -> Cell:

@@ -1,23 +1,26 @@
 """The derived backward: a plan for the gradients, and the autograd node that runs it.
 
-The traced graph of the function's own ops is differentiated by torch and planned like any other, so the
-backward recomputes what it needs from the inputs and saves nothing else. For second derivatives torch runs
-the traced graph.
+The traced graph of the function's own ops is differentiated by torch and planned like any other. The backward
+recomputes what it needs from the inputs, but for what `burnt.codegen.saved` picks. For second derivatives
+torch runs the traced graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from burnt.codegen.compiled import CompiledPlan
-from burnt.codegen.trace import PLANNING, Traced, trace, unsuited
+from burnt.codegen.saved import taking
+from burnt.codegen.trace import PLANNING, Traced, is_random, trace, unsuited
 from burnt.errors import UnsupportedError
 
-__all__ = ["BackwardPlan", "Differentiable"]
+__all__ = ["BackwardPlan", "Differentiable", "derive"]
 
 
 class Differentiable(torch.autograd.Function):
@@ -26,10 +29,13 @@ class Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, forward: CompiledPlan, numbers: Sequence[float], *tensors: Tensor) -> Any:
         """Run the plan on its tensors, captured ones last."""
-        outputs = forward(tensors, numbers)
+        seed = forward.draw()
+        made = forward(tensors, numbers, seed)
         ctx.forward, ctx.numbers = forward, numbers
-        ctx.save_for_backward(*tensors)
         facts = forward.traced.results
+        outputs, saved = made[: len(facts)], made[len(facts) :]
+        ctx.seeded = seed is not None
+        ctx.save_for_backward(*tensors, *saved, *(() if seed is None else (seed,)))
         constant = [o for o, fact in zip(outputs, facts, strict=True) if fact is not None and not fact[1]]
         ctx.mark_non_differentiable(*constant)
         ctx.layouts = [_layout(o) if isinstance(o, Tensor) else None for o in outputs]
@@ -38,10 +44,13 @@ class Differentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """The gradients of the tensors that want one."""
-        tensors, wanted = ctx.saved_tensors, tuple(ctx.needs_input_grad[2:])
+        wanted = tuple(ctx.needs_input_grad[2:])
+        held = ctx.saved_tensors
+        tensors, saved = held[: len(wanted)], held[len(wanted) :]
+        *saved, seed = saved if ctx.seeded else (*saved, None)
         known = None if torch.is_grad_enabled() else _planned(ctx, tensors, wanted)
         if known is None:
-            gradients = iter(_by_torch(ctx.forward, ctx.numbers, cotangents, tensors, wanted))
+            gradients = iter(_by_torch(ctx.forward, ctx.numbers, cotangents, tensors, wanted, seed))
         else:
             given = [
                 c
@@ -53,7 +62,7 @@ class Differentiable(torch.autograd.Function):
             inputs = [*given, *tensors]
             # Numbers are the arguments after the tensors; those that the gradients do not need are gone.
             numbers = [ctx.numbers[p - len(inputs)] for p in known.plan.plan.numbers]
-            gradients = iter(known.plan([*inputs, *known.constants], numbers))
+            gradients = iter(known.plan([*inputs, *saved, *known.constants], numbers, seed))
         return (None, None, *[next(gradients) if want else None for want in wanted])
 
 
@@ -92,33 +101,14 @@ def _planned(ctx: Any, tensors: Sequence[Tensor], wanted: tuple[bool, ...]) -> B
 def _made(
     forward: CompiledPlan, tensors: Sequence[Tensor], wanted: tuple[bool, ...], layouts: Sequence[_Layout]
 ) -> BackwardPlan | None:
-    """A plan with cotangents, tensors and numbers in, and the wanted gradients out."""
-    floating = len(layouts)
-
-    def backward(*given: Any) -> Any:
-        pulled, inputs = given[:floating], given[floating : floating + len(wanted)]
-        numbers = given[floating + len(wanted) :]
-
-        def run(*some: Tensor) -> tuple[Tensor, ...]:
-            replaced = iter(some)
-            full = [next(replaced) if want else t for t, want in zip(inputs, wanted, strict=True)]
-            made = _interpreted(forward, full, numbers)
-            return tuple(t for t in made if isinstance(t, Tensor) and t.dtype.is_floating_point)
-
-        chosen = [t for t, want in zip(inputs, wanted, strict=True) if want]
-        return torch.func.vjp(run, *chosen)[1](pulled)
-
-    # Fresh tensors of the same layouts: equal arguments must not look like one.
-    on = forward.device
-    examples: list[Any] = [torch.empty_strided(*layout[:2], dtype=layout[2], device=on) for layout in layouts]
-    examples += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=on) for t in tensors]
-    try:
-        traced, general = trace(backward, [*examples, *(0.5 for _ in forward.plan.numbers)])
-    except Exception:  # of any kind: what cannot be traced, torch can still differentiate as it goes
+    """A plan with cotangents, tensors, what was saved and numbers in, and the wanted gradients out."""
+    traced = forward.derived.pop(wanted, None)
+    if traced is None:
+        traced = _derived(forward.traced, tensors, wanted, layouts, forward.device)
+    if traced is None:
         return None
-    if not general or unsuited(traced) is not None:
-        return None  # a derivative that depends on what a number is (x**s at 0) is torch's matter, too
     with torch.no_grad():
+        traced = taking(traced, forward.traced, forward.saved)
         # Tensors that the function itself makes of Python numbers.
         constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
         try:
@@ -128,19 +118,71 @@ def _made(
         return BackwardPlan(plan, constants)
 
 
+def derive(traced: Traced, tensors: Sequence[Tensor], device: torch.device) -> Traced | None:
+    """The trace of the backward for the tensors that want a gradient, if there can be one."""
+    (results,) = next(n.args for n in traced.graph.graph.nodes if n.op == "output")
+    layouts = []
+    for node, fact in zip(results, traced.results, strict=True):
+        if fact is not None and isinstance(node, torch.fx.Node) and node.meta["val"].is_floating_point():
+            value = node.meta["val"]
+            result = torch.empty_strided(value.shape, fact[0], dtype=value.dtype, device="meta")
+            layouts.append(_layout(result))
+    return _derived(traced, tensors, tuple(t.requires_grad for t in tensors), layouts, device)
+
+
+def _derived(
+    of: Traced,
+    tensors: Sequence[Tensor],
+    wanted: tuple[bool, ...],
+    layouts: Sequence[_Layout],
+    device: torch.device,
+) -> Traced | None:
+    """The trace of a backward: of a function of cotangents, tensors and numbers."""
+    floating = len(layouts)
+
+    def backward(*given: Any) -> Any:
+        pulled, inputs = given[:floating], given[floating : floating + len(wanted)]
+        numbers = given[floating + len(wanted) :]
+
+        def run(*some: Tensor) -> tuple[Tensor, ...]:
+            replaced = iter(some)
+            full = [next(replaced) if want else t for t, want in zip(inputs, wanted, strict=True)]
+            made = _interpreted(of, full, numbers)
+            return tuple(t for t in made if isinstance(t, Tensor) and t.dtype.is_floating_point)
+
+        chosen = [t for t, want in zip(inputs, wanted, strict=True) if want]
+        return torch.func.vjp(run, *chosen)[1](pulled)
+
+    # Fresh tensors of the same layouts: equal arguments must not look like one.
+    examples: list[Any] = [torch.empty_strided(*v[:2], dtype=v[2], device=device) for v in layouts]
+    examples += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in tensors]
+    try:
+        traced, general = trace(backward, [*examples, *(0.5 for _ in of.numbers)])
+    except Exception:  # of any kind: what cannot be traced, torch can still differentiate as it goes
+        return None
+    if not general or unsuited(traced) is not None:
+        return None  # a derivative that depends on what a number is (x**s at 0) is torch's matter, too
+    drawn = [sum(map(is_random, t.graph.graph.nodes)) for t in (of, traced)]
+    if drawn[0] != drawn[1]:
+        return None  # each would draw the numbers of another
+    return traced
+
+
 def _by_torch(
     forward: CompiledPlan,
     numbers: Sequence[float],
     cotangents: Sequence[Any],
     tensors: Sequence[Tensor],
     wanted: tuple[bool, ...],
+    seed: Tensor | None,
 ) -> list[Any]:
     """Gradients by torch: with a graph of their own for second derivatives, or where there is no plan."""
     further = torch.is_grad_enabled()
     if not further:
         tensors = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
     with torch.enable_grad():
-        outputs = _interpreted(forward, tensors, numbers)
+        draw = None if seed is None else functools.partial(_drawn_again, forward, seed)
+        outputs = _interpreted(forward.traced, tensors, numbers, draw)
     pairs = [
         (o, c)
         for o, c in zip(outputs, cotangents, strict=True)
@@ -154,15 +196,19 @@ def _by_torch(
     )
 
 
-def _interpreted(forward: CompiledPlan, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
-    """The function's own ops run by torch, captured tensors given last."""
-    traced: Traced = forward.traced
+def _interpreted(
+    traced: Traced,
+    tensors: Sequence[Tensor],
+    numbers: Sequence[float],
+    draw: Callable[[torch.fx.Node, Any, Any], Any] | None = None,
+) -> list[Any]:
+    """The function's own ops run by torch, captured tensors given last; random numbers are `draw`'s."""
     nodes = list(traced.whole.graph.nodes)
     placeholders = sum(node.op == "placeholder" for node in nodes)
     # The graphs of a trace name what they captured each on its own.
     objects = [id(getattr(traced.graph, name)) for name in traced.captured]
     captured = dict(zip(objects, tensors[placeholders:], strict=True))
-    values = dict(zip(forward.plan.numbers, numbers, strict=True))
+    values = dict(zip(sorted(traced.numbers.values()), numbers, strict=True))
     given = iter(tensors)
     env: dict[torch.fx.Node, Any] = {}
 
@@ -181,5 +227,57 @@ def _interpreted(forward: CompiledPlan, tensors: Sequence[Tensor], numbers: Sequ
             env[node] = captured.get(id(held), held)
         else:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), argument)
-            env[node] = node.target(*args, **kwargs)
+            if draw is not None and is_random(node):
+                env[node] = draw(node, args, kwargs)
+            else:
+                env[node] = node.target(*args, **kwargs)
     return [argument(value) for value in nodes[-1].args[0]]
+
+
+def _drawn_again(
+    forward: CompiledPlan, seed: Tensor, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What an op drew in the forward, by a plan of that op alone; dropout's result has its gradient."""
+    if node.target is torch.ops.aten.native_dropout.default:
+        x, p, _ = args
+        scale = 0.0 if p == 1 else 1 / (1 - p)
+        _, mask = _replayed(forward, node, (x.detach(), p, True), kwargs, seed)
+        return x * mask * scale, mask
+    plain = torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, args)
+    made = _replayed(forward, node, plain, kwargs, seed)
+    return made if isinstance(node.meta["val"], tuple | list) else made[0]
+
+
+def _replayed(
+    forward: CompiledPlan, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any], seed: Tensor
+) -> list[Any]:
+    """The results of one op that draws random numbers, given its arguments."""
+    graph = torch.fx.Graph()
+    tensors: list[Tensor] = []
+
+    def given(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        placeholder = graph.placeholder(f"x{len(tensors)}")
+        placeholder.meta["val"] = value
+        tensors.append(value)
+        return placeholder
+
+    args, kwargs = torch.utils._pytree.tree_map(given, (args, kwargs))
+    call = graph.call_function(cast("Any", node.target), args, kwargs)
+    call.meta = dict(node.meta)
+    metas = node.meta["val"] if isinstance(node.meta["val"], tuple | list) else [node.meta["val"]]
+    results = []
+    for i, meta in enumerate(metas):
+        results.append(call)
+        if isinstance(node.meta["val"], tuple | list):
+            results[-1] = graph.call_function(operator.getitem, (call, i))
+            results[-1].meta["val"] = meta
+    graph.output(results)
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    facts = tuple((tuple(meta.stride()), False) for meta in metas)
+    with PLANNING, torch.no_grad():
+        traced = Traced(module, module, None, {}, (), facts)
+        return CompiledPlan(traced, [], f"{forward.name}_drawn", forward.target, forward.device)(
+            tensors, [], seed
+        )

@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -52,7 +52,9 @@ class CompiledPlan:
         self.traced = traced
         self.changed = traced.changed
         self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
-        self.plan: Plan = schedule(traced, captured, scratch=target.scratch)
+        self.derived: dict[tuple[bool, ...], Traced] = {}  # their traces, where these came first
+        self.saved: list[torch.fx.Node] = []  # what the results after the function's own are
+        self.plan: Plan = schedule(traced, captured, scratch=target.scratch, runs=target.runs)
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
             kernel.name = f"{name}_{i}"
@@ -95,9 +97,25 @@ class CompiledPlan:
             kept |= slots
         return runs
 
-    def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[float]) -> list[Any]:
-        """The results, flat, for tensors in the order of the plan's inputs and its run-time numbers."""
+    def draw(self) -> Tensor | None:
+        """A seed from torch's generator for a plan that draws random numbers; None for others.
+
+        It lies on the device, so that a recorded CUDA graph draws another one each time it is replayed.
+        """
+        if self.plan.seed is None:
+            return None
+        return torch.empty(1, dtype=torch.int64, device=self.device).random_()
+
+    def __call__(
+        self, tensors: Sequence[Tensor], numbers: Sequence[float], seed: Tensor | None = None
+    ) -> list[Any]:
+        """The results, flat, for tensors in the order of the plan's inputs and its run-time numbers.
+
+        Where the plan draws random numbers and no seed is given, a new one is.
+        """
         memory: list[Any] = list(tensors)
+        if self.plan.seed is not None:
+            memory.append(self.draw() if seed is None else seed)
         if self.single is not None:
             for shape, strides, dtype in self.fresh:
                 memory.append(torch.empty_strided(shape, strides, dtype=dtype, device=self.device))
@@ -163,6 +181,8 @@ class CompiledPlan:
         """
         runs = self.runs or self.prepared()
         samples: list[list[float]] = [[] for _ in runs]
+        if self.plan.seed is not None:
+            tensors = [*tensors, cast("Tensor", self.draw())]
         begin = time.perf_counter()
         while len(samples[0]) < 3 or (time.perf_counter() - begin < budget and len(samples[0]) < 101):
             memory: list[Any] = [*tensors, *[None] * (len(self.slots) - len(tensors))]

@@ -20,11 +20,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from burnt import _torch
-from burnt.codegen.backward import Differentiable
+from burnt.codegen.backward import Differentiable, derive
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.ir import Kernel
+from burnt.codegen.saved import returning, worth_saving
+from burnt.codegen.schedule import Call
 from burnt.codegen.target import C, Target, target_of
-from burnt.codegen.trace import PLANNING, Traced, trace, unsuited
+from burnt.codegen.trace import PLANNING, is_random, trace, unsuited
 from burnt.errors import FusionError, UnsupportedError
 
 __all__ = ["Function", "fuse"]
@@ -95,6 +97,7 @@ class Function:
             flat = Differentiable.apply(planned.forward, numbers, *tensors, *planned.captured)  # type: ignore[no-untyped-call]
         else:
             flat = planned.forward([*tensors, *planned.captured], numbers)
+            flat = flat[: len(planned.forward.traced.results)]
         structure = planned.forward.traced.structure
         return flat[0] if structure.is_leaf() else pytree.tree_unflatten(list(flat), structure)
 
@@ -119,8 +122,9 @@ class Function:
                 key.append((kind, arg))
             else:
                 return None
-        if torch.is_autocast_enabled("cpu"):
-            key.append(torch.get_autocast_dtype("cpu"))
+        kind_of_device = tensors[0].device.type if tensors else "cpu"
+        if torch.is_autocast_enabled(kind_of_device):
+            key.append(torch.get_autocast_dtype(kind_of_device))
         if torch.get_default_dtype() is not torch.float32:
             key.append(torch.get_default_dtype())
         for holder, name in self._captures:
@@ -197,18 +201,26 @@ class Function:
             return self._plain(f"it cannot be traced: {type(error).__name__}: {error}", held)
         captured = [getattr(traced.graph, name) for name in traced.captured]
         reason = self._unsuited(captured) or unsuited(traced)
-        if reason is None and torch.is_grad_enabled() and any(t.requires_grad for t in [*tensors, *captured]):
-            reason = (
-                "it changes an argument in place, with gradients" if traced.changed else _random_op(traced)
-            )
+        given = [*tensors, *captured]
+        wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+        if reason is None and wants_gradient and traced.changed:
+            reason = "it changes an argument in place, with gradients"
         if reason is not None:
             return self._plain(reason, held)
         device = tensors[0].device if tensors else torch.device("cpu")
+        derived = derive(traced, given, device) if wants_gradient else None
+        saved = worth_saving(traced, derived) if derived is not None else []
         try:
             with torch.no_grad():
-                forward = CompiledPlan(traced, captured, self.name, target, device)
+                forward = CompiledPlan(returning(traced, saved), captured, self.name, target, device)
         except UnsupportedError as error:
             return self._plain(str(error), held)
+        reason = _random_call(forward) if wants_gradient else None
+        if reason is not None:
+            return self._plain(reason, held)
+        forward.saved = saved
+        if derived is not None:
+            forward.derived[tuple(t.requires_grad for t in given)] = derived
         if self.single and len(forward.plan.steps) != 1:
             raise FusionError(
                 f"{self.name} does not come out as one kernel",
@@ -244,11 +256,10 @@ def _share_memory(tensors: Sequence[Tensor]) -> bool:
     return len({t.untyped_storage().data_ptr() for t in tensors}) < len(tensors)
 
 
-def _random_op(traced: Traced) -> str | None:
-    for node in traced.graph.graph.nodes:
-        tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags:
-            return f"{node.target} draws random numbers, which a derived backward would draw again"
+def _random_call(forward: CompiledPlan) -> str | None:
+    for step in forward.plan.steps:
+        if isinstance(step, Call) and is_random(step.node):
+            return f"{step.node.target} draws random numbers, which a derived backward would draw again"
     return None
 
 

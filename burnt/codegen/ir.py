@@ -7,10 +7,18 @@ they can be; what a reshape leaves over is a division or a remainder.
     Ix          an index: sum of coefficient x (loop variable | quotient | remainder | computed) plus a number
     Expr        an element: a constant, a number given at run time, a load, an operation, a reduction's result
     Reduction   a fold of a body over extents
+    Scan        a running fold of a body along an axis
     Kept        a value that is read at several places, and so worth computing once
     Value       a tensor that is not in memory: shape, dtype, index -> Expr
     Buffer      a tensor that is in memory: an input, an output, or in between
     Kernel      loops over `outer`, and in each turn the folds and stores that belong to it
+
+What a kernel may hold. Its steps are in an order in which they can be run one after another. Steps that walk
+the same extents have the same `inner` loops, so that what they load or compute alike is one expression;
+neighbours among these that do not need one another can share one pass over memory (`Kernel.passes`). Where
+the target has scratch, a value that a later pass needs again is stored into a buffer of role ``local`` and
+loaded from it. Where it has runs, sums over the outer loops come out in parts, one for each run of turns
+(`Partial`), which another kernel adds up. Any other store never comes back as a load in the same kernel.
 """
 
 from __future__ import annotations
@@ -230,14 +238,35 @@ class Reduction:
     body: Callable[[Index, Index], Expr]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scan:
+    """A fold of a body along one axis of `shape`, of all elements up to and with each.
+
+    `kind` is one of sum, prod, max, min, argmax, argmin, logsumexp. The result of the arg kinds is the place
+    along the axis, of the last among equals; NaN is the extreme of all.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    axis: int
+    dtype: torch.dtype
+    body: Callable[[Index], Expr]
+
+
 class Expr:
     """An element. Equal expressions are one object, so that common parts are found by identity.
 
+    Two operations draw random numbers, as functions of a seed (int64, a load) and a counter i (an int64
+    index), for a stream, which is in `extra`. Philox4x32-10 makes four words of the counter (i // 4 as two
+    words, the low one first, the stream, 0) under the key that is the seed's halves, the low one first; w is
+    the word i % 4. ``uniform`` (stream) is float32, the upper 24 bits of w times 2^-24; ``random`` (stream,
+    bound) is int64, w * bound // 2^32.
+
     `op` is ``const`` (value), ``number`` (position), ``load`` (Buffer, Ix), ``index`` (Ix), ``reduced``
-    (Reduction, Index), ``kept`` (Kept, Index; a scheduled kernel has none left), ``cast``, ``masked``,
-    ``checked``, or the name of an operation, of which `burnt.codegen.lower` has the list and each printer
-    the text. Where an index holds `Computed` parts, their
-    expressions are the arguments, so that they are found and computed first (`load`, `index` below do so).
+    (Reduction, Index), ``scanned`` (Scan, Index), ``kept`` (Kept, Index; a scheduled kernel has none left),
+    ``cast``, ``masked``, ``checked``, or the name of an operation, of which `burnt.codegen.lower` has the
+    list and each printer the text. Where an index holds `Computed` parts, their expressions are arguments, so
+    that they are found and computed first (`load`, `index` below do so).
 
     ``masked`` (test, yes, no) is `yes` where the test holds, and loads below it are made there alone.
     ``checked`` (test, value, otherwise, shown; extra: `Check`) is `value` where the test holds. Where it does
@@ -340,6 +369,12 @@ def reduced(fold: Reduction, at: Index) -> Expr:
     return Expr.make("reduced", list(needed.values()), fold.dtype, fold, at)
 
 
+def scanned(scan: Scan, at: Index) -> Expr:
+    """The result of a scan at an index."""
+    needed = {id(e): e for ix in at for e in ix.computed()}
+    return Expr.make("scanned", list(needed.values()), scan.dtype, scan, at)
+
+
 def kept(value: Kept, at: Index) -> Expr:
     """An element of a value that is computed once."""
     needed = {id(e): e for ix in at for e in ix.computed()}
@@ -347,7 +382,13 @@ def kept(value: Kept, at: Index) -> Expr:
 
 
 # Expressions that hold indices, by what makes them.
-_MAKERS: dict[str, Callable[..., Expr]] = {"load": load, "index": index, "reduced": reduced, "kept": kept}
+_MAKERS: dict[str, Callable[..., Expr]] = {
+    "load": load,
+    "index": index,
+    "reduced": reduced,
+    "scanned": scanned,
+    "kept": kept,
+}
 
 
 def variables(exprs: Sequence[Expr]) -> set[Var]:
@@ -463,9 +504,9 @@ class Kept:
 
     Args:
         value: what is kept.
-        rows: scratch for one of its last axis at a time is enough, because what reads it walks along that axis.
-            It is recomputed at each place instead where that is cheap and there is no such scratch. Otherwise
-            the value goes through memory.
+        rows: scratch for one row of its last axis is enough, because what reads it walks along that axis. It
+            is computed in place where that is cheap and there is no such scratch. Otherwise the value goes
+            through memory.
     """
 
     value: Value
@@ -474,9 +515,26 @@ class Kept:
 
 @dataclasses.dataclass(eq=False)
 class Fold:
-    """A step of a kernel: `reduction` at `index`, made of the outer loops, over the loops `inner`."""
+    """A step of a kernel: `reduction` at `index`, made of the outer loops, over the loops `inner`.
+
+    The places that argmax and argmin give count turns of `inner` as they are nested.
+    """
 
     reduction: Reduction
+    index: Index
+    inner: tuple[Var, ...]
+    body: Expr
+
+
+@dataclasses.dataclass(eq=False)
+class Running:
+    """A step of a kernel: the value of a scan at every turn of its one inner loop, whose turns are in order.
+
+    Its place in `index` along the scan's axis is that loop. Stores over the same loop see the value of their
+    turn. A kernel with such steps has no folds and one inner loop.
+    """
+
+    scan: Scan
     index: Index
     inner: tuple[Var, ...]
     body: Expr
@@ -494,12 +552,26 @@ class Store:
 
 
 @dataclasses.dataclass(eq=False)
+class Partial(Store):
+    """A store that adds up over the turns of a run, in kernels that are cut into runs.
+
+    The first axis of the buffer counts the runs; `place` is within the part of the turn's own run. What a
+    part holds in the end is the sum over the run's turns: 0 for a run without turns.
+    """
+
+
+@dataclasses.dataclass(eq=False)
 class Kernel:
-    """Loops over `outer`; in every turn the steps, in order. Turns do not depend on one another."""
+    """Loops over `outer`; in every turn the steps, in order. Turns do not depend on one another.
+
+    Where `runs` is not 0, the turns, in the order in which the loops are nested, are cut into that many runs
+    of consecutive turns, as even as can be, and there are steps of kind `Partial`.
+    """
 
     name: str
     outer: tuple[Var, ...]
-    steps: list[Fold | Store]
+    steps: list[Fold | Running | Store]
+    runs: int = 0
 
     @property
     def exprs(self) -> list[Expr]:
@@ -508,8 +580,9 @@ class Kernel:
 
     @property
     def read(self) -> dict[Buffer, None]:
-        """The buffers that it reads, in order."""
-        return {e.extra[0]: None for e in walk(self.exprs) if e.op == "load"}  # type: ignore[misc]
+        """The buffers outside of the kernel that it reads, in order."""
+        loaded: list[Buffer] = [e.extra[0] for e in walk(self.exprs) if e.op == "load"]  # type: ignore[misc]
+        return {buffer: None for buffer in loaded if buffer.role != "local"}
 
     @property
     def written(self) -> dict[Buffer, None]:
@@ -518,20 +591,45 @@ class Kernel:
         return {step.buffer: None for step in stores if step.buffer.role != "local"}
 
     @property
-    def kind(self) -> str:
-        """``reduction``, ``window`` (rows are kept in scratch) or ``elementwise``."""
-        if any(isinstance(step, Fold) for step in self.steps):
-            return "reduction"
-        return "window" if self.scratch else "elementwise"
-
-    @property
     def scratch(self) -> list[Buffer]:
         """The local buffers that it writes."""
         written = [step.buffer for step in self.steps if isinstance(step, Store)]
         return list(dict.fromkeys(buffer for buffer in written if buffer.role == "local"))
+
+    def passes(self) -> list[list[Fold | Store]]:
+        """The steps, together those that can share a loop: neighbours that need no result of one another."""
+        found: list[list[Fold | Store]] = []
+        for step in self.steps:
+            if isinstance(step, Running):
+                continue  # a loop of scans is one pass, with all its steps
+            together = found and found[-1][0].inner == step.inner
+            if together and not any(needs(step, other) for other in found[-1]):
+                found[-1].append(step)
+            else:
+                found.append([step])
+        return found
+
+    @property
+    def kind(self) -> str:
+        """``scan``, ``reduction``, ``window`` (rows are kept in scratch) or ``elementwise``."""
+        if any(isinstance(step, Running) for step in self.steps):
+            return "scan"
+        if self.runs or any(isinstance(step, Fold) for step in self.steps):
+            return "reduction"
+        return "window" if self.scratch else "elementwise"
 
     @property
     def checks(self) -> tuple[Check, ...]:
         """What may fail in it, each once."""
         found = [e.extra[0] for e in walk(self.exprs) if e.op == "checked"]
         return tuple(dict.fromkeys(found))  # type: ignore[arg-type]
+
+
+def needs(step: Fold | Running | Store, other: Fold | Running | Store) -> bool:
+    """Whether a step of a kernel reads what another one has made."""
+    for e in walk([step.value if isinstance(step, Store) else step.body]):
+        if e.op == "reduced" and isinstance(other, Fold) and e.extra == (other.reduction, other.index):
+            return True
+        if e.op == "load" and isinstance(other, Store) and e.extra[0] is other.buffer:
+            return True
+    return False

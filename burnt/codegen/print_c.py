@@ -1,18 +1,18 @@
 """Printing kernels as C: loops with OpenMP, bodies that the compiler's vectoriser takes.
 
-A kernel is printed in one of three forms. *Rows*: turns of the outer loops go to the threads, each does its
-folds and stores along the inner loops. *Columns*: where memory runs along an outer loop, a turn takes a tile
-of it, and folds keep an accumulator for each column of the tile. *Split*: few rows of many elements, each
-folded by all threads.
+A kernel is printed in one of four forms. *Elementwise*: nothing is folded. *Rows*: turns of the outer loops
+go to the threads, each makes its passes along the inner loops. *Columns*: where memory runs along an outer
+loop, a turn takes a tile of it, and there is an accumulator for each of its lanes. *Split*: there are few
+turns of many elements, so that each pass is cut into chunks for the threads, with rows or with columns.
 
 Arithmetic is torch's: no fast-math, 16-bit floats are computed in float32, float32 sums are gathered in
-double every 256 elements, and one by one where they are not loaded as vectors.
+double after every 16 additions to a lane, and at once where they are not loaded as vectors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -24,32 +24,65 @@ from burnt.codegen.ir import (
     Index,
     Ix,
     Kernel,
+    Partial,
     Reduction,
+    Running,
+    Scan,
     Split,
     Store,
     Var,
-    variables,
+    places,
     walk,
 )
+from burnt.codegen.passes import LANES, lane_of, unguarded
+from burnt.codegen.print_c_folds import Accumulator
+from burnt.codegen.print_c_random import BLOCK, Words, words_of
+from burnt.codegen.print_c_scans import lane_of_scans, states
+from burnt.codegen.print_c_types import C_TYPES, MEMORY, SHORT, constant
 from burnt.codegen.print_c_windows import inside, row_of
 from burnt.codegen.sizes import mark
 
 __all__ = ["print_kernels"]
 
 _PARALLEL = 1 << 15  # elements below which one thread is faster than waking the others
-_TILE = 256
-_BLOCK = 256
+_CHUNKS = 64  # of a pass that is cut for the threads: enough to be even, whatever their number
+_FEW = 16  # turns of the outer loops below which passes are cut instead
+_BLOCK = 512  # elements of a part: 32 for each lane of a vector
+_BLOCK_WITHOUT_SUMS = 8192
+_BLOCK_OF_ARG = 256  # which is gone through again for the place of its extreme
+_BLOCK_OF_LANES, _BLOCK_OF_LANES_WITHOUT_SUMS = 16, 128
+_TILE = 1024  # lanes of a tile; 256 where there is one for each chunk
+_TILE_OF_CHUNKS = 256
+_LANES = 64  # lanes that are kept in registers while a block is gone through
+_SQUARE = 64  # sides of what is turned over at once
+_CACHE = 1 << 19  # bytes that stay in a core's second cache from one pass to the next
 
-_C = {
-    torch.float32: "float", torch.float64: "double", torch.bfloat16: "float", torch.float16: "float",
-    torch.int8: "int8_t", torch.int16: "int16_t", torch.int32: "int32_t", torch.int64: "int64_t",
-    torch.uint8: "uint8_t", torch.uint16: "uint16_t", torch.uint32: "uint32_t", torch.uint64: "uint64_t",
-    torch.bool: "int",
+# By bits where the test is the same for a whole loop: of a choice gcc makes branches, and no vectors.
+_PICKS = {
+    torch.float64: "f64", torch.int8: "i32", torch.int16: "i32", torch.int32: "i32", torch.int64: "i64",
+    torch.uint8: "i32", torch.bool: "i32", torch.float32: "f32", torch.bfloat16: "f32", torch.float16: "f32",
+    torch.uint16: "i32", torch.uint32: "i32", torch.uint64: "i64",
 }  # fmt: skip
-_MEMORY = {torch.bfloat16: "uint16_t", torch.float16: "uint16_t", torch.bool: "uint8_t"}
-_SHORT = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 _HELPERS = """
+static inline int64_t pick_i64(int t, int64_t a, int64_t b)
+{
+    return (a & -(int64_t)t) | (b & ((int64_t)t - 1));
+}
+static inline int32_t pick_i32(int t, int32_t a, int32_t b) { return (a & -t) | (b & (t - 1)); }
+static inline float pick_f32(int t, float a, float b)
+{
+    return float_of_bits((bits_f32(a) & -(uint32_t)t) | (bits_f32(b) & ((uint32_t)t - 1)));
+}
+static inline double pick_f64(int t, double a, double b)
+{
+    return double_of_bits((bits_f64(a) & -(uint64_t)t) | (bits_f64(b) & ((uint64_t)t - 1)));
+}
+static inline double log_add_exp_f64(double a, double b)
+{
+    const double high = a > b ? a : b, low = a > b ? b : a;
+    return low == high && __builtin_isinf(low) ? b : high + log1p_f64(exp_f64(low - high));
+}
 static inline int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
 static inline int64_t floor_mod(int64_t a, int64_t b) { const int64_t m = a % b; return m < 0 ? m + b : m; }
 """
@@ -82,13 +115,13 @@ def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers:
 
     Integers that come from shapes are marked (`burnt.codegen.sizes`).
 
+    Where a kernel has checks, an address follows those of the buffers: of a word for each of the kernel's
+    checks, into which goes ``2 * shown + 1`` (as uint64) of one element that fails, if any does.
+
     Args:
         kernels: what to print; their names are the functions'.
         buffers: in the order in which their addresses are given.
         numbers: positions of run-time numbers, in the order in which they follow the addresses.
-
-    Where a kernel has checks, an address follows those of the buffers: of a word for each of the kernel's
-    checks, into which goes ``2 * shown + 1`` (as uint64) of one element that fails, if any does.
     """
     slots: dict[object, int] = {buffer: i for i, buffer in enumerate(buffers)}
     if any(kernel.checks for kernel in kernels):
@@ -104,41 +137,54 @@ class _Printer:
         self.lines: list[str] = []
         self.depth = 1
         self.folds: dict[tuple[Reduction, Index], str] = {}
+        self.passes: list[list[Fold | Store]] = []
         self.lane: Var | None = None
+        self.tile = 1
+        self.squares: dict[Expr, str] = {}  # where the elements of loads that go across are
+        self.partials: dict[Partial, str] = {}
+        self.inside = False  # of a part of a tile
         self.used: dict[Buffer, None] = {}
         self.names: dict[Var, str] = {}
         self.temporary = 0
         self.known: set[int] = set()  # tests that hold at the current place
         self.span: tuple[Var, int, int] | None = None  # the vectorised loop around it, from where to where
         self.varying: set[str] = set()  # guards that are not the same for all of that loop
+        self.uniform: dict[int, bool] = {}  # whether expressions are
+        self.scanned: dict[tuple[Scan, Index], str] = {}
+        self.words: dict[int, str] = {}  # random words that have been made, by what is drawn from them
+        self.hoisted: list[str] = []  # lines that come before that loop
         self.computed: dict[int, str] = {}  # names of the expressions in indices
         self.opaque = False  # whether an index is computed
         self.failed = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
 
     def text(self) -> str:
         kernel = self.kernel
-        rows = math.prod(v.extent for v in kernel.outer)
+        self.passes = kernel.passes()
+        turns = math.prod(v.extent for v in kernel.outer)
         inner = max((math.prod(v.extent for v in step.inner) for step in kernel.steps), default=1)
-        folding = kernel.kind == "reduction"
-        self.lane = self.lane_of() if folding else None
-        if kernel.scratch:
-            self.rows(rows, inner)
-        elif not folding:
-            self.elementwise(rows)
-        elif self.lane is not None:
-            self.columns(rows, inner)
-        elif rows < 16 and inner >= _PARALLEL:
-            self.split()
+        if kernel.kind == "scan":
+            self.scans(turns * inner >= _PARALLEL)
+        elif kernel.runs:
+            self.runs(parallel=turns * inner >= _PARALLEL)
+        elif kernel.kind == "elementwise":
+            self.elementwise(turns)
         else:
-            self.rows(rows, inner)
+            self.lane = lane_of(kernel)
+            count, split = turns, turns < _FEW
+            if self.lane is not None:
+                self.tile = self.width(inner, _TILE)
+                count = turns // self.lane.extent * -(-self.lane.extent // self.tile)
+                split = count < _FEW and inner * self.tile >= _PARALLEL
+                if split:
+                    self.tile = self.width(inner, _TILE_OF_CHUNKS)
+            self.turns(parallel=turns * inner >= _PARALLEL, split=split and inner * self.tile >= _PARALLEL)
         head = [f"void {kernel.name}(const burnt_arg *a)", "{"]
-        stored = {step.buffer for step in kernel.steps if isinstance(step, Store)}
+        written = kernel.written
         for buffer in self.used:
-            if buffer.role == "local":
-                continue
-            kind = _MEMORY.get(buffer.dtype, _C[buffer.dtype])
-            only = "" if buffer in stored else "const "
-            head.append(f"    {only}{kind} *restrict {buffer.name} = a[{self.slots[buffer]}].p;")
+            only = "" if buffer in written else "const "
+            head.append(
+                f"    {only}{MEMORY[buffer.dtype]} *restrict {buffer.name} = a[{self.slots[buffer]}].p;"
+            )
         if self.opaque:
             # gcc 12 takes an index that comes from a comparison for a mask in loops of SIMD, and reads
             # elsewhere; a number that it does not know makes an integer of it.
@@ -147,6 +193,18 @@ class _Printer:
         for i, name in enumerate(self.failed.values()):
             self.line(f"if ({name}) ((uint64_t *)a[{self.slots['failed']}].p)[{i}] = {name};")
         return "\n".join([*head, *self.lines, "}", ""])
+
+    def width(self, inner: int, most: int) -> int:
+        """How many lanes a tile has: few go twice at the end, and several passes find it in the cache."""
+        assert self.lane is not None
+        extent, kernel = self.lane.extent, self.kernel
+        widths = [most >> k for k in range(most.bit_length()) if most >> k <= extent]
+        loaded = {e.extra: e.dtype.itemsize for e in walk(kernel.exprs) if e.op == "load"}
+        if sum(bool(steps[0].inner) for steps in self.passes) > 1:
+            widths = [w for w in widths if w <= LANES or w * inner * sum(loaded.values()) <= _CACHE]
+        # The last tile overlaps the one before it, so that the compiler knows how wide all of them are. A
+        # tile costs its vectors, and about one more.
+        return min(widths, key=lambda w: -(-extent // w) * (-(-w // 16) + 1))
 
     # --- forms --------------------------------------------------------------------------------------------
 
@@ -157,78 +215,116 @@ class _Printer:
             self.bodies(stores)
             return
         *lead, last = loops
+        across = self.across(lead, last, stores)
+        if across is not None:
+            self.tiled(lead, across, last, stores, parallel=count >= _PARALLEL)
+            return
         rows = math.prod(v.extent for v in lead)
         if count >= _PARALLEL and rows < 8:
             self.loops(lead)
-            self.line("#pragma omp parallel for simd schedule(static)")
+            self.threaded(last, stores)
         else:
             if count >= _PARALLEL:
                 self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
             self.loops(lead)
             self.spans(last, stores)
-            self.close(len(lead))
-            return
-        self.loop(last)
+        self.close(len(lead))
+
+    def across(self, lead: Sequence[Var], last: Var, stores: Sequence[Store]) -> Var | None:
+        """The loop along which what is loaded lies, where stores go along another one."""
+        found: dict[Var, list[Expr]] = {}
+        for e in unguarded([step.value for step in stores]):
+            if e.op != "load" or e.args or e.extra[1].stride(last) in (None, 0, 1):  # type: ignore[attr-defined]
+                continue
+            for v in lead:
+                if e.extra[1].stride(v) == 1 and min(v.extent, last.extent) >= _SQUARE // 2:  # type: ignore[attr-defined]
+                    found.setdefault(v, []).append(e)
+        across = max(found, key=lambda v: len(found[v]), default=None)
+        if across is not None:
+            self.squares = {e: f"q{i}" for i, e in enumerate(found[across])}
+        return across
+
+    def tiled(
+        self, lead: Sequence[Var], across: Var, last: Var, stores: Sequence[Store], *, parallel: bool
+    ) -> None:
+        """Stores square by square, each loaded the way it lies first: the lines of memory of a square whose
+        rows are a power of two apart would drive each other out of the cache."""
+        others = [v for v in lead if v is not across]
+        if parallel:
+            self.line(f"#pragma omp parallel for collapse({len(others) + 1}) schedule(static)")
+        self.loops(others)
+        ends = {}
+        for var, start in ((across, "down"), (last, "right")):
+            size = mark(var.extent)
+            self.line(f"for (int64_t {start} = 0; {start} < {size}; {start} += {_SQUARE}) {{")
+            self.depth += 1
+            ends[var] = f"({start} + {_SQUARE} < {size} ? {start} + {_SQUARE} : {size})"
+        for e, name in self.squares.items():
+            buffer: Buffer = e.extra[0]  # type: ignore[assignment]
+            self.line(f"{MEMORY[buffer.dtype]} {name}[{_SQUARE}][{_SQUARE + 1}];")
+            self.loop(last, "right", ends[last])
+            self.line("#pragma omp simd")
+            self.loop(across, "down", ends[across])
+            place = f"[{self.named(last)} - right][{self.named(across)} - down]"
+            self.line(f"{name}{place} = {self.element(buffer, e.extra[1])};")  # type: ignore[arg-type]
+            self.close(2)
+            self.squares[e] = name + place
+        self.loop(across, "down", ends[across])
+        self.line("#pragma omp simd")
+        self.loop(last, "right", ends[last])
         self.bodies(stores)
-        self.close(len(loops))
+        self.close(4 + len(others))
+        self.squares = {}
 
     def bodies(self, stores: Sequence[Store]) -> None:
         names = self.exprs([step.value for step in stores])
         for step, name in zip(stores, names, strict=True):
             self.put(step, name)
 
-    def rows(self, rows: int, inner: int) -> None:
-        outer = self.kernel.outer
-        if outer and rows * inner >= _PARALLEL:
-            self.line(f"#pragma omp parallel for collapse({len(outer)}) schedule(static)")
-        self.loops(outer)
-        for buffer in self.kernel.scratch:
-            kind = _MEMORY.get(buffer.dtype, _C[buffer.dtype])
-            self.line(f"{kind} {buffer.name}[{mark(math.prod(buffer.shape))}];")
-        for group in self.groups():
-            if isinstance(group, Fold):
-                self.fold(group, parallel=False)
-            else:
-                self.along(group)
-        self.close(len(outer))
-
-    def split(self) -> None:
-        self.loops(self.kernel.outer)
-        for group in self.groups():
-            if isinstance(group, Fold):
-                self.fold(group, parallel=True)
-            else:
-                self.along(group, parallel=math.prod(v.extent for v in group[0].inner) >= _PARALLEL)
-        self.close(len(self.kernel.outer))
-
-    def groups(self) -> list[Fold | list[Store]]:
-        """The steps, neighbouring stores of the same loops together."""
-        groups: list[Fold | list[Store]] = []
-        for step in self.kernel.steps:
-            last = groups[-1] if groups else None
-            if isinstance(step, Store) and isinstance(last, list) and last[0].inner == step.inner:
-                last.append(step)
-            else:
-                groups.append(step if isinstance(step, Fold) else [step])
-        return groups
-
-    def along(self, stores: list[Store], *, parallel: bool = False) -> None:
-        """Stores for every turn of their inner loops."""
-        inner = stores[0].inner
-        if inner:
-            *lead, last = inner
-            if parallel and not lead:
-                self.line("#pragma omp parallel for simd schedule(static)")
-            else:
-                if parallel:
-                    self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
-                self.loops(lead)
-                self.spans(last, stores)
-                self.close(len(lead))
-                return
-            self.loop(last)
+    def threaded(self, last: Var, stores: Sequence[Store]) -> None:
+        """Stores for every turn of a loop, which is cut for the threads."""
+        words = words_of(last, [step.value for step in stores])
+        if words:
+            self.drawn(last, (0, last.extent), stores, words, parallel=True)
+            return
+        self.line("#pragma omp parallel for simd schedule(static)")
+        self.loop(last)
         self.bodies(stores)
-        self.close(len(inner))
+        self.close(1)
+
+    def drawn(
+        self,
+        last: Var,
+        span: tuple[int, int],
+        stores: Sequence[Store],
+        words: Sequence[Words],
+        *,
+        parallel: bool,
+    ) -> None:
+        """Stores for some turns of a loop in blocks, for each of which random numbers are made first."""
+        name, (first, stop) = self.named(last), map(mark, span)
+        if parallel:
+            self.line("#pragma omp parallel for schedule(static)")
+        self.line(f"for (int64_t block = {first}; block < {stop}; block += {BLOCK}) {{")
+        self.depth += 1
+        self.line(f"const int64_t end = block + {BLOCK} < {stop} ? block + {BLOCK} : {stop};")
+        begin = Var(last.extent + 1)
+        self.names[begin] = "block"
+        for group in words:
+            (seed,) = self.exprs([group.seed])
+            w, start = f"w{self.temporary}", self.place(group.first.replaced({last: Ix.of(begin)}))
+            self.line(f"const int64_t {w}_from = {start};")
+            self.line(f"uint32_t {w}[{BLOCK * group.step + group.reach + 8}];")
+            count = f"({w}_from % 4 + (end - block) * {group.step} + {group.reach + 3}) / 4"
+            self.line(f"philox_fill({w}, {seed}, {w}_from / 4, {count}, {group.stream});")
+            self.line(f"const uint32_t *{w}_at = {w} + {w}_from % 4;")
+            for e, offset in group.offsets.items():
+                self.words[id(e)] = f"{w}_at[({name} - block) * {group.step} + {offset}]"
+        self.line("#pragma omp simd")
+        self.loop(last, "block", "end")
+        self.bodies(stores)
+        self.close(2)
+        self.words = {}
 
     def spans(self, last: Var, stores: Sequence[Store]) -> None:
         """Stores for every turn of a loop, its middle, where tests of its place hold, apart from its ends."""
@@ -237,6 +333,11 @@ class _Printer:
         for first, stop, known in (0, start, ()), (start, end, tests), (end, size, ()):
             if first >= stop:
                 continue
+            words = words_of(last, [step.value for step in stores]) if stop - first >= 8 and not known else []
+            if words:
+                self.drawn(last, (first, stop), stores, words, parallel=False)
+                continue
+            before, self.lines, self.hoisted, self.uniform = self.lines, [], [], {}
             if stop - first >= 8:
                 self.line("#pragma omp simd")
             self.line(f"for (int64_t {name} = {mark(first)}; {name} < {mark(stop)}; {name}++) {{")
@@ -245,181 +346,313 @@ class _Printer:
             self.bodies(stores)
             self.known, self.span = set(), None
             self.close(1)
+            self.lines = before + self.hoisted + self.lines
 
-    def columns(self, rows: int, inner: int) -> None:
-        lane = self.lane
-        assert lane is not None
-        lead = [v for v in self.kernel.outer if v is not lane]
-        if rows * inner >= _PARALLEL:
-            self.line(f"#pragma omp parallel for collapse({len(lead) + 1}) schedule(static)")
-        self.loops(lead)
-        size = mark(lane.extent)
-        self.line(f"for (int64_t tile = 0; tile < {size}; tile += {_TILE}) {{")
-        self.depth += 1
-        self.line(f"const int64_t width = {size} - tile < {_TILE} ? {size} - tile : {_TILE};")
-        for step in self.kernel.steps:
-            if isinstance(step, Fold):
-                self.column_fold(step)
-            else:
-                self.loops(step.inner)
-                self.lanes()
-                (name,) = self.exprs([step.value])
-                self.put(step, name)
-                self.close(len(step.inner) + 1)
-        self.close(len(lead) + 1)
+    def turns(self, *, parallel: bool, split: bool) -> None:
+        """Turns of the outer loops, of tiles of a lane, for the threads unless each pass is split."""
+        outer = [v for v in self.kernel.outer if v is not self.lane]
+        count = len(outer) + (self.lane is not None)
+        if parallel and count and not split:
+            self.line(f"#pragma omp parallel for collapse({count}) schedule(static)")
+        self.loops(outer)
+        if self.lane is not None:
+            size = mark(self.lane.extent)
+            self.line(f"for (int64_t next = 0; next < {size}; next += {self.tile}) {{")
+            self.depth += 1
+            self.line(f"const int64_t tile = next + {self.tile} < {size} ? next : {size} - {self.tile};")
+        self.turn(split=split)
+        self.close(count)
 
-    def lanes(self) -> None:
-        assert self.lane is not None
-        self.line("#pragma omp simd")
-        self.line("for (int64_t l = 0; l < width; l++) {")
-        self.depth += 1
-        self.line(f"const int64_t {self.named(self.lane)} = tile + l;")
-
-    # --- folds --------------------------------------------------------------------------------------------
-
-    def fold(self, step: Fold, *, parallel: bool) -> None:
-        fold = step.reduction
-        name = f"r{len(self.folds)}"
-        kind, inside = fold.kind, step.body.dtype
-        if not step.inner:
-            (value,) = self.exprs([step.body])
-            self.line(f"const {_C[fold.dtype]} {name} = {'0' if kind.startswith('arg') else value};")
-            self.folds[fold, step.index] = name
-            return
-        if kind in ("argmax", "argmin"):
-            self.arg_fold(step, name)
-        elif kind == "sum" and inside.is_floating_point:
-            self.blocked(step, name, "double", "0", "+", parallel)
-        else:
-            op, start = {
-                "sum": ("+", "0"), "prod": ("*", "1"), "any": ("|", "0"), "all": ("&", "1"),
-                "max": ("max", _lowest(inside)), "min": ("min", _highest(inside)),
-            }[kind]  # fmt: skip
-            ctype = "double" if kind == "prod" and inside.is_floating_point else _C[fold.dtype]
-            self.blocked(step, name, ctype, start, op, parallel)
-        self.folds[fold, step.index] = name
-
-    def blocked(self, step: Fold, name: str, ctype: str, start: str, op: str, parallel: bool) -> None:
-        """A fold in blocks: a vectorised part for each, added to the whole."""
-        inside = step.body.dtype
-        part = _C[inside] if not (op == "+" and not inside.is_floating_point) else "int64_t"
-        if inside.is_floating_point and (op == "*" or (op == "+" and not _as_vectors(step))):
-            part = "double"
-        nan = op in ("max", "min") and inside.is_floating_point
-        *lead, last = step.inner
-        whole, flag = f"{name}_whole", f"{name}_nan"
-        self.line(f"{ctype} {whole} = {start};")
-        if nan:
-            self.line(f"int {flag} = 0;")
-        clause = f"reduction({op}:{whole})" + (f" reduction(|:{flag})" if nan else "")
+    def runs(self, *, parallel: bool) -> None:
+        """Turns in runs, whose partial sums gather beside what each turn makes."""
+        kernel = self.kernel
+        sums = [step for step in kernel.steps if isinstance(step, Partial)]
+        turns = mark(math.prod(v.extent for v in kernel.outer))
         if parallel:
-            self.line(f"#pragma omp parallel for collapse({len(lead) + 1}) schedule(static) {clause}")
+            self.line("#pragma omp parallel for schedule(static)")
+        self.line(f"for (int64_t run = 0; run < {mark(kernel.runs)}; run++) {{")
+        self.depth += 1
+        for i, step in enumerate(sums):
+            self.partials[step] = f"s{i}_part"
+            count = math.prod(step.buffer.shape[1:])
+            room = 1 << (count - 1).bit_length()
+            self.line(f"{C_TYPES[step.buffer.dtype]} s{i}_part[{room}] __attribute__((aligned(64)));")
+            self.line(f"double s{i}[{room}] __attribute__((aligned(64)));")
+            self.line(f"for (int64_t j = 0; j < {mark(count)}; j++) s{i}[j] = s{i}_part[j] = 0;")
+        self.line(f"const int64_t stop = (run + 1) * {turns} / {mark(kernel.runs)};")
+        first = f"run * {turns} / {mark(kernel.runs)}"
+        self.line(f"for (int64_t block = {first}; block < stop; block += {_BLOCK_OF_LANES}) {{")
+        self.depth += 1
+        self.line(f"const int64_t end = block + {_BLOCK_OF_LANES} < stop ? block + {_BLOCK_OF_LANES} : stop;")
+        self.line("for (int64_t turn = block; turn < end; turn++) {")
+        self.depth += 1
+        stride = 1
+        for var in reversed(kernel.outer):
+            quotient = "turn" if stride == 1 else f"turn / {mark(stride)}"
+            rest = "" if var is kernel.outer[0] else f" % {mark(var.extent)}"
+            self.line(f"const int64_t {self.named(var)} = {quotient}{rest};")
+            stride *= var.extent
+        self.turn(split=False)
+        self.close(1)
+        sizes = [mark(math.prod(step.buffer.shape[1:])) for step in sums]
+        for i, size in enumerate(sizes):
+            self.line(f"for (int64_t j = 0; j < {size}; j++) s{i}[j] += s{i}_part[j], s{i}_part[j] = 0;")
+        self.close(1)
+        for i, (step, size) in enumerate(zip(sums, sizes, strict=True)):
+            self.used[step.buffer] = None
+            value = f"s{i}[j]"
+            if step.buffer.dtype in SHORT:
+                value = f"{SHORT[step.buffer.dtype]}_of_f32({value})"
+            self.line(f"for (int64_t j = 0; j < {size}; j++) {step.buffer.name}[run * {size} + j] = {value};")
+        self.close(1)
+
+    def turn(self, *, split: bool) -> None:
+        """What one turn of the outer loops does: its passes, with the arrays that they share."""
+        for buffer in self.kernel.scratch:
+            # Of a size that many shapes share.
+            room = 1 << (math.prod(buffer.shape) * self.tile - 1).bit_length()
+            self.line(f"{MEMORY[buffer.dtype]} {buffer.name}[{room}] __attribute__((aligned(64)));")
+        for steps in self.passes:
+            self.one_pass(steps, split=split)
+
+    def scans(self, parallel: bool) -> None:
+        """Turns of the inner loop in order, for every turn of the outer ones or a tile of them."""
+        running = [step for step in self.kernel.steps if isinstance(step, Running)]
+        stores = [step for step in self.kernel.steps if isinstance(step, Store)]
+        ((along,),) = {step.inner for step in self.kernel.steps}
+        lane, tile, vectors = lane_of_scans(self.kernel)
+        lead = [v for v in self.kernel.outer if v is not lane]
+        count = len(lead) + (lane is not None)
+        if parallel and count:
+            self.line(f"#pragma omp parallel for collapse({count}) schedule(static)")
         self.loops(lead)
-        block = _BLOCK * 32 if op in ("max", "min") else _BLOCK
-        size = mark(last.extent)
-        self.line(f"for (int64_t block = 0; block < {size}; block += {block}) {{")
-        self.depth += 1
-        self.line(f"const int64_t end = block + {block} < {size} ? block + {block} : {size};")
-        self.line(f"{part} part = {start};")
-        if nan:
-            self.line("int part_nan = 0;")
-        inner_clause = f"reduction({op}:part)" + (" reduction(|:part_nan)" if nan else "")
-        self.line(f"#pragma omp simd {inner_clause}")
+        if lane is not None:
+            size = mark(lane.extent)
+            self.line(f"for (int64_t next = 0; next < {size}; next += {tile}) {{")
+            self.depth += 1
+            # The last tile overlaps the one before it, so that the compiler knows how wide all of them are.
+            self.line(f"const int64_t tile = next + {tile} < {size} ? next : {size} - {tile};")
+        made = states(running, tile if lane is not None else 0, vectors)
+        for state in made:
+            self.put_lines(state.declared())
+        lanes = f"for (int64_t l = 0; l < {tile}; l++) {{"
+        if lane is not None:
+            self.line(lanes)
+            self.depth += 1
+        self.put_lines([line for state in made for line in state.begun()])
+        self.close(lane is not None)
+        self.loop(along)
+        if lane is not None:
+            if vectors:
+                self.line("#pragma omp simd")
+            self.line(lanes)
+            self.depth += 1
+            self.line(f"const int64_t {self.named(lane)} = tile + l;")
+        values = self.exprs([step.body for step in running])
+        for state, value in zip(made, values, strict=True):
+            self.put_lines(state.joined(value, self.named(along)))
+            self.scanned[state.step.scan, state.step.index] = state.text()
+        self.bodies(stores)
+        self.close(count + 1 + (lane is not None))
+
+    # --- passes -------------------------------------------------------------------------------------------
+
+    def one_pass(self, steps: Sequence[Fold | Store], *, split: bool) -> None:
+        """A loop over the inner loops of some steps."""
+        inner = steps[0].inner
+        folds = [step for step in steps if isinstance(step, Fold)]
+        stores = [step for step in steps if isinstance(step, Store)]
+        split = split and math.prod(v.extent for v in inner) * self.tile >= _PARALLEL
+        if not folds:
+            self.along(inner, stores, parallel=split)
+            return
+        lanes = self.tile if self.lane is not None else 0
+        made = [
+            Accumulator(fold, f"r{len(self.folds) + i}", lanes, min(lanes, _LANES))
+            for i, fold in enumerate(folds)
+        ]
+        if split:
+            for acc in made:
+                self.put_lines(acc.declared("parts", _CHUNKS))
+            cut = next((v for v in inner if v.extent >= _CHUNKS), max(inner, key=lambda v: v.extent))
+            self.line("#pragma omp parallel for schedule(static)")
+            self.line(f"for (int64_t chunk = 0; chunk < {_CHUNKS}; chunk++) {{")
+            self.depth += 1
+            self.whole(made)
+            self.folded(made, stores, inner, cut)
+            self.in_lanes([line for acc in made for line in acc.copied("[chunk]")])
+            self.close(1)
+            self.whole(made)
+            self.line(f"for (int64_t chunk = 0; chunk < {_CHUNKS}; chunk++) {{")
+            self.depth += 1
+            self.in_lanes([line for acc in made for line in acc.merge("parts", "[chunk]")])
+            self.close(1)
+        else:
+            self.whole(made)
+            self.folded(made, stores, inner, None)
+        for acc in made:
+            if not acc.lanes:
+                self.put_lines(acc.ended())
+            self.folds[acc.step.reduction, acc.step.index] = acc.text()
+
+    def whole(self, made: Sequence[Accumulator]) -> None:
+        for acc in made:
+            self.put_lines(acc.declared("whole"))
+            if acc.is_arg and not acc.lanes:
+                self.line(f"{acc.place_type} {acc.name}_whole_at = 0;")
+        if self.lane is not None:
+            self.in_lanes([line for acc in made for line in acc.reset("whole")])
+
+    def folded(
+        self, made: Sequence[Accumulator], stores: Sequence[Store], inner: tuple[Var, ...], cut: Var | None
+    ) -> None:
+        """The wholes of folds, of a chunk of one of the inner loops where it is cut."""
+
+        def bounds(var: Var) -> tuple[str, str]:
+            size = mark(var.extent)
+            if var is not cut:
+                return "0", size
+            return f"chunk * {size} / {_CHUNKS}", f"(chunk + 1) * {size} / {_CHUNKS}"
+
+        place = _flat_place(inner)
+        if not inner:
+            self.elements(made, stores, place, blocked=False)
+            return
+        *lead, last = inner
+        args = [acc for acc in made if acc.is_arg and not acc.lanes]
+        for acc in args:
+            for var in inner:
+                self.line(f"int64_t {acc.name}_{self.named(var)} = {bounds(var)[0]};")
+        for var in lead:
+            self.loop(var, *bounds(var))
         along = self.named(last)
-        self.line(f"for (int64_t {along} = block; {along} < end; {along}++) {{")
+        sums = any(acc.part_type != acc.type for acc in made)
+        block = _BLOCK if sums else _BLOCK_WITHOUT_SUMS
+        if self.lane is not None:
+            block = _BLOCK_OF_LANES if sums else _BLOCK_OF_LANES_WITHOUT_SUMS
+        if args:
+            block = min(block, _BLOCK_OF_ARG)
+        start, stop = bounds(last)
+        self.line(f"for (int64_t block = {start}; block < {stop}; block += {block}) {{")
         self.depth += 1
-        (value,) = self.exprs([step.body])
-        if op in ("max", "min"):
-            sign = ">" if op == "max" else "<"
-            self.line(f"part = {value} {sign} part ? {value} : part;")
-            if nan:
-                self.line(f"part_nan |= {value} != {value};")
+        self.line(f"const int64_t end = block + {block} < {stop} ? block + {block} : {stop};")
+        if self.lane is not None:
+            self.parts_of_tile()
+            self.inside = True
+        for acc in made:
+            self.put_lines(acc.declared("part"))
+        if self.lane is not None:
+            self.in_lanes([line for acc in made for line in acc.reset("part")])
         else:
-            self.line(f"part {op}= {value};")
+            self.line("#pragma omp simd" + "".join(acc.clauses("part") for acc in made))
+        self.loop(last, "block", "end")
+        self.elements(made, stores, place, blocked=True)
         self.close(1)
-        if op in ("max", "min"):
-            sign = ">" if op == "max" else "<"
-            self.line(f"{whole} = part {sign} {whole} ? part : {whole};")
-            if nan:
-                self.line(f"{flag} |= part_nan;")
-        else:
-            self.line(f"{whole} {op}= part;")
-        self.close(len(lead) + 1)
-        if nan:
-            self.line(f'if ({flag}) {whole} = __builtin_nanf("");')
-        self.line(f"const {_C[step.reduction.dtype]} {name} = {whole};")
+        self.in_lanes([line for acc in made if acc not in args for line in acc.merge("part", "")])
+        if self.lane is not None:
+            self.close(1)
+            self.inside = False
+        for acc in args:
+            self.line(f"if ({acc.improved()}) {{")
+            self.depth += 1
+            self.put_lines(acc.take_part())
+            for var in lead:
+                self.line(f"{acc.name}_{self.named(var)} = {self.named(var)};")
+            self.line(f"{acc.name}_{along} = block;")
+            self.close(1)
+        self.close(len(inner))
+        for acc in args:
+            self.found(acc, inner, block, bounds(last)[1])
 
-    def arg_fold(self, step: Fold, name: str) -> None:
-        """The first place of the extreme; NaN is the extreme of all."""
-        inside = step.body.dtype
-        ctype, sign = _C[inside], ">" if step.reduction.kind == "argmax" else "<"
-        self.line(f"int64_t {name} = 0, {name}_at = 0;")
-        self.line(f"{ctype} {name}_best = 0;")
-        self.loops(step.inner)
-        (value,) = self.exprs([step.body])
-        nan = f" || ({value} != {value} && {name}_best == {name}_best)" if inside.is_floating_point else ""
-        self.line(f"if ({name}_at == 0 || {value} {sign} {name}_best{nan}) {{")
-        self.line(f"    {name}_best = {value};")
-        self.line(f"    {name} = {name}_at;")
+    def found(self, acc: Accumulator, inner: tuple[Var, ...], block: int, stop: str) -> None:
+        """The place of an extreme, the first of its block. What a vector has computed need not be equal to
+        the last bit, so the block is gone through again without the value that was found."""
+        *lead, last = inner
+        self.line("{")
+        self.depth += 1
+        for var in lead:
+            self.line(f"const int64_t {self.named(var)} = {acc.name}_{self.named(var)};")
+        start = f"{acc.name}_{self.named(last)}"
+        self.line(f"const int64_t end = {start} + {block} < {stop} ? {start} + {block} : {stop};")
+        self.line(f"{acc.type} best = {acc.start};")
+        place = _flat_place(inner)
+        self.line(f"{acc.name}_whole_at = {place(lambda v: start if v is last else self.named(v))};")
+        self.loop(last, start, "end")
+        (value,) = self.exprs([acc.step.body])
+        nan = f" || ({value} != {value} && best == best)" if acc.sees_nan else ""
+        self.line(f"if ({value} {acc.sign} best{nan}) {{")
+        self.line(f"    best = {value};")
+        self.line(f"    {acc.name}_whole_at = {place(self.named)};")
         self.line("}")
-        self.line(f"{name}_at++;")
-        self.close(len(step.inner))
+        self.close(2)
 
-    def column_fold(self, step: Fold) -> None:
-        fold = step.reduction
-        name = f"r{len(self.folds)}"
-        kind, inside = fold.kind, step.body.dtype
-        wide = kind in ("sum", "prod") and inside.is_floating_point
-        ctype = "double" if wide else "int64_t" if kind == "sum" else _C[fold.dtype]
-        start = {"sum": "0", "prod": "1", "any": "0", "all": "1", "max": _lowest(inside),
-                 "min": _highest(inside), "argmax": "0", "argmin": "0"}[kind]  # fmt: skip
-        self.line(f"{ctype} {name}[{_TILE}];")
-        self.line(f"for (int64_t l = 0; l < width; l++) {name}[l] = {start};")
-        arg = kind in ("argmax", "argmin")
-        if arg:
-            self.line(f"{_C[inside]} {name}_best[{_TILE}];")
-            self.line(f"int64_t {name}_at = 0;")
-        self.loops(step.inner)
-        self.lanes()
-        (value,) = self.exprs([step.body])
-        into = f"{name}[l]"
-        if arg or kind in ("max", "min"):
-            sign = ">" if kind.endswith("max") else "<"
-            best = f"{name}_best[l]" if arg else into
-            nan = f" || ({value} != {value} && {best} == {best})" if inside.is_floating_point else ""
-            first = f"{name}_at == 0 || " if arg else ""
-            self.line(f"const int better = {first}{value} {sign} {best}{nan};")
-            self.line(f"{best} = better ? {value} : {best};")
-            if arg:
-                self.line(f"{into} = better ? {name}_at : {into};")
-        else:
-            op = {"sum": "+", "prod": "*", "any": "|", "all": "&"}[kind]
-            self.line(f"{into} {op}= {value};")
-        self.close(1)
-        if arg:
-            self.line(f"{name}_at++;")
-        self.close(len(step.inner))
-        self.folds[fold, step.index] = f"({_C[fold.dtype]}){into}" if wide else into
+    def elements(
+        self,
+        made: Sequence[Accumulator],
+        stores: Sequence[Store],
+        place: Callable[..., str],
+        *,
+        blocked: bool,
+    ) -> None:
+        """What is done at one turn of the inner loops."""
+        begun = self.lane_by_lane()
+        values = self.exprs([*(acc.step.body for acc in made), *(step.value for step in stores)])
+        for acc, value in zip(made, values, strict=False):
+            level = "part" if blocked else "whole"
+            self.put_lines(acc.add(value, level, place(self.named)))
+        for step, value in zip(stores, values[len(made) :], strict=True):
+            self.put(step, value)
+        self.close(begun)
 
-    def lane_of(self) -> Var | None:
-        """The outer loop that memory runs along, where the folds' own loops do not."""
-        if not self.kernel.outer:
-            return None
-        votes: dict[Var | None, int] = {}
-        for step in self.kernel.steps:
-            if not isinstance(step, Fold):
-                continue
-            for e in walk([step.body]):
-                if e.op != "load":
-                    continue
-                place: Ix = e.extra[1]  # type: ignore[assignment]
-                if step.inner and place.stride(step.inner[-1]) == 1:
-                    votes[None] = votes.get(None, 0) + 1
-                for v in self.kernel.outer:
-                    if place.stride(v) == 1:
-                        votes[v] = votes.get(v, 0) + 1
-        best = max(votes, key=lambda v: votes[v], default=None)
-        return best if best is not None and best.extent >= 8 else None
+    def along(self, inner: tuple[Var, ...], stores: Sequence[Store], *, parallel: bool) -> None:
+        """Stores for every turn of their inner loops."""
+        if inner:
+            *lead, last = inner
+            if self.lane is not None:
+                lead = list(inner)
+            if parallel and lead:
+                self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
+            self.loops(lead)
+            if self.lane is None:
+                if parallel and not lead:
+                    self.threaded(last, stores)
+                else:
+                    self.spans(last, stores)
+                self.close(len(lead))
+                return
+        begun = self.lane_by_lane()
+        self.bodies(stores)
+        self.close(len(inner) + begun)
+
+    def lane_by_lane(self) -> int:
+        """Begin loops over the lanes, if there are any, with the lane's own variable; their number."""
+        if self.lane is None:
+            return 0
+        begun = self.lanes()
+        self.line(f"const int64_t {self.named(self.lane)} = tile + u + l;")
+        return begun
+
+    def parts_of_tile(self) -> None:
+        """Begin a loop over the parts of a tile that fit into registers."""
+        self.line(f"for (int64_t u = 0; u < {self.tile}; u += {min(self.tile, _LANES)}) {{")
+        self.depth += 1
+
+    def lanes(self) -> int:
+        """Begin loops over the lanes of a tile, or of the part of it that is gone through; their number."""
+        assert self.lane is not None
+        begun = 1 if self.inside else 2
+        if not self.inside:
+            self.parts_of_tile()
+        self.line("#pragma omp simd")
+        self.line(f"for (int64_t l = 0; l < {min(self.tile, _LANES)}; l++) {{")
+        self.depth += 1
+        return begun
+
+    def in_lanes(self, lines: Sequence[str]) -> None:
+        """Lines for every lane, or as they are where there are none."""
+        begun = self.lanes() if lines and self.lane is not None else 0
+        self.put_lines(lines)
+        self.close(begun)
 
     # --- expressions --------------------------------------------------------------------------------------
 
@@ -438,15 +671,26 @@ class _Printer:
                     memo[key] = visit(yes, guard)
                     return memo[key]
                 inner = test_name if not guard else f"{guard} & {test_name}"
-                if guard in self.varying or self.span is None or self.span[0] in variables([test]):
-                    self.varying.add(inner)
-                name = self.define(expr, f"{test_name} ? {visit(yes, inner)} : {visit(no, guard)}")
+                other = guard
+                if any(e.op == "load" for e in walk([no])):
+                    other = f"!{test_name}" if not guard else f"{guard} & !{test_name}"
+                if guard in self.varying or not self.is_uniform(test):
+                    self.varying |= {inner, other} - {guard}
+                chosen = visit(yes, inner), visit(no, other)
+                if inner in self.varying:
+                    name = self.define(expr, f"{test_name} ? {chosen[0]} : {chosen[1]}")
+                else:
+                    name = self.define(expr, f"pick_{_PICKS[expr.dtype]}({test_name}, {', '.join(chosen)})")
             elif id(expr) in self.known or (expr.op == "and" and {id(a) for a in expr.args} <= self.known):
                 name = "1"
+            elif id(expr) in self.words:
+                name = self.define(expr, _of_word(expr, self.words[id(expr)]))
             elif expr.op == "const":
-                name = _constant(expr.extra[0], expr.dtype)
+                name = constant(expr.extra[0], expr.dtype)
             elif expr.op == "number":
                 name = f"a[{self.slots[expr.extra[0]]}].f"
+            elif expr.op == "scanned":
+                name = self.define(expr, self.scanned[expr.extra])  # type: ignore[index]
             elif expr.op == "reduced":
                 name = self.folds[expr.extra]  # type: ignore[index]
             elif expr.op == "load":
@@ -466,10 +710,29 @@ class _Printer:
         return [visit(expr, "") for expr in wanted]
 
     def define(self, expr: Expr, text: str) -> str:
+        return self.named_value(C_TYPES[expr.dtype], text, hoisted=self.is_uniform(expr))
+
+    def named_value(self, ctype: str, text: str, *, hoisted: bool) -> str:
+        """A name for a value; `hoisted`: it is the same for the whole loop, and is computed before it."""
         name = f"v{self.temporary}"
         self.temporary += 1
-        self.line(f"const {_C[expr.dtype]} {name} = {text};")
+        (self.hoisted if hoisted else self.lines).append(
+            "    " * (self.depth - hoisted) + f"const {ctype} {name} = {text};"
+        )
         return name
+
+    def is_uniform(self, expr: Expr) -> bool:
+        """Whether an expression is the same for all of the vectorised loop, and safe to compute before it."""
+        if self.span is None or expr.op in ("load", "checked"):
+            return False
+        found = self.uniform.get(id(expr))
+        if found is None:
+            along = self.span[0]
+            found = all(map(self.is_uniform, expr.args)) and all(
+                along not in ix.variables() for ix in places(expr)
+            )
+            self.uniform[id(expr)] = found
+        return found
 
     def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
         """A maximum rather than a branch, which would end a vector loop."""
@@ -483,28 +746,39 @@ class _Printer:
 
     def load(self, expr: Expr, guard: str) -> str:
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
-        self.used[buffer] = None
         place: Ix = expr.extra[1]  # type: ignore[assignment]
-        text = f"{buffer.name}[{self.place(place)}]"
+        text = self.squares.get(expr) or self.element(buffer, place)
         if guard:
             apart = row_of(buffer, place, self.span) if guard not in self.varying and self.span else None
             if apart is not None:
                 # The test is the same for the whole loop: a row that is there is loaded in place of another.
                 row, safe, along = (self.place(ix) for ix in apart)
-                text = f"{buffer.name}[({guard} ? {row} : {safe}) + {along}]"
+                start = self.named_value("int64_t", f"{guard} ? {row} : {safe}", hoisted=True)
+                text = f"{buffer.name}[{start} + {along}]"
             else:
                 text = f"({guard} ? {text} : 0)"
-        return f"f32_of_{_SHORT[buffer.dtype]}({text})" if buffer.dtype in _SHORT else text
+        return f"f32_of_{SHORT[buffer.dtype]}({text})" if buffer.dtype in SHORT else text
 
     def put(self, step: Store, name: str) -> None:
+        if isinstance(step, Partial):
+            self.line(f"{self.partials[step]}[{self.place(step.place)}] += {name};")
+            return
         buffer = step.buffer
-        self.used[buffer] = None
         value = name
-        if buffer.dtype in _SHORT:
-            value = f"{_SHORT[buffer.dtype]}_of_f32({name})"
+        if buffer.dtype in SHORT:
+            value = f"{SHORT[buffer.dtype]}_of_f32({name})"
         elif buffer.dtype == torch.bool:
             value = f"(uint8_t)({name} != 0)"
-        self.line(f"{buffer.name}[{self.place(step.place)}] = {value};")
+        self.line(f"{self.element(buffer, step.place)} = {value};")
+
+    def element(self, buffer: Buffer, place: Ix) -> str:
+        """An element of a buffer; of a local one, that of the lane."""
+        text = self.place(place)
+        if buffer.role != "local":
+            self.used[buffer] = None
+        elif self.lane is not None:
+            text = f"({text}) * {self.tile} + u + l"
+        return f"{buffer.name}[{text}]"
 
     def place(self, ix: Ix) -> str:
         parts = []
@@ -539,9 +813,14 @@ class _Printer:
             text += f" reduction(max:{', '.join(self.failed.values())})"
         self.lines.append("    " * self.depth + text)
 
-    def loop(self, var: Var) -> None:
+    def put_lines(self, lines: Sequence[str]) -> None:
+        for text in lines:
+            self.line(text)
+
+    def loop(self, var: Var, start: str = "0", stop: str = "") -> None:
         name = self.named(var)
-        self.line(f"for (int64_t {name} = 0; {name} < {mark(var.extent)}; {name}++) {{")
+        stop = stop or mark(var.extent)
+        self.line(f"for (int64_t {name} = {start}; {name} < {stop}; {name}++) {{")
         self.depth += 1
 
     def loops(self, loops: Sequence[Var]) -> None:
@@ -554,30 +833,24 @@ class _Printer:
             self.line("}")
 
 
-def _as_vectors(step: Fold) -> bool:
-    """Whether a fold reads memory element after element, so that lanes of a vector share its rounding."""
-    last = step.inner[-1]
-    for e in walk([step.body]):
-        if e.op == "masked" or (e.op == "load" and e.extra[1].stride(last) not in (0, 1)):  # type: ignore[attr-defined]
-            return False
-    return True
+def _flat_place(inner: tuple[Var, ...]) -> Callable[[Callable[[Var], str]], str]:
+    """The number of a turn of nested loops."""
+
+    def text(named: Callable[[Var], str]) -> str:
+        parts, step = [], 1
+        for var in reversed(inner):
+            parts.append(named(var) if step == 1 else f"{named(var)} * {mark(step)}")
+            step *= var.extent
+        return " + ".join(reversed(parts)) or "0"
+
+    return text
 
 
-def _constant(value: object, dtype: torch.dtype) -> str:
-    assert isinstance(value, int | float)
-    if not dtype.is_floating_point:
-        if dtype == torch.bool:
-            return str(int(bool(value)))
-        suffix = "LL" if dtype.is_signed else "ULL"
-        return "INT64_MIN" if value == -(2**63) else f"(({_C[dtype]}){int(value)}{suffix})"
-    if math.isnan(value):
-        return '__builtin_nanf("")'
-    if math.isinf(value):
-        return "__builtin_inff()" if value > 0 else "(-__builtin_inff())"
-    if dtype == torch.float64:
-        return f"({float(value).hex()})"
-    # Rounded here, once: a double constant would make the compiler compute in double.
-    return f"({float(torch.tensor(value, dtype=torch.float32)).hex()}f)"
+def _of_word(expr: Expr, word: str) -> str:
+    """A random number, of a word of the generator."""
+    if expr.op == "uniform":
+        return f"uniform_f32({word})"
+    return f"(int64_t)((uint64_t){word} * {expr.extra[1]}ull >> 32)"
 
 
 def _operation(expr: Expr, a: list[str]) -> str:
@@ -588,6 +861,8 @@ def _operation(expr: Expr, a: list[str]) -> str:
         if op in ("add", "mul") and dtype == torch.bool:
             return f"{a[0]} {'|' if op == 'add' else '&'} {a[1]}"
         return f"{a[0]} {_INFIX[op]} {a[1]}"
+    if op in ("uniform", "random"):
+        return _of_word(expr, f"philox_word({a[0]}, {a[1]}, {expr.extra[0]})")
     if op in ("identity", "as"):
         return a[0]
     if op == "cast":
@@ -621,20 +896,8 @@ def _operation(expr: Expr, a: list[str]) -> str:
 
 
 def _cast(value: str, old: torch.dtype, new: torch.dtype) -> str:
-    if new in _SHORT:
-        return f"f32_of_{_SHORT[new]}({_SHORT[new]}_of_f32({value}))"
+    if new in SHORT:
+        return f"f32_of_{SHORT[new]}({SHORT[new]}_of_f32({value}))"
     if new == torch.bool:
         return f"{value} != 0"
-    return f"({_C[new]}){value}"
-
-
-def _lowest(dtype: torch.dtype) -> str:
-    if dtype.is_floating_point:
-        return "(-__builtin_inff())"
-    return "0" if dtype == torch.bool else _constant(torch.iinfo(dtype).min, dtype)
-
-
-def _highest(dtype: torch.dtype) -> str:
-    if dtype.is_floating_point:
-        return "__builtin_inff()"
-    return "1" if dtype == torch.bool else _constant(torch.iinfo(dtype).max, dtype)
+    return f"({C_TYPES[new]}){value}"

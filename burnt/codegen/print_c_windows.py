@@ -1,4 +1,4 @@
-"""Where a loop's body needs no tests: loads beside a tensor's edges are guarded, those in its middle are not."""
+"""Loops without tests: loads beside a tensor's edges are guarded, those in its middle are not."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ __all__ = ["HEAD", "Dispatch", "Scratch", "print_kernel"]
 HEAD = """#include <metal_stdlib>
 using namespace metal;
 
-// Tests for NaN and sums that keep what rounding takes must mean what they say. torch asks for safe math, too,
-// unless PYTORCH_MPS_FAST_MATH is set. Compilers before Metal 3.2 pass over this line.
+// Tests for NaN, and sums that keep what rounding takes, must mean what they say. torch asks for safe math,
+// too, unless PYTORCH_MPS_FAST_MATH is set. Compilers before Metal 3.2 pass over this line.
 #pragma METAL fp math_mode(safe)
 """
 
@@ -58,11 +58,12 @@ _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|",
 
 @dataclasses.dataclass(frozen=True)
 class Scratch:
-    """Memory between the dispatches of one kernel: `count` elements of a dtype."""
+    """Memory of a kernel's own: `count` elements of a dtype, which begin as zeros or as anything."""
 
     name: str
     dtype: torch.dtype
     count: int
+    zeros: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +92,9 @@ class Dispatch:
 def print_kernel(kernel: Kernel, numbers: Sequence[int]) -> list[Dispatch]:
     """The dispatches of a kernel, in the order in which they run.
 
+    Where the kernel has checks, the scratch memory ``failed`` has a word for each, into which goes
+    ``2 * shown + 1`` of one element that fails, if any does.
+
     Args:
         kernel: what to print.
         numbers: positions of run-time numbers, in the order in which they are given.
@@ -98,7 +102,10 @@ def print_kernel(kernel: Kernel, numbers: Sequence[int]) -> list[Dispatch]:
     Raises:
         UnsupportedError: Metal has no such dtype, or binds fewer buffers.
     """
-    for expr in walk([step.value if isinstance(step, Store) else step.body for step in kernel.steps]):
+    for step in kernel.steps:
+        if not isinstance(step, Fold | Store):
+            raise UnsupportedError(f"Metal has no {type(step).__name__.lower()} folds yet", where=kernel.name)
+    for expr in walk(kernel.exprs):
         dtype = expr.extra[0].dtype if expr.op == "load" else expr.dtype  # type: ignore[attr-defined]
         if dtype not in _COMPUTE and expr.op != "number":
             raise UnsupportedError(f"Metal has no {str(dtype).removeprefix('torch.')}", where=kernel.name)
@@ -249,6 +256,9 @@ class _Printer:
             elif expr.op == "load":
                 self.computed |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.load(expr, guard))
+            elif expr.op == "checked":
+                arguments = [visit(a, guard) for a in expr.args]
+                name = self.checked(expr, arguments, guard)
             elif expr.op == "index":
                 self.computed |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.place(expr.extra[0]))  # type: ignore[arg-type]
@@ -259,6 +269,17 @@ class _Printer:
             return name
 
         return [visit(expr, "") for expr in wanted]
+
+    def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
+        """Which of the elements that fail is told is left to chance: one of them."""
+        test, value, otherwise, shown = arguments
+        failed = Scratch("failed", torch.int64, len(self.kernel.checks), zeros=True)
+        self.memory[failed] = None
+        self.written.add(failed)
+        fails = f"{guard} && !{test}" if guard else f"!{test}"
+        place = self.kernel.checks.index(expr.extra[0])
+        self.line(f"if ({fails}) {failed.name}[{place}] = {shown} * 2 + 1;")
+        return self.define(expr, f"{test} ? {value} : {otherwise}")
 
     def define(self, expr: Expr, text: str) -> str:
         name = f"v{self.temporary}"
@@ -342,20 +363,21 @@ class _Elementwise(_Printer):
         super().__init__(kernel, numbers, kernel.name)
 
     def dispatch(self) -> Dispatch:
-        *lead, second, last = [None, None, *self.kernel.outer]
-        loops = [v for v in lead if v is not None]
-        self.turns(loops, f"{self.index}(at.z)")
-        if second is not None:
+        loops = self.kernel.outer
+        lead, last = loops[:-2], loops[-1] if loops else Var(1)
+        second = loops[-2] if len(loops) > 1 else Var(1)
+        x, y, z = last.extent, second.extent, math.prod(v.extent for v in lead)
+        self.turns(lead, f"{self.index}(at.z)")
+        if y > 1:
             self.line(f"const {self.index} {self.named(second)} = {self.index}(at.y);")
-        x, y = (1 if v is None else v.extent for v in (last, second))
-        four = last is not None and self.takes_four(last)
-        if last is not None and four:
-            name, end = self.named(last), mark(last.extent)
+        four = self.takes_four(last)
+        if four:
+            name, end = self.named(last), mark(x)
             end = f"long({end})" if self.wide else end
             self.line(f"const {self.index} first = {self.index}(at.x) * 4, end = min(first + 4, {end});")
             self.open(f"for ({self.index} {name} = first; {name} < end; {name}++)")
             x = -(-x // 4)
-        elif last is not None:
+        elif x > 1:
             self.line(f"const {self.index} {self.named(last)} = {self.index}(at.x);")
         stores = [step for step in self.kernel.steps if isinstance(step, Store)]
         for step, name in zip(stores, self.exprs([step.value for step in stores]), strict=True):
@@ -363,14 +385,12 @@ class _Elementwise(_Printer):
         if four:
             self.close()
         across = min(_GROUP, max(_SIMD, _power_of_two(x)))
-        return self.finished(
-            (x, y, math.prod(v.extent for v in loops)), (across, min(_GROUP // across, _power_of_two(y)), 1)
-        )
+        return self.finished((x, y, z), (across, min(_GROUP // across, _power_of_two(y)), 1))
 
     def takes_four(self, last: Var) -> bool:
         """Whether memory runs along the last loop everywhere, so that neighbours are worth a thread."""
         walked = [step.place for step in self.kernel.steps if isinstance(step, Store)]
-        walked += [p for e in walk([s.value for s in self.kernel.steps if isinstance(s, Store)]) for p in places(e)]
+        walked += [p for e in walk(self.kernel.exprs) for p in places(e)]
         many = math.prod(v.extent for v in self.kernel.outer) >= _MANY
         return many and all(place.stride(last) in (0, 1) for place in walked)
 
@@ -520,7 +540,7 @@ class _Folding(_Printer):
                 return
             count, mine, across, row = _GROUP // _SIMD, f"at.x % {_GROUP} / {_SIMD}", "", "lane % 32 == 0"
         else:
-            count, mine, across, row = _WORKERS, f"lane", f"[at.x % {_SIMD}]", ""
+            count, mine, across, row = _WORKERS, "lane", f"[at.x % {_SIMD}]", ""
         for name, kind in state.parts.items():
             size = f"[{count}]" + (f"[{_SIMD}]" if across else "")
             self.shared.append(f"    threadgroup {kind} {name}_of{size};")
@@ -586,7 +606,9 @@ class _State:
         kind = _COMPUTE[dtype]
         if fold in ("argmax", "argmin"):
             place = torch.int64 if index == "long" else torch.int32
-            return _State(name, index, fold, (dtype, place), {f"{name}_best": kind, name: index}, "0", floating)
+            return _State(
+                name, index, fold, (dtype, place), {f"{name}_best": kind, name: index}, "0", floating
+            )
         start = {
             "sum": "0", "prod": "1", "any": "0", "all": "1", "max": _lowest(inside), "min": _highest(inside)
         }[fold]  # fmt: skip
@@ -664,7 +686,7 @@ def _is_wide(kernel: Kernel) -> bool:
             total += max(abs(low), abs(high))
         return total
 
-    found = [reach(p) for e in walk([s.value if isinstance(s, Store) else s.body for s in kernel.steps]) for p in places(e)]
+    found = [reach(p) for e in walk(kernel.exprs) for p in places(e)]
     found += [reach(step.place) for step in kernel.steps if isinstance(step, Store)]
     turns = [math.prod(v.extent for v in loops) for loops in (kernel.outer, *(s.inner for s in kernel.steps))]
     # A loop steps past its end by a team's width at most, and chunks are rounded up.
@@ -719,6 +741,8 @@ def _operation(expr: Expr, a: list[str]) -> str:
         return a[0] if inside in (torch.uint8, torch.bool) else f"{a[0]} < 0 ? -{a[0]} : {a[0]}"
     if op == "sign" and not floating:
         return f"({a[0]} > 0) - ({a[0]} < 0)"
+    if f"{op}_f32" not in prelude_metal.functions():
+        raise UnsupportedError(f"Metal has no {op} yet")
     return f"{op}_f32({', '.join(a)})"
 
 

@@ -23,6 +23,8 @@ from burnt.codegen.ir import (
     Kept,
     Kernel,
     Reduction,
+    Running,
+    Scan,
     Split,
     Store,
     Value,
@@ -31,10 +33,14 @@ from burnt.codegen.ir import (
     places,
     rebuilt,
     reduced,
+    scanned,
     walk,
 )
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
-from burnt.codegen.trace import Traced
+from burnt.codegen.lower.random import Source
+from burnt.codegen.partials import join_sums
+from burnt.codegen.passes import arrange, keep, multiply
+from burnt.codegen.trace import Traced, is_random
 
 __all__ = ["Call", "Plan", "schedule"]
 
@@ -44,7 +50,6 @@ _SPLIT_ROWS, _SPLIT_ELEMENTS = 16, 1 << 15
 _MOST_LOADS = 64
 # Operations of an element, all and one after another, beyond which it goes through memory.
 _MOST_EXPRS, _MOST_DEEP = 2000, 200
-_MOST_SCRATCH = 1 << 16  # bytes of a row
 
 
 @dataclasses.dataclass(eq=False)
@@ -67,7 +72,7 @@ class Plan:
     """What is run for a traced function.
 
     Args:
-        inputs: the tensors that are given, captured ones last.
+        inputs: the tensors that are given, captured ones after them, and last the seed where there is one.
         outputs: for each result, the buffer that holds it, or a constant.
         steps: kernels and calls, in order.
         numbers: how many run-time numbers the kernels take.
@@ -77,23 +82,25 @@ class Plan:
     outputs: list[Buffer | Any]
     steps: list[Kernel | Call]
     numbers: list[int]
+    seed: Buffer | None = None
 
 
-def schedule(traced: Traced, captured: Sequence[torch.Tensor], *, scratch: bool = True) -> Plan:
+def schedule(traced: Traced, captured: Sequence[torch.Tensor], *, scratch: int = 0, runs: int = 0) -> Plan:
     """The plan of a traced function.
 
     Args:
         traced: the trace.
         captured: the tensors that it captured, in the order of `traced.captured`.
-        scratch: whether kernels may keep rows in local buffers.
+        scratch: bytes of local buffers that a turn of a kernel's outer loops may have.
+        runs: into how many runs of turns a kernel may be cut for sums over turns.
     """
-    return _Scheduler(traced, captured, scratch).plan()
+    return _Scheduler(traced, captured, scratch, runs).plan()
 
 
 class _Scheduler:
-    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], scratch: bool) -> None:
+    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], scratch: int, runs: int) -> None:
         self.traced = traced
-        self.has_scratch = scratch
+        self.most_scratch, self.most_runs = scratch, runs
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
         self.probes: dict[tuple[int, ...], Index] = {}
@@ -101,8 +108,9 @@ class _Scheduler:
         self.steps: list[Kernel | Call] = []
         self.pending: list[tuple[Buffer, Value]] = []
         self.in_memory: dict[int, tuple[Value, Buffer]] = {}
-        self.folded: dict[Reduction | Kept, Buffer] = {}
-        self.scratch: dict[tuple[Kernel, Kept, Index], Buffer] = {}
+        self.folded: dict[Reduction | Scan | Kept, Buffer] = {}
+        self.rows_kept: dict[tuple[Kernel, Kept, Index], Buffer] = {}
+        self.seed: Buffer | None = None
         self.count = 0
 
     def plan(self) -> Plan:
@@ -118,7 +126,8 @@ class _Scheduler:
         (results,) = nodes[-1].args
         outputs = [self.result(node, i) for i, node in enumerate(results)]
         self.flush()
-        return Plan(self.inputs, outputs, self.steps, sorted(self.traced.numbers.values()))
+        inputs = [*self.inputs, *([self.seed] if self.seed is not None else [])]
+        return Plan(inputs, outputs, self.steps, sorted(self.traced.numbers.values()), self.seed)
 
     # --- values -------------------------------------------------------------------------------------------
 
@@ -145,12 +154,21 @@ class _Scheduler:
         plain = all(not isinstance(m, torch.Tensor) or _plain(m) for m in metas)
         if lowering is not None and plain:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.argument)
+            if is_random(node):
+                kwargs = {**kwargs, "source": self.source(node)}  # type: ignore[dict-item]
             try:
                 return self.bounded(node, lowering(node.meta["val"], *args, **kwargs))
             except Unlowered:
                 # This use of the op is beyond the table: torch's own call serves, as for any other op.
                 return self.call(node)
         return self.call(node)
+
+    def source(self, node: torch.fx.Node) -> Source:
+        """What an op that draws random numbers draws from."""
+        if self.seed is None:
+            position = sum(n.op == "placeholder" for n in self.traced.graph.graph.nodes) + len(self.captured)
+            self.seed = Buffer("seed", "input", position, (1,), (1,), torch.int64)
+        return Source(load(self.seed, Ix()), node.meta["stream"])
 
     def bounded(self, node: torch.fx.Node, made: Any) -> Any:
         """A value, by way of memory where its element has grown too large to be computed wherever it is read.
@@ -207,7 +225,8 @@ class _Scheduler:
         if not isinstance(node, torch.fx.Node):
             return node
         value, meta = self.env[node], node.meta["val"]
-        described = self.traced.results[position]
+        known = position < len(self.traced.results)  # and not one that only the backward wants
+        described = self.traced.results[position] if known else None
         strides = tuple(meta.stride()) if described is None else described[0]
         held = self.in_memory.get(id(value))
         # What becomes of an argument must not be seen in a result that was the argument before.
@@ -227,7 +246,12 @@ class _Scheduler:
         for buffer, value in pending:
             if math.prod(buffer.shape):
                 self.store(buffer, value, fresh)
+        self.count = join_sums(fresh, self.most_runs, self.count)
         for kernel in fresh:
+            if kernel.kind != "scan":
+                arrange(kernel)
+                multiply(kernel)
+                keep(kernel, self.most_scratch)
             collapse(kernel)
         self.steps += fresh
 
@@ -236,6 +260,8 @@ class _Scheduler:
         # An axis that is expanded is one element in memory, and is written once.
         loops = [Var(size if stride else 1) for size, stride in zip(value.shape, buffer.strides, strict=True)]
         element = value.at(tuple(map(Ix.of, loops)))
+        if self.scanned(buffer, value, loops, kernels):
+            return
         self.settle(element, kernels, [loops[a] for a in axes])
         rows = self.rows(element, kernels)
         if not _folds(self.resolved(element)):
@@ -251,16 +277,21 @@ class _Scheduler:
         kernel = self.home(buffer, value, outer, rows is not None, kernels)
         mapping = dict(zip(outer, kernel.outer, strict=True))
         index = tuple(Ix.of(mapping.get(v, v)) for v in loops)
+        self.add_folds(kernel, [self.resolved(value.at(index))])
+        own = [v for v in loops if v in inner]
+        mapping |= dict(zip(own, self.inner(kernel, [v.extent for v in own]), strict=True))
+        loops = [mapping.get(v, v) for v in loops]
+        index = tuple(map(Ix.of, loops))
         expr = self.resolved(value.at(index))
-        self.add_folds(kernel, [expr])
-        kernel.steps.append(
-            Store(buffer, tuple(inner), buffer.at(index), expr, tuple(mapping.get(v, v) for v in loops))
-        )
+        walked = tuple(mapping[v] for v in inner)
+        kernel.steps.append(Store(buffer, walked, buffer.at(index), expr, tuple(loops)))
 
     def beside(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
         """Store a value without folds in the loops of another store of its shape that reads the same."""
         reads = {e.extra[0] for e in self.reached([self.resolved(value.at(_fresh(value.shape)))])}
         for i, kernel in enumerate(kernels):
+            if kernel.kind == "scan":
+                continue
             written = {s.buffer for k in kernels[i:] for s in k.steps if isinstance(s, Store)}
             for step in kernel.steps:
                 if not isinstance(step, Store) or step.buffer.role == "local":
@@ -285,7 +316,9 @@ class _Scheduler:
         for fold, index in sorted(
             _folds(self.resolved(expr)), key=lambda f: -math.prod(f[0].shape + f[0].extents)
         ):
-            rows = _plain_rows(index)
+            # Where more rows are gone through than the fold has, as in a pad, it would read beyond its own.
+            fits = all(ix.bounds()[1] < size for ix, size in zip(index, fold.shape, strict=True))
+            rows = _plain_rows(index) if fits else None
             few = math.prod(fold.shape) < _SPLIT_ROWS and math.prod(fold.extents) >= _SPLIT_ELEMENTS
             alone = rows is None or few
             if not alone and rows is not None:
@@ -322,13 +355,25 @@ class _Scheduler:
         self.folded[fold] = buffer
 
     def home(
-        self, buffer: Buffer, value: Value, outer: list[Var], folding: bool, kernels: list[Kernel]
+        self,
+        buffer: Buffer,
+        value: Value,
+        outer: list[Var],
+        folding: bool,
+        kernels: list[Kernel],
+        *,
+        scratch: bool = False,
     ) -> Kernel:
-        """A kernel with the same rows that this store may join, or a new one."""
+        """A kernel with the same rows that this store may join, or a new one.
+
+        Kernels with rows in scratch stay apart: by columns there would be as many as a tile is wide.
+        """
         extents = [v.extent for v in outer]
         reads = {e.extra[0] for e in self.reached([self.resolved(value.at(_fresh(value.shape)))])}
         for kernel in kernels:
-            if [v.extent for v in kernel.outer] != extents:
+            if kernel.kind == "scan":
+                continue
+            if [v.extent for v in kernel.outer] != extents or bool(kernel.scratch) != scratch:
                 continue
             stores = {step.buffer for step in kernel.steps if isinstance(step, Store)}
             later = kernels[kernels.index(kernel) :]
@@ -347,6 +392,10 @@ class _Scheduler:
             for expr in walk([todo.pop()]):
                 if expr.op == "load":
                     loads.append(expr)
+                elif expr.op == "scanned":
+                    scan, index = expr.extra
+                    assert isinstance(scan, Scan)
+                    todo.append(self.resolved(scan.body(index)))  # type: ignore[arg-type]
                 elif expr.op == "reduced":
                     fold, index = expr.extra
                     assert isinstance(fold, Reduction)
@@ -365,18 +414,25 @@ class _Scheduler:
             known = {(step.reduction, step.index) for step in kernel.steps if isinstance(step, Fold)}
             kernel.steps.append(Fold(fold, index, tuple(v for v in inner if v.extent > 1), body))
 
-    def inner(self, kernel: Kernel, extents: tuple[int, ...]) -> tuple[Var, ...]:
+    def inner(self, kernel: Kernel, extents: Sequence[int]) -> tuple[Var, ...]:
+        """Loops over some extents in a kernel: those of its other steps where these walk the same."""
+        wanted = [size for size in extents if size > 1]
+        for step in kernel.steps:
+            loops = [v for v in step.loops if v in step.inner] if isinstance(step, Store) else step.inner
+            if [v.extent for v in loops] == wanted:
+                known = iter(loops)
+                return tuple(next(known) if size > 1 else Var(1) for size in extents)
         return tuple(Var(size) for size in extents)
 
     def resolved(self, expr: Expr, *, inline: bool = True) -> Expr:
         """With loads in place of what is in memory; kept values that are not there are computed in place."""
 
         def swap(e: Expr) -> Expr | None:
-            if e.op not in ("reduced", "kept"):
+            if e.op not in ("reduced", "scanned", "kept"):
                 return None
             held, index = e.extra
             if held in self.folded:
-                buffer = self.folded[held]  # type: ignore[index]
+                buffer = self.folded[held]
                 return load(buffer, buffer.at(index))  # type: ignore[arg-type]
             if inline and isinstance(held, Kept):
                 return self.resolved(held.value.at(index))  # type: ignore[arg-type]
@@ -384,12 +440,85 @@ class _Scheduler:
 
         return rebuilt(expr, swap=swap)
 
+    # --- scans --------------------------------------------------------------------------------------------
+
+    def scanned(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
+        """Store a value of scans while they run, if it walks as they do; others are put into memory first."""
+        axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
+        element = self.resolved(value.at(tuple(map(Ix.of, loops))), inline=False)
+        chosen: tuple[Var, bool] | None = None
+        for e in walk([element]):
+            if e.op != "scanned":
+                continue
+            scan: Scan = e.extra[0]  # type: ignore[assignment]
+            way = _way(scan, e.extra[1], loops)  # type: ignore[arg-type]
+            if way is None or way != (chosen or way):
+                self.put_scan(scan, kernels)
+                continue
+            chosen = way
+            inside = scan.body(_fresh(scan.shape))
+            self.settle(inside, kernels)
+            for fold, _ in _folds(self.resolved(inside)):
+                self.materialise(fold, kernels)
+        if chosen is None:
+            return False
+        for e in walk([element]):
+            if e.op == "kept":
+                self.settle(e, kernels)
+        last, backwards = chosen
+        for fold, index in _folds(self.resolved(element, inline=False)):
+            self.settle(fold.body(index, _fresh(fold.extents)), kernels)
+            self.materialise(fold, kernels)
+        if not any(e.op == "scanned" for e in walk([self.resolved(element)])):
+            return False  # what was put into memory needed it there
+        outer = [loops[a] for a in axes if loops[a] is not last and loops[a].extent > 1]
+        kernel = self.scan_home(value, outer, last.extent, kernels)
+        ((along,),) = {step.inner for step in kernel.steps} or {(Var(last.extent),)}
+        here = Ix.of(along) * -1 + (last.extent - 1) if backwards else Ix.of(along)
+        mapping = dict(zip(outer, kernel.outer, strict=True))
+        index = tuple(here if v is last else Ix.of(mapping.get(v, v)) for v in loops)
+        made = self.resolved(value.at(index))
+        known = {(step.scan, step.index) for step in kernel.steps if isinstance(step, Running)}
+        for e in walk([made]):
+            if e.op == "scanned" and e.extra not in known:
+                scan, place = e.extra  # type: ignore[assignment]
+                body = self.resolved(scan.body(place))  # type: ignore[arg-type]
+                kernel.steps.append(Running(scan, place, (along,), body))  # type: ignore[arg-type]
+        walked = tuple(along if v is last else mapping.get(v, v) for v in loops)
+        kernel.steps.append(Store(buffer, (along,), buffer.at(index), made, walked))
+        return True
+
+    def put_scan(self, scan: Scan, kernels: list[Kernel]) -> None:
+        """Put a scan into memory."""
+        if scan in self.folded:
+            return
+        self.count += 1
+        buffer = Buffer(f"t{self.count}", "between", self.count, scan.shape, _dense(scan.shape), scan.dtype)
+        self.store(buffer, Value(scan.shape, scan.dtype, lambda index: scanned(scan, index)), kernels)
+        self.folded[scan] = buffer
+
+    def scan_home(self, value: Value, outer: Sequence[Var], turns: int, kernels: list[Kernel]) -> Kernel:
+        """A kernel that runs scans over the same rows and reads the same, or a new one."""
+        reads = {e.extra[0] for e in self.reached([self.resolved(value.at(_fresh(value.shape)))])}
+        for i, kernel in enumerate(kernels):
+            alike = kernel.kind == "scan" and kernel.steps[0].inner[0].extent == turns
+            if not alike or [v.extent for v in kernel.outer] != [v.extent for v in outer]:
+                continue
+            written = {s.buffer for k in kernels[i:] for s in k.steps if isinstance(s, Store)}
+            if not reads & written and reads & {e.extra[0] for e in self.reached(kernel.exprs)}:
+                return kernel
+        kernel = Kernel("", tuple(outer), [])
+        kernels.append(kernel)
+        return kernel
+
     # --- kept values --------------------------------------------------------------------------------------
 
     def settle(self, expr: Expr, kernels: list[Kernel], loops: Sequence[Var] = ()) -> None:
-        """Put kept values that an expression needs into memory, unless rows of scratch or its own loops do."""
+        """Put kept values into memory, unless scratch or computing them in place will do."""
         for e in walk([self.resolved(expr, inline=False)]):
-            if e.op == "reduced":
+            if e.op == "scanned" and e.extra[0] not in self.folded:
+                self.put_scan(e.extra[0], kernels)  # type: ignore[arg-type]
+            elif e.op == "reduced":
                 fold, index = e.extra
                 self.settle(fold.body(index, _fresh(fold.extents)), kernels)  # type: ignore[attr-defined]
             elif e.op == "kept" and e.extra[0] not in self.folded:
@@ -417,17 +546,17 @@ class _Scheduler:
         """
         loops = [v for v in loops if v.extent > 1]
         found = [e for e in walk([self.resolved(expr, inline=False)]) if e.op in ("kept", "reduced")]
-        if not found or not loops or not self.has_scratch:
+        if not found or not loops or not self.most_scratch:
             return None
         last = loops[-1]
         for e in found:
             held, index = e.extra
             if not isinstance(held, Kept) or not held.rows:
                 return None
-            if held.value.shape[-1] * held.value.dtype.itemsize > _MOST_SCRATCH:
+            if held.value.shape[-1] * held.value.dtype.itemsize > self.most_scratch:
                 return None
-            *lead, along = index  # type: ignore[misc]
-            if _plain_rows(tuple(lead)) != set(loops[:-1]) or along.variables() != {last}:
+            place: Index = index  # type: ignore[assignment]
+            if _plain_rows(place[:-1]) != set(loops[:-1]) or place[-1].variables() != {last}:
                 return None
         return last
 
@@ -437,7 +566,7 @@ class _Scheduler:
         """A store in a kernel whose turns first compute the rows that it reads into scratch."""
         axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
         outer = [loops[a] for a in axes if loops[a].extent > 1 and loops[a] is not last]
-        kernel = self.home(buffer, value, outer, True, kernels)
+        kernel = self.home(buffer, value, outer, True, kernels, scratch=True)
         mapping = dict(zip(outer, kernel.outer, strict=True))
         at = [mapping.get(v, v) for v in loops]
 
@@ -452,7 +581,7 @@ class _Scheduler:
         """An element of a kept value's row, which the kernel computes in every turn."""
         *lead, along = index
         place = (kernel, held, tuple(lead))
-        if place not in self.scratch:
+        if place not in self.rows_kept:
             self.count += 1
             size = held.value.shape[-1]
             row = Var(size)
@@ -460,8 +589,8 @@ class _Scheduler:
             made = self.resolved(held.value.at((*lead, Ix.of(row))))
             inner = (row,) if size > 1 else ()
             kernel.steps.append(Store(buffer, inner, Ix.of(row), made, (row,)))
-            self.scratch[place] = buffer
-        return load(self.scratch[place], along)
+            self.rows_kept[place] = buffer
+        return load(self.rows_kept[place], along)
 
 
 def collapse(kernel: Kernel) -> None:
@@ -558,6 +687,20 @@ def _too_large(expr: Expr) -> bool:
 
 def _fresh(extents: Sequence[int]) -> Index:
     return tuple(Ix.of(Var(size)) for size in extents)
+
+
+def _way(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, bool] | None:
+    """The loop of a store that walks along a scan, all others making its rows; and whether backwards."""
+    place = index[scan.axis]
+    if len(place.terms) != 1:
+        return None
+    ((loop, step),) = place.terms.items()
+    if not isinstance(loop, Var) or loop.extent != scan.shape[scan.axis] or abs(step) != 1:
+        return None
+    rows = _plain_rows((*index[: scan.axis], *index[scan.axis + 1 :]))
+    if rows != {v for v in loops if v is not loop and v.extent > 1}:
+        return None
+    return (loop, step < 0) if place.const == (0 if step > 0 else loop.extent - 1) else None
 
 
 def _plain_rows(index: Index) -> set[Var] | None:

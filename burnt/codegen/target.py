@@ -11,8 +11,8 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +20,10 @@ from burnt.codegen import toolchain
 from burnt.codegen.ir import Buffer, Check, Kernel
 from burnt.codegen.sizes import Forms, parameters, plain
 
-__all__ = ["METAL", "Built", "C", "Target", "build_metal", "target_of"]
+if TYPE_CHECKING:
+    from burnt.codegen.print_metal import Dispatch
+
+__all__ = ["METAL", "TARGETS", "TRITON", "Built", "C", "Target", "build_metal", "target_of"]
 
 Launch = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
 
@@ -50,13 +53,18 @@ class Target:
         build: makes kernels run: ``build(kernels, buffers, numbers)``, the buffers and the positions of
             run-time numbers in the order in which launches get them.
         missing: why it cannot be used on this machine, or None.
-        scratch: whether its kernels may have local buffers.
+        scratch: bytes of local buffers that a turn of a kernel's outer loops may have; 0 where rows are
+            kept in registers, or not at all.
+        runs: into how many runs of turns a kernel may be cut for sums over turns; 0 where it cannot.
+        show: the text of each kernel, also where none can be built: ``show(kernels, numbers)``.
     """
 
     name: str
     build: Callable[[Sequence[Kernel], Sequence[Buffer], Sequence[int]], Built]
     missing: Callable[[], str | None]
-    scratch: bool = False
+    scratch: int = 0
+    runs: int = 0
+    show: Callable[[Sequence[Kernel], Sequence[int]], dict[Kernel, str]] = lambda kernels, numbers: {}
 
 
 def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
@@ -91,11 +99,16 @@ def _with_checks(call: Callable[..., None], checks: Sequence[Check]) -> Launch:
     def launch(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
         failed = words()
         call(*[0 if t is None else t.data_ptr() for t in memory], ctypes.addressof(failed), *given)
-        for check, word in zip(checks, failed, strict=False):
-            if word:
-                raise check.error(word >> 1)
+        _raise(checks, failed)
 
     return launch
+
+
+def _raise(checks: Sequence[Check], failed: Iterable[int]) -> None:
+    """Raise what the first check says that has failed: its word is then not 0."""
+    for check, word in zip(checks, failed, strict=False):
+        if word:
+            raise check.error(word >> 1)
 
 
 _forms = Forms()
@@ -115,11 +128,24 @@ def _with_parameters(marked: str, first: int) -> tuple[str, tuple[int, ...]]:
     return "".join(texts), tuple(values)
 
 
+def _show_c(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:
+    from burnt.codegen.print_c import print_kernels
+
+    buffers = dict.fromkeys(b for kernel in kernels for b in (*kernel.read, *kernel.written))
+    source = plain(print_kernels(kernels, list(buffers), numbers))
+    return {kernel: _function(source, kernel.name) for kernel in kernels}
+
+
 def _no_compiler() -> str | None:
     return f"no C compiler: {toolchain.why_no_compiler()}" if toolchain.find_compiler() is None else None
 
 
-C = Target("c", _build_c, _no_compiler, scratch=True)
+# Of the 8 MiB of a thread's stack, and such that a row stays in a core's second cache beside what is read.
+_SCRATCH = 1 << 19
+# Even for as many threads, and few beside the rows that are summed.
+_RUNS = 64
+
+C = Target("c", _build_c, _no_compiler, scratch=_SCRATCH, runs=_RUNS, show=_show_c)
 
 
 def build_metal(
@@ -141,50 +167,74 @@ def build_metal(
         UnsupportedError: Metal has no such dtype, or binds fewer buffers.
     """
     from burnt.codegen import prelude_metal
-    from burnt.codegen.print_metal import HEAD, Dispatch, print_kernel
+    from burnt.codegen.print_metal import HEAD, print_kernel
 
     made = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
-    marked = "\n".join(dispatch.text for dispatches in made.values() for dispatch in dispatches)
-    general = _forms.is_general(marked)
-    texts, sizes = [], {}
+    general = _forms.is_general("\n".join(d.text for dispatches in made.values() for d in dispatches))
+    texts: dict[Dispatch, str] = {}
+    sizes: dict[Dispatch, tuple[int, ...]] = {}
     for dispatch in itertools.chain(*made.values()):
-        text, sizes[dispatch] = plain(dispatch.text), ()
-        if general:
-            text, sizes[dispatch] = parameters(dispatch.text, lambda k: f"n[{k}]")
-        if sizes[dispatch]:
-            place, kind = len(dispatch.memory) + dispatch.numbers, "long" if dispatch.wide else "int"
-            sizes_first = f"(\n    constant {kind} *n [[buffer({place})]],\n"
-            text = text.replace("(\n", sizes_first, 1)
-        texts.append(text)
-    body = "\n".join(texts)
+        texts[dispatch], sizes[dispatch] = _metal_text(dispatch, general=general)
+    body = "\n".join(texts.values())
     library = compiled(f"{HEAD}\n{prelude_metal.source(body)}{body}")
     slots = {buffer: i for i, buffer in enumerate(buffers)}
 
-    def launch(dispatches: Sequence[Dispatch]) -> Launch:
-        scratch = {m.name: m for d in dispatches for m in d.memory if not isinstance(m, Buffer)}
-        calls = [
-            (
-                getattr(library, d.name),
-                [slots[m] if isinstance(m, Buffer) else m.name for m in d.memory],
-                d.numbers,
-                [list(sizes[d])] if sizes[d] else [],
-                # torch passes integers with 64 bits, which are slow where 32 do.
-                {"arg_casts": {len(d.memory) + d.numbers: "int32"}} if sizes[d] and not d.wide else {},
-                {"threads": d.threads, "group_size": d.group},
-            )
-            for d in dispatches
-        ]
+    def call_of(dispatch: Dispatch) -> Callable[..., None]:
+        kernel = getattr(library, dispatch.name)
+        places = [slots[m] if isinstance(m, Buffer) else m.name for m in dispatch.memory]
+        values = [list(sizes[dispatch])] if sizes[dispatch] else []
+        options: dict[str, Any] = {"threads": dispatch.threads, "group_size": dispatch.group}
+        if values and not dispatch.wide:
+            # torch passes integers with 64 bits, which are slow where 32 do.
+            options["arg_casts"] = {len(places) + dispatch.numbers: "int32"}
 
-        def call(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
-            device = next(t.device for t in memory if t is not None)
-            own = {n: torch.empty(m.count, dtype=m.dtype, device=device) for n, m in scratch.items()}
-            for kernel, places, takes_numbers, values, casts, grid in calls:
-                tensors = [own[p] if isinstance(p, str) else memory[p] for p in places]
-                kernel(*tensors, *([list(given)] if takes_numbers else []), *values, **casts, **grid)
+        def call(
+            memory: Sequence[torch.Tensor | None], own: dict[str, torch.Tensor], given: Sequence[float]
+        ) -> None:
+            tensors = [own[p] if isinstance(p, str) else memory[p] for p in places]
+            kernel(*tensors, *([list(given)] if dispatch.numbers else []), *values, **options)
 
         return call
 
-    return Built(body, {kernel: launch(dispatches) for kernel, dispatches in made.items()})
+    def launch(kernel: Kernel, dispatches: Sequence[Dispatch]) -> Launch:
+        scratch = {m.name: m for d in dispatches for m in d.memory if not isinstance(m, Buffer)}
+        calls = [call_of(dispatch) for dispatch in dispatches]
+
+        def run(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
+            device = next(t.device for t in memory if t is not None)
+            own = {
+                name: (torch.zeros if m.zeros else torch.empty)(m.count, dtype=m.dtype, device=device)
+                for name, m in scratch.items()
+            }
+            for call in calls:
+                call(memory, own, given)
+            if kernel.checks:
+                # This waits for the device, which is what it takes to raise here and not later.
+                _raise(kernel.checks, own["failed"].tolist())
+
+        return run
+
+    whole = {kernel: "\n".join(texts[d] for d in dispatches) for kernel, dispatches in made.items()}
+    return Built(body, whole, {kernel: launch(kernel, dispatches) for kernel, dispatches in made.items()})
+
+
+def _metal_text(dispatch: Dispatch, *, general: bool) -> tuple[str, tuple[int, ...]]:
+    """The text of a dispatch, and the sizes that it takes: all of them if it is to be general."""
+    if not general:
+        return plain(dispatch.text), ()
+    text, sizes = parameters(dispatch.text, lambda k: f"n[{k}]")
+    if sizes:
+        place = len(dispatch.memory) + dispatch.numbers
+        parameter = f"    constant {'long' if dispatch.wide else 'int'} *n [[buffer({place})]],\n"
+        text = text.replace("    uint3 at ", f"{parameter}    uint3 at ", 1)
+    return text, sizes
+
+
+def _show_metal(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:
+    from burnt.codegen.print_metal import print_kernel
+
+    made = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
+    return {kernel: plain("\n".join(d.text for d in dispatches)) for kernel, dispatches in made.items()}
 
 
 @functools.cache
@@ -196,12 +246,39 @@ def _no_metal() -> str | None:
     return None if torch.backends.mps.is_available() else "torch has no Metal device here"
 
 
-METAL = Target("metal", functools.partial(build_metal, _shader), _no_metal)
+METAL = Target("metal", functools.partial(build_metal, _shader), _no_metal, show=_show_metal)
+
+
+def _build_triton(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+    from burnt.codegen.triton_launch import build
+
+    return build(kernels, buffers, numbers)
+
+
+def _show_triton(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:
+    from burnt.codegen.print_triton import form_of, print_kernel
+    from burnt.codegen.triton_blocks import pick
+
+    return {kernel: print_kernel(kernel, pick(form_of(kernel))).text for kernel in kernels}
+
+
+def _no_triton() -> str | None:
+    try:
+        import triton  # noqa: F401 - Linux alone has it
+    except ImportError as error:
+        return f"no Triton: {error}"
+    return None
+
+
+TRITON = Target("triton", _build_triton, _no_triton, show=_show_triton)
+
+
+TARGETS = {target.name: target for target in (C, TRITON, METAL)}
 
 
 def target_of(device: torch.device) -> Target | str:
     """The target for tensors of a device, or why there is none."""
-    chosen: dict[str, Target] = {"cpu": C, "mps": METAL}
+    chosen: dict[str, Target] = {"cpu": C, "cuda": TRITON, "mps": METAL}
     target = chosen.get(device.type)
     if target is None:
         return f"a tensor on {device}: kernels are printed for {', '.join(chosen)} only"

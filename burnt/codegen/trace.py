@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from burnt import _torch
 
-__all__ = ["PLANNING", "Traced", "trace", "unsuited"]
+__all__ = ["PLANNING", "Traced", "is_random", "trace", "unsuited"]
 
 PLANNING = threading.RLock()
 """Held while a plan is made: torch's tracing and the table of expressions are one for all threads."""
@@ -104,6 +104,24 @@ class _GradientsOff(TorchFunctionMode):
         return torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, made)
 
 
+class _Dropout(TorchFunctionMode):
+    """Makes dropout one op: on a CPU torch takes it apart into changes in place."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.dropout:
+            return self.dropout(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """torch.nn.functional.dropout in ops that can be planned, where there are any."""
+        if inplace or not training or not 0 < p <= 1 or not x.is_floating_point():
+            return torch.nn.functional.dropout(x, p, training, inplace)
+        made: Tensor = aten.native_dropout(x, p, True)[0]
+        return made
+
+
 def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
     """Trace a function at example arguments.
 
@@ -151,10 +169,11 @@ def _graphed(
         full = list(inputs)
         for i, tensor in zip(tensors, given, strict=True):
             full[i] = tensor
-        if not torch.is_grad_enabled():
-            return fn(*full)
-        with _GradientsOff():
-            return fn(*full)
+        with _Dropout():
+            if not torch.is_grad_enabled():
+                return fn(*full)
+            with _GradientsOff():
+                return fn(*full)
 
     plain = [args[i].detach() for i in tensors]
     table = _torch.decompositions(_COMPOSITE) if apart else {}
@@ -256,8 +275,16 @@ def _tidied(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     for node in graph.graph.nodes:
         if node.target is aten.squeeze_.dim and len(node.args[0].users) == 1:
             node.target = aten.squeeze.dim
-    graph.graph.eliminate_dead_code()
+    # An op that draws random numbers is never dead: the ones after it would be others.
+    graph.graph.eliminate_dead_code(lambda node: node.is_impure() or is_random(node))
+    for stream, node in enumerate(filter(is_random, graph.graph.nodes)):
+        node.meta["stream"] = stream
     return graph
+
+
+def is_random(node: torch.fx.Node) -> bool:
+    """Whether a node draws random numbers. Its `meta` has which of these nodes it is, as `stream`."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _alike(one: torch.fx.GraphModule, two: torch.fx.GraphModule, stand_ins: dict[float, float]) -> bool:

@@ -673,7 +673,7 @@ def pow(x, y):
     whole = trunc(y) == y
     odd = whole & (trunc(0.5 * y) != 0.5 * y)
     m = tl.where(odd, copysign(m, x), m)
-    m = tl.where((x < 0) & (x > float("-inf")) & ~whole, float("nan"), m)
+    m = tl.where((x < 0) & (x > float("-inf")) & (trunc(y) != y), float("nan"), m)
     one = (y == 0) | (x == 1) | ((x == -1) & (tl.abs(y) == float("inf")))
     return tl.where(one, 1.0, m)
 
@@ -720,3 +720,30 @@ def floor_div(a, b):
     quotient = divide(a, b)
     near = tl.where(lower == 0, copysign(tl.full([], 0.0, a.dtype), quotient), near)
     return tl.where(b == 0, quotient, near)
+
+
+# --- random numbers ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def philox_word(seed, counter, stream):
+    """A word of Philox4x32-10: of the four for ``counter // 4``, the one for what is left."""
+    block = counter.to(tl.uint64) >> 2
+    low = block.to(tl.uint32)
+    high = (block >> 32).to(tl.uint32)
+    third = tl.full([], stream, tl.uint32) + low * 0
+    a, b, c, d = tl.philox(seed.to(tl.uint64), low, high, third, third * 0)
+    which = counter & 3
+    return tl.where(which == 0, a, tl.where(which == 1, b, tl.where(which == 2, c, d)))
+
+
+@triton.jit
+def uniform(seed, counter, stream):
+    """[0, 1), every multiple of 2^-24 alike: the upper 24 bits of a word."""
+    return (philox_word(seed, counter, stream) >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def random_below(seed, counter, stream, bound):
+    """[0, bound), for a bound of at most 2^32."""
+    return ((philox_word(seed, counter, stream).to(tl.uint64) * bound) >> 32).to(tl.int64)

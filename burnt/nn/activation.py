@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from torch import Tensor
 
+from burnt import kernels
 from burnt.module import Module
 
 __all__ = ["Gelu", "Relu", "Silu"]
@@ -46,6 +48,12 @@ class Gelu(Module, torch.nn.GELU):
     def __init__(self, approximate: Literal["none", "tanh"] = "none") -> None:
         super().__init__(approximate)
 
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*]``, activated."""
+        if torch.compiler.is_compiling():
+            return super().forward(input)
+        return kernels.gelu(input, self.approximate)
+
 
 class Silu(Module, torch.nn.SiLU):
     r"""The sigmoid linear unit, or swish: :math:`y = x\,\sigma(x)`, of any shape.
@@ -64,3 +72,9 @@ class Silu(Module, torch.nn.SiLU):
 
     def __init__(self, inplace: bool = False) -> None:
         super().__init__(inplace)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*]``, activated."""
+        if torch.compiler.is_compiling() or self.inplace:
+            return super().forward(input)
+        return kernels.silu(input)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from burnt import kernels
 from burnt._torch import BatchNormBase
 from burnt.errors import ShapeError
 from burnt.module import Module
@@ -64,7 +65,9 @@ class BatchNorm(Module, BatchNormBase):
         """`input` ``[batch, num_features, *]``, normalised."""
         self._check_input_dim(input)
         if not (self.training and self.track_running_stats and self.momentum is None):
-            return super().forward(input)
+            if torch.compiler.is_compiling():
+                return super().forward(input)
+            return self._normalised(input)
         mean, var, batches = self.running_mean, self.running_var, self.num_batches_tracked
         assert mean is not None
         assert var is not None
@@ -79,6 +82,24 @@ class BatchNorm(Module, BatchNormBase):
         mean.lerp_(batch_mean, share)
         var.lerp_(batch_var, share)
         return output
+
+    def _normalised(self, input: Tensor) -> Tensor:
+        """What torch's layer does, by `burnt.kernels`."""
+        if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        # In evaluation without averages the batch's own statistics serve; with them, they are kept.
+        by_batch = self.training or self.running_mean is None
+        kept = not self.training or self.track_running_stats
+        return kernels.batch_norm(
+            input,
+            self.running_mean if kept else None,
+            self.running_var if kept else None,
+            self.weight,
+            self.bias,
+            by_batch,
+            0.0 if self.momentum is None else self.momentum,
+            self.eps,
+        )
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2 or input.shape[1] != self.num_features:
@@ -137,6 +158,12 @@ class LayerNorm(Module, torch.nn.LayerNorm):
         shape = normalized_shape if isinstance(normalized_shape, int) else list(normalized_shape)
         super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
 
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*, *normalized_shape]``, normalised."""
+        if torch.compiler.is_compiling() or self.weight is None:
+            return super().forward(input)
+        return kernels.layer_norm(input, self.weight, self.bias, self.eps)  # type: ignore[return-value]
+
 
 class RmsNorm(Module, torch.nn.RMSNorm):
     r"""Divides by the root of the mean square over the last axes.
@@ -171,3 +198,9 @@ class RmsNorm(Module, torch.nn.RMSNorm):
     ) -> None:
         shape = normalized_shape if isinstance(normalized_shape, int) else list(normalized_shape)
         super().__init__(shape, eps, elementwise_affine, device, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*, *normalized_shape]``, normalised."""
+        if torch.compiler.is_compiling() or self.weight is None:
+            return super().forward(input)
+        return kernels.rms_norm(input, self.weight, self.eps)  # type: ignore[return-value]

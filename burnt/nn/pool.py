@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from burnt import kernels
 from burnt.module import Module
 
 __all__ = ["AdaptiveAvgPool2d", "AvgPool2d", "MaxPool2d"]
+
+
+def _of_both(size: int | tuple[int, int]) -> tuple[int, int]:
+    """A size for each of two axes: kernels tell by it an image without batch from a batch of signals."""
+    return (size, size) if isinstance(size, int) else size
 
 
 class MaxPool2d(Module, torch.nn.MaxPool2d):
@@ -47,6 +54,20 @@ class MaxPool2d(Module, torch.nn.MaxPool2d):
     ) -> None:
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
 
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*, channels, height, width]``, pooled."""
+        if torch.compiler.is_compiling():
+            return super().forward(input)  # type: ignore[no-any-return]
+        return kernels.max_pool(  # type: ignore[return-value]
+            input,
+            _of_both(self.kernel_size),
+            _of_both(self.stride),
+            self.padding,
+            self.dilation,
+            self.ceil_mode,
+            self.return_indices,
+        )
+
 
 class AvgPool2d(Module, torch.nn.AvgPool2d):
     """The mean of each window.
@@ -86,6 +107,20 @@ class AvgPool2d(Module, torch.nn.AvgPool2d):
     ) -> None:
         super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*, channels, height, width]``, pooled."""
+        if torch.compiler.is_compiling():
+            return super().forward(input)
+        return kernels.avg_pool(
+            input,
+            _of_both(self.kernel_size),
+            _of_both(self.stride),
+            self.padding,
+            self.ceil_mode,
+            self.count_include_pad,
+            self.divisor_override,
+        )
+
 
 class AdaptiveAvgPool2d(Module, torch.nn.AdaptiveAvgPool2d):
     """The means of as many windows as the output has pixels, whatever the input's size.
@@ -106,3 +141,10 @@ class AdaptiveAvgPool2d(Module, torch.nn.AdaptiveAvgPool2d):
 
     def __init__(self, output_size: int | tuple[int | None, int | None] | None) -> None:
         super().__init__(output_size)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*, channels, height, width]``, pooled."""
+        height, width = self.output_size if isinstance(self.output_size, tuple) else (self.output_size,) * 2
+        if torch.compiler.is_compiling() or height is None or width is None:
+            return super().forward(input)
+        return kernels.adaptive_avg_pool(input, (height, width))

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import shutil
 import sys
 import types
 
@@ -35,9 +36,19 @@ def test_a_table_for_people(capsys):
     assert main(["info"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["torch"].startswith(torch.__version__)
-    assert {"burnt", "Python", "numpy", "Triton", "NVML", "system", "CPU", "cores", "memory", "C"} <= set(
-        lines
-    )
+    assert {
+        "burnt",
+        "Python",
+        "numpy",
+        "Triton",
+        "NVML",
+        "system",
+        "CPU",
+        "cores",
+        "memory",
+        "host",
+        "C",
+    } <= set(lines)
 
 
 def test_gpus(capsys, monkeypatch):
@@ -85,14 +96,20 @@ def test_nvml(capsys, monkeypatch):
     assert "NVML        13.0, driver 580.1\n" in capsys.readouterr().out
 
 
+def works(name):
+    """A compiler under another name."""
+    return f'if [ "$1" = --version ]; then echo "{name}"; else exec "{shutil.which("gcc")}" "$@"; fi'
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc here to stand in for the others")
 @pytest.mark.parametrize(
     ("scripts", "cc", "expected"),
     [
         ({}, "", None),
-        ({"gcc": "echo gcc 12\necho more"}, "", "gcc 12"),
-        ({"gcc": "exit 1", "clang": "echo clang 18"}, "", "clang 18"),
-        ({"gcc": "echo gcc 12", "mine": 'echo "mine $1"'}, "mine -flag", "mine -flag"),
-        ({"cc": "echo cc 1"}, "nothing-like-it", "cc 1"),
+        ({"gcc": works("gcc 12")}, "", "gcc 12"),
+        ({"gcc": "exit 1", "clang": works("clang 18")}, "", "clang 18"),
+        ({"gcc": works("gcc 12"), "mine": works("mine 3")}, "mine", "mine 3"),
+        ({"cc": works("cc 1")}, "nothing-like-it", "cc 1"),
     ],
 )
 def test_compilers(capsys, monkeypatch, desk, scripts, cc, expected):
@@ -101,10 +118,31 @@ def test_compilers(capsys, monkeypatch, desk, scripts, cc, expected):
         path = desk / "bin" / name
         path.write_text(f"#!/bin/sh\n{body}\n")
         path.chmod(0o755)
+    # What gcc itself starts must be found, but no other compiler.
+    for tool in ("as", "ld", "sh"):
+        if found := shutil.which(tool):
+            (desk / "bin" / tool).symlink_to(found)
     monkeypatch.setenv("PATH", str(desk / "bin"))
     monkeypatch.setenv("CC", cc)
-    found = facts(capsys)["compiler"]
+    monkeypatch.delenv("BURNT_CC", raising=False)
+    facts_here = facts(capsys)
+    found = facts_here["compiler"]
     assert (None if found is None else found["version"]) == expected
+    assert facts_here["kernels"]["generated"] == (expected is not None)
     if expected is None:
         assert main(["info"]) == 0
-        assert "none found: install gcc or clang" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "none found: install gcc or clang" in out
+        assert "torch's own alone: none can be compiled" in out
+
+
+def test_kernels(capsys, monkeypatch, desk):
+    monkeypatch.setenv("BURNT_CACHE", str(desk / "cache"))
+    found = facts(capsys)["kernels"]
+    assert found["tuned"] == 0
+    assert found["table"] == str(desk / "cache" / "tuned.sqlite")
+    (desk / "cache" / "tuned.sqlite").write_text("no database, but long enough to be looked at" * 100)
+    assert main(["info"]) == 0
+    out = capsys.readouterr().out
+    assert "its table cannot be read" in out
+    assert "the table of tuned kernels is damaged" in out

@@ -31,7 +31,8 @@ _EXACT_OPS = """
     min masked_fill masked_fill_ diagonal tril triu roll as_strided copy_ fill_ zero_ lift_fresh _to_copy
     _reshape_alias nan_to_num hardtanh threshold unfold index select_backward slice_backward
     value_selecting_reduction_backward set_ index_select gather new_empty new_empty_strided hardshrink
-    diagonal_backward expand_copy permute_copy
+    diagonal_backward expand_copy permute_copy max_pool2d_with_indices max_pool3d_with_indices
+    adaptive_max_pool2d adaptive_max_pool3d cummax cummin
 """
 _EXACT = frozenset(_EXACT_OPS.split())
 
@@ -72,8 +73,13 @@ class Verdict:
     aside: int = 0
 
 
-def judge(program: Program, fuse: Callable[..., Any]) -> Verdict:
-    """Compare a program with eager torch: its results, and its gradients where it has them.
+def judge(program: Program, fuse: Callable[..., Any], device: str | torch.device = "cpu") -> Verdict:
+    """Compare a program with eager torch on a CPU: its results, and its gradients where it has them.
+
+    Args:
+        program: what is run.
+        fuse: makes the function that is looked at of the program's.
+        device: where that function runs.
 
     Raises:
         Mismatch: naming what differs, with the program's source.
@@ -88,7 +94,8 @@ def judge(program: Program, fuse: Callable[..., Any]) -> Verdict:
     for seed in range(3):
         with default_dtype(torch.float64), Watched(2 * eps, seed):
             nudged.append(_run(wide, wide_args, program.gradients))
-    fused = _run(fuse(fn), args, program.gradients)
+    there = [moved(a, device) if isinstance(a, Tensor) else a for a in args]
+    fused = [None if t is None else moved(t, "cpu") for t in _run(fuse(fn), there, program.gradients)]
     # For a few ops torch describes other strides than it makes (logaddexp of an expanded tensor).
     try:
         described = _torch.fake_results(fn, args)
@@ -107,6 +114,16 @@ def judge(program: Program, fuse: Callable[..., Any]) -> Verdict:
     except Mismatch as error:
         raise Mismatch(f"{error}\n{program.source}") from None
     return verdict
+
+
+def moved(tensor: Tensor, device: str | torch.device) -> Tensor:
+    """A tensor on another device, laid out in memory as it was."""
+    if tensor.device == torch.device(device):
+        return tensor
+    storage = tensor.untyped_storage()
+    whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    whole.set_(storage, 0, (len(storage) // tensor.itemsize,))
+    return whole.to(device).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 @contextlib.contextmanager
@@ -133,7 +150,8 @@ def _run(fn: Callable[..., Any], args: Sequence[Any], gradients: bool) -> list[T
     found: tuple[Tensor | None, ...] = ()
     if wanted and roots:
         # Exact in every dtype, different for each element, and the same however the result lies in memory.
-        pull = [(torch.arange(r.numel()) % 7 - 2.5).div(4).to(r.dtype).reshape(r.shape) for r in roots]
+        places = [torch.arange(r.numel(), device=r.device) for r in roots]
+        pull = [(p % 7 - 2.5).div(4).to(r.dtype).reshape(r.shape) for p, r in zip(places, roots, strict=True)]
         found = torch.autograd.grad(roots, wanted, pull, allow_unused=True)
     results += [torch.tensor(r.requires_grad) for r in results] if gradients else []
     return [None if t is None else t.detach() for t in (*results, *found)]

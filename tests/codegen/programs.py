@@ -229,6 +229,25 @@ REDUCTIONS = _templates("""
     {a}.amax({d},keepdim=True) F.normalize({a},dim={d}) {a}.count_nonzero() {a}.cumsum({d})
 """)
 
+# Pools and scans. {w}: a window, a stride, a padding that fits it.
+WINDOWS = _templates("""
+    F.max_pool1d({a},{w}) F.max_pool2d({a},{w}) F.max_pool3d({a},{w}) F.max_pool2d({a},3,2,0,2)
+    F.max_pool2d({a},{w},1,True) F.max_pool2d({a},{w},return_indices=True)[1]
+    F.max_pool1d({a},{w},ceil_mode=True,return_indices=True)[1] F.avg_pool1d({a},{w}) F.avg_pool2d({a},{w})
+    F.avg_pool3d({a},{w}) F.avg_pool2d({a},{w},True) F.avg_pool2d({a},{w},True,False)
+    F.avg_pool2d({a},{w},False,False) F.avg_pool2d({a},{w},False,True,3) F.adaptive_avg_pool1d({a},3)
+    F.adaptive_avg_pool2d({a},(2,3)) F.adaptive_avg_pool3d({a},2) F.adaptive_max_pool1d({a},3)
+    F.adaptive_max_pool2d({a},(3,2)) F.adaptive_max_pool2d({a},2,return_indices=True)[1]
+    F.adaptive_max_pool3d({a},2) F.lp_pool2d({a}.abs()+0.1,2,2) F.relu(F.max_pool2d({a},{w}))
+""")
+SCANS = _templates("""
+    {a}.cumsum({d}) {a}.clamp(-1.5,1.5).cumprod({d}) {a}.cummax({d})[0] {a}.cummin({d}).values
+    {a}.cummax({d})[1] {a}.cummin({d}).indices torch.logcumsumexp({a},{d}) {a}.cumsum({d})-{a}
+    {a}.flip({d}).cumsum({d}).flip({d}) {a}.cumsum({d}).cumsum({e}) ({a}*{b}).cumsum({d})
+    torch.softmax({a},{d}).cumsum({d}) {a}.cumsum({d}).amax({d}) {a}.flip({d}).cummax({d})[1]
+    {a}.cumsum({d}).transpose({d},{e}) {a}.cumsum({d},dtype=f64) {a}.cumsum({d}).select({d},{k})
+""")
+
 
 def program(seed: int) -> Program:
     """The program of a seed; always the same one."""
@@ -336,7 +355,8 @@ def _line(chance: random.Random, live: dict[str, Tensor], number: str, changing:
     whole = not value.dtype.is_floating_point and value.dtype != torch.bool
     groups = [unary, ANY_UNARY, BINARY, VIEWS, NESTED, REDUCTIONS, GATHERS, CHANGES, INTEGERS, ARGUMENTS]
     weights = [4, 2, 4, 3, 1.5, 3, 2, 1, 4 if whole else 0, 1 if changing else 0]
-    template = chance.choice(chance.choices(groups, weights)[0])
+    template = chance.choice(chance.choices([*groups, WINDOWS, SCANS], [*weights, 1.5, 1])[0])
+    size = chance.randint(1, 5)
     axes = list(range(rank))
     order = chance.sample(axes, rank)
     some = sorted(chance.sample(axes, chance.randint(1, rank))) if rank else []
@@ -354,5 +374,6 @@ def _line(chance: random.Random, live: dict[str, Tensor], number: str, changing:
         p=",".join(map(str, order)) or "()", r=f"{factor},{total // factor}", q=merged,
         t=",".join(["2", *["1"] * (rank - 1)]) if chance.random() < 0.5 else ",".join(["1"] * rank + ["2"]),
         x=",".join(str(s if s != 1 else chance.choice([1, 3, 5])) for s in shape) or "2",
+        w=f"{size},{chance.randint(1, 4)},{chance.randint(0, size // 2)}",
         ax=f"({','.join(map(str, some))},){keep}" if some else f"(){keep}",
     )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-STAGES = ["facts", "gpu-tests", "cpu-tests", "digits", "learner"]
+STAGES = ["facts", "gpu-tests", "codegen", "cpu-tests", "digits", "learner", "kernels"]
 
 
 def gpu(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
@@ -45,6 +45,9 @@ def test_a_rehearsal_on_the_cpu_goes_through_every_stage(tmp_path: Path) -> None
     assert "test_layers_forward_and_backward" in results["stages"]["gpu-tests"]["output"]
     rows = next(iter(results["stages"]["learner"]["results"]["tasks"].values()))["rows"]
     assert rows["burnt"]["microseconds"] > 0
+    kernels = results["stages"]["kernels"]["results"]["rows"]
+    assert list(kernels) == ["softmax", "softmax fwd+bwd", "log_softmax", "log_softmax fwd+bwd"]
+    assert all(row["rivals"]["torch"] > 0 for row in kernels.values())
 
 
 def test_a_device_that_does_not_exist_fails_but_is_written(tmp_path: Path) -> None:

@@ -94,12 +94,25 @@ static inline double sign_f64(double x) { return (double)((x > 0.0) - (x < 0.0))
 
 /* maximum and minimum hand on any NaN; fmax and fmin prefer a number. Of equal values, so of zeros of either
  * sign, the first is returned; torch's own choice there depends on its vector path. */
-static inline float maximum_f32(float x, float y) { return x >= y || x != x ? x : y; }
-static inline float minimum_f32(float x, float y) { return x <= y || x != x ? x : y; }
+/* NaN wins. Chosen by bits: of a chain of choices gcc makes booleans that choose booleans, and no vectors. */
+static inline float maximum_f32(float x, float y) {
+    uint32_t first = -(uint32_t)((x >= y) | (x != x));
+    return float_of_bits((bits_f32(x) & first) | (bits_f32(y) & ~first));
+}
+static inline float minimum_f32(float x, float y) {
+    uint32_t first = -(uint32_t)((x <= y) | (x != x));
+    return float_of_bits((bits_f32(x) & first) | (bits_f32(y) & ~first));
+}
+static inline double maximum_f64(double x, double y) {
+    uint64_t first = -(uint64_t)((x >= y) | (x != x));
+    return double_of_bits((bits_f64(x) & first) | (bits_f64(y) & ~first));
+}
+static inline double minimum_f64(double x, double y) {
+    uint64_t first = -(uint64_t)((x <= y) | (x != x));
+    return double_of_bits((bits_f64(x) & first) | (bits_f64(y) & ~first));
+}
 static inline float fmax_f32(float x, float y) { return x >= y || y != y ? x : y; }
 static inline float fmin_f32(float x, float y) { return x <= y || y != y ? x : y; }
-static inline double maximum_f64(double x, double y) { return x >= y || x != x ? x : y; }
-static inline double minimum_f64(double x, double y) { return x <= y || x != x ? x : y; }
 static inline double fmax_f64(double x, double y) { return x >= y || y != y ? x : y; }
 static inline double fmin_f64(double x, double y) { return x <= y || y != y ? x : y; }
 

@@ -8,10 +8,21 @@ A table from op to function. What is not in it runs as torch's own call, and is 
     views        views and what is made of parts
     reductions   sums, extremes, variances
     gathers      look-ups by tensors of indices, and their gradients
+    random       random numbers, dropout
+    scans        cumulative sums and the like
     windows      pooling and its gradients
 """
 
-from burnt.codegen.lower import elementwise, gathers, integers, reductions, views, windows
+from burnt.codegen.lower import (  # each fills its part of the table
+    elementwise,
+    gathers,
+    integers,
+    random,
+    reductions,
+    scans,
+    views,
+    windows,
+)
 from burnt.codegen.lower.table import LOWERINGS, Lowering, Number, Unlowered, const, lowered, pointwise
 
 __all__ = [
@@ -25,7 +36,9 @@ __all__ = [
     "integers",
     "lowered",
     "pointwise",
+    "random",
     "reductions",
+    "scans",
     "views",
     "windows",
 ]

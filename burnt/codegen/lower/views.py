@@ -187,14 +187,14 @@ def _cat(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Value:
     functions = [operand(part, part.shape, meta.dtype) for part in parts]
 
     def at(index: Index) -> Expr:
-        result: Expr | None = None
+        result = const(0, meta.dtype)
         for part, fn, begin in reversed(list(zip(parts, functions, starts, strict=True))):
             if not part.shape[axis]:
                 continue
             here = fn((*index[:axis], index[axis] - begin, *index[axis + 1 :]))
-            test = within(index[axis], 0, begin + part.shape[axis])
-            result = here if result is None else chosen(test, here, result)
-        return result if result is not None else const(0, meta.dtype)
+            # Each part by both its ends: outside of them there is nothing to load.
+            result = chosen(within(index[axis], begin, begin + part.shape[axis]), here, result)
+        return result
 
     return Value(tuple(meta.shape), meta.dtype, at)
 

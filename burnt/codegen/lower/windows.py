@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 
@@ -32,36 +32,24 @@ _MOST_PLACES = 100
 # Operations of an element that is computed again for every window that it is in.
 _CHEAP = 24
 _COSTLY = frozenset({
-    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin",
-    "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "pow", "atan2", "reduced", "kept",
-    "fmod", "remainder", "random", "uniform",
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh",
+    "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "pow", "atan2", "fmod",
+    "remainder", "reduced", "kept", "scanned", "uniform", "random",
 })  # fmt: skip
-
-
-class Axis(Protocol):
-    """The windows along one axis: `out` of them over `size` elements, with at most `taps` each."""
-
-    size: int
-    out: int
-    taps: int
-    before: int
-    """Elements of padding that windows reach before the first element."""
-    reach: int
-    """How many elements they reach over, padding included; `size` where each tap has to be tested."""
-
-    def place(self, window: Ix, tap: int | Ix) -> Ix:
-        """The element that a tap of a window is; it may lie outside."""
-
-    def missing(self, window: Ix, tap: int | Ix) -> list[Expr]:
-        """What has to hold for a tap to be in its window, the tensor's edges apart."""
-
-    def over(self, element: Ix) -> list[tuple[Ix, Ix, list[Expr]]]:
-        """The windows that may contain an element: which, as which tap, and what has to hold."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Even:
-    """Windows of one length at even distances."""
+    """Windows of one length at even distances.
+
+    Args:
+        size: elements of the axis.
+        out: how many windows there are.
+        taps: elements of a window.
+        stride: from one window to the next.
+        before: padding that the first window begins with.
+        dilation: from one tap to the next.
+    """
 
     size: int
     out: int
@@ -72,15 +60,19 @@ class _Even:
 
     @property
     def reach(self) -> int:
+        """How many elements the windows reach over, padding included."""
         return (self.out - 1) * self.stride + (self.taps - 1) * self.dilation + 1
 
     def place(self, window: Ix, tap: int | Ix) -> Ix:
+        """The element that a tap of a window is; it may lie outside."""
         return window * self.stride + Ix.of(tap) * self.dilation - self.before
 
-    def missing(self, window: Ix, tap: int | Ix) -> list[Expr]:
+    def within(self, window: Ix, tap: int | Ix) -> list[Expr]:
+        """What has to hold for a tap to be in its window, the tensor's edges apart."""
         return []
 
     def over(self, element: Ix) -> list[tuple[Ix, Ix, list[Expr]]]:
+        """The windows that may contain an element: which, as which tap, and what has to hold."""
         found = []
         at = element + self.before
         if self.dilation == 1 or self.taps == 1:
@@ -106,11 +98,16 @@ class _Adaptive:
     out: int
     before: int = 0
 
-    def start(self, window: Any) -> Any:
+    def start(self, window: Ix) -> Ix:
         return (window * self.size) // self.out
 
-    def end(self, window: Any) -> Any:
+    def end(self, window: Ix) -> Ix:
         return (window * self.size + (self.size + self.out - 1)) // self.out
+
+    @functools.cached_property
+    def _each(self) -> list[tuple[int, int]]:
+        firsts = [Ix.of(i) for i in range(self.out)]
+        return [(self.start(i).const, self.end(i).const) for i in firsts]
 
     @property
     def reach(self) -> int:
@@ -118,21 +115,19 @@ class _Adaptive:
 
     @functools.cached_property
     def taps(self) -> int:
-        return max(self.end(i) - self.start(i) for i in range(self.out))
+        return max(end - start for start, end in self._each)
 
     @functools.cached_property
     def most(self) -> int:
         """The largest number of windows that share an element."""
-        firsts = [(i * self.out) // self.size for i in range(self.size)]
         return max(
-            sum(self.start(o) <= i for o in range(first, min(first + self.out, self.out)))
-            for i, first in enumerate(firsts)
+            sum(start <= i for start, _ in self._each[i * self.out // self.size :]) for i in range(self.size)
         )
 
     def place(self, window: Ix, tap: int | Ix) -> Ix:
         return self.start(window) + tap
 
-    def missing(self, window: Ix, tap: int | Ix) -> list[Expr]:
+    def within(self, window: Ix, tap: int | Ix) -> list[Expr]:
         return [_compared("lt", self.place(window, tap) - self.end(window), 0)]
 
     def over(self, element: Ix) -> list[tuple[Ix, Ix, list[Expr]]]:
@@ -145,6 +140,9 @@ class _Adaptive:
                 tests.append(_compared("ge", tap, 0))
             found.append((window, tap, tests))
         return found
+
+
+Axis: TypeAlias = "_Even | _Adaptive"
 
 
 def _compared(op: str, ix: Ix, bound: int) -> Expr:
@@ -189,7 +187,7 @@ def _along(x: Value, axis: int, windows: Axis, kind: str, fill: Expr, *, padded:
         result: Expr | None = None
         for tap in range(windows.taps):
             place = windows.place(index[axis], tap)
-            tests = windows.missing(index[axis], tap)
+            tests = windows.within(index[axis], tap)
             if padded:
                 place = place + windows.before
             else:
@@ -249,7 +247,7 @@ def _looped(x: Value, windows: Sequence[Axis], kind: str, fill: Expr) -> Value:
 
     def body(outer: Index, inner: Index) -> Expr:
         places = [w.place(o, k) for w, o, k in zip(windows, outer[first:], inner, strict=True)]
-        tests = [t for w, o, k in zip(windows, outer[first:], inner, strict=True) for t in w.missing(o, k)]
+        tests = [t for w, o, k in zip(windows, outer[first:], inner, strict=True) for t in w.within(o, k)]
         tests += _tests(*((p, w.size) for p, w in zip(places, windows, strict=True)))
         return _guarded(tests, x.at((*outer[:first], *places)), fill)
 
@@ -372,7 +370,7 @@ def _there(windows: Sequence[Axis], outer: Sequence[Ix], taps: Sequence[int]) ->
     """What has to hold for taps to be elements of their windows."""
     tests = []
     for w, o, k in zip(windows, outer, taps, strict=True):
-        tests += [*w.missing(o, k), *_tests((w.place(o, k), w.size))]
+        tests += [*w.within(o, k), *_tests((w.place(o, k), w.size))]
     return tests
 
 
@@ -452,7 +450,7 @@ def _count(windows: Axis, window: Ix, include_padding: bool, dtype: torch.dtype)
     parts: list[Expr] = []
     for tap in range(windows.taps):
         place = windows.place(window, tap)
-        tests = windows.missing(window, tap)
+        tests = windows.within(window, tap)
         test = within(place, -after, windows.size + after)
         tests += [] if test is None else [test]
         if tests:

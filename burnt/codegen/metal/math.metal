@@ -95,30 +95,37 @@ inline float turn_reduce(float a, thread int32_t *quadrant) {
 
 /* ---- powers and division with rest --------------------------------------------------------------------- */
 
-/* 2^(y log2|x|), the logarithm and its product with y in two floats each. */
+/* 2^(y log2|x|), the logarithm and its product with y in two floats each. Beyond 2^160 either way it is
+ * infinity or 0. */
 inline float pow_f32(float x, float y) {
     float a = fabs(x), e, f = log_reduce(a, &e);
     /* log2(1 + f) = log2((1 + s) / (1 - s)) with s = f / (2 + f) */
     const float d = 2.0f + f, d_low = f - (d - 2.0f), s = f / d;
     const float s_low = (fma(-s, d, f) - s * d_low) / d;
-    const float z = s * s;
+    const float z = s * s, z_low = fma(s, s, -z) + 2.0f * s * s_low;
     float q = 0.340729743f;
     q = q * z + 0.411672741f;
     q = q * z + 0.577083588f;
-    q = q * z + 0.961796701f;
-    /* 2 / ln(2) in two floats, the first of 24 bits */
-    float l = s * 2.88539004f;
-    float l_low = fma(s, 2.88539004f, -l) + fma(s, 3.85192607e-08f, fma(s_low, 2.88539004f, s * (z * q)));
-    const float whole = e + l; /* |e| >= 1 > |l|, or e is 0 */
-    l_low += e == 0.0f ? 0.0f : l - (whole - e);
-    l = a == 0.0f ? -INFINITY : a < INFINITY ? whole : a;
+    /* s^3, and the first two coefficients, in two floats each */
+    const float cube = s * z, cube_low = fma(s, z, -cube) + (s * z_low + s_low * z);
+    const float second = cube * 0.961796701f;
+    const float second_low = fma(cube, 0.961796701f, -second) + (cube * -2.76113941e-08f + cube_low * 0.961796701f + cube * (z * q));
+    const float first = s * 2.88539004f;
+    const float first_low = fma(s, 2.88539004f, -first) + (s * 3.85314181e-08f + s_low * 2.88539004f);
+    const float part = first + second, whole = e + part;
+    float low = (second - (part - first)) + (first_low + second_low);
+    low += part - (whole - e); /* |e| >= 1 > |part|, or e is 0 */
+    float l = whole + low;
+    const float l_low = low - (l - whole);
+    l = a == 0.0f ? -INFINITY : a < INFINITY ? l : a;
 
     float t = y * l;
     const bool inside = fabs(t) < 160.0f;
     const float t_low = inside ? fma(y, l, -t) + y * l_low : 0.0f;
     t = clamp_f32(t, -160.0f, 160.0f);
     const float k = rint(t);
-    const float m = scale_f32(1.0f + expm1_poly(((t - k) + t_low) * 0.693147182f), inside ? (int32_t)k : t < 0.0f ? -160 : 160);
+    const int32_t n = inside ? (int32_t)k : t < 0.0f ? -160 : 160;
+    const float m = scale_f32(1.0f + expm1_poly(((t - k) + t_low) * 0.693147182f), n);
 
     const bool integer = trunc(y) == y;
     const bool odd = integer && trunc(0.5f * y) != 0.5f * y;

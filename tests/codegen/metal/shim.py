@@ -55,13 +55,13 @@ def compile_cpp(text: str) -> ctypes.CDLL:
 
 
 def as_cpp(source: str) -> str:
-    """Metal's text as C++, with a function ``run_<kernel>(buffers, sizes, threads, group)`` for each kernel."""
+    """Metal's text as C++, and for each kernel ``run_<kernel>(buffers, sizes, threads, group)``."""
     assert not re.search(r"\bdouble\b", re.sub(r"/\*.*?\*/", "", source, flags=re.S))
     text = source.replace("#include <metal_stdlib>\n", "")
     runners = []
     for name, head, body in _KERNEL.findall(text):
         names = dict.fromkeys(_BUFFER.findall(head))
-        together = str("barrier" in body or "of_lane" in body).lower()
+        together = str(re.search("barrier|of_lane|simd_", body) is not None).lower()
         arguments = []
         for space, only, kind, _, slot in names:
             only = "const " if space == "constant" or only else ""
@@ -91,7 +91,12 @@ class Library:
     def __getattr__(self, name: str) -> Any:
         run = getattr(self.loaded, f"run_{name}")
         run.restype = ctypes.c_char_p
-        written = {int(slot) for space, only, _, _, slot in _BUFFER.findall(self.heads[name]) if not only}
+        # A word for each check is written where one fails.
+        written = {
+            int(slot)
+            for _, only, _, name, slot in _BUFFER.findall(self.heads[name])
+            if not only and name != "failed"
+        }
 
         def call(
             *arguments: Any,
@@ -99,7 +104,7 @@ class Library:
             group_size: Sequence[int],
             arg_casts: dict[int, str] | None = None,
         ) -> None:
-            assert len(threads) == len(group_size) <= 3
+            assert len(threads) == len(group_size) == 3
             assert 0 < torch.Size(group_size).numel() <= 1024
             tensors = [_bound(a, (arg_casts or {}).get(i)) for i, a in enumerate(arguments)]
             read = {t.data_ptr() for i, t in enumerate(tensors) if i not in written}
@@ -109,7 +114,11 @@ class Library:
                 sizes.append(left)
                 if i in written and isinstance(arguments[i], Tensor) and tensor.data_ptr() not in read:
                     # Not a number, and for integers not what anybody expects.
-                    ctypes.memset(tensor.data_ptr(), 0xFF if tensor.is_floating_point() else 0x55, left * tensor.itemsize)
+                    ctypes.memset(
+                        tensor.data_ptr(),
+                        0xFF if tensor.is_floating_point() else 0x55,
+                        left * tensor.itemsize,
+                    )
             buffers = (ctypes.c_void_p * len(tensors))(*(t.data_ptr() for t in tensors))
             said = run(
                 buffers,

@@ -3,6 +3,7 @@
 * bfloat16 is computed on its bits, as if they were integers: here it is `ml_dtypes`' bfloat16.
 * Lanes that a masked load leaves out are 0: here NaN, or 77 for integers, as a GPU promises nothing.
 * `tl.fma` rounds twice: here once.
+* A comparison of scalars has their dtype: here int1, so that it can be used with blocks.
 * A reduction by a function of one's own calls it for every element: here for halves of the array, as a GPU
   does, which takes milliseconds instead of minutes.
 
@@ -56,7 +57,14 @@ def correct() -> None:
         with np.errstate(all="ignore"):
             return handle(_fma(x.data, y.data, z.data), z.dtype.scalar)
 
+    binary = builder.binary_op
+
+    def binary_op(self: Any, left: Any, right: Any, op: Any) -> Any:
+        made = binary(self, left, right, op)
+        return handle(made.data, tl.int1) if made.data.dtype == np.bool_ else made
+
     interpreter._get_np_dtype = numpy_dtype
+    builder.binary_op = binary_op
     for name in (
         "cast_impl", "create_fp_to_fp", "create_fp_trunc", "create_fp_ext", "create_si_to_fp",
         "create_ui_to_fp", "create_fp_to_si", "create_fp_to_ui",

@@ -85,3 +85,17 @@ def test_reductions_by_a_function_of_ones_own():
     _reduced[(1,)](x, y, at, ROWS=4, COLS=16)
     assert torch.equal(y, x.amax(1))
     assert torch.equal(at.long(), x.argmax(1))
+
+
+@triton.jit
+def _tested(x, y, number, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    scalar = tl.full([], number, tl.float32)
+    tl.store(y + i, ((tl.load(x + i) > 0) & (scalar > 0)).to(tl.int32))
+
+
+def test_comparisons_of_scalars_meet_blocks():
+    x = torch.randn(8)
+    y = torch.empty(8, dtype=torch.int32)
+    _tested[(1,)](x, y, 1.5, BLOCK=8)
+    assert torch.equal(y.bool(), x > 0)

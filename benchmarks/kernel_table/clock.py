@@ -1,0 +1,68 @@
+"""Taking time on a machine that others may disturb; imports no burnt."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+SHORTEST = 2e-3  # seconds of a sample: quicker calls are repeated within one
+_SWITCHES = 50  # involuntary ones a second that are the kernel's own housekeeping
+
+
+class Sample(NamedTuple):
+    """Seconds of a call, and whether nothing took the processor away meanwhile."""
+
+    seconds: float
+    calm: bool
+
+
+def stolen() -> int:
+    """Ticks that the host took from this machine; 0 where it does not say."""
+    path = Path("/proc/stat")
+    return int(path.read_text(encoding="ascii").split("\n", 1)[0].split()[8]) if path.exists() else 0
+
+
+def sample(run: Callable[[], object], calls: int) -> Sample:
+    """The mean of some calls after one another."""
+    ticks, switches = stolen(), resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    began = time.perf_counter()
+    for _ in range(calls):
+        run()
+    seconds = time.perf_counter() - began
+    switched = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - switches
+    return Sample(seconds / calls, stolen() == ticks and switched <= _SWITCHES * seconds)
+
+
+def warmed(run: Callable[[], object]) -> int:
+    """Call until everything is compiled and allocated; how many calls make a sample."""
+    seconds = 0.0
+    for _ in range(3):
+        began = time.perf_counter()
+        run()
+        seconds = time.perf_counter() - began
+    return max(1, round(SHORTEST / seconds))
+
+
+def runner(fn: Callable[..., Any], inputs: Sequence[Tensor], backward: bool) -> Callable[[], list[Any]]:
+    """A call that returns its results, and the inputs' gradients where they are wanted."""
+    if not backward:
+        return lambda: flat(fn(*inputs))
+    wanted = [tensor for tensor in inputs if tensor.requires_grad]
+    generator = torch.Generator(inputs[0].device).manual_seed(1)
+    cotangents = [torch.empty_like(made).normal_(generator=generator) for made in flat(fn(*inputs))]
+
+    def both() -> list[Any]:
+        made = flat(fn(*inputs))
+        return [*made, *torch.autograd.grad(made, wanted, cotangents)]
+
+    return both
+
+
+def flat(made: Any) -> list[Any]:
+    return list(made) if isinstance(made, tuple | list) else [made]

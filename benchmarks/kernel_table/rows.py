@@ -1,0 +1,169 @@
+"""The rows of the CPU table: functions of plain torch, their inputs, and the ratios that are aimed at.
+
+Nothing of burnt is imported here: a rival's process has none of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+SAME, SHIPPED = "same allocator", "as shipped"
+QUICK = 32  # by how much `--quick` divides a size
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """An input of classes, int64."""
+
+    shape: tuple[int, ...]
+    classes: int
+
+
+Spec = tuple[int, ...] | Labels
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A function, its inputs, and what is aimed at.
+
+    Args:
+        name: with the shape.
+        fn: in plain torch.
+        specs: of a divisor (1, or `QUICK`); the inputs' shapes.
+        op: burnt's op of this meaning, and how it is called; `burnt.fuse` of `fn` where there is none.
+        plain: burnt runs `fn` as it is: what is compared is the allocator.
+        backward: gradients are taken as well, from cotangents that are there.
+        targets: ratios by column and rival; what is missing has none.
+        share: of the copy bandwidth, aimed at.
+        random: results differ from call to call.
+    """
+
+    name: str
+    fn: Callable[..., Any]
+    specs: Callable[[int], Sequence[Spec]]
+    op: tuple[str, Callable[..., Any]] | None = None
+    backward: bool = False
+    targets: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    share: float | None = None
+    random: bool = False
+    plain: bool = False
+
+    def inputs(self, divisor: int) -> list[Tensor]:
+        """The same in every process."""
+        generator = torch.Generator().manual_seed(0)
+        made = []
+        for spec in self.specs(divisor):
+            if isinstance(spec, Labels):
+                made.append(torch.randint(spec.classes, spec.shape, generator=generator))
+            else:
+                made.append(torch.randn(spec, generator=generator).requires_grad_(self.backward))
+        return made
+
+
+def targets(eager: float | None, inductor: float | None, *shipped: float) -> dict[tuple[str, str], float]:
+    """Targets in the order of the table: eager and inductor with the same allocator, then as shipped."""
+    named = {(SAME, "eager"): eager, (SAME, "inductor"): inductor}
+    named |= {(SHIPPED, rival): ratio for rival, ratio in zip(("eager", "inductor"), shipped, strict=False)}
+    return {place: ratio for place, ratio in named.items() if ratio is not None}
+
+
+def gelu_by_hand(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+
+
+def rms_norm_residual(x: Tensor, weight: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return F.rms_norm(total, weight.shape, weight, 1e-6), total
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
+def batch_norm_relu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.relu(F.batch_norm(x, None, None, weight, bias, training=True))
+
+
+def max_pool(shape: tuple[int, ...], kernel: int, stride: int, padding: int, dilation: int) -> Row:
+    setting = f"k{kernel}s{stride}" + (f"p{padding}" if padding else "") + ("d2" if dilation == 2 else "")
+    return Row(
+        f"max_pool2d {setting} {'x'.join(map(str, shape))}",
+        lambda x: F.max_pool2d(x, kernel, stride, padding, dilation),
+        lambda d: [(shape[0], max(shape[1] // d, 1), *shape[2:])],
+        op=("max_pool", lambda op, x: op(x, kernel, stride, padding, dilation)),
+        targets=targets(10, 1, 10, 2) if (kernel, stride) == (2, 2) else targets(20, 3, 10, 2),
+        share=0.6,
+    )
+
+
+def cross_entropy(rows: int, classes: int) -> Row:
+    return Row(
+        f"cross_entropy fwd+bwd {rows}x{classes}",
+        F.cross_entropy,
+        lambda d: [(rows // d, classes), Labels((rows // d,), classes)],
+        op=("cross_entropy", lambda op, logits, labels: op(logits, labels)),
+        backward=True,
+        targets=targets(2.2, 1.6, 8, 4),
+    )
+
+
+MATRIX = (4096, 1024)
+
+
+def matrix(*others: tuple[int, ...]) -> Callable[[int], Sequence[Spec]]:
+    """A matrix of 4,096 x 1,024, and other inputs: None for another such matrix."""
+    return lambda d: [(s[0] // d, *s[1:]) if len(s) > 1 else s for s in (MATRIX, *others)]
+
+
+ROWS: tuple[Row, ...] = (
+    *(
+        max_pool(shape, *setting)
+        for shape in ((2, 32, 512, 512), (2, 128, 512, 512))
+        for setting in ((3, 1, 1, 1), (3, 2, 1, 1), (2, 2, 0, 1), (5, 2, 2, 2))
+    ),
+    Row("avg_pool2d k3s2 8x64x112x112", lambda x: F.avg_pool2d(x, 3, 2),
+        lambda d: [(8, max(64 // d, 1), 112, 112)],
+        ("avg_pool", lambda op, x: op(x, 3, 2)), targets=targets(4, 1), share=0.6),
+    Row("gelu by hand, 16 M", gelu_by_hand, lambda d: [(4096 // d, 4096)],
+        targets=targets(6, 1.05, 20, 4), share=0.6),
+    cross_entropy(512, 32_000),
+    cross_entropy(4096, 4096),
+    Row("var, last axis, 4096x1024", lambda x: x.var(-1), matrix(),
+        ("reduce_var", lambda op, x: op(x, -1)), targets=targets(10, 0.97)),
+    Row("cumsum, first axis, 4096x1024", lambda x: x.cumsum(0), matrix(),
+        ("cumsum", lambda op, x: op(x, 0)), targets=targets(5, 0.97)),
+    Row("rms_norm + residual fwd+bwd 4096x1024", rms_norm_residual, matrix((1024,), MATRIX),
+        ("rms_norm", lambda op, x, weight, residual: op(x, weight, 1e-6, residual)),
+        backward=True, targets=targets(2, 1.1)),
+    Row("swiglu 4096x1024", swiglu, matrix(MATRIX), ("swiglu", lambda op, gate, up: op(gate, up)),
+        targets=targets(2, 1.1), share=0.6),
+    Row("swiglu fwd+bwd 4096x1024", swiglu, matrix(MATRIX), ("swiglu", lambda op, gate, up: op(gate, up)),
+        backward=True, targets=targets(2, 1.1)),
+    Row("batch_norm + relu fwd+bwd 16x64x56x56", batch_norm_relu,
+        lambda d: [(max(16 // d, 2), 64, 56, 56), (64,), (64,)],
+        ("batch_norm", lambda op, x, w, b: op(x, None, None, w, b, training=True, activation="relu")),
+        backward=True, targets=targets(2, 1.1)),
+    Row("softmax fwd+bwd 4096x1024", lambda x: torch.softmax(x, -1), matrix(),
+        ("softmax", lambda op, x: op(x, -1)), backward=True, targets=targets(0.97, 0.97)),
+    Row("layer_norm fwd+bwd 4096x1024", lambda x, w, b: F.layer_norm(x, (1024,), w, b),
+        matrix((1024,), (1024,)), ("layer_norm", lambda op, x, w, b: op(x, w, b)),
+        backward=True, targets=targets(0.97, 0.97)),
+    Row("dropout, 4 M", lambda x: F.dropout(x, 0.5), matrix(), ("dropout", lambda op, x: op(x, 0.5)),
+        targets=targets(3, 1), share=0.6, random=True),
+    Row("relu(a * w + b) + r, 16 M", lambda a, w, b, r: F.relu(a * w + b) + r,
+        lambda d: [(4096 // d, 4096), (4096,), (4096,), (4096 // d, 4096)], share=0.6),
+    Row("sum, first axis, 4096x1024", lambda x: x.sum(0), matrix(), ("reduce_sum", lambda op, x: op(x, 0))),
+    Row("logsumexp 4096x1024", lambda x: torch.logsumexp(x, -1), matrix(),
+        ("reduce_logsumexp", lambda op, x: op(x, -1))),
+    Row("clone, 64 MB", lambda x: x.clone(), lambda d: [(4096 // d, 4096)], plain=True),
+)  # fmt: skip
+
+
+def find(name: str) -> Row:
+    return next(row for row in ROWS if row.name == name)

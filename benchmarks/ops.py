@@ -1,0 +1,113 @@
+"""What ops cost: their candidates beside each other, and the Python front beside the candidate alone.
+
+    python benchmarks/ops.py [OP ...] [--quick] [--device cpu]
+
+The first table is what the heuristic is made of: times of torch's own call and of the generated kernels at
+each op's example sizes, forward alone and with backward, and which one the heuristic takes. Rivals take
+turns, with inputs that no cache holds. The second gives microseconds a call for 16 elements: the op, the
+candidate that it goes to called directly, and the difference, with arguments by position, by name, and with
+gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from burnt import kernels
+from burnt.kernels import tuner
+from burnt.kernels.choice import pick, runnable
+
+
+def candidates(names: list[str], device: torch.device, quick: bool) -> None:
+    print(f"{'op':<22}{'for':<34}{'mode':<10}{'vendor ms':>10}{'generated':>10}{'ratio':>7}  heuristic")
+    effort = tuner._Effort(0.2, 1, 3) if quick else tuner._Effort(1.5, 1, 15)
+    for name in names or list(kernels.OPS):
+        op = kernels.OPS[name]
+        for args in op.examples(device) if op.examples is not None else ():
+            for training in (False, True):
+                given = with_gradients(args) if training else list(args)
+                able = runnable(op, given)
+                tried = [(c, None) for c in able]
+                rows = tuner._measured(op, given, "", tried, effort)
+                ms = {row.config: row.ms for row in rows if row.ms is not None}
+                for row in rows:
+                    if row.status != "ok":
+                        print(f"{name}: {row.config} {row.status}: {row.note}")
+                if {"vendor", "generated"} <= set(ms):
+                    chosen = pick(op, given, able)[0].name
+                    best = min(ms, key=lambda n: ms[n])
+                    wrong = "" if ms[chosen] <= 1.05 * ms[best] else "  <- slower"
+                    mode = "training" if training else "inference"
+                    shapes = " ".join("x".join(map(str, a.shape)) for a in given if is_tensor(a))
+                    print(
+                        f"{name:<22}{shapes[:32]:<34}{mode:<10}"
+                        f"{ms['vendor']:>10.3f}{ms['generated']:>10.3f}"
+                        f"{ms['vendor'] / ms['generated']:>7.2f}  "
+                        f"{chosen}{wrong}",
+                        flush=True,
+                    )
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def with_gradients(args: tuple[Any, ...]) -> list[Any]:
+    return [
+        a.detach().clone().requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a
+        for a in args
+    ]
+
+
+def overhead(device: torch.device, rounds: int) -> None:
+    print(f"\n{'microseconds a call':<34}{'op':>8}{'winner':>8}{'front':>8}")
+    x = torch.randn(4, 4, device=device)
+    w = torch.randn(4, device=device)
+    for name, op, args, named in [
+        ("softmax", kernels.softmax, (x, -1, None), {"dim": -1}),
+        ("silu", kernels.silu, (x,), {}),
+        ("rms_norm", kernels.rms_norm, (x, w, 1e-6, None, None), {"weight": w, "eps": 1e-6}),
+    ]:
+        for mode in ("by position", "by name", "with gradients"):
+            given = with_gradients(args) if mode == "with gradients" else list(args)
+            winner = op.chosen(*given).call
+            runs: list[Callable[[], Any]] = [
+                (lambda op=op, x=given[0], named=named: op(x, **named))
+                if mode == "by name"
+                else (lambda op=op, given=given: op(*given)),
+                lambda winner=winner, given=given: winner(*given),
+            ]
+            times = [[], []]
+            for run in runs:
+                run()
+            for _ in range(rounds):
+                for run, found in zip(runs, times, strict=True):
+                    start = time.perf_counter()
+                    for _ in range(200):
+                        run()
+                    found.append((time.perf_counter() - start) / 200)
+            ours, direct = (min(t) * 1e6 for t in times)
+            middle = statistics.median(a - b for a, b in zip(*times, strict=True)) * 1e6
+            print(f"{name + ', ' + mode:<34}{ours:>8.2f}{direct:>8.2f}{middle:>8.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("ops", nargs="*", metavar="OP", help="by default all")
+    parser.add_argument("--quick", action="store_true", help="few rounds, for the tests")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    device = torch.device(options.device)
+    print(f"torch {torch.__version__}, {device}, {torch.get_num_threads()} threads")
+    candidates(options.ops, device, options.quick)
+    overhead(device, 5 if options.quick else 101)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Passes of a kernel over its rows: which steps share one, and what is kept from one for the next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from burnt.codegen.ir import (
+    Buffer,
+    Expr,
+    Fold,
+    Ix,
+    Kernel,
+    Store,
+    Var,
+    load,
+    needs,
+    places,
+    rebuilt,
+    variables,
+    walk,
+)
+from burnt.codegen.lower.table import SHORT
+
+__all__ = ["LANES", "arrange", "keep", "lane_of", "multiply", "unguarded"]
+
+# Ops that cost about as much as a load; of the others, a few tens of instructions, one is worth a load and a
+# store (softmax of 4096 x 1024 float32 with its exp kept: 1.3 times as fast as computed twice).
+_CHEAP_OPS = """
+    const number load index reduced cast as identity where masked add sub mul neg not and or xor abs sign relu
+    eq ne lt le gt ge maximum minimum fmax fmin copysign ceil floor round trunc
+"""
+_CHEAP = frozenset(_CHEAP_OPS.split())
+LANES = 16
+"""Turns of the loop that memory runs along which a kernel by columns takes together, at the least."""
+
+
+def arrange(kernel: Kernel) -> None:
+    """Nest loops as memory lies, and bring steps together that can share a pass."""
+    _nest(kernel)
+    levels: list[int] = []
+    for i, step in enumerate(kernel.steps):
+        before = [
+            level + 1 for other, level in zip(kernel.steps[:i], levels, strict=True) if needs(step, other)
+        ]
+        levels.append(max(before, default=0))
+    loops = list(dict.fromkeys(step.inner for step in kernel.steps))
+    order = sorted(
+        range(len(levels)),
+        key=lambda i: (levels[i], loops.index(kernel.steps[i].inner), isinstance(kernel.steps[i], Store)),
+    )
+    kernel.steps = [kernel.steps[i] for i in order]
+
+
+def _nest(kernel: Kernel) -> None:
+    """Put inner loops with the largest strides outermost, unless places are counted along them."""
+    walked = [place.affine() for expr in walk(kernel.exprs) for place in places(expr)]
+    walked += [step.place.affine() for step in kernel.steps if isinstance(step, Store)]
+    counted = [
+        set(step.inner)
+        for step in kernel.steps
+        if isinstance(step, Fold) and step.reduction.kind.startswith("arg")
+    ]
+    for step in kernel.steps:
+        if len(step.inner) > 1 and set(step.inner) not in counted:
+            reach = {v: sum(abs(place.stride(v) or 0) for place in walked) for v in step.inner}
+            step.inner = tuple(sorted(step.inner, key=lambda v: -reach[v]))
+
+
+def lane_of(kernel: Kernel) -> Var | None:
+    """The outer loop that memory runs along, where the inner loops do not."""
+    if not kernel.outer:
+        return None
+    votes: dict[Var | None, int] = {}
+    for step in kernel.steps:
+        if not isinstance(step, Fold):
+            continue
+        for e in walk([step.body]):
+            if e.op != "load" or e.extra[0].role == "local":  # type: ignore[attr-defined]
+                continue
+            place: Ix = e.extra[1]  # type: ignore[assignment]
+            if any(place.stride(v) == 1 for v in step.inner):
+                votes[None] = votes.get(None, 0) + 1
+            for v in kernel.outer:
+                if place.stride(v) == 1:
+                    votes[v] = votes.get(v, 0) + 1
+    best = max(votes, key=lambda v: votes[v], default=None)
+    return best if best is not None and best.extent >= 8 else None
+
+
+def multiply(kernel: Kernel) -> None:
+    """Divide by a softmax's sum once for each row.
+
+    Such a sum is at least 1, since the largest of its elements is, so that its reciprocal loses a rounding
+    and no more. A vector's division takes as long as ten of its products.
+    """
+    bodies = {(s.reduction, s.index): s.body for s in kernel.steps if isinstance(s, Fold)}
+    kinds = {(s.reduction, s.index): s.reduction.kind for s in kernel.steps if isinstance(s, Fold)}
+
+    def swap(e: Expr) -> Expr | None:
+        if e.op != "div" or e.args[1].op != "reduced" or kinds.get(e.args[1].extra) != "sum":  # type: ignore[arg-type]
+            return None
+        body = bodies[e.args[1].extra]  # type: ignore[index]
+        if body.op != "exp" or body.args[0].op != "sub":
+            return None
+        x, peak = body.args[0].args
+        if peak.op != "reduced" or kinds.get(peak.extra) != "max" or bodies[peak.extra] is not x:  # type: ignore[arg-type, index]
+            return None
+        once = Expr.make("reciprocal", (e.args[1],), e.dtype)
+        return Expr.make("mul", (e.args[0], once), e.dtype)
+
+    for step in kernel.steps:
+        if isinstance(step, Store):
+            step.value = rebuilt(step.value, swap=swap)
+
+
+def keep(kernel: Kernel, scratch: int) -> None:
+    """Store what is dear and needed by more than one pass, for the later ones to load.
+
+    It goes into local buffers as far as scratch does, and then to where the last of these passes will store
+    one of the kernel's results.
+    """
+    groups = kernel.passes()
+    if len(groups) < 2 or not scratch:
+        return
+    if lane_of(kernel) is not None:
+        scratch //= LANES
+    met: dict[Expr, list[int]] = {}
+    for i, group in enumerate(groups):
+        for e in unguarded([_expr(step) for step in group]):
+            met.setdefault(e, []).append(i)
+    chosen: dict[Expr, None] = {}
+
+    def choose(e: Expr, inner: tuple[Var, ...], visited: set[Expr]) -> None:
+        if e in visited:
+            return
+        visited.add(e)
+        shared = [i for i in met.get(e, ()) if groups[i][0].inner == inner]
+        if len(shared) > 1 and variables([e]) >= set(inner) and _is_dear(e, inner):
+            chosen[e] = None
+            return
+        for argument in e.args:
+            choose(argument, inner, visited)
+
+    for group in groups:
+        if group[0].inner:
+            visited: set[Expr] = set()
+            for step in group:
+                choose(_expr(step), group[0].inner, visited)
+    lent: set[Buffer] = set()
+    held = sorted(chosen, key=lambda e: -sum(1 for _ in walk([e])))
+    for n, e in enumerate(held):
+        first, *others = met[e]
+        inner = groups[first][0].inner
+        dtype = SHORT.get(e.dtype, e.dtype)
+        size = math.prod(v.extent for v in inner) * dtype.itemsize
+        if size <= scratch:
+            scratch -= size
+            buffer = _local(f"l{n}", inner, dtype)
+            place = buffer.at(tuple(map(Ix.of, inner)))
+        else:
+            result = _result_of(groups[others[-1]], inner, dtype)
+            if result is None or result.buffer in lent:
+                continue
+            buffer, place = result.buffer, result.place
+            lent.add(buffer)
+        back = load(buffer, place)
+        if dtype != e.dtype:
+            back = Expr.make("as", (back,), e.dtype)
+        for i in others:
+            if groups[i][0].inner != inner:
+                continue
+            for step in groups[i]:
+                _swap(step, e, back)
+        store = Store(buffer, inner, place, e, inner)
+        kernel.steps.insert(kernel.steps.index(groups[first][-1]) + 1, store)
+        groups[first].append(store)
+
+
+def _result_of(steps: Sequence[Fold | Store], inner: tuple[Var, ...], dtype: torch.dtype) -> Store | None:
+    """A store of a pass in whose place an element of a dtype can lie for each of its turns."""
+    for step in steps:
+        if type(step) is Store and step.buffer.dtype == dtype and step.buffer.role != "local":
+            if variables([load(step.buffer, step.place)]) >= set(inner):
+                return step
+    return None
+
+
+def _local(name: str, inner: tuple[Var, ...], dtype: torch.dtype) -> Buffer:
+    strides, step = [], 1
+    for var in reversed(inner):
+        strides.append(step)
+        step *= var.extent
+    return Buffer(name, "local", 0, tuple(v.extent for v in inner), tuple(reversed(strides)), dtype)
+
+
+def _expr(step: Fold | Store) -> Expr:
+    return step.value if isinstance(step, Store) else step.body
+
+
+def _swap(step: Fold | Store, old: Expr, new: Expr) -> None:
+    changed = rebuilt(_expr(step), swap=lambda e: new if e is old else None)
+    if isinstance(step, Store):
+        step.value = changed
+    else:
+        step.body = changed
+
+
+def _is_dear(expr: Expr, inner: tuple[Var, ...]) -> bool:
+    """Whether more than loads and arithmetic is computed anew for each turn of some loops."""
+    return any(e.op not in _CHEAP and variables([e]).intersection(inner) for e in walk([expr]))
+
+
+def unguarded(exprs: Sequence[Expr]) -> dict[Expr, None]:
+    """What is computed for some expressions wherever they are, unlike what only holds under a test."""
+    found: dict[Expr, None] = {}
+
+    def visit(e: Expr) -> None:
+        if e in found:
+            return
+        found[e] = None
+        for i, argument in enumerate(e.args):
+            if e.op != "masked" or i != 1:
+                visit(argument)
+
+    for e in exprs:
+        visit(e)
+    return found

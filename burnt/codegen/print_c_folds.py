@@ -1,0 +1,189 @@
+"""Folds in C: what holds a fold's result so far, and how an element, or another part, is added to it.
+
+A fold has up to three levels. Elements go into a *part* of a few hundred, which the compiler keeps in a
+vector; parts go into the *whole*, in double for sums and products; and where a fold is cut into chunks for
+the threads, the wholes of the chunks are merged in their order, so that the result does not depend on which
+thread was the first.
+"""
+
+from __future__ import annotations
+
+import math
+
+from burnt.codegen.ir import Fold, walk
+from burnt.codegen.print_c_types import C_TYPES, highest, lowest
+
+__all__ = ["Accumulator"]
+
+_OPS = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
+_STARTS = {"sum": "0", "prod": "1", "any": "0", "all": "1"}
+
+
+class Accumulator:
+    """The C of one fold.
+
+    Args:
+        step: the fold.
+        name: what its variables' names begin with.
+        lanes: how many folds side by side, at ``[u + l]``; 0 for a single one.
+        part_lanes: how many of them a part has, at ``[l]``.
+    """
+
+    def __init__(self, step: Fold, name: str, lanes: int = 0, part_lanes: int = 0) -> None:
+        self.step = step
+        self.name = name
+        self.lanes = lanes
+        self.sizes = {"part": part_lanes, "whole": lanes, "parts": lanes}
+        kind, inside = step.reduction.kind, step.body.dtype
+        floating = inside.is_floating_point
+        self.is_arg = kind.startswith("arg")
+        self.sign = "" if kind in _OPS else ">" if kind.endswith("max") else "<"
+        self.op = _OPS.get(kind, "")
+        self.start = _STARTS.get(kind) or (lowest(inside) if self.sign == ">" else highest(inside))
+        self.result = C_TYPES[step.reduction.dtype]
+        if kind in ("sum", "prod") and floating:
+            self.type = "double"
+        else:
+            self.type = "int64_t" if kind == "sum" else C_TYPES[inside]
+        in_double = kind == "prod" or (kind == "sum" and not lanes and not _as_vectors(step))
+        self.part_type = (
+            self.type if in_double or kind != "sum" else C_TYPES[inside] if floating else self.type
+        )
+        # A vector's maximum does not see NaN; lanes do, one by one.
+        self.flagged = bool(self.sign) and floating and not lanes
+        self.sees_nan = bool(self.sign) and floating
+        self.turns = math.prod(v.extent for v in step.inner)
+        self.place_type = "int32_t" if self.turns < 2**31 else "int64_t"
+
+    def declared(self, level: str, chunks: int = 0) -> list[str]:
+        """Variables of a level; arrays over chunks, or lanes, are not set yet."""
+        size = (f"[{chunks}]" if chunks else "") + (f"[{self.sizes[level]}]" if self.lanes else "")
+        kind = self.part_type if level == "part" else self.type
+        made = [(kind, f"{self.name}_{level}", self.start)]
+        if self.flagged:
+            made.append(("int", f"{self.name}_{level}_nan", "0"))
+        if self.is_arg and (self.lanes or level == "parts"):
+            made.append((self.place_type, f"{self.name}_{level}_at", "0"))
+        if size:
+            return [f"{kind} {name}{size};" for kind, name, _ in made]
+        return [f"{kind} {name} = {start};" for kind, name, start in made]
+
+    def at(self, level: str) -> str:
+        """The lane of a level."""
+        return "" if not self.lanes else "[l]" if level == "part" else "[u + l]"
+
+    def reset(self, level: str) -> list[str]:
+        """Set the lanes of a level to where they start."""
+        at = self.at(level)
+        lines = [f"{self.name}_{level}{at} = {self.start};"]
+        if self.is_arg:
+            lines.append(f"{self.name}_{level}_at{at} = 0;")
+        return lines
+
+    def clauses(self, level: str) -> str:
+        """What the loop over a level's elements says to the compiler."""
+        name, op = f"{self.name}_{level}", {">": "max", "<": "min"}.get(self.sign, self.op)
+        return f" reduction({op}:{name})" + (f" reduction(|:{name}_nan)" if self.flagged else "")
+
+    def add(self, value: str, level: str, place: str = "") -> list[str]:
+        """An element into a level."""
+        into = f"{self.name}_{level}{self.at(level)}"
+        if not self.sign:
+            return [f"{into} {self.op}= {value};"]
+        if self.flagged:
+            lines = [f"{into} = {value} {self.sign} {into} ? {value} : {into};"]
+            return [*lines, f"{self.name}_{level}_nan |= {value} != {value};"]
+        nan = f" || ({value} != {value} && {into} == {into})" if self.sees_nan else ""
+        if not self.is_arg or not self.lanes:
+            return [f"{into} = {value} {self.sign} {into}{nan} ? {value} : {into};"]
+        better, at = f"{self.name}_better", f"{self.name}_{level}_at{self.at(level)}"
+        return [
+            f"const int {better} = {value} {self.sign} {into}{nan};",
+            f"{into} = {better} ? {value} : {into};",
+            f"{at} = {better} ? {place} : {at};",
+        ]
+
+    def merge(self, source: str, index: str, level: str = "whole") -> list[str]:
+        """Another level's result into a level.
+
+        Args:
+            source: the other level.
+            index: of it, as in ``[chunk]``, or nothing.
+            level: the level it is merged into.
+        """
+        at, index = self.at(level), index + self.at(source)
+        into, other = f"{self.name}_{level}{at}", f"{self.name}_{source}{index}"
+        if not self.sign:
+            return [f"{into} {self.op}= {other};"]
+        into_at, other_at = f"{self.name}_{level}_at{at}", f"{self.name}_{source}_at{index}"
+        if self.flagged:
+            nan, other_nan = f"{self.name}_{level}_nan", f"{self.name}_{source}_nan{index}"
+            if not self.is_arg:
+                return [
+                    f"{into} = {other} {self.sign} {into} ? {other} : {into};",
+                    f"{nan} |= {other_nan};",
+                ]
+            test = (
+                f"{nan} ? {other_nan} && {other_at} < {into_at} : {other_nan} || "
+                f"{other} {self.sign} {into} || ({other} == {into} && {other_at} < {into_at})"
+            )
+            keep = [f"{into} = {other};", f"{into_at} = {other_at};", f"{nan} = {other_nan};"]
+            return [f"if ({test}) {{", *[f"    {line}" for line in keep], "}"]
+        better = f"{other} {self.sign} {into}"
+        if self.sees_nan:
+            better += f" || ({other} != {other} && {into} == {into})"
+        if not self.is_arg:
+            return [f"{into} = {better} ? {other} : {into};"]
+        same = f"{other} == {into}"
+        if self.sees_nan:
+            same = f"({same} || ({other} != {other} && {into} != {into}))"
+        return [
+            f"const int {self.name}_better = {better} || ({same} && {other_at} < {into_at});",
+            f"{into} = {self.name}_better ? {other} : {into};",
+            f"{into_at} = {self.name}_better ? {other_at} : {into_at};",
+        ]
+
+    def improved(self) -> str:
+        """Whether the part of a block beats the whole, for the block to be remembered."""
+        whole, part = f"{self.name}_whole", f"{self.name}_part"
+        test = f"{part} {self.sign} {whole}"
+        return f"!{whole}_nan && ({part}_nan || {test})" if self.flagged else test
+
+    def take_part(self) -> list[str]:
+        """The part in place of the whole."""
+        lines = [f"{self.name}_whole = {self.name}_part;"]
+        return [*lines, f"{self.name}_whole_nan = {self.name}_part_nan;"] if self.flagged else lines
+
+    def copied(self, index: str) -> list[str]:
+        """The whole of a chunk to where it is merged from."""
+        suffixes = ["", "_nan"] if self.flagged else [""]
+        if self.is_arg:
+            suffixes.append("_at")
+        at = self.at("whole")
+        return [f"{self.name}_parts{s}{index}{at} = {self.name}_whole{s}{at};" for s in suffixes]
+
+    def ended(self) -> list[str]:
+        """The result of a fold without lanes, under the fold's own name."""
+        lines = []
+        if self.is_arg:
+            return [f"const {self.result} {self.name} = {self.name}_whole_at;"]
+        if self.flagged:
+            lines.append(f'if ({self.name}_whole_nan) {self.name}_whole = __builtin_nanf("");')
+        return [*lines, f"const {self.result} {self.name} = {self.name}_whole;"]
+
+    def text(self) -> str:
+        """The result, where others read it."""
+        if not self.lanes:
+            return self.name
+        return f"({self.result}){self.name}_whole{'_at' if self.is_arg else ''}[u + l]"
+
+
+def _as_vectors(step: Fold) -> bool:
+    """Whether a fold reads memory element after element, so that lanes of a vector share its rounding."""
+    if not step.inner:
+        return True
+    last = step.inner[-1]
+    for e in walk([step.body]):
+        if e.op == "masked" or (e.op == "load" and e.extra[1].stride(last) not in (0, 1)):  # type: ignore[attr-defined]
+            return False
+    return True

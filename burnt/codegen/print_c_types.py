@@ -1,0 +1,50 @@
+"""How element types are spelt in C, in variables and in memory, and constants of them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+__all__ = ["C_TYPES", "MEMORY", "SHORT", "constant", "highest", "lowest"]
+
+C_TYPES = {
+    torch.float32: "float", torch.float64: "double", torch.bfloat16: "float", torch.float16: "float",
+    torch.int8: "int8_t", torch.int16: "int16_t", torch.int32: "int32_t", torch.int64: "int64_t",
+    torch.uint8: "uint8_t", torch.uint16: "uint16_t", torch.uint32: "uint32_t", torch.uint64: "uint64_t",
+    torch.bool: "int",
+}  # fmt: skip
+MEMORY = {**C_TYPES, torch.bfloat16: "uint16_t", torch.float16: "uint16_t", torch.bool: "uint8_t"}
+SHORT = {torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def constant(value: object, dtype: torch.dtype) -> str:
+    """A number of a dtype."""
+    assert isinstance(value, int | float)
+    if not dtype.is_floating_point:
+        if dtype == torch.bool:
+            return str(int(bool(value)))
+        suffix = "LL" if dtype.is_signed else "ULL"
+        return "INT64_MIN" if value == -(2**63) else f"(({C_TYPES[dtype]}){int(value)}{suffix})"
+    if math.isnan(value):
+        return '__builtin_nanf("")'
+    if math.isinf(value):
+        return "__builtin_inff()" if value > 0 else "(-__builtin_inff())"
+    if dtype == torch.float64:
+        return f"({float(value).hex()})"
+    # Rounded here, once: a double constant would make the compiler compute in double.
+    return f"({float(torch.tensor(value, dtype=torch.float32)).hex()}f)"
+
+
+def lowest(dtype: torch.dtype) -> str:
+    """What every number of a dtype is at least."""
+    if dtype.is_floating_point:
+        return "(-__builtin_inff())"
+    return "0" if dtype == torch.bool else constant(torch.iinfo(dtype).min, dtype)
+
+
+def highest(dtype: torch.dtype) -> str:
+    """What every number of a dtype is at most."""
+    if dtype.is_floating_point:
+        return "__builtin_inff()"
+    return "1" if dtype == torch.bool else constant(torch.iinfo(dtype).max, dtype)

@@ -1,0 +1,793 @@
+"""Printing kernels as Triton: programs that each take a tile of rows and columns.
+
+The outer loops of a kernel are *rows*, what its folds and stores walk along are *columns*. A program takes
+`ROWS` rows and `COLS` columns at once, as blocks of shape ``[ROWS, 1]``, ``[1, COLS]`` and ``[ROWS, COLS]``;
+without rows blocks are of one dimension. Steps that walk equally far share a tile, so what they load is
+loaded once. Where a walk is longer than `COLS`, it is a loop, and folds keep an accumulator of the tile's
+shape. Where there are few rows, `CHUNKS` programs share them: each folds a part, and the next kernel folds
+the parts.
+
+Integers that come from shapes are arguments, so that one text serves many shapes. Indices are int32 unless
+something reaches beyond. Arithmetic is torch's: 16-bit floats are computed in float32, quotients and roots
+are rounded as IEEE wants it, extremes hand NaN on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from burnt.codegen.ir import (
+    Buffer,
+    Expr,
+    Fold,
+    Index,
+    Ix,
+    Kernel,
+    Reduction,
+    Split,
+    Store,
+    Var,
+    places,
+)
+from burnt.codegen.triton_blocks import Config, Form, power
+from burnt.codegen.triton_layout import Layout, Space, computed
+from burnt.errors import UnsupportedError
+
+__all__ = ["Failed", "Function", "Number", "Printed", "Work", "form_of", "print_kernel"]
+
+_TL = {
+    torch.float32: "tl.float32", torch.float64: "tl.float64", torch.bfloat16: "tl.float32",
+    torch.float16: "tl.float32", torch.int8: "tl.int8", torch.int16: "tl.int16", torch.int32: "tl.int32",
+    torch.int64: "tl.int64", torch.uint8: "tl.uint8", torch.bool: "tl.int1",
+}  # fmt: skip
+_SHORT = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
+          "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
+_TESTS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+_TL_FUNCTIONS = frozenset({"log", "log2", "cos", "abs"})
+_RENAMED = {"div": "divide"}
+_HELPED = """
+    maximum minimum fmax fmin neg copysign floor ceil trunc round sign relu sqrt rsqrt reciprocal exp exp2
+    expm1 sigmoid tanh sinh cosh log10 log1p asinh acosh atanh erf erfc sin tan asin acos atan atan2 pow fmod
+    remainder trunc_div floor_div div
+"""
+_HELPERS = frozenset(_HELPED.split())
+_LITERAL = 2
+"""Integers up to this size are written as they are: they are structure more often than sizes."""
+
+
+class Work(NamedTuple):
+    """A tensor that one function of a kernel leaves for the next: a part of a fold for each chunk and row."""
+
+    name: str
+    size: int
+    dtype: torch.dtype
+
+
+class Failed(NamedTuple):
+    """A tensor of int64, one for each of the kernel's checks: ``2 * shown + 1`` of a failure."""
+
+
+class Number(NamedTuple):
+    """A run-time number, by its position."""
+
+    position: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Function:
+    """A printed function: how it is called.
+
+    Args:
+        name: its name in the text.
+        arguments: what it is called with, in order; sizes are integers.
+        constants: the block sizes, by name.
+        programs: how many are launched.
+    """
+
+    name: str
+    arguments: tuple[Buffer | Work | Failed | Number | int, ...]
+    constants: dict[str, int]
+    programs: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Printed:
+    """A kernel as Triton.
+
+    Args:
+        text: a Python module.
+        functions: those of it that are launched, in order.
+        config: the block sizes.
+    """
+
+    text: str
+    functions: tuple[Function, ...]
+    config: Config
+
+
+def form_of(kernel: Kernel) -> Form:
+    """What the choice of a kernel's block sizes depends on."""
+    return Layout(kernel).form()
+
+
+def print_kernel(kernel: Kernel, config: Config) -> Printed:
+    """A kernel as Triton, for these block sizes.
+
+    Args:
+        kernel: what to print; its name is that of the last function, ``_part0`` and so on of those before.
+        config: a text holds for all block sizes that need the same loops.
+    """
+    layout = Layout(kernel)
+    groups = layout.groups(config)
+    if config.chunks > 1 and layout.divisible:
+        phases, last = [], []
+        for group in groups:
+            if isinstance(group[0], Fold) and group[0].inner:
+                phases.append(group)
+            else:
+                last += group
+        stages = [[group] for group in phases] + [layout.regrouped(last)]
+    else:
+        config = dataclasses.replace(config, chunks=1)
+        stages = [groups]
+    texts, functions, helpers = [], [], set[str]()
+    for i, stage in enumerate(stages):
+        name = kernel.name if i == len(stages) - 1 else f"{kernel.name}_part{i}"
+        earlier = [step for before in stages[:i] for group in before for step in group]
+        printer = _Printer(layout, config, name, last=i == len(stages) - 1)
+        printer.body(stage, [step for step in earlier if isinstance(step, Fold)])
+        texts.append(printer.text())
+        functions.append(printer.function())
+        helpers |= printer.helpers
+    head = "import triton\nimport triton.language as tl\n"
+    if helpers:
+        names = ", ".join(sorted(helpers))
+        head += f"from burnt.codegen.triton_math import {names}\n"
+    return Printed("\n\n".join([head, *texts]), tuple(functions), config)
+
+
+class _Value(NamedTuple):
+    """Text of an element, the axes of its block (of ``RC``), and whether it is a Python constant."""
+
+    text: str
+    axes: str = ""
+    literal: bool = False
+
+
+_EVERYWHERE = _Value("")
+
+
+class _Accumulator:
+    """How a fold is taken: what it begins with, how two are one, what becomes of the last."""
+
+    def __init__(self, step: Fold) -> None:
+        kind, self.dtype = step.reduction.kind, step.body.dtype
+        self.kind, self.result = kind, step.reduction.dtype
+        self.arg = kind.startswith("arg")
+        self.truth = self.dtype == torch.bool
+        self.inside = torch.int32 if self.truth else self.dtype
+        if kind in ("sum", "any"):
+            self.start = "0"
+        elif kind in ("prod", "all"):
+            self.start = "1"
+        else:
+            self.start = _extreme(self.inside, lowest=kind.endswith("max"))
+        # Sums keep to torch's dtype, which `tl.sum` would make wider.
+        self.combine = {
+            "sum": "", "prod": "multiply", "any": "either", "all": "both", "max": "maximum",
+            "min": "minimum", "argmax": "argmax", "argmin": "argmin",
+        }[kind]  # fmt: skip
+
+    @property
+    def parts(self) -> list[tuple[str, str, torch.dtype]]:
+        """For each block that is kept: what its name ends in, what it begins with, its dtype."""
+        whole = [("", self.start, self.inside)]
+        return [*whole, ("_at", "2147483647", torch.int32)] if self.arg else whole
+
+
+class _Printer:
+    """One function: `body` writes its lines, `text` puts the head before them."""
+
+    def __init__(self, layout: Layout, config: Config, name: str, *, last: bool) -> None:
+        self.layout, self.config, self.name, self.last = layout, config, name, last
+        self.lines: list[str] = []
+        self.depth = 1
+        self.helpers: set[str] = set()
+        self.buffers: dict[Buffer, None] = {}
+        self.works: dict[Work, None] = {}
+        self.numbers: dict[int, bool] = {}
+        self.sizes: dict[int, str] = {}
+        self.constants: dict[str, int] = {}
+        self.names: dict[Var, _Value] = {}
+        self.masks: dict[str, str] = {}
+        self.row = self.column = ""
+        self.tiles: dict[int, str] = {}
+        self.folds: dict[tuple[Reduction, Index], _Value] = {}
+        self.earlier: dict[tuple[Reduction, Index], tuple[int, Fold]] = {}
+        self.memo: dict[tuple[int, str], _Value] = {}
+        self.reads: dict[int, bool] = {}
+        self.temporary = self.loops = 0
+        self.chunked = self.may_fail = False
+        self.block = ""
+
+    # --- the function -------------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        names = [*(b.name for b in self.buffers), *(w.name for w in self.works), *["failed"] * self.may_fail]
+        names += [f'f{n}: "fp64"' if wide else f"f{n}" for n, wide in self.numbers.items()]
+        names += [*self.sizes.values(), *(f"{name}: tl.constexpr" for name in self.constants)]
+        head = f"def {self.name}({', '.join(names)}):"
+        return "\n".join(["@triton.jit", head, *self.lines, ""])
+
+    def function(self) -> Function:
+        layout = self.layout
+        rows = math.prod(v.extent for v in layout.rows)
+        programs = math.prod(v.extent for v in layout.lead) * -(-rows // self.constants.get("ROWS", 1))
+        if layout.grid:
+            programs *= -(-layout.spaces[-1].total // self.constants[layout.block(layout.spaces[-1])])
+        if self.chunked:
+            programs *= self.config.chunks
+        arguments: list[Buffer | Work | Failed | Number | int] = [*self.buffers, *self.works]
+        arguments += [Failed()] * self.may_fail
+        arguments += [*map(Number, self.numbers), *self.sizes]
+        return Function(self.name, tuple(arguments), dict(self.constants), programs)
+
+    def body(self, groups: Sequence[Sequence[Fold | Store]], earlier: Sequence[Fold]) -> None:
+        """The lines of a function.
+
+        Args:
+            groups: the steps, those of one tile and loop together.
+            earlier: folds of the functions before it, of which there are parts.
+        """
+        layout = self.layout
+        self.earlier = {(step.reduction, step.index): (i, step) for i, step in enumerate(earlier)}
+        self.chunked = self.config.chunks > 1 and any(step.inner for group in groups for step in group)
+        self.program()
+        for group in [[step for several in groups for step in several]] if layout.grid else groups:
+            space = layout.space(group[0])
+            if space is not None and (self.chunked or space.total > self.config.cols):
+                self.loop(space, group)
+                continue
+            if space is not None:
+                if space.number not in self.tiles:
+                    self.columns(space, "", self.size(space.total))
+                self.enter(space)
+            for step in group:
+                if isinstance(step, Fold):
+                    self.fold(step)
+            self.put_all(group)
+
+    def program(self) -> None:
+        """Which rows and columns this program takes: its number is taken apart, the fastest part first."""
+        layout = self.layout
+        pid = "tl.program_id(0)" + ".to(tl.int64)" * layout.wide
+        rows = math.prod(v.extent for v in layout.rows)
+        space = layout.spaces.get(-1)
+        counts = {}
+        if space is not None:
+            block = self.tile_of(space)
+            counts["start"] = f"tl.cdiv({self.size(space.total)}, {block})"
+        if self.chunked:
+            self.constants["CHUNKS"] = self.config.chunks
+            counts["chunk"] = "CHUNKS"
+        if layout.rows:
+            self.constants["ROWS"] = min(self.config.rows, power(rows))
+            counts["row"] = f"tl.cdiv({self.size(rows)}, ROWS)"
+        if layout.lead:
+            counts["lead"] = ""
+        if not counts:
+            return
+        taken = {}
+        if len(counts) > 1:
+            self.line(f"pid = {pid}")
+            pid = "pid"
+            for part, count in list(counts.items())[:-1]:
+                self.line(f"{part} = pid % {count}")
+                self.line(f"pid = pid // {count}")
+                taken[part] = part
+        taken[list(counts)[-1]] = pid
+        if list(counts)[-1] == "chunk":
+            self.line(f"chunk = {pid}")
+        if layout.rows:
+            self.flat("row", f"{taken['row']} * ROWS + tl.arange(0, ROWS)[:, None]", layout.rows, "R")
+        if layout.lead:
+            if pid != "pid":
+                self.line(f"pid = {pid}")
+            self.peel("pid", layout.lead, "")
+        if space is not None:
+            self.columns(space, f"{taken['start']} * {self.block}", self.size(space.total))
+            self.enter(space)
+
+    def flat(self, name: str, text: str, loops: Sequence[Var], axis: str, end: str = "") -> str:
+        """Lines that name a flat place, the mask of what is inside, and the loops that it is made of."""
+        if len(loops) == 1:
+            name = f"i{len(self.names)}"
+            self.names[loops[0]] = _Value(name, axis)
+        self.line(f"{name} = {text}")
+        self.line(f"in_{name} = {name} < {end or self.size(math.prod(v.extent for v in loops))}")
+        if axis == "R":
+            self.row, self.masks["R"] = name, f"in_{name}"
+        if len(loops) > 1:
+            self.peel(name, loops, axis)
+        return name
+
+    def peel(self, flat: str, loops: Sequence[Var], axis: str) -> None:
+        """Lines that name the loops of a flat place."""
+        for k, v in enumerate(loops):
+            below = math.prod(u.extent for u in loops[k + 1 :])
+            text = flat if below == 1 else f"{flat} // {self.size(below)}"
+            name = f"i{len(self.names)}"
+            self.names[v] = _Value(name, axis)
+            self.line(f"{name} = {text} % {self.size(v.extent)}" if k else f"{name} = {text}")
+
+    def tile_of(self, space: Space) -> str:
+        self.block = self.layout.block(space)
+        self.constants[self.block] = min(self.config.cols, power(space.total))
+        return self.block
+
+    def columns(self, space: Space, start: str, end: str) -> None:
+        """Lines that name the columns of a tile."""
+        text = f"tl.arange(0, {self.tile_of(space)})"
+        text += "[None, :]" if self.layout.rows else ""
+        text += ".to(tl.int64)" if self.layout.wide else ""
+        text = f"{start} + {text}" if start else text
+        loops = [self.layout.grid] if self.layout.grid else list(space.loops.values())
+        loops.sort(key=len)
+        name = f"col{space.number or ''}"
+        name = self.flat(name, text, loops[0], "C", end)
+        for several in loops[1:]:
+            self.peel(name, several, "C")
+        self.tiles[space.number] = name
+
+    def enter(self, space: Space) -> None:
+        """Make a tile the one that masks are of."""
+        self.block = self.layout.block(space)
+        self.column = self.tiles[space.number]
+        self.masks["C"] = f"in_{self.column}"
+
+    # --- folds --------------------------------------------------------------------------------------------
+
+    def fold(self, step: Fold) -> None:
+        """A fold of what a tile holds."""
+        key, name = (step.reduction, step.index), f"r{len(self.folds)}"
+        value = self.visit(step.body)
+        if not step.inner:
+            arg = step.reduction.kind.startswith("arg")
+            self.folds[key] = _Value("tl.full([], 0, tl.int64)") if arg else value
+            return
+        how = _Accumulator(step)
+        self.folds[key] = self.finished(how, self.folded(how, self.masked(how, value), name), name)
+
+    def masked(self, how: _Accumulator, value: _Value) -> list[str]:
+        """Blocks of a tile's shape, or one that broadcasts to it along rows, for a fold."""
+        text, column = self.typed(value, how.dtype), self.masks["C"]
+        if how.truth:
+            text = f"{text}.to(tl.int32)"
+        if self.layout.rows and (how.arg or "R" not in value.axes):
+            column = f"{self.masks['R']} & {column}"
+        blocks = [f"tl.where({column}, {text}, {how.start})"]
+        return [*blocks, f"tl.where({column}, {self.column}, 2147483647)"] if how.arg else blocks
+
+    def folded(self, how: _Accumulator, blocks: Sequence[str], name: str) -> list[str]:
+        """Lines that fold blocks along their columns; the names of what comes out."""
+        along = "1, {}keep_dims=True" if self.layout.rows else "0{}"
+        names = [name + suffix for suffix, _, _ in how.parts]
+        given = blocks[0] if len(blocks) == 1 else f"({', '.join(blocks)})"
+        if how.kind == "sum":
+            self.line(f"{name} = tl.sum({given}, {along.format('')})")
+        else:
+            combine = how.combine + (", " if self.layout.rows else "")
+            combine = combine if self.layout.rows else f", {combine}"
+            self.line(
+                f"{', '.join(names)} = tl.reduce({given}, {along.format(self.helper(combine, how.combine))})"
+            )
+        return names
+
+    def finished(self, how: _Accumulator, names: Sequence[str], name: str) -> _Value:
+        """The result of a fold, in its dtype."""
+        text = names[-1]
+        if how.truth and not how.arg:
+            self.line(f"{name} = {text} != 0")
+        elif how.arg or (how.kind == "sum" and not how.dtype.is_floating_point):
+            self.line(f"{name} = {text}.to({_TL[how.result]})")
+        return _Value(name, "R" if self.layout.rows else "")
+
+    def loop(self, space: Space, group: Sequence[Fold | Store]) -> None:
+        """Steps that walk further than a tile, in one loop."""
+        folds = [step for step in group if isinstance(step, Fold)]
+        self.hoist(map(computed, group), {v for several in space.loops.values() for v in several})
+        block, end = self.tile_of(space), self.size(space.total)
+        shape = f"[ROWS, {block}]" if self.layout.rows else f"[{block}]"
+        hows = [_Accumulator(step) for step in folds]
+        first = len(self.folds)
+        for k, how in enumerate(hows):
+            for suffix, start, dtype in how.parts:
+                self.line(f"a{first + k}{suffix} = tl.full({shape}, {start}, {_TL[dtype]})")
+        start = f"start{self.loops or ''}"
+        self.loops += 1
+        if self.chunked:
+            self.line(f"length = tl.cdiv(tl.cdiv({end}, {block}), CHUNKS) * {block}")
+            self.line(f"end = tl.minimum((chunk + 1) * length, {end})")
+            end = "end"
+        self.line(
+            f"for {start} in range({f'chunk * length, {end}' if self.chunked else f'0, {end}'}, {block}):"
+        )
+        self.depth += 1
+        kept, names = dict(self.memo), dict(self.names)
+        self.columns(space, start, end)
+        self.enter(space)
+        for k, (step, how) in enumerate(zip(folds, hows, strict=True)):
+            self.accumulate(how, f"a{first + k}", self.masked(how, self.visit(step.body)))
+        self.put_all(group)
+        self.depth -= 1
+        self.memo, self.names = kept, names
+        for k, (step, how) in enumerate(zip(folds, hows, strict=True)):
+            name = f"r{first + k}"
+            made = self.folded(how, [f"a{first + k}{suffix}" for suffix, _, _ in how.parts], name)
+            if self.chunked:
+                self.leave(how, made, len(self.earlier) + k)
+            else:
+                self.folds[step.reduction, step.index] = self.finished(how, made, name)
+
+    def accumulate(self, how: _Accumulator, name: str, blocks: Sequence[str]) -> None:
+        names = [name + suffix for suffix, _, _ in how.parts]
+        if how.kind == "sum":
+            text = f"{name} + {blocks[0]}"
+            # Narrow integers wrap around, as they do in memory.
+            self.line(f"{name} = {text}")
+        else:
+            self.line(f"{', '.join(names)} = {self.helper(how.combine)}({', '.join([*names, *blocks])})")
+
+    # --- parts of folds -----------------------------------------------------------------------------------
+
+    def works_of(self, how: _Accumulator, number: int) -> list[Work]:
+        rows = math.prod(v.extent for v in self.layout.kernel.outer)
+        return [
+            Work(f"w{number}{suffix}", rows * self.config.chunks, dtype) for suffix, _, dtype in how.parts
+        ]
+
+    def place_of_part(self, chunk: str) -> str:
+        """Where the parts of the rows are: one chunk's lie together."""
+        if not self.layout.rows:
+            return chunk
+        rows = math.prod(v.extent for v in self.layout.kernel.outer)
+        row = self.row
+        if self.layout.lead:
+            row = f"pid * {self.size(self.layout.rows[0].extent)} + {row}"
+        return f"{chunk} * {self.size(rows)} + {row}"
+
+    def leave(self, how: _Accumulator, names: Sequence[str], number: int) -> None:
+        """Lines that store a part for the next function."""
+        mask = f", mask={self.masks['R']}" if self.layout.rows else ""
+        for work, name in zip(self.works_of(how, number), names, strict=True):
+            self.works[work] = None
+            self.line(f"tl.store({work.name} + {self.place_of_part('chunk')}, {name}{mask})")
+
+    def gathered(self, key: tuple[Reduction, Index]) -> _Value:
+        """Lines that fold the parts of a fold of the function before."""
+        number, step = self.earlier[key]
+        how, name = _Accumulator(step), f"r{len(self.folds)}"
+        self.constants["CHUNKS"] = self.config.chunks
+        lanes = "tl.arange(0, CHUNKS)" + ("[None, :]" if self.layout.rows else "")
+        mask = f", mask={self.masks['R']}, other=0" if self.layout.rows else ""
+        blocks = []
+        for work in self.works_of(how, number):
+            self.works[work] = None
+            blocks.append(f"tl.load({work.name} + {self.place_of_part(lanes)}{mask})")
+        value = self.folds[key] = self.finished(how, self.folded(how, blocks, name), name)
+        return value
+
+    # --- expressions --------------------------------------------------------------------------------------
+
+    def hoist(self, exprs: Iterable[Expr], along: set[Var]) -> None:
+        """Compute what does not change in a loop before it, as far as no test is asked first."""
+        walked: dict[int, bool] = {}
+
+        def changes(expr: Expr) -> bool:
+            if id(expr) not in walked:
+                walked[id(expr)] = any(p.variables() & along for p in places(expr)) or any(
+                    map(changes, expr.args)
+                )
+            return walked[id(expr)]
+
+        seen: set[int] = set()
+
+        def look(expr: Expr) -> None:
+            if id(expr) in seen:
+                return
+            seen.add(id(expr))
+            if not changes(expr):
+                self.visit(expr)
+                return
+            for k, argument in enumerate(expr.args):
+                if expr.op != "masked" or k != 1:
+                    look(argument)
+
+        for expr in exprs:
+            look(expr)
+
+    def visit(self, expr: Expr, guard: _Value = _EVERYWHERE) -> _Value:
+        """Lines that compute an expression where the guard holds; its name."""
+        if guard.text and not self.loads(expr):
+            guard = _EVERYWHERE
+        key = id(expr), guard.text
+        found = self.memo.get(key)
+        if found is None:
+            found = self.memo[key] = self.made(expr, guard)
+        return found
+
+    def loads(self, expr: Expr) -> bool:
+        """Whether a guard matters to an expression: it reads memory, or may fail."""
+        if id(expr) not in self.reads:
+            self.reads[id(expr)] = expr.op in ("load", "checked") or any(map(self.loads, expr.args))
+        return self.reads[id(expr)]
+
+    def made(self, expr: Expr, guard: _Value) -> _Value:
+        op = expr.op
+        if op == "const":
+            return self.constant(expr.extra[0], expr.dtype)
+        if op == "number":
+            return self.number(expr, torch.float64)
+        if op == "reduced":
+            key: tuple[Reduction, Index] = expr.extra  # type: ignore[assignment]
+            return self.folds[key] if key in self.folds else self.gathered(key)
+        if op == "load":
+            return self.load(expr, guard)
+        if op == "index":
+            place = self.place(expr.extra[0], guard)  # type: ignore[arg-type]
+            return self.define(self.converted(place, torch.int64), place.axes)
+        if op == "masked":
+            test = self.visit(expr.args[0], guard)
+            inner = _Value(f"{guard.text} & {test.text}", _union(guard, test)) if guard.text else test
+            yes, no = self.visit(expr.args[1], inner), self.visit(expr.args[2], guard)
+            return self.choice(test, yes, no, expr.dtype)
+        if op == "checked":
+            return self.checked(expr, guard)
+        if op == "cast":
+            return self.cast(expr, guard)
+        if op in _TESTS and all(a.op in ("index", "const") for a in expr.args):
+            # Places are compared as they are: an int64 of its own is not needed.
+            a, b = (self.bound(a, guard) for a in expr.args)
+            if not (a.literal and b.literal):
+                return self.define(f"{a.text} {_INFIX[op]} {b.text}", _union(a, b))
+        return self.operation(expr, [self.visit(a, guard) for a in expr.args])
+
+    def bound(self, expr: Expr, guard: _Value) -> _Value:
+        """A place, or a number that places are compared with."""
+        if expr.op == "index":
+            return self.place(expr.extra[0], guard)  # type: ignore[arg-type]
+        value = int(expr.extra[0])  # type: ignore[call-overload]
+        return _Value(self.size(value), "", literal=abs(value) <= _LITERAL)
+
+    def define(self, text: str, axes: str) -> _Value:
+        name = f"v{self.temporary}"
+        self.temporary += 1
+        self.line(f"{name} = {text}")
+        return _Value(name, axes)
+
+    def constant(self, value: object, dtype: torch.dtype) -> _Value:
+        assert isinstance(value, int | float)
+        if value == 0 and math.copysign(1, value) < 0:
+            # Triton makes 0 of a constant -0.
+            return _Value(f"{self.helper('neg')}(tl.full([], 0.0, {_TL[dtype]}))")
+        return _Value(_literal(value, dtype), "", literal=True)
+
+    def typed(self, value: _Value, dtype: torch.dtype) -> str:
+        """A value that has a dtype of its own, which Python's constants have not."""
+        return f"tl.full([], {value.text}, {_TL[dtype]})" if value.literal else value.text
+
+    def number(self, expr: Expr, dtype: torch.dtype) -> _Value:
+        position: int = expr.extra[0]  # type: ignore[assignment]
+        self.numbers[position] = self.numbers.get(position, False) or dtype == torch.float64
+        return self.define(f"tl.full([], f{position}, {_TL[dtype]})", "")
+
+    def choice(self, test: _Value, yes: _Value, no: _Value, dtype: torch.dtype) -> _Value:
+        texts = [yes.text, no.text]
+        if yes.literal and no.literal:
+            texts = [self.typed(yes, dtype), no.text]
+        return self.define(
+            f"tl.where({self.typed(test, torch.bool)}, {', '.join(texts)})", _union(test, yes, no)
+        )
+
+    def checked(self, expr: Expr, guard: _Value) -> _Value:
+        """A choice; where the test fails, the element is left where the caller looks."""
+        test, value, otherwise, shown = (self.visit(a, guard) for a in expr.args)
+        axes = _union(test, shown, guard)
+        failed = f"~{self.typed(test, torch.bool)}"
+        masks = [*(self.masks[axis] for axis in axes), *([guard.text] if guard.text else []), failed]
+        place = str(self.layout.kernel.checks.index(expr.extra[0]))
+        if axes:
+            place = f"tl.full({self.shape(axes)}, {place}, tl.int32)"
+        self.may_fail = True
+        text = self.typed(shown, torch.int64)
+        self.line(f"tl.store(failed + {place}, ({text} << 1) | 1, mask={' & '.join(masks)})")
+        return self.choice(test, value, otherwise, expr.dtype)
+
+    def cast(self, expr: Expr, guard: _Value) -> _Value:
+        (inner,), new = expr.args, expr.dtype
+        if inner.op == "number":
+            made = self.number(
+                inner, new if new == torch.float64 or not new.is_floating_point else torch.float32
+            )
+            if new == torch.float64 or (new.is_floating_point and new not in _SHORT):
+                return made
+            old = torch.float64 if not new.is_floating_point else torch.float32
+        elif inner.op == "index" and new.is_floating_point and new not in _SHORT:
+            place = self.place(inner.extra[0], guard)  # type: ignore[arg-type]
+            return self.define(self.converted(place, new), place.axes)
+        else:
+            made, old = self.visit(inner, guard), inner.dtype
+        text = self.typed(made, old)
+        if new == torch.bool:
+            return made if old == torch.bool else self.define(f"{text} != 0", made.axes)
+        if new in _SHORT:
+            # By way of float32, as torch's conversions go.
+            text = text if _TL[old] == "tl.float32" else f"{text}.to(tl.float32)"
+            return self.define(f"{text}.to({_SHORT[new]}).to(tl.float32)", made.axes)
+        if old.is_floating_point and new in (torch.int8, torch.int16, torch.uint8):
+            text = f"{text}.to(tl.int{'64' if new == torch.uint8 else '32'})"
+        if _TL[old] == _TL[new]:
+            return made
+        return self.define(f"{text}.to({_TL[new]})", made.axes)
+
+    def converted(self, place: _Value, dtype: torch.dtype) -> str:
+        if place.literal:
+            return self.typed(place, dtype)
+        return f"({place.text}).to({_TL[dtype]})" if " " in place.text else f"{place.text}.to({_TL[dtype]})"
+
+    def operation(self, expr: Expr, a: Sequence[_Value]) -> _Value:
+        op, inside = expr.op, expr.args[0].dtype
+        axes = _union(*a)
+        if op in ("identity", "as"):
+            return a[0]
+        if op == "where":
+            return self.choice(a[0], a[1], a[2], expr.dtype)
+        if op in _INFIX:
+            left, right = a[0].text, a[1].text
+            if a[0].literal and a[1].literal:
+                left = self.typed(a[0], inside)
+            sign = _INFIX[op]
+            if expr.dtype == torch.bool and op in ("add", "mul"):
+                sign = "|" if op == "add" else "&"
+            return self.define(f"{left} {sign} {right}", axes)
+        texts = [self.typed(v, e.dtype) for v, e in zip(a, expr.args, strict=True)]
+        if op in ("uniform", "random"):
+            name = self.helper("uniform" if op == "uniform" else "random_below")
+            return self.define(f"{name}({', '.join([*texts, *map(str, expr.extra)])})", axes)
+        if not inside.is_floating_point:
+            return self.integer(op, texts, inside, axes)
+        if op in _TL_FUNCTIONS:
+            return self.define(f"tl.{op}({texts[0]})", axes)
+        if op not in _HELPERS:
+            raise UnsupportedError(f"no Triton text for {op}", where=self.name)
+        return self.define(f"{self.helper(_RENAMED.get(op, op))}({', '.join(texts)})", axes)
+
+    def integer(self, op: str, a: Sequence[str], dtype: torch.dtype, axes: str) -> _Value:
+        plain = dtype in (torch.uint8, torch.bool)
+        if op == "neg":
+            return self.define(f"-{a[0]}", axes)
+        if op == "not":
+            return self.define(f"~{a[0]}", axes)
+        if op == "abs":
+            return _Value(a[0], axes) if plain else self.define(f"tl.abs({a[0]})", axes)
+        if op == "relu":
+            return _Value(a[0], axes) if plain else self.define(f"tl.maximum({a[0]}, 0)", axes)
+        if op in ("maximum", "fmax", "minimum", "fmin"):
+            sign = ">" if "max" in op else "<"
+            return self.define(f"tl.where({a[0]} {sign} {a[1]}, {a[0]}, {a[1]})", axes)
+        if op == "sign":
+            kind = _TL[dtype]
+            if dtype == torch.bool:
+                return _Value(a[0], axes)
+            return self.define(f"({a[0]} > 0).to({kind}) - ({a[0]} < 0).to({kind})", axes)
+        raise UnsupportedError(f"no Triton text for {op} of {dtype}", where=self.name)
+
+    def helper(self, name: str, *known: str) -> str:
+        """A function of `burnt.codegen.triton_math`, which the text imports."""
+        self.helpers.add(known[0] if known else name)
+        return name
+
+    # --- memory -------------------------------------------------------------------------------------------
+
+    def load(self, expr: Expr, guard: _Value) -> _Value:
+        buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
+        self.buffers[buffer] = None
+        place = self.place(expr.extra[1], guard)  # type: ignore[arg-type]
+        axes = _union(place, guard)
+        where = place.text
+        if axes != place.axes:
+            shape = self.shape(axes)
+            where = (
+                f"tl.full({shape}, {where}, tl.int32)"
+                if place.literal
+                else f"tl.broadcast_to({where}, {shape})"
+            )
+        masks = [self.masks[axis] for axis in axes] + ([guard.text] if guard.text else [])
+        extra = f", mask={' & '.join(masks)}, other=0" if masks else ""
+        pointer = buffer.name if where == "0" else f"{buffer.name} + {where}"
+        convert = ".to(tl.float32)" if buffer.dtype in _SHORT else ""
+        return self.define(f"tl.load({pointer}{extra}){convert}", axes)
+
+    def put_all(self, group: Sequence[Fold | Store]) -> None:
+        """Stores of one tile: all is read before anything is written."""
+        stores = [step for step in group if isinstance(step, Store)]
+        for step, value in [(step, self.visit(step.value)) for step in stores]:
+            self.put(step, value)
+
+    def put(self, step: Store, value: _Value) -> None:
+        buffer = step.buffer
+        self.buffers[buffer] = None
+        place = self.place(step.place, _EVERYWHERE)
+        text = self.typed(value, buffer.dtype)
+        if buffer.dtype in _SHORT:
+            text += f".to({_SHORT[buffer.dtype]})"
+        masks = [self.masks[axis] for axis in place.axes]
+        if self.chunked and not step.inner:
+            masks.append("(chunk == 0)")
+        extra = f", mask={' & '.join(masks)}" if masks else ""
+        pointer = buffer.name if place.text == "0" else f"{buffer.name} + {place.text}"
+        self.line(f"tl.store({pointer}, {text}{extra})")
+
+    def shape(self, axes: str) -> str:
+        if not self.layout.rows:
+            return f"[{self.block}]"
+        return f"[{'ROWS' if 'R' in axes else '1'}, {self.block if 'C' in axes else '1'}]"
+
+    def place(self, ix: Ix, guard: _Value) -> _Value:
+        """An index as text; computed parts of it are elements, which are computed first."""
+        parts, axes = [], ""
+        for atom, c in ix.terms.items():
+            if isinstance(atom, Split):
+                inner = self.place(atom.inner, guard)
+                text, by = inner.text, self.size(atom.by)
+                if atom.inner.bounds()[0] < 0:
+                    name = self.helper("index_div" if atom.kind == "/" else "index_mod")
+                    text = f"{name}({text}, {by})"
+                else:
+                    text = f"({text})" if " " in text else text
+                    text = f"({text} {'//' if atom.kind == '/' else '%'} {by})"
+            else:
+                inner = self.names[atom] if isinstance(atom, Var) else self.visit(atom.expr, guard)
+                text = inner.text if isinstance(atom, Var) else self.typed(inner, torch.int64)
+            axes = "".join(a for a in "RC" if a in axes or a in inner.axes)
+            parts.append(text if c == 1 else f"{text} * {self.size(c)}")
+        if ix.const or not parts:
+            parts.append(self.size(ix.const))
+        text = " + ".join(parts).replace("+ -", "- ")
+        return _Value(text, axes, literal=not ix.terms and abs(ix.const) <= _LITERAL)
+
+    def size(self, value: int) -> str:
+        """An integer that comes from a shape: an argument, one for each value."""
+        if abs(value) <= _LITERAL:
+            return str(value)
+        return self.sizes.setdefault(value, f"n{len(self.sizes)}")
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+
+def _union(*values: _Value) -> str:
+    return "".join(axis for axis in "RC" if any(axis in v.axes for v in values))
+
+
+def _literal(value: int | float, dtype: torch.dtype) -> str:
+    if dtype == torch.bool:
+        return str(bool(value))
+    if not dtype.is_floating_point:
+        return str(int(value))
+    if not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(float(value)) if dtype == torch.float64 else repr(float(str(np.float32(value))))
+
+
+def _extreme(dtype: torch.dtype, *, lowest: bool) -> str:
+    if dtype.is_floating_point:
+        return f'float("{"-" * lowest}inf")'
+    return str(torch.iinfo(dtype).min if lowest else torch.iinfo(dtype).max)

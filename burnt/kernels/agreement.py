@@ -1,0 +1,101 @@
+"""Whether a candidate computes what an op means: its results and gradients beside the reference in float64.
+
+The error may be four times that of torch's own call in the same dtype, plus four ulp of the largest number on
+the way there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from burnt.kernels.op import Op
+
+__all__ = ["Truth", "results_of"]
+
+
+class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the largest finite number that any op makes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.value = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for tensor in pytree.tree_leaves((made, args)):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
+                self.value = max(self.value, float(tensor.detach().abs().nan_to_num(0, 0, 0).max()))
+        return made
+
+
+def results_of(call: Callable[..., Any], args: Sequence[Any]) -> list[Tensor]:
+    """The results of a call, and the gradients of the arguments that want one, for fixed cotangents."""
+    made = call(*args)
+    results = list(made) if isinstance(made, tuple | list) else [made]
+    wanted = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
+    roots = [r for r in results if r.requires_grad]
+    if not (torch.is_grad_enabled() and wanted and roots):
+        return [r.detach() for r in results]
+    # Different for neighbours, and exact in every dtype.
+    pulls = [
+        ((torch.arange(r.numel(), device=r.device) % 7 - 2.5) / 4).view(r.shape).to(r.dtype) for r in roots
+    ]
+    found = torch.autograd.grad(roots, wanted, pulls, allow_unused=True)
+    gradients = [torch.zeros_like(a) if g is None else g for a, g in zip(wanted, found, strict=True)]
+    return [*(r.detach() for r in results), *gradients]
+
+
+class Truth:
+    """What an op gives for some arguments, and how far a candidate may be from it.
+
+    Args:
+        op: the op.
+        args: its arguments.
+    """
+
+    def __init__(self, op: Op[..., Any], args: Sequence[Any]) -> None:
+        self.random = op.random
+        wide = [
+            a.detach().double().requires_grad_(a.requires_grad)
+            if isinstance(a, Tensor) and a.is_floating_point()
+            else a
+            for a in args
+        ]
+        with _Largest() as largest:
+            self.exact = results_of(op.reference, wide)
+        self.eager = results_of(op.candidates["vendor"], args)
+        self.largest = largest.value
+
+    def mismatch(self, results: Sequence[Tensor]) -> str | None:
+        """What is wrong with a candidate's results and gradients, or None."""
+        if len(results) != len(self.eager):
+            return f"{len(results)} results and gradients, expected {len(self.eager)}"
+        for i, (ours, theirs, exact) in enumerate(zip(results, self.eager, self.exact, strict=True)):
+            for what in ("shape", "dtype"):
+                if getattr(ours, what) != getattr(theirs, what):
+                    return f"result {i}: {what} {getattr(ours, what)}, expected {getattr(theirs, what)}"
+            if self.random or not ours.numel():
+                continue
+            if not ours.is_floating_point():
+                # A tie, or a value close to one, may go either way.
+                if not torch.equal(ours, theirs) and not torch.equal(ours, exact):
+                    return f"result {i}: other integers than the reference's"
+                continue
+            finite = theirs.isfinite() & exact.isfinite()
+            error = (theirs.double() - exact.double()).abs()[finite]
+            slack = 4 * torch.finfo(ours.dtype).eps * self.largest
+            tolerance = (4 * float(error.max()) if error.numel() else 0.0) + slack
+            off = (ours.double() - exact.double()).abs()[finite]
+            if off.numel() and not float(off.max()) <= tolerance:
+                return f"result {i}: off by {float(off.max()):.3g}, where {tolerance:.3g} is tolerated"
+            other = ~(ours.isnan() == theirs.isnan()) | (ours.isinf() & theirs.isinf() & (ours != theirs))
+            if bool((other & ~finite).any()):
+                return f"result {i}: other infinities or NaNs than torch's"
+        return None

@@ -1,0 +1,137 @@
+"""What every op checks before any candidate runs, and errors that say more than torch's, of torch's class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from burnt.errors import (
+    BurntError,
+    InputError,
+    InputIndexError,
+    InputRuntimeError,
+    InputTypeError,
+    InputUnsupportedError,
+    InputValueError,
+)
+
+if TYPE_CHECKING:
+    from burnt.kernels.op import Op
+
+__all__ = ["described", "explained", "floating", "one_device", "one_dtype", "one_of", "range_hint"]
+
+_LIKE: dict[type[Exception], type[InputError]] = {
+    RuntimeError: InputRuntimeError,
+    IndexError: InputIndexError,
+    ValueError: InputValueError,
+    TypeError: InputTypeError,
+    NotImplementedError: InputUnsupportedError,
+}
+
+
+def explained(op: Op[..., Any], args: Sequence[Any], error: Exception) -> Exception:
+    """An error of torch's about an op's arguments, as ours and of the same class; others as they are."""
+    kind = _LIKE.get(type(error))
+    if kind is None or isinstance(error, BurntError):
+        return error
+    return kind(
+        f"{op.name} cannot take these arguments",
+        where=f"burnt.kernels.{op.name}",
+        expected=str(op.signature).replace("'", "").replace("torch.", ""),
+        found=str(error),
+        origin=[f"{name} = {described(a)}" for name, a in zip(op.positions, args, strict=True)],
+    )
+
+
+def described(value: Any) -> str:
+    """An argument in short.
+
+    >>> import torch
+    >>> described(torch.zeros(2, 3)), described(0.5)
+    ('float32 (2, 3) on cpu', '0.5')
+    """
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} on {value.device}"
+    return repr(value)
+
+
+def one_device(op: str, **tensors: Tensor | None) -> None:
+    """All tensors are on one device.
+
+    Raises:
+        InputRuntimeError: naming the one that is elsewhere.
+    """
+    given = {name: t for name, t in tensors.items() if t is not None}
+    (first, reference), *others = given.items()
+    for name, tensor in others:
+        # A number in a tensor may stay on the CPU, as for torch's own ops.
+        if tensor.device != reference.device:
+            raise InputRuntimeError(
+                f"the arguments of {op} are on different devices",
+                where=f"burnt.kernels.{op}",
+                expected=f"{name} on {reference.device}, as {first}",
+                found=f"{name} on {tensor.device}",
+                hint=f"{name}.to({str(reference.device)!r})",
+            )
+
+
+def one_dtype(op: str, **tensors: Tensor | None) -> None:
+    """All tensors have one dtype.
+
+    Raises:
+        InputRuntimeError: naming the one that has another.
+    """
+    given = {name: t for name, t in tensors.items() if t is not None}
+    (first, reference), *others = given.items()
+    for name, tensor in others:
+        if tensor.dtype != reference.dtype:
+            raise InputRuntimeError(
+                f"the arguments of {op} have different dtypes",
+                where=f"burnt.kernels.{op}",
+                expected=f"{name} of {reference.dtype}, as {first}",
+                found=f"{name} of {tensor.dtype}",
+                hint=f"{name}.to({reference.dtype}), or run it under torch.autocast",
+            )
+
+
+def floating(op: str, **tensors: Tensor | None) -> None:
+    """All tensors hold floating-point numbers.
+
+    Raises:
+        InputUnsupportedError: naming the one that does not; torch has no kernel for it either.
+    """
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_floating_point():
+            raise InputUnsupportedError(
+                f"{op} is not defined for {str(tensor.dtype).removeprefix('torch.')}",
+                where=f"burnt.kernels.{op}",
+                expected=f"{name} of a floating-point dtype",
+                found=described(tensor),
+                hint=f"{name}.float()",
+            )
+
+
+def one_of(op: str, name: str, value: str | None, known: Sequence[str]) -> None:
+    """A word is one of those that are known, or None.
+
+    Raises:
+        InputValueError: it is not.
+    """
+    if value is not None and value not in known:
+        raise InputValueError(
+            f"{op} knows no {name} {value!r}",
+            where=f"burnt.kernels.{op}",
+            expected=", ".join(map(repr, known)),
+            found=repr(value),
+        )
+
+
+def range_hint(smallest: int, largest: int, size: int) -> str:
+    """Why indices may be out of range."""
+    if smallest < 0:
+        return "negative ones often mark padding or what is to be left out"
+    if smallest > 0 and largest == size:
+        return "do they start at 1? Then subtract 1"
+    return f"the table or the last layer needs {largest + 1} entries, or the indices are wrong"

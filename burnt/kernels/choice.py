@@ -1,0 +1,244 @@
+"""Which candidate runs: what was pinned, else what was measured, else a heuristic that always answers.
+
+The heuristic is a pure function of the arguments (`pick`). On a CPU kernels are generated where eager torch
+would take 100 microseconds or more, unless the op says that its vendor is the better one there; below,
+torch's single calls cost less than the way to ours, and nothing has to be compiled. Elsewhere they always
+are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from burnt import _torch
+from burnt.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from burnt.kernels.op import Candidate, Op
+
+__all__ = ["Choice", "choices", "choose", "pick", "pin", "runnable", "trains", "tuning_key"]
+
+_SMALL = 1 << 16
+"""Elements below which torch's own call is taken on a CPU: it computes that many in some 20 to 60
+microseconds, and a generated kernel takes 10 to be reached and a compiler at the first call."""
+
+Choice = tuple["Candidate", dict[str, Any] | None, str, str]
+
+_chosen: dict[str, str] = {}
+_pinned: dict[str, str] = {}
+
+
+def choices() -> dict[str, str]:
+    """What was chosen in this process so far: tuning key -> candidate, with its configuration as JSON.
+
+    A checkpoint stores it, and `pin` makes a resumed run compute with the same kernels, whatever the tuner
+    has found since.
+    """
+    return dict(_chosen)
+
+
+def pin(choices: dict[str, str]) -> None:
+    """Choose for these tuning keys what `choices` noted, as far as it can run; an empty one unpins all.
+
+    >>> from burnt import kernels
+    >>> kernels.pin(kernels.choices()); kernels.pin({})
+    """
+    from burnt.kernels.op import OPS
+
+    _pinned.clear()
+    _pinned.update(choices)
+    for op in OPS.values():
+        op.forget()
+
+
+def choose(op: Op[..., Any], args: Sequence[Any]) -> Choice:
+    """The candidate for these arguments, its configuration, why it was chosen, and the tuning key."""
+    from burnt.kernels import tuner
+
+    key = tuning_key(op, args)
+    able = runnable(op, args)
+    if not able:
+        raise UnsupportedError(
+            f"no candidate of {op.name} can run here",
+            where=f"burnt.kernels.{op.name}",
+            found="\n".join(f"{c.name}: {c.why_not(args)}" for c in op.candidates.values()),
+        )
+    chosen = (
+        _named(able, args, _pinned.get(key), "pinned")
+        or tuner.measured(op, args, key, able)
+        or (*pick(op, args, able), "heuristic")
+    )
+    _chosen[key] = written(chosen[0], chosen[1])
+    return (*chosen, key)
+
+
+def runnable(op: Op[..., Any], args: Sequence[Any]) -> list[Candidate]:
+    """The candidates that can run for these arguments."""
+    return [c for c in op.candidates.values() if c.why_not(args) is None]
+
+
+def pick(
+    op: Op[..., Any], args: Sequence[Any], able: Sequence[Candidate]
+) -> tuple[Candidate, dict[str, Any] | None]:
+    """The heuristic: a function of the arguments' shapes, dtypes and devices alone.
+
+    A candidate that somebody registered is meant to be used, the last one first; then generated kernels,
+    where they are not known to be slower; the vendor's last.
+    """
+    added = [c for c in able if c.name not in ("vendor", "generated")]
+    if added:
+        return added[-1], _first_config(added[-1], args)
+    known = {c.name: c for c in able}
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    small = max((t.numel() for t in tensors), default=0) < _SMALL
+    on_cpu = all(t.device.type == "cpu" for t in tensors)
+    worse = on_cpu and (small or (op.vendor_best is not None and op.vendor_best(*args)))
+    best, other = ("vendor", "generated") if worse else ("generated", "vendor")
+    return known[best if best in known else other], None
+
+
+def trains(*args: Any) -> bool:
+    """Whether a gradient is wanted for one of the arguments."""
+    return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
+
+
+def written(candidate: Candidate, config: dict[str, Any] | None) -> str:
+    """A candidate and its configuration as text: ``generated``, ``mine {"BLOCK": 128}``."""
+    return candidate.name if config is None else f"{candidate.name} {json.dumps(config, sort_keys=True)}"
+
+
+def _named(
+    able: Sequence[Candidate], args: Sequence[Any], name: str | None, why: str
+) -> tuple[Candidate, dict[str, Any] | None, str] | None:
+    for candidate in able if name is not None else ():
+        for config in configs_of(candidate, args):
+            if written(candidate, config) == name:
+                return candidate, config, why
+    return None
+
+
+def configs_of(candidate: Candidate, args: Sequence[Any]) -> Sequence[dict[str, Any] | None]:
+    """The configurations of a candidate; [None] where it has none."""
+    return [None] if candidate.configs is None else list(candidate.configs(*args))
+
+
+def _first_config(candidate: Candidate, args: Sequence[Any]) -> dict[str, Any] | None:
+    return configs_of(candidate, args)[0]
+
+
+# --- keys -------------------------------------------------------------------------------------------------
+
+
+def tuning_key(op: Op[..., Any], args: Sequence[Any]) -> str:
+    """What a measurement is kept under: two calls with one key are taken to want the same candidate.
+
+    The op and a hash of its sources, the machine and its compiler, gradients and autocast, and for each
+    argument its dtype, layout class, alignment and size buckets, or its value.
+    """
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    device = tensors[0].device if tensors else torch.device("cpu")
+    parts = [op.name, _sources(op), machine(device.type, device.index or 0)]
+    parts.append("training" if trains(*args) else "inference")
+    if _torch.is_autocast():
+        parts.append(f"autocast {torch.get_autocast_dtype('cpu')} {torch.get_autocast_dtype('cuda')}")
+    parts += [
+        f"{name}={_argument(value)}"
+        for name, value in zip(op.positions, args, strict=True)
+        if value is not None
+    ]
+    return "|".join(parts)
+
+
+def _argument(value: Any) -> str:
+    if isinstance(value, float):
+        return "float"
+    if not isinstance(value, Tensor):
+        return str(list(value)) if isinstance(value, tuple) else str(value)
+    rows, columns = value.numel() // max(value.shape[-1], 1) if value.dim() else 1, 1
+    if value.dim():
+        columns = value.shape[-1]
+    # On meta and in fakes there is no address.
+    aligned = value.device.type != "meta" and value.data_ptr() % 16 == 0
+    grad = " grad" if torch.is_grad_enabled() and value.requires_grad else ""
+    return (
+        f"{str(value.dtype).removeprefix('torch.')} {value.dim()}d {_layout(value)}"
+        f"{'' if aligned else ' unaligned'} {bucket(rows)}x{bucket(columns)}{grad}"
+    )
+
+
+def _layout(tensor: Tensor) -> str:
+    if tensor.is_contiguous():
+        return "row"
+    if tensor.dim() in (4, 5) and tensor.is_contiguous(
+        memory_format=torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    ):
+        return "channels last"
+    if tensor.dim() >= 2 and tensor.transpose(-1, -2).is_contiguous():
+        return "column"
+    return "expanded" if 0 in tensor.stride() else "strided"
+
+
+def bucket(size: int) -> int:
+    """The size that stands for this one: powers of two, and halfway between them from 32 on.
+
+    >>> [bucket(n) for n in (0, 1, 3, 30, 40, 100, 5000)]
+    [0, 1, 4, 32, 48, 128, 6144]
+    """
+    if size <= 2:
+        return size
+    whole = 1 << (size - 1).bit_length()
+    half = whole * 3 // 4
+    return half if whole > 32 and size <= half else whole
+
+
+def _sources(op: Op[..., Any]) -> str:
+    texts = [inspect.getsource(op.reference)]
+    texts += [_text(c.call) for c in op.candidates.values() if c.name not in ("vendor", "generated")]
+    return _digest("\n".join(texts))
+
+
+def _text(fn: Any) -> str:
+    try:
+        return inspect.getsource(fn)
+    except (OSError, TypeError):  # made at run time: its name has to do
+        return repr(getattr(fn, "__qualname__", type(fn)))
+
+
+@cache
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@cache
+def machine(kind: str, index: int = 0) -> str:
+    """A device and what compiles for it, as far as timings and kernels depend on it."""
+    from burnt.device import device_info
+
+    if kind == "cpu":
+        from burnt.codegen.compiler import find_compiler
+
+        compiler = find_compiler()
+        info = device_info("cpu")
+        made = compiler.version if compiler is not None else "no compiler"
+        return f"cpu {info.name} {info.architecture}, {torch.get_num_threads()} threads, {made}"
+    if kind == "meta":
+        return "meta"
+    info = device_info(f"{kind}:{index}" if kind == "cuda" else kind)
+    return f"{kind} {info.name} {info.architecture}, {_triton()}"
+
+
+def _triton() -> str:
+    from importlib import metadata
+
+    try:
+        return "triton " + ".".join(metadata.version("triton").split(".")[:2])
+    except metadata.PackageNotFoundError:
+        return "no triton"

@@ -1,0 +1,141 @@
+"""What a call of an op would run, and why: candidates, times, the winner, and its generated kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from burnt.codegen import cache
+from burnt.codegen.explanation import Explanation
+from burnt.codegen.explanation import explain as explain_function
+from burnt.errors import CacheError, UnsupportedError
+from burnt.kernels.choice import configs_of, written
+from burnt.kernels.op import Generated, Op
+from burnt.kernels.store import Row, Store, shipped
+
+__all__ = ["CandidateFacts", "OpExplanation", "explain"]
+
+
+@dataclasses.dataclass(frozen=True)
+class CandidateFacts:
+    """What is known of a candidate for some arguments.
+
+    Args:
+        name: of the candidate, with its configuration.
+        why_not: why it cannot run or is not used, or None.
+        ms: the time of a call, where it was measured.
+        chosen: whether it is the one that runs.
+    """
+
+    name: str
+    why_not: str | None
+    ms: float | None
+    chosen: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class OpExplanation:
+    """What a call of an op runs.
+
+    Args:
+        op: its name.
+        key: what measurements of such a call are kept under.
+        why: by what the candidate was chosen: ``heuristic``, ``pinned``, ``measured``.
+        candidates: all of them.
+        generated: the kernels that are generated, where they can be.
+    """
+
+    op: str
+    key: str
+    why: str
+    candidates: tuple[CandidateFacts, ...]
+    generated: Explanation | None
+
+    @property
+    def winner(self) -> str:
+        """The name of the candidate that runs."""
+        return next(c.name for c in self.candidates if c.chosen)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What JSON can hold of it."""
+        made = dataclasses.asdict(dataclasses.replace(self, generated=None))
+        return made | {"generated": None if self.generated is None else self.generated.as_dict()}
+
+    def __str__(self) -> str:
+        rows = [("", "candidate", "ms", "")]
+        rows += [
+            (
+                "->" if c.chosen else "",
+                c.name,
+                "" if c.ms is None else f"{c.ms:.4g}",
+                c.why_not or (self.why if c.chosen else ""),
+            )
+            for c in self.candidates
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = [self.op]
+        for mark, name, ms, why in rows:
+            lines.append(f"{mark:<{widths[0]}} {name:<{widths[1]}}  {ms:>{widths[2]}}  {why}".rstrip())
+        if self.generated is not None:
+            lines += ["generated:", *(f"  {line}" for line in str(self.generated).splitlines())]
+        return "\n".join(lines)
+
+
+def explain(op: Op[..., Any], *args: Any, **kwargs: Any) -> OpExplanation:
+    """What an op runs for these arguments, and why.
+
+    Args:
+        op: an op of `burnt.kernels`, or one of your own.
+        args: its arguments.
+        kwargs: the same by name.
+
+    Raises:
+        UnsupportedError: it is a function, which calls ops.
+
+    >>> import torch
+    >>> from burnt import kernels
+    >>> found = kernels.explain(kernels.softmax, torch.zeros(3, 5))
+    >>> found.winner, found.why
+    ('vendor', 'heuristic')
+    """
+    if not isinstance(op, Op):
+        raise UnsupportedError(
+            f"{getattr(op, '__name__', op)} is no op",
+            where="burnt.kernels.explain",
+            expected="an op, as burnt.kernels.softmax is one",
+            found=type(op).__name__,
+            hint="a function that calls ops is explained op by op; batch_norm calls batch_norm_training "
+            "or batch_norm_inference",
+        )
+    full = op.bound(args, kwargs)
+    entry = op.chosen(*full)
+    known = {row.config: row for row in _known(entry.key)}
+    found = []
+    for candidate in op.candidates.values():
+        why_not = candidate.why_not(full)
+        for config in configs_of(candidate, full) if why_not is None else [None]:
+            name = written(candidate, config)
+            row = known.get(name)
+            bad = f"{row.status}: {row.note}" if row is not None and row.status != "ok" else None
+            found.append(
+                CandidateFacts(
+                    name,
+                    why_not or bad,
+                    None if row is None else row.ms,
+                    candidate is entry.candidate and config == entry.config,
+                )
+            )
+    generated = op.candidates.get("generated")
+    kernels = None
+    if isinstance(generated, Generated) and generated.why_not(full) is None:
+        function, kept = generated.function(full)
+        kernels = explain_function(function, *[full[i] for i in kept])
+    return OpExplanation(op.name, entry.key, entry.why, tuple(found), kernels)
+
+
+def _known(key: str) -> list[Row]:
+    try:
+        return [*shipped(key), *Store().rows(key)]
+    except CacheError as error:
+        cache.note(str(error))
+        return shipped(key)

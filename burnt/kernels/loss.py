@@ -1,0 +1,216 @@
+"""Losses."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from burnt.errors import InputIndexError, InputRuntimeError, InputValueError
+from burnt.kernels.checks import floating, one_device, range_hint
+from burnt.kernels.op import op
+
+__all__ = ["cross_entropy"]
+
+_REDUCTIONS = ("mean", "sum", "none")
+
+
+def _check(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    z_loss: float,
+) -> None:
+    where = "burnt.kernels.cross_entropy"
+    if reduction not in _REDUCTIONS:
+        raise InputValueError(
+            f"cross_entropy knows no reduction {reduction!r}",
+            where=where,
+            expected=", ".join(map(repr, _REDUCTIONS)),
+            found=repr(reduction),
+        )
+    if not 0 <= label_smoothing <= 1:
+        raise InputRuntimeError(
+            "the label smoothing is no share",
+            where=where,
+            expected="a number from 0 to 1",
+            found=label_smoothing,
+        )
+    floating("cross_entropy", logits=logits, weight=weight)
+    one_device("cross_entropy", logits=logits, target=target, weight=weight)
+    shape, axis = tuple(logits.shape), min(1, logits.dim() - 1)
+    probabilities = target.is_floating_point()
+    wanted = shape if probabilities else shape[:axis] + shape[axis + 1 :]
+    if logits.dim() == 0 or tuple(target.shape) != wanted:
+        # torch's class differs: a batch of another size is a ValueError.
+        sized = logits.dim() > 0 and target.dim() > 0 and not probabilities
+        kind = InputValueError if sized and target.shape[:1] != shape[:1] else InputRuntimeError
+        raise kind(
+            "the target does not fit the logits",
+            where=where,
+            expected=f"labels of shape {wanted}, or probabilities of shape {shape}",
+            found=f"{target.dtype} of shape {tuple(target.shape)}",
+            hint="classes are the second axis of the logits: logits.movedim(-1, 1)?"
+            if logits.dim() > 2
+            else None,
+        )
+    if not probabilities and target.dtype not in (torch.int64, torch.uint8):
+        raise InputRuntimeError(
+            "labels of this dtype are not looked up",
+            where=where,
+            expected="int64 (or uint8)",
+            found=target.dtype,
+            hint="target.long()",
+        )
+    if weight is not None and tuple(weight.shape) != (shape[axis],):
+        raise InputRuntimeError(
+            "the weight does not fit the classes",
+            where=where,
+            expected=f"[{shape[axis]}]",
+            found=tuple(weight.shape),
+        )
+
+
+def _look(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    z_loss: float,
+) -> None:
+    if target.is_floating_point() or not target.numel():
+        return
+    classes = logits.shape[min(1, logits.dim() - 1)]
+    smallest, largest = (int(t) for t in torch.aminmax(target))
+    if smallest >= 0 and largest < classes:
+        return
+    kept = target[target != ignore_index]
+    if not kept.numel():
+        return
+    smallest, largest = (int(t) for t in torch.aminmax(kept))
+    if smallest < 0 or largest >= classes:
+        raise InputIndexError(
+            "a label is no class",
+            where="burnt.kernels.cross_entropy",
+            expected=f"labels from 0 to {classes - 1}, or ignore_index, which is {ignore_index}",
+            found=f"labels from {smallest} to {largest}",
+            hint=range_hint(smallest, largest, classes),
+        )
+
+
+def _vendor(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
+    loss = F.cross_entropy(
+        logits,
+        target,
+        None if weight is None else weight.detach(),
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
+    return loss + _z_part(logits, target, ignore_index, reduction, z_loss) if z_loss else loss
+
+
+def _z_part(logits: Tensor, target: Tensor, ignore_index: int, reduction: str, z_loss: float) -> Tensor:
+    axis = min(1, logits.dim() - 1)
+    part = torch.logsumexp(logits, axis).square() * z_loss
+    count: Tensor | int = part.numel()
+    if not target.is_floating_point():
+        counted = target != ignore_index
+        part = torch.where(counted, part, 0.0)
+        count = counted.sum()
+    if reduction == "none":
+        return part
+    return part.sum() if reduction == "sum" else part.sum() / count
+
+
+def _examples(device: torch.device) -> list[tuple[object, ...]]:
+    made: list[tuple[object, ...]] = []
+    for rows, classes in [(512, 32000), (4096, 4096), (64, 10), (7, 53)]:
+        logits = torch.randn(rows, classes, device=device)
+        target = torch.randint(classes, (rows,), device=device)
+        made.append((logits, target, None, -100, "mean", 0.0, 0.0))
+    smoothed = torch.randn(3, 11, 5, device=device), torch.randint(11, (3, 5), device=device)
+    made.append((*smoothed, torch.rand(11, device=device), 3, "sum", 0.1, 1e-2))
+    return made
+
+
+# Generated, its rows are read once for each fold: 0.4 to 0.6 times as fast as torch's at 512 x 32000.
+@op(check=_check, look=_look, vendor=_vendor, examples=_examples, vendor_best=lambda *_: True)
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
+    r"""Cross entropy of logits and classes, or class probabilities.
+
+    .. math:: \ell_n = -w_{t_n} \log \mathrm{softmax}(x_n)_{t_n} + z \, (\log \sum_c e^{x_{n c}})^2
+
+    Args:
+        logits: ``[batch, classes, *]`` or ``[classes]``, of a floating-point dtype.
+        target: labels ``[batch, *]`` or ``[]``, int64, or probabilities, as the logits.
+        weight: ``[classes]``, of each class.
+        ignore_index: label whose elements count neither in the sum nor in the mean.
+        reduction: ``"mean"`` divides the sum by the weights of the labels; ``"sum"``; or ``"none"``.
+        label_smoothing: share of the target that is spread over all classes, 0 to 1.
+        z_loss: weight of the squared logarithm of the partition function, which keeps logits from drifting;
+            its mean is over the elements that count, unweighted.
+
+    Returns:
+        ``[]``, or with ``"none"`` the labels' shape, in the logits' dtype.
+
+    Raises:
+        InputIndexError: a label that is no class, on the CPU; a GPU reports it later, as a failed assertion,
+            or not at all.
+        InputRuntimeError: shapes, dtypes or devices do not fit each other.
+        InputValueError: another reduction, or as many labels as there are no logits for.
+
+    As `torch.nn.functional.cross_entropy`; the z-loss is that of Chowdhery et al., 2022.
+
+    >>> cross_entropy(torch.zeros(2, 10), torch.tensor([3, 7]))
+    tensor(2.3026)
+    """
+    weight = None if weight is None else weight.detach()  # it has no gradient in torch either
+    if target.is_floating_point():
+        loss = F.cross_entropy(logits, target, weight, reduction=reduction, label_smoothing=label_smoothing)
+        return loss + _z_part(logits, target, ignore_index, reduction, z_loss) if z_loss else loss
+    axis = min(1, logits.dim() - 1)
+    classes = logits.shape[axis]
+    # In float32: a mean of 16-bit losses would be rounded at every step.
+    inside = torch.promote_types(logits.dtype, torch.float32)
+    log_p = torch.log_softmax(logits.to(inside), axis)
+    # A label selects among the classes as they go by: no memory for gathers, and none for their gradient.
+    numbers = torch.arange(classes, device=logits.device).view(-1, *[1] * (logits.dim() - 1 - axis))
+    is_label = numbers == target.unsqueeze(axis)
+    counted = target != ignore_index
+    if weight is None:
+        weights, spread = counted.to(inside), log_p
+    else:
+        by_class = weight.to(inside).view(numbers.shape)
+        weights = torch.where(is_label, by_class, 0.0).sum(axis) * counted
+        spread = log_p * by_class
+    loss = -torch.where(is_label, log_p, 0.0).sum(axis) * weights
+    if label_smoothing:
+        share = label_smoothing / classes
+        loss = (1 - label_smoothing) * loss - torch.where(counted, spread.sum(axis), 0.0) * share
+    loss = torch.where(counted, loss, 0.0)
+    if reduction != "none":
+        loss = loss.sum() if reduction == "sum" else loss.sum() / weights.sum()
+    loss = loss.to(logits.dtype)
+    return loss + _z_part(logits, target, ignore_index, reduction, z_loss) if z_loss else loss

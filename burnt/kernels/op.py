@@ -1,0 +1,478 @@
+"""An op: one definition, several candidates that compute it, and the choice between them.
+
+The reference, plain torch, is the specification. It is also the first two candidates: ``vendor`` runs it (or
+the single ATen call that is the same), ``generated`` runs the kernels that `burnt.codegen` makes of it. More
+are registered with `Op.candidate`. A call looks its signature up in a dictionary and goes to the candidate
+that was chosen when the signature was new; how that is chosen is `burnt.kernels.choice`'s matter. Where ops
+are recorded or transformed instead of run, a call goes through ``torch.ops.burnt`` (`burnt.kernels.library`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+
+import torch
+from torch import Tensor
+
+from burnt import _torch
+from burnt.codegen.function import Function
+from burnt.codegen.target import target_of
+from burnt.errors import DefinitionError
+from burnt.kernels.checks import explained
+from burnt.kernels.gradient import Vjp
+
+__all__ = ["OPS", "Candidate", "Entry", "Generated", "Op", "bound_call", "gradient", "op"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+OPS: dict[str, Op[..., Any]] = {}
+"""Every op by name."""
+
+_CONSTANTS = frozenset({bool, int, str, type(None), torch.dtype})
+_MOST_ENTRIES = 4096  # of an op: a program with ever new shapes must not keep them all
+
+
+class Candidate:
+    """A way to compute an op.
+
+    Args:
+        name: what the tuner's table and explanations call it.
+        call: takes the op's arguments, all of them, by position; also ``config=`` where there are `configs`.
+        devices: the kinds of device that it runs on; None for any.
+        dtypes: the dtypes that every floating-point tensor must have one of; None for any.
+        when: of the arguments; why it cannot take them, or None. Shapes and strides are looked at here.
+        configs: of the arguments; the configurations to choose from, each a dictionary that JSON can hold,
+            the best guess first.
+        differentiable: autograd follows the call. Otherwise gradients are `backward`'s, or, without one, the
+            reference's.
+        autocast: under autocast it does what torch's own ops do. Others do not run there.
+        checks_values: bad values (a label that is no class) raise; otherwise the op looks at them first.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        call: Callable[..., Any],
+        *,
+        devices: Sequence[str] | None = None,
+        dtypes: Sequence[torch.dtype] | None = None,
+        when: Callable[..., str | None] | None = None,
+        configs: Callable[..., Sequence[dict[str, Any]]] | None = None,
+        differentiable: bool = False,
+        autocast: bool = False,
+        checks_values: bool = False,
+    ) -> None:
+        self.name = name
+        self.call = call
+        self.devices = None if devices is None else tuple(devices)
+        self.dtypes = None if dtypes is None else tuple(dtypes)
+        self.when = when
+        self.configs = configs
+        self.differentiable = differentiable
+        self.autocast = autocast
+        self.checks_values = checks_values
+        self.pull: Callable[..., Sequence[Tensor | None]] | None = None
+        functools.update_wrapper(self, call, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it, whatever the op would choose."""
+        return self.call(*args, **kwargs)
+
+    def backward(self, fn: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Any]:
+        """Register the gradient: a decorator.
+
+        The function is given the cotangents of the results (a tuple), the results (a tuple) and the op's
+        arguments, and returns a gradient, or None, for each tensor among the arguments, in order.
+        """
+        self.pull = fn
+        return fn
+
+    def why_not(self, args: Sequence[Any]) -> str | None:
+        """Why it cannot run for these arguments, or None."""
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        for tensor in tensors:
+            if self.devices is not None and tensor.device.type not in self.devices:
+                return f"a tensor on {tensor.device}; it runs on {', '.join(self.devices)}"
+            if self.dtypes is not None and tensor.is_floating_point() and tensor.dtype not in self.dtypes:
+                return f"a tensor of {tensor.dtype}; it takes {', '.join(map(str, self.dtypes))}"
+        if not self.autocast and _torch.is_autocast():
+            return "autocast is on, which it does not follow"
+        return None if self.when is None else self.when(*args)
+
+
+class Entry(NamedTuple):
+    """What was chosen for a signature.
+
+    `call` takes the op's arguments by position. `look`: the values are looked at before. `candidate`,
+    `config` and `why` say what was chosen and by whom; `key` is the tuner's.
+    """
+
+    call: Callable[..., Any]
+    look: bool
+    candidate: Candidate
+    config: dict[str, Any] | None
+    why: str
+    key: str
+
+
+class Op(Generic[P, R]):
+    """A function of tensors with several implementations, of which the best is taken.
+
+    Called like its reference. Made by the decorator `op`.
+
+    Args:
+        reference: the definition in plain torch, with annotations for every argument: tensors, numbers,
+            strings, dtypes, sequences of integers, and what may be None. Its results are one tensor or a
+            tuple of them.
+        vendor: torch's own single call of the same meaning, where the reference is not that.
+        check: of the arguments; raises where they do not fit each other (shapes, dtypes). Called once for
+            each signature, whatever candidate will run.
+        look: of the arguments; raises where values do not fit (a label that is no class). Called before
+            candidates that would not notice, on the CPU alone: elsewhere it would wait for the device.
+        pair: the argument that makes results a tuple when it is given.
+        examples: of the device; argument tuples for the tuner and the tests, typical first.
+        vendor_best: of the arguments; whether the vendor is known to be the better one (see
+            `burnt.kernels.choice`).
+        random: results differ from call to call.
+    """
+
+    def __init__(
+        self,
+        reference: Callable[P, R],
+        *,
+        vendor: Callable[P, R] | None = None,
+        check: Callable[..., None] | None = None,
+        look: Callable[..., None] | None = None,
+        pair: str | None = None,
+        examples: Callable[[torch.device], Sequence[tuple[Any, ...]]] | None = None,
+        vendor_best: Callable[..., bool] | None = None,
+        random: bool = False,
+    ) -> None:
+        self.reference = reference
+        self.name = reference.__name__
+        self.signature = inspect.signature(reference)
+        self.check, self.look = check, look
+        self.examples, self.vendor_best, self.random = examples, vendor_best, random
+        parameters = list(self.signature.parameters.values())
+        self.positions = {p.name: i for i, p in enumerate(parameters)}
+        self.defaults = tuple(p.default for p in parameters)
+        self.arity = len(parameters)
+        self.pair = None if pair is None else self.positions[pair]
+        self._entries: dict[tuple[Any, ...], Entry] = {}
+        self.candidates: dict[str, Candidate] = {}
+        # Strides are part of what a call means, and where two vendors' calls differ the reference has it.
+        own = vendor or reference
+        self._add(Candidate("vendor", own, differentiable=True, autocast=True, checks_values=True))
+        self._add(Generated(reference))
+        functools.update_wrapper(self, reference)
+        from burnt.kernels.library import Declared, declare, withdraw
+
+        known = OPS.get(self.name)
+        if known is not None:
+            # The same definition run again, as in a notebook, takes the place of the one before.
+            if (known.reference.__module__, known.reference.__qualname__) != (
+                reference.__module__,
+                reference.__qualname__,
+            ):
+                raise DefinitionError(
+                    f"there is an op {self.name!r} already",
+                    where=f"{reference.__module__}.{reference.__qualname__}",
+                    found=f"{known.reference.__module__}.{known.reference.__qualname__}",
+                    hint="give yours another name; a faster implementation of that one is a candidate of it",
+                )
+            withdraw(known.declared)
+        self.declared: Declared = declare(self)
+        OPS[self.name] = self
+        self.overloads = self.declared.overloads
+        # Arguments of the schema that are lists, and may be given as one number.
+        self.listed = [
+            "[]" in str(a.type) or "List" in str(a.type) for a in self.overloads[0]._schema.arguments
+        ]
+
+    def __repr__(self) -> str:
+        return f"<op {self.name}: {', '.join(self.candidates)}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The reference's results, by the best candidate."""
+        if kwargs or len(args) != self.arity:
+            args = self.bound(args, kwargs)  # type: ignore[assignment]
+        if torch.compiler.is_compiling() or not _torch.is_plain_call():
+            return self.recorded(args)  # type: ignore[no-any-return]
+        return self.run(args)  # type: ignore[no-any-return]
+
+    def run(self, args: Sequence[Any]) -> Any:
+        """The results by the best candidate, for all arguments by position, of tensors that are plain."""
+        key: list[Any] = [torch.is_grad_enabled()]
+        for arg in args:
+            kind = type(arg)
+            if kind is Tensor or kind is torch.nn.Parameter:
+                key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad
+            elif kind is float:
+                key.append(float)
+            elif kind in _CONSTANTS:
+                key.append(arg)
+            elif kind is list or kind is tuple:
+                key.append(tuple(arg))
+            else:  # a tensor of a class of its own, or what stands in for one: torch's ops know what to do
+                return self.candidates["vendor"](*args)
+        if _torch.is_autocast():
+            key += [torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")]
+        signature = tuple(key)
+        entry = self._entries.get(signature)
+        if entry is None:
+            return self._first(signature, args)
+        if entry.look:
+            self.look(*args)  # type: ignore[misc]
+        try:
+            return entry.call(*args)
+        except IndexError:
+            if self.look is not None:
+                self.look(*args)  # says it better
+            raise
+
+    def bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """All arguments by position, defaults filled in.
+
+        Raises:
+            TypeError: as a Python function raises it.
+        """
+        full = [*args, *self.defaults[len(args) :]]
+        for name, value in kwargs.items():
+            at = self.positions.get(name, -1)
+            if at < len(args):
+                self.signature.bind(*args, **kwargs)  # raises
+            full[at] = value
+        if len(full) != self.arity or any(value is inspect.Parameter.empty for value in full):
+            self.signature.bind(*args, **kwargs)  # raises
+        return tuple(full)
+
+    def recorded(self, args: Sequence[Any]) -> Any:
+        """A call through ``torch.ops.burnt``, which modes, transforms and compilers see."""
+        paired = self.pair is not None and args[self.pair] is not None and args[self.pair] is not False
+        return self.overloads[paired](*self.as_declared(args))
+
+    def as_declared(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments as the schema wants them: a number that stands for a list as a list."""
+        return [[a] if type(a) is int and wants else a for a, wants in zip(args, self.listed, strict=True)]
+
+    def chosen(self, *args: P.args, **kwargs: P.kwargs) -> Entry:
+        """What a call with these arguments runs, chosen if need be; the call is not made."""
+        return self._new_entry(self.bound(args, kwargs))
+
+    def candidate(self, name: str, **limits: Any) -> Callable[[Callable[..., Any]], Candidate]:
+        """Register a way to compute this op: a decorator of a function that takes the op's arguments.
+
+        Args:
+            name: what it is called; one that is there already is replaced.
+            limits: where it can run, and how: see `Candidate`.
+
+        >>> from burnt import kernels
+        >>> @kernels.silu.candidate("by hand", devices=["cpu"])
+        ... def by_hand(x):
+        ...     return x / (1 + torch.exp(-x))
+        >>> kernels.silu.candidates["by hand"](torch.zeros(1))
+        tensor([0.])
+        >>> kernels.silu.discard("by hand")
+        """
+
+        def register(call: Callable[..., Any]) -> Candidate:
+            made = Candidate(name, call, **limits)
+            self._add(made)
+            return made
+
+        return register
+
+    def discard(self, name: str) -> None:
+        """Take a candidate out again.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        del self.candidates[name]
+        self.forget()
+
+    def forget(self) -> None:
+        """Choose anew at the next call with any signature."""
+        self._entries.clear()
+
+    def _add(self, candidate: Candidate) -> None:
+        self.candidates[candidate.name] = candidate
+        self.forget()
+
+    def _first(self, signature: tuple[Any, ...], args: Sequence[Any]) -> Any:
+        """The first call with a signature, where what does not fit shows."""
+        entry = self._new_entry(args)
+        try:
+            if entry.look:
+                self.look(*args)  # type: ignore[misc]
+            made = entry.call(*args)
+        except (RuntimeError, IndexError, ValueError, TypeError) as error:
+            if self.look is not None and isinstance(error, IndexError):
+                self.look(*args)
+            raise explained(self, args, error) from None
+        if len(self._entries) >= _MOST_ENTRIES:
+            self._entries.clear()
+        self._entries[signature] = entry
+        return made
+
+    def _new_entry(self, args: Sequence[Any]) -> Entry:
+        from burnt.kernels.choice import choose
+
+        if self.check is not None:
+            self.check(*args)
+        candidate, config, why, key = choose(self, args)
+        call = bound_call(self, candidate, config, args)
+        on_cpu = any(isinstance(a, Tensor) and a.device.type == "cpu" for a in args)
+        look = self.look is not None and not candidate.checks_values and on_cpu
+        return Entry(call, look, candidate, config, why, key)
+
+
+def bound_call(
+    op: Op[..., Any], candidate: Candidate, config: dict[str, Any] | None, args: Sequence[Any]
+) -> Callable[..., Any]:
+    """A candidate as a function of the op's arguments: with its configuration, and in the autograd graph."""
+    if isinstance(candidate, Generated):
+        return candidate.bound(args)
+    call = functools.partial(candidate.call, config=config) if config is not None else candidate.call
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    if candidate.differentiable or not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        return call
+    return functools.partial(_Custom.apply, op, candidate, call)
+
+
+class _Static(NamedTuple):
+    """Stands in the arguments for what is no tensor and no float."""
+
+    value: Any
+
+
+class _Rest:
+    """A reference of its tensors and floats alone, the other arguments filled in."""
+
+    __slots__ = ("__name__", "arguments", "reference")
+
+    def __init__(self, reference: Callable[..., Any], arguments: Sequence[Any]) -> None:
+        self.reference, self.arguments = reference, tuple(arguments)
+        self.__name__ = reference.__name__
+
+    def __call__(self, *given: Any) -> Any:
+        left = iter(given)
+        return self.reference(*[a.value if type(a) is _Static else next(left) for a in self.arguments])
+
+
+class Generated(Candidate):
+    """The kernels made of the reference."""
+
+    def __init__(self, reference: Callable[..., Any]) -> None:
+        super().__init__("generated", reference, differentiable=True, autocast=True)
+        self.functions: dict[tuple[Any, ...], Function] = {}
+
+    def why_not(self, args: Sequence[Any]) -> str | None:
+        """Why nothing can be generated for these arguments, or None."""
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        if not tensors:
+            return "no tensor is given"
+        target = target_of(tensors[0].device)
+        if isinstance(target, str):
+            return target
+        return "an empty tensor" if any(t.numel() == 0 for t in tensors) else None
+
+    def function(self, args: Sequence[Any]) -> tuple[Function, list[int]]:
+        """The traced function for the arguments that are no tensors, and the positions of those that are."""
+        key = tuple(
+            None
+            if isinstance(a, Tensor | float)
+            else _Static(tuple(a))
+            if isinstance(a, list)
+            else _Static(a)
+            for a in args
+        )
+        function = self.functions.get(key)
+        if function is None:
+            function = self.functions[key] = Function(_Rest(self.call, key))
+        return function, [i for i, a in enumerate(key) if a is None]
+
+    def bound(self, args: Sequence[Any]) -> Callable[..., Any]:
+        """The traced function as one of all arguments."""
+        function, kept = self.function(args)
+        if kept == list(range(len(args))):
+            return function
+        if kept == [0]:
+            return lambda first, *_: function(first)
+        if kept == list(range(len(kept))):
+            return lambda *given: function(*given[: len(kept)])
+        return lambda *given: function(*[given[i] for i in kept])
+
+
+class _Custom(torch.autograd.Function):
+    """A candidate that autograd does not follow, in the autograd graph."""
+
+    @staticmethod
+    def forward(ctx: Any, op: Op[..., Any], candidate: Candidate, call: Any, *args: Any) -> Any:
+        """Run the candidate."""
+        results = call(*args)
+        flat = results if isinstance(results, tuple) else (results,)
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        ctx.save_for_backward(*tensors, *flat)
+        ctx.mark_non_differentiable(*[r for r in flat if not r.is_floating_point()])
+        ctx.op, ctx.candidate = op, candidate
+        ctx.args = [_TENSOR if isinstance(a, Tensor) else a for a in args]
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        """Its own gradient; for second derivatives, and where it has none, the reference's."""
+        saved = iter(ctx.saved_tensors)
+        args = [next(saved) if a is _TENSOR else a for a in ctx.args]
+        wanted = ctx.needs_input_grad[3:]
+        if ctx.candidate.pull is None or torch.is_grad_enabled():
+            gradients = iter(gradient(ctx.op, cotangents, args, wanted))
+            return (None, None, None, *[next(gradients) if want else None for want in wanted])
+        pulled = iter(ctx.candidate.pull(cotangents, tuple(saved), *args))
+        return (None, None, None, *[next(pulled) if isinstance(a, Tensor) else None for a in args])
+
+
+_TENSOR = object()
+_GRADIENTS: dict[tuple[Any, ...], Function] = {}
+
+
+def gradient(
+    op: Op[..., Any], cotangents: Sequence[Tensor], args: Sequence[Any], wanted: Sequence[bool]
+) -> list[Tensor]:
+    """The gradients of the arguments that are wanted, by kernels made of the reference's derivative."""
+    kept = [a for a in args if isinstance(a, Tensor | float)]
+    statics = tuple(
+        None if isinstance(a, Tensor | float) else _Static(tuple(a) if isinstance(a, list) else a)
+        for a in args
+    )
+    chosen = tuple(w for w, a in zip(wanted, args, strict=True) if isinstance(a, Tensor | float))
+    key = (op.name, statics, chosen)
+    function = _GRADIENTS.get(key)
+    if function is None:
+        vjp = Vjp(_Rest(op.reference, statics), len(cotangents), chosen)
+        function = _GRADIENTS[key] = Function(vjp)
+    made = function(*cotangents, *kept)
+    return list(made)
+
+
+@overload
+def op(reference: Callable[P, R], **settings: Any) -> Op[P, R]: ...
+@overload
+def op(reference: None = None, **settings: Any) -> Callable[[Callable[P, R]], Op[P, R]]: ...
+def op(reference: Callable[..., Any] | None = None, **settings: Any) -> Any:
+    """Make an op of its reference: a decorator, with `Op`'s settings.
+
+    >>> from burnt.kernels.op import OPS, op
+    >>> @op
+    ... def twice_of(x: torch.Tensor) -> torch.Tensor:
+    ...     return x * 2
+    >>> twice_of(torch.ones(2)), twice_of
+    (tensor([2., 2.]), <op twice_of: vendor, generated>)
+    """
+    if reference is None:
+        return functools.partial(op, **settings)
+    return Op(reference, **settings)

@@ -1,0 +1,76 @@
+"""Softmax and its logarithm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from burnt.kernels.checks import floating
+from burnt.kernels.op import op
+
+__all__ = ["log_softmax", "softmax"]
+
+
+def _check(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
+    if dtype is None:
+        floating("softmax", x=x)
+
+
+def _examples(device: torch.device) -> list[tuple[object, ...]]:
+    shapes = [(4096, 1024), (512, 32000), (8, 16, 512, 512), (37, 53)]
+    return [(torch.randn(shape, device=device), -1, None) for shape in shapes]
+
+
+# On a CPU torch's own are vectorised by hand. Generated, times as fast at 4096 x 1024 and 512 x 32000:
+# forward 0.7 to 1.0, with backward 0.4 to 0.9 (log_softmax 0.9 to 1.4, 0.7 to 1.0).
+@op(check=_check, examples=_examples, vendor_best=lambda *_: True)
+def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    r"""Exponentials along an axis, divided by their sum: :math:`y_i = e^{x_i} / \sum_j e^{x_j}`.
+
+    Args:
+        x: ``[*]``, of a floating-point dtype.
+        dim: the axis.
+        dtype: what `x` is converted to first, and the result's dtype; None leaves it.
+
+    Returns:
+        ``[*]``, as `x`.
+
+    Raises:
+        InputIndexError: `x` has no axis `dim`.
+        InputUnsupportedError: `x` is not of a floating-point dtype, and `dtype` is None.
+
+    As `torch.softmax`. Sums are accumulated in float32 for 16-bit dtypes.
+
+    >>> softmax(torch.tensor([0.0, 0.0]))
+    tensor([0.5000, 0.5000])
+    """
+    return torch.softmax(x, dim, dtype=dtype)
+
+
+def _check_log(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
+    if dtype is None:
+        floating("log_softmax", x=x)
+
+
+@op(check=_check_log, examples=_examples, vendor_best=lambda *_: True)
+def log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    r"""The logarithm of the softmax along an axis: :math:`y_i = x_i - \log \sum_j e^{x_j}`.
+
+    Args:
+        x: ``[*]``, of a floating-point dtype.
+        dim: the axis.
+        dtype: what `x` is converted to first, and the result's dtype; None leaves it.
+
+    Returns:
+        ``[*]``, as `x`.
+
+    Raises:
+        InputIndexError: `x` has no axis `dim`.
+        InputUnsupportedError: `x` is not of a floating-point dtype, and `dtype` is None.
+
+    As `torch.log_softmax`.
+
+    >>> log_softmax(torch.tensor([0.0, 0.0]))
+    tensor([-0.6931, -0.6931])
+    """
+    return torch.log_softmax(x, dim, dtype=dtype)

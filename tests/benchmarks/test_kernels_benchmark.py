@@ -1,0 +1,263 @@
+"""The benchmark of kernels: its rows, its table, its comparison with an earlier one, its picture."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmarks import each other as scripts do."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+def module(name: str) -> Any:
+    return importlib.import_module(f"kernel_table.{name}")
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "kernels.py"), *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_the_cpu_table(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    rows = "gelu|cross_entropy fwd.bwd 4096|k2s2 2x32|overheads"
+    done = run("--quick", "--rivals", "eager", "--rows", rows, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    results = json.loads(file.read_text())
+    assert list(results["rows"]) == [
+        "max_pool2d k2s2 2x32x512x512",
+        "gelu by hand, 16 M",
+        "cross_entropy fwd+bwd 4096x4096",
+    ]
+    for name, row in results["rows"].items():
+        line = next(line for line in done.stdout.splitlines() if line.startswith(name))
+        for column in ("same allocator", "as shipped"):
+            (found,) = row[column].values()
+            assert found["ratio"] > 0
+            assert found["met"] == (found["ratio"] >= found["target"])
+            assert f"{found['ratio']:.2f} (" in line
+            assert f" / {found['target']:g} " in line
+        assert row["burnt"]["ms"] > 0
+    assert results["rows"]["gelu by hand, 16 M"]["share"]["target"] == 0.6
+    assert results["rows"]["gelu by hand, 16 M"]["same allocator"]["eager"]["target"] == 6
+    overheads = results["overheads"]
+    assert overheads["first kernel, empty caches, s"]["target"] == 1
+    assert overheads["call on 16 elements, us"]["target"] == 12
+    assert overheads["call on 16 elements, gradients wanted, us"]["eager"] > 0
+
+
+def test_the_gpus_table_rehearsed() -> None:
+    done = run("--quick", "--table", "gpu", "--rivals", "torch,unfused", "--rows", "^layer_norm|embedding")
+    assert done.returncode == 0, done.stderr
+    for name in ("layer_norm ", "layer_norm fwd+bwd", "embedding ", "geometric mean"):
+        assert f"\n{name}" in done.stdout
+
+
+def test_what_says_nothing_is_refused() -> None:
+    assert "ratios of --quick say nothing" in run("--quick", "--save").stderr
+    assert "there are eager, inductor" in run("--rivals", "liger").stderr
+
+
+# --- rows
+
+
+def test_rows_are_those_of_the_table_with_their_targets() -> None:
+    rows = module("rows")
+    by_name = {row.name: row for row in rows.ROWS}
+    assert len(by_name) == len(rows.ROWS)
+    pool = by_name["max_pool2d k5s2p2d2 2x128x512x512"]
+    assert pool.specs(1) == [(2, 128, 512, 512)]
+    assert pool.targets == {
+        (rows.SAME, "eager"): 20,
+        (rows.SAME, "inductor"): 3,
+        (rows.SHIPPED, "eager"): 10,
+        (rows.SHIPPED, "inductor"): 2,
+    }
+    assert by_name["max_pool2d k2s2 2x32x512x512"].targets[rows.SAME, "inductor"] == 1
+    assert by_name["var, last axis, 4096x1024"].targets == {
+        (rows.SAME, "eager"): 10,
+        (rows.SAME, "inductor"): 0.97,
+    }
+
+
+def test_inputs_are_the_same_in_every_process_and_smaller_when_quick() -> None:
+    row = module("rows").find("cross_entropy fwd+bwd 512x32000")
+    first, again = row.inputs(32), row.inputs(32)
+    assert [tuple(t.shape) for t in first] == [(16, 32_000), (16,)]
+    assert first[0].requires_grad
+    assert first[1].max() < 32_000
+    for a, b in zip(first, again, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_rivals_process_has_no_burnt() -> None:
+    code = "import sys; from kernel_table import rows, clock, rival; print('burnt' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT / "benchmarks", capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
+
+
+def test_a_rival_that_fails_ends_the_run() -> None:
+    sibling = module("rival").Sibling(1)
+    try:
+        with pytest.raises(SystemExit, match=r"a rival failed at .*StopIteration"):
+            sibling.prepare("no such row", 32, "eager")
+    finally:
+        sibling.close()
+
+
+def test_rivals_that_compute_something_else_are_found() -> None:
+    cpu, row = module("cpu"), module("rows").find("gelu by hand, 16 M")
+    right, wrong = [torch.ones(3)], [torch.tensor([1.0, 1.0, 1.1])]
+    cpu.check(row, {"burnt": lambda: right, "eager": lambda: right})
+    with pytest.raises(SystemExit, match="gelu by hand, 16 M: eager and burnt compute different things"):
+        cpu.check(row, {"burnt": lambda: right, "eager": lambda: wrong})
+
+
+# --- samples and figures
+
+
+def test_bytes_are_those_of_inputs_and_outputs() -> None:
+    cpu, find = module("cpu"), module("rows").find
+    assert cpu.moved(find("gelu by hand, 16 M"), 1) == 2 * 4 * 2**24
+    assert cpu.moved(find("max_pool2d k2s2 2x32x512x512"), 1) == 4 * (2 * 32 * 512 * 512) * 5 // 4
+    # Forward reads x and writes y; backward reads x and y's gradient, and writes x's.
+    assert cpu.moved(find("softmax fwd+bwd 4096x1024"), 1) == 5 * 4 * 4096 * 1024
+
+
+def test_disturbed_samples_are_dropped_while_enough_are_left() -> None:
+    cpu, sample = module("cpu"), module("clock").Sample
+    calm = [sample(1.0, True)] * 5
+    assert cpu.calm_median([*calm, *[sample(9.0, False)] * 20]) == 1.0
+    assert cpu.calm_median([*calm[1:], *[sample(9.0, False)] * 20]) == 9.0
+
+
+def test_a_sample_in_which_time_was_taken_is_not_calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = module("clock")
+    ticks = iter([5, 5, 5, 6])
+    monkeypatch.setattr(clock, "stolen", lambda: next(ticks))
+    monkeypatch.setattr(clock, "_SWITCHES", float("inf"))
+    assert clock.sample(lambda: None, 3).calm
+    assert not clock.sample(lambda: None, 3).calm
+
+
+def test_summary_gives_ratios_of_medians_beside_their_targets() -> None:
+    cpu, rows, sample = module("cpu"), module("rows"), module("clock").Sample
+
+    def taken(*seconds: float) -> list[Any]:
+        return [sample(s, True) for s in seconds]
+
+    samples = {
+        (rows.SAME, "burnt"): taken(0.010, 0.011, 0.010, 0.012, 0.010),
+        (rows.SAME, "eager"): taken(0.060, 0.061, 0.062, 0.090, 0.060),
+        (rows.SAME, "copy"): taken(0.005, 0.005, 0.005, 0.005, 0.005),
+        (rows.SHIPPED, "eager"): taken(0.190, 0.190, 0.190, 0.190, 0.190),
+    }
+    row = rows.find("gelu by hand, 16 M")
+    result = cpu.summary(row, "burnt.fuse", samples, bytes_moved=1000, copied=1000)
+    same, shipped = result[rows.SAME]["eager"], result[rows.SHIPPED]["eager"]
+    assert same["ratio"] == pytest.approx(6.1)
+    assert (same["target"], same["met"], shipped["target"], shipped["met"]) == (6, True, 20, False)
+    assert result["share"] == {"ratio": pytest.approx(0.5), "target": 0.6, "met": False}
+    assert result["burnt"]["ms"] == pytest.approx(10)
+    # A row without a target of its own may still not be slower than eager, if that takes long enough.
+    other, clone = rows.find("logsumexp 4096x1024"), rows.find("clone, 64 MB")
+    assert cpu.summary(other, "", samples, 1, 1)[rows.SAME]["eager"]["target"] == 0.97
+    assert cpu.summary(other, "", samples, 1, 1)[rows.SHIPPED]["eager"]["target"] is None
+    assert cpu.summary(clone, "", samples, 1, 1)[rows.SAME]["eager"]["target"] is None  # torch, on both sides
+    samples = {place: [sample(s.seconds / 1000, True) for s in taken] for place, taken in samples.items()}
+    assert cpu.summary(other, "", samples, 1, 1)[rows.SAME]["eager"]["target"] is None
+
+
+# --- what is written
+
+
+def results() -> dict[str, Any]:
+    def found(ratio: float, target: float | None) -> dict[str, Any]:
+        met = None if target is None else ratio >= target
+        return {"ratio": ratio, "quartiles": [ratio, ratio], "target": target, "met": met, "calm": 9}
+
+    row = {
+        "burnt": {"ms": 1.5, "calm": 9, "rounds": 9, "quartiles": [1.4, 1.6]},
+        "same allocator": {"eager": found(8.0, 6), "inductor": found(0.5, 1.05)},
+        "as shipped": {"eager": found(20.0, None), "inductor": found(3.0, 4)},
+        "share": {"ratio": 0.5, "target": 0.6, "met": False},
+    }
+    overhead = {"burnt": 9.0, "eager": 4.0, "target": 12, "met": True}
+    return {
+        "machine": {"cpu": "one"},
+        "rivals": ["eager", "inductor"],
+        "rows": {"a & b": row},
+        "overheads": {"call, us": overhead},
+    }
+
+
+def test_the_written_table_has_every_figure() -> None:
+    text = module("report").markdown(results())
+    assert (
+        "| a & b | 1.5 | 8.00 (8.00-8.00) / 6 ✓ | 0.50 (0.50-0.50) / 1.05 ✗ | 20.00 (20.00-20.00) |" in text
+    )
+    assert "| 3.00 (3.00-3.00) / 4 ✗ | 50% / 60% ✗ |" in text
+    assert "| call, us | 9.00 | 12 ✓ | 4.0 | - |" in text
+
+
+def test_the_picture_is_drawn_to_scale() -> None:
+    drawn = ElementTree.fromstring(module("report").picture(results()))
+    bars = [r for r in drawn if r.tag.endswith("rect") and r.get("height") == "9" and r.get("y") != "10"]
+    above, below = (float(bar.get("width", "")) for bar in bars)
+    assert above == pytest.approx(3 * below, rel=0.01)  # 8 is three doublings, one half is one
+    assert "a & b" in [text.text for text in drawn]
+
+
+def test_saving_and_checking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kernels, measured = importlib.import_module("kernels"), results()
+    monkeypatch.setattr(kernels, "RESULTS", tmp_path)
+    monkeypatch.setattr(kernels, "cpu_table", lambda options: measured)
+    with pytest.raises(SystemExit):
+        kernels.main(["--check"])
+    assert "cpu-kernels.json to compare with: --save writes it" in capsys.readouterr().err
+    assert kernels.main(["--save"]) == 0
+    assert {file.suffix for file in tmp_path.iterdir()} == {".json", ".md", ".svg"}
+    assert kernels.main(["--check"]) == 0
+    measured["rows"]["a & b"]["as shipped"]["inductor"]["ratio"] = 2.0
+    measured["machine"] = {"cpu": "another"}
+    capsys.readouterr()
+    assert kernels.main(["--check", "--save"]) == 1
+    told = capsys.readouterr()
+    assert told.out.endswith("worse than it was:\n  a & b: 2.00 x inductor, as shipped; it was 3.00\n")
+    assert told.err == "compared with another machine or versions: cpu one\n"
+    assert json.loads((tmp_path / "cpu-kernels.json").read_text())["machine"] == {"cpu": "one"}
+
+
+def test_a_ratio_that_fell_is_named() -> None:
+    report, before, now = module("report"), results(), copy.deepcopy(results())
+    assert report.worse(now, before) == []
+    now["rows"]["a & b"]["same allocator"]["eager"]["ratio"] = 6.5
+    assert report.worse(now, before) == []
+    now["rows"]["a & b"]["same allocator"]["eager"]["ratio"] = 6.3
+    assert report.worse(now, before) == ["a & b: 6.30 x eager, same allocator; it was 8.00"]
+    now["rows"]["a & b"]["burnt"]["ms"] = 100  # seconds say nothing
+    now["rows"]["new"] = now["rows"].pop("a & b")
+    assert report.worse(now, before) == []

@@ -1,0 +1,98 @@
+"""`burnt tune`, on a table of its own."""
+
+import json
+
+import pytest
+import torch
+
+from burnt import kernels
+from burnt.cli import main
+from burnt.kernels.store import Row, Store
+
+
+@pytest.fixture(autouse=True)
+def table(desk, monkeypatch):
+    monkeypatch.setenv("BURNT_CACHE", str(desk / "cache"))
+    return desk / "cache" / "tuned.sqlite"
+
+
+@pytest.fixture
+def example():
+    """An op with one small example."""
+
+    @kernels.op(examples=lambda device: [(torch.ones(100, device=device),)])
+    def negated(x: torch.Tensor) -> torch.Tensor:
+        return -x
+
+    return negated
+
+
+ROWS = [
+    Row("silu|a|cpu|inference|x=float32 1d row 1x64", "vendor", "ok", 2.0),
+    Row("silu|a|cpu|inference|x=float32 1d row 1x64", "generated", "ok", 1.0),
+    Row("gelu|a|cpu|inference|x=float32 1d row 1x64", "mine", "wrong", None, "result 0: off by 1"),
+]
+
+
+def test_run_measures_and_keeps(capsys, example):
+    assert main(["tune", "run", "negated", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["config"] for row in rows} <= {"vendor", "generated"}
+    assert all(row["status"] == "ok" and row["ms"] > 0 for row in rows)
+    assert {row["key"].split("|")[3] for row in rows} == {"inference", "training"}
+    assert len(Store().rows()) == len(rows)
+
+
+def test_run_refuses_what_it_does_not_know(capsys):
+    assert main(["tune", "run", "sofmax"]) == 2
+    assert "there is no op 'sofmax'" in (err := capsys.readouterr().err)
+    assert "softmax?" in err
+    assert main(["tune", "run", "silu", "--device", "toaster"]) == 2
+    assert "torch cannot use the device 'toaster'" in capsys.readouterr().err
+
+
+def test_show(capsys):
+    assert main(["tune", "show"]) == 0
+    assert "nothing was measured yet" in capsys.readouterr().out
+    Store().add(ROWS)
+    assert main(["tune", "show"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["op", "candidate", "state", "ms", "of", "best", "age", "for"]
+    assert lines[1].split()[:3] == ["gelu", "mine", "wrong"]
+    assert "off by 1" in lines[1]
+    assert [line.split()[:5] for line in lines[2:]] == [
+        ["silu", "generated", "ok", "1", "1.00"],
+        ["silu", "vendor", "ok", "2", "2.00"],
+    ]
+    assert main(["tune", "show", "gelu", "--json"]) == 0
+    assert [row["config"] for row in json.loads(capsys.readouterr().out)] == ["mine"]
+
+
+def test_export_and_import(capsys, desk, table):
+    assert main(["tune", "export", "out.json"]) == 2
+    assert "nothing was measured yet" in capsys.readouterr().err
+    Store().add(ROWS)
+    before = Store().rows()
+    assert main(["tune", "export", "out.json"]) == 0
+    assert main(["tune", "clear", "silu"]) == 0
+    assert {row.op for row in Store().rows()} == {"gelu"}
+    assert main(["tune", "clear"]) == 0
+    assert Store().rows() == []
+    assert main(["tune", "import", "out.json"]) == 0
+    assert Store().rows() == before
+    (desk / "other.json").write_text('{"rows": []}')
+    assert main(["tune", "import", "other.json"]) == 1
+    assert "no table of tuned kernels" in capsys.readouterr().err
+    assert main(["tune", "import", "missing.json"]) == 1
+
+
+def test_a_damaged_table_is_moved_aside(capsys, table):
+    table.parent.mkdir(mode=0o700)
+    table.write_bytes(b"this was no database, ever" * 400)
+    assert main(["tune", "show"]) == 1
+    assert "is damaged" in (err := capsys.readouterr().err)
+    assert "moves it aside" in err
+    assert main(["tune", "clear"]) == 0
+    (kept,) = table.parent.glob("tuned.sqlite.damaged-*")
+    assert kept.read_bytes().startswith(b"this was no database")
+    assert main(["tune", "show"]) == 0

@@ -1,0 +1,239 @@
+"""Pooling beside torch: values, places and gradients over windows of every kind; and how it is scheduled."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from burnt.codegen import fuse
+from burnt.codegen.compiled import CompiledPlan
+from burnt.codegen.compiler import find_compiler
+from burnt.codegen.ir import Kernel
+from burnt.codegen.schedule import Call, schedule
+from burnt.codegen.trace import trace
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+
+
+def values(*shape: int, seed: int = 0, odd: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers with equal ones among them; `odd`: and with NaN and stretches of -inf."""
+    x = (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3).round() / 3
+    if odd and x.numel() > 20:
+        flat = x.view(-1)
+        flat[3] = flat[7] = flat[8] = math.nan
+        flat[10:19] = -math.inf
+    return x.to(dtype)
+
+
+def same(fn: Callable[..., Any], x: Tensor, *, single: bool = True, rtol: float = 1e-5) -> CompiledPlan:
+    """Compare a function of one tensor and its gradient with torch; the forward plan."""
+    ours, theirs = (x.detach().clone().requires_grad_(x.is_floating_point()) for _ in range(2))
+    fused = fuse(fn)
+    made, expected = fused(ours), fn(theirs)
+    plan = fused.plan(ours)
+    assert plan is not None, fused.why_plain(ours)
+    assert not any(isinstance(step, Call) for step in plan.plan.steps)
+    made = made if isinstance(made, tuple) else (made,)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    for a, b in zip(made, expected, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True, rtol=rtol, atol=rtol)
+        assert a.stride() == b.stride()
+    if x.is_floating_point():
+        pull = torch.randn(expected[0].shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
+        made[0].backward(pull)
+        expected[0].backward(pull)
+        torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True, rtol=10 * rtol, atol=10 * rtol)
+        ((backward),) = plan.backward.values()
+        assert backward is not None
+        assert not any(isinstance(step, Call) for step in backward.plan.plan.steps)
+    return plan
+
+
+def kinds(plan: CompiledPlan) -> list[str]:
+    return [s.kind if isinstance(s, Kernel) else str(s.node.target) for s in plan.plan.steps]
+
+
+MAXIMA = {
+    "3s1p1": ((2, 3, 9, 40), (3, 1, 1)),
+    "3s2p1": ((2, 3, 9, 41), (3, 2, 1)),
+    "2s2": ((2, 3, 8, 10), (2, 2)),
+    "5s2p2d2": ((1, 2, 23, 31), (5, 2, 2, 2)),
+    "ceil": ((1, 2, 7, 12), (3, 2, 1, 1, True)),
+    "other along each axis": ((1, 2, 13, 17), ((3, 2), (1, 3), (1, 0), (2, 1))),
+    "stride beyond the kernel": ((1, 2, 13, 17), (2, 5)),
+    "larger than the input": ((2, 2, 2, 3), (4, 1, 2)),
+    "of one": ((2, 3, 5, 6), (1, 1)),
+    "every second": ((2, 3, 5, 6), (1, 2)),
+    "all of it": ((2, 3, 5, 6), ((5, 6), 1)),
+    "without a batch": ((3, 9, 11), (3, 2, 1)),
+    "one dimension": ((2, 3, 50), (3, 2, 1)),
+    "one dimension, dilated": ((2, 3, 50), (3, 2, 1, 2, True)),
+    "three dimensions": ((1, 2, 7, 8, 20), (3, 2, 1)),
+    "three dimensions, uneven": ((1, 2, 7, 8, 9), ((2, 1, 3), 2, (1, 0, 1), (1, 1, 2), True)),
+}
+
+
+def max_pool(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    pool = [F.max_pool1d, F.max_pool2d, F.max_pool3d][_rank(x) - 1]
+    return pool(x, *args[:4], ceil_mode=len(args) > 4, return_indices=True)
+
+
+def _rank(x: Tensor) -> int:
+    return {(3, 50): 1, (9, 11): 2}.get(tuple(x.shape[-2:]), x.dim() - 2)
+
+
+@pytest.mark.parametrize("name", MAXIMA)
+def test_max_pool(name: str) -> None:
+    shape, args = MAXIMA[name]
+    same(lambda x, args=args: max_pool(x, *args), values(*shape, odd=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.uint8])
+def test_max_pool_of_other_dtypes(dtype: torch.dtype) -> None:
+    x = values(2, 3, 9, 13).abs().mul(3).to(dtype)
+    same(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), x, rtol=1e-2)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "transposed": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+    "sliced": lambda x: torch.cat([x, x], 3)[..., ::2],
+    "expanded": lambda x: x[:, :1].expand(-1, 3, -1, -1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pools_of_other_layouts(layout: str) -> None:
+    x = LAYOUTS[layout](values(2, 3, 12, 22, odd=True))
+    for fn in (
+        lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True),
+        lambda x: F.avg_pool2d(x, 3, 1, 1, count_include_pad=False),
+    ):
+        fused = fuse(fn)
+        made, expected = fused(x), fn(x)
+        assert fused.plan(x) is not None
+        torch.testing.assert_close(made, expected, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+MEANS = {
+    "3s2": ((2, 3, 9, 41), (3, 2), {}),
+    "padding counted": ((2, 3, 9, 40), (3, 1, 1), {}),
+    "padding not counted": ((2, 3, 9, 40), (3, 1, 1), {"count_include_pad": False}),
+    "ceil, padding counted": ((2, 3, 10, 41), (4, 3, 2), {"ceil_mode": True}),
+    "ceil, not counted": ((2, 3, 10, 41), (4, 3, 2), {"ceil_mode": True, "count_include_pad": False}),
+    "a divisor": ((2, 3, 10, 12), (3, 2, 1), {"divisor_override": 5}),
+    "other along each axis": ((1, 2, 13, 17), ((3, 2), (1, 3), (1, 0)), {}),
+    "stride beyond the kernel": ((1, 2, 13, 17), (2, 5), {}),
+    "large": ((2, 3, 40, 50), (37, 3, 5), {"count_include_pad": False}),
+    "one dimension": ((2, 3, 50), (4, 2, 1), {"count_include_pad": False}),
+    "three dimensions": ((1, 2, 7, 8, 20), (3, 2, 1), {"divisor_override": 7}),
+}
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_avg_pool(name: str) -> None:
+    shape, args, options = MEANS[name]
+    pool = [F.avg_pool1d, F.avg_pool2d, F.avg_pool3d][len(shape) - 3]
+    same(lambda x, pool=pool, args=args, options=options: pool(x, *args, **options), values(*shape))
+
+
+def test_avg_pool_of_16_bits_is_summed_in_32() -> None:
+    x = values(2, 3, 20, 33, dtype=torch.bfloat16)
+    made = fuse(lambda x: F.avg_pool2d(x, 5, 1, 2))(x)
+    torch.testing.assert_close(made, F.avg_pool2d(x.float(), 5, 1, 2).bfloat16(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        ((2, 3, 10, 12), (5, 4)), ((2, 3, 10, 12), (3, 7)), ((2, 3, 7, 7), (1, 1)), ((2, 3, 5), (8,)),
+        ((2, 3, 5), (3,)), ((3, 2, 5), (3, 2)), ((1, 2, 5, 6, 7), (2, 5, 9)), ((2, 2, 2, 3), (5, 3)),
+    ],
+)  # fmt: skip
+def test_adaptive_pools(shape: tuple[int, ...], size: tuple[int, ...]) -> None:
+    mean = [F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d][len(size) - 1]
+    largest = [F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d][len(size) - 1]
+    same(lambda x, mean=mean, size=size: mean(x, size), values(*shape))
+    same(
+        lambda x, largest=largest, size=size: largest(x, size, return_indices=True), values(*shape, odd=True)
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_pools_of_random_windows(seed: int) -> None:
+    chance = random.Random(seed)
+    rank = chance.choice([1, 2, 2, 3])
+    kernel = tuple(chance.randint(1, 4) for _ in range(rank))
+    stride = tuple(chance.randint(1, 4) for _ in range(rank))
+    padding = tuple(chance.randint(0, k // 2) for k in kernel)
+    dilation = tuple(chance.choice([1, 1, 2]) for _ in range(rank))
+    shape = (2, 2, *(chance.choice([9, 12, 13, 40]) for _ in range(rank)))
+    pool = [F.max_pool1d, F.max_pool2d, F.max_pool3d][rank - 1]
+    args = kernel, stride, padding, dilation, chance.random() < 0.5, True
+    same(lambda x, pool=pool, args=args: pool(x, *args), values(*shape, seed=seed, odd=True))
+    mean = [F.avg_pool1d, F.avg_pool2d, F.avg_pool3d][rank - 1]
+    rest = kernel, stride, padding, args[4], chance.random() < 0.5
+    same(lambda x, mean=mean, rest=rest: mean(x, *rest), values(*shape, seed=seed))
+
+
+def test_indices_that_are_given_lead_gradients_to_their_places() -> None:
+    x = values(2, 3, 9, 13)
+    out, indices = F.max_pool2d(x, 3, 2, 1, return_indices=True)
+
+    def fn(pull, x, indices):
+        return torch.ops.aten.max_pool2d_with_indices_backward(
+            pull, x, [3, 3], [2, 2], [1, 1], [1, 1], False, indices
+        )
+
+    torch.testing.assert_close(fuse(fn)(out, x, indices), fn(out, x, indices))
+
+
+# --- schedules --------------------------------------------------------------------------------------------
+
+
+def test_a_pool_and_what_follows_are_one_kernel() -> None:
+    assert kinds(same(lambda x: F.relu(F.max_pool2d(x * 2, 3, 2, 1)), values(2, 3, 9, 40))) == ["window"]
+    assert kinds(same(lambda x: F.avg_pool2d(x, 3, 2) + 1, values(2, 3, 9, 40))) == ["window"]
+    plan = same(lambda x: (F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 3, 2, 1)), values(2, 3, 9, 40))
+    assert kinds(plan) == ["window"]
+    assert kinds(same(lambda x: F.max_pool1d(x, 3, 2, 1) * 2, values(2, 3, 50))) == ["elementwise"]
+
+
+def test_pools_of_pools_and_of_costly_values_go_through_memory() -> None:
+    plan = same(lambda x: F.max_pool2d(F.max_pool2d(x, 5, 1, 2), 5, 1, 2), values(2, 3, 9, 40))
+    assert kinds(plan) == ["window", "window"]
+    plan = same(lambda x: F.max_pool2d(torch.exp(x), 5, 1, 2), values(2, 3, 9, 40))
+    assert kinds(plan) == ["elementwise", "window"]
+    plan = same(lambda x: F.max_pool2d(torch.softmax(x, -1), 3, 1, 1), values(2, 3, 9, 40))
+    assert kinds(plan) == ["reduction", "window"]
+
+
+def test_folds_of_pools() -> None:
+    same(lambda x: F.max_pool2d(x, 3, 2, 1).sum((2, 3)), values(2, 3, 9, 40))
+    same(lambda x: torch.softmax(F.avg_pool2d(x, 3, 2, 1), 1), values(2, 3, 9, 40))
+
+
+@pytest.mark.parametrize("window", [(3, 2, 1), (5, 1, 2)])
+def test_without_scratch_a_pool_is_one_kernel(window: tuple[int, int, int]) -> None:
+    def fn(x):
+        return F.relu(F.max_pool2d(x, *window))
+
+    traced, _ = trace(fn, [values(2, 3, 9, 40)])
+    plan = schedule(traced, [])
+    assert [step.kind for step in plan.steps if isinstance(step, Kernel)] == ["elementwise"]
+
+
+def test_loops_have_no_tests_in_the_middle() -> None:
+    source = same(lambda x: F.max_pool2d(x, 3, 2, 1), values(2, 3, 9, 40)).source
+    body = source[source.rindex("\nvoid ") :]
+    loops = body.split("#pragma omp simd")[1:]
+    assert len(loops) == 2
+    for loop in loops:
+        assert "?" not in loop[: loop.index("}")]

@@ -1,0 +1,150 @@
+"""Compiling generated kernels for a GPU that is not there: code for it, registers, spills, shared memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import MockTensor
+
+from burnt.codegen.function import Function
+from burnt.codegen.ir import Buffer, Kernel
+from burnt.codegen.print_triton import Failed, Number, Printed, Work, form_of, print_kernel
+from burnt.codegen.target import Built, Target
+from burnt.codegen.triton_blocks import pick
+from burnt.codegen.triton_launch import load
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx90a": GPUTarget("hip", "gfx90a", 64),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+    "gfx1100": GPUTarget("hip", "gfx1100", 32),
+}
+# Bytes that a program may have.
+SHARED = {
+    "sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_120": 99 << 10, "gfx90a": 64 << 10,
+    "gfx942": 64 << 10, "gfx950": 160 << 10, "gfx1100": 64 << 10,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A kernel's function as a target has it: its assembly, and what it takes."""
+
+    name: str
+    assembly: str
+    registers: int
+    spilled: int
+    shared: int
+
+
+class _Driver:
+    """As much of a driver as compiling asks for; nothing is launched."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+@contextmanager
+def driven(target: GPUTarget) -> Iterator[None]:
+    """Triton takes this target for the machine's."""
+    before = driver._active  # looking for the machine's own would fail where there is no GPU
+    driver.set_active(_Driver(target))
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
+def planned(fn: Callable[..., Any], *args: Any, gradients: bool = False) -> list[Kernel]:
+    """The kernels of a function, forward and backward; nothing is run."""
+    found: list[Kernel] = []
+
+    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+        found.extend(kernels)
+        return Built("", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels})
+
+    inputs = [
+        a.detach().requires_grad_() if gradients and isinstance(a, Tensor) and a.is_floating_point() else a
+        for a in args
+    ]
+    made = Function(fn, target=Target("triton", build, lambda: None))(*inputs)
+    if gradients:
+        roots = [r for r in (made if isinstance(made, tuple) else (made,)) if r.requires_grad]
+        wanted = [a for a in inputs if isinstance(a, Tensor) and a.requires_grad]
+        torch.autograd.grad(roots, wanted, [torch.ones_like(r) for r in roots], allow_unused=True)
+    return found
+
+
+def printed(fn: Callable[..., Any], *args: Any, gradients: bool = False) -> list[Printed]:
+    """The kernels of a function, forward and backward, as Triton."""
+    return [print_kernel(k, pick(form_of(k))) for k in planned(fn, *args, gradients=gradients)]
+
+
+def compiled(kernels: Sequence[Printed], target: str, folder: Path) -> list[Compiled]:
+    """Compile every function of some kernels for a target."""
+    found = []
+    with driven(TARGETS[target]):
+        for kernel in kernels:
+            space = load(kernel.text)
+            for function in kernel.functions:
+                arguments = [_argument(a) for a in function.arguments]
+                jit = triton.JITFunction(space[function.name].fn)
+                made = jit.warmup(
+                    *arguments,
+                    grid=(1,),
+                    **function.constants,
+                    num_warps=kernel.config.warps,
+                    num_stages=kernel.config.stages,
+                )
+                found.append(_measured(made, function.name, target, folder))
+    return found
+
+
+def _argument(argument: Any) -> Any:
+    if isinstance(argument, Buffer | Work):
+        return MockTensor(argument.dtype)
+    if isinstance(argument, Failed):
+        return MockTensor(torch.int64)
+    return 1.5 if isinstance(argument, Number) else argument
+
+
+def _measured(made: Any, name: str, target: str, folder: Path) -> Compiled:
+    shared = made.metadata.shared
+    if target.startswith("sm"):
+        file = folder / f"{name}.cubin"
+        file.write_bytes(made.asm["cubin"])
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        said = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
+        usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
+        spilled = int(usage["STACK"]) + int(usage["LOCAL"])
+        return Compiled(name, made.asm["ptx"], int(usage["REG"]), spilled, shared)
+    assembly = made.asm["amdgcn"]
+
+    def number(field: str) -> int:
+        return int(re.search(rf"\.{field}:\s+(\d+)", assembly)[1])  # type: ignore[index]
+
+    return Compiled(name, assembly, number("vgpr_count"), number("vgpr_spill_count"), shared)

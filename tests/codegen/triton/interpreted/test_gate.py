@@ -1,0 +1,83 @@
+"""The equivalence gate for Triton: random programs, run by the interpreter, do what eager torch does."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+
+from burnt.codegen import triton_layout
+from burnt.codegen.function import Function
+from burnt.codegen.target import TRITON, Target
+from burnt.codegen.triton_blocks import Config, Form, pick
+from burnt.codegen.triton_launch import build
+from tests.codegen.compare import judge
+from tests.codegen.programs import Program, program
+from tests.codegen.test_gate import REGRESSIONS
+
+PER_TEST = 10
+DEFAULT, FULL = 40, 1200
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
+
+
+def fuse(fn):  # type: ignore[no-untyped-def]
+    return Function(fn, target=TRITON)
+
+
+def chosen(*configs: Config):  # type: ignore[no-untyped-def]
+    """Functions whose kernels get these block sizes in turn, whatever suits them."""
+    turns = itertools.cycle(configs)
+
+    def choose(form: Form) -> Config:
+        config = next(turns)
+        # The interpreter takes a program at a time: not thousands of them.
+        few = form.rows * form.programs * form.cols < 4000
+        return config if few else pick(form)
+
+    return Target("triton", functools.partial(build, choose=choose), lambda: None)
+
+
+def run(seeds: range, target: Target = TRITON) -> None:
+    for seed in seeds:
+        judge(program(seed), functools.partial(Function, target=target))
+
+
+@pytest.mark.parametrize("first", range(0, DEFAULT, PER_TEST))
+def test_random_programs(first: int) -> None:
+    run(range(first, first + PER_TEST))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [Config(4, 8), Config(1, 4, chunks=4), Config(16, 2, chunks=2)],
+    ids=["loops", "chunks", "rows"],
+)
+def test_other_block_sizes(config: Config) -> None:
+    """Loops, and rows that programs share, for rows that would have been taken whole."""
+    run(range(500, 508), chosen(config))
+
+
+def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_layout, "FAR", 10)
+    run(range(600, 606))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(DEFAULT, FULL, PER_TEST))
+def test_more_random_programs(first: int) -> None:
+    run(range(first, first + PER_TEST))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(FULL, 2 * FULL, PER_TEST))
+def test_more_random_programs_with_other_block_sizes(first: int) -> None:
+    run(range(first, first + PER_TEST), chosen(Config(2, 4, chunks=2), Config(4, 8), Config(1, 16, chunks=4)))
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_what_went_wrong_once(name: str) -> None:
+    arguments, lines, results, gradients = REGRESSIONS[name]
+    families = frozenset({"f16"} if "f16" in arguments[0] else {"f32"})
+    judge(Program(0, arguments, lines, results, gradients, families), fuse)

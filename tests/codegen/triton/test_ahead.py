@@ -1,0 +1,161 @@
+"""Generated Triton kernels compiled for GPUs that are not there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("triton", reason="Triton exists for Linux alone")
+
+from tests.codegen.triton.ahead import SHARED, TARGETS, compiled, printed
+
+
+def gelu(x):
+    return 0.5 * x * (1 + torch.erf(x * 0.5**0.5))
+
+
+def gelu_tanh(x):
+    return F.gelu(x, approximate="tanh")
+
+
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+def layer_norm(x, w, b):
+    return F.layer_norm(x, (x.shape[-1],), w, b)
+
+
+def rms_norm_residual(x, r, w):
+    s = x + r
+    return s * torch.rsqrt((s * s).mean(-1, keepdim=True) + 1e-6) * w, s
+
+
+def cross_entropy(x, t):
+    return F.cross_entropy(x, t)
+
+
+def swiglu(a, b):
+    return F.silu(a) * b
+
+
+def rope(x, c, s):
+    half = x.shape[-1] // 2
+    return torch.cat([x[..., :half] * c - x[..., half:] * s, x[..., half:] * c + x[..., :half] * s], -1)
+
+
+def sum_first(x):
+    return x.sum(0)
+
+
+def sum_last(x):
+    return x.sum(-1)
+
+
+def sum_all(x):
+    return x.sum()
+
+
+def argmax(x):
+    return x.argmax(-1)
+
+
+def transposed_sum(x, y):
+    return x.t() + y
+
+
+def _case(fn: Callable[..., Any], *shapes: Any, gradients: bool = True) -> tuple[Any, ...]:
+    return fn, shapes, gradients
+
+
+TARGET = "target"  # in place of a shape: class indices for the tensor before
+CASES = {
+    "gelu": _case(gelu, (4096, 512)),
+    "gelu_tanh": _case(gelu_tanh, (4096, 512)),
+    "softmax": _case(softmax, (4096, 1024)),
+    "softmax, long rows": _case(softmax, (300, 40_000)),
+    "softmax, 16384": _case(softmax, (256, 16_384)),
+    "layer_norm": _case(layer_norm, (2048, 768), (768,), (768,)),
+    "layer_norm, 8192": _case(layer_norm, (512, 8192), (8192,), (8192,)),
+    "rms_norm_residual": _case(rms_norm_residual, (2048, 4096), (2048, 4096), (4096,)),
+    "cross_entropy": _case(cross_entropy, (512, 32_000), TARGET),
+    "swiglu": _case(swiglu, (1024, 1000), (1024, 1000)),
+    "rope": _case(rope, (8, 16, 128, 64), (128, 32), (128, 32)),
+    "sum of the first axis": _case(sum_first, (4096, 1024)),
+    "sum of the last axis": _case(sum_last, (4096, 1024)),
+    "sum of all": _case(sum_all, (4096, 1024)),
+    "argmax": _case(argmax, (512, 1000), gradients=False),
+    "transposed_sum": _case(transposed_sum, (1000, 2000), (2000, 1000)),
+}  # fmt: skip
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+SAMPLE = ["gelu", "softmax", "layer_norm", "sum of the first axis", "rope"]
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def kernels(case: str, dtype: str) -> list[Any]:
+    fn, shapes, gradients = CASES[case]
+    args: list[torch.Tensor] = []
+    for shape in shapes:
+        if shape == TARGET:
+            args.append(torch.zeros(args[-1].shape[0], dtype=torch.int64))
+        else:
+            args.append(torch.zeros(shape, dtype=DTYPES[dtype]))
+    return printed(fn, *args, gradients=gradients)
+
+
+def check(case: str, dtype: str, target: str, folder: Any) -> None:
+    found = compiled(kernels(case, dtype), target, folder)
+    assert found
+    for kernel in found:
+        said = f"{case} {dtype} {target} {kernel.name}: {kernel.registers} registers"
+        assert kernel.spilled == 0, f"{said}, {kernel.spilled} spilled"
+        assert kernel.shared <= SHARED[target], said
+        double = re.findall(r"\S*\.f64\S*|v_\S*_f64\S*", kernel.assembly)
+        assert not double, f"{said}: {sorted(set(double))}"
+
+
+@pytest.mark.parametrize("case", SAMPLE)
+@pytest.mark.parametrize(("dtype", "target"), [("bf16", "sm_90"), ("f32", "gfx942")])
+def test_a_sample(case, dtype, target, tmp_path):
+    check(case, dtype, target, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES)
+def test_the_matrix(case, dtype, target, tmp_path):
+    check(case, dtype, target, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("case", "count"),
+    [("gelu", 1), ("softmax", 1), ("layer_norm", 1), ("rms_norm_residual", 1), ("swiglu", 1), ("rope", 1)],
+)
+def test_how_many_kernels(case, count):
+    fn, shapes, _ = CASES[case]
+    assert len(printed(fn, *[torch.zeros(shape) for shape in shapes])) == count
+
+
+def test_an_element_is_loaded_in_as_few_instructions_as_the_hardware_has(tmp_path):
+    """16 bytes at once, where alignment allows it."""
+    (kernel,) = compiled(printed(gelu, torch.zeros(1 << 20)), "sm_90", tmp_path)
+    assert "ld.global.v4.b32" in kernel.assembly
+    (kernel,) = compiled(printed(softmax, torch.zeros(4096, 1024).bfloat16()), "sm_90", tmp_path)
+    assert "ld.global.v4.b32" in kernel.assembly
+
+
+def test_indices_beyond_int32():
+    x = torch.empty(1, dtype=torch.int8).expand(3 << 30)
+    large, *_ = printed(lambda x: x.sum(dtype=torch.int64), x)
+    assert "tl.program_id(0).to(tl.int64)" in large.text
+    assert "tl.arange(0, COLS).to(tl.int64)" in large.text
+    (small,) = printed(lambda x: x + 1, torch.zeros(1000))
+    assert "int64" not in small.text

@@ -1,0 +1,534 @@
+"""What an op is: the front, the candidates, what transforms and compilers see, errors."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from burnt import kernels
+from burnt.codegen.compiler import find_compiler
+from burnt.errors import DefinitionError, InputError, UnsupportedError
+from burnt.kernels.op import OPS
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: the vendor serves")
+
+
+def doubled_op(**settings: Any) -> kernels.Op[..., Tensor]:
+    def doubled(x: Tensor, scale: float = 2.0) -> Tensor:
+        return x * scale
+
+    made: kernels.Op[..., Tensor] = kernels.op(doubled, **settings)
+    return made
+
+
+# --- calling ----------------------------------------------------------------------------------------------
+
+
+def test_arguments_are_bound_as_by_python() -> None:
+    x = torch.randn(3, 4)
+    expected = torch.softmax(x, 0)
+    for made in (kernels.softmax(x, 0), kernels.softmax(x, dim=0), kernels.softmax(dim=0, x=x)):
+        torch.testing.assert_close(made, expected)
+    assert inspect.signature(kernels.softmax) == inspect.signature(kernels.softmax.reference)
+    for bad in ((), (x, 0, None, 1)):
+        with pytest.raises(TypeError, match="argument"):
+            kernels.softmax(*bad)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'axis'"):
+        kernels.softmax(x, axis=0)
+    with pytest.raises(TypeError, match="multiple values for argument 'x'"):
+        kernels.softmax(x, x=x)
+
+
+def test_a_signature_is_chosen_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from burnt.kernels import choice
+
+    op, calls = doubled_op(), []
+    chosen = choice.choose
+    monkeypatch.setattr(choice, "choose", lambda *a: (calls.append(1), chosen(*a))[1])
+    x = torch.randn(3, 4)
+    for _ in range(3):
+        op(x, 2.0)
+        op(x, 3.0)  # a number is no part of it
+    assert len(calls) == 1
+    for other in (x.t(), x.double(), x[:2], x.clone().requires_grad_()):
+        op(other)
+    assert len(calls) == 5
+    with torch.no_grad():
+        op(x)
+    assert len(calls) == 6
+
+
+def test_entries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["burnt.kernels.op"], "_MOST_ENTRIES", 4)
+    op = doubled_op()
+    for size in range(1, 12):
+        assert op(torch.ones(size)).sum() == 2 * size
+    assert len(op._entries) <= 4
+
+
+@needs_compiler
+def test_small_calls_go_to_the_vendor_and_large_ones_are_generated() -> None:
+    small, large = torch.randn(8, 8), torch.randn(256, 1024)
+    assert kernels.rms_norm.chosen(small).candidate.name == "vendor"
+    assert kernels.rms_norm.chosen(large).candidate.name == "generated"
+    # Where torch's own is known to be as fast it serves, whatever the size.
+    assert kernels.softmax.chosen(large).candidate.name == "vendor"
+    assert kernels.layer_norm.chosen(large).candidate.name == "vendor"
+    assert kernels.layer_norm.chosen(large, residual=large).candidate.name == "generated"
+    assert kernels.reduce_max.chosen(large, 0).candidate.name == "vendor"
+    assert kernels.reduce_max.chosen(large.clone().requires_grad_(), 0).candidate.name == "generated"
+
+
+def test_without_a_compiler_the_vendor_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    from burnt.codegen import toolchain
+
+    monkeypatch.setattr(toolchain, "find_compiler", lambda: None)
+    kernels.swiglu.forget()
+    x = torch.randn(256, 1024)
+    assert kernels.swiglu.chosen(x, x).candidate.name == "vendor"
+    torch.testing.assert_close(kernels.swiglu(x, x), F.silu(x) * x)
+    assert "no C compiler" in str(kernels.explain(kernels.swiglu, x, x))
+    monkeypatch.undo()
+    kernels.swiglu.forget()
+
+
+def test_empty_tensors() -> None:
+    for shape in ((0, 4), (4, 0), (0,)):
+        x = torch.randn(shape, requires_grad=True)
+        made = kernels.softmax(x)
+        made.sum().backward()
+        assert made.shape == x.shape
+    assert kernels.reduce_sum(torch.ones(0, 3), 0).tolist() == [0, 0, 0]
+    assert kernels.layer_norm(torch.ones(0, 3)).shape == (0, 3)
+
+
+# --- candidates -------------------------------------------------------------------------------------------
+
+
+def test_limits_of_candidates() -> None:
+    op = doubled_op()
+    limits: dict[str, Any] = {
+        "devices": ["cuda"],
+        "dtypes": [torch.float64],
+        "when": lambda x, scale: "too few rows" if len(x) < 5 else None,
+    }
+    for name, value in limits.items():
+        op.candidate("mine", **{name: value})(lambda x, scale: x * scale)
+        x = torch.randn(3, 4)
+        assert op.chosen(x).candidate.name != "mine"
+        text = str(kernels.explain(op, x))
+        assert {"devices": "it runs on cuda", "dtypes": "it takes torch.float64", "when": "too few rows"}[
+            name
+        ] in text
+    assert op.chosen(torch.randn(5, 4)).candidate.name == "mine"
+
+
+def test_a_candidate_of_ones_own_has_gradients() -> None:
+    op = doubled_op()
+    with_own, without = [], []
+
+    @op.candidate("with a gradient")
+    def first(x: Tensor, scale: float) -> Tensor:
+        with_own.append(1)
+        return x.detach() * scale
+
+    @first.backward
+    def _(cotangents: Any, results: Any, x: Tensor, scale: float) -> Any:
+        with_own.append(2)
+        return (cotangents[0] * scale,)
+
+    x = torch.randn(3, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(op(x, 3.0).sum(), x)
+    assert with_own == [1, 2]
+    torch.testing.assert_close(gradient, torch.full_like(x, 3.0))
+
+    @op.candidate("without")
+    def second(x: Tensor, scale: float) -> Tensor:
+        without.append(1)
+        return x.detach() * scale
+
+    (gradient,) = torch.autograd.grad(op(x, 5.0).sum(), x)
+    assert without == [1]
+    torch.testing.assert_close(gradient, torch.full_like(x, 5.0))
+    # Second derivatives are the reference's.
+    (gradient,) = torch.autograd.grad(op(x, 5.0).square().sum(), x, create_graph=True)
+    (second_,) = torch.autograd.grad(gradient.sum(), x)
+    torch.testing.assert_close(second_, torch.full_like(x, 50.0))
+
+
+def test_under_autocast_only_those_run_that_follow_it() -> None:
+    op = doubled_op()
+    op.candidate("mine")(lambda x, scale: x * scale)
+    x = torch.randn(3, 4)
+    assert op.chosen(x).candidate.name == "mine"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert op.chosen(x).candidate.name != "mine"
+        op(x)
+    op.candidate("mine", autocast=True)(lambda x, scale: x * scale)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert op.chosen(x).candidate.name == "mine"
+
+
+def test_a_name_is_taken_once_but_may_be_defined_again() -> None:
+    first = doubled_op()
+    second = doubled_op()
+    assert OPS["doubled"] is second
+    assert first is not second
+    assert torch.ops.burnt.doubled(torch.ones(2)).tolist() == [2, 2]
+
+    def softmax(x: Tensor) -> Tensor:
+        return x
+
+    with pytest.raises(DefinitionError, match="there is an op 'softmax' already") as error:
+        kernels.op(softmax)
+    assert "a candidate of it" in str(error.value)
+
+
+def test_definitions_that_torch_cannot_declare() -> None:
+    def of_a_set(x: Tensor, y: set[int]) -> Tensor:
+        return x
+
+    def of_nothing(x: Tensor):  # type: ignore[no-untyped-def]
+        return x
+
+    with pytest.raises(DefinitionError, match="the argument y of the op of_a_set has no type"):
+        kernels.op(of_a_set)
+    with pytest.raises(DefinitionError, match="the result of the op of_nothing is not annotated"):
+        kernels.op(of_nothing)
+    assert not {"of_a_set", "of_nothing"} & set(OPS)
+
+
+# --- what torch sees --------------------------------------------------------------------------------------
+
+
+class Seen(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_see_one_op() -> None:
+    x = torch.randn(300, 300, requires_grad=True)
+    with Seen() as seen:
+        kernels.swiglu(x, x).sum().backward()
+    assert [n for n in seen.names if n.startswith("burnt")] == [
+        "burnt.swiglu.default",
+        "burnt.swiglu_backward.default",
+    ]
+    with Seen() as seen:
+        kernels.rms_norm(x, residual=x)
+    assert seen.names[0] == "burnt.rms_norm.residual"
+
+
+CALLS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "softmax": (lambda x: kernels.softmax(x, 0), lambda x: torch.softmax(x, 0)),
+    "layer_norm": (lambda x: kernels.layer_norm(x), lambda x: F.layer_norm(x, x.shape[-1:])),
+    "residual": (lambda x: kernels.rms_norm(x, residual=x)[0], lambda x: F.rms_norm(2 * x, x.shape[-1:])),
+    "swiglu": (lambda x: kernels.swiglu(x, x.cos()), lambda x: F.silu(x) * x.cos()),
+    "reduce_sum": (lambda x: kernels.reduce_sum(x, 0), lambda x: x.sum(0)),
+    "cumsum": (lambda x: kernels.cumsum(x, -1), lambda x: x.cumsum(-1)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_transforms(name: str) -> None:
+    ours, theirs = CALLS[name]
+    x = torch.randn(4, 5, dtype=torch.float64)
+    batch = torch.randn(3, 4, 5, dtype=torch.float64)
+
+    def same(way: Callable[..., Any], *args: Any) -> None:
+        torch.testing.assert_close(way(ours)(*args), way(theirs)(*args))
+
+    same(torch.vmap, batch)
+    same(lambda f: torch.vmap(f, in_dims=2, out_dims=1), batch)
+    same(torch.func.jacrev, x)
+    same(torch.func.jacfwd, x)
+    same(lambda f: torch.func.grad(lambda v: f(v).sin().sum()), x)
+    same(lambda f: torch.vmap(torch.func.grad(lambda v: f(v).sin().sum())), batch)
+    same(lambda f: torch.func.hessian(lambda v: f(v).sin().sum()), x)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_autocast_does_what_torch_does(name: str) -> None:
+    ours, theirs = CALLS[name]
+    x = torch.randn(256, 256)
+    with torch.autocast("cpu", torch.bfloat16):
+        for given in (x, x.bfloat16()):
+            a, b = ours(given), theirs(given)
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("name", ["softmax", "residual", pytest.param("reduce_sum", marks=pytest.mark.full)])
+def test_compiles_whole(name: str) -> None:
+    ours, theirs = CALLS[name]
+    compiled = torch.compile(lambda x: ours(x) * 2, fullgraph=True, backend="aot_eager", dynamic=True)
+    for shape in ((4, 5), (7, 9)):
+        x = torch.randn(shape, requires_grad=True)
+        made = compiled(x)
+        torch.testing.assert_close(made, theirs(x) * 2)
+        (a,), (b,) = (torch.autograd.grad(r.sin().sum(), x) for r in (made, theirs(x) * 2))
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.full
+def test_inductor_compiles_whole() -> None:
+    x, w = torch.randn(8, 16, requires_grad=True), torch.randn(16, requires_grad=True)
+    compiled = torch.compile(lambda x, w: kernels.layer_norm(x * 2, w, activation="gelu"), fullgraph=True)
+    made, right = compiled(x, w), F.gelu(F.layer_norm(x * 2, (16,), w))
+    torch.testing.assert_close(made, right)
+    for a, b in zip(*(torch.autograd.grad(r.sin().sum(), (x, w)) for r in (made, right)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+class Net(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return kernels.swiglu(x, kernels.softmax(x))
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of torch's export, about itself
+def test_export_keeps_ops_and_can_take_them_apart() -> None:
+    x = torch.randn(4, 5)
+    program = torch.export.export(Net(), (x,))
+    names = [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
+    assert names == ["burnt.softmax.default", "burnt.swiglu.default"]
+    plain = program.run_decompositions(kernels.decompositions())
+    names = [str(n.target) for n in plain.graph.nodes if n.op == "call_function"]
+    assert names
+    assert not any("burnt" in name for name in names)
+    torch.testing.assert_close(plain.module()(x), Net()(x))
+
+
+# --- what fuses -------------------------------------------------------------------------------------------
+
+X, W = torch.randn(37, 53), torch.randn(53)
+KERNELS: dict[str, tuple[kernels.Op[..., Any], tuple[Any, ...], int]] = {
+    "gelu": (kernels.gelu, (X,), 1),
+    "softmax": (kernels.softmax, (X,), 1),
+    "layer_norm": (kernels.layer_norm, (X, W, W), 1),
+    "rms_norm and residual": (kernels.rms_norm, (X, W, 1e-6, X.cos()), 1),
+    "swiglu": (kernels.swiglu, (X, X.cos()), 1),
+    "rope": (kernels.rope, (X[:, :52], X[:, :26], X[:, 26:52]), 1),
+    "batch_norm": (kernels.batch_norm_training, (torch.randn(8, 3, 5), None, None, 1e-5, None, "relu"), 1),
+}
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernel_counts(name: str) -> None:
+    op, args, count = KERNELS[name]
+    found = kernels.explain(op, *args).generated
+    assert found is not None
+    steps = [step.kind for step in found.steps if "backward" not in step.name]
+    assert len(steps) == count, found
+    assert "vendor" not in steps
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+LOGITS, LABELS = torch.randn(4, 10), torch.tensor([1, 2, 3, 4])
+# A call, torch's own of the same meaning, and what our message says.
+BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
+    "no such axis": (lambda: kernels.softmax(X, 7), lambda: torch.softmax(X, 7), "softmax cannot take"),
+    "integers": (
+        lambda: kernels.softmax(X.long()),
+        lambda: torch.softmax(X.long(), -1),
+        "softmax is not defined for int64",
+    ),
+    "approximation": (
+        lambda: kernels.gelu(X, "sigmoid"),
+        lambda: F.gelu(X, approximate="sigmoid"),
+        "gelu knows no approximation 'sigmoid'",
+    ),
+    "weight of another size": (
+        lambda: kernels.layer_norm(X, W[:5]),
+        lambda: F.layer_norm(X, (5,), W[:5]),
+        "the weight of layer_norm does not fit the last axes of x",
+    ),
+    "mixed dtypes": (
+        lambda: kernels.layer_norm(X, W.half()),
+        lambda: F.layer_norm(X, (53,), W.half()),
+        "the arguments of layer_norm have different dtypes",
+    ),
+    "another device": (
+        lambda: kernels.layer_norm(X, W.to("meta")),
+        lambda: F.layer_norm(X, (53,), W.to("meta")),
+        "the arguments of layer_norm are on different devices",
+    ),
+    "halves of different shapes": (
+        lambda: kernels.swiglu(X, X[:, :7]),
+        lambda: F.silu(X) * X[:, :7],
+        "swiglu cannot take",
+    ),
+    "groups": (
+        lambda: kernels.group_norm(X, 7),
+        lambda: F.group_norm(X, 7),
+        "cannot be split into as many groups",
+    ),
+    "one value to train on": (
+        lambda: kernels.batch_norm(X[:1], training=True),
+        lambda: F.batch_norm(X[:1], None, None, training=True),
+        "trains on more than 1 value",
+    ),
+    "averages of another size": (
+        lambda: kernels.batch_norm(X, W[:5], W[:5]),
+        lambda: F.batch_norm(X, W[:5], W[:5]),
+        "the running_mean of batch_norm does not fit the channels",
+    ),
+    "label too large": (
+        lambda: kernels.cross_entropy(LOGITS, LABELS + 6),
+        lambda: F.cross_entropy(LOGITS, LABELS + 6),
+        "a label is no class",
+    ),
+    "label below 0": (
+        lambda: kernels.cross_entropy(LOGITS, LABELS - 2),
+        lambda: F.cross_entropy(LOGITS, LABELS - 2),
+        "a label is no class",
+    ),
+    "batch of another size": (
+        lambda: kernels.cross_entropy(LOGITS, LABELS[:3]),
+        lambda: F.cross_entropy(LOGITS, LABELS[:3]),
+        "the target does not fit the logits",
+    ),
+    "labels of another dtype": (
+        lambda: kernels.cross_entropy(LOGITS, LABELS.int()),
+        lambda: F.cross_entropy(LOGITS, LABELS.int()),
+        "labels of this dtype",
+    ),
+    "reduction": (
+        lambda: kernels.cross_entropy(LOGITS, LABELS, reduction="max"),
+        lambda: F.cross_entropy(LOGITS, LABELS, reduction="max"),
+        "knows no reduction 'max'",
+    ),
+    "smoothing": (
+        lambda: kernels.cross_entropy(LOGITS, LABELS, label_smoothing=2.0),
+        lambda: F.cross_entropy(LOGITS, LABELS, label_smoothing=2.0),
+        "the label smoothing is no share",
+    ),
+    "class weights": (
+        lambda: kernels.cross_entropy(LOGITS, LABELS, W[:3]),
+        lambda: F.cross_entropy(LOGITS, LABELS, W[:3]),
+        "the weight does not fit the classes",
+    ),
+    "probability": (
+        lambda: kernels.dropout(X, 1.5),
+        lambda: F.dropout(X, 1.5),
+        "the probability of dropout is none",
+    ),
+    "window": (
+        lambda: kernels.max_pool(torch.ones(1, 1, 2, 2), 5),
+        lambda: F.max_pool2d(torch.ones(1, 1, 2, 2), 5),
+        "max_pool cannot take",
+    ),
+    "axis of a sum": (lambda: kernels.reduce_sum(X, 3), lambda: X.sum(3), "reduce_sum cannot take"),
+    "axis twice": (lambda: kernels.reduce_sum(X, [0, 0]), lambda: X.sum([0, 0]), "reduce_sum cannot take"),
+    "index": (
+        lambda: kernels.embedding(LABELS, W[:8].view(4, 2)),
+        lambda: F.embedding(LABELS, W[:8].view(4, 2)),
+        "an index has no embedding",
+    ),
+    "indices that are none": (
+        lambda: kernels.embedding(X, X),
+        lambda: F.embedding(X, X),
+        "indices of this dtype",
+    ),
+}
+
+
+@pytest.mark.parametrize("candidate", ["vendor", "generated", "mine"])
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_on_every_candidate(name: str, candidate: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, torchs, message = BAD[name]
+    for op in OPS.values():
+        op.forget()
+        if candidate == "mine":
+            monkeypatch.setitem(op.candidates, "mine", kernels.Candidate("mine", op.reference))
+        else:
+            monkeypatch.setattr(op, "candidates", {candidate: op.candidates[candidate]})
+    try:
+        torchs()
+    except Exception as error:
+        expected: type[Exception] = type(error)
+    else:
+        pytest.fail("torch takes it")
+    with pytest.raises(InputError, match=message) as raised:
+        call()
+    kind = next(
+        c
+        for c in (NotImplementedError, IndexError, ValueError, TypeError, RuntimeError)
+        if issubclass(expected, c)
+    )
+    assert isinstance(raised.value, kind), (type(raised.value), expected)
+    assert raised.value.where is not None
+    assert raised.value.where.startswith("burnt.kernels.")
+    for op in OPS.values():
+        op.forget()
+
+
+def test_a_label_that_is_left_out_may_be_any_number() -> None:
+    labels = torch.tensor([1, -100, 3, 255])
+    for target, ignored in ((torch.tensor([1, -100, 3, -100]), -100), (labels.clamp(min=0), 255)):
+        made = kernels.cross_entropy(LOGITS, target, ignore_index=ignored)
+        torch.testing.assert_close(made, F.cross_entropy(LOGITS, target, ignore_index=ignored))
+
+
+def test_errors_that_are_not_about_arguments_pass() -> None:
+    op = doubled_op()
+    op.candidate("mine")(lambda x, scale: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory")))
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        op(torch.ones(3))
+
+
+def test_explaining_what_is_no_op() -> None:
+    with pytest.raises(UnsupportedError, match="batch_norm is no op") as error:
+        kernels.explain(kernels.batch_norm, torch.ones(2, 3))  # type: ignore[arg-type]
+    assert "batch_norm_training" in str(error.value)
+
+
+def test_an_explanation_is_text_and_json() -> None:
+    import json
+
+    found = kernels.explain(kernels.silu, torch.randn(256, 256))
+    assert found.winner in str(found)
+    assert json.loads(json.dumps(found.as_dict()))["op"] == "silu"
+
+
+# --- batch normalisation, which also keeps averages ---------------------------------------------------------
+
+
+def test_batch_norm_keeps_averages_as_torch_does() -> None:
+    x, w, b = torch.randn(4, 3, 5), torch.randn(3), torch.randn(3)
+    ours, theirs = [torch.zeros(3), torch.ones(3)], [torch.zeros(3), torch.ones(3)]
+    for training in (True, True, False):
+        made = kernels.batch_norm(x, *ours, w, b, training=training, momentum=0.3)
+        torch.testing.assert_close(made, F.batch_norm(x, *theirs, w, b, training=training, momentum=0.3))
+        torch.testing.assert_close(ours, theirs)
+    with pytest.raises(RuntimeError, match="needs running averages"):
+        kernels.batch_norm(x)
+
+
+def test_dropout() -> None:
+    x = torch.ones(200, 300, requires_grad=True)
+    torch.manual_seed(3)
+    first = kernels.dropout(x, 0.3)
+    torch.manual_seed(3)
+    assert torch.equal(first, kernels.dropout(x, 0.3))
+    assert not torch.equal(first, kernels.dropout(x, 0.3))
+    assert set(first.unique().tolist()) == {0.0, torch.tensor(1 / 0.7).item()}
+    assert abs(float((first == 0).float().mean()) - 0.3) < 0.01
+    (gradient,) = torch.autograd.grad(first.sum(), x)
+    assert torch.equal(gradient, first.detach())
+    assert torch.equal(kernels.dropout(x, 0.3, False), x)
