@@ -34,7 +34,7 @@ from burnt.codegen.ir import (
     places,
     walk,
 )
-from burnt.codegen.passes import LANES, lane_of
+from burnt.codegen.passes import LANES, lane_of, unguarded
 from burnt.codegen.print_c_folds import Accumulator
 from burnt.codegen.print_c_random import BLOCK, Words, words_of
 from burnt.codegen.print_c_scans import lane_of_scans, states
@@ -49,11 +49,12 @@ _CHUNKS = 64  # of a pass that is cut for the threads: enough to be even, whatev
 _FEW = 16  # turns of the outer loops below which passes are cut instead
 _BLOCK = 512  # elements of a part: 32 for each lane of a vector
 _BLOCK_WITHOUT_SUMS = 8192
-_BLOCK_OF_ARG = 1024  # which is gone through again for the place of its extreme
-_BLOCK_OF_LANES = 16
+_BLOCK_OF_ARG = 256  # which is gone through again for the place of its extreme
+_BLOCK_OF_LANES, _BLOCK_OF_LANES_WITHOUT_SUMS = 16, 128
 _TILE = 1024  # lanes of a tile; 256 where there is one for each chunk
 _TILE_OF_CHUNKS = 256
 _LANES = 64  # lanes that are kept in registers while a block is gone through
+_SQUARE = 64  # sides of what is turned over at once
 _CACHE = 1 << 19  # bytes that stay in a core's second cache from one pass to the next
 
 # By bits where the test is the same for a whole loop: of a choice gcc makes branches, and no vectors.
@@ -139,6 +140,7 @@ class _Printer:
         self.passes: list[list[Fold | Store]] = []
         self.lane: Var | None = None
         self.tile = 1
+        self.squares: dict[Expr, str] = {}  # where the elements of loads that go across are
         self.partials: dict[Partial, str] = {}
         self.inside = False  # of a part of a tile
         self.used: dict[Buffer, None] = {}
@@ -152,6 +154,7 @@ class _Printer:
         self.words: dict[int, str] = {}  # random words that have been made, by what is drawn from them
         self.hoisted: list[str] = []  # lines that come before that loop
         self.computed: dict[int, str] = {}  # names of the expressions in indices
+        self.opaque = False  # whether an index is computed
         self.failed = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
 
     def text(self) -> str:
@@ -182,6 +185,10 @@ class _Printer:
             head.append(
                 f"    {only}{MEMORY[buffer.dtype]} *restrict {buffer.name} = a[{self.slots[buffer]}].p;"
             )
+        if self.opaque:
+            # gcc 12 takes an index that comes from a comparison for a mask in loops of SIMD, and reads
+            # elsewhere; a number that it does not know makes an integer of it.
+            head.append('    int64_t zero = 0; __asm__("" : "+r"(zero));')
         head += [f"    uint64_t {name} = 0;" for name in self.failed.values()]
         for i, name in enumerate(self.failed.values()):
             self.line(f"if ({name}) ((uint64_t *)a[{self.slots['failed']}].p)[{i}] = {name};")
@@ -195,9 +202,9 @@ class _Printer:
         loaded = {e.extra: e.dtype.itemsize for e in walk(kernel.exprs) if e.op == "load"}
         if sum(bool(steps[0].inner) for steps in self.passes) > 1:
             widths = [w for w in widths if w <= LANES or w * inner * sum(loaded.values()) <= _CACHE]
-        # The last tile overlaps the one before it, so that the compiler knows how wide all of them are.
-        few = [w for w in widths if -(-extent // w) * w <= extent * 9 // 8]
-        return max(few, default=min(widths[0], 16))
+        # The last tile overlaps the one before it, so that the compiler knows how wide all of them are. A
+        # tile costs its vectors, and about one more.
+        return min(widths, key=lambda w: -(-extent // w) * (-(-w // 16) + 1))
 
     # --- forms --------------------------------------------------------------------------------------------
 
@@ -208,6 +215,10 @@ class _Printer:
             self.bodies(stores)
             return
         *lead, last = loops
+        across = self.across(lead, last, stores)
+        if across is not None:
+            self.tiled(lead, across, last, stores, parallel=count >= _PARALLEL)
+            return
         rows = math.prod(v.extent for v in lead)
         if count >= _PARALLEL and rows < 8:
             self.loops(lead)
@@ -218,6 +229,52 @@ class _Printer:
             self.loops(lead)
             self.spans(last, stores)
         self.close(len(lead))
+
+    def across(self, lead: Sequence[Var], last: Var, stores: Sequence[Store]) -> Var | None:
+        """The loop along which what is loaded lies, where stores go along another one."""
+        found: dict[Var, list[Expr]] = {}
+        for e in unguarded([step.value for step in stores]):
+            if e.op != "load" or e.args or e.extra[1].stride(last) in (None, 0, 1):  # type: ignore[attr-defined]
+                continue
+            for v in lead:
+                if e.extra[1].stride(v) == 1 and min(v.extent, last.extent) >= _SQUARE // 2:  # type: ignore[attr-defined]
+                    found.setdefault(v, []).append(e)
+        across = max(found, key=lambda v: len(found[v]), default=None)
+        if across is not None:
+            self.squares = {e: f"q{i}" for i, e in enumerate(found[across])}
+        return across
+
+    def tiled(
+        self, lead: Sequence[Var], across: Var, last: Var, stores: Sequence[Store], *, parallel: bool
+    ) -> None:
+        """Stores square by square, each loaded the way it lies first: the lines of memory of a square whose
+        rows are a power of two apart would drive each other out of the cache."""
+        others = [v for v in lead if v is not across]
+        if parallel:
+            self.line(f"#pragma omp parallel for collapse({len(others) + 1}) schedule(static)")
+        self.loops(others)
+        ends = {}
+        for var, start in ((across, "down"), (last, "right")):
+            size = mark(var.extent)
+            self.line(f"for (int64_t {start} = 0; {start} < {size}; {start} += {_SQUARE}) {{")
+            self.depth += 1
+            ends[var] = f"({start} + {_SQUARE} < {size} ? {start} + {_SQUARE} : {size})"
+        for e, name in self.squares.items():
+            buffer: Buffer = e.extra[0]  # type: ignore[assignment]
+            self.line(f"{MEMORY[buffer.dtype]} {name}[{_SQUARE}][{_SQUARE + 1}];")
+            self.loop(last, "right", ends[last])
+            self.line("#pragma omp simd")
+            self.loop(across, "down", ends[across])
+            place = f"[{self.named(last)} - right][{self.named(across)} - down]"
+            self.line(f"{name}{place} = {self.element(buffer, e.extra[1])};")  # type: ignore[arg-type]
+            self.close(2)
+            self.squares[e] = name + place
+        self.loop(across, "down", ends[across])
+        self.line("#pragma omp simd")
+        self.loop(last, "right", ends[last])
+        self.bodies(stores)
+        self.close(4 + len(others))
+        self.squares = {}
 
     def bodies(self, stores: Sequence[Store]) -> None:
         names = self.exprs([step.value for step in stores])
@@ -470,7 +527,9 @@ class _Printer:
             self.loop(var, *bounds(var))
         along = self.named(last)
         sums = any(acc.part_type != acc.type for acc in made)
-        block = _BLOCK_OF_LANES if self.lane is not None else _BLOCK if sums else _BLOCK_WITHOUT_SUMS
+        block = _BLOCK if sums else _BLOCK_WITHOUT_SUMS
+        if self.lane is not None:
+            block = _BLOCK_OF_LANES if sums else _BLOCK_OF_LANES_WITHOUT_SUMS
         if args:
             block = min(block, _BLOCK_OF_ARG)
         start, stop = bounds(last)
@@ -612,9 +671,12 @@ class _Printer:
                     memo[key] = visit(yes, guard)
                     return memo[key]
                 inner = test_name if not guard else f"{guard} & {test_name}"
+                other = guard
+                if any(e.op == "load" for e in walk([no])):
+                    other = f"!{test_name}" if not guard else f"{guard} & !{test_name}"
                 if guard in self.varying or not self.is_uniform(test):
-                    self.varying.add(inner)
-                chosen = visit(yes, inner), visit(no, guard)
+                    self.varying |= {inner, other} - {guard}
+                chosen = visit(yes, inner), visit(no, other)
                 if inner in self.varying:
                     name = self.define(expr, f"{test_name} ? {chosen[0]} : {chosen[1]}")
                 else:
@@ -685,7 +747,7 @@ class _Printer:
     def load(self, expr: Expr, guard: str) -> str:
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
         place: Ix = expr.extra[1]  # type: ignore[assignment]
-        text = self.element(buffer, place)
+        text = self.squares.get(expr) or self.element(buffer, place)
         if guard:
             apart = row_of(buffer, place, self.span) if guard not in self.varying and self.span else None
             if apart is not None:
@@ -724,7 +786,10 @@ class _Printer:
             if isinstance(atom, Split):
                 text = self.split_text(atom)
             else:
-                text = self.named(atom) if isinstance(atom, Var) else self.computed[id(atom.expr)]
+                text = (
+                    self.named(atom) if isinstance(atom, Var) else f"({self.computed[id(atom.expr)]} ^ zero)"
+                )
+                self.opaque = self.opaque or not isinstance(atom, Var)
             parts.append(text if c == 1 else f"{text} * {mark(c)}")
         if ix.const or not parts:
             parts.append(mark(ix.const) if ix.const else "0")
