@@ -163,6 +163,7 @@ class Op(Generic[P, R]):
         self.arity = len(parameters)
         self.pair = None if pair is None else self.positions[pair]
         self._entries: dict[tuple[Any, ...], Entry] = {}
+        self.gradients: dict[tuple[Any, ...], Function] = {}
         self.candidates: dict[str, Candidate] = {}
         # Strides are part of what a call means, and where two vendors' calls differ the reference has it.
         own = vendor or reference
@@ -437,7 +438,6 @@ class _Custom(torch.autograd.Function):
 
 
 _TENSOR = object()
-_GRADIENTS: dict[tuple[Any, ...], Function] = {}
 
 
 def gradient(
@@ -450,11 +450,11 @@ def gradient(
         for a in args
     )
     chosen = tuple(w for w, a in zip(wanted, args, strict=True) if isinstance(a, Tensor | float))
-    key = (op.name, statics, chosen)
-    function = _GRADIENTS.get(key)
+    key = (statics, chosen)
+    function = op.gradients.get(key)
     if function is None:
         vjp = Vjp(_Rest(op.reference, statics), len(cotangents), chosen)
-        function = _GRADIENTS[key] = Function(vjp)
+        function = op.gradients[key] = Function(vjp)
     made = function(*cotangents, *kept)
     return list(made)
 

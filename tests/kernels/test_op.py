@@ -192,6 +192,25 @@ def test_a_name_is_taken_once_but_may_be_defined_again() -> None:
     assert "a candidate of it" in str(error.value)
 
 
+def test_a_new_definition_has_a_gradient_of_its_own() -> None:
+    for factor in (2.0, 3.0):
+
+        def scaled(x: Tensor, factor: float = factor) -> Tensor:
+            return x * x * factor
+
+        op, x = kernels.op(scaled), torch.ones(3, requires_grad=True)
+        for call in (op, torch.ops.burnt.scaled):
+            (gradient,) = torch.autograd.grad(call(x, factor).sum(), x)
+            assert gradient.tolist() == [2 * factor] * 3
+
+    def scaled(x: Tensor) -> Tensor:  # type: ignore[no-redef]
+        return -x
+
+    op, x = kernels.op(scaled), torch.ones(3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(torch.ops.burnt.scaled(x).sum(), x)
+    assert gradient.tolist() == [-1] * 3
+
+
 def test_definitions_that_torch_cannot_declare() -> None:
     def of_a_set(x: Tensor, y: set[int]) -> Tensor:
         return x
