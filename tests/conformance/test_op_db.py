@@ -22,6 +22,8 @@ from torch.utils import _pytree as pytree
 from burnt.codegen.compiler import find_compiler
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
+from burnt.codegen.schedule import schedule
+from burnt.codegen.trace import trace, unsuited
 from tests.codegen.compare import Mismatch, Verdict, Watched, compare, default_dtype
 
 pytestmark = [
@@ -107,9 +109,6 @@ def _fresh(arg: Any) -> Any:
 
 
 def _planned(function: Function, args: list[Any]) -> bool:
-    from burnt.codegen.schedule import schedule
-    from burnt.codegen.trace import trace, unsuited
-
     if function._unsuited([a for a in args if isinstance(a, Tensor)]) is not None:
         return False
     try:
@@ -194,6 +193,17 @@ def cases(dtypes: Sequence[torch.dtype]) -> list[Any]:
                     pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}", marks=marks)
                 )
     return found
+
+
+# Each dtype's share of the operators, another for each.
+EVERY = 12
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [case for i, dtype in enumerate(DTYPES) for case in cases([dtype])[i::EVERY]]
+)
+def test_some_samples(name: str, dtype: torch.dtype) -> None:
+    check(name, dtype, PER_OP)
 
 
 @pytest.mark.full
