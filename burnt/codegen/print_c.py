@@ -147,6 +147,7 @@ class _Printer:
         self.names: dict[Var, str] = {}
         self.temporary = 0
         self.known: set[int] = set()  # tests that hold at the current place
+        self.sure: set[Expr] = set()  # loads that are made whatever the tests are
         self.span: tuple[Var, int, int] | None = None  # the vectorised loop around it, from where to where
         self.varying: set[str] = set()  # guards that are not the same for all of that loop
         self.uniform: dict[int, bool] = {}  # whether expressions are
@@ -335,11 +336,13 @@ class _Printer:
             before, self.lines, self.hoisted, self.uniform = self.lines, [], [], {}
             if stop - first >= 8:
                 self.line("#pragma omp simd")
-            self.line(f"for (int64_t {name} = {mark(first)}; {name} < {mark(stop)}; {name}++) {{")
+            begin = mark(first) if first else "0"
+            self.line(f"for (int64_t {name} = {begin}; {name} < {mark(stop)}; {name}++) {{")
             self.depth += 1
+            self.sure = {e for e in unguarded([s.value for s in stores]) if e.op == "load"}
             self.known, self.span = {id(test) for test in known}, (last, first, stop)
             self.bodies(stores)
-            self.known, self.span = set(), None
+            self.known, self.span, self.sure = set(), None, set()
             self.close(1)
             self.lines = before + self.hoisted + self.lines
 
@@ -656,6 +659,8 @@ class _Printer:
         memo: dict[tuple[int, str], str] = {}
 
         def visit(expr: Expr, guard: str) -> str:
+            if expr in self.sure:
+                guard = ""
             key = (id(expr), guard)
             if key in memo:
                 return memo[key]
@@ -715,7 +720,7 @@ class _Printer:
 
     def is_uniform(self, expr: Expr) -> bool:
         """Whether an expression is the same for all of the vectorised loop, and safe to compute before it."""
-        if self.span is None or expr.op in ("load", "checked"):
+        if self.span is None or expr.op == "checked" or (expr.op == "load" and expr not in self.sure):
             return False
         found = self.uniform.get(id(expr))
         if found is None:
