@@ -2,10 +2,11 @@
 
     python benchmarks/ops.py [OP ...] [--quick] [--device cpu]
 
-The first table is what the heuristic is made of: times of torch's own call and of the generated kernels at each
-op's example sizes, forward alone and with backward, and which one the heuristic takes. Rivals take turns, with
-inputs that no cache holds. The second gives microseconds a call for 16 elements: the op, the candidate that it
-goes to called directly, and the difference, with arguments by position, by name, and with gradients.
+The first table is what the heuristic is made of: times of torch's own call and of the generated kernels at
+each op's example sizes, forward alone and with backward, and which one the heuristic takes. Rivals take
+turns, with inputs that no cache holds. The second gives microseconds a call for 16 elements: the op, the
+candidate that it goes to called directly, and the difference, with arguments by position, by name, and with
+gradients.
 """
 
 from __future__ import annotations
@@ -42,15 +43,19 @@ def candidates(names: list[str], device: torch.device, quick: bool) -> None:
                     chosen = pick(op, given, able)[0].name
                     best = min(ms, key=lambda n: ms[n])
                     wrong = "" if ms[chosen] <= 1.05 * ms[best] else "  <- slower"
-                    shapes = " ".join(
-                        "x".join(map(str, a.shape)) for a in given if isinstance(a, torch.Tensor)
-                    )
+                    mode = "training" if training else "inference"
+                    shapes = " ".join("x".join(map(str, a.shape)) for a in given if is_tensor(a))
                     print(
-                        f"{name:<22}{shapes[:32]:<34}{'training' if training else 'inference':<10}"
-                        f"{ms['vendor']:>10.3f}{ms['generated']:>10.3f}{ms['vendor'] / ms['generated']:>7.2f}  "
+                        f"{name:<22}{shapes[:32]:<34}{mode:<10}"
+                        f"{ms['vendor']:>10.3f}{ms['generated']:>10.3f}"
+                        f"{ms['vendor'] / ms['generated']:>7.2f}  "
                         f"{chosen}{wrong}",
                         flush=True,
                     )
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def with_gradients(args: tuple[Any, ...]) -> list[Any]:

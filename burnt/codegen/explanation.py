@@ -12,9 +12,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from burnt.codegen.compiled import CompiledPlan
-from burnt.codegen.function import Function
-from burnt.codegen.ir import Buffer, Fold, Kernel, Running, Store, walk
-from burnt.codegen.schedule import Call
+from burnt.codegen.function import Function, Planned
+from burnt.codegen.ir import Buffer, Expr, Fold, Kernel, Running, Store, walk
+from burnt.codegen.schedule import Call, Plan, schedule
+from burnt.codegen.target import TARGETS
+from burnt.codegen.trace import PLANNING
+from burnt.errors import ConfigError
 
 __all__ = ["Explanation", "Step", "explain"]
 
@@ -106,7 +109,7 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(fn: Callable[..., Any], *args: Any, timed: bool = True) -> Explanation:
+def explain(fn: Callable[..., Any], *args: Any, timed: bool = True, target: str | None = None) -> Explanation:
     """What a function runs for these arguments: kernels, ops, bytes, times, and why groups end.
 
     Args:
@@ -114,6 +117,11 @@ def explain(fn: Callable[..., Any], *args: Any, timed: bool = True) -> Explanati
         args: its arguments; the function is called with them, and with those that want gradients its
             backward is, too.
         timed: measure every step, for a fifth of a second altogether.
+        target: ``"c"``, ``"triton"`` or ``"metal"``: show the forward's kernels as they would be on such a
+            device, which need not be there; nothing is run.
+
+    Raises:
+        ConfigError: there is no such target.
 
     >>> import torch
     >>> from burnt.codegen import explain
@@ -125,6 +133,8 @@ def explain(fn: Callable[..., Any], *args: Any, timed: bool = True) -> Explanati
     planned = function.planned(*args)
     if planned.forward is None:
         return Explanation((), planned.plain)
+    if target is not None:
+        return _elsewhere(planned, target)
     tensors = [*(a for a in args if isinstance(a, Tensor)), *planned.captured]
     numbers = [args[i] for i in planned.forward.plan.numbers]
     backward = None
@@ -142,6 +152,24 @@ def explain(fn: Callable[..., Any], *args: Any, timed: bool = True) -> Explanati
     return dataclasses.replace(_explained(planned.forward, seconds), backward=backward)
 
 
+def _elsewhere(planned: Planned, name: str) -> Explanation:
+    """The forward planned and printed for a target, whose device need not be there."""
+    target = TARGETS.get(name)
+    if target is None:
+        raise ConfigError(f"there is no target {name!r}", expected=", ".join(TARGETS), found=name)
+    assert planned.forward is not None
+    compiled = planned.forward
+    with PLANNING, torch.no_grad():
+        plan = schedule(compiled.traced, planned.captured, scratch=target.scratch, runs=target.runs)
+        kernels = [step for step in plan.steps if isinstance(step, Kernel)]
+        for i, kernel in enumerate(kernels):
+            kernel.name = f"{compiled.name}_{i}"
+        texts = {kernel.name: text for kernel, text in target.show(kernels, plan.numbers).items()}
+        steps = tuple(_step(step, plan) for step in plan.steps)
+        Expr.forget()
+    return Explanation(steps, None, texts)
+
+
 def _seconds(compiled: CompiledPlan) -> list[float]:
     """The times of a plan's steps with inputs of the right shapes: which values they hold is all the same."""
     tensors = [
@@ -156,13 +184,13 @@ def _seconds(compiled: CompiledPlan) -> list[float]:
 def _explained(compiled: CompiledPlan, seconds: Sequence[float] | None) -> Explanation:
     measured: Sequence[float | None] = seconds or [None] * len(compiled.plan.steps)
     steps = tuple(
-        dataclasses.replace(_step(step, compiled), seconds=s)
+        dataclasses.replace(_step(step, compiled.plan), seconds=s)
         for step, s in zip(compiled.plan.steps, measured, strict=True)
     )
     return Explanation(steps, None, {kernel.name: text for kernel, text in compiled.texts.items()})
 
 
-def _step(step: Kernel | Call, compiled: CompiledPlan) -> Step:
+def _step(step: Kernel | Call, plan: Plan) -> Step:
     if isinstance(step, Call):
         moved = [*step.inputs.values(), *(b for b in step.outputs if b is not None)]
         name = str(step.node.target)
@@ -172,7 +200,7 @@ def _step(step: Kernel | Call, compiled: CompiledPlan) -> Step:
     exprs = [s.value if isinstance(s, Store) else s.body for s in step.steps]
     moved = [e.extra[0] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]
     moved += [s.buffer for s in step.steps if isinstance(s, Store)]
-    return Step(step.name, step.kind, tuple(_ops(step)), _bytes(moved), _why(step, compiled))
+    return Step(step.name, step.kind, tuple(_ops(step)), _bytes(moved), _why(step, plan))
 
 
 def _ops(kernel: Kernel) -> list[str]:
@@ -188,13 +216,11 @@ def _ops(kernel: Kernel) -> list[str]:
     return list(names)
 
 
-def _why(kernel: Kernel, compiled: CompiledPlan) -> str:
-    if len(compiled.plan.steps) == 1:
+def _why(kernel: Kernel, plan: Plan) -> str:
+    if len(plan.steps) == 1:
         return "it is all there is"
     stores = [s.buffer for s in kernel.steps if isinstance(s, Store)]
-    readers = [
-        s for s in compiled.plan.steps if isinstance(s, Call) and any(b in s.inputs.values() for b in stores)
-    ]
+    readers = [s for s in plan.steps if isinstance(s, Call) and any(b in s.inputs.values() for b in stores)]
     if readers:
         return f"{readers[0].node.target} reads its result from memory"
     if any(b.role == "between" for b in stores):

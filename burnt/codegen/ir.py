@@ -307,17 +307,16 @@ class Expr:
 def walk(exprs: Sequence[Expr]) -> Iterator[Expr]:
     """Every expression below some, each once, arguments first."""
     seen: set[int] = set()
-
-    def visit(expr: Expr) -> Iterator[Expr]:
-        if id(expr) in seen:
-            return
-        seen.add(id(expr))
-        for argument in expr.args:
-            yield from visit(argument)
-        yield expr
-
-    for expr in exprs:
-        yield from visit(expr)
+    # Not by recursion: look-ups of look-ups are deeper than Python's stack.
+    todo = [(expr, False) for expr in reversed(exprs)]
+    while todo:
+        expr, ready = todo.pop()
+        if ready:
+            yield expr
+        elif id(expr) not in seen:
+            seen.add(id(expr))
+            todo.append((expr, True))
+            todo += [(argument, False) for argument in reversed(expr.args)]
 
 
 def load(buffer: Buffer, place: Ix) -> Expr:

@@ -155,6 +155,7 @@ class _Printer:
         self.words: dict[int, str] = {}  # random words that have been made, by what is drawn from them
         self.hoisted: list[str] = []  # lines that come before that loop
         self.computed: dict[int, str] = {}  # names of the expressions in indices
+        self.opaque = False  # whether an index is computed
         self.failed = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
 
     def text(self) -> str:
@@ -185,6 +186,10 @@ class _Printer:
             head.append(
                 f"    {only}{MEMORY[buffer.dtype]} *restrict {buffer.name} = a[{self.slots[buffer]}].p;"
             )
+        if self.opaque:
+            # gcc 12 takes an index that comes from a comparison for a mask in loops of SIMD, and reads
+            # elsewhere; a number that it does not know makes an integer of it.
+            head.append('    int64_t zero = 0; __asm__("" : "+r"(zero));')
         head += [f"    uint64_t {name} = 0;" for name in self.failed.values()]
         for i, name in enumerate(self.failed.values()):
             self.line(f"if ({name}) ((uint64_t *)a[{self.slots['failed']}].p)[{i}] = {name};")
@@ -671,9 +676,12 @@ class _Printer:
                     memo[key] = visit(yes, guard)
                     return memo[key]
                 inner = test_name if not guard else f"{guard} & {test_name}"
+                other = guard
+                if any(e.op == "load" for e in walk([no])):
+                    other = f"!{test_name}" if not guard else f"{guard} & !{test_name}"
                 if guard in self.varying or not self.is_uniform(test):
-                    self.varying.add(inner)
-                chosen = visit(yes, inner), visit(no, guard)
+                    self.varying |= {inner, other} - {guard}
+                chosen = visit(yes, inner), visit(no, other)
                 if inner in self.varying:
                     name = self.define(expr, f"{test_name} ? {chosen[0]} : {chosen[1]}")
                 else:
@@ -783,7 +791,10 @@ class _Printer:
             if isinstance(atom, Split):
                 text = self.split_text(atom)
             else:
-                text = self.named(atom) if isinstance(atom, Var) else self.computed[id(atom.expr)]
+                text = (
+                    self.named(atom) if isinstance(atom, Var) else f"({self.computed[id(atom.expr)]} ^ zero)"
+                )
+                self.opaque = self.opaque or not isinstance(atom, Var)
             parts.append(text if c == 1 else f"{text} * {mark(c)}")
         if ix.const or not parts:
             parts.append(mark(ix.const) if ix.const else "0")

@@ -102,6 +102,9 @@ def print_kernel(kernel: Kernel, numbers: Sequence[int]) -> list[Dispatch]:
     Raises:
         UnsupportedError: Metal has no such dtype, or binds fewer buffers.
     """
+    for step in kernel.steps:
+        if not isinstance(step, Fold | Store):
+            raise UnsupportedError(f"Metal has no {type(step).__name__.lower()} folds yet", where=kernel.name)
     for expr in walk(kernel.exprs):
         dtype = expr.extra[0].dtype if expr.op == "load" else expr.dtype  # type: ignore[attr-defined]
         if dtype not in _COMPUTE and expr.op != "number":
@@ -738,6 +741,8 @@ def _operation(expr: Expr, a: list[str]) -> str:
         return a[0] if inside in (torch.uint8, torch.bool) else f"{a[0]} < 0 ? -{a[0]} : {a[0]}"
     if op == "sign" and not floating:
         return f"({a[0]} > 0) - ({a[0]} < 0)"
+    if f"{op}_f32" not in prelude_metal.functions():
+        raise UnsupportedError(f"Metal has no {op} yet")
     return f"{op}_f32({', '.join(a)})"
 
 

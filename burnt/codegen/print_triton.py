@@ -30,14 +30,15 @@ from burnt.codegen.ir import (
     Ix,
     Kernel,
     Reduction,
+    Running,
+    Scan,
     Split,
     Store,
     Var,
     places,
-    replaced,
-    walk,
 )
-from burnt.codegen.triton_blocks import Config, Form
+from burnt.codegen.triton_blocks import Config, Form, power
+from burnt.codegen.triton_layout import Layout, Space, computed
 from burnt.errors import UnsupportedError
 
 __all__ = ["Failed", "Function", "Number", "Printed", "Work", "form_of", "print_kernel"]
@@ -61,7 +62,6 @@ _HELPED = """
 _HELPERS = frozenset(_HELPED.split())
 _LITERAL = 2
 """Integers up to this size are written as they are: they are structure more often than sizes."""
-_FAR = 2**31 - 2**20
 
 
 class Work(NamedTuple):
@@ -116,7 +116,7 @@ class Printed:
 
 def form_of(kernel: Kernel) -> Form:
     """What the choice of a kernel's block sizes depends on."""
-    return _Layout(kernel).form()
+    return Layout(kernel).form()
 
 
 def print_kernel(kernel: Kernel, config: Config) -> Printed:
@@ -126,7 +126,7 @@ def print_kernel(kernel: Kernel, config: Config) -> Printed:
         kernel: what to print; its name is that of the last function, ``_part0`` and so on of those before.
         config: a text holds for all block sizes that need the same loops.
     """
-    layout = _Layout(kernel)
+    layout = Layout(kernel)
     groups = layout.groups(config)
     if config.chunks > 1 and layout.divisible:
         phases, last = [], []
@@ -155,163 +155,6 @@ def print_kernel(kernel: Kernel, config: Config) -> Printed:
     return Printed("\n\n".join([head, *texts]), tuple(functions), config)
 
 
-class _Space:
-    """What steps of a number of turns walk along: one tile, whatever loops it is made of."""
-
-    def __init__(self, total: int, number: int) -> None:
-        self.total = total
-        self.number = number
-        self.loops: dict[tuple[int, ...], tuple[Var, ...]] = {}
-
-    def vars(self, inner: Sequence[Var]) -> tuple[Var, ...]:
-        """The loops that stand for those of a step, the same for all steps."""
-        extents = tuple(v.extent for v in inner)
-        return self.loops.setdefault(extents, tuple(Var(e) for e in extents))
-
-
-class _Layout:
-    """Which loops of a kernel are rows, which are columns, and which belong to a program each."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.folds = any(isinstance(step, Fold) or step.inner for step in kernel.steps)
-        across = self._across()
-        self.across = across is not None
-        outer = kernel.outer
-        self.spaces: dict[int, _Space] = {}
-        self.grid: tuple[Var, ...] = ()
-        self.lead: tuple[Var, ...] = ()
-        self.rows: tuple[Var, ...] = ()
-        if self.folds:
-            self.rows = outer
-            if across is not None:
-                self.rows, self.lead = (across,), tuple(v for v in outer if v is not across)
-        elif across is not None:
-            self.rows = (*(v for v in outer[:-1] if v is not across), across)
-            self.grid = outer[-1:]
-        elif len(outer) > 1 and _fills(outer[-1].extent):
-            self.rows, self.grid = outer[:-1], outer[-1:]
-        else:
-            self.grid = outer
-        if self.grid:
-            self.spaces[-1] = _Space(math.prod(v.extent for v in self.grid), 0)
-        self.steps: list[Fold | Store] = []
-        for step in kernel.steps:
-            total = math.prod(v.extent for v in step.inner)
-            if step.inner:
-                space = self.spaces.setdefault(total, _Space(total, len(self.spaces)))
-                mapping = dict(zip(step.inner, map(Ix.of, space.vars(step.inner)), strict=True))
-                inner = space.vars(step.inner)
-                if isinstance(step, Fold):
-                    step = Fold(step.reduction, step.index, inner, replaced(step.body, mapping))
-                else:
-                    place, value = step.place.replaced(mapping), replaced(step.value, mapping)
-                    step = Store(step.buffer, inner, place, value, step.loops)
-            self.steps.append(step)
-        self.wide = self._wide()
-
-    def space(self, step: Fold | Store) -> _Space | None:
-        return self.spaces[math.prod(v.extent for v in step.inner)] if step.inner else None
-
-    def block(self, space: _Space) -> str:
-        """The name of a tile's width."""
-        if self.grid and not self.rows:
-            return "BLOCK"
-        return f"COLS{space.number or ''}"
-
-    @property
-    def divisible(self) -> bool:
-        """Whether several programs may share a row: all that is walked is walked equally far."""
-        return (
-            self.folds
-            and len(self.spaces) == 1
-            and all(step.inner for step in self.steps if isinstance(step, Fold))
-        )
-
-    def form(self) -> Form:
-        cols = max((space.total for space in self.spaces.values()), default=1)
-        walked: dict[Buffer, None] = {}
-        for step in self.steps:
-            along = set(step.inner or self.grid)
-            for e in walk([_expr(step)]):
-                if e.op == "load" and along & e.extra[1].variables():  # type: ignore[attr-defined]
-                    walked[e.extra[0]] = None  # type: ignore[index]
-            if isinstance(step, Store) and along & step.place.variables():
-                walked[step.buffer] = None
-        return Form(
-            rows=math.prod(v.extent for v in self.rows),
-            cols=cols,
-            programs=math.prod(v.extent for v in self.lead),
-            folds=self.folds,
-            across=self.across,
-            tiles=len(walked),
-            itemsize=min((b.dtype.itemsize for b in walked), default=4),
-            chunks=self.divisible,
-        )
-
-    def groups(self, config: Config) -> list[list[Fold | Store]]:
-        """The steps in an order that they can be taken in, those of one loop together."""
-        left, done = list(self.steps), set[tuple[Reduction, Index]]()
-        groups: list[list[Fold | Store]] = []
-        while left:
-            first = next(step for step in left if self._ready(step, done, left))
-            group = [first]
-            space = self.space(first)
-            if space is not None and (space.total > config.cols or config.chunks > 1):
-                group = [s for s in left if self.space(s) is space and self._ready(s, done, left)]
-                folds = [s for s in group if isinstance(s, Fold)]
-                group = folds + [s for s in group if isinstance(s, Store)]
-            for step in group:
-                left.remove(step)
-            done |= {(s.reduction, s.index) for s in group if isinstance(s, Fold)}
-            groups.append(group)
-        return groups
-
-    def regrouped(self, steps: list[Fold | Store]) -> list[list[Fold | Store]]:
-        """What comes after the chunked folds: single rows one by one, what is walked in one loop."""
-        walked = [step for step in steps if step.inner]
-        return [*([step] for step in steps if not step.inner), *([walked] if walked else [])]
-
-    def _ready(
-        self, step: Fold | Store, done: set[tuple[Reduction, Index]], left: list[Fold | Store]
-    ) -> bool:
-        if any(e.extra not in done for e in walk([_expr(step)]) if e.op == "reduced"):
-            return False
-        # What a store overwrites is read before.
-        return not isinstance(step, Store) or not any(
-            other is not step and _reads(other, step.buffer) for other in left
-        )
-
-    def _across(self) -> Var | None:
-        """The outer loop that memory runs along, where the last one, or the folds' own loops, do not."""
-        outer = self.kernel.outer
-        votes: dict[Var | None, int] = {}
-        for step in self.kernel.steps:
-            along = set(step.inner) if self.folds else set(outer[-1:])
-            placed: list[Ix] = [e.extra[1] for e in walk([_expr(step)]) if e.op == "load"]  # type: ignore[misc]
-            if isinstance(step, Store):
-                placed.append(step.place)
-            for place in placed:
-                # What is the same for a whole row is no walk along memory.
-                if not place.variables() & along:
-                    continue
-                if any(place.stride(v) == 1 for v in along):
-                    # An elementwise walk takes a tile of both loops, which serves both.
-                    votes[None] = votes.get(None, 0) + self.folds
-                for v in outer:
-                    if v not in along and place.stride(v) == 1:
-                        votes[v] = votes.get(v, 0) + 1
-        best = max(votes, key=lambda v: votes[v], default=None)
-        return best if best is not None and votes[best] and best.extent >= 8 else None
-
-    def _wide(self) -> bool:
-        """Whether an index reaches beyond int32."""
-        found = [_reach(place) for s in self.steps for e in walk([_expr(s)]) for place in places(e)]
-        found += [_reach(s.place) for s in self.steps if isinstance(s, Store)]
-        found += [math.prod(v.extent for v in self.kernel.outer), *(s.total for s in self.spaces.values())]
-        return max(found) > _FAR
-
-
 class _Value(NamedTuple):
     """Text of an element, the axes of its block (of ``RC``), and whether it is a Python constant."""
 
@@ -324,12 +167,14 @@ _EVERYWHERE = _Value("")
 
 
 class _Accumulator:
-    """How a fold is taken: what it begins with, how two are one, what becomes of the last."""
+    """How a fold or scan is taken: what it begins with, how two are one, what becomes of the last."""
 
-    def __init__(self, step: Fold) -> None:
-        kind, self.dtype = step.reduction.kind, step.body.dtype
-        self.kind, self.result = kind, step.reduction.dtype
+    def __init__(self, step: Fold | Running) -> None:
+        fold = step.reduction if isinstance(step, Fold) else step.scan
+        kind, self.dtype = fold.kind, step.body.dtype
+        self.kind, self.result = kind, fold.dtype
         self.arg = kind.startswith("arg")
+        self.nowhere = "2147483647"
         self.truth = self.dtype == torch.bool
         self.inside = torch.int32 if self.truth else self.dtype
         if kind in ("sum", "any"):
@@ -342,19 +187,22 @@ class _Accumulator:
         self.combine = {
             "sum": "", "prod": "multiply", "any": "either", "all": "both", "max": "maximum",
             "min": "minimum", "argmax": "argmax", "argmin": "argmin",
+            "logsumexp": "log_add_exp",
         }[kind]  # fmt: skip
+        if isinstance(step, Running) and self.arg:
+            self.combine, self.nowhere = self.combine.replace("arg", "last_"), "-1"
 
     @property
     def parts(self) -> list[tuple[str, str, torch.dtype]]:
         """For each block that is kept: what its name ends in, what it begins with, its dtype."""
         whole = [("", self.start, self.inside)]
-        return [*whole, ("_at", "2147483647", torch.int32)] if self.arg else whole
+        return [*whole, ("_at", self.nowhere, torch.int32)] if self.arg else whole
 
 
 class _Printer:
     """One function: `body` writes its lines, `text` puts the head before them."""
 
-    def __init__(self, layout: _Layout, config: Config, name: str, *, last: bool) -> None:
+    def __init__(self, layout: Layout, config: Config, name: str, *, last: bool) -> None:
         self.layout, self.config, self.name, self.last = layout, config, name, last
         self.lines: list[str] = []
         self.depth = 1
@@ -370,6 +218,7 @@ class _Printer:
         self.tiles: dict[int, str] = {}
         self.folds: dict[tuple[Reduction, Index], _Value] = {}
         self.earlier: dict[tuple[Reduction, Index], tuple[int, Fold]] = {}
+        self.scans: dict[tuple[Scan, Index], _Value] = {}
         self.memo: dict[tuple[int, str], _Value] = {}
         self.reads: dict[int, bool] = {}
         self.temporary = self.loops = 0
@@ -398,7 +247,7 @@ class _Printer:
         arguments += [*map(Number, self.numbers), *self.sizes]
         return Function(self.name, tuple(arguments), dict(self.constants), programs)
 
-    def body(self, groups: Sequence[Sequence[Fold | Store]], earlier: Sequence[Fold]) -> None:
+    def body(self, groups: Sequence[Sequence[Fold | Running | Store]], earlier: Sequence[Fold]) -> None:
         """The lines of a function.
 
         Args:
@@ -421,6 +270,8 @@ class _Printer:
             for step in group:
                 if isinstance(step, Fold):
                     self.fold(step)
+                elif isinstance(step, Running):
+                    self.scan(step, [])
             self.put_all(group)
 
     def program(self) -> None:
@@ -437,7 +288,7 @@ class _Printer:
             self.constants["CHUNKS"] = self.config.chunks
             counts["chunk"] = "CHUNKS"
         if layout.rows:
-            self.constants["ROWS"] = min(self.config.rows, _power(rows))
+            self.constants["ROWS"] = min(self.config.rows, power(rows))
             counts["row"] = f"tl.cdiv({self.size(rows)}, ROWS)"
         if layout.lead:
             counts["lead"] = ""
@@ -486,12 +337,12 @@ class _Printer:
             self.names[v] = _Value(name, axis)
             self.line(f"{name} = {text} % {self.size(v.extent)}" if k else f"{name} = {text}")
 
-    def tile_of(self, space: _Space) -> str:
+    def tile_of(self, space: Space) -> str:
         self.block = self.layout.block(space)
-        self.constants[self.block] = min(self.config.cols, _power(space.total))
+        self.constants[self.block] = min(self.config.cols, power(space.total))
         return self.block
 
-    def columns(self, space: _Space, start: str, end: str) -> None:
+    def columns(self, space: Space, start: str, end: str) -> None:
         """Lines that name the columns of a tile."""
         text = f"tl.arange(0, {self.tile_of(space)})"
         text += "[None, :]" if self.layout.rows else ""
@@ -505,7 +356,7 @@ class _Printer:
             self.peel(name, several, "C")
         self.tiles[space.number] = name
 
-    def enter(self, space: _Space) -> None:
+    def enter(self, space: Space) -> None:
         """Make a tile the one that masks are of."""
         self.block = self.layout.block(space)
         self.column = self.tiles[space.number]
@@ -532,7 +383,7 @@ class _Printer:
         if self.layout.rows and (how.arg or "R" not in value.axes):
             column = f"{self.masks['R']} & {column}"
         blocks = [f"tl.where({column}, {text}, {how.start})"]
-        return [*blocks, f"tl.where({column}, {self.column}, 2147483647)"] if how.arg else blocks
+        return [*blocks, f"tl.where({column}, {self.column}, {how.nowhere})"] if how.arg else blocks
 
     def folded(self, how: _Accumulator, blocks: Sequence[str], name: str) -> list[str]:
         """Lines that fold blocks along their columns; the names of what comes out."""
@@ -558,10 +409,10 @@ class _Printer:
             self.line(f"{name} = {text}.to({_TL[how.result]})")
         return _Value(name, "R" if self.layout.rows else "")
 
-    def loop(self, space: _Space, group: Sequence[Fold | Store]) -> None:
+    def loop(self, space: Space, group: Sequence[Fold | Running | Store]) -> None:
         """Steps that walk further than a tile, in one loop."""
         folds = [step for step in group if isinstance(step, Fold)]
-        self.hoist(map(_expr, group), {v for several in space.loops.values() for v in several})
+        self.hoist(map(computed, group), {v for several in space.loops.values() for v in several})
         block, end = self.tile_of(space), self.size(space.total)
         shape = f"[ROWS, {block}]" if self.layout.rows else f"[{block}]"
         hows = [_Accumulator(step) for step in folds]
@@ -569,6 +420,7 @@ class _Printer:
         for k, how in enumerate(hows):
             for suffix, start, dtype in how.parts:
                 self.line(f"a{first + k}{suffix} = tl.full({shape}, {start}, {_TL[dtype]})")
+        carried = self.carried(group)
         start = f"start{self.loops or ''}"
         self.loops += 1
         if self.chunked:
@@ -584,6 +436,8 @@ class _Printer:
         self.enter(space)
         for k, (step, how) in enumerate(zip(folds, hows, strict=True)):
             self.accumulate(how, f"a{first + k}", self.masked(how, self.visit(step.body)))
+        for scan, names_before in carried:
+            self.scan(scan, names_before)
         self.put_all(group)
         self.depth -= 1
         self.memo, self.names = kept, names
@@ -603,6 +457,47 @@ class _Printer:
             self.line(f"{name} = {text}")
         else:
             self.line(f"{', '.join(names)} = {self.helper(how.combine)}({', '.join([*names, *blocks])})")
+
+    # --- scans --------------------------------------------------------------------------------------------
+
+    def carried(self, group: Sequence[Fold | Running | Store]) -> list[tuple[Running, list[str]]]:
+        """Lines that name what scans have come to before the first tile."""
+        shape = "[ROWS, 1]" if self.layout.rows else "[]"
+        found = []
+        for k, step in enumerate(step for step in group if isinstance(step, Running)):
+            parts = _Accumulator(step).parts
+            for suffix, start, dtype in parts:
+                self.line(f"c{k}{suffix} = tl.full({shape}, {start}, {_TL[dtype]})")
+            found.append((step, [f"c{k}{suffix}" for suffix, _, _ in parts]))
+        return found
+
+    def scan(self, step: Running, before: Sequence[str]) -> None:
+        """A scan of a tile, after what the tiles before have come to."""
+        how, name, axis = _Accumulator(step), f"s{len(self.scans)}", 1 if self.layout.rows else 0
+        blocks = []
+        for (suffix, _, _), text in zip(how.parts, self.masked(how, self.visit(step.body)), strict=True):
+            self.line(f"{name}{suffix}_tile = {text}")
+            blocks.append(f"{name}{suffix}_tile")
+        names = [name + suffix for suffix, _, _ in how.parts]
+        if how.kind == "sum":
+            self.line(f"{name} = tl.cumsum({blocks[0]}, {axis})")
+        else:
+            given = blocks[0] if len(blocks) == 1 else f"({', '.join(blocks)})"
+            combine = self.helper(how.combine)
+            self.line(f"{', '.join(names)} = tl.associative_scan({given}, {axis}, {combine})")
+        if before:
+            whole = self.folded(how, blocks, f"{name}_whole")
+            for into, others in ((names, names), (before, whole)):
+                joined = (
+                    f"{before[0]} + {others[0]}"
+                    if how.kind == "sum"
+                    else f"{how.combine}({', '.join([*before, *others])})"
+                )
+                self.line(f"{', '.join(into)} = {joined}")
+        value = _Value(names[-1], "RC" if self.layout.rows else "C")
+        if how.arg or how.inside != how.result:
+            value = self.define(f"{names[-1]}.to({_TL[how.result]})", value.axes)
+        self.scans[step.scan, step.index] = value
 
     # --- parts of folds -----------------------------------------------------------------------------------
 
@@ -697,6 +592,8 @@ class _Printer:
         if op == "reduced":
             key: tuple[Reduction, Index] = expr.extra  # type: ignore[assignment]
             return self.folds[key] if key in self.folds else self.gathered(key)
+        if op == "scanned":
+            return self.scans[expr.extra]  # type: ignore[index]
         if op == "load":
             return self.load(expr, guard)
         if op == "index":
@@ -817,6 +714,9 @@ class _Printer:
                 sign = "|" if op == "add" else "&"
             return self.define(f"{left} {sign} {right}", axes)
         texts = [self.typed(v, e.dtype) for v, e in zip(a, expr.args, strict=True)]
+        if op in ("uniform", "random"):
+            name = self.helper("uniform" if op == "uniform" else "random_below")
+            return self.define(f"{name}({', '.join([*texts, *map(str, expr.extra)])})", axes)
         if not inside.is_floating_point:
             return self.integer(op, texts, inside, axes)
         if op in _TL_FUNCTIONS:
@@ -871,7 +771,7 @@ class _Printer:
         convert = ".to(tl.float32)" if buffer.dtype in _SHORT else ""
         return self.define(f"tl.load({pointer}{extra}){convert}", axes)
 
-    def put_all(self, group: Sequence[Fold | Store]) -> None:
+    def put_all(self, group: Sequence[Fold | Running | Store]) -> None:
         """Stores of one tile: all is read before anything is written."""
         stores = [step for step in group if isinstance(step, Store)]
         for step, value in [(step, self.visit(step.value)) for step in stores]:
@@ -927,35 +827,6 @@ class _Printer:
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
-
-
-def _expr(step: Fold | Store) -> Expr:
-    return step.value if isinstance(step, Store) else step.body
-
-
-def _reads(step: Fold | Store, buffer: Buffer) -> bool:
-    return any(e.op == "load" and e.extra[0] is buffer for e in walk([_expr(step)]))
-
-
-def _reach(place: Ix) -> int:
-    """The largest number that turns up while an index is computed."""
-    total = abs(place.const)
-    for atom, c in place.terms.items():
-        low, high = Ix({atom: c}).bounds()
-        total += max(abs(low), abs(high))
-        if isinstance(atom, Split):
-            total = max(total, _reach(atom.inner))
-    return total
-
-
-def _fills(extent: int) -> bool:
-    """Whether a tile of a power of two leaves few lanes idle."""
-    return extent >= 1024 or _power(extent) <= 1.25 * extent
-
-
-def _power(size: int) -> int:
-    """The smallest power of two that is no less."""
-    return 1 << max(size - 1, 0).bit_length()
 
 
 def _union(*values: _Value) -> str:

@@ -48,6 +48,8 @@ __all__ = ["Call", "Plan", "schedule"]
 _SPLIT_ROWS, _SPLIT_ELEMENTS = 16, 1 << 15
 # Loads of an element beyond which a kept value goes through memory rather than being computed in place.
 _MOST_LOADS = 64
+# Operations of an element, all and one after another, beyond which it goes through memory.
+_MOST_EXPRS, _MOST_DEEP = 2000, 200
 
 
 @dataclasses.dataclass(eq=False)
@@ -111,6 +113,7 @@ class _Scheduler:
         self.most_scratch, self.most_runs, self.cuts = scratch, runs, cuts
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
+        self.probes: dict[tuple[int, ...], Index] = {}
         self.inputs: list[Buffer] = []
         self.steps: list[Kernel | Call] = []
         self.pending: list[tuple[Buffer, Value]] = []
@@ -164,7 +167,7 @@ class _Scheduler:
             if is_random(node):
                 kwargs = {**kwargs, "source": self.source(node)}  # type: ignore[dict-item]
             try:
-                return lowering(node.meta["val"], *args, **kwargs)
+                return self.bounded(node, lowering(node.meta["val"], *args, **kwargs))
             except Unlowered:
                 # This use of the op is beyond the table: torch's own call serves, as for any other op.
                 return self.call(node)
@@ -176,6 +179,22 @@ class _Scheduler:
             position = sum(n.op == "placeholder" for n in self.traced.graph.graph.nodes) + len(self.captured)
             self.seed = Buffer("seed", "input", position, (1,), (1,), torch.int64)
         return Source(load(self.seed, Ix()), node.meta["stream"])
+
+    def bounded(self, node: torch.fx.Node, made: Any) -> Any:
+        """A value, by way of memory where its element has grown too large to be computed wherever it is read.
+
+        A look-up or a sum of neighbours has several elements of what it reads, each with indices of its own:
+        a few of them in a row make thousands.
+        """
+        if not isinstance(made, Value) or id(made) in self.in_memory or not made.numel:
+            return made
+        # One index for all values of a shape: what was asked for it before is known.
+        index = self.probes.setdefault(made.shape, _fresh(made.shape))
+        if not _too_large(made.at(index)):
+            return made
+        self.realized(made, node)
+        self.flush()
+        return self.env[node]
 
     def argument(self, value: Any) -> Any:
         if isinstance(value, torch.fx.Node):
@@ -669,6 +688,13 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
         strides.append(step)
         step *= size
     return tuple(reversed(strides))
+
+
+def _too_large(expr: Expr) -> bool:
+    deep: dict[int, int] = {}
+    for e in walk([expr]):
+        deep[id(e)] = 1 + max((deep[id(a)] for a in e.args), default=0)
+    return len(deep) > _MOST_EXPRS or deep[id(expr)] > _MOST_DEEP
 
 
 def _fresh(extents: Sequence[int]) -> Index:

@@ -23,7 +23,7 @@ from burnt.codegen.sizes import Forms, parameters, plain
 if TYPE_CHECKING:
     from burnt.codegen.print_metal import Dispatch
 
-__all__ = ["METAL", "TRITON", "Built", "C", "Target", "build_metal", "target_of"]
+__all__ = ["METAL", "TARGETS", "TRITON", "Built", "C", "Target", "build_metal", "target_of"]
 
 Launch = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
 
@@ -58,6 +58,7 @@ class Target:
         runs: into how many runs of turns a kernel may be cut for sums over turns; 0 where it cannot.
         cuts: whether each pass of a kernel may be cut for all threads. Where not, few long rows are folded in
             kernels of their own.
+        show: the text of each kernel, also where none can be built: ``show(kernels, numbers)``.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Target:
     scratch: int = 0
     runs: int = 0
     cuts: bool = False
+    show: Callable[[Sequence[Kernel], Sequence[int]], dict[Kernel, str]] = lambda kernels, numbers: {}
 
 
 def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
@@ -129,6 +131,14 @@ def _with_parameters(marked: str, first: int) -> tuple[str, tuple[int, ...]]:
     return "".join(texts), tuple(values)
 
 
+def _show_c(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:
+    from burnt.codegen.print_c import print_kernels
+
+    buffers = dict.fromkeys(b for kernel in kernels for b in (*kernel.read, *kernel.written))
+    source = plain(print_kernels(kernels, list(buffers), numbers))
+    return {kernel: _function(source, kernel.name) for kernel in kernels}
+
+
 def _no_compiler() -> str | None:
     return f"no C compiler: {toolchain.why_no_compiler()}" if toolchain.find_compiler() is None else None
 
@@ -138,7 +148,7 @@ _SCRATCH = 1 << 19
 # Even for as many threads, and few beside the rows that are summed.
 _RUNS = 64
 
-C = Target("c", _build_c, _no_compiler, scratch=_SCRATCH, runs=_RUNS, cuts=True)
+C = Target("c", _build_c, _no_compiler, scratch=_SCRATCH, runs=_RUNS, cuts=True, show=_show_c)
 
 
 def build_metal(
@@ -223,6 +233,13 @@ def _metal_text(dispatch: Dispatch, *, general: bool) -> tuple[str, tuple[int, .
     return text, sizes
 
 
+def _show_metal(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:
+    from burnt.codegen.print_metal import print_kernel
+
+    made = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
+    return {kernel: plain("\n".join(d.text for d in ds)).rstrip("\n") for kernel, ds in made.items()}
+
+
 @functools.cache
 def _shader(source: str) -> Any:
     return torch.mps.compile_shader(source)
@@ -232,13 +249,20 @@ def _no_metal() -> str | None:
     return None if torch.backends.mps.is_available() else "torch has no Metal device here"
 
 
-METAL = Target("metal", functools.partial(build_metal, _shader), _no_metal)
+METAL = Target("metal", functools.partial(build_metal, _shader), _no_metal, show=_show_metal)
 
 
 def _build_triton(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
     from burnt.codegen.triton_launch import build
 
     return build(kernels, buffers, numbers)
+
+
+def _show_triton(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:
+    from burnt.codegen.print_triton import form_of, print_kernel
+    from burnt.codegen.triton_blocks import pick
+
+    return {kernel: print_kernel(kernel, pick(form_of(kernel))).text.rstrip("\n") for kernel in kernels}
 
 
 def _no_triton() -> str | None:
@@ -249,7 +273,10 @@ def _no_triton() -> str | None:
     return None
 
 
-TRITON = Target("triton", _build_triton, _no_triton)
+TRITON = Target("triton", _build_triton, _no_triton, show=_show_triton)
+
+
+TARGETS = {target.name: target for target in (C, TRITON, METAL)}
 
 
 def target_of(device: torch.device) -> Target | str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-__all__ = ["Config", "Form", "pick"]
+__all__ = ["Config", "Form", "pick", "power"]
 
 # Programs that keep a large GPU busy: a few for each of its 80 to 300 multiprocessors.
 _PROGRAMS = 512
@@ -66,13 +66,14 @@ def pick(form: Form) -> Config:
     >>> pick(Form(4096, 1024, 1, folds=True, across=False, tiles=1, itemsize=4, chunks=True))
     Config(rows=1, cols=1024, warps=4, stages=2, chunks=1)
     """
-    rows, cols = _power(form.rows), _power(form.cols)
+    rows, cols = power(form.rows), power(form.cols)
     if not form.folds:
         return _elementwise(form, rows, cols)
     if form.across:
         # 128 bytes of each line of memory at least, and some lines under way.
         height = min(rows, max(32, 128 // form.itemsize))
-        width = min(cols, max(2048 // height, 1))
+        width = min(cols, 2048 // height)
+        height = min(rows, 2048 // width)
         return Config(height, width, _warps(height * width), chunks=_chunks(form, height, width))
     limit = _WHOLE_ROW
     for tiles in (2, 4):
@@ -100,14 +101,14 @@ def _chunks(form: Form, height: int, width: int) -> int:
         return 1
     programs = form.programs * -(-form.rows // height)
     wanted = min(_PROGRAMS // max(programs, 1), form.cols // (4 * width), _MOST_CHUNKS)
-    return 1 if wanted < 2 else _power(wanted + 1) // 2
+    return 1 if wanted < 2 else power(wanted + 1) // 2
 
 
 def _warps(elements: int) -> int:
     """8 elements for each thread, up to 16 for larger tiles."""
-    return min(max(_power(elements) // 256, 1), 4) if elements <= 2048 else min(elements // 512, 16)
+    return min(max(power(elements) // 256, 1), 4) if elements <= 2048 else min(elements // 512, 16)
 
 
-def _power(size: int) -> int:
+def power(size: int) -> int:
     """The smallest power of two that is no less."""
     return 1 << max(size - 1, 0).bit_length()

@@ -79,6 +79,33 @@ def argmin(a, at, b, bt):
     return tl.where(take, a, b), tl.where(take, at, bt)
 
 
+@triton.jit
+def last_max(a, at, b, bt):
+    """The larger of two with its place; NaN is largest, and of equals the last place counts."""
+    take = (b > a) | ((b != b) & (a == a))
+    same = (a == b) | ((a != a) & (b != b))
+    take = take | (same & (bt > at))
+    return tl.where(take, b, a), tl.where(take, bt, at)
+
+
+@triton.jit
+def last_min(a, at, b, bt):
+    """The smaller of two with its place; NaN is smallest, and of equals the last place counts."""
+    take = (b < a) | ((b != b) & (a == a))
+    same = (a == b) | ((a != a) & (b != b))
+    take = take | (same & (bt > at))
+    return tl.where(take, b, a), tl.where(take, bt, at)
+
+
+@triton.jit
+def log_add_exp(a, b):
+    """log(e^a + e^b), where an infinity of both is that infinity."""
+    high = maximum(a, b)
+    low = tl.where(a < b, a, b)
+    y = high + log1p(exp(low - high))
+    return tl.where((low == high) & (tl.abs(high) == float("inf")), high, y)
+
+
 # --- integers ---------------------------------------------------------------------------------------------
 
 
@@ -720,3 +747,30 @@ def floor_div(a, b):
     quotient = divide(a, b)
     near = tl.where(lower == 0, copysign(tl.full([], 0.0, a.dtype), quotient), near)
     return tl.where(b == 0, quotient, near)
+
+
+# --- random numbers ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def philox_word(seed, counter, stream):
+    """A word of Philox4x32-10: of the four for ``counter // 4``, the one for what is left."""
+    block = counter.to(tl.uint64) >> 2
+    low = block.to(tl.uint32)
+    high = (block >> 32).to(tl.uint32)
+    third = tl.full([], stream, tl.uint32) + low * 0
+    a, b, c, d = tl.philox(seed.to(tl.uint64), low, high, third, third * 0)
+    which = counter & 3
+    return tl.where(which == 0, a, tl.where(which == 1, b, tl.where(which == 2, c, d)))
+
+
+@triton.jit
+def uniform(seed, counter, stream):
+    """[0, 1), every multiple of 2^-24 alike: the upper 24 bits of a word."""
+    return (philox_word(seed, counter, stream) >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def random_below(seed, counter, stream, bound):
+    """[0, bound), for a bound of at most 2^32."""
+    return ((philox_word(seed, counter, stream).to(tl.uint64) * bound) >> 32).to(tl.int64)

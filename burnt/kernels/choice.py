@@ -24,10 +24,10 @@ from burnt.errors import UnsupportedError
 if TYPE_CHECKING:
     from burnt.kernels.op import Candidate, Op
 
-__all__ = ["Choice", "choices", "choose", "pick", "pin", "runnable", "tuning_key"]
+__all__ = ["Choice", "choices", "choose", "pick", "pin", "runnable", "trains", "tuning_key"]
 
-_SMALL = 1 << 15
-"""Elements below which torch's own call is taken on a CPU: it computes that many in some 10 to 30
+_SMALL = 1 << 16
+"""Elements below which torch's own call is taken on a CPU: it computes that many in some 20 to 60
 microseconds, and a generated kernel takes 10 to be reached and a compiler at the first call."""
 
 Choice = tuple["Candidate", dict[str, Any] | None, str, str]
@@ -105,6 +105,11 @@ def pick(
     return known[best if best in known else other], None
 
 
+def trains(*args: Any) -> bool:
+    """Whether a gradient is wanted for one of the arguments."""
+    return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
+
+
 def written(candidate: Candidate, config: dict[str, Any] | None) -> str:
     """A candidate and its configuration as text: ``generated``, ``mine {"BLOCK": 128}``."""
     return candidate.name if config is None else f"{candidate.name} {json.dumps(config, sort_keys=True)}"
@@ -140,9 +145,8 @@ def tuning_key(op: Op[..., Any], args: Sequence[Any]) -> str:
     """
     tensors = [a for a in args if isinstance(a, Tensor)]
     device = tensors[0].device if tensors else torch.device("cpu")
-    wanted = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
     parts = [op.name, _sources(op), machine(device.type, device.index or 0)]
-    parts.append("training" if wanted else "inference")
+    parts.append("training" if trains(*args) else "inference")
     if _torch.is_autocast():
         parts.append(f"autocast {torch.get_autocast_dtype('cpu')} {torch.get_autocast_dtype('cuda')}")
     parts += [

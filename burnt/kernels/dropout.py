@@ -27,6 +27,8 @@ def _check(x: Tensor, p: float, training: bool) -> None:
 @op(
     check=_check,
     random=True,
+    # Where gradients are wanted nothing is generated yet: backward would draw other numbers.
+    vendor_best=lambda *_: True,
     examples=lambda device: [(torch.randn(s, device=device), 0.1, True) for s in [(2048, 2048), (37, 53)]],
 )
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:

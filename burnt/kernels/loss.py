@@ -147,7 +147,8 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
     return made
 
 
-@op(check=_check, look=_look, vendor=_vendor, examples=_examples)
+# Generated, its rows are read once for each fold: 0.4 to 0.6 times as fast as torch's at 512 x 32000.
+@op(check=_check, look=_look, vendor=_vendor, examples=_examples, vendor_best=lambda *_: True)
 def cross_entropy(
     logits: Tensor,
     target: Tensor,

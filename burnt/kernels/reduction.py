@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from burnt.kernels.choice import trains
 from burnt.kernels.op import op
 
 __all__ = [
@@ -41,6 +42,15 @@ def _axes(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
     return [dim] if isinstance(dim, int) else list(dim)
 
 
+# Where torch's own are as fast (4096 x 1024, one thread): sums, means and products; extremes without
+# backward, which is 4 to 11 times as fast generated; positions along the last axis, of which those along
+# others are found 6 to 20 times as fast.
+
+
+def _last_axis(x: Tensor, dim: int | None, keepdim: bool) -> bool:
+    return dim is None or dim in (-1, x.dim() - 1)
+
+
 def _examples(device: torch.device) -> list[tuple[object, ...]]:
     return [(x, dim, False) for x, dim in _inputs(device)]
 
@@ -61,7 +71,7 @@ def _flags_examples(device: torch.device) -> list[tuple[object, ...]]:
     return [(x > 0, dim, False) for x, dim in _inputs(device)]
 
 
-@op(examples=_typed_examples)
+@op(examples=_typed_examples, vendor_best=lambda *_: True)
 def reduce_sum(
     x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -88,7 +98,7 @@ def reduce_sum(
     return torch.sum(x, _axes(x, dim), keepdim, dtype=dtype)
 
 
-@op(examples=_typed_examples)
+@op(examples=_typed_examples, vendor_best=lambda *_: True)
 def reduce_mean(
     x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -114,7 +124,7 @@ def reduce_mean(
     return torch.mean(x, _axes(x, dim), keepdim, dtype=dtype)
 
 
-@op(examples=_examples)
+@op(examples=_examples, vendor_best=lambda *args: not trains(*args))
 def reduce_max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """The largest element; its gradient is shared by equal ones.
 
@@ -137,7 +147,7 @@ def reduce_max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
     return torch.amax(x, _axes(x, dim), keepdim)
 
 
-@op(examples=_examples)
+@op(examples=_examples, vendor_best=lambda *args: not trains(*args))
 def reduce_min(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """The smallest element; its gradient is shared by equal ones.
 
@@ -160,7 +170,10 @@ def reduce_min(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
     return torch.amin(x, _axes(x, dim), keepdim)
 
 
-@op(examples=lambda device: [(*a, None) for a in _positions_examples(device)])
+@op(
+    examples=lambda device: [(*a, None) for a in _positions_examples(device)],
+    vendor_best=lambda *_: True,
+)
 def reduce_prod(
     x: Tensor, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -265,7 +278,7 @@ def reduce_logsumexp(x: Tensor, dim: int | Sequence[int] | None = None, keepdim:
     return torch.logsumexp(x, _axes(x, dim), keepdim)
 
 
-@op(examples=_positions_examples)
+@op(examples=_positions_examples, vendor_best=_last_axis)
 def reduce_argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The position of the largest element, int64, the first of equal ones.
 
@@ -288,7 +301,7 @@ def reduce_argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> T
     return torch.argmax(x, dim, keepdim)
 
 
-@op(examples=_positions_examples)
+@op(examples=_positions_examples, vendor_best=_last_axis)
 def reduce_argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """The position of the smallest element, int64, the first of equal ones.
 
@@ -311,7 +324,7 @@ def reduce_argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> T
     return torch.argmin(x, dim, keepdim)
 
 
-@op(examples=_flags_examples)
+@op(examples=_flags_examples, vendor_best=lambda *_: True)
 def reduce_any(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Whether any element is true, or not zero.
 
@@ -334,7 +347,7 @@ def reduce_any(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
     return torch.any(x, dim=_axes(x, dim), keepdim=keepdim)
 
 
-@op(examples=_flags_examples)
+@op(examples=_flags_examples, vendor_best=lambda *_: True)
 def reduce_all(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Whether all elements are true, or not zero.
 

@@ -57,7 +57,7 @@ class MaxPool2d(Module, torch.nn.MaxPool2d):
     def forward(self, input: Tensor) -> Tensor:
         """`input` ``[*, channels, height, width]``, pooled."""
         if torch.compiler.is_compiling():
-            return super().forward(input)
+            return super().forward(input)  # type: ignore[no-any-return]
         return kernels.max_pool(  # type: ignore[return-value]
             input,
             _of_both(self.kernel_size),

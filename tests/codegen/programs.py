@@ -100,8 +100,23 @@ class Program:
         return space["program"], args
 
 
+def written(x: Tensor, part: Tensor) -> Tensor:
+    """A copy, every other element of which is another's."""
+    x = x.clone()
+    x[..., ::2] = part[..., ::2]
+    return x
+
+
+def bumped(x: Tensor) -> Tensor:
+    """A copy that is changed through a view, and looked at through it."""
+    x = x.clone()
+    view = x[..., 1:]
+    view += 1
+    return x * view.amax()
+
+
 def _space() -> dict[str, Any]:
-    return {"torch": torch, "F": F, "tensor": tensor, **DTYPES}
+    return {"torch": torch, "F": F, "tensor": tensor, "written": written, "bumped": bumped, **DTYPES}
 
 
 def _templates(text: str) -> tuple[str, ...]:
@@ -171,6 +186,36 @@ NESTED = _templates("""
     {a}.permute({p}).reshape(-1).roll(1,0) {a}.reshape({r}).mT.reshape(-1) {a}.repeat({t}).roll(1,{d})
     {a}.unfold({d},2,1) {a}.tril().reshape(-1) torch.stack([{a},{a}],{u}).reshape(-1)
 """)
+GATHERS = _templates("""
+    {a}.index_select({d},torch.arange({a}.shape[{d}]).flip(0)) {a}[...,torch.tensor([0,-1])]
+    {a}.gather({d},{a}.argmax({d},keepdim=True)) {a}.take_along_dim({a}.argmin({d},keepdim=True),{d})
+    {a}.flatten()[({b}>0).long()%{a}.numel()] {a}.take(({b}>0).int().long()-1) {a}[({a}>{n}).long().argmax(0)]
+    F.embedding(({b}>0).long().flatten(),{a}.reshape(-1,{a}.shape[-1]).repeat(2,1)) {a}.max({d})[1]
+    F.cross_entropy({a},({a}.select(1,0)>0).long()) {a}.scatter({d},{a}.argmin({d},keepdim=True),{i})
+    F.cross_entropy({a},({a}.select(1,0)>0).long(),reduction='none',ignore_index=1)
+    {a}[{k}:,torch.tensor([0,0])]
+    F.cross_entropy({a},({a}.select(1,0)>0).long(),label_smoothing=0.1) F.pad({a},(1,1),mode='reflect')
+    F.one_hot(({b}>0).long(),3) {a}[torch.tensor([0]),...,torch.tensor([[0],[-1]])]
+    {a}.index_select({d},({b}.flatten()>0).long()%{a}.shape[{d}]) F.pad({a},(1,2),mode='replicate')
+    torch.softmax({a},{d})[torch.tensor([-1,0,0])] {a}.gather({d},{a}.argsort({d}))
+""")
+INTEGERS = _templates("""
+    {a}//({b}|1) torch.div({a},{b}|1,rounding_mode='trunc') {a}%({b}|1) torch.fmod({a},{b}|1) {a}<<({b}&3)
+    {a}>>({b}&7) {a}<<{b} {a}>>{b} torch.pow({a},{b}&3) torch.pow({a},{b}) {a}**3 {a}**5 2**({a}&7)
+    {a}.prod({d}) {a}.abs() -{a} ~{a} {a}.sum({d}) {a}.max({d})[0] {a}.min({d})[1] {a}//3 {a}%-3 {a}//-1
+    torch.bitwise_xor({a},{b}) {a}.aminmax()[1] {a}.float().mean({d}) {a}.sign() 100//({a}|1) {a}.to(i8)*100
+    {a}.to(u8) {a}.to(i64)*{i}
+""")
+# Changes in place of what the program made itself.
+CHANGES = _templates("""
+    ({a}+0).add_({b}) ({a}*1).mul_({n}) {a}.clone().clamp_(-1,1) {a}.clone().masked_fill_({b}>0,{i})
+    torch.zeros_like({a}).copy_({b}) torch.empty_like({a}).fill_({i}).sub_({b}) ({a}*2).relu_()
+    {a}.clone().transpose_({d},{e}).add_(1) {a}.clone().select({d},{k}).zero_() written({a},{b}) bumped({a})
+    {a}.clone().squeeze_().mul_({i}) ({a}+{b}).t_() {a}.contiguous().clone().view(-1).add_({i})
+""")
+ARGUMENTS = _templates("""
+    x0.mul_({n}) x0.copy_({b}) x0[...,:1].zero_() x0.sub_({b}) x0.select({d},{k}).add_(1) x0.clamp_(max={i})
+""")
 REDUCTIONS = _templates("""
     {a}.sum({ax}) {a}.mean({ax}) {a}.amax({ax}) {a}.amin({ax}) {a}.sum() {a}.mean() {a}.max() {a}.min()
     {a}.prod({d}) {a}.clamp(-1.5,1.5).prod({d},keepdim=True) {a}.var({ax}) {a}.std({d})
@@ -182,6 +227,25 @@ REDUCTIONS = _templates("""
     F.layer_norm({a},{a}.shape[-2:]) torch.softmax({a}*{n},-1) {a}.mean({d},keepdim=True)+{a}
     torch.var_mean({a},{d})[1] {a}.sum({d},dtype=f64) {a}.norm() {a}.max({d})[0] {a}.min({d}).values
     {a}.amax({d},keepdim=True) F.normalize({a},dim={d}) {a}.count_nonzero() {a}.cumsum({d})
+""")
+
+# Pools and scans. {w}: a window, a stride, a padding that fits it.
+WINDOWS = _templates("""
+    F.max_pool1d({a},{w}) F.max_pool2d({a},{w}) F.max_pool3d({a},{w}) F.max_pool2d({a},3,2,0,2)
+    F.max_pool2d({a},{w},1,True) F.max_pool2d({a},{w},return_indices=True)[1]
+    F.max_pool1d({a},{w},ceil_mode=True,return_indices=True)[1] F.avg_pool1d({a},{w}) F.avg_pool2d({a},{w})
+    F.avg_pool3d({a},{w}) F.avg_pool2d({a},{w},True) F.avg_pool2d({a},{w},True,False)
+    F.avg_pool2d({a},{w},False,False) F.avg_pool2d({a},{w},False,True,3) F.adaptive_avg_pool1d({a},3)
+    F.adaptive_avg_pool2d({a},(2,3)) F.adaptive_avg_pool3d({a},2) F.adaptive_max_pool1d({a},3)
+    F.adaptive_max_pool2d({a},(3,2)) F.adaptive_max_pool2d({a},2,return_indices=True)[1]
+    F.adaptive_max_pool3d({a},2) F.lp_pool2d({a}.abs()+0.1,2,2) F.relu(F.max_pool2d({a},{w}))
+""")
+SCANS = _templates("""
+    {a}.cumsum({d}) {a}.clamp(-1.5,1.5).cumprod({d}) {a}.cummax({d})[0] {a}.cummin({d}).values
+    {a}.cummax({d})[1] {a}.cummin({d}).indices torch.logcumsumexp({a},{d}) {a}.cumsum({d})-{a}
+    {a}.flip({d}).cumsum({d}).flip({d}) {a}.cumsum({d}).cumsum({e}) ({a}*{b}).cumsum({d})
+    torch.softmax({a},{d}).cumsum({d}) {a}.cumsum({d}).amax({d}) {a}.flip({d}).cummax({d})[1]
+    {a}.cumsum({d}).transpose({d},{e}) {a}.cumsum({d},dtype=f64) {a}.cumsum({d}).select({d},{k})
 """)
 
 
@@ -207,12 +271,14 @@ def program(seed: int) -> Program:
         number = f"x{len(arguments)}"
         arguments.append(repr(round(chance.uniform(-2, 2), 2)))
         space[number] = float(arguments[-1])
+    # An argument that is changed in place has memory of its own.
+    changing = not gradients and seed % 4 == 1 and "expanded" not in arguments[0]
     lines: list[str] = []
     length = chance.randint(2, 14)
     for _ in range(300):
         if len(lines) >= length:
             break
-        text = _line(chance, live, number)
+        text = _line(chance, live, number, changing)
         try:
             made = eval(text, {**space, **live})
         except (RuntimeError, TypeError, IndexError, ValueError):
@@ -227,7 +293,7 @@ def program(seed: int) -> Program:
         live[name] = made
     body = "\n".join(line.split(" = ", 1)[1] for line in lines)
     unused = [n for n in live if n.startswith("v") and not re.search(rf"\b{n}\b", body)]
-    results = tuple(unused[-4:])
+    results = tuple(unused[-4:]) + (("x0",) if changing else ())
     gradients = gradients and _differentiable({**space, **live}, lines, results, len(arguments))
     families = frozenset(NAMES[t.dtype] for t in live.values() if t.dtype.is_floating_point)
     return Program(seed, tuple(arguments), tuple(lines), results, gradients, families)
@@ -276,7 +342,7 @@ def _broadcast_from(chance: random.Random, base: tuple[int, ...]) -> tuple[int, 
     return tuple(shape[chance.randint(0, len(shape)) :] if kind < 0.75 else shape)
 
 
-def _line(chance: random.Random, live: dict[str, Tensor], number: str) -> str:
+def _line(chance: random.Random, live: dict[str, Tensor], number: str, changing: bool) -> str:
     names = list(live)
 
     def pick() -> str:
@@ -286,8 +352,11 @@ def _line(chance: random.Random, live: dict[str, Tensor], number: str) -> str:
     value = live[name]
     rank, shape = value.dim(), tuple(value.shape)
     unary = FLOAT_UNARY if value.dtype.is_floating_point else ANY_UNARY
-    groups = [unary, ANY_UNARY, BINARY, VIEWS, NESTED, REDUCTIONS]
-    template = chance.choice(chance.choices(groups, [4, 2, 4, 3, 1.5, 3])[0])
+    whole = not value.dtype.is_floating_point and value.dtype != torch.bool
+    groups = [unary, ANY_UNARY, BINARY, VIEWS, NESTED, REDUCTIONS, GATHERS, CHANGES, INTEGERS, ARGUMENTS]
+    weights = [4, 2, 4, 3, 1.5, 3, 2, 1, 4 if whole else 0, 1 if changing else 0]
+    template = chance.choice(chance.choices([*groups, WINDOWS, SCANS], [*weights, 1.5, 1])[0])
+    size = chance.randint(1, 5)
     axes = list(range(rank))
     order = chance.sample(axes, rank)
     some = sorted(chance.sample(axes, chance.randint(1, rank))) if rank else []
@@ -305,5 +374,6 @@ def _line(chance: random.Random, live: dict[str, Tensor], number: str) -> str:
         p=",".join(map(str, order)) or "()", r=f"{factor},{total // factor}", q=merged,
         t=",".join(["2", *["1"] * (rank - 1)]) if chance.random() < 0.5 else ",".join(["1"] * rank + ["2"]),
         x=",".join(str(s if s != 1 else chance.choice([1, 3, 5])) for s in shape) or "2",
+        w=f"{size},{chance.randint(1, 4)},{chance.randint(0, size // 2)}",
         ax=f"({','.join(map(str, some))},){keep}" if some else f"(){keep}",
     )  # fmt: skip

@@ -17,7 +17,7 @@ from burnt.codegen import Function, explain, fuse
 from burnt.codegen.compiler import find_compiler
 from burnt.codegen.ir import Kernel
 from burnt.codegen.schedule import Call
-from burnt.errors import FusionError
+from burnt.errors import ConfigError, FusionError
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
 
@@ -823,6 +823,19 @@ class TestExplain:
 
     def test_says_why_the_plain_function_runs(self):
         assert "captures a list" in str(explain(lambda x: x * held[0], torch.ones(2)))
+
+    @pytest.mark.parametrize(
+        ("target", "word"), [("c", "void "), ("triton", "@triton.jit"), ("metal", "kernel void ")]
+    )
+    def test_shows_kernels_for_devices_that_are_not_there(self, target, word):
+        told = explain(lambda x: torch.softmax(x * 2, -1), torch.ones(40, 80), target=target)
+        (step,) = told.steps
+        assert word in told.source(step.name)
+
+    def test_an_unknown_target_is_named_with_those_that_exist(self):
+        with pytest.raises(ConfigError, match="there is no target 'cobol'") as caught:
+            explain(lambda x: x * 2, torch.ones(2), target="cobol")
+        assert "c, triton, metal" in str(caught.value)
 
     def test_an_unknown_kernel_is_named_with_those_that_exist(self):
         told = explain(lambda x: x * 2, torch.ones(2))

@@ -18,7 +18,7 @@ from tests.codegen.compare import Mismatch, judge
 from tests.codegen.programs import Program, program
 
 PER_TEST = 25
-DEFAULT, FULL = 150, 3000
+DEFAULT, FULL = 300, 3000
 # Which share of a program's elements may be close to a comparison, a rounding step or a tie, on average.
 MOST_ASIDE = 0.1
 
@@ -82,6 +82,23 @@ REGRESSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], 
         ("tensor((13, 16), f32, 'plain', 1)",),
         ("v0 = x0.unfold(1, 2, 1)", "v1 = x0 * 2"),
         ("v0", "v1"),
+        True,
+    ),
+    "an index that is a comparison": (
+        ("tensor((1, 4), f32, 'plain', 1)", "tensor((300,), f32, 'plain', 1)"),
+        (
+            "v0 = x0.flatten()[(x0>0).long()]",
+            "v1 = v0/(v0.abs().sum(-1,keepdim=True)+1)",
+            "v2 = x1[torch.where(x1>0,1,0)].abs().sum()",
+            "v3 = x1.take((x1>0).int().long()-1)",
+        ),
+        ("v1", "v2", "v3"),
+        False,
+    ),
+    "a tensor of many parts put together": (
+        ("tensor((150,), f32, 'plain', 1)",),
+        ("v0 = x0.unbind(0)[-1] * x0[0]",),
+        ("v0",),
         True,
     ),
     "a sum of many equal numbers": (

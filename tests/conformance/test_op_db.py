@@ -19,10 +19,11 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils import _pytree as pytree
 
-from burnt.codegen import fuse
 from burnt.codegen.compiler import find_compiler
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
+from burnt.codegen.schedule import schedule
+from burnt.codegen.trace import trace, unsuited
 from tests.codegen.compare import Mismatch, Verdict, Watched, compare, default_dtype
 
 pytestmark = [
@@ -50,13 +51,17 @@ class Sample:
     def __init__(self, op: OpInfo, sample: Any) -> None:
         self.op = op
         self.leaves, self.spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
-        self.given = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor) or type(leaf) is float]
+        self.given = [
+            i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor) or type(leaf) is float
+        ]
         self.args = [self.leaves[i] for i in self.given]
 
     def __call__(self, *args: Any, wide: bool = False) -> list[Any]:
         leaves = list(self.leaves)
         if wide:
-            leaves = [torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for v in leaves]
+            leaves = [
+                torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for v in leaves
+            ]
         for i, arg in zip(self.given, args, strict=True):
             leaves[i] = arg
         first, rest, keywords = pytree.tree_unflatten(leaves, self.spec)
@@ -104,9 +109,6 @@ def _fresh(arg: Any) -> Any:
 
 
 def _planned(function: Function, args: list[Any]) -> bool:
-    from burnt.codegen.schedule import schedule
-    from burnt.codegen.trace import trace, unsuited
-
     if function._unsuited([a for a in args if isinstance(a, Tensor)]) is not None:
         return False
     try:
@@ -187,8 +189,21 @@ def cases(dtypes: Sequence[torch.dtype]) -> list[Any]:
             if dtype in op.dtypes:
                 reason = EXPECTED.get((name, dtype)) or EXPECTED.get((name, None))
                 marks = [pytest.mark.xfail(strict=True, reason=reason, raises=Mismatch)] if reason else []
-                found.append(pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}", marks=marks))
+                found.append(
+                    pytest.param(name, dtype, id=f"{name}-{str(dtype).removeprefix('torch.')}", marks=marks)
+                )
     return found
+
+
+# Each dtype's share of the operators, another for each.
+EVERY = 12
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [case for i, dtype in enumerate(DTYPES) for case in cases([dtype])[i::EVERY]]
+)
+def test_some_samples(name: str, dtype: torch.dtype) -> None:
+    check(name, dtype, PER_OP)
 
 
 @pytest.mark.full

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from burnt import kernels
 from burnt.codegen.compiler import find_compiler
 from burnt.kernels.op import OPS, Op
-from tests.codegen.compare import _Watched
+from tests.codegen.compare import Watched
 
 CPU = torch.device("cpu")
 
@@ -327,7 +327,7 @@ def test_each_candidate_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
 def beside_float64(name: str, dtype: torch.dtype) -> None:
     op, args, definition = CASES[name]
     given = converted(args, dtype)
-    with _Watched() as watched:
+    with Watched() as watched:
         truth = with_gradients(definition, converted(args, torch.float64))
     exact = with_gradients(definition, converted(given, torch.float64))
     eager = with_gradients(op.candidates["vendor"], given)

@@ -37,8 +37,6 @@ _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 def looked_up(place: Expr, check: Check, shown: Expr | None = None) -> Ix:
     """A computed index of an axis of `check.size`, counted from the end where `check.low` is negative."""
-    if not check.size:
-        raise Unlowered  # nothing is in range
     size = place_of(Ix(const=check.size))
     shown = cast(place, torch.int64) if shown is None else shown
     lowest = place_of(Ix(const=check.low)) if check.low else const(0, torch.int64)
@@ -77,6 +75,14 @@ def _indices(index: Value) -> None:
         raise Unlowered
 
 
+def _axis(meta: torch.Tensor, op: str, x: Value, axis: int, *, negative: bool = False) -> Check:
+    """The check of an index of an axis."""
+    size = x.shape[axis]
+    if not size and meta.numel():
+        raise Unlowered  # no index is in range
+    return Check(op, size, axis, -size if negative else 0)
+
+
 @lowered(aten.gather.default)
 def _gather(meta: torch.Tensor, x: Value, axis: int, index: Value, **_: Any) -> Value:
     _indices(index)
@@ -85,7 +91,7 @@ def _gather(meta: torch.Tensor, x: Value, axis: int, index: Value, **_: Any) -> 
         flat = _gather(torch.empty(meta.numel(), device="meta"), x, 0, reshaped(index, (meta.numel(),)))
         return reshaped(flat, tuple(meta.shape))
     axis %= len(x.shape)
-    check = Check("gather", x.shape[axis], axis)
+    check = _axis(meta, "gather", x, axis)
 
     def at(place: Index) -> Expr:
         return at_computed(x, (*place[:axis], looked_up(index.at(place), check), *place[axis + 1 :]))
@@ -99,7 +105,7 @@ def _index_select(meta: torch.Tensor, x: Value, axis: int, index: Value) -> Valu
     if not x.shape:
         raise Unlowered
     axis %= len(x.shape)
-    check = Check("index_select", x.shape[axis], axis)
+    check = _axis(meta, "index_select", x, axis)
 
     def at(place: Index) -> Expr:
         chosen = index.at(place[axis : axis + 1] if index.shape else ())
@@ -111,7 +117,7 @@ def _index_select(meta: torch.Tensor, x: Value, axis: int, index: Value) -> Valu
 @lowered(aten.embedding.default)
 def _embedding(meta: torch.Tensor, weight: Value, indices: Value, *_: Any) -> Value:
     _indices(indices)
-    check = Check("embedding", weight.shape[0])
+    check = _axis(meta, "embedding", weight, 0)
 
     def at(place: Index) -> Expr:
         return at_computed(weight, (looked_up(indices.at(place[:-1]), check), place[-1]))
@@ -123,7 +129,7 @@ def _embedding(meta: torch.Tensor, weight: Value, indices: Value, *_: Any) -> Va
 def _take(meta: torch.Tensor, x: Value, index: Value) -> Value:
     _indices(index)
     flat = reshaped(x, (x.numel,))
-    check = Check("take", x.numel, low=-x.numel)
+    check = _axis(meta, "take", flat, 0, negative=True)
     return Value(
         tuple(meta.shape), x.dtype, lambda place: at_computed(flat, (looked_up(index.at(place), check),))
     )
@@ -139,16 +145,15 @@ def _index(meta: torch.Tensor, x: Value, indices: Sequence[Value | None]) -> Val
     # The broadcast axes stand where the indexed ones stood, if these are neighbours; else in front.
     start = axes[0] if axes == list(range(axes[0], axes[0] + len(axes))) else 0
     parts = {axis: broadcast(index, shape) for axis, index in zip(axes, given, strict=True)}
+    checks = {axis: _axis(meta, "index", x, axis, negative=True) for axis in axes}
 
     def at(place: Index) -> Expr:
         inner, rest = place[start : start + len(shape)], iter(place[:start] + place[start + len(shape) :])
         return at_computed(
             x,
             [
-                looked_up(parts[axis](inner), Check("index", size, axis, -size))
-                if axis in parts
-                else next(rest)
-                for axis, size in enumerate(x.shape)
+                looked_up(parts[axis](inner), checks[axis]) if axis in parts else next(rest)
+                for axis in range(len(x.shape))
             ],
         )
 

@@ -14,6 +14,9 @@ from burnt.codegen.lower.table import Number, Unlowered, broadcast, cast, const,
 
 aten = torch.ops.aten
 
+# Parts of a tensor, among which each element chooses: beyond, torch's own copies are the better way.
+_MOST_PARTS = 64
+
 
 def reshaped(x: Value, shape: Sequence[int]) -> Value:
     """The same elements in the same order under another shape."""
@@ -173,6 +176,8 @@ def _pad(meta: torch.Tensor, x: Value, pads: Sequence[int], value: Any = 0) -> V
 
 @lowered(aten.cat.default)
 def _cat(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Value:
+    if len(parts) > _MOST_PARTS:
+        raise Unlowered
     axis %= len(meta.shape)
     starts, start = [], 0
     parts = [p for p in parts if p.shape != (0,) or len(meta.shape) == 1]
@@ -182,14 +187,14 @@ def _cat(meta: torch.Tensor, parts: Sequence[Value], axis: int = 0) -> Value:
     functions = [operand(part, part.shape, meta.dtype) for part in parts]
 
     def at(index: Index) -> Expr:
-        result: Expr | None = None
+        result = const(0, meta.dtype)
         for part, fn, begin in reversed(list(zip(parts, functions, starts, strict=True))):
             if not part.shape[axis]:
                 continue
             here = fn((*index[:axis], index[axis] - begin, *index[axis + 1 :]))
-            test = within(index[axis], 0, begin + part.shape[axis])
-            result = here if result is None else chosen(test, here, result)
-        return result if result is not None else const(0, meta.dtype)
+            # Each part by both its ends: outside of them there is nothing to load.
+            result = chosen(within(index[axis], begin, begin + part.shape[axis]), here, result)
+        return result
 
     return Value(tuple(meta.shape), meta.dtype, at)
 

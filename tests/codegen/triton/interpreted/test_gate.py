@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from burnt.codegen import print_triton
+from burnt.codegen import triton_layout
 from burnt.codegen.function import Function
 from burnt.codegen.target import TRITON, Target
 from burnt.codegen.triton_blocks import Config, Form, pick
@@ -60,7 +60,7 @@ def test_other_block_sizes(config: Config) -> None:
 
 
 def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(print_triton, "_FAR", 10)
+    monkeypatch.setattr(triton_layout, "FAR", 10)
     run(range(600, 606))
 
 
