@@ -1,12 +1,14 @@
 """Printing kernels as C: loops with OpenMP, bodies that the compiler's vectoriser takes.
 
-A kernel is printed in one of four forms. *Elementwise*: nothing is folded. *Rows*: turns of the outer loops
+A kernel is printed in one of five forms. *Elementwise*: nothing is folded; where what is loaded lies across
+what is stored, square by square. *Rows*: turns of the outer loops
 go to the threads, each makes its passes along the inner loops. *Columns*: where memory runs along an outer
 loop, a turn takes a tile of it, and there is an accumulator for each of its lanes. *Split*: there are few
 turns of many elements, so that each pass is cut into chunks for the threads, with rows or with columns.
+*Runs*: runs of consecutive turns go to the threads, and sums over the turns gather beside their rows.
 
 Arithmetic is torch's: no fast-math, 16-bit floats are computed in float32, float32 sums are gathered in
-double after every 16 additions to a lane, and at once where they are not loaded as vectors.
+double after every 16 or 32 additions to a lane, and at once where they are not loaded as vectors.
 """
 
 from __future__ import annotations
