@@ -616,7 +616,9 @@ class Kernel:
             return "scan"
         if self.runs or any(isinstance(step, Fold) for step in self.steps):
             return "reduction"
-        return "window" if self.scratch else "elementwise"
+        if self.scratch:
+            return "window"
+        return "reduction" if any(step.inner for step in self.steps) else "elementwise"
 
     @property
     def checks(self) -> tuple[Check, ...]:

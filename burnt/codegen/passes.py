@@ -13,8 +13,10 @@ from burnt.codegen.ir import (
     Fold,
     Ix,
     Kernel,
+    Running,
     Store,
     Var,
+    index,
     load,
     needs,
     places,
@@ -22,9 +24,9 @@ from burnt.codegen.ir import (
     variables,
     walk,
 )
-from burnt.codegen.lower.table import SHORT
+from burnt.codegen.lower.table import SHORT, const
 
-__all__ = ["LANES", "arrange", "keep", "lane_of", "multiply", "unguarded"]
+__all__ = ["LANES", "arrange", "keep", "lane_of", "multiply", "pick", "unguarded"]
 
 # Ops that cost about as much as a load; of the others, a few tens of instructions, one is worth a load and a
 # store (softmax of 4096 x 1024 float32 with its exp kept: 1.3 times as fast as computed twice).
@@ -70,24 +72,71 @@ def _nest(kernel: Kernel) -> None:
 
 
 def lane_of(kernel: Kernel) -> Var | None:
-    """The outer loop that memory runs along, where the inner loops do not."""
-    if not kernel.outer:
-        return None
+    """The outer loop that most of what is moved lies along, where the inner loops do not."""
     votes: dict[Var | None, int] = {}
-    for step in kernel.steps:
-        if not isinstance(step, Fold):
+    inner = {v for step in kernel.steps for v in step.inner}
+    loads = [e.extra for e in walk(kernel.exprs) if e.op == "load"]
+    stores = [(step.buffer, step.place) for step in kernel.steps if isinstance(step, Store)]
+    for buffer, place in (*loads, *stores):
+        assert isinstance(buffer, Buffer)
+        assert isinstance(place, Ix)
+        if buffer.role == "local":
             continue
-        for e in walk([step.body]):
-            if e.op != "load" or e.extra[0].role == "local":  # type: ignore[attr-defined]
-                continue
-            place: Ix = e.extra[1]  # type: ignore[assignment]
-            if any(place.stride(v) == 1 for v in step.inner):
-                votes[None] = votes.get(None, 0) + 1
-            for v in kernel.outer:
-                if place.stride(v) == 1:
-                    votes[v] = votes.get(v, 0) + 1
+        size = math.prod(v.extent for v in place.variables())
+        for along in (None, *kernel.outer):
+            if place.stride(along) == 1 if along is not None else any(place.stride(v) == 1 for v in inner):
+                votes[along] = votes.get(along, 0) + size
     best = max(votes, key=lambda v: votes[v], default=None)
     return best if best is not None and best.extent >= 8 else None
+
+
+def pick(kernel: Kernel) -> None:
+    """Take the one element that a sum picks, as the gradient of a look-up does, without the sum."""
+    picked: dict[tuple[object, ...], Expr] = {}
+    for step in kernel.steps:
+        if isinstance(step, Fold) and step.reduction.kind == "sum" and len(step.inner) == 1:
+            element = _picked(step.body, step.inner[0])
+            if element is not None:
+                picked[step.reduction, step.index] = element
+
+    def swap(e: Expr) -> Expr | None:
+        return picked.get(e.extra) if e.op == "reduced" else None
+
+    if picked:
+        kernel.steps = [
+            s for s in kernel.steps if not (isinstance(s, Fold) and (s.reduction, s.index) in picked)
+        ]
+        for step in kernel.steps:
+            _set(step, rebuilt(_expr(step), swap=swap))
+        inner = {step.inner for step in kernel.steps}
+        if len(inner) == 1 and not any(isinstance(step, Fold) for step in kernel.steps):
+            # Nothing holds the rows together any more.
+            kernel.outer += inner.pop()
+            for step in kernel.steps:
+                step.inner = ()
+
+
+def _picked(body: Expr, along: Var) -> Expr | None:
+    """What the sum of a body comes to that is not 0 at one place of a loop; None for any other body."""
+    if body.op != "where" or body.args[2].op != "const" or body.args[2].extra[0] != 0:
+        return None
+    tests, found = [body.args[0]], []
+    while any(test.op == "and" for test in tests):
+        tests = [part for test in tests for part in (test.args if test.op == "and" else (test,))]
+    for test in tests:
+        if test.op == "eq" and test.args[1].op == "index" and test.args[1].extra[0] == Ix.of(along):
+            found.append(test)
+    if len(found) != 1:
+        return None
+    (test,) = found
+    place, rest = test.args[0], [t for t in tests if t is not test]
+    if place.dtype != torch.int64 or along in variables([place, body.args[1], *rest]):
+        return None
+    low = Expr.make("ge", (place, const(0, torch.int64)), torch.bool)
+    inside = Expr.make("lt", (place, index(Ix(const=along.extent))), torch.bool)
+    for part in (*rest, low):
+        inside = Expr.make("and", (inside, part), torch.bool)
+    return Expr.make("where", (inside, *body.args[1:]), body.dtype)
 
 
 def multiply(kernel: Kernel) -> None:
@@ -182,9 +231,9 @@ def keep(kernel: Kernel, scratch: int) -> None:
 def _result_of(steps: Sequence[Fold | Store], inner: tuple[Var, ...], dtype: torch.dtype) -> Store | None:
     """A store of a pass in whose place an element of a dtype can lie for each of its turns."""
     for step in steps:
-        if type(step) is Store and step.buffer.dtype == dtype and step.buffer.role != "local":
-            if variables([load(step.buffer, step.place)]) >= set(inner):
-                return step
+        fits = type(step) is Store and step.buffer.dtype == dtype and step.buffer.role != "local"
+        if fits and variables([load(step.buffer, step.place)]) >= set(inner):  # type: ignore[union-attr]
+            return step  # type: ignore[return-value]
     return None
 
 
@@ -196,16 +245,19 @@ def _local(name: str, inner: tuple[Var, ...], dtype: torch.dtype) -> Buffer:
     return Buffer(name, "local", 0, tuple(v.extent for v in inner), tuple(reversed(strides)), dtype)
 
 
-def _expr(step: Fold | Store) -> Expr:
+def _expr(step: Fold | Running | Store) -> Expr:
     return step.value if isinstance(step, Store) else step.body
 
 
-def _swap(step: Fold | Store, old: Expr, new: Expr) -> None:
-    changed = rebuilt(_expr(step), swap=lambda e: new if e is old else None)
+def _set(step: Fold | Running | Store, expr: Expr) -> None:
     if isinstance(step, Store):
-        step.value = changed
+        step.value = expr
     else:
-        step.body = changed
+        step.body = expr
+
+
+def _swap(step: Fold | Store, old: Expr, new: Expr) -> None:
+    _set(step, rebuilt(_expr(step), swap=lambda e: new if e is old else None))
 
 
 def _is_dear(expr: Expr, inner: tuple[Var, ...]) -> bool:

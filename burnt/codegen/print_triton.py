@@ -30,6 +30,8 @@ from burnt.codegen.ir import (
     Ix,
     Kernel,
     Reduction,
+    Running,
+    Scan,
     Split,
     Store,
     Var,
@@ -165,12 +167,14 @@ _EVERYWHERE = _Value("")
 
 
 class _Accumulator:
-    """How a fold is taken: what it begins with, how two are one, what becomes of the last."""
+    """How a fold or scan is taken: what it begins with, how two are one, what becomes of the last."""
 
-    def __init__(self, step: Fold) -> None:
-        kind, self.dtype = step.reduction.kind, step.body.dtype
-        self.kind, self.result = kind, step.reduction.dtype
+    def __init__(self, step: Fold | Running) -> None:
+        fold = step.reduction if isinstance(step, Fold) else step.scan
+        kind, self.dtype = fold.kind, step.body.dtype
+        self.kind, self.result = kind, fold.dtype
         self.arg = kind.startswith("arg")
+        self.nowhere = "2147483647"
         self.truth = self.dtype == torch.bool
         self.inside = torch.int32 if self.truth else self.dtype
         if kind in ("sum", "any"):
@@ -183,13 +187,16 @@ class _Accumulator:
         self.combine = {
             "sum": "", "prod": "multiply", "any": "either", "all": "both", "max": "maximum",
             "min": "minimum", "argmax": "argmax", "argmin": "argmin",
+            "logsumexp": "log_add_exp",
         }[kind]  # fmt: skip
+        if isinstance(step, Running) and self.arg:
+            self.combine, self.nowhere = self.combine.replace("arg", "last_"), "-1"
 
     @property
     def parts(self) -> list[tuple[str, str, torch.dtype]]:
         """For each block that is kept: what its name ends in, what it begins with, its dtype."""
         whole = [("", self.start, self.inside)]
-        return [*whole, ("_at", "2147483647", torch.int32)] if self.arg else whole
+        return [*whole, ("_at", self.nowhere, torch.int32)] if self.arg else whole
 
 
 class _Printer:
@@ -211,6 +218,7 @@ class _Printer:
         self.tiles: dict[int, str] = {}
         self.folds: dict[tuple[Reduction, Index], _Value] = {}
         self.earlier: dict[tuple[Reduction, Index], tuple[int, Fold]] = {}
+        self.scans: dict[tuple[Scan, Index], _Value] = {}
         self.memo: dict[tuple[int, str], _Value] = {}
         self.reads: dict[int, bool] = {}
         self.temporary = self.loops = 0
@@ -239,7 +247,7 @@ class _Printer:
         arguments += [*map(Number, self.numbers), *self.sizes]
         return Function(self.name, tuple(arguments), dict(self.constants), programs)
 
-    def body(self, groups: Sequence[Sequence[Fold | Store]], earlier: Sequence[Fold]) -> None:
+    def body(self, groups: Sequence[Sequence[Fold | Running | Store]], earlier: Sequence[Fold]) -> None:
         """The lines of a function.
 
         Args:
@@ -262,6 +270,8 @@ class _Printer:
             for step in group:
                 if isinstance(step, Fold):
                     self.fold(step)
+                elif isinstance(step, Running):
+                    self.scan(step, [])
             self.put_all(group)
 
     def program(self) -> None:
@@ -373,7 +383,7 @@ class _Printer:
         if self.layout.rows and (how.arg or "R" not in value.axes):
             column = f"{self.masks['R']} & {column}"
         blocks = [f"tl.where({column}, {text}, {how.start})"]
-        return [*blocks, f"tl.where({column}, {self.column}, 2147483647)"] if how.arg else blocks
+        return [*blocks, f"tl.where({column}, {self.column}, {how.nowhere})"] if how.arg else blocks
 
     def folded(self, how: _Accumulator, blocks: Sequence[str], name: str) -> list[str]:
         """Lines that fold blocks along their columns; the names of what comes out."""
@@ -399,7 +409,7 @@ class _Printer:
             self.line(f"{name} = {text}.to({_TL[how.result]})")
         return _Value(name, "R" if self.layout.rows else "")
 
-    def loop(self, space: Space, group: Sequence[Fold | Store]) -> None:
+    def loop(self, space: Space, group: Sequence[Fold | Running | Store]) -> None:
         """Steps that walk further than a tile, in one loop."""
         folds = [step for step in group if isinstance(step, Fold)]
         self.hoist(map(computed, group), {v for several in space.loops.values() for v in several})
@@ -410,6 +420,7 @@ class _Printer:
         for k, how in enumerate(hows):
             for suffix, start, dtype in how.parts:
                 self.line(f"a{first + k}{suffix} = tl.full({shape}, {start}, {_TL[dtype]})")
+        carried = self.carried(group)
         start = f"start{self.loops or ''}"
         self.loops += 1
         if self.chunked:
@@ -425,6 +436,8 @@ class _Printer:
         self.enter(space)
         for k, (step, how) in enumerate(zip(folds, hows, strict=True)):
             self.accumulate(how, f"a{first + k}", self.masked(how, self.visit(step.body)))
+        for scan, names_before in carried:
+            self.scan(scan, names_before)
         self.put_all(group)
         self.depth -= 1
         self.memo, self.names = kept, names
@@ -444,6 +457,47 @@ class _Printer:
             self.line(f"{name} = {text}")
         else:
             self.line(f"{', '.join(names)} = {self.helper(how.combine)}({', '.join([*names, *blocks])})")
+
+    # --- scans --------------------------------------------------------------------------------------------
+
+    def carried(self, group: Sequence[Fold | Running | Store]) -> list[tuple[Running, list[str]]]:
+        """Lines that name what scans have come to before the first tile."""
+        shape = "[ROWS, 1]" if self.layout.rows else "[]"
+        found = []
+        for k, step in enumerate(step for step in group if isinstance(step, Running)):
+            parts = _Accumulator(step).parts
+            for suffix, start, dtype in parts:
+                self.line(f"c{k}{suffix} = tl.full({shape}, {start}, {_TL[dtype]})")
+            found.append((step, [f"c{k}{suffix}" for suffix, _, _ in parts]))
+        return found
+
+    def scan(self, step: Running, before: Sequence[str]) -> None:
+        """A scan of a tile, after what the tiles before have come to."""
+        how, name, axis = _Accumulator(step), f"s{len(self.scans)}", 1 if self.layout.rows else 0
+        blocks = []
+        for (suffix, _, _), text in zip(how.parts, self.masked(how, self.visit(step.body)), strict=True):
+            self.line(f"{name}{suffix}_tile = {text}")
+            blocks.append(f"{name}{suffix}_tile")
+        names = [name + suffix for suffix, _, _ in how.parts]
+        if how.kind == "sum":
+            self.line(f"{name} = tl.cumsum({blocks[0]}, {axis})")
+        else:
+            given = blocks[0] if len(blocks) == 1 else f"({', '.join(blocks)})"
+            combine = self.helper(how.combine)
+            self.line(f"{', '.join(names)} = tl.associative_scan({given}, {axis}, {combine})")
+        if before:
+            whole = self.folded(how, blocks, f"{name}_whole")
+            for into, others in ((names, names), (before, whole)):
+                joined = (
+                    f"{before[0]} + {others[0]}"
+                    if how.kind == "sum"
+                    else f"{how.combine}({', '.join([*before, *others])})"
+                )
+                self.line(f"{', '.join(into)} = {joined}")
+        value = _Value(names[-1], "RC" if self.layout.rows else "C")
+        if how.arg or how.inside != how.result:
+            value = self.define(f"{names[-1]}.to({_TL[how.result]})", value.axes)
+        self.scans[step.scan, step.index] = value
 
     # --- parts of folds -----------------------------------------------------------------------------------
 
@@ -538,6 +592,8 @@ class _Printer:
         if op == "reduced":
             key: tuple[Reduction, Index] = expr.extra  # type: ignore[assignment]
             return self.folds[key] if key in self.folds else self.gathered(key)
+        if op == "scanned":
+            return self.scans[expr.extra]  # type: ignore[index]
         if op == "load":
             return self.load(expr, guard)
         if op == "index":
@@ -715,7 +771,7 @@ class _Printer:
         convert = ".to(tl.float32)" if buffer.dtype in _SHORT else ""
         return self.define(f"tl.load({pointer}{extra}){convert}", axes)
 
-    def put_all(self, group: Sequence[Fold | Store]) -> None:
+    def put_all(self, group: Sequence[Fold | Running | Store]) -> None:
         """Stores of one tile: all is read before anything is written."""
         stores = [step for step in group if isinstance(step, Store)]
         for step, value in [(step, self.visit(step.value)) for step in stores]:

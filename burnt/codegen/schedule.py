@@ -39,7 +39,7 @@ from burnt.codegen.ir import (
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
 from burnt.codegen.lower.random import Source
 from burnt.codegen.partials import join_sums
-from burnt.codegen.passes import arrange, keep, multiply
+from burnt.codegen.passes import arrange, keep, multiply, pick
 from burnt.codegen.trace import Traced, is_random
 
 __all__ = ["Call", "Plan", "schedule"]
@@ -249,6 +249,7 @@ class _Scheduler:
         self.count = join_sums(fresh, self.most_runs, self.count)
         for kernel in fresh:
             if kernel.kind != "scan":
+                pick(kernel)
                 arrange(kernel)
                 multiply(kernel)
                 keep(kernel, self.most_scratch)

@@ -234,7 +234,7 @@ def _show_metal(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kerne
     from burnt.codegen.print_metal import print_kernel
 
     made = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
-    return {kernel: plain("\n".join(d.text for d in dispatches)) for kernel, dispatches in made.items()}
+    return {kernel: plain("\n".join(d.text for d in ds)).rstrip("\n") for kernel, ds in made.items()}
 
 
 @functools.cache
@@ -259,7 +259,7 @@ def _show_triton(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kern
     from burnt.codegen.print_triton import form_of, print_kernel
     from burnt.codegen.triton_blocks import pick
 
-    return {kernel: print_kernel(kernel, pick(form_of(kernel))).text for kernel in kernels}
+    return {kernel: print_kernel(kernel, pick(form_of(kernel))).text.rstrip("\n") for kernel in kernels}
 
 
 def _no_triton() -> str | None:

@@ -28,7 +28,6 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.triton_blocks import Config, Form, power
-from burnt.errors import UnsupportedError
 
 __all__ = ["FAR", "Layout", "Space", "computed"]
 
@@ -54,11 +53,8 @@ class Layout:
     """Which loops of a kernel are rows, which are columns, and which belong to a program each."""
 
     def __init__(self, kernel: Kernel) -> None:
-        if any(isinstance(step, Running) for step in kernel.steps):
-            raise UnsupportedError("no Triton text for scans", where=kernel.name)
-        given = [step for step in kernel.steps if not isinstance(step, Running)]
         self.kernel = kernel
-        self.folds = any(isinstance(step, Fold) or step.inner for step in given)
+        self.folds = any(isinstance(step, Fold | Running) or step.inner for step in kernel.steps)
         across = self._across()
         self.across = across is not None
         outer = kernel.outer
@@ -79,8 +75,8 @@ class Layout:
             self.grid = outer
         if self.grid:
             self.spaces[-1] = Space(math.prod(v.extent for v in self.grid), 0)
-        self.steps: list[Fold | Store] = []
-        for step in given:
+        self.steps: list[Fold | Running | Store] = []
+        for step in kernel.steps:
             total = math.prod(v.extent for v in step.inner)
             if step.inner:
                 space = self.spaces.setdefault(total, Space(total, len(self.spaces)))
@@ -88,13 +84,16 @@ class Layout:
                 inner = space.vars(step.inner)
                 if isinstance(step, Fold):
                     step = Fold(step.reduction, step.index, inner, replaced(step.body, mapping))
+                elif isinstance(step, Running):
+                    index = tuple(ix.replaced(mapping) for ix in step.index)
+                    step = Running(step.scan, index, inner, replaced(step.body, mapping))
                 else:
                     place, value = step.place.replaced(mapping), replaced(step.value, mapping)
                     step = Store(step.buffer, inner, place, value, step.loops)
             self.steps.append(step)
         self.wide = self._wide()
 
-    def space(self, step: Fold | Store) -> Space | None:
+    def space(self, step: Fold | Running | Store) -> Space | None:
         """What a step walks along; None for a single element of a row."""
         return self.spaces[math.prod(v.extent for v in step.inner)] if step.inner else None
 
@@ -108,7 +107,7 @@ class Layout:
     def divisible(self) -> bool:
         """Whether several programs may share a row: all that is walked is walked equally far."""
         return (
-            self.folds
+            any(isinstance(step, Fold) for step in self.steps)
             and len(self.spaces) == 1
             and all(step.inner for step in self.steps if isinstance(step, Fold))
         )
@@ -135,31 +134,35 @@ class Layout:
             chunks=self.divisible,
         )
 
-    def groups(self, config: Config) -> list[list[Fold | Store]]:
+    def groups(self, config: Config) -> list[list[Fold | Running | Store]]:
         """The steps in an order that they can be taken in, those of one loop together."""
+        if any(isinstance(step, Running) for step in self.steps):
+            return [list(self.steps)]
         left, done = list(self.steps), set[tuple[Reduction, Index]]()
-        groups: list[list[Fold | Store]] = []
+        groups: list[list[Fold | Running | Store]] = []
         while left:
             first = next(step for step in left if self._ready(step, done, left))
             group = [first]
             space = self.space(first)
             if space is not None and (space.total > config.cols or config.chunks > 1):
                 group = [s for s in left if self.space(s) is space and self._ready(s, done, left)]
-                folds = [s for s in group if isinstance(s, Fold)]
-                group = folds + [s for s in group if isinstance(s, Store)]
+                group.sort(key=lambda step: isinstance(step, Store))
             for step in group:
                 left.remove(step)
             done |= {(s.reduction, s.index) for s in group if isinstance(s, Fold)}
             groups.append(group)
         return groups
 
-    def regrouped(self, steps: list[Fold | Store]) -> list[list[Fold | Store]]:
+    def regrouped(self, steps: list[Fold | Running | Store]) -> list[list[Fold | Running | Store]]:
         """What comes after the chunked folds: single rows one by one, what is walked in one loop."""
         walked = [step for step in steps if step.inner]
         return [*([step] for step in steps if not step.inner), *([walked] if walked else [])]
 
     def _ready(
-        self, step: Fold | Store, done: set[tuple[Reduction, Index]], left: list[Fold | Store]
+        self,
+        step: Fold | Running | Store,
+        done: set[tuple[Reduction, Index]],
+        left: list[Fold | Running | Store],
     ) -> bool:
         if any(e.extra not in done for e in walk([computed(step)]) if e.op == "reduced"):
             return False
@@ -203,7 +206,7 @@ def computed(step: Fold | Running | Store) -> Expr:
     return step.value if isinstance(step, Store) else step.body
 
 
-def _reads(step: Fold | Store, buffer: Buffer) -> bool:
+def _reads(step: Fold | Running | Store, buffer: Buffer) -> bool:
     return any(e.op == "load" and e.extra[0] is buffer for e in walk([computed(step)]))
 
 

@@ -79,6 +79,33 @@ def argmin(a, at, b, bt):
     return tl.where(take, a, b), tl.where(take, at, bt)
 
 
+@triton.jit
+def last_max(a, at, b, bt):
+    """The larger of two with its place; NaN is largest, and of equals the last place counts."""
+    take = (b > a) | ((b != b) & (a == a))
+    same = (a == b) | ((a != a) & (b != b))
+    take = take | (same & (bt > at))
+    return tl.where(take, b, a), tl.where(take, bt, at)
+
+
+@triton.jit
+def last_min(a, at, b, bt):
+    """The smaller of two with its place; NaN is smallest, and of equals the last place counts."""
+    take = (b < a) | ((b != b) & (a == a))
+    same = (a == b) | ((a != a) & (b != b))
+    take = take | (same & (bt > at))
+    return tl.where(take, b, a), tl.where(take, bt, at)
+
+
+@triton.jit
+def log_add_exp(a, b):
+    """log(e^a + e^b), where an infinity of both is that infinity."""
+    high = maximum(a, b)
+    low = tl.where(a < b, a, b)
+    y = high + log1p(exp(low - high))
+    return tl.where((low == high) & (tl.abs(high) == float("inf")), high, y)
+
+
 # --- integers ---------------------------------------------------------------------------------------------
 
 

@@ -4,8 +4,8 @@
 * Lanes that a masked load leaves out are 0: here NaN, or 77 for integers, as a GPU promises nothing.
 * `tl.fma` rounds twice: here once.
 * A comparison of scalars has their dtype: here int1, so that it can be used with blocks.
-* A reduction by a function of one's own calls it for every element: here for halves of the array, as a GPU
-  does, which takes milliseconds instead of minutes.
+* A reduction or scan by a function of one's own calls it for every element: here for whole arrays, a few
+  times, which takes milliseconds instead of minutes.
 
 It reaches into the interpreter's insides; `interpreted/test_interpreter.py` tells when they change.
 """
@@ -72,6 +72,7 @@ def correct() -> None:
         setattr(builder, name, cast)
     builder.create_masked_load, builder.create_masked_store, builder.create_fma = load, store, fma
     interpreter.ReduceOps.generic_reduce = _reduce
+    interpreter.ScanOps.generic_scan = _scan
 
 
 def _fma(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
@@ -114,3 +115,23 @@ def _reduce(self: Any, tensors: Any) -> list[Any]:
         data = np.moveaxis(array, 0, axis) if self.keep_dims else array[0]
         results.append(self.to_tensor(data if data.ndim else data.item(), tensor.dtype))
     return results
+
+
+def _scan(self: Any, tensors: Any) -> list[Any]:
+    """A scan in strides of 1, 2, 4 ..."""
+    arrays = [np.moveaxis(t.handle.data, self.axis, 0).copy() for t in tensors]
+    stride = 1
+    while stride < len(arrays[0]):
+        before = [
+            self.to_tensor(np.roll(a, stride, 0), t.dtype) for a, t in zip(arrays, tensors, strict=True)
+        ]
+        here = [self.to_tensor(a, t.dtype) for a, t in zip(arrays, tensors, strict=True)]
+        with np.errstate(all="ignore"):
+            made = self.combine_fn.fn(*before, *here)
+        made = made if isinstance(made, tuple | tl.tuple) else (made,)
+        for array, joined in zip(arrays, made, strict=True):
+            array[stride:] = joined.handle.data[stride:]
+        stride *= 2
+    return [
+        self.to_tensor(np.moveaxis(a, 0, self.axis), t.dtype) for a, t in zip(arrays, tensors, strict=True)
+    ]

@@ -89,11 +89,17 @@ CASES = {
     "sum of the first axis": _case(sum_first, (4096, 1024)),
     "sum of the last axis": _case(sum_last, (4096, 1024)),
     "sum of all": _case(sum_all, (4096, 1024)),
+    "cumsum": _case(lambda x: x.cumsum(-1), (512, 1000)),
+    "cumsum, long rows": _case(lambda x: x.cumsum(-1), (64, 50_000)),
+    "cummax of the first axis": _case(lambda x: torch.cummax(x, 0), (512, 1000), gradients=False),
+    "logcumsumexp": _case(lambda x: x.logcumsumexp(-1), (512, 1000), gradients=False),
+    "dropout": _case(lambda x: F.dropout(x, 0.1), (512, 1000)),
+    "max_pool": _case(lambda x: F.max_pool2d(x, 3, 2, 1).relu(), (8, 64, 56, 56)),
     "argmax": _case(argmax, (512, 1000), gradients=False),
     "transposed_sum": _case(transposed_sum, (1000, 2000), (2000, 1000)),
 }  # fmt: skip
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-SAMPLE = ["gelu", "softmax", "layer_norm", "sum of the first axis", "rope"]
+SAMPLE = ["gelu", "softmax", "layer_norm", "sum of the first axis", "rope", "cumsum", "dropout"]
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

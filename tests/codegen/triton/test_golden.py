@@ -60,6 +60,7 @@ CASES = {
     "transposed": (transposed, (torch.zeros(300, 500), torch.zeros(500, 300)), False),
     "padded": (padded, (torch.zeros(33, 65),), False),
     "column_mean": (column_mean, (torch.zeros(5000, 300),), False),
+    "cumsum_long_rows": (lambda x: x.cumsum(-1), (torch.zeros(7, 50_000),), False),
     "rope": (rope, (torch.zeros(2, 3, 5, 8), torch.zeros(5, 4), torch.zeros(5, 4)), False),
     "embedding": (looked_up, (torch.zeros(100, 64), torch.zeros(7, 9, dtype=torch.int64)), False),
 }  # fmt: skip

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from burnt.codegen import explain
 from burnt.codegen.function import Function
-from burnt.codegen.target import TRITON
+from burnt.codegen.target import TRITON, C
 from burnt.errors import OutOfRangeError
 
 fuse = functools.partial(Function, target=TRITON)
@@ -112,3 +112,47 @@ def test_pools_and_their_gradients():
         torch.testing.assert_close(
             torch.autograd.grad(ours, x, pull, retain_graph=True), torch.autograd.grad(theirs, x, pull)
         )
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        torch.rand_like,
+        torch.randn_like,
+        lambda x: F.dropout(x, 0.3),
+        lambda x: torch.randint_like(x, 0, 10),
+        lambda x: torch.rand_like(x.double()),
+    ],
+)
+def test_random_numbers_are_those_of_other_targets(program):
+    x = torch.randn(37, 11)
+    torch.manual_seed(3)
+    ours = fuse(program)(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(ours, Function(program, target=C)(x), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("shape", [(37, 11), (3, 5000), (2000, 5)])
+def test_scans(shape, axis):
+    x = torch.randn(shape).round(decimals=1)
+    x[0, 1] = x[0, 3]
+    programs = [
+        lambda x: x.cumsum(axis) * 2,
+        lambda x: (x * 0.1 + 1).cumprod(axis),
+        lambda x: x.logcumsumexp(axis),
+        lambda x: torch.cummax(x, axis),
+        lambda x: torch.cummin(x, axis),
+        lambda x: x.flip(axis).cumsum(axis).flip(axis),
+        lambda x: x.to(torch.int32).cumsum(axis),
+    ]
+    for program in programs:
+        fused = fuse(program)
+        ours, theirs = fused(x), program(x)
+        assert fused.why_plain(x) is None
+        for a, b in zip(ours, theirs, strict=True) if isinstance(theirs, tuple) else [(ours, theirs)]:
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
+    nan = x.clone()
+    nan[1, 2] = float("nan")
+    ours, theirs = fuse(lambda x: torch.cummax(x, axis))(nan), torch.cummax(nan, axis)
+    assert torch.equal(ours[1], theirs[1])
