@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from burnt import kernels
 from burnt.codegen.function import Function
-from burnt.codegen.schedule import Call
+from burnt.codegen.ir import Kernel
+from burnt.kernels.op import Op
 from tests.codegen.metal import shim
 from tests.codegen.metal.shim import METAL_SHIM
 
@@ -26,97 +27,111 @@ def norm(*shape: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     return randn(*shape), randn(size, seed=1), randn(size, seed=2)
 
 
+RESIDUAL = randn(5, 53, seed=3)
 TARGET = torch.tensor([3, -100, 0, 52, 7])
 IMAGES = randn(2, 4, 7, 9)
 ROPE = (randn(2, 3, 5, 8), randn(5, 4, seed=1), randn(5, 4, seed=2))
+X = randn(5, 53)
 
-# An op's reference with its other arguments, tensors, and of which of its kernels' steps torch has to run.
-FAMILIES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
-    "softmax": (lambda x: kernels.softmax.reference(x, -1), (randn(5, 53),)),
-    "softmax of columns": (lambda x: kernels.softmax.reference(x, 0), (randn(13, 11),)),
-    "softmax of one": (lambda x: kernels.softmax.reference(x, -1), (randn(5, 1),)),
-    "log_softmax": (lambda x: kernels.log_softmax.reference(x, -1), (randn(5, 300),)),
-    "layer_norm": (kernels.layer_norm.reference, norm(5, 53, size=53)),
+# An op with all of its arguments.
+FAMILIES: dict[str, tuple[Op[..., Any], tuple[Any, ...]]] = {
+    "softmax": (kernels.softmax, (X, -1, None)),
+    "softmax of columns": (kernels.softmax, (randn(13, 11), 0, None)),
+    "softmax of one": (kernels.softmax, (randn(5, 1), -1, None)),
+    "log_softmax": (kernels.log_softmax, (randn(5, 300), -1, None)),
+    "layer_norm": (kernels.layer_norm, (*norm(5, 53, size=53), 1e-5, None, None)),
     "layer_norm and residual": (
-        lambda x, w, b, r: kernels.layer_norm.reference(x, w, b, 1e-5, r, "gelu"),
-        (*norm(5, 53, size=53), randn(5, 53, seed=3)),
+        kernels.layer_norm,
+        (*norm(5, 53, size=53), 1e-5, RESIDUAL, "gelu"),
     ),
-    "rms_norm": (kernels.rms_norm.reference, norm(3, 7, 53, size=53)[:2]),
+    "rms_norm": (kernels.rms_norm, (*norm(3, 7, 53, size=53)[:2], None, None, None)),
     "rms_norm and residual": (
-        lambda x, w, r: kernels.rms_norm.reference(x, w, 1e-6, r),
-        (*norm(5, 300, size=300)[:2], randn(5, 300, seed=3)),
+        kernels.rms_norm,
+        (*norm(5, 300, size=300)[:2], 1e-6, randn(5, 300, seed=3), None),
     ),
     "group_norm": (
-        lambda x, w, b: kernels.group_norm.reference(x, 2, w, b, 1e-5, None, "silu"),
-        norm(2, 4, 3, 5, size=4),
+        kernels.group_norm,
+        (randn(2, 4, 3, 5), 2, randn(4, seed=1), randn(4, seed=2), 1e-5, None, "silu"),
     ),
-    "batch_norm_training": (kernels.batch_norm_training.reference, norm(5, 4, 3, 7, size=4)),
+    "batch_norm_training": (kernels.batch_norm_training, (*norm(5, 4, 3, 7, size=4), 1e-5, None, None)),
     "batch_norm_inference": (
-        lambda x, m, v, w, b: kernels.batch_norm_inference.reference(x, m, v.exp(), w, b),
-        (*norm(5, 4, 7, size=4), randn(4, seed=3), randn(4, seed=4)),
+        kernels.batch_norm_inference,
+        (randn(5, 4, 7), randn(4), randn(4).exp(), randn(4, seed=3), randn(4, seed=4), 1e-5, None, None),
     ),
-    "cross_entropy": (lambda x: kernels.cross_entropy.reference(x, TARGET), (randn(5, 53),)),
+    "cross_entropy": (kernels.cross_entropy, (X, TARGET, None, -100, "mean", 0.0, 0.0)),
     "cross_entropy, smoothed": (
-        lambda x, w: kernels.cross_entropy.reference(x, TARGET, w.exp(), -100, "sum", 0.1, 0.01),
-        (randn(5, 53), randn(53, seed=1)),
+        kernels.cross_entropy,
+        (X, TARGET, randn(53, seed=1).exp(), -100, "sum", 0.1, 0.01),
     ),
-    "gelu": (kernels.gelu.reference, (randn(5, 53),)),
-    "gelu by tanh": (lambda x: kernels.gelu.reference(x, "tanh"), (randn(5, 53),)),
-    "silu": (kernels.silu.reference, (randn(5, 53),)),
-    "relu2": (kernels.relu2.reference, (randn(5, 53),)),
-    "swiglu": (kernels.swiglu.reference, (randn(5, 53), randn(5, 53, seed=1))),
-    "swiglu of halves": (lambda x: kernels.swiglu.reference(x, None), (randn(5, 26),)),
-    "geglu": (kernels.geglu.reference, (randn(5, 53), randn(5, 53, seed=1))),
-    "rope": (kernels.rope.reference, ROPE),
-    "rope, interleaved": (lambda *a: kernels.rope.reference(*a, True), ROPE),
-    "max_pool": (lambda x: kernels.max_pool.reference(x, 3, 2, 1), (IMAGES,)),
-    "avg_pool": (lambda x: kernels.avg_pool.reference(x, (2, 3), 2, 1, True, False), (IMAGES,)),
-    "adaptive_avg_pool": (lambda x: kernels.adaptive_avg_pool.reference(x, (3, 4)), (IMAGES,)),
-    "adaptive_max_pool": (lambda x: kernels.adaptive_max_pool.reference(x, (3, 4)), (IMAGES,)),
-    "reduce_sum": (lambda x: kernels.reduce_sum.reference(x, None), (randn(5, 53),)),
-    "reduce_mean": (lambda x: kernels.reduce_mean.reference(x, [0, 2]), (randn(5, 7, 11),)),
-    "reduce_max": (lambda x: kernels.reduce_max.reference(x, 0), (randn(5, 53),)),
-    "reduce_min": (lambda x: kernels.reduce_min.reference(x, -1, True), (randn(5, 53),)),
-    "reduce_prod": (lambda x: kernels.reduce_prod.reference(x, 1), (randn(5, 13),)),
-    "reduce_var": (lambda x: kernels.reduce_var.reference(x, 1), (randn(5, 53),)),
-    "reduce_std": (lambda x: kernels.reduce_std.reference(x, None, 0), (randn(5, 53),)),
-    "reduce_logsumexp": (lambda x: kernels.reduce_logsumexp.reference(x, 0), (randn(5, 53),)),
-    "reduce_argmax": (lambda x: kernels.reduce_argmax.reference(x, 1), (randn(5, 53),)),
-    "reduce_argmin": (lambda x: kernels.reduce_argmin.reference(x, None), (randn(5, 53),)),
-    "reduce_any": (lambda x: kernels.reduce_any.reference(x > 1, 1), (randn(5, 53),)),
-    "reduce_all": (lambda x: kernels.reduce_all.reference(x > -1, 0), (randn(5, 53),)),
-    "cumsum": (lambda x: kernels.cumsum.reference(x, 1), (randn(5, 53),)),
-    "cumsum of columns": (lambda x: kernels.cumsum.reference(x, 0), (randn(13, 53),)),
-    "cumprod": (lambda x: kernels.cumprod.reference(x, 1), (randn(5, 13),)),
-    "embedding": (
-        lambda w: kernels.embedding.reference(torch.tensor([[0, 5, 5], [12, 3, 1]]), w, 3),
-        (randn(13, 7),),
-    ),
+    "gelu": (kernels.gelu, (X, "none")),
+    "gelu by tanh": (kernels.gelu, (X, "tanh")),
+    "silu": (kernels.silu, (X,)),
+    "relu2": (kernels.relu2, (X,)),
+    "swiglu": (kernels.swiglu, (X, RESIDUAL)),
+    "swiglu of halves": (kernels.swiglu, (randn(5, 26), None)),
+    "geglu": (kernels.geglu, (X, RESIDUAL, "none")),
+    "rope": (kernels.rope, (*ROPE, False)),
+    "rope, interleaved": (kernels.rope, (*ROPE, True)),
+    "max_pool": (kernels.max_pool, (IMAGES, 3, 2, 1, 1, False, False)),
+    "max_pool and places": (kernels.max_pool, (IMAGES, (2, 3), 2, 0, 1, True, True)),
+    "avg_pool": (kernels.avg_pool, (IMAGES, (2, 3), 2, 1, True, False, None)),
+    "adaptive_avg_pool": (kernels.adaptive_avg_pool, (IMAGES, (3, 4))),
+    "adaptive_max_pool": (kernels.adaptive_max_pool, (IMAGES, (3, 4))),
+    "reduce_sum": (kernels.reduce_sum, (X, None, False, None)),
+    "reduce_mean": (kernels.reduce_mean, (randn(5, 7, 11), (0, 2), False, None)),
+    "reduce_max": (kernels.reduce_max, (X, 0, False)),
+    "reduce_min": (kernels.reduce_min, (X, -1, True)),
+    "reduce_prod": (kernels.reduce_prod, (randn(5, 13), 1, False, None)),
+    "reduce_var": (kernels.reduce_var, (X, 1, 1, False)),
+    "reduce_std": (kernels.reduce_std, (X, None, 0, False)),
+    "reduce_logsumexp": (kernels.reduce_logsumexp, (X, 0, False)),
+    "reduce_argmax": (kernels.reduce_argmax, (X, 1, False)),
+    "reduce_argmin": (kernels.reduce_argmin, (X, None, False)),
+    "reduce_any": (kernels.reduce_any, (X > 1, 1, False)),
+    "reduce_all": (kernels.reduce_all, (X > -1, 0, False)),
+    "cumsum": (kernels.cumsum, (X, 1, None)),
+    "cumsum of columns": (kernels.cumsum, (randn(13, 53), 0, None)),
+    "cumprod": (kernels.cumprod, (randn(5, 13), 1, None)),
+    "embedding": (kernels.embedding, (torch.tensor([[0, 5, 5], [12, 3, 1]]), randn(13, 7), 3)),
 }
-
-# Ops that torch runs in the backward pass, because no kernel says them: its way around zeros.
-PLAIN = {"reduce_prod", "cumprod"}
+SCATTERED = {"embedding"}  # gradients that torch adds up where indices say
 SAMPLE = ("layer_norm and residual", "cross_entropy, smoothed", "max_pool", "cumsum", "embedding")
 
 
-def run(fn: Callable[..., Any], args: tuple[Tensor, ...]) -> list[Tensor]:
+class Reference:
+    """An op's reference as a function of its tensors."""
+
+    __slots__ = ("__name__", "args", "op")
+
+    def __init__(self, op: Op[..., Any], args: tuple[Any, ...]) -> None:
+        self.op, self.args, self.__name__ = op, args, op.name
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        left = iter(tensors)
+        return self.op.reference(*[next(left) if isinstance(a, Tensor) else a for a in self.args])
+
+
+def run(fn: Callable[..., Any], args: Sequence[Tensor]) -> list[Tensor]:
     """The results, and the gradients for fixed cotangents."""
-    wanted = [a.clone().requires_grad_() for a in args]
-    made = fn(*wanted)
+    given = [a.clone().requires_grad_() if a.is_floating_point() else a for a in args]
+    wanted = [a for a in given if a.requires_grad]
+    made = fn(*given)
     results = list(made) if isinstance(made, tuple) else [made]
     roots = [r for r in results if r.requires_grad]
     # Exact in every dtype, and different for each element.
     pull = [(torch.arange(r.numel()) % 7 - 2.5).div(4).to(r.dtype).reshape(r.shape) for r in roots]
-    grads = torch.autograd.grad(roots, wanted, pull, allow_unused=True) if roots else []
-    assert all(g is not None for g in grads)
-    return [t.detach() for t in (*results, *grads) if t is not None]
+    grads = (
+        torch.autograd.grad(roots, wanted, pull, allow_unused=True, materialize_grads=True) if roots else []
+    )
+    return [t.detach() for t in (*results, *grads)]
 
 
 def check(name: str, dtype: torch.dtype) -> None:
-    fn, args = FAMILIES[name]
-    given = tuple(a.to(dtype) for a in args)
+    op, args = FAMILIES[name]
+    fn = Reference(op, args)
+    given = [a.to(dtype) if a.is_floating_point() else a for a in args if isinstance(a, Tensor)]
     fused = Function(fn, target=METAL_SHIM)
-    truth = run(fn, tuple(a.double() for a in given))
+    truth = run(fn, [a.double() if a.is_floating_point() else a for a in given])
     eager, ours = run(fn, given), run(fused, given)
     eps = torch.finfo(dtype).eps
     for found, theirs, exact in zip(ours, eager, truth, strict=True):
@@ -125,11 +140,11 @@ def check(name: str, dtype: torch.dtype) -> None:
             assert torch.equal(found, exact)
             continue
         tolerance = 4 * float((theirs.double() - exact).abs().max()) + 4 * eps * float(exact.abs().max())
-        assert float((found.double() - exact).abs().max()) <= tolerance, name
-    plan = fused.plan(*[g.clone().requires_grad_() for g in given])
+        assert float((found.double() - exact).abs().max()) <= tolerance
+    plan = fused.plan(*[a.clone().requires_grad_() if a.is_floating_point() else a for a in given])
     assert plan is not None, fused.why_plain(*given)
-    steps = [*plan.plan.steps, *(s for b in plan.backward.values() for s in b.plan.plan.steps)]
-    assert any(isinstance(step, Call) for step in steps) == (name in PLAIN)
+    steps = [*plan.plan.steps, *(step for made in plan.backward.values() for step in made.plan.plan.steps)]
+    assert all(isinstance(step, Kernel) for step in steps) == (name not in SCATTERED)
 
 
 @pytest.mark.parametrize("name", SAMPLE)
