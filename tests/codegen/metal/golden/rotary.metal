@@ -15,10 +15,13 @@ kernel void rotary_0(
     const bool v4 = v3 < 4L;
     const float v5 = v4 ? x0[i1 * 8 + i2 + i0 * 40 + 4] : 0;
     const float v6 = -v5;
-    const float v7 = !v4 ? x0[i1 * 8 + i2 + i0 * 40 + (-4)] : 0;
-    const float v8 = v4 ? v6 : v7;
-    const float v9 = x2[i1 * 8 + i2];
-    const float v10 = v8 * v9;
-    const float v11 = v2 + v10;
-    y0[i1 * 8 + i2 + i0 * 40] = v11;
+    const long v7 = i2;
+    const bool v8 = v7 >= 4L;
+    const float v9 = !v4 && v8 ? x0[i1 * 8 + i2 + i0 * 40 + (-4)] : 0;
+    const float v10 = v8 ? v9 : 0.0f;
+    const float v11 = v4 ? v6 : v10;
+    const float v12 = x2[i1 * 8 + i2];
+    const float v13 = v11 * v12;
+    const float v14 = v2 + v13;
+    y0[i1 * 8 + i2 + i0 * 40] = v14;
 }

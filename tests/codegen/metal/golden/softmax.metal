@@ -29,7 +29,8 @@ kernel void softmax_0(
         const float v4 = x0[i0 * 53 + i1];
         const float v5 = v4 - r0;
         const float v6 = exp_f32(v5);
-        const float v7 = v6 / r1;
-        y0[i0 * 53 + i1] = v7;
+        const float v7 = 1 / r1;
+        const float v8 = v6 * v7;
+        y0[i0 * 53 + i1] = v8;
     }
 }
