@@ -54,7 +54,9 @@ class CompiledPlan:
         self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
         self.derived: dict[tuple[bool, ...], Traced] = {}  # their traces, where these came first
         self.saved: list[torch.fx.Node] = []  # what the results after the function's own are
-        self.plan: Plan = schedule(traced, captured, scratch=target.scratch, runs=target.runs)
+        self.plan: Plan = schedule(
+            traced, captured, scratch=target.scratch, runs=target.runs, cuts=target.cuts
+        )
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
             kernel.name = f"{name}_{i}"

@@ -1,12 +1,14 @@
 """Printing kernels as C: loops with OpenMP, bodies that the compiler's vectoriser takes.
 
-A kernel is printed in one of four forms. *Elementwise*: nothing is folded. *Rows*: turns of the outer loops
+A kernel is printed in one of five forms. *Elementwise*: nothing is folded; where what is loaded lies across
+what is stored, square by square. *Rows*: turns of the outer loops
 go to the threads, each makes its passes along the inner loops. *Columns*: where memory runs along an outer
 loop, a turn takes a tile of it, and there is an accumulator for each of its lanes. *Split*: there are few
 turns of many elements, so that each pass is cut into chunks for the threads, with rows or with columns.
+*Runs*: runs of consecutive turns go to the threads, and sums over the turns gather beside their rows.
 
 Arithmetic is torch's: no fast-math, 16-bit floats are computed in float32, float32 sums are gathered in
-double after every 16 additions to a lane, and at once where they are not loaded as vectors.
+double after every 16 or 32 additions to a lane, and at once where they are not loaded as vectors.
 """
 
 from __future__ import annotations
@@ -147,6 +149,7 @@ class _Printer:
         self.names: dict[Var, str] = {}
         self.temporary = 0
         self.known: set[int] = set()  # tests that hold at the current place
+        self.sure: set[Expr] = set()  # loads that are made whatever the tests are
         self.span: tuple[Var, int, int] | None = None  # the vectorised loop around it, from where to where
         self.varying: set[str] = set()  # guards that are not the same for all of that loop
         self.uniform: dict[int, bool] = {}  # whether expressions are
@@ -340,11 +343,13 @@ class _Printer:
             before, self.lines, self.hoisted, self.uniform = self.lines, [], [], {}
             if stop - first >= 8:
                 self.line("#pragma omp simd")
-            self.line(f"for (int64_t {name} = {mark(first)}; {name} < {mark(stop)}; {name}++) {{")
+            begin = mark(first) if first else "0"
+            self.line(f"for (int64_t {name} = {begin}; {name} < {mark(stop)}; {name}++) {{")
             self.depth += 1
+            self.sure = {e for e in unguarded([s.value for s in stores]) if e.op == "load"}
             self.known, self.span = {id(test) for test in known}, (last, first, stop)
             self.bodies(stores)
-            self.known, self.span = set(), None
+            self.known, self.span, self.sure = set(), None, set()
             self.close(1)
             self.lines = before + self.hoisted + self.lines
 
@@ -661,6 +666,8 @@ class _Printer:
         memo: dict[tuple[int, str], str] = {}
 
         def visit(expr: Expr, guard: str) -> str:
+            if expr in self.sure:
+                guard = ""
             key = (id(expr), guard)
             if key in memo:
                 return memo[key]
@@ -723,7 +730,7 @@ class _Printer:
 
     def is_uniform(self, expr: Expr) -> bool:
         """Whether an expression is the same for all of the vectorised loop, and safe to compute before it."""
-        if self.span is None or expr.op in ("load", "checked"):
+        if self.span is None or expr.op == "checked" or (expr.op == "load" and expr not in self.sure):
             return False
         found = self.uniform.get(id(expr))
         if found is None:

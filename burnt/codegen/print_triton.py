@@ -182,7 +182,7 @@ class _Accumulator:
         elif kind in ("prod", "all"):
             self.start = "1"
         else:
-            self.start = _extreme(self.inside, lowest=kind.endswith("max"))
+            self.start = _extreme(self.inside, lowest=not kind.endswith("min"))
         # Sums keep to torch's dtype, which `tl.sum` would make wider.
         self.combine = {
             "sum": "", "prod": "multiply", "any": "either", "all": "both", "max": "maximum",

@@ -85,7 +85,14 @@ class Plan:
     seed: Buffer | None = None
 
 
-def schedule(traced: Traced, captured: Sequence[torch.Tensor], *, scratch: int = 0, runs: int = 0) -> Plan:
+def schedule(
+    traced: Traced,
+    captured: Sequence[torch.Tensor],
+    *,
+    scratch: int = 0,
+    runs: int = 0,
+    cuts: bool = False,
+) -> Plan:
     """The plan of a traced function.
 
     Args:
@@ -93,14 +100,17 @@ def schedule(traced: Traced, captured: Sequence[torch.Tensor], *, scratch: int =
         captured: the tensors that it captured, in the order of `traced.captured`.
         scratch: bytes of local buffers that a turn of a kernel's outer loops may have.
         runs: into how many runs of turns a kernel may be cut for sums over turns.
+        cuts: whether each pass of a kernel may be cut for all threads.
     """
-    return _Scheduler(traced, captured, scratch, runs).plan()
+    return _Scheduler(traced, captured, scratch, runs, cuts).plan()
 
 
 class _Scheduler:
-    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], scratch: int, runs: int) -> None:
+    def __init__(
+        self, traced: Traced, captured: Sequence[torch.Tensor], scratch: int, runs: int, cuts: bool
+    ) -> None:
         self.traced = traced
-        self.most_scratch, self.most_runs = scratch, runs
+        self.most_scratch, self.most_runs, self.cuts = scratch, runs, cuts
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
         self.probes: dict[tuple[int, ...], Index] = {}
@@ -321,6 +331,7 @@ class _Scheduler:
             fits = all(ix.bounds()[1] < size for ix, size in zip(index, fold.shape, strict=True))
             rows = _plain_rows(index) if fits else None
             few = math.prod(fold.shape) < _SPLIT_ROWS and math.prod(fold.extents) >= _SPLIT_ELEMENTS
+            few = few and not self.cuts
             alone = rows is None or few
             if not alone and rows is not None:
                 self.nested(fold, index, rows, kernels)

@@ -56,6 +56,8 @@ class Target:
         scratch: bytes of local buffers that a turn of a kernel's outer loops may have; 0 where rows are
             kept in registers, or not at all.
         runs: into how many runs of turns a kernel may be cut for sums over turns; 0 where it cannot.
+        cuts: whether each pass of a kernel may be cut for all threads. Where not, few long rows are folded in
+            kernels of their own.
         show: the text of each kernel, also where none can be built: ``show(kernels, numbers)``.
     """
 
@@ -64,6 +66,7 @@ class Target:
     missing: Callable[[], str | None]
     scratch: int = 0
     runs: int = 0
+    cuts: bool = False
     show: Callable[[Sequence[Kernel], Sequence[int]], dict[Kernel, str]] = lambda kernels, numbers: {}
 
 
@@ -145,7 +148,7 @@ _SCRATCH = 1 << 19
 # Even for as many threads, and few beside the rows that are summed.
 _RUNS = 64
 
-C = Target("c", _build_c, _no_compiler, scratch=_SCRATCH, runs=_RUNS, show=_show_c)
+C = Target("c", _build_c, _no_compiler, scratch=_SCRATCH, runs=_RUNS, cuts=True, show=_show_c)
 
 
 def build_metal(

@@ -139,3 +139,25 @@ def test_two_checks_in_one_kernel() -> None:
         fused(X, i, torch.tensor([0, 50]))
     with pytest.raises(OutOfRangeError, match="index: index 51 is"):
         fused(X, torch.tensor([51, 0]), i)
+
+
+def test_places_past_32_bits() -> None:
+    """Indices are 64 bits wide: numbers, sizes that are expanded, and what is looked up in them."""
+    most = 2**31 + 5
+
+    def fn(x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        wide = x.expand(most)
+        far = torch.arange(most)
+        return far[-3:], far.reshape(-1, 7)[-1].flip(0), wide[i], (far[-9:] * 2).sum(), (wide + far)[i]
+
+    x, i = torch.tensor([2.5], dtype=torch.float64), torch.tensor([most - 1, -most, 3])
+    fused = fuse(fn)
+    ends, row, looked, total, added = fused(x, i)
+    assert fused.why_plain(x, i) is None
+    assert ends.tolist() == [most - 3, most - 2, most - 1]
+    assert row.tolist() == list(range(most - 1, most - 8, -1))
+    assert looked.tolist() == [2.5] * 3
+    assert total.item() == 2 * sum(range(most - 9, most))
+    assert added.tolist() == [most + 1.5, 2.5, 5.5]
+    with pytest.raises(OutOfRangeError, match=f"index {most} is out of range"):
+        fused(x, i + 1)

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 
 from burnt.codegen import explain
 from burnt.codegen.function import Function
-from burnt.codegen.target import TRITON, C
+from burnt.codegen.target import TRITON, C, Target
+from burnt.codegen.triton_blocks import Config
+from burnt.codegen.triton_launch import build
 from burnt.errors import OutOfRangeError
 
 fuse = functools.partial(Function, target=TRITON)
@@ -41,6 +43,8 @@ def test_a_check_in_a_part_that_is_not_chosen_does_not_fail():
     w, i = torch.randn(5, 3), torch.tensor([1, 4])
     fused = fuse(lambda w, i: F.pad(F.embedding(i, w), (0, 1, 1, 0), value=7.0))
     assert torch.equal(fused(w, i), F.pad(w[i], (0, 1, 1, 0), value=7.0))
+    fused = fuse(lambda w: torch.cat([w * 2, F.embedding(torch.arange(5), w)]))
+    assert torch.equal(fused(w), torch.cat([w * 2, w]))
 
 
 def test_explanations_show_triton():
@@ -132,9 +136,14 @@ def test_random_numbers_are_those_of_other_targets(program):
     torch.testing.assert_close(ours, Function(program, target=C)(x), rtol=1e-6, atol=1e-6)
 
 
+NARROW = Target("triton", functools.partial(build, choose=lambda form: Config(4, 8)), lambda: None)
+
+
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("shape", [(37, 11), (3, 5000), (2000, 5)])
-def test_scans(shape, axis):
+@pytest.mark.parametrize(
+    ("shape", "target"), [((37, 11), TRITON), ((3, 5000), TRITON), ((2000, 5), TRITON), ((37, 45), NARROW)]
+)
+def test_scans(shape, target, axis):
     x = torch.randn(shape).round(decimals=1)
     x[0, 1] = x[0, 3]
     programs = [
@@ -147,7 +156,7 @@ def test_scans(shape, axis):
         lambda x: x.to(torch.int32).cumsum(axis),
     ]
     for program in programs:
-        fused = fuse(program)
+        fused = Function(program, target=target)
         ours, theirs = fused(x), program(x)
         assert fused.why_plain(x) is None
         for a, b in zip(ours, theirs, strict=True) if isinstance(theirs, tuple) else [(ours, theirs)]:
