@@ -201,7 +201,7 @@ GATHERS = _templates("""
 """)
 INTEGERS = _templates("""
     {a}//({b}|1) torch.div({a},{b}|1,rounding_mode='trunc') {a}%({b}|1) torch.fmod({a},{b}|1) {a}<<({b}&3)
-    {a}>>({b}&7) {a}<<{b} {a}>>{b} torch.pow({a},{b}&3) torch.pow({a},{b}) {a}**3 {a}**5 2**({a}&7)
+    {a}>>({b}&7) {a}<<({b}|0) {a}>>({b}|0) torch.pow({a},{b}&3) torch.pow({a},{b}) {a}**3 {a}**5 2**({a}&7)
     {a}.prod({d}) {a}.abs() -{a} ~{a} {a}.sum({d}) {a}.max({d})[0] {a}.min({d})[1] {a}//3 {a}%-3 {a}//-1
     torch.bitwise_xor({a},{b}) {a}.aminmax()[1] {a}.float().mean({d}) {a}.sign() 100//({a}|1) {a}.to(i8)*100
     {a}.to(u8) {a}.to(i64)*{i}
