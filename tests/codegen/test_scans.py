@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from burnt.codegen import Function, fuse
@@ -114,6 +115,7 @@ FUSED = {
     "in both directions": (lambda x: x.cumsum(0) + x.flip(0).cumsum(0).flip(0), ["scan", "scan"]),
     "of which one is taken": (lambda x: x.cumsum(1)[:, -1] * 2, ["scan", "elementwise"]),
     "folded": (lambda x: x.cumsum(1).amax(0), ["scan", "reduction"]),
+    "padded": (lambda x: F.pad(x.cumsum(1), (-1, 1)), ["scan", "elementwise"]),
     "shifted": (lambda x: x.cumsum(1).roll(1, 1), ["scan", "elementwise"]),
 }
 
