@@ -63,8 +63,9 @@ def functions() -> dict[str, str]:
             text = re.sub(pattern, word, text)
         found[name] = _HEXADECIMAL.sub(lambda m: decimal(float.fromhex(m[0])), text)
     own: dict[str, list[str]] = {}
-    for name, text in _parts((folder / "metal" / "math.metal").read_text(encoding="utf-8")):
-        own.setdefault(name, []).append(text)
+    for file in ("math.metal", "random.metal"):
+        for name, text in _parts((folder / "metal" / file).read_text(encoding="utf-8")):
+            own.setdefault(name, []).append(text)
     return found | {name: "\n".join(texts) for name, texts in own.items()}
 
 

@@ -4,7 +4,8 @@
 threadgroup a long one; what each thread has found goes around by shuffles and threadgroup memory. *Columns*:
 where memory runs along an outer loop, neighbouring threads take neighbouring columns, and several share one.
 *Split*: few rows of many elements are cut into chunks; a dispatch leaves what each chunk comes to in scratch
-memory, and the next puts that together. Nothing is atomic, so a result is the same in every run.
+memory, and the next puts that together. *Scans*: a thread walks a column, a simdgroup or a threadgroup a row.
+Nothing is atomic, so a result is the same in every run.
 
 Arithmetic is torch's: 16-bit floats are computed in float, sums of floats keep what rounding takes from them.
 Metal has no double, which is refused.
@@ -22,7 +23,24 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from burnt.codegen import prelude_metal
-from burnt.codegen.ir import Buffer, Expr, Fold, Index, Ix, Kernel, Reduction, Split, Store, Var, places, walk
+from burnt.codegen.ir import (
+    Buffer,
+    Expr,
+    Fold,
+    Index,
+    Ix,
+    Kernel,
+    Reduction,
+    Running,
+    Scan,
+    Split,
+    Store,
+    Var,
+    places,
+    walk,
+)
+from burnt.codegen.print_metal_scans import State, lane_of_scans
+from burnt.codegen.print_metal_types import COMPUTE, MEMORY, SHORT, constant, highest, lowest
 from burnt.codegen.sizes import mark
 from burnt.errors import UnsupportedError
 
@@ -42,15 +60,10 @@ _SHORT_ROW = 256  # elements up to which a simdgroup folds a row
 _WORKERS = 8  # threads that share a column
 _CHUNKS = 64
 _FEW_GROUPS, _SPLIT_ELEMENTS = 32, 1 << 14  # what is cut into chunks: fewer groups, of more elements
+_SHORT_SCAN = 16  # elements up to which a thread walks a row alone
+_MANY_ROWS = 256  # rows from which on a thread walks a column alone, and a simdgroup a long row
 _MANY = 1 << 16  # elements from which on a thread takes four neighbours
 _MOST_BUFFERS = 31
-
-_COMPUTE = {
-    torch.float32: "float", torch.bfloat16: "float", torch.float16: "float", torch.int8: "char",
-    torch.int16: "short", torch.int32: "int", torch.int64: "long", torch.uint8: "uchar", torch.bool: "bool",
-}  # fmt: skip
-_MEMORY = {**_COMPUTE, torch.bfloat16: "bfloat", torch.float16: "half"}
-_SHORT = (torch.bfloat16, torch.float16)
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^",
           "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
@@ -102,21 +115,21 @@ def print_kernel(kernel: Kernel, numbers: Sequence[int]) -> list[Dispatch]:
     Raises:
         UnsupportedError: Metal has no such dtype, or binds fewer buffers.
     """
-    for step in kernel.steps:
-        if not isinstance(step, Fold | Store):
-            raise UnsupportedError(f"Metal has no {type(step).__name__.lower()} folds yet", where=kernel.name)
     for expr in walk(kernel.exprs):
         dtype = expr.extra[0].dtype if expr.op == "load" else expr.dtype  # type: ignore[attr-defined]
-        if dtype not in _COMPUTE and expr.op != "number":
+        if dtype not in COMPUTE and expr.op != "number":
             raise UnsupportedError(f"Metal has no {str(dtype).removeprefix('torch.')}", where=kernel.name)
     for step in kernel.steps:
-        if isinstance(step, Store) and step.buffer.dtype not in _COMPUTE:
+        if isinstance(step, Store) and step.buffer.dtype not in COMPUTE:
             found = str(step.buffer.dtype).removeprefix("torch.")
             raise UnsupportedError(f"Metal has no {found}", where=kernel.name)
     if kernel.kind == "elementwise":
         return [_Elementwise(kernel, numbers).dispatch()]
+    if kernel.kind == "scan":
+        return [_Scanning(kernel, numbers).dispatch()]
     shape = _Shape.of(kernel)
-    stages = _stages(kernel) if shape.chunks > 1 else [kernel.steps]
+    whole = [step for step in kernel.steps if not isinstance(step, Running)]
+    stages = _stages(whole) if shape.chunks > 1 else [whole]
     made, before = [], 0
     for i, steps in enumerate(stages):
         name = kernel.name if i == len(stages) - 1 else f"{kernel.name}_part{i}"
@@ -126,11 +139,11 @@ def print_kernel(kernel: Kernel, numbers: Sequence[int]) -> list[Dispatch]:
     return made
 
 
-def _stages(kernel: Kernel) -> list[list[Fold | Store]]:
+def _stages(steps: Sequence[Fold | Store]) -> list[list[Fold | Store]]:
     """The steps of a kernel that is split: folds that do not need one another together, all stores last."""
     stages: list[list[Fold | Store]] = [[]]
     here: set[tuple[Reduction, Index]] = set()
-    for step in kernel.steps:
+    for step in steps:
         if isinstance(step, Store):
             continue
         if any(e.op == "reduced" and e.extra in here for e in walk([step.body])):
@@ -138,7 +151,7 @@ def _stages(kernel: Kernel) -> list[list[Fold | Store]]:
             here = set()
         stages[-1].append(step)
         here.add((step.reduction, step.index))
-    return [*stages, [step for step in kernel.steps if isinstance(step, Store)]]
+    return [*stages, [step for step in steps if isinstance(step, Store)]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +212,7 @@ class _Printer:
         self.lines: list[str] = []
         self.depth = 1
         self.folds: dict[tuple[Reduction, Index], str] = {}
+        self.scans: dict[tuple[Scan, Index], str] = {}
         self.memory: dict[Buffer | Scratch, None] = {}
         self.written: set[Buffer | Scratch] = set()
         self.names: dict[Var, str] = {}
@@ -220,7 +234,7 @@ class _Printer:
         head = []
         for i, memory in enumerate(self.memory):
             only = "" if memory in self.written else "const "
-            kind = _MEMORY[memory.dtype]
+            kind = MEMORY[memory.dtype]
             head.append(f"    device {only}{kind} *{memory.name} [[buffer({i})]],")
         if self.has_numbers:
             head.append(f"    constant float *numbers [[buffer({len(self.memory)})]],")
@@ -247,12 +261,14 @@ class _Printer:
                 there, elsewhere = (f"{guard} && {t}" if guard else t for t in (test_name, f"!{test_name}"))
                 name = self.define(expr, f"{test_name} ? {visit(yes, there)} : {visit(no, elsewhere)}")
             elif expr.op == "const":
-                name = _constant(expr.extra[0], expr.dtype)
+                name = constant(expr.extra[0], expr.dtype)
             elif expr.op == "number":
                 self.has_numbers = True
                 name = f"numbers[{self.position[expr.extra[0]]}]"  # type: ignore[index]
             elif expr.op == "reduced":
                 name = self.folds[expr.extra]  # type: ignore[index]
+            elif expr.op == "scanned":
+                name = self.define(expr, self.scans[expr.extra])  # type: ignore[index]
             elif expr.op == "load":
                 self.computed |= {id(a): visit(a, guard) for a in expr.args}
                 name = self.define(expr, self.load(expr, guard))
@@ -284,14 +300,14 @@ class _Printer:
     def define(self, expr: Expr, text: str) -> str:
         name = f"v{self.temporary}"
         self.temporary += 1
-        self.line(f"const {_COMPUTE[expr.dtype]} {name} = {text};")
+        self.line(f"const {COMPUTE[expr.dtype]} {name} = {text};")
         return name
 
     def load(self, expr: Expr, guard: str) -> str:
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
         self.memory[buffer] = None
         text = f"{buffer.name}[{self.place(expr.extra[1])}]"  # type: ignore[arg-type]
-        if buffer.dtype in _SHORT:
+        if buffer.dtype in SHORT:
             text = f"float({text})"
         return f"{guard} ? {text} : 0" if guard else text
 
@@ -300,8 +316,8 @@ class _Printer:
         self.memory[buffer] = None
         self.written.add(buffer)
         value = name
-        if buffer.dtype in _SHORT:
-            value = f"{_MEMORY[buffer.dtype]}({name})"
+        if buffer.dtype in SHORT:
+            value = f"{MEMORY[buffer.dtype]}({name})"
         elif buffer.dtype == torch.bool and step.value.dtype != torch.bool:
             value = f"{name} != 0"
         self.line(f"{buffer.name}[{self.place(step.place)}] = {value};")
@@ -336,6 +352,10 @@ class _Printer:
 
     def line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
+
+    def line_all(self, texts: Sequence[str]) -> None:
+        for text in texts:
+            self.line(text)
 
     def open(self, text: str) -> None:
         self.line(f"{text} {{")
@@ -523,10 +543,6 @@ class _Folding(_Printer):
                 self.written.add(scratch)
                 self.line(f"{once}{scratch.name}[chunk * {mark(rows)} + row] = {value};")
 
-    def line_all(self, texts: Sequence[str]) -> None:
-        for text in texts:
-            self.line(text)
-
     def together(self, state: _State) -> None:
         """What each thread of a team has found, put together, so that each has all of it."""
         shape = self.shape
@@ -574,6 +590,119 @@ class _Folding(_Printer):
         self.line_all(state.ended())
 
 
+class _Scanning(_Printer):
+    """Scans, and stores of what they have come to at each turn.
+
+    Where memory runs along an outer loop and there are turns enough, a thread walks all of its own. Otherwise
+    a team takes as many elements of a row as it has threads at a time: each simdgroup scans its own by
+    shuffles, and what came before is carried on.
+    """
+
+    def __init__(self, kernel: Kernel, numbers: Sequence[int]) -> None:
+        super().__init__(kernel, numbers, kernel.name)
+        self.states = [
+            State(step, f"s{i}") for i, step in enumerate(s for s in kernel.steps if isinstance(s, Running))
+        ]
+        self.stores = [step for step in kernel.steps if isinstance(step, Store)]
+        ((self.along,),) = {step.inner for step in kernel.steps}
+
+    def dispatch(self) -> Dispatch:
+        rows, turns = math.prod(v.extent for v in self.kernel.outer), self.along.extent
+        lane = lane_of_scans(self.kernel)
+        if turns < _SHORT_SCAN or (lane is not None and (rows >= _MANY_ROWS or turns <= _SHORT_ROW)):
+            self.alone(lane)
+            return self.finished((rows, 1, 1), (_GROUP, 1, 1))
+        team = _SIMD if rows >= _MANY_ROWS or turns <= _SHORT_ROW else _GROUP
+        self.as_team(team)
+        return self.finished((rows * team, 1, 1), (_GROUP, 1, 1))
+
+    def alone(self, lane: Var | None) -> None:
+        """A thread for each turn of the outer loops, neighbours along `lane`."""
+        lead = [v for v in self.kernel.outer if v is not lane]
+        self.turns([*lead, *([lane] if lane is not None else [])], f"{self.index}(at.x)")
+        for state in self.states:
+            self.line_all(state.begun(state.parts))
+        turn = self.named(self.along)
+        self.open(f"for ({self.index} {turn} = 0; {turn} < {mark(self.along.extent)}; {turn}++)")
+        for state, element in self.elements(turn):
+            self.line_all(state.joined(state.parts, element))
+        self.put_all()
+        self.close()
+
+    def as_team(self, team: int) -> None:
+        """As many threads for each turn of the outer loops."""
+        if team > _SIMD:
+            for state in self.states:
+                for name, kind in zip(state.named("_of"), state.kinds, strict=True):
+                    self.line(f"threadgroup {kind} {name}[{team // _SIMD}];")
+        self.line(f"const int lane = at.x % {_SIMD};")
+        self.turns(self.kernel.outer, f"{self.index}(at.x / {team})")
+        for state in self.states:
+            self.line_all(state.begun(state.named("_before")))
+        turn, end = self.named(self.along), mark(self.along.extent)
+        end = f"long({end})" if self.wide else end
+        self.open(f"for ({self.index} first = 0; first < {end}; first += {team})")
+        self.line(f"const {self.index} own = first + at.x % {team};")
+        # Threads past the end take the last element: what they come to goes nowhere.
+        self.line(f"const {self.index} {turn} = min(own, {end} - 1);")
+        elements = self.elements(turn)
+        for state, element in elements:
+            self.line_all(state.declared(state.parts, element))
+        self.open(f"for (ushort distance = 1; distance < {_SIMD}; distance *= 2)")
+        for state, _ in elements:
+            below = state.named("_below")
+            self.line_all(state.declared(below, [f"of_lane_below({p}, distance)" for p in state.parts]))
+            self.line_all(state.joined(below, state.parts))
+            self.open("if (lane >= distance)")
+            self.line_all(state.copied(state.parts, below))
+            self.close()
+        self.close()
+        if team > _SIMD:
+            self.over_simdgroups(team // _SIMD, f"at.x % {team} / {_SIMD}")
+        for state, _ in elements:
+            before = state.named("_before")
+            self.line_all(state.joined(before, state.parts))
+            self.line_all(state.copied(state.parts, before))
+            if team == _SIMD:
+                self.line_all(state.copied(before, [f"of_last_lane({p})" for p in state.parts]))
+            else:
+                self.line_all(state.copied(before, state.named("_whole")))
+        self.open(f"if (own < {end})")
+        self.put_all()
+        self.close()
+        self.close()
+
+    def over_simdgroups(self, count: int, mine: str) -> None:
+        """What came before a simdgroup's own elements, and what has come with those of the whole tile."""
+        self.line("threadgroup_barrier(mem_flags::mem_threadgroup);")
+        self.open(f"if (lane == {_SIMD - 1})")
+        for state in self.states:
+            self.line_all(state.copied([f"{name}[{mine}]" for name in state.named("_of")], state.parts))
+        self.close()
+        self.line("threadgroup_barrier(mem_flags::mem_threadgroup);")
+        for state in self.states:
+            self.line_all(state.declared(state.named("_whole"), state.named("_before")))
+        self.open(f"for (int part = 0; part < {count}; part++)")
+        for state in self.states:
+            whole = state.named("_whole")
+            self.line_all(state.joined(whole, [f"{name}[part]" for name in state.named("_of")]))
+            self.open(f"if (part + 1 == {mine})")
+            self.line_all(state.copied(state.named("_before"), whole))
+            self.close()
+        self.close()
+
+    def elements(self, turn: str) -> list[tuple[State, list[str]]]:
+        """The elements of a turn as states of their own."""
+        values = self.exprs([state.step.body for state in self.states])
+        return [(s, s.element(v, turn)) for s, v in zip(self.states, values, strict=True)]
+
+    def put_all(self) -> None:
+        for state in self.states:
+            self.scans[state.step.scan, state.step.index] = state.text()
+        for step, name in zip(self.stores, self.exprs([step.value for step in self.stores]), strict=True):
+            self.put(step, name)
+
+
 @dataclasses.dataclass(frozen=True)
 class _State:
     """What a thread knows of a fold: how it begins, takes an element, and is merged with another's.
@@ -603,14 +732,14 @@ class _State:
         dtype = torch.float32 if floating else torch.int64 if inside == torch.int64 else torch.int32
         if fold in ("sum", "prod") and not floating:
             dtype = torch.int64
-        kind = _COMPUTE[dtype]
+        kind = COMPUTE[dtype]
         if fold in ("argmax", "argmin"):
             place = torch.int64 if index == "long" else torch.int32
             return _State(
                 name, index, fold, (dtype, place), {f"{name}_best": kind, name: index}, "0", floating
             )
         start = {
-            "sum": "0", "prod": "1", "any": "0", "all": "1", "max": _lowest(inside), "min": _highest(inside)
+            "sum": "0", "prod": "1", "any": "0", "all": "1", "max": lowest(inside), "min": highest(inside)
         }[fold]  # fmt: skip
         return _State(name, kind, fold, (dtype,), {name: kind}, start, floating)
 
@@ -697,22 +826,6 @@ def _power_of_two(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
 
 
-def _constant(value: object, dtype: torch.dtype) -> str:
-    assert isinstance(value, int | float)
-    if dtype == torch.bool:
-        return "true" if value else "false"
-    if not dtype.is_floating_point:
-        if value == -(2**63):
-            return "(-9223372036854775807L - 1)"
-        return f"{int(value)}L" if dtype == torch.int64 else f"{_COMPUTE[dtype]}({int(value)})"
-    if math.isnan(value):
-        return "NAN"
-    if math.isinf(value):
-        return "INFINITY" if value > 0 else "(-INFINITY)"
-    text = f"{prelude_metal.decimal(value)}f"
-    return f"({text})" if text.startswith("-") else text
-
-
 def _operation(expr: Expr, a: list[str]) -> str:
     op, dtype = expr.op, expr.dtype
     inside = expr.args[0].dtype
@@ -721,6 +834,9 @@ def _operation(expr: Expr, a: list[str]) -> str:
         if op in ("add", "mul") and dtype == torch.bool:
             return f"{a[0]} {'|' if op == 'add' else '&'} {a[1]}"
         return f"{a[0]} {_INFIX[op]} {a[1]}"
+    if op in ("uniform", "random"):
+        function = "uniform_f32" if op == "uniform" else "random_below"
+        return f"{function}({', '.join([*a, *map(str, expr.extra)])})"
     if op in ("identity", "as"):
         return a[0]
     if op == "cast":
@@ -747,22 +863,10 @@ def _operation(expr: Expr, a: list[str]) -> str:
 
 
 def _cast(value: str, old: torch.dtype, new: torch.dtype) -> str:
-    if new in _SHORT:
-        return f"float({_MEMORY[new]}({value}))"
+    if new in SHORT:
+        return f"float({MEMORY[new]}({value}))"
     if new == torch.bool:
         return f"{value} != 0"
     if old.is_floating_point and new in (torch.int8, torch.int16, torch.uint8):
-        return f"{_COMPUTE[new]}(int({value}))"  # what lies outside wraps, as in torch
-    return f"{_COMPUTE[new]}({value})"
-
-
-def _lowest(dtype: torch.dtype) -> str:
-    if dtype.is_floating_point:
-        return "-INFINITY"
-    return "0" if dtype == torch.bool else _constant(torch.iinfo(dtype).min, dtype)
-
-
-def _highest(dtype: torch.dtype) -> str:
-    if dtype.is_floating_point:
-        return "INFINITY"
-    return "1" if dtype == torch.bool else _constant(torch.iinfo(dtype).max, dtype)
+        return f"{COMPUTE[new]}(int({value}))"  # what lies outside wraps, as in torch
+    return f"{COMPUTE[new]}({value})"

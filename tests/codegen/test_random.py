@@ -36,9 +36,9 @@ def correlation(a: Tensor, b: Tensor) -> float:
     return float((a * b).mean() / (a.std() * b.std())) * math.sqrt(a.numel())  # in standard deviations
 
 
-def words(seed: int, stream: int, count: int) -> np.ndarray:
-    """The first words of a stream, by the definition of Philox4x32-10."""
-    i = np.arange(count, dtype=np.uint64)
+def words(seed: int, stream: int, count: int, first: int = 0) -> np.ndarray:
+    """The words of a stream from one on, by the definition of Philox4x32-10."""
+    i = np.arange(first, first + count, dtype=np.uint64)
     x = [
         (i // 4) & 0xFFFFFFFF,
         (i // 4) >> np.uint64(32),

@@ -27,6 +27,17 @@ inline void add_to(thread float &sum, thread float &low, float x) {
 /* Once an infinity is in the sum, what rounding took is NaN. */
 inline float sum_of(float sum, float low) { return low == low ? sum + low : sum; }
 
+/* A sum of exponentials less e^top, with what rounding took from it, and another that joins. A top that is
+ * infinite is not taken from itself. */
+inline void add_exp_to(thread float &top, thread float &sum, thread float &low, float x, float x_sum, float x_low) {
+    const float high = maximum_f32(top, x);
+    const float mine = top == high ? 1.0f : exp_f32(top - high), its = x == high ? 1.0f : exp_f32(x - high);
+    sum *= mine, low *= mine;
+    add_to(sum, low, x_sum * its);
+    low += x_low * its;
+    top = high;
+}
+
 /* Whether a candidate comes before the best so far, of which a place below 0 says that there is none: NaN
  * before all numbers, and of equals the first. */
 template <typename T, typename I> inline bool is_larger(T x, I at, T best, I best_at) {
@@ -49,6 +60,17 @@ inline int of_lane(int x, ushort distance) { return simd_shuffle_xor(x, distance
 inline long of_lane(long x, ushort distance) {
     return as_type<long>(simd_shuffle_xor(as_type<int2>(x), distance));
 }
+
+/* What the lane so far below holds; lanes that have none below them get their own. */
+inline float of_lane_below(float x, ushort distance) { return simd_shuffle_up(x, distance); }
+inline int of_lane_below(int x, ushort distance) { return simd_shuffle_up(x, distance); }
+inline long of_lane_below(long x, ushort distance) {
+    return as_type<long>(simd_shuffle_up(as_type<int2>(x), distance));
+}
+
+inline float of_last_lane(float x) { return simd_shuffle(x, (ushort)31); }
+inline int of_last_lane(int x) { return simd_shuffle(x, (ushort)31); }
+inline long of_last_lane(long x) { return as_type<long>(simd_shuffle(as_type<int2>(x), (ushort)31)); }
 
 /* ---- trigonometric functions --------------------------------------------------------------------------- */
 

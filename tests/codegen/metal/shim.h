@@ -139,8 +139,9 @@ inline void threadgroup_barrier(mem_flags) {
     }
 }
 
-template <typename T> inline T simd_shuffle_xor(T x, ushort mask) {
-    const int first = current / SIMD * SIMD, other = first + ((current - first) ^ mask);
+/* What the thread `other` of the same simdgroup gives. */
+template <typename T> inline T of_thread(T x, int other) {
+    const int first = current / SIMD * SIMD;
     const long mine = ++fibers[current].shuffles;
     progress++;
     memcpy(&slots[mine & 1][current], &x, sizeof x);
@@ -156,6 +157,14 @@ template <typename T> inline T simd_shuffle_xor(T x, ushort mask) {
     memcpy(&there, &slots[mine & 1][other], sizeof there);
     return there;
 }
+
+template <typename T> inline T simd_shuffle_xor(T x, ushort mask) { return of_thread(x, current ^ mask); }
+
+template <typename T> inline T simd_shuffle_up(T x, ushort distance) {
+    return of_thread(x, current % SIMD < distance ? current : current - distance);
+}
+
+template <typename T> inline T simd_shuffle(T x, ushort lane) { return of_thread(x, current / SIMD * SIMD + lane); }
 
 inline void run_group(char *stacks) {
     for (int i = 0; i < count; i++) {
