@@ -23,6 +23,9 @@ from burnt.errors import UnsupportedError
 __all__ = ["BackwardPlan", "Differentiable", "derive"]
 
 
+_LONGEST_WRITTEN_OUT = 32  # about ten ops for each element: beyond, torch takes the derivative as it goes
+
+
 class Differentiable(torch.autograd.Function):
     """A compiled plan in the autograd graph."""
 
@@ -113,8 +116,8 @@ def _made(
         constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
         try:
             plan = CompiledPlan(traced, constants, f"{forward.name}_backward", forward.target, forward.device)
-        except UnsupportedError:
-            return None  # a dtype, say, that only the derivative has
+        except (UnsupportedError, RecursionError):
+            return None  # a dtype, say, that only the derivative has, or expressions nested too deeply
         return BackwardPlan(plan, constants)
 
 
@@ -138,6 +141,8 @@ def _derived(
     device: torch.device,
 ) -> Traced | None:
     """The trace of a backward: of a function of cotangents, tensors and numbers."""
+    if any(map(_is_written_out, of.whole.graph.nodes)):
+        return None
     floating = len(layouts)
 
     def backward(*given: Any) -> Any:
@@ -166,6 +171,15 @@ def _derived(
     if drawn[0] != drawn[1]:
         return None  # each would draw the numbers of another
     return traced
+
+
+def _is_written_out(node: torch.fx.Node) -> bool:
+    """Whether torch's derivative of an op is a graph as long as an axis of its tensor is."""
+    if node.target is not torch.ops.aten.cumprod.default:
+        return False
+    value = node.meta["val"]
+    axis = cast("int", node.args[1])
+    return bool(value.dim()) and value.shape[axis] > _LONGEST_WRITTEN_OUT
 
 
 def _by_torch(

@@ -215,6 +215,8 @@ class Function:
                 forward = CompiledPlan(returning(traced, saved), captured, self.name, target, device)
         except UnsupportedError as error:
             return self._plain(str(error), held)
+        except RecursionError:
+            return self._plain("its expressions are nested too deeply to be printed", held)
         reason = _random_call(forward) if wants_gradient else None
         if reason is not None:
             return self._plain(reason, held)

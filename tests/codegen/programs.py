@@ -147,7 +147,7 @@ ANY_UNARY = _templates("""
     -{a} {a}.abs() {a}.sign() {a}+{n} {a}*{n} {n}-{a} {a}/{m} {a}+{i} {a}*{i} {i}-{a}
     {a}.clamp({n},{n}+1) {a}.clamp(min={i}) {a}.clamp(max={n}) {a}>{n} {a}<={i} {a}=={i} {a}!={i}
     torch.where({a}>{n},{a},{n}) {a}.logical_not() ~{a} {a}.nan_to_num(0,0,0).clamp(-99,99).to(i16)
-    {a}.nan_to_num(0,0,0).clamp(0,99).to(u8) {a}.to(f32) {a}.float() {a}.to(flag) {a}.bool()
+    {a}.nan_to_num(0,0,0).clamp(0,99).to(u8) {a}.to(f32) {a}.type(f32) {a}.to(flag) {a}.bool()
     {a}.masked_fill({a}>{n},{i}) torch.zeros_like({a}) torch.ones_like({a}) torch.full_like({a},{i})
     {a}%{m} torch.fmod({a},{m}) torch.div({a},{m},rounding_mode='floor') {a}//2
     torch.div({a},3,rounding_mode='trunc') {a}**2 {a}.clone() {a}.contiguous() {a}.sqrt() {a}.exp()
@@ -201,9 +201,9 @@ GATHERS = _templates("""
 """)
 INTEGERS = _templates("""
     {a}//({b}|1) torch.div({a},{b}|1,rounding_mode='trunc') {a}%({b}|1) torch.fmod({a},{b}|1) {a}<<({b}&3)
-    {a}>>({b}&7) {a}<<{b} {a}>>{b} torch.pow({a},{b}&3) torch.pow({a},{b}) {a}**3 {a}**5 2**({a}&7)
+    {a}>>({b}&7) {a}<<({b}|0) {a}>>({b}|0) torch.pow({a},{b}&3) torch.pow({a},{b}) {a}**3 {a}**5 2**({a}&7)
     {a}.prod({d}) {a}.abs() -{a} ~{a} {a}.sum({d}) {a}.max({d})[0] {a}.min({d})[1] {a}//3 {a}%-3 {a}//-1
-    torch.bitwise_xor({a},{b}) {a}.aminmax()[1] {a}.float().mean({d}) {a}.sign() 100//({a}|1) {a}.to(i8)*100
+    torch.bitwise_xor({a},{b}) {a}.aminmax()[1] {a}.type(f32).mean({d}) {a}.sign() 100//({a}|1) {a}.to(i8)*100
     {a}.to(u8) {a}.to(i64)*{i}
 """)
 # Changes in place of what the program made itself.

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from burnt.codegen import fuse
+from burnt.codegen import Function, fuse
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.compiler import find_compiler
 from burnt.codegen.ir import Kernel
@@ -114,6 +115,7 @@ FUSED = {
     "in both directions": (lambda x: x.cumsum(0) + x.flip(0).cumsum(0).flip(0), ["scan", "scan"]),
     "of which one is taken": (lambda x: x.cumsum(1)[:, -1] * 2, ["scan", "elementwise"]),
     "folded": (lambda x: x.cumsum(1).amax(0), ["scan", "reduction"]),
+    "padded": (lambda x: F.pad(x.cumsum(1), (-1, 1)), ["scan", "elementwise"]),
     "shifted": (lambda x: x.cumsum(1).roll(1, 1), ["scan", "elementwise"]),
 }
 
@@ -154,3 +156,14 @@ def test_the_gradient_of_a_sum_is_one_scan() -> None:
     assert plan is not None
     (backward,) = plan.backward.values()
     assert kinds(backward.plan) == ["scan"]
+
+
+def test_a_long_running_product_is_differentiated_by_torch():
+    fused = Function(lambda x: torch.cumprod(x, 0) * 2)
+    x = (torch.rand(400, 3) + 0.5).requires_grad_()
+    twin = x.detach().clone().requires_grad_()
+    made = fused(x)
+    assert fused.plan(x) is not None
+    made.sum().backward()
+    fused.fn(twin).sum().backward()
+    torch.testing.assert_close(x.grad, twin.grad)

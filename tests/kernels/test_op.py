@@ -539,6 +539,19 @@ def test_batch_norm_keeps_averages_as_torch_does() -> None:
         kernels.batch_norm(x)
 
 
+def test_batch_norm_of_nothing_leaves_the_averages_alone() -> None:
+    mean, var = torch.zeros(3), torch.ones(3)
+    assert kernels.batch_norm(torch.ones(0, 3), mean, var, training=True).shape == (0, 3)
+    assert mean.tolist() == [0, 0, 0]
+    assert var.tolist() == [1, 1, 1]
+
+
+def test_declared_ops_return_memory_of_their_own() -> None:
+    x = torch.ones(3)
+    assert kernels.dropout(x, 0.5, False).data_ptr() == x.data_ptr()  # as torch's
+    assert torch.ops.burnt.dropout(x, 0.5, False).data_ptr() != x.data_ptr()
+
+
 @pytest.mark.parametrize("candidate", ["vendor", "generated"])
 def test_dropout(candidate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     op = kernels.dropout

@@ -104,6 +104,31 @@ def test_a_wrong_result_that_is_not_finite_is_banned(op: Op[..., Any]) -> None:
     assert rows(op, x)["wrong"].status == "wrong"
 
 
+def test_wrong_integers_are_banned() -> None:
+    def first_positive(x: Tensor) -> Tensor:
+        return (x > 0).int().argmax(-1)
+
+    op = kernels.op(first_positive)
+    op.candidate("wrong")(lambda x: op.reference(x) + 1)
+    x = torch.randn(64, 8)
+    with kernels.tuning("quick"):
+        assert torch.equal(op(x), first_positive(x))
+    assert "other integers" in rows(op, x)["wrong"].note
+
+
+def test_what_is_far_behind_stops_early(op: Op[..., Any]) -> None:
+    calls = []
+
+    @op.candidate("slow")
+    def slow(x: Tensor) -> Tensor:
+        calls.append(1)
+        time.sleep(0.005)
+        return x * 3
+
+    tuner.tune(op, (torch.randn(64),))
+    assert len(calls) <= 4  # to check it, to see how long it takes, and a turn or two
+
+
 def test_a_candidate_that_fails_is_noted(op: Op[..., Any]) -> None:
     @op.candidate("broken")
     def broken(x: Tensor) -> Tensor:
