@@ -124,3 +124,10 @@ def test_a_third_shape_needs_no_compiler() -> None:
 def test_infinities_alone() -> None:
     for x in (torch.full((2, 40), -math.inf), torch.full((2, 40), math.inf)):
         same(Function(lambda x: (x.logcumsumexp(1), x.cumsum(1), x.cummax(1)), target=METAL_SHIM), x)
+
+
+def test_what_rounding_takes_shrinks_with_its_sum() -> None:
+    x = torch.rand(20_000, 3, generator=torch.Generator().manual_seed(0)).repeat(1, 90)
+    x[-1] = 20
+    found = Function(lambda x: x.logcumsumexp(0), target=METAL_SHIM)(x)
+    torch.testing.assert_close(found, x.double().logcumsumexp(0).float(), rtol=2e-7, atol=0)
