@@ -126,8 +126,8 @@ def explain(fn: Callable[..., Any], *args: Any, timed: bool = True, target: str 
     >>> import torch
     >>> from burnt.codegen import explain
     >>> print(explain(lambda x: torch.softmax(x * 2, -1), torch.ones(4, 8), timed=False))
-    kernel      kind       bytes  ops                      a step of its own because
-    _lambda__0  reduction    256  mul max sub exp sum div  it is all there is
+    kernel      kind       bytes  ops                             a step of its own because
+    _lambda__0  reduction    256  mul max sub exp sum reciprocal  it is all there is
     """
     function = fn if isinstance(fn, Function) else Function(fn)
     planned = function.planned(*args)

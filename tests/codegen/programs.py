@@ -249,6 +249,10 @@ SCANS = _templates("""
 """)
 
 
+# Programs with an argmax among values that are a rounding step apart, which `judge`'s nudges do not show.
+TIES = {86: "xlogy of bfloat16 numbers, in two of 37,000 rows"}
+
+
 def program(seed: int) -> Program:
     """The program of a seed; always the same one."""
     chance = random.Random(seed)
@@ -361,6 +365,8 @@ def _line(chance: random.Random, live: dict[str, Tensor], number: str, changing:
     order = chance.sample(axes, rank)
     some = sorted(chance.sample(axes, chance.randint(1, rank))) if rank else []
     axis = order[0] if rank else 0
+    if rank and shape[axis] > 64 and ("unbind" in template or ".split(2" in template):
+        template = "{a}.abs()"  # a tensor for each of so many parts is too much for torch as well
     total = value.numel()
     factor = next((f for f in (chance.choice([2, 3, 5, 7, 4]), 2, 3, 1) if total % f == 0), 1)
     count = number if number and chance.random() < 0.5 else str(round(chance.uniform(-2, 2), 1))
