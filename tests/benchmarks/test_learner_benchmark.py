@@ -51,6 +51,7 @@ def test_every_rival_has_a_row(tmp_path: Path) -> None:
     assert "memory growth" in done.stdout
 
 
+@pytest.mark.full
 def test_imports_benchmark_has_a_row_for_each_candidate() -> None:
     done = run("imports.py")
     assert done.returncode == 0, done.stderr
