@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 RIVALS = ["hand-written loop", "burnt", "accelerate", "lightning", "lightning, one self.log"]
 
