@@ -263,7 +263,8 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
 
 
 def test_every_op_is_here() -> None:
-    assert {case[0].name for case in CASES.values()} == set(OPS) - {"dropout"}
+    shipped = {name for name, op in OPS.items() if vars(kernels).get(name) is op}  # others' tests add theirs
+    assert {case[0].name for case in CASES.values()} == shipped - {"dropout"}
 
 
 def flat(results: Any) -> list[Tensor]:
