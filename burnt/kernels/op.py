@@ -369,7 +369,7 @@ class Generated(Candidate):
     """The kernels made of the reference."""
 
     def __init__(self, reference: Callable[..., Any]) -> None:
-        super().__init__("generated", reference, differentiable=True, autocast=True)
+        super().__init__("generated", reference, differentiable=True, autocast=True, checks_values=True)
         self.functions: dict[tuple[Any, ...], Function] = {}
 
     def why_not(self, args: Sequence[Any]) -> str | None:
