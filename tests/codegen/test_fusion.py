@@ -59,6 +59,11 @@ def rotary(x, cos, sin):
     return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
 
 
+def normalised_by_groups(x):
+    grouped = F.layer_norm(x.reshape(2, 3, 2, 5, 7), (2, 5, 7))
+    return F.relu(grouped).reshape(x.shape)
+
+
 def layer_norm(x, weight, bias):
     return F.layer_norm(x, x.shape[-1:], weight, bias)
 
@@ -98,6 +103,18 @@ FUSED = {
         (randn(50, 7), torch.tensor([3, -1, 3])),
         ["reduction"],
     ),
+    "groups of channels": (normalised_by_groups, (randn(2, 6, 5, 7),), ["reduction"]),
+    "groups of channels, channels last": (
+        normalised_by_groups,
+        (randn(2, 5, 7, 6).permute(0, 3, 1, 2),),
+        ["reduction"],
+    ),
+    "a softmax under another shape, twice": (
+        lambda x: (torch.softmax(x, -1).flatten(), torch.softmax(x, -1).view(3, 2, 1, 7).unsqueeze(0)),
+        (randn(6, 7),),
+        ["reduction"],
+    ),
+    "max-pool and relu": (lambda x: F.relu(F.max_pool2d(x, 3, 2, 1)), (randn(2, 3, 9, 7),), ["window"]),
     "views alone": (lambda x: x.t().reshape(-1)[5::3].flip(0), (randn(37, 53),), ["elementwise"]),
     "several results": (lambda x: (x + 1, x * 2, x > 0), (randn(37, 53),), ["elementwise"]),
 }
