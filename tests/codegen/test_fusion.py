@@ -861,6 +861,21 @@ class TestExplain:
 
 
 held = [2.0]
+tanh = [3.0]  # a function that calls torch.tanh does not capture it
+SCALES, NORMS = (2.0, (1, "two")), (F.layer_norm, F.rms_norm)
+
+
+def test_attributes_are_no_captures() -> None:
+    fused = fuse(lambda x: torch.tanh(x) * SCALES[0] + NORMS[0](x, (4,)))
+    x = randn(3, 4)
+    assert fused.why_plain(x) is None
+    same(fused(x), fused.fn(x))
+    assert "captures a list" in str(fuse(lambda x: tanh[0] * x).why_plain(x))
+    assert "captures a tuple" in str(fuse(lambda x: LISTED[0][0] * x).why_plain(x))
+    assert "captures a tuple" in str(fuse(lambda x: HELPED[0](x)).why_plain(x))
+
+
+LISTED, HELPED = (held,), (gelu,)
 
 
 def test_memory_between_steps_is_let_go_of():

@@ -399,6 +399,15 @@ def test_kernels_by_count_and_class(name: str) -> None:
             assert ("vendor" in kinds) == (op is kernels.embedding)  # whose gradient is a sort
 
 
+@needs_compiler
+def test_a_reference_is_a_function_to_fuse() -> None:
+    for op, args in ((kernels.gelu, (X,)), (kernels.swiglu, (X, X)), (kernels.max_pool, (IMAGES, 3))):
+        for fn in (op, op.reference):
+            fused = burnt.fuse(fn)
+            assert fused.why_plain(*args) is None
+            torch.testing.assert_close(fused(*args), op.reference(*args))  # type: ignore[operator]
+
+
 # --- errors -----------------------------------------------------------------------------------------------
 
 LOGITS, LABELS = torch.randn(4, 10), torch.tensor([1, 2, 3, 4])
