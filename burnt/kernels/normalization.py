@@ -288,6 +288,22 @@ def _check_channels(
             )
 
 
+def _check_statistics(x: Tensor, **parameters: Tensor | None) -> None:
+    """The parameters of a batch norm are of one dtype: that of `x`, or float32 for `x` of 16 bits."""
+    dtypes = {name: p.dtype for name, p in parameters.items() if p is not None}
+    allowed = [x.dtype, torch.float32] if x.dtype.itemsize == 2 else [x.dtype]
+    first = next(iter(dtypes.values()), x.dtype)
+    for name, dtype in dtypes.items():
+        if dtype not in allowed or dtype != first:
+            raise InputRuntimeError(
+                "the arguments of batch_norm have different dtypes",
+                where="burnt.kernels.batch_norm",
+                expected=f"{name} of {first if first in allowed else x.dtype}, for x of {x.dtype}",
+                found=f"{name} of {dtype}",
+                hint=f"{name}.to({first if first in allowed else x.dtype})",
+            )
+
+
 def _check_group_norm(
     x: Tensor,
     num_groups: int,
@@ -397,6 +413,7 @@ def _check_training(
     activation: str | None,
 ) -> None:
     _check_channels("batch_norm", x, activation, residual, weight=weight, bias=bias)
+    _check_statistics(x, weight=weight, bias=bias)
     if x.numel() // max(x.shape[1], 1) == 1:
         raise InputValueError(
             "a batch normalisation trains on more than 1 value per channel",
@@ -481,6 +498,7 @@ def _check_inference(
 ) -> None:
     given = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
     _check_channels("batch_norm", x, activation, residual, **given)
+    _check_statistics(x, **given)
 
 
 def _inference_examples(device: torch.device) -> list[tuple[object, ...]]:
