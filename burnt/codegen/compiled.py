@@ -55,7 +55,12 @@ class CompiledPlan:
         self.derived: dict[tuple[bool, ...], Traced] = {}  # their traces, where these came first
         self.saved: list[torch.fx.Node] = []  # what the results after the function's own are
         self.plan: Plan = schedule(
-            traced, captured, scratch=target.scratch, runs=target.runs, cuts=target.cuts
+            traced,
+            captured,
+            scratch=target.scratch,
+            runs=target.runs,
+            cuts=target.cuts,
+            joins=target.joins,
         )
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):

@@ -23,6 +23,7 @@ from burnt.codegen.ir import (
     Fold,
     Ix,
     Kernel,
+    Online,
     Partial,
     Running,
     Store,
@@ -31,7 +32,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.passes import LANES, lane_of, unguarded
 from burnt.codegen.print_c_elements import Elements
-from burnt.codegen.print_c_folds import Accumulator
+from burnt.codegen.print_c_folds import MOVES, Accumulator, OnlineSum
 from burnt.codegen.print_c_random import BLOCK, Words, words_of
 from burnt.codegen.print_c_scans import lane_of_scans, states
 from burnt.codegen.print_c_types import C_TYPES, MEMORY, SHORT
@@ -46,6 +47,7 @@ _FEW = 16  # turns of the outer loops below which passes are cut instead
 _BLOCK = 512  # elements of a part: 32 for each lane of a vector
 _BLOCK_WITHOUT_SUMS = 8192
 _BLOCK_OF_ARG = 256  # which is gone through again for the place of its extreme
+_BLOCK_OF_EXP = 1024  # which is gone through twice
 _BLOCK_OF_LANES, _BLOCK_OF_LANES_WITHOUT_SUMS = 16, 128
 _TILE = 1024  # lanes of a tile; 256 where there is one for each chunk
 _TILE_OF_CHUNKS = 256
@@ -113,7 +115,9 @@ def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers:
     if any(kernel.checks for kernel in kernels):
         slots["failed"] = len(buffers)
     slots |= {number: len(slots) + i for i, number in enumerate(numbers)}
-    return "\n".join([prelude.source(), _HELPERS, *(_Printer(kernel, slots).text() for kernel in kernels)])
+    return "\n".join(
+        [prelude.source(), _HELPERS, MOVES, *(_Printer(kernel, slots).text() for kernel in kernels)]
+    )
 
 
 class _Printer(Elements):
@@ -434,10 +438,16 @@ class _Printer(Elements):
             self.along(inner, stores, parallel=split)
             return
         lanes = self.tile if self.lane is not None else 0
-        made = [
-            Accumulator(fold, f"r{len(self.folds) + i}", lanes, min(lanes, _LANES))
-            for i, fold in enumerate(folds)
-        ]
+        made: list[Accumulator] = []
+        for fold in folds:
+            name, part_lanes = f"r{len(self.folds) + len(made)}", min(lanes, _LANES)
+            if isinstance(fold, Online):
+                (beside,) = [acc for acc in made if acc.step is fold.beside]
+                made.append(OnlineSum(fold, name, lanes, part_lanes, beside))
+            else:
+                made.append(Accumulator(fold, name, lanes, part_lanes))
+        online = [acc for acc in made if isinstance(acc, OnlineSum)]
+        plain = [acc for acc in made if acc not in online]
         if split:
             for acc in made:
                 self.put_lines(acc.declared("parts", _CHUNKS))
@@ -450,10 +460,11 @@ class _Printer(Elements):
             self.in_lanes([line for acc in made for line in acc.copied("[chunk]")])
             self.close(1)
             self.whole(made)
-            self.line(f"for (int64_t chunk = 0; chunk < {_CHUNKS}; chunk++) {{")
-            self.depth += 1
-            self.in_lanes([line for acc in made for line in acc.merge("parts", "[chunk]")])
-            self.close(1)
+            for several in filter(None, (plain, online)):
+                self.line(f"for (int64_t chunk = 0; chunk < {_CHUNKS}; chunk++) {{")
+                self.depth += 1
+                self.in_lanes([line for acc in several for line in acc.merge("parts", "[chunk]")])
+                self.close(1)
         else:
             self.whole(made)
             self.folded(made, stores, inner, None)
@@ -487,6 +498,8 @@ class _Printer(Elements):
             return
         *lead, last = inner
         args = [acc for acc in made if acc.is_arg and not acc.lanes]
+        online = [acc for acc in made if isinstance(acc, OnlineSum)]
+        made = [acc for acc in made if acc not in online]
         for acc in args:
             for var in inner:
                 self.line(f"int64_t {acc.name}_{self.named(var)} = {bounds(var)[0]};")
@@ -495,6 +508,9 @@ class _Printer(Elements):
         along = self.named(last)
         sums = any(acc.part_type != acc.type for acc in made)
         block = _BLOCK if sums else _BLOCK_WITHOUT_SUMS
+        if online:
+            squares = any(acc.counts for acc in online)
+            block, sums = _BLOCK if sums or squares else _BLOCK_OF_EXP, True
         if self.lane is not None:
             block = _BLOCK_OF_LANES if sums else _BLOCK_OF_LANES_WITHOUT_SUMS
         if args:
@@ -503,19 +519,24 @@ class _Printer(Elements):
         self.line(f"for (int64_t block = {start}; block < {stop}; block += {block}) {{")
         self.depth += 1
         self.line(f"const int64_t end = block + {block} < {stop} ? block + {block} : {stop};")
+        for acc in online:
+            self.put_lines(acc.counted("end - block"))
         if self.lane is not None:
             self.parts_of_tile()
             self.inside = True
-        for acc in made:
-            self.put_lines(acc.declared("part"))
-        if self.lane is not None:
-            self.in_lanes([line for acc in made for line in acc.reset("part")])
-        else:
-            self.line("#pragma omp simd" + "".join(acc.clauses("part") for acc in made))
-        self.loop(last, "block", "end")
-        self.elements(made, stores, place, blocked=True)
-        self.close(1)
-        self.in_lanes([line for acc in made if acc not in args for line in acc.merge("part", "")])
+        for several in filter(None, (made, online)):
+            if several is online:
+                self.in_lanes([line for acc in online for line in acc.moved("end - block")])
+            for acc in several:
+                self.put_lines(acc.declared("part"))
+            if self.lane is not None:
+                self.in_lanes([line for acc in several for line in acc.reset("part")])
+            else:
+                self.line("#pragma omp simd" + "".join(acc.clauses("part") for acc in several))
+            self.loop(last, "block", "end")
+            self.elements(several, stores if several is made else [], place, blocked=True)
+            self.close(1)
+            self.in_lanes([line for acc in several if acc not in args for line in acc.merge("part", "")])
         if self.lane is not None:
             self.close(1)
             self.inside = False

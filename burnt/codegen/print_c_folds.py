@@ -4,16 +4,37 @@ A fold has up to three levels. Elements go into a *part* of a few hundred, which
 vector; parts go into the *whole*, in double for sums and products; and where a fold is cut into chunks for
 the threads, the wholes of the chunks are merged in their order, so that the result does not depend on which
 thread was the first.
+
+A sum that needs another fold's result in the same pass (`Online`) goes through each part again, once the other
+fold's whole knows the part: so all of its elements are about one reference, and the sum so far moves to it.
 """
 
 from __future__ import annotations
 
 import math
 
-from burnt.codegen.ir import Fold, walk
+from burnt.codegen.ir import Fold, Online, walk
 from burnt.codegen.print_c_types import C_TYPES, highest, lowest
+from burnt.codegen.sizes import mark
 
-__all__ = ["Accumulator"]
+__all__ = ["MOVES", "Accumulator", "OnlineSum"]
+
+MOVES = """
+static inline double moved_exp(double sum, double from, double to)
+{
+    return from < to ? sum * exp_f64(from - to) : sum;
+}
+static inline double moved_squares(double sum, double turns, double from, double to)
+{
+    const double off = to - from;
+    return turns != 0 && from != to ? sum + turns * off * off : sum;
+}
+static inline double of_infinity(double sum, double peak, double otherwise)
+{
+    return __builtin_isfinite(peak) ? sum : otherwise;
+}
+"""
+"""What an online sum comes to about another reference, and where its largest element is not finite."""
 
 _OPS = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
 _STARTS = {"sum": "0", "prod": "1", "any": "0", "all": "1"}
@@ -52,8 +73,7 @@ class Accumulator:
         # A vector's maximum does not see NaN; lanes do, one by one.
         self.flagged = bool(self.sign) and floating and not lanes
         self.sees_nan = bool(self.sign) and floating
-        self.turns = math.prod(v.extent for v in step.inner)
-        self.place_type = "int32_t" if self.turns < 2**31 else "int64_t"
+        self.place_type = "int32_t" if step.turns < 2**31 else "int64_t"
 
     def declared(self, level: str, chunks: int = 0) -> list[str]:
         """Variables of a level; arrays over chunks, or lanes, are not set yet."""
@@ -176,6 +196,121 @@ class Accumulator:
         if not self.lanes:
             return self.name
         return f"({self.result}){self.name}_whole{'_at' if self.is_arg else ''}[u + l]"
+
+
+class OnlineSum(Accumulator):
+    """The C of a sum about the result of another fold, of which the whole is there before each part.
+
+    Args:
+        step: the sum.
+        name, lanes, part_lanes: as those of any fold.
+        beside: the other fold.
+    """
+
+    step: Online
+
+    def __init__(self, step: Online, name: str, lanes: int, part_lanes: int, beside: Accumulator) -> None:
+        super().__init__(step, name, lanes, part_lanes)
+        self.beside = beside
+        self.counts = step.kind == "squares"
+
+    def declared(self, level: str, chunks: int = 0) -> list[str]:
+        """Variables of a level, with what the whole and the elements of the next part are about."""
+        lines = super().declared(level, chunks)
+        name, room = self.name, f"[{self.sizes[level]}]" if self.lanes else ""
+        if level == "part":
+            kind = C_TYPES[self.step.body.dtype]
+            return [
+                *lines,
+                f"{kind} {name}_about{room};" if room else f"const {kind} {name}_about = {self.about()};",
+            ]
+        if level == "whole":
+            lines.append(f"double {name}_from{room}{'' if room else f' = {self.first}'};")
+            return [*lines, *([f"int64_t {name}_turns = 0;"] if self.counts else [])]
+        return [*lines, *([f"int64_t {name}_parts_turns[{chunks}];"] if self.counts else [])]
+
+    def reset(self, level: str) -> list[str]:
+        """Set the lanes of a level to where they start."""
+        at = self.at(level)
+        if level == "part":
+            return [*super().reset(level), f"{self.name}_about{at} = {self.about()};"]
+        return [*super().reset(level), f"{self.name}_from{at} = {self.first};"]
+
+    @property
+    def first(self) -> str:
+        """What the sum of nothing is about."""
+        return "0" if self.counts else "-__builtin_inf()"
+
+    def reference(self, level: str = "whole", index: str = "", turns: str = "") -> str:
+        """What the elements of a level are about when all of them are known."""
+        other = f"{self.beside.name}_{level}{index}{self.at(level)}"
+        return f"{other} / {turns or f'{self.name}_turns'}" if self.counts else other
+
+    def about(self) -> str:
+        """What the elements of the next part are about."""
+        at = f"{self.name}_from{self.at('whole')}"
+        return at if self.counts else f"__builtin_isinf({at}) ? 0 : {at}"
+
+    def counted(self, new: str) -> list[str]:
+        """With so many elements more."""
+        return [f"{self.name}_turns += {new};"] if self.counts else []
+
+    def moved(self, new: str) -> list[str]:
+        """The whole so far, about what it and the elements of the next part, `new` of them, are about."""
+        at = self.at("whole")
+        into, old = f"{self.name}_whole{at}", f"{self.name}_from{at}"
+        to = f"{self.name}_to"
+        count = f"{self.name}_turns - ({new}), " if self.counts else ""
+        return [
+            f"const double {to} = {self.reference()};",
+            f"{into} = moved_{self.step.kind}({into}, {count}{old}, {to});",
+            f"{old} = {to};",
+        ]
+
+    def add(self, value: str, level: str, place: str = "") -> list[str]:
+        """An element into a level."""
+        into, about = f"{self.name}_{level}{self.at(level)}", f"{self.name}_about{self.at(level)}"
+        kind = C_TYPES[self.step.body.dtype]
+        off = f"{self.name}_off"
+        if self.counts:
+            term = f"{off} * {off}"
+        else:
+            term = f"{'exp_term_f32' if kind == 'float' else 'exp_f64'}({off})"
+        return [f"const {kind} {off} = {value} - {about};", f"{into} += {term};"]
+
+    def merge(self, source: str, index: str, level: str = "whole") -> list[str]:
+        """Another level's result into a level; that of a chunk is about the chunk's own reference."""
+        if source == "part":
+            return super().merge(source, index, level)
+        name, at = self.name, self.at("whole")
+        turns, count = f"{name}_parts_turns{index}", ""
+        if self.counts:
+            count = f"{turns}, "
+        other, to = f"{name}_parts{index}{at}", self.reference(turns=mark(self.step.turns))
+        about = self.reference("parts", index, turns)
+        return [f"{name}_whole{at} += moved_{self.step.kind}({other}, {count}{about}, {to});"]
+
+    def copied(self, index: str) -> list[str]:
+        """The whole of a chunk to where it is merged from."""
+        lines = super().copied(index)
+        return [*lines, f"{self.name}_parts_turns{index} = {self.name}_turns;"] if self.counts else lines
+
+    def settled(self) -> str:
+        """The whole, where the largest element may be infinite or NaN."""
+        whole = f"{self.name}_whole{self.at('whole')}"
+        if self.counts:
+            return whole
+        peak = self.beside.text()
+        otherwise = f"exp_f64({peak})" if self.step.finite else f"(double){peak} - {peak}"
+        return f"of_infinity({whole}, {peak}, {otherwise})"
+
+    def ended(self) -> list[str]:
+        """The result of a fold without lanes, under the fold's own name."""
+        return [f"const {self.result} {self.name} = {self.settled()};"]
+
+    def text(self) -> str:
+        """The result, where others read it."""
+        return f"({self.result}){self.settled()}" if self.lanes else self.name
 
 
 def _as_vectors(step: Fold) -> bool:

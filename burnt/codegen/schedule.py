@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ from burnt.codegen.ir import (
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
 from burnt.codegen.lower.random import Source
 from burnt.codegen.partials import join_sums
-from burnt.codegen.passes import arrange, keep, multiply, pick
+from burnt.codegen.passes import arrange, join, keep, multiply, pick
 from burnt.codegen.trace import Traced, is_random
 
 __all__ = ["Call", "Plan", "schedule"]
@@ -92,6 +92,7 @@ def schedule(
     scratch: int = 0,
     runs: int = 0,
     cuts: bool = False,
+    joins: Mapping[str, int] | None = None,
 ) -> Plan:
     """The plan of a traced function.
 
@@ -101,16 +102,24 @@ def schedule(
         scratch: bytes of local buffers that a turn of a kernel's outer loops may have.
         runs: into how many runs of turns a kernel may be cut for sums over turns.
         cuts: whether each pass of a kernel may be cut for all threads.
+        joins: for kinds of folds that can share a pass with one that they need, the bytes of a row beyond
+            which they do.
     """
-    return _Scheduler(traced, captured, scratch, runs, cuts).plan()
+    return _Scheduler(traced, captured, scratch, runs, cuts, joins or {}).plan()
 
 
 class _Scheduler:
     def __init__(
-        self, traced: Traced, captured: Sequence[torch.Tensor], scratch: int, runs: int, cuts: bool
+        self,
+        traced: Traced,
+        captured: Sequence[torch.Tensor],
+        scratch: int,
+        runs: int,
+        cuts: bool,
+        joins: Mapping[str, int],
     ) -> None:
         self.traced = traced
-        self.most_scratch, self.most_runs, self.cuts = scratch, runs, cuts
+        self.most_scratch, self.most_runs, self.cuts, self.joins = scratch, runs, cuts, joins
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
         self.probes: dict[tuple[int, ...], Index] = {}
@@ -263,6 +272,7 @@ class _Scheduler:
                 arrange(kernel)
                 multiply(kernel)
                 keep(kernel, self.most_scratch)
+                join(kernel, self.joins)
             collapse(kernel)
         self.steps += fresh
 
