@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -30,7 +31,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.lower.table import SHORT, const
 
-__all__ = ["LANES", "arrange", "join", "keep", "lane_of", "multiply", "pick", "unguarded"]
+__all__ = ["LANES", "Joins", "arrange", "join", "keep", "lane_of", "multiply", "pick", "unguarded"]
 
 # Ops that cost about as much as a load; of the others, a few tens of instructions, one is worth a load and a
 # store (softmax of 4096 x 1024 float32 with its exp kept: 1.3 times as fast as computed twice).
@@ -41,6 +42,22 @@ _CHEAP_OPS = """
 _CHEAP = frozenset(_CHEAP_OPS.split())
 LANES = 16
 """Turns of the loop that memory runs along which a kernel by columns takes together, at the least."""
+
+
+class Joins(NamedTuple):
+    """The bytes from which on a sum shares the pass of a fold whose result it needs (`ir.Online`).
+
+    Args:
+        exp: that are read along the innermost loop, for a sum of exponentials.
+        squares: the same, for a sum of squares.
+        total: of all rows, for a sum of squares.
+        columns: of `LANES` neighbours, where memory runs along an outer loop.
+    """
+
+    exp: int = 0
+    squares: int = 0
+    total: int = 0
+    columns: int = 0
 
 
 def arrange(kernel: Kernel) -> None:
@@ -232,27 +249,30 @@ def keep(kernel: Kernel, scratch: int) -> None:
         groups[first].append(store)
 
 
-def join(kernel: Kernel, limits: Mapping[str, int]) -> None:
+def join(kernel: Kernel, joins: Joins) -> None:
     """Let sums of exponentials, and of squares, share a pass with the fold whose result they need.
 
-    Args:
-        kernel: what is changed, after `keep`: what a later pass needs again is not computed twice.
-        limits: for kinds of `Online`, the bytes of a row beyond which one pass is faster than two. Columns are
-            worth it where what a tile of them reads is beyond the largest of these.
+    It comes after `keep`: an exponential that a later pass needs again is not computed for this one, too.
     """
     folds = {(s.reduction, s.index): s for s in kernel.steps if isinstance(s, Fold)}
     for step in list(folds.values()):
         made = _joined(step, folds)
-        if made is None or made.kind not in limits:
-            continue
-        row = {e.extra: e.dtype.itemsize for e in walk([made.body]) if e.op == "load"}
-        size, limit = sum(row.values()) * made.turns, limits[made.kind]
-        if lane_of(kernel) is not None:
-            size, limit = size * LANES, max(limits.values())
         kept = any(isinstance(s, Store) and s.value is step.body for s in kernel.steps)
-        if size > limit and not kept:
+        if made is not None and not kept and _gains(made, kernel, joins):
             kernel.steps.remove(step)
             kernel.steps.insert(kernel.steps.index(made.beside) + 1, made)
+
+
+def _gains(step: Online, kernel: Kernel, joins: Joins) -> bool:
+    """Whether two passes would take longer."""
+    loads = {e.extra: e.dtype.itemsize for e in walk([step.body]) if e.op == "load"}
+    row = sum(loads.values()) * step.turns
+    if lane_of(kernel) is not None:
+        return row * LANES >= joins.columns
+    if step.kind == "squares" and row * math.prod(v.extent for v in kernel.outer) < joins.total:
+        return False
+    straight = row // step.turns * step.inner[-1].extent
+    return straight >= (joins.exp if step.kind == "exp" else joins.squares)
 
 
 def _joined(step: Fold, folds: Mapping[tuple[Reduction, Index], Fold]) -> Online | None:

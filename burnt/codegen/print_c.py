@@ -23,7 +23,6 @@ from burnt.codegen.ir import (
     Fold,
     Ix,
     Kernel,
-    Online,
     Partial,
     Running,
     Store,
@@ -32,7 +31,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.passes import LANES, lane_of, unguarded
 from burnt.codegen.print_c_elements import Elements
-from burnt.codegen.print_c_folds import MOVES, Accumulator, OnlineSum
+from burnt.codegen.print_c_folds import MOVES, Accumulator, Exponentials, Squares, accumulators
 from burnt.codegen.print_c_random import BLOCK, Words, words_of
 from burnt.codegen.print_c_scans import lane_of_scans, states
 from burnt.codegen.print_c_types import C_TYPES, MEMORY, SHORT
@@ -48,6 +47,7 @@ _BLOCK = 512  # elements of a part: 32 for each lane of a vector
 _BLOCK_WITHOUT_SUMS = 8192
 _BLOCK_OF_ARG = 256  # which is gone through again for the place of its extreme
 _BLOCK_OF_EXP = 1024  # which is gone through twice
+_BLOCK_OF_ONLINE_LANES = 64  # with as many lanes, a half of the first cache
 _BLOCK_OF_LANES, _BLOCK_OF_LANES_WITHOUT_SUMS = 16, 128
 _TILE = 1024  # lanes of a tile; 256 where there is one for each chunk
 _TILE_OF_CHUNKS = 256
@@ -438,16 +438,8 @@ class _Printer(Elements):
             self.along(inner, stores, parallel=split)
             return
         lanes = self.tile if self.lane is not None else 0
-        made: list[Accumulator] = []
-        for fold in folds:
-            name, part_lanes = f"r{len(self.folds) + len(made)}", min(lanes, _LANES)
-            if isinstance(fold, Online):
-                (beside,) = [acc for acc in made if acc.step is fold.beside]
-                made.append(OnlineSum(fold, name, lanes, part_lanes, beside))
-            else:
-                made.append(Accumulator(fold, name, lanes, part_lanes))
-        online = [acc for acc in made if isinstance(acc, OnlineSum)]
-        plain = [acc for acc in made if acc not in online]
+        made = accumulators(folds, len(self.folds), lanes, min(lanes, _LANES))
+        later = [acc for acc in made if isinstance(acc, Exponentials)]
         if split:
             for acc in made:
                 self.put_lines(acc.declared("parts", _CHUNKS))
@@ -460,7 +452,10 @@ class _Printer(Elements):
             self.in_lanes([line for acc in made for line in acc.copied("[chunk]")])
             self.close(1)
             self.whole(made)
-            for several in filter(None, (plain, online)):
+            # Exponentials are about the largest element, which has to be known before.
+            for several in ([acc for acc in made if acc not in later], later):
+                if not several:
+                    continue
                 self.line(f"for (int64_t chunk = 0; chunk < {_CHUNKS}; chunk++) {{")
                 self.depth += 1
                 self.in_lanes([line for acc in several for line in acc.merge("parts", "[chunk]")])
@@ -498,35 +493,39 @@ class _Printer(Elements):
             return
         *lead, last = inner
         args = [acc for acc in made if acc.is_arg and not acc.lanes]
-        online = [acc for acc in made if isinstance(acc, OnlineSum)]
-        made = [acc for acc in made if acc not in online]
+        later = [acc for acc in made if isinstance(acc, Exponentials)]
+        squares = [acc for acc in made if isinstance(acc, Squares)]
+        made = [acc for acc in made if acc not in later]
         for acc in args:
             for var in inner:
                 self.line(f"int64_t {acc.name}_{self.named(var)} = {bounds(var)[0]};")
-        for var in lead:
-            self.loop(var, *bounds(var))
         along = self.named(last)
         sums = any(acc.part_type != acc.type for acc in made)
         block = _BLOCK if sums else _BLOCK_WITHOUT_SUMS
-        if online:
-            squares = any(acc.counts for acc in online)
-            block, sums = _BLOCK if sums or squares else _BLOCK_OF_EXP, True
+        if later and not sums:
+            block = _BLOCK_OF_EXP
         if self.lane is not None:
             block = _BLOCK_OF_LANES if sums else _BLOCK_OF_LANES_WITHOUT_SUMS
+            if later or squares:
+                block = _BLOCK_OF_ONLINE_LANES
         if args:
             block = min(block, _BLOCK_OF_ARG)
         start, stop = bounds(last)
+        if squares:
+            self.references(squares, [(var, bounds(var)[0]) for var in lead], last, block, bounds(last))
+        for var in lead:
+            self.loop(var, *bounds(var))
         self.line(f"for (int64_t block = {start}; block < {stop}; block += {block}) {{")
         self.depth += 1
         self.line(f"const int64_t end = block + {block} < {stop} ? block + {block} : {stop};")
-        for acc in online:
-            self.put_lines(acc.counted("end - block"))
+        for acc in squares:
+            self.line(f"{acc.name}_turns += end - block;")
         if self.lane is not None:
             self.parts_of_tile()
             self.inside = True
-        for several in filter(None, (made, online)):
-            if several is online:
-                self.in_lanes([line for acc in online for line in acc.moved("end - block")])
+        for several in (made, later) if later else (made,):
+            if several is later:
+                self.in_lanes([line for acc in later for line in acc.moved()])
             for acc in several:
                 self.put_lines(acc.declared("part"))
             if self.lane is not None:
@@ -551,6 +550,41 @@ class _Printer(Elements):
         self.close(len(inner))
         for acc in args:
             self.found(acc, inner, block, bounds(last)[1])
+
+    def references(
+        self,
+        squares: Sequence[Squares],
+        lead: Sequence[tuple[Var, str]],
+        last: Var,
+        block: int,
+        bounds: tuple[str, str],
+    ) -> None:
+        """What the first block's squares are about."""
+        start, stop = bounds
+        self.line("{")
+        self.depth += 1
+        for var, value in lead:
+            self.line(f"const int64_t {self.named(var)} = {value};")
+        self.line(f"const int64_t end = {start} + {block} < {stop} ? {start} + {block} : {stop};")
+        if self.lane is not None:
+            self.parts_of_tile()
+            self.inside = True
+        for acc in squares:
+            self.put_lines(acc.declared("part"))
+        if self.lane is not None:
+            self.in_lanes([line for acc in squares for line in acc.reset("part")])
+        else:
+            self.line("#pragma omp simd" + "".join(acc.clauses("part") for acc in squares))
+        self.loop(last, start, "end")
+        begun = self.lane_by_lane()
+        for acc, value in zip(squares, self.exprs([acc.step.body for acc in squares]), strict=True):
+            self.put_lines(acc.first(value))
+        self.close(begun + 1)
+        self.in_lanes([line for acc in squares for line in acc.begun(f"end - ({start})")])
+        if self.lane is not None:
+            self.close(1)
+            self.inside = False
+        self.close(1)
 
     def found(self, acc: Accumulator, inner: tuple[Var, ...], block: int, stop: str) -> None:
         """The place of an extreme, the first of its block. What a vector has computed need not be equal to

@@ -5,36 +5,38 @@ vector; parts go into the *whole*, in double for sums and products; and where a 
 the threads, the wholes of the chunks are merged in their order, so that the result does not depend on which
 thread was the first.
 
-A sum that needs another fold's result in the same pass (`Online`) goes through each part again, once the other
-fold's whole knows the part: so all of its elements are about one reference, and the sum so far moves to it.
+A sum that needs another fold's result in the same pass (`Online`) moves from reference to reference. That of
+exponentials goes through each part once more, when the largest element of all so far is known. Squares of a
+part are about the mean of all before it, which loses nothing: what they are too large by is the whole's then.
+Before the first part its own elements are summed.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 
 from burnt.codegen.ir import Fold, Online, walk
 from burnt.codegen.print_c_types import C_TYPES, highest, lowest
 from burnt.codegen.sizes import mark
 
-__all__ = ["MOVES", "Accumulator", "OnlineSum"]
+__all__ = ["MOVES", "Accumulator", "Exponentials", "Squares", "accumulators"]
 
 MOVES = """
 static inline double moved_exp(double sum, double from, double to)
 {
-    return from < to ? sum * exp_f64(from - to) : sum;
-}
-static inline double moved_squares(double sum, double turns, double from, double to)
-{
-    const double off = to - from;
-    return turns != 0 && from != to ? sum + turns * off * off : sum;
+    const double scale = exp_term_f64(from - to);
+    return from < to ? sum * scale : sum;
 }
 static inline double of_infinity(double sum, double peak, double otherwise)
 {
     return __builtin_isfinite(peak) ? sum : otherwise;
 }
+static inline double moved_squares(double squares, double sum, double turns, double by)
+{
+    return squares - by * (2 * sum - turns * by);
+}
 """
-"""What an online sum comes to about another reference, and where its largest element is not finite."""
+"""What online sums come to about another reference, and where the largest element is not finite."""
 
 _OPS = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
 _STARTS = {"sum": "0", "prod": "1", "any": "0", "all": "1"}
@@ -198,13 +200,13 @@ class Accumulator:
         return f"({self.result}){self.name}_whole{'_at' if self.is_arg else ''}[u + l]"
 
 
-class OnlineSum(Accumulator):
-    """The C of a sum about the result of another fold, of which the whole is there before each part.
+class Exponentials(Accumulator):
+    """The C of a sum of exponentials beside the largest element, which is known before each part is added.
 
     Args:
         step: the sum.
         name, lanes, part_lanes: as those of any fold.
-        beside: the other fold.
+        beside: the largest element.
     """
 
     step: Online
@@ -212,97 +214,56 @@ class OnlineSum(Accumulator):
     def __init__(self, step: Online, name: str, lanes: int, part_lanes: int, beside: Accumulator) -> None:
         super().__init__(step, name, lanes, part_lanes)
         self.beside = beside
-        self.counts = step.kind == "squares"
+        self.inside = C_TYPES[step.body.dtype]
 
     def declared(self, level: str, chunks: int = 0) -> list[str]:
-        """Variables of a level, with what the whole and the elements of the next part are about."""
+        """Variables of a level, with what the whole and the elements of a part are about."""
         lines = super().declared(level, chunks)
         name, room = self.name, f"[{self.sizes[level]}]" if self.lanes else ""
         if level == "part":
-            kind = C_TYPES[self.step.body.dtype]
-            return [
-                *lines,
-                f"{kind} {name}_about{room};" if room else f"const {kind} {name}_about = {self.about()};",
-            ]
+            about = f"{name}_about{room};" if room else f"{name}_about = {self.about()};"
+            return [*lines, f"{self.inside} {about}"]
         if level == "whole":
-            lines.append(f"double {name}_from{room}{'' if room else f' = {self.first}'};")
-            return [*lines, *([f"int64_t {name}_turns = 0;"] if self.counts else [])]
-        return [*lines, *([f"int64_t {name}_parts_turns[{chunks}];"] if self.counts else [])]
+            return [*lines, f"double {name}_from{room or ' = -__builtin_inf()'};"]
+        return lines
 
     def reset(self, level: str) -> list[str]:
         """Set the lanes of a level to where they start."""
         at = self.at(level)
         if level == "part":
             return [*super().reset(level), f"{self.name}_about{at} = {self.about()};"]
-        return [*super().reset(level), f"{self.name}_from{at} = {self.first};"]
-
-    @property
-    def first(self) -> str:
-        """What the sum of nothing is about."""
-        return "0" if self.counts else "-__builtin_inf()"
-
-    def reference(self, level: str = "whole", index: str = "", turns: str = "") -> str:
-        """What the elements of a level are about when all of them are known."""
-        other = f"{self.beside.name}_{level}{index}{self.at(level)}"
-        return f"{other} / {turns or f'{self.name}_turns'}" if self.counts else other
+        return [*super().reset(level), f"{self.name}_from{at} = -__builtin_inf();"]
 
     def about(self) -> str:
         """What the elements of the next part are about."""
         at = f"{self.name}_from{self.at('whole')}"
-        return at if self.counts else f"__builtin_isinf({at}) ? 0 : {at}"
+        return f"__builtin_isinf({at}) ? 0 : {at}"
 
-    def counted(self, new: str) -> list[str]:
-        """With so many elements more."""
-        return [f"{self.name}_turns += {new};"] if self.counts else []
-
-    def moved(self, new: str) -> list[str]:
-        """The whole so far, about what it and the elements of the next part, `new` of them, are about."""
+    def moved(self) -> list[str]:
+        """The whole so far, about what it and the elements of the next part are about."""
         at = self.at("whole")
-        into, old = f"{self.name}_whole{at}", f"{self.name}_from{at}"
-        to = f"{self.name}_to"
-        count = f"{self.name}_turns - ({new}), " if self.counts else ""
-        return [
-            f"const double {to} = {self.reference()};",
-            f"{into} = moved_{self.step.kind}({into}, {count}{old}, {to});",
-            f"{old} = {to};",
-        ]
+        into, old, new = f"{self.name}_whole{at}", f"{self.name}_from{at}", f"{self.beside.name}_whole{at}"
+        return [f"{into} = moved_exp({into}, {old}, {new});", f"{old} = {new};"]
 
     def add(self, value: str, level: str, place: str = "") -> list[str]:
-        """An element into a level."""
-        into, about = f"{self.name}_{level}{self.at(level)}", f"{self.name}_about{self.at(level)}"
-        kind = C_TYPES[self.step.body.dtype]
-        off = f"{self.name}_off"
-        if self.counts:
-            term = f"{off} * {off}"
-        else:
-            term = f"{'exp_term_f32' if kind == 'float' else 'exp_f64'}({off})"
-        return [f"const {kind} {off} = {value} - {about};", f"{into} += {term};"]
+        """An element into a part."""
+        at = self.at(level)
+        term = "exp_term_f32" if self.inside == "float" else "exp_term_f64"
+        return [f"{self.name}_{level}{at} += {term}({value} - {self.name}_about{at});"]
 
     def merge(self, source: str, index: str, level: str = "whole") -> list[str]:
-        """Another level's result into a level; that of a chunk is about the chunk's own reference."""
+        """Another level's result into a level; that of a chunk is about the chunk's own largest element."""
         if source == "part":
             return super().merge(source, index, level)
-        name, at = self.name, self.at("whole")
-        turns, count = f"{name}_parts_turns{index}", ""
-        if self.counts:
-            count = f"{turns}, "
-        other, to = f"{name}_parts{index}{at}", self.reference(turns=mark(self.step.turns))
-        about = self.reference("parts", index, turns)
-        return [f"{name}_whole{at} += moved_{self.step.kind}({other}, {count}{about}, {to});"]
-
-    def copied(self, index: str) -> list[str]:
-        """The whole of a chunk to where it is merged from."""
-        lines = super().copied(index)
-        return [*lines, f"{self.name}_parts_turns{index} = {self.name}_turns;"] if self.counts else lines
+        at = self.at("whole")
+        whole, other = f"{self.beside.name}_whole{at}", f"{self.beside.name}_parts{index}{at}"
+        return [f"{self.name}_whole{at} += moved_exp({self.name}_parts{index}{at}, {other}, {whole});"]
 
     def settled(self) -> str:
         """The whole, where the largest element may be infinite or NaN."""
-        whole = f"{self.name}_whole{self.at('whole')}"
-        if self.counts:
-            return whole
         peak = self.beside.text()
         otherwise = f"exp_f64({peak})" if self.step.finite else f"(double){peak} - {peak}"
-        return f"of_infinity({whole}, {peak}, {otherwise})"
+        return f"of_infinity({self.name}_whole{self.at('whole')}, {peak}, {otherwise})"
 
     def ended(self) -> list[str]:
         """The result of a fold without lanes, under the fold's own name."""
@@ -311,6 +272,117 @@ class OnlineSum(Accumulator):
     def text(self) -> str:
         """The result, where others read it."""
         return f"({self.result}){self.settled()}" if self.lanes else self.name
+
+
+class Squares(Accumulator):
+    """The C of a sum of squares about the mean: of squares, and of elements, about a number close to it."""
+
+    def __init__(self, step: Online, name: str, lanes: int, part_lanes: int) -> None:
+        super().__init__(step, name, lanes, part_lanes)
+        self.inside = C_TYPES[step.body.dtype]
+
+    def declared(self, level: str, chunks: int = 0) -> list[str]:
+        """Variables of a level: squares, elements, what they are about, and how many they are."""
+        lines, name = super().declared(level, chunks), self.name
+        lines += [line.replace(f"{name}_{level}", f"{name}_{level}_sum", 1) for line in lines]
+        if level == "part":
+            return lines
+        room = f"[{self.lanes}]" if self.lanes else ""
+        if level == "parts":
+            return [
+                *lines,
+                f"{self.inside} {name}_parts_about[{chunks}]{room};",
+                f"int64_t {name}_parts_turns[{chunks}];",
+            ]
+        return [*lines, f"{self.inside} {name}_about{room or ' = 0'};", f"int64_t {name}_turns = 0;"]
+
+    def reset(self, level: str) -> list[str]:
+        """Set the lanes of a level to where they start."""
+        at = self.at(level)
+        lines = [f"{self.name}_{level}{suffix}{at} = 0;" for suffix in ("", "_sum")]
+        return [*lines, f"{self.name}_about{at} = 0;"] if level == "whole" else lines
+
+    def clauses(self, level: str) -> str:
+        """What the loop over a level's elements says to the compiler."""
+        return f" reduction(+:{self.name}_{level}) reduction(+:{self.name}_{level}_sum)"
+
+    def first(self, value: str) -> list[str]:
+        """An element into the sum of the first part, whose mean is its elements' reference."""
+        return [f"{self.name}_part_sum{self.at('part')} += {value};"]
+
+    def begun(self, turns: str) -> list[str]:
+        """The reference of the first part, which may be of a chunk without elements."""
+        mean = f"{self.name}_part_sum{self.at('part')} / ({turns})"
+        return [f"{self.name}_about{self.at('whole')} = {turns} ? {mean} : 0;"]
+
+    def add(self, value: str, level: str, place: str = "") -> list[str]:
+        """An element into a part."""
+        into, at, off = f"{self.name}_{level}", self.at(level), f"{self.name}_off"
+        return [
+            f"const {self.inside} {off} = {value} - {self.name}_about{self.at('whole')};",
+            f"{into}{at} += {off} * {off};",
+            f"{into}_sum{at} += {off};",
+        ]
+
+    def merge(self, source: str, index: str, level: str = "whole") -> list[str]:
+        """A part into the whole, which then moves to the mean so far; or a chunk, moved to the whole's."""
+        name, at = self.name, self.at("whole")
+        whole, total, about = f"{name}_whole{at}", f"{name}_whole_sum{at}", f"{name}_about{at}"
+        if source == "part":
+            other = self.at("part")
+            return [
+                f"{whole} += {name}_part{other};",
+                f"{total} += {name}_part_sum{other};",
+                f"const {self.inside} {name}_to = {about} + {total} / {name}_turns;",
+                f"const double {name}_by = (double){name}_to - {about};",
+                f"{whole} = moved_squares({whole}, {total}, {name}_turns, {name}_by);",
+                f"{total} -= {name}_turns * {name}_by;",
+                f"{about} = {name}_to;",
+            ]
+        parts = f"{name}_parts{index}{at}, {name}_parts_sum{index}{at}, {name}_parts_turns{index}"
+        return [
+            f"const double {name}_by = (double){about} - {name}_parts_about{index}{at};",
+            f"{whole} += moved_squares({parts}, {name}_by);",
+            f"{total} += {name}_parts_sum{index}{at} - {name}_parts_turns{index} * {name}_by;",
+        ]
+
+    def copied(self, index: str) -> list[str]:
+        """The whole of a chunk to where it is merged from."""
+        name, at = self.name, self.at("whole")
+        levels = ((f"{name}_parts", f"{name}_whole"), (f"{name}_parts_sum", f"{name}_whole_sum"))
+        lines = [f"{part}{index}{at} = {whole}{at};" for part, whole in levels]
+        return [
+            *lines,
+            f"{name}_parts_about{index}{at} = {name}_about{at};",
+            f"{name}_parts_turns{index} = {name}_turns;",
+        ]
+
+    def settled(self) -> str:
+        """The squares about the mean itself."""
+        at = self.at("whole")
+        total = f"{self.name}_whole_sum{at}"
+        return f"{self.name}_whole{at} - {total} * {total} / {mark(self.step.turns)}"
+
+    def ended(self) -> list[str]:
+        """The result of a fold without lanes, under the fold's own name."""
+        return [f"const {self.result} {self.name} = {self.settled()};"]
+
+    def text(self) -> str:
+        """The result, where others read it."""
+        return f"({self.result})({self.settled()})" if self.lanes else self.name
+
+
+def accumulators(folds: Sequence[Fold], first: int, lanes: int, part_lanes: int) -> list[Accumulator]:
+    """The C of folds of one pass, named by numbers from `first` on."""
+    made: dict[Fold, Accumulator] = {}
+    for i, fold in enumerate(folds, first):
+        if not isinstance(fold, Online):
+            made[fold] = Accumulator(fold, f"r{i}", lanes, part_lanes)
+        elif fold.kind == "squares":
+            made[fold] = Squares(fold, f"r{i}", lanes, part_lanes)
+        else:
+            made[fold] = Exponentials(fold, f"r{i}", lanes, part_lanes, made[fold.beside])
+    return list(made.values())
 
 
 def _as_vectors(step: Fold) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ from burnt.codegen.ir import (
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
 from burnt.codegen.lower.random import Source
 from burnt.codegen.partials import join_sums
-from burnt.codegen.passes import arrange, join, keep, multiply, pick
+from burnt.codegen.passes import Joins, arrange, join, keep, multiply, pick
 from burnt.codegen.trace import Traced, is_random
 
 __all__ = ["Call", "Plan", "schedule"]
@@ -92,7 +92,7 @@ def schedule(
     scratch: int = 0,
     runs: int = 0,
     cuts: bool = False,
-    joins: Mapping[str, int] | None = None,
+    joins: Joins | None = None,
 ) -> Plan:
     """The plan of a traced function.
 
@@ -102,10 +102,9 @@ def schedule(
         scratch: bytes of local buffers that a turn of a kernel's outer loops may have.
         runs: into how many runs of turns a kernel may be cut for sums over turns.
         cuts: whether each pass of a kernel may be cut for all threads.
-        joins: for kinds of folds that can share a pass with one that they need, the bytes of a row beyond
-            which they do.
+        joins: from when on folds share a pass with one that they need; None for never.
     """
-    return _Scheduler(traced, captured, scratch, runs, cuts, joins or {}).plan()
+    return _Scheduler(traced, captured, scratch, runs, cuts, joins).plan()
 
 
 class _Scheduler:
@@ -116,7 +115,7 @@ class _Scheduler:
         scratch: int,
         runs: int,
         cuts: bool,
-        joins: Mapping[str, int],
+        joins: Joins | None,
     ) -> None:
         self.traced = traced
         self.most_scratch, self.most_runs, self.cuts, self.joins = scratch, runs, cuts, joins
@@ -272,7 +271,8 @@ class _Scheduler:
                 arrange(kernel)
                 multiply(kernel)
                 keep(kernel, self.most_scratch)
-                join(kernel, self.joins)
+                if self.joins is not None:
+                    join(kernel, self.joins)
             collapse(kernel)
         self.steps += fresh
 
