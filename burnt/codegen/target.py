@@ -281,7 +281,8 @@ def _no_triton() -> str | None:
     return None
 
 
-TRITON = Target("triton", _build_triton, _no_triton, show=_show_triton)
+# Of a row that is held whole, the printer makes two passes of it again.
+TRITON = Target("triton", _build_triton, _no_triton, joins=Joins(), show=_show_triton)
 
 
 TARGETS = {target.name: target for target in (C, TRITON, METAL)}
