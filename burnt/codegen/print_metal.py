@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
@@ -30,6 +31,7 @@ from burnt.codegen.ir import (
     Index,
     Ix,
     Kernel,
+    Online,
     Reduction,
     Running,
     Scan,
@@ -447,11 +449,11 @@ class _Folding(_Printer):
             threads, group = self.columns(shape.lane, rows)
         for fold in self.before:
             self.gathered(fold, rows)
-        for group_of_steps in _groups(self.steps):
-            if isinstance(group_of_steps, Fold):
-                self.fold(group_of_steps, rows)
+        for folds, stores in _groups(self.steps):
+            if folds:
+                self.fold(*folds, rows=rows)
             else:
-                self.along(group_of_steps)
+                self.along(stores)
         self.lines[:0] = self.shared
         return self.finished(threads, group)
 
@@ -516,18 +518,23 @@ class _Folding(_Printer):
 
     # --- folds --------------------------------------------------------------------------------------------
 
-    def fold(self, step: Fold, rows: int) -> None:
-        state = _State.of(step, f"r{len(self.folds)}", self.index)
-        self.folds[step.reduction, step.index] = state.name
+    def fold(self, step: Fold, *online: Online, rows: int) -> None:
+        """A fold, and sums in the same loop that need it."""
+        state = self.state(step)
         if not step.inner and self.shape.chunks == 1:
             (value,) = self.exprs([step.body])
             self.line(f"const {state.kind} {state.name} = {'0' if state.is_arg else value};")
             return
         self.line_all(state.begun())
+        sums = [_OnlineSum(other, self.state(other), state.name) for other in online]
+        for other in sums:
+            self.line_all(other.begun())
         if step.inner:
             turn = self.loop(step.inner)
-            (value,) = self.exprs([step.body])
+            value, *values = self.exprs([step.body, *(other.body for other in online)])
             self.line_all(state.taking(value, turn))
+            for other, value in zip(sums, values, strict=True):
+                self.line_all(other.taking(value))
             self.close()
         else:
             self.open("if (chunk == 0 && lane == 0)" if self.shape.team > 1 else "if (chunk == 0)")
@@ -536,12 +543,38 @@ class _Folding(_Printer):
             self.close()
         self.line_all(state.ended())
         self.together(state)
-        if self.shape.chunks > 1:
-            once = "if (lane == 0) " if self.shape.team > 1 else ""
-            for scratch, value in self.scratch(state, rows):
-                self.memory[scratch] = None
-                self.written.add(scratch)
-                self.line(f"{once}{scratch.name}[chunk * {mark(rows)} + row] = {value};")
+        self.leave(state, rows)
+        for other in sums:
+            self.line_all(other.moved(self.turns_of(other.step, "chunk")))
+            self.line_all(other.state.ended())
+            self.together(other.state)
+            self.leave(other.state, rows)
+            if self.shape.chunks == 1:
+                self.line_all(other.settled())
+
+    def state(self, step: Fold) -> _State:
+        """A fold's state, named."""
+        state = _State.of(step, f"r{len(self.folds)}", self.index)
+        self.folds[step.reduction, step.index] = state.name
+        return state
+
+    def leave(self, state: _State, rows: int) -> None:
+        """What a chunk comes to, for the next stage."""
+        if self.shape.chunks == 1:
+            return
+        once = "if (lane == 0) " if self.shape.team > 1 else ""
+        for scratch, value in self.scratch(state, rows):
+            self.memory[scratch] = None
+            self.written.add(scratch)
+            self.line(f"{once}{scratch.name}[chunk * {mark(rows)} + row] = {value};")
+
+    def turns_of(self, step: Fold, chunk: str) -> str:
+        """How many turns a chunk has, as a float that can be divided by."""
+        if self.shape.chunks == 1:
+            return f"float({mark(step.turns)})"
+        part = mark(-(-step.turns // self.shape.chunks))
+        whole = f"long({mark(step.turns)})" if self.wide else mark(step.turns)
+        return f"float(max(min(({chunk} + 1) * {part}, {whole}) - {chunk} * {part}, {self.index}(1)))"
 
     def together(self, state: _State) -> None:
         """What each thread of a team has found, put together, so that each has all of it."""
@@ -577,17 +610,29 @@ class _Folding(_Printer):
 
     def gathered(self, step: Fold, rows: int) -> None:
         """A fold of an earlier stage, of what its chunks came to."""
-        state = _State.of(step, f"r{len(self.folds)}", self.index)
-        self.folds[step.reduction, step.index] = state.name
+        state = self.state(step)
         self.line_all(state.begun())
-        self.open(f"for (int part = 0; part < {self.shape.chunks}; part++)")
+        self.open(f"for ({self.index} part = 0; part < {self.shape.chunks}; part++)")
+        found = self.parts(state, rows)
+        other = None
+        if isinstance(step, Online):
+            beside = self.folds[step.beside.reduction, step.beside.index]
+            other = _OnlineSum(step, state, beside)
+            (reference,) = self.parts(_State.of(step.beside, beside, self.index), rows)
+            found = [other.of_part(found[0], reference, self.turns_of(step, "part"))]
+        self.line_all(state.taking(found[0], "0") if len(found) == 1 else state.merging(found))
+        self.close()
+        self.line_all(state.ended())
+        if other is not None:
+            self.line_all(other.settled())
+
+    def parts(self, state: _State, rows: int) -> list[str]:
+        """What a chunk has left of a fold."""
         found = []
         for scratch, _ in self.scratch(state, rows):
             self.memory[scratch] = None
             found.append(f"{scratch.name}[part * {mark(rows)} + row]")
-        self.line_all(state.taking(found[0], "0") if len(found) == 1 else state.merging(found))
-        self.close()
-        self.line_all(state.ended())
+        return found
 
 
 class _Scanning(_Printer):
@@ -791,15 +836,68 @@ class _State:
         return [f"{name} = {name} {op} {other};"]
 
 
-def _groups(steps: Sequence[Fold | Store]) -> list[Fold | list[Store]]:
-    """The steps, neighbouring stores of the same loops together."""
-    groups: list[Fold | list[Store]] = []
+class _OnlineSum:
+    """A thread's sum about its own largest element, or mean, while another fold finds that of all.
+
+    Args:
+        step: the sum.
+        state: of it.
+        beside: the other fold's result.
+    """
+
+    def __init__(self, step: Online, state: _State, beside: str) -> None:
+        self.step, self.state, self.beside = step, state, beside
+        self.name, self.of_exp = state.name, step.kind == "exp"
+
+    def begun(self) -> list[str]:
+        """Before the first element."""
+        own = "top = -INFINITY" if self.of_exp else f"mean = 0, {self.name}_turns = 0"
+        return [*self.state.begun(), f"float {self.name}_{own};"]
+
+    def taking(self, value: str) -> list[str]:
+        """With one element more."""
+        name = self.name
+        if self.of_exp:
+            return [f"add_exp_to({name}_top, {name}, {name}_low, {value}, 1.0f, 0.0f);"]
+        return [f"add_square_to({name}_mean, {name}, {name}_turns, {value});"]
+
+    def moved(self, turns: str) -> list[str]:
+        """About what all threads have found: the largest, or the sum of so many elements."""
+        name = self.name
+        if not self.of_exp:
+            return [
+                f"{name} = moved_squares({name}, {name}_turns, {name}_mean, {self.beside} / {turns});",
+            ]
+        return [f"{n} = moved_exp({n}, {name}_top, {self.beside});" for n in (name, f"{name}_low")]
+
+    def of_part(self, part: str, reference: str, turns: str) -> str:
+        """A chunk's, about what all of them have found."""
+        if self.of_exp:
+            return f"moved_exp({part}, {reference}, {self.beside})"
+        whole = f"{self.beside} / float({mark(self.step.turns)})"
+        return f"moved_squares({part}, {turns}, {reference} / {turns}, {whole})"
+
+    def settled(self) -> list[str]:
+        """Where the largest element is infinite or NaN."""
+        if not self.of_exp:
+            return []
+        otherwise = f"exp_f32({self.beside})" if self.step.finite else f"{self.beside} - {self.beside}"
+        return [f"{self.name} = abs_f32({self.beside}) < INFINITY ? {self.name} : {otherwise};"]
+
+
+def _groups(steps: Sequence[Fold | Store]) -> list[tuple[list[Any], list[Store]]]:
+    """The steps: a fold with what needs it in its loop, or neighbouring stores of the same loops."""
+    groups: list[tuple[list[Any], list[Store]]] = []
     for step in steps:
-        last = groups[-1] if groups else None
-        if isinstance(step, Store) and isinstance(last, list) and last[0].inner == step.inner:
-            last.append(step)
+        folds, stores = groups[-1] if groups else ([], [])
+        if isinstance(step, Online):
+            folds.append(step)
+        elif isinstance(step, Fold):
+            groups.append(([step], []))
+        elif stores and stores[0].inner == step.inner:
+            stores.append(step)
         else:
-            groups.append(step if isinstance(step, Fold) else [step])
+            groups.append(([], [step]))
     return groups
 
 
