@@ -203,6 +203,22 @@ def test_special_values_of_reductions() -> None:
                 torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "name", ["hardtanh", "relu6", "elu", "celu", "selu", "hardswish", "silu", "softplus"]
+)
+def test_gradients_at_the_edges_of_an_activation(name: str, dtype: torch.dtype) -> None:
+    fn = getattr(F, name)
+    edges = [math.nan, math.inf, -math.inf, -6.0, -3.0, -1.0, -0.0, 0.0, 0.1, 1.0, 3.0, 6.0]
+    found = []
+    for function in (fuse(fn), fn):
+        x = torch.tensor(
+            edges * 16, dtype=dtype
+        ).requires_grad_()  # torch's loops over the rest of a vector differ
+        found += torch.autograd.grad(function(x), x, torch.full_like(x, 0.75))
+    torch.testing.assert_close(*found, equal_nan=True)
+
+
 # --- numbers ----------------------------------------------------------------------------------------------
 
 
