@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -18,7 +19,7 @@ from burnt.codegen.schedule import Call, Plan, schedule
 from burnt.codegen.target import Built, C, Target
 from burnt.codegen.trace import Traced
 
-__all__ = ["CompiledPlan"]
+__all__ = ["CompiledPlan", "fault"]
 
 _CPU = torch.device("cpu")
 _Allocation = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -224,3 +225,15 @@ def _names(step: Kernel | Call) -> set[Buffer]:
 
 def _allocation(buffer: Buffer) -> _Allocation:
     return buffer.shape, buffer.strides, buffer.dtype
+
+
+def fault(name: str, error: Exception) -> str:
+    """Warn that a function runs as plain torch because of a fault of ours; the reason, as text."""
+    reason = f"{type(error).__name__}: {error}"
+    warnings.warn(
+        f"burnt.fuse: {name} runs as plain torch: no kernels could be made of it. This is a fault of burnt's "
+        f"or of the compiler's, and worth a report.\n{reason}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return reason

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from burnt.codegen import Function, explain, fuse
+from burnt.codegen import Function, explain, fuse, toolchain
 from burnt.codegen.compiler import find_compiler
 from burnt.codegen.ir import Kernel
 from burnt.codegen.schedule import Call
-from burnt.errors import ConfigError, FusionError
+from burnt.errors import CompileError, ConfigError, FusionError
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
 
@@ -217,6 +217,26 @@ def test_gradients_at_the_edges_of_an_activation(name: str, dtype: torch.dtype) 
         ).requires_grad_()  # torch's loops over the rest of a vector differ
         found += torch.autograd.grad(function(x), x, torch.full_like(x, 0.75))
     torch.testing.assert_close(*found, equal_nan=True)
+
+
+def test_a_fault_of_the_compiler_is_told_and_the_plain_function_runs(monkeypatch) -> None:
+    def fail(*_):
+        raise CompileError("generated code does not compile", found="no such instruction")
+
+    monkeypatch.setattr(toolchain, "load", fail)
+    function, x = fuse(lambda x: x.sin() * 3), randn(5)
+    with pytest.warns(RuntimeWarning, match="plain torch(.|\n)*worth a report(.|\n)*no such instruction"):
+        made = function(x)
+    same(made, x.sin() * 3)
+    assert "no such instruction" in function.why_plain(x)
+    same(function(x), made)  # which is told once
+    monkeypatch.undo()
+    function, x = fuse(lambda x: x.sin() * 5), randn(5).requires_grad_()
+    made = function(x)
+    monkeypatch.setattr(toolchain, "load", fail)
+    with pytest.warns(RuntimeWarning, match="'s backward runs as plain torch"):
+        (gradient,) = torch.autograd.grad(made.sum(), x)
+    same(gradient, x.cos() * 5)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------
