@@ -35,7 +35,7 @@ from burnt.codegen.print_c_folds import Accumulator
 from burnt.codegen.print_c_random import BLOCK, Words, words_of
 from burnt.codegen.print_c_scans import lane_of_scans, states
 from burnt.codegen.print_c_types import C_TYPES, MEMORY, SHORT
-from burnt.codegen.print_c_windows import inside
+from burnt.codegen.print_c_windows import inside, next_rows
 from burnt.codegen.sizes import mark
 
 __all__ = ["print_kernels"]
@@ -51,6 +51,7 @@ _TILE = 1024  # lanes of a tile; 256 where there is one for each chunk
 _TILE_OF_CHUNKS = 256
 _LANES = 64  # lanes that are kept in registers while a block is gone through
 _SQUARE = 64  # sides of what is turned over at once
+_LINE = 64  # bytes of memory that come together
 _CACHE = 1 << 19  # bytes that stay in a core's second cache from one pass to the next
 
 _HELPERS = """
@@ -376,11 +377,26 @@ class _Printer(Elements):
     def turn(self, *, split: bool) -> None:
         """What one turn of the outer loops does: its passes, with the arrays that they share."""
         for buffer in self.kernel.scratch:
+            self.shifts[buffer] = self.shift(buffer)
             # Of a size that many shapes share.
-            room = 1 << (math.prod(buffer.shape) * self.tile - 1).bit_length()
+            room = 1 << (math.prod(buffer.shape) * self.tile + self.shifts[buffer] - 1).bit_length()
             self.line(f"{MEMORY[buffer.dtype]} {buffer.name}[{room}] __attribute__((aligned(64)));")
+        for buffer, start, extent in next_rows(self.kernel):
+            step, place = _LINE // buffer.dtype.itemsize, self.element(buffer, start)
+            self.line(f"for (int64_t p = 0; p < {mark(extent)}; p += {step}) __builtin_prefetch(&{place} + p);")
         for steps in self.passes:
             self.one_pass(steps, split=split)
+
+    def shift(self, buffer: Buffer) -> int:
+        """Where a row in scratch begins, for the loop along its middle to store whole lines. Otherwise gcc takes
+        elements one by one up to the first line, which of a row of 2 KB takes as long as the rest."""
+        line = _LINE // buffer.dtype.itemsize
+        starts = [
+            inside(step.inner[0], [step.value])[0]
+            for step in self.kernel.steps
+            if isinstance(step, Store) and step.buffer is buffer and len(step.inner) == 1
+        ]
+        return -starts[0] % line if starts and self.lane is None else 0
 
     def scans(self, parallel: bool) -> None:
         """Turns of the inner loop in order, for every turn of the outer ones or a tile of them."""

@@ -57,6 +57,7 @@ class Elements:
         self.tile = 1
         self.squares: dict[Expr, str] = {}  # where the elements of loads that go across are
         self.partials: dict[Partial, str] = {}
+        self.shifts: dict[Buffer, int] = {}  # where the elements of local buffers begin
         self.used: dict[Buffer, None] = {}
         self.names: dict[Var, str] = {}
         self.temporary = 0
@@ -196,7 +197,7 @@ class Elements:
 
     def element(self, buffer: Buffer, place: Ix) -> str:
         """An element of a buffer; of a local one, that of the lane."""
-        text = self.place(place)
+        text = self.place(place + self.shifts.get(buffer, 0))
         if buffer.role != "local":
             self.used[buffer] = None
         elif self.lane is not None:
