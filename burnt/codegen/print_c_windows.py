@@ -8,7 +8,8 @@ from burnt.codegen.ir import Buffer, Expr, Ix, Kernel, Var, walk
 
 __all__ = ["inside", "next_rows", "row_of"]
 
-_FETCHED = 1 << 14  # bytes that are fetched for the next turn: half of a first cache
+_ROW = 640  # bytes of a row below which what comes next is seen without being asked for
+_FETCHED = 1 << 13  # bytes that a turn asks for at the most: a quarter of a first cache
 
 
 def inside(loop: Var, exprs: Sequence[Expr]) -> tuple[int, int, list[Expr]]:
@@ -86,7 +87,8 @@ def next_rows(kernel: Kernel) -> list[tuple[Buffer, Ix, int]]:
             assert isinstance(buffer, Buffer)
             assert isinstance(place, Ix)
             along = step.inner[-1]
-            if buffer.role != "local" and place.stride(along) == 1 and place.stride(turn):
+            long = along.extent * buffer.dtype.itemsize >= _ROW and buffer.role != "local"
+            if long and place.stride(along) == 1 and (place.stride(turn) or 0) > 0:
                 found[buffer, place - Ix.of(along)] = along.extent
     rows = [
         (buffer, following, extent)
@@ -97,10 +99,15 @@ def next_rows(kernel: Kernel) -> list[tuple[Buffer, Ix, int]]:
     for buffer, start, extent in sorted(rows, key=lambda row: row[1].const):
         for i, (other, first, length) in enumerate(stretches):
             apart = start - first
-            if other is buffer and not apart.terms and apart.const <= length:
+            if other is buffer and not apart.terms and apart.const <= 2 * length:
                 stretches[i] = (buffer, first, max(length, apart.const + extent))
                 break
         else:
             stretches.append((buffer, start, extent))
+    for i, (buffer, start, extent) in enumerate(stretches):
+        # Without gaps: one of a row after each row costs more time than it saves bytes.
+        step = start.terms[turn]
+        length = step if step <= 2 * extent else extent
+        stretches[i] = (buffer, start, length)
     moved = sum(extent * buffer.dtype.itemsize for buffer, _, extent in stretches)
     return stretches if moved <= _FETCHED else []
