@@ -38,7 +38,8 @@ class Differentiable(torch.autograd.Function):
         facts = forward.traced.results
         outputs, saved = made[: len(facts)], made[len(facts) :]
         ctx.seeded = seed is not None
-        ctx.save_for_backward(*tensors, *saved, *(() if seed is None else (seed,)))
+        lent = [outputs[i] for i in forward.saved.lent]
+        ctx.save_for_backward(*tensors, *saved, *lent, *(() if seed is None else (seed,)))
         constant = [o for o, fact in zip(outputs, facts, strict=True) if fact is not None and not fact[1]]
         ctx.mark_non_differentiable(*constant)
         ctx.layouts = [_layout(o) if isinstance(o, Tensor) else None for o in outputs]
@@ -111,7 +112,7 @@ def _made(
     if traced is None:
         return None
     with torch.no_grad():
-        traced = taking(traced, forward.traced, forward.saved)
+        traced = taking(traced, forward.traced, forward.saved.all(forward.traced))
         # Tensors that the function itself makes of Python numbers.
         constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
         try:

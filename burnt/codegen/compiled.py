@@ -13,6 +13,7 @@ from torch import Tensor
 
 from burnt import memory
 from burnt.codegen.ir import Buffer, Expr, Kernel
+from burnt.codegen.saved import Saved
 from burnt.codegen.schedule import Call, Plan, schedule
 from burnt.codegen.target import Built, C, Target
 from burnt.codegen.trace import Traced
@@ -53,7 +54,7 @@ class CompiledPlan:
         self.changed = traced.changed
         self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
         self.derived: dict[tuple[bool, ...], Traced] = {}  # their traces, where these came first
-        self.saved: list[torch.fx.Node] = []  # what the results after the function's own are
+        self.saved = Saved([], [])  # what the backward is given of this one
         self.plan: Plan = schedule(
             traced, captured, scratch=target.scratch, runs=target.runs, cuts=target.cuts
         )

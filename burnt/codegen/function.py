@@ -23,7 +23,7 @@ from burnt import _torch
 from burnt.codegen.backward import Differentiable, derive
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.ir import Kernel
-from burnt.codegen.saved import returning, worth_saving
+from burnt.codegen.saved import Saved, returning, worth_saving
 from burnt.codegen.schedule import Call
 from burnt.codegen.target import C, Target, target_of
 from burnt.codegen.trace import PLANNING, is_random, trace, unsuited
@@ -209,10 +209,10 @@ class Function:
             return self._plain(reason, held)
         device = tensors[0].device if tensors else torch.device("cpu")
         derived = derive(traced, given, device) if wants_gradient else None
-        saved = worth_saving(traced, derived) if derived is not None else []
+        saved = worth_saving(traced, derived) if derived is not None else Saved([], [])
         try:
             with torch.no_grad():
-                forward = CompiledPlan(returning(traced, saved), captured, self.name, target, device)
+                forward = CompiledPlan(returning(traced, saved.nodes), captured, self.name, target, device)
         except UnsupportedError as error:
             return self._plain(str(error), held)
         except RecursionError:
