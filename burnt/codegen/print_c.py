@@ -32,6 +32,7 @@ from burnt.codegen.ir import (
 from burnt.codegen.passes import LANES, lane_of, unguarded
 from burnt.codegen.print_c_elements import Elements
 from burnt.codegen.print_c_folds import Accumulator
+from burnt.codegen.print_c_phases import period_of, phases
 from burnt.codegen.print_c_random import BLOCK, Words, words_of
 from burnt.codegen.print_c_scans import lane_of_scans, states
 from burnt.codegen.print_c_types import C_TYPES, MEMORY, SHORT
@@ -189,10 +190,25 @@ class _Printer(Elements):
         if count >= _PARALLEL and rows < 8:
             self.loops(lead)
             self.threaded(last, stores)
-        else:
-            if count >= _PARALLEL:
-                self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
-            self.loops(lead)
+            self.close(len(lead))
+            return
+        period = period_of(lead[-1], stores) if lead else 1
+        if period == 1:
+            self.rows(lead, last, [stores], parallel=count >= _PARALLEL)
+            return
+        periods, along, rest = phases(lead[-1], period, stores)
+        self.rows([*lead[:-1], periods], last, along, parallel=count >= _PARALLEL)
+        if rest:
+            self.rows(lead[:-1], last, rest, parallel=False)
+
+    def rows(
+        self, lead: Sequence[Var], last: Var, bodies: Sequence[Sequence[Store]], *, parallel: bool
+    ) -> None:
+        """Stores for all turns of some loops, a row after the other; several rows for a turn of the others."""
+        if parallel and lead:
+            self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
+        self.loops(lead)
+        for stores in bodies:
             self.spans(last, stores)
         self.close(len(lead))
 
@@ -294,6 +310,13 @@ class _Printer(Elements):
 
     def spans(self, last: Var, stores: Sequence[Store]) -> None:
         """Stores for every turn of a loop, its middle, where tests of its place hold, apart from its ends."""
+        period = period_of(last, stores)
+        if period > 1:
+            periods, along, rest = phases(last, period, stores)
+            self.spans(periods, [step for turn in along for step in turn])
+            for turn in rest:
+                self.bodies(turn)
+            return
         name, size = self.named(last), last.extent
         start, end, tests = inside(last, [step.value for step in stores])
         for first, stop, known in (0, start, ()), (start, end, tests), (end, size, ()):
@@ -383,7 +406,9 @@ class _Printer(Elements):
             self.line(f"{MEMORY[buffer.dtype]} {buffer.name}[{room}] __attribute__((aligned(64)));")
         for buffer, start, extent in next_rows(self.kernel):
             step, place = _LINE // buffer.dtype.itemsize, self.element(buffer, start)
-            self.line(f"for (int64_t p = 0; p < {mark(extent)}; p += {step}) __builtin_prefetch(&{place} + p);")
+            self.line(
+                f"for (int64_t p = 0; p < {mark(extent)}; p += {step}) __builtin_prefetch(&{place} + p);"
+            )
         for steps in self.passes:
             self.one_pass(steps, split=split)
 

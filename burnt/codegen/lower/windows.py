@@ -356,7 +356,7 @@ def _places(x: Value, windows: Sequence[Axis]) -> Places:
             if inside.is_floating_point:
                 nan = Expr.make("ne", (element, element), torch.bool)
                 better = Expr.make("or", (better, nan), torch.bool)
-            best = Expr.make("where", (better, element, best), inside)
+            best = Expr.make("maximum", (best, element), inside)
             place = Expr.make("where", (better, here, place), dtype)
         return place
 
