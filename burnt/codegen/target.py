@@ -23,7 +23,18 @@ from burnt.codegen.sizes import Forms, parameters, plain
 if TYPE_CHECKING:
     from burnt.codegen.print_metal import Dispatch
 
-__all__ = ["METAL", "TARGETS", "TRITON", "Built", "C", "Target", "build_metal", "target_of", "with_blocks"]
+__all__ = [
+    "METAL",
+    "TARGETS",
+    "TRITON",
+    "Built",
+    "C",
+    "Target",
+    "are_blocks",
+    "build_metal",
+    "target_of",
+    "with_blocks",
+]
 
 Launch = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
 
@@ -272,6 +283,20 @@ def with_blocks(blocks: Mapping[str, str]) -> Target:
         ValueError: when it builds: a text names no block sizes.
     """
     return dataclasses.replace(TRITON, build=functools.partial(_build_triton, blocks=dict(blocks)))
+
+
+def are_blocks(blocks: Mapping[Any, Any]) -> bool:
+    """Whether something that was read from a table or a file is what `with_blocks` takes.
+
+    >>> are_blocks({"softmax_0": "1x2048 w8"}), are_blocks({"softmax_0": "1x3"}), are_blocks({"BLOCK": 64})
+    (True, False, False)
+    """
+    from burnt.codegen.triton_blocks import Config
+
+    try:
+        return all(isinstance(name, str) and bool(Config.of(text)) for name, text in blocks.items())
+    except (ValueError, TypeError):
+        return False
 
 
 def _show_triton(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:

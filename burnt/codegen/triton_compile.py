@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -28,12 +29,12 @@ from typing import Any, NamedTuple
 import torch
 
 from burnt.codegen.ir import Buffer, Expr, Kernel
-from burnt.codegen.print_triton import Failed, Number, Work, print_kernel
+from burnt.codegen.print_triton import Failed, Number, Work, form_of, print_kernel
 from burnt.codegen.trace import PLANNING
-from burnt.codegen.triton_blocks import Config, Limits
+from burnt.codegen.triton_blocks import Config, Limits, too_much, variants
 from burnt.errors import CompileError
 
-__all__ = ["Job", "Pool", "jobs_of", "limits_of", "pool_of"]
+__all__ = ["Job", "Pool", "choices_of", "jobs_of", "limits_of", "pool_of"]
 
 _SECONDS = 60.0
 """For a piece of work; a kernel takes 0.1 to 0.5 of them."""
@@ -91,6 +92,23 @@ def limits_of(device: torch.device) -> Limits:
         # Four SIMD units with 512 registers for each lane; a wavefront takes half of them at the most.
         return Limits(found.multi_processor_count, 2048 * found.warp_size, 256, shared, found.warp_size)
     return Limits(found.multi_processor_count, shared=shared, lanes=found.warp_size)
+
+
+def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[tuple[str, str, str | None]]:
+    """Other block sizes than the picked ones: a kernel's name, the sizes, and why they are not worth a try.
+
+    The nearest of all kernels come first. Kernels that do little beside the largest one are left alone.
+    """
+    with PLANNING:
+        forms = {kernel.name: form_of(kernel) for kernel in kernels}
+        Expr.forget()
+    work = {name: form.rows * form.cols * form.programs for name, form in forms.items()}
+    large = [name for name in forms if 16 * work[name] >= max(work.values())]
+    found = [
+        [(name, str(v), too_much(forms[name], v, limits)) for v in variants(forms[name])[1:]]
+        for name in large
+    ]
+    return [choice for turn in itertools.zip_longest(*found) for choice in turn if choice is not None]
 
 
 # --- the pool ---------------------------------------------------------------------------------------------

@@ -99,13 +99,11 @@ class EventClock:
         """A sampler of enough calls for the launch of the first to be a small part."""
 
         def take(turn: int, count: int) -> float:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for i in range(count):
-                call(inputs[(turn + i) % len(inputs)])
-            end.record()
-            end.synchronize()
-            return begin.elapsed_time(end) / 1e3 / count
+            def work() -> None:
+                for i in range(count):
+                    call(inputs[(turn + i) % len(inputs)])
+
+            return _between_events(work) / count
 
         for given in inputs:
             call(given)
@@ -131,18 +129,17 @@ class GraphClock:
     def sampler(self, call: Call, inputs: Sequence[Sequence[Any]]) -> Sampler:
         """A sampler of replays."""
         if self.stream is None:
-            self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+            self.pool = torch.cuda.graph_pool_handle()
+            self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         runs = [functools.partial(call, given) for given in inputs]
         graph = captured(runs, self.pool, self.stream)
 
         def take(replays: int) -> float:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(replays):
-                graph.replay()
-            end.record()
-            end.synchronize()
-            return begin.elapsed_time(end) / 1e3 / replays / len(inputs)
+            def work() -> None:
+                for _ in range(replays):
+                    graph.replay()
+
+            return _between_events(work) / replays / len(inputs)
 
         take(1)  # uploads the graph
         replays = _calls(take(1) * len(inputs), _SHORTEST_ON_DEVICE)
@@ -163,7 +160,8 @@ def captured(
     Raises:
         NotCapturedError: a call waits for the device, or does something else that a graph cannot hold.
     """
-    before, stream = torch.cuda.current_stream(), stream or torch.cuda.Stream()
+    before = torch.cuda.current_stream()
+    stream = stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(before)
     graph = torch.cuda.CUDAGraph()
     # The outer block restores the stream also where an error ends the inner one too early to do so.
@@ -196,6 +194,17 @@ def _refuse_waiting(runs: Sequence[Callable[[], object]]) -> None:
         raise NotCapturedError(str(error).partition("\n")[0]) from error
     finally:
         torch.cuda.set_sync_debug_mode(mode)
+
+
+def _between_events(work: Callable[[], None]) -> float:
+    """Seconds that a device takes for what is launched."""
+    begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def _calls(seconds: float, shortest: float) -> int:

@@ -44,7 +44,8 @@ class Row(NamedTuple):
         key: see `burnt.kernels.choice.tuning_key`; its first part is the op's name.
         config: the candidate, with its configuration as JSON.
         status: ``"ok"``; ``"wrong"`` for one whose results were, which is not used again; ``"failed"`` for
-            one that does not compile or run.
+            one that does not compile or run. ``"pruned"`` for one that was not tried, as `tune` returns it:
+            no table keeps it.
         ms: the median time of a call, where it is ok.
         note: what was wrong.
         at: when it was measured, as a Unix time.
