@@ -63,6 +63,11 @@ class Row(NamedTuple):
         """The op's name."""
         return self.key.partition("|")[0]
 
+    @property
+    def machine(self) -> str:
+        """The device that it was measured on, and what compiled for it."""
+        return self.key.split("|", 3)[2]
+
 
 class Store:
     """The table of this user.
