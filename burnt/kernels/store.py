@@ -227,6 +227,7 @@ def _row(document: dict[str, Any]) -> Row:
     return row
 
 
+_TABLES = Path(__file__).parent / "tuned"
 _shipped: dict[str, list[Row]] | None = None
 
 
@@ -235,7 +236,7 @@ def shipped(key: str) -> list[Row]:
     global _shipped
     if _shipped is None:
         found: dict[str, list[Row]] = {}
-        for path in sorted((Path(__file__).parent / "tuned").glob("*.json")):
+        for path in sorted(_TABLES.glob("*.json")):
             for row in read_table(path):
                 found.setdefault(row.key, []).append(row)
         _shipped = found

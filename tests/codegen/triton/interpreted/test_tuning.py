@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from burnt import kernels
+from burnt.cli import main
 from burnt.codegen import triton_compile
 from burnt.codegen.function import Function
 from burnt.codegen.print_triton import form_of
 from burnt.codegen.target import TRITON, with_blocks
 from burnt.codegen.triton_blocks import Limits, too_much, variants
+from burnt.kernels import choice, store
 from burnt.kernels.store import Store
 from burnt.kernels.tuner import tune
 
@@ -135,6 +137,30 @@ def test_from_alternatives_to_the_choice(op: Any) -> None:
     kernels.pin(noted)
     assert (op.chosen(x).why, op.chosen(x).config) == ("pinned", entry.config)
     torch.testing.assert_close(op(x), torch.softmax(x * 2, -1))
+
+
+def test_a_table_from_another_machine_of_the_same_name(
+    op: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured there, exported into the package, and chosen by here with nothing measured."""
+    gpu = "cuda NVIDIA Imaginary 9000 sm_90, triton 3.6"
+    monkeypatch.setattr(choice, "machine", lambda kind, index=0: gpu)
+    x = torch.randn(8, 128, requires_grad=True)
+    tune(op, [x], "full", clock=Clock())
+    found = op.chosen(x)
+    assert main(["tune", "export", str(tmp_path / "imaginary.json"), "--device", "cpu"]) == 0
+    Store().clear()
+    monkeypatch.setattr(store, "_TABLES", tmp_path)
+    monkeypatch.setattr(store, "_shipped", None)
+    op.forget()
+    assert op.chosen(x).config == found.config
+    assert op.chosen(x).why.startswith("measured before")
+    torch.testing.assert_close(op(x), torch.softmax(x * 2, -1))
+    with kernels.tuning("off"):
+        assert op.chosen(x).why == "heuristic"
+    monkeypatch.setattr(choice, "machine", lambda kind, index=0: gpu.replace("9000", "9001"))
+    op.forget()
+    assert op.chosen(x).why == "heuristic"
 
 
 def test_block_sizes_that_are_none_are_not_taken(op: Any) -> None:
