@@ -206,7 +206,7 @@ class _Printer(Elements):
     def rows(
         self, lead: Sequence[Var], last: Var, bodies: Sequence[Sequence[Store]], *, parallel: bool
     ) -> None:
-        """Stores for all turns of some loops, a row after the other, several in a turn where there are bodies."""
+        """Stores for all turns of some loops, row after row; of several bodies, several rows in each turn."""
         if parallel and lead:
             self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
         self.loops(lead)
@@ -277,7 +277,8 @@ class _Printer(Elements):
     def in_blocks(self, last: Var, span: tuple[int, int], stores: Sequence[Store], *, parallel: bool) -> bool:
         """Stores for some turns of a loop in blocks; whether there is any use in blocks.
 
-        For each block random numbers are made first, and what is float16 in memory is converted before and after.
+        For each block random numbers are made first, and what is float16 in memory is converted before and
+        after.
         """
         words = words_of(last, [step.value for step in stores])
         loads, stored = _halves(last, stores)
@@ -685,17 +686,17 @@ def _unrounded(step: Store) -> Expr:
 
 def _halves(loop: Var, stores: Sequence[Store]) -> tuple[list[tuple[Buffer, Ix]], list[tuple[Buffer, Ix]]]:
     """What a loop loads and stores of float16, an element after the other."""
-    loads = [e.extra for e in unguarded([step.value for step in stores]) if e.op == "load" and not e.args]
-    found: list[list[tuple[Buffer, Ix]]] = []
-    for accesses in loads, [(step.buffer, step.place) for step in stores if type(step) is Store]:
-        found.append(
-            [
-                (buffer, place)
-                for buffer, place in accesses
-                if buffer.dtype == torch.float16 and buffer.role != "local" and place.stride(loop) == 1
-            ]
-        )
-    return found[0], found[1]
+    found: list[list[tuple[Buffer, Ix]]] = [[], []]
+    for e in unguarded([step.value for step in stores]):
+        if e.op == "load" and not e.args:
+            found[0].append(e.extra)  # type: ignore[arg-type]
+    found[1] += [(step.buffer, step.place) for step in stores if type(step) is Store]
+
+    def is_row(buffer: Buffer, place: Ix) -> bool:
+        return buffer.dtype == torch.float16 and buffer.role != "local" and place.stride(loop) == 1
+
+    loads, stored = ([access for access in accesses if is_row(*access)] for accesses in found)
+    return loads, stored
 
 
 def _flat_place(inner: tuple[Var, ...]) -> Callable[[Callable[[Var], str]], str]:

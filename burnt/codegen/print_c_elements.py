@@ -28,8 +28,8 @@ from burnt.codegen.sizes import mark
 __all__ = ["Elements"]
 
 
-# By bits where the test is the same for a whole loop, and of whole numbers: of a choice, or a chain of them, gcc
-# makes branches, and no vectors.
+# By bits where the test is the same for a whole loop, and of whole numbers: of such a choice, or a chain of
+# them, gcc makes branches, and no vectors.
 _PICKS = {
     torch.float64: "f64", torch.int8: "i32", torch.int16: "i32", torch.int32: "i32", torch.int64: "i64",
     torch.uint8: "i32", torch.bool: "i32", torch.float32: "f32", torch.bfloat16: "f32", torch.float16: "f32",

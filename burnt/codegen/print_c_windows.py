@@ -102,8 +102,7 @@ def next_rows(kernel: Kernel) -> list[tuple[Buffer, Ix, int]]:
             stretches.append((buffer, start, extent))
     for i, (buffer, start, extent) in enumerate(stretches):
         # Without gaps: one of a row after each row costs more time than it saves bytes.
-        step = start.terms[turn]
-        length = step if step <= 2 * extent else extent
-        stretches[i] = (buffer, start, length)
+        advance = start.terms[turn]
+        stretches[i] = (buffer, start, advance if advance <= 2 * extent else extent)
     moved = sum(extent * buffer.dtype.itemsize for buffer, _, extent in stretches)
     return stretches if moved <= _FETCHED else []
