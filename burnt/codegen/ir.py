@@ -32,7 +32,7 @@ from typing import TypeAlias
 
 import torch
 
-from burnt.errors import BurntError, DivisionError, OutOfRangeError
+from burnt.errors import InputDivisionError, InputError, InputIndexError, range_hint
 
 _names = itertools.count()
 
@@ -285,8 +285,7 @@ class Expr:
     @staticmethod
     def make(op: str, args: Sequence[Expr], dtype: torch.dtype, *extra: object) -> Expr:
         """The expression with these parts, made unless it exists."""
-        # repr tells 0.0 from -0.0 and keeps NaN equal to itself.
-        key = (op, tuple(map(id, args)), dtype, *(repr(e) if isinstance(e, float) else e for e in extra))
+        key = Expr._key(op, args, dtype, extra)
         found = Expr._known.get(key)
         if found is None:
             found = Expr()
@@ -295,9 +294,23 @@ class Expr:
         return found
 
     @staticmethod
+    def _key(
+        op: str, args: Sequence[Expr], dtype: torch.dtype, extra: Sequence[object]
+    ) -> tuple[object, ...]:
+        # repr tells 0.0 from -0.0 and keeps NaN equal to itself.
+        return (op, tuple(map(id, args)), dtype, *(repr(e) if isinstance(e, float) else e for e in extra))
+
+    @staticmethod
     def forget() -> None:
         """Drop the table of known expressions, once a plan is printed."""
         Expr._known.clear()
+
+    @staticmethod
+    def recall(exprs: Sequence[Expr]) -> None:
+        """Make the table one of these expressions, to print a plan again as it was printed first."""
+        Expr._known.clear()
+        for expr in walk(exprs):
+            Expr._known[Expr._key(expr.op, expr.args, expr.dtype, expr.extra)] = expr
 
     def __repr__(self) -> str:
         inside = ", ".join([*map(repr, self.args), *map(repr, self.extra)])
@@ -345,16 +358,23 @@ class Check:
     axis: int = 0
     low: int = 0
 
-    def error(self, value: int) -> BurntError:
+    def error(self, value: int) -> InputError:
         """What to raise for a value that fails."""
+        where = f"torch.ops.aten.{self.op}"
         if not self.size:
-            return DivisionError(
-                f"{self.op}: an integer is divided by zero", hint="a float would give infinity or NaN"
+            return InputDivisionError(
+                f"{self.op}: an integer is divided by zero",
+                where=where,
+                expected="no 0 among the divisors",
+                found=value,
+                hint="a float would give infinity or NaN",
             )
-        return OutOfRangeError(
+        return InputIndexError(
             f"{self.op}: index {value} is out of range",
+            where=where,
             expected=f"{self.low} <= index < {self.size}, the size of axis {self.axis}",
             found=value,
+            hint=range_hint(min(value, 0), value, self.size),
         )
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +23,18 @@ from burnt.codegen.sizes import Forms, parameters, plain
 if TYPE_CHECKING:
     from burnt.codegen.print_metal import Dispatch
 
-__all__ = ["METAL", "TARGETS", "TRITON", "Built", "C", "Target", "build_metal", "target_of"]
+__all__ = [
+    "METAL",
+    "TARGETS",
+    "TRITON",
+    "Built",
+    "C",
+    "Target",
+    "are_blocks",
+    "build_metal",
+    "target_of",
+    "with_blocks",
+]
 
 Launch = Callable[[Sequence[torch.Tensor | None], Sequence[float]], None]
 
@@ -252,10 +263,40 @@ def _no_metal() -> str | None:
 METAL = Target("metal", functools.partial(build_metal, _shader), _no_metal, show=_show_metal)
 
 
-def _build_triton(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+def _build_triton(
+    kernels: Sequence[Kernel],
+    buffers: Sequence[Buffer],
+    numbers: Sequence[int],
+    blocks: Mapping[str, str] | None = None,
+) -> Built:
+    from burnt.codegen.triton_blocks import Config
     from burnt.codegen.triton_launch import build
 
-    return build(kernels, buffers, numbers)
+    given = {name: Config.of(text) for name, text in (blocks or {}).items()}
+    return build(kernels, buffers, numbers, blocks=given)
+
+
+def with_blocks(blocks: Mapping[str, str]) -> Target:
+    """Triton, with block sizes of its own for kernels of these names: ``{"softmax_0": "1x2048 w8"}``.
+
+    Raises:
+        ValueError: when it builds: a text names no block sizes.
+    """
+    return dataclasses.replace(TRITON, build=functools.partial(_build_triton, blocks=dict(blocks)))
+
+
+def are_blocks(blocks: Mapping[Any, Any]) -> bool:
+    """Whether something that was read from a table or a file is what `with_blocks` takes.
+
+    >>> are_blocks({"softmax_0": "1x2048 w8"}), are_blocks({"softmax_0": "1x3"}), are_blocks({"BLOCK": 64})
+    (True, False, False)
+    """
+    from burnt.codegen.triton_blocks import Config
+
+    try:
+        return all(isinstance(name, str) and bool(Config.of(text)) for name, text in blocks.items())
+    except (ValueError, TypeError):
+        return False
 
 
 def _show_triton(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:

@@ -71,7 +71,7 @@ def test_text(name):
     fn, args, gradients = CASES[name]
     kernels = printed(fn, *args, gradients=gradients)
     text = "\n\n".join(kernel.text for kernel in kernels)
-    text = "".join(f"# {k.config}, {[f.programs for f in k.functions]}\n" for k in kernels) + "\n" + text
+    text = "".join(f"# {k.config!r}, {[f.programs for f in k.functions]}\n" for k in kernels) + "\n" + text
     file = FOLDER / f"{name}.txt"
     if os.environ.get("BURNT_GOLDEN") == "write":
         file.write_text(text, encoding="utf-8")
