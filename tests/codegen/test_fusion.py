@@ -930,3 +930,34 @@ def test_what_is_known_is_of_these_arguments():
     fused(torch.ones(3, dtype=torch.complex64))
     assert fused.why_plain(torch.ones(3)) is None
     assert "complex64" in fused.why_plain(torch.ones(3, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 511, 512, 513, 70_001])
+def test_rows_of_float16(size: int) -> None:
+    """Blocks of a row are converted on the way in and out; a single op is rounded as in torch."""
+    base = torch.randn(3, 2 * size + 1, generator=torch.Generator().manual_seed(size)).half()
+    base[0, 0], base[1, 0], base[2, 0] = math.inf, math.nan, 65504
+    for x in base[:, 1:], base[:, :size], base[:, ::2], base.t():
+        y = x.flip(0)
+
+        def fn(x, y):
+            return x + y, x * y, x.float(), x.bfloat16(), (x > y).half(), torch.relu(x)
+
+        for made, expected in zip(fuse(fn)(x, y), fn(x, y), strict=True):
+            torch.testing.assert_close(made, expected, rtol=0, atol=0, equal_nan=True)
+        mixed = fuse(lambda x, y: x * y.float())
+        torch.testing.assert_close(mixed(x, y), x * y.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("times", [2, 3, 4, 5])
+def test_elements_and_rows_that_are_repeated(times: int) -> None:
+    for shape in (3, 5), (7, 16), (40, 33):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+        def fn(x):
+            wide = x[:, None, :, None].expand(-1, times, -1, times)
+            return wide.reshape(x.shape[0] * times, -1) * 2 + 1
+
+        torch.testing.assert_close(fuse(fn)(x), fn(x))
+        folded = fuse(lambda x: x.reshape(-1)[1:].repeat(times) + 1)
+        torch.testing.assert_close(folded(x), x.reshape(-1)[1:].repeat(times) + 1)
