@@ -2,8 +2,9 @@
 
     python benchmarks/ops.py [OP ...] [--quick] [--device cpu]
 
-The first table is what the heuristic is made of: times of torch's own call and of the generated kernels at
-each op's example sizes, forward alone and with backward, and which one the heuristic takes. Rivals take
+The first table is what the heuristic is made of: times of torch's own call, of the generated kernels and of
+the candidates that the op has besides, at each op's example sizes, forward alone and with backward, and which
+one the heuristic takes. A ratio is that of torch's time to the best of the others. Rivals take
 turns, with inputs that no cache holds. The second gives microseconds a call for 16 elements: the op, the
 candidate that it goes to called directly, and the difference, with arguments by position, by name, and with
 gradients.
@@ -25,7 +26,8 @@ from burnt.kernels.choice import pick, runnable
 
 
 def candidates(names: list[str], device: torch.device, quick: bool) -> None:
-    print(f"{'op':<22}{'for':<34}{'mode':<10}{'vendor ms':>10}{'generated':>10}{'ratio':>7}  heuristic")
+    head = f"{'op':<22}{'for':<34}{'mode':<10}{'vendor ms':>10}{'generated':>10}{'others':>18}{'ratio':>7}"
+    print(f"{head}  heuristic")
     effort = tuner._Effort(0.2, 1, 3) if quick else tuner._Effort(1.5, 1, 15)
     for name in names or list(kernels.OPS):
         op = kernels.OPS[name]
@@ -39,19 +41,21 @@ def candidates(names: list[str], device: torch.device, quick: bool) -> None:
                 for row in rows:
                     if row.status != "ok":
                         print(f"{name}: {row.config} {row.status}: {row.note}")
-                if {"vendor", "generated"} <= set(ms):
-                    chosen = pick(op, given, able)[0].name
-                    best = min(ms, key=lambda n: ms[n])
-                    wrong = "" if ms[chosen] <= 1.05 * ms[best] else "  <- slower"
-                    mode = "training" if training else "inference"
-                    shapes = " ".join("x".join(map(str, a.shape)) for a in given if is_tensor(a))
-                    print(
-                        f"{name:<22}{shapes[:32]:<34}{mode:<10}"
-                        f"{ms['vendor']:>10.3f}{ms['generated']:>10.3f}"
-                        f"{ms['vendor'] / ms['generated']:>7.2f}  "
-                        f"{chosen}{wrong}",
-                        flush=True,
-                    )
+                if not {"vendor", "generated"} <= set(ms):
+                    continue
+                chosen = pick(op, given, able)[0].name
+                rivals = {n: t for n, t in ms.items() if n != "vendor"}
+                others = " ".join(f"{n} {t:.3f}" for n, t in rivals.items() if n != "generated")
+                wrong = "" if ms[chosen] <= 1.05 * min(ms.values()) else "  <- slower"
+                mode = "training" if training else "inference"
+                shapes = " ".join("x".join(map(str, a.shape)) for a in given if is_tensor(a))
+                print(
+                    f"{name:<22}{shapes[:32]:<34}{mode:<10}"
+                    f"{ms['vendor']:>10.3f}{ms['generated']:>10.3f}{others:>18}"
+                    f"{ms['vendor'] / min(rivals.values()):>7.2f}  "
+                    f"{chosen}{wrong}",
+                    flush=True,
+                )
 
 
 def is_tensor(value: Any) -> bool:

@@ -15,16 +15,21 @@
     ├── CompileError       generated code does not compile                  (also RuntimeError)
     ├── CacheError         a cache folder cannot be trusted or used         (also OSError)
     ├── NonFiniteError     the loss became NaN or infinite                  (also ArithmeticError)
-    ├── InputError         an op is given what it cannot take; always one of
-    │   ├── InputRuntimeError  (also RuntimeError)      as torch raises for shapes, dtypes and devices
-    │   ├── InputIndexError    (also IndexError)        an axis, label or index out of range
-    │   ├── InputValueError    (also ValueError)        a number or word that means nothing here
-    │   ├── InputTypeError     (also TypeError)         an argument of another type
-    │   └── InputUnsupportedError  (also NotImplementedError)  a dtype that is not computed with
-    ├── OutOfRangeError    an index or a target has no such place           (also IndexError, RuntimeError)
-    ├── DivisionError      an integer is divided by zero                    (also RuntimeError)
+    ├── InputError         tensors or numbers that cannot be computed with; always one of
+    │   ├── InputRuntimeError      shapes, dtypes, devices do not fit       (also RuntimeError)
+    │   ├── InputIndexError        an axis, label or index out of range     (also IndexError, RuntimeError,
+    │   │                                                                    DataError)
+    │   ├── InputDivisionError     an integer is divided by zero            (also ZeroDivisionError,
+    │   │                                                                    RuntimeError)
+    │   ├── InputValueError        a number or word that means nothing here (also ValueError)
+    │   ├── InputTypeError         an argument of another type              (also TypeError)
+    │   └── InputUnsupportedError  a dtype that is not computed with        (also NotImplementedError)
     ├── FusionError        a function does not fuse as it was asked to      (also RuntimeError)
     └── UnsupportedError   a thing that does not exist here, or not yet     (also NotImplementedError)
+
+What layers, ops and fused functions are given and cannot take is an `InputError`, whoever noticed: a check
+before the call, a generated kernel, or torch. It is also of the class that torch raises for the input, so
+that ``except IndexError`` around a torch model still serves; where that depends on the op, it is of both.
 """
 
 from __future__ import annotations
@@ -40,8 +45,8 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DefinitionError",
-    "DivisionError",
     "FusionError",
+    "InputDivisionError",
     "InputError",
     "InputIndexError",
     "InputRuntimeError",
@@ -51,12 +56,12 @@ __all__ = [
     "MetricError",
     "NonFiniteError",
     "OptimError",
-    "OutOfRangeError",
     "RecordError",
     "RunError",
     "ShapeError",
     "UnsupportedError",
     "nearest",
+    "range_hint",
 ]
 
 
@@ -158,15 +163,22 @@ class MetricError(BurntError, ValueError):
 
 
 class InputError(BurntError):
-    """An op is given what it cannot take. What is raised is also of the class that torch raises there."""
+    """Tensors or numbers cannot be computed with. What is raised is also of the class that torch raises."""
 
 
 class InputRuntimeError(InputError, RuntimeError):
     """Shapes, dtypes or devices do not fit each other."""
 
 
-class InputIndexError(InputError, IndexError):
-    """An axis, label or index is out of range."""
+class InputIndexError(InputError, DataError, IndexError, RuntimeError):
+    """An axis, label or index is out of range.
+
+    torch raises IndexError or RuntimeError, depending on the op. Mostly the data is at fault.
+    """
+
+
+class InputDivisionError(InputError, ZeroDivisionError, RuntimeError):
+    """An integer is divided by zero, for which torch raises RuntimeError."""
 
 
 class InputValueError(InputError, ValueError):
@@ -179,14 +191,6 @@ class InputTypeError(InputError, TypeError):
 
 class InputUnsupportedError(InputError, NotImplementedError):
     """A dtype is not computed with."""
-
-
-class OutOfRangeError(BurntError, IndexError, RuntimeError):
-    """An index or a target has no such place. torch raises either class, depending on the op."""
-
-
-class DivisionError(BurntError, ZeroDivisionError, RuntimeError):
-    """An integer is divided by zero. torch raises RuntimeError; this is also a ZeroDivisionError."""
 
 
 class FusionError(BurntError, RuntimeError):
@@ -217,3 +221,16 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     """
     matches = get_close_matches(name, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
+
+
+def range_hint(smallest: int, largest: int, size: int) -> str:
+    """Why indices from `smallest` to `largest` may not fit something of a size.
+
+    >>> range_hint(1, 10, 10)
+    'do they start at 1? Then subtract 1'
+    """
+    if smallest < 0:
+        return "negative ones often mark padding or what is to be left out"
+    if smallest > 0 and largest == size:
+        return "do they start at 1? Then subtract 1"
+    return f"what is indexed needs {largest + 1} entries, or the indices are wrong"

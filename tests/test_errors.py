@@ -7,7 +7,7 @@ import pytest
 from burnt import errors
 from burnt.errors import BurntError, ShapeError, nearest
 
-FAMILY = [getattr(errors, name) for name in errors.__all__ if name != "nearest"]
+FAMILY = [kind for name in errors.__all__ if isinstance(kind := getattr(errors, name), type)]
 
 
 def test_every_error_belongs_to_the_family_and_has_a_docstring() -> None:
@@ -32,11 +32,26 @@ def test_every_error_belongs_to_the_family_and_has_a_docstring() -> None:
         (errors.CacheError, OSError),
         (errors.NonFiniteError, ArithmeticError),
         (errors.UnsupportedError, NotImplementedError),
+        (errors.InputRuntimeError, RuntimeError),
+        (errors.InputIndexError, IndexError),
+        (errors.InputIndexError, RuntimeError),
+        (errors.InputIndexError, errors.DataError),
+        (errors.InputDivisionError, ZeroDivisionError),
+        (errors.InputDivisionError, RuntimeError),
+        (errors.InputValueError, ValueError),
+        (errors.InputTypeError, TypeError),
+        (errors.InputUnsupportedError, NotImplementedError),
     ],
 )
 def test_old_except_clauses_catch_them(kind: type[BurntError], builtin: type[Exception]) -> None:
     with pytest.raises(builtin, match="what"):
         raise kind("what")
+
+
+def test_what_cannot_be_computed_with_is_one_family() -> None:
+    assert [kind for kind in FAMILY if kind.__name__.startswith("Input")] == [
+        kind for kind in FAMILY if issubclass(kind, errors.InputError)
+    ]
 
 
 def test_the_tree_in_the_docstring_is_complete() -> None:

@@ -20,13 +20,15 @@ from torch import Tensor
 import burnt
 from kernel_table.rival import compiled
 
+# A program whose last line says how many seconds its first kernel took. Whoever traces with fake tensors, as
+# torch.compile does, makes torch import its compiler, which takes longer than all the rest.
 FIRST = """
-import json, sys, time
+import json, time
 import torch, burnt
-from burnt import fuse
+{imports}
 x = torch.randn(1 << 16)
 began = time.perf_counter()
-fuse(lambda x: 0.5 * x * (1 + torch.tanh(0.79788456 * (x + 0.044715 * x * x * x))))(x)
+{decorator}(lambda x: 0.5 * x * (1 + torch.tanh(0.79788456 * (x + 0.044715 * x * x * x))))(x)
 print(json.dumps(time.perf_counter() - began))
 """
 Result = dict[str, Any]
@@ -38,7 +40,10 @@ def scaled(x: Tensor, y: Tensor) -> Tensor:
 
 def measure(rivals: Sequence[str], quick: bool) -> dict[str, Result]:
     """Rows of the second table: what was measured, what is aimed at, and what others take beside it."""
-    results = {"first kernel, empty caches, s": first_kernel(1 if quick else 5)}
+    results = {}
+    for imports in ("", "import torch._inductor"):
+        name = "first kernel, empty caches, " + ("after all imports, s" if imports else "s")
+        results[name] = first_kernel(imports, rivals, 1 if quick else 5)
     number, repeats = (200, 3) if quick else (2000, 25)
     for gradients in (False, True):
         name = "call on 16 elements" + (", gradients wanted" if gradients else "") + ", us"
@@ -65,21 +70,31 @@ def measure(rivals: Sequence[str], quick: bool) -> dict[str, Result]:
     return results
 
 
-def first_kernel(rounds: int) -> Result:
-    """Seconds after imports until a first kernel has run, in a new process with empty caches."""
-    taken = []
+def first_kernel(imports: str, rivals: Sequence[str], rounds: int) -> Result:
+    """Seconds until a first kernel has run, in a new process with empty caches.
+
+    Args:
+        imports: a line that is run before the clock starts.
+        rivals: of these Inductor is measured beside burnt.
+        rounds: how often.
+    """
+    decorators = {"burnt": "burnt.fuse"}
+    if "inductor" in rivals:
+        decorators["inductor"] = "torch.compile"
+    taken: dict[str, list[float]] = {name: [] for name in decorators}
     for _ in range(rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run(
-                [sys.executable, "-c", FIRST],
-                env={**os.environ, "BURNT_CACHE": folder},
-                cwd=Path(burnt.__file__).parents[1],
-                stdout=subprocess.PIPE,
-                text=True,
-                check=True,
-            )
-            taken.append(json.loads(done.stdout))
-    return row({"burnt": taken}, 1.0)
+        for name, decorator in decorators.items():
+            with tempfile.TemporaryDirectory() as folder:
+                done = subprocess.run(
+                    [sys.executable, "-c", FIRST.format(imports=imports, decorator=decorator)],
+                    env={**os.environ, "BURNT_CACHE": folder, "TORCHINDUCTOR_CACHE_DIR": folder},
+                    cwd=Path(burnt.__file__).parents[1],
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    check=True,
+                )
+                taken[name].append(json.loads(done.stdout))
+    return row(taken, 1.0)
 
 
 def alternated(runs: dict[str, Callable[[], object]], number: int, repeats: int) -> dict[str, list[float]]:

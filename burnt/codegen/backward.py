@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from burnt.codegen.compiled import CompiledPlan
+from burnt.codegen.compiled import CompiledPlan, fault
 from burnt.codegen.saved import taking
 from burnt.codegen.trace import PLANNING, Traced, is_random, trace, unsuited
-from burnt.errors import UnsupportedError
+from burnt.errors import CacheError, UnsupportedError
 
 __all__ = ["BackwardPlan", "Differentiable", "derive"]
 
@@ -38,7 +38,8 @@ class Differentiable(torch.autograd.Function):
         facts = forward.traced.results
         outputs, saved = made[: len(facts)], made[len(facts) :]
         ctx.seeded = seed is not None
-        ctx.save_for_backward(*tensors, *saved, *(() if seed is None else (seed,)))
+        lent = [outputs[i] for i in forward.saved.lent]
+        ctx.save_for_backward(*tensors, *saved, *lent, *(() if seed is None else (seed,)))
         constant = [o for o, fact in zip(outputs, facts, strict=True) if fact is not None and not fact[1]]
         ctx.mark_non_differentiable(*constant)
         ctx.layouts = [_layout(o) if isinstance(o, Tensor) else None for o in outputs]
@@ -111,13 +112,18 @@ def _made(
     if traced is None:
         return None
     with torch.no_grad():
-        traced = taking(traced, forward.traced, forward.saved)
+        traced = taking(traced, forward.traced, forward.saved.all(forward.traced))
         # Tensors that the function itself makes of Python numbers.
         constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
         try:
             plan = CompiledPlan(traced, constants, f"{forward.name}_backward", forward.target, forward.device)
         except (UnsupportedError, RecursionError):
             return None  # a dtype, say, that only the derivative has, or expressions nested too deeply
+        except CacheError:
+            raise  # of a folder that cannot be trusted
+        except Exception as error:  # of any kind: a fault of ours must not stop what torch can run
+            fault(f"{forward.name}'s backward", error)
+            return None
         return BackwardPlan(plan, constants)
 
 

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import statistics
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -14,11 +15,12 @@ from torch import Tensor
 
 from burnt import memory
 from burnt.codegen.ir import Buffer, Expr, Kernel
+from burnt.codegen.saved import Saved
 from burnt.codegen.schedule import Call, Plan, schedule
 from burnt.codegen.target import Built, C, Target
 from burnt.codegen.trace import Traced
 
-__all__ = ["CompiledPlan"]
+__all__ = ["CompiledPlan", "fault"]
 
 _CPU = torch.device("cpu")
 _Allocation = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -54,7 +56,7 @@ class CompiledPlan:
         self.changed = traced.changed
         self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
         self.derived: dict[tuple[bool, ...], Traced] = {}  # their traces, where these came first
-        self.saved: list[torch.fx.Node] = []  # what the results after the function's own are
+        self.saved = Saved([], [])  # what the backward is given of this one
         self.plan: Plan = schedule(
             traced, captured, scratch=target.scratch, runs=target.runs, cuts=target.cuts
         )
@@ -248,3 +250,15 @@ def _names(step: Kernel | Call) -> set[Buffer]:
 
 def _allocation(buffer: Buffer) -> _Allocation:
     return buffer.shape, buffer.strides, buffer.dtype
+
+
+def fault(name: str, error: Exception) -> str:
+    """Warn that a function runs as plain torch because of a fault of ours; the reason, as text."""
+    reason = f"{type(error).__name__}: {error}"
+    warnings.warn(
+        f"burnt.fuse: {name} runs as plain torch: no kernels could be made of it. This is a fault of burnt's "
+        f"or of the compiler's, and worth a report.\n{reason}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return reason

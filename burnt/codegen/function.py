@@ -21,13 +21,13 @@ from torch.utils import _pytree as pytree
 
 from burnt import _torch
 from burnt.codegen.backward import Differentiable, derive
-from burnt.codegen.compiled import CompiledPlan
+from burnt.codegen.compiled import CompiledPlan, fault
 from burnt.codegen.ir import Kernel
-from burnt.codegen.saved import returning, worth_saving
+from burnt.codegen.saved import Saved, returning, worth_saving
 from burnt.codegen.schedule import Call
 from burnt.codegen.target import C, Target, target_of
 from burnt.codegen.trace import PLANNING, is_random, trace, unsuited
-from burnt.errors import FusionError, UnsupportedError
+from burnt.errors import CacheError, FusionError, UnsupportedError
 
 __all__ = ["Function", "fuse"]
 
@@ -224,14 +224,18 @@ class Function:
             return self._plain(reason, held)
         device = tensors[0].device if tensors else torch.device("cpu")
         derived = derive(traced, given, device) if wants_gradient else None
-        saved = worth_saving(traced, derived) if derived is not None else []
+        saved = worth_saving(traced, derived) if derived is not None else Saved([], [])
         try:
             with torch.no_grad():
-                forward = CompiledPlan(returning(traced, saved), captured, self.name, target, device)
+                forward = CompiledPlan(returning(traced, saved.nodes), captured, self.name, target, device)
         except UnsupportedError as error:
             return self._plain(str(error), held)
         except RecursionError:
             return self._plain("its expressions are nested too deeply to be printed", held)
+        except CacheError:
+            raise  # of a folder that cannot be trusted
+        except Exception as error:  # of any kind: a fault of ours must not stop what torch can run
+            return self._plain(fault(self.name, error), held)
         reason = _random_call(forward) if wants_gradient else None
         if reason is not None:
             return self._plain(reason, held)

@@ -32,7 +32,7 @@ from typing import TypeAlias
 
 import torch
 
-from burnt.errors import BurntError, DivisionError, OutOfRangeError
+from burnt.errors import InputDivisionError, InputError, InputIndexError, range_hint
 
 _names = itertools.count()
 
@@ -358,16 +358,23 @@ class Check:
     axis: int = 0
     low: int = 0
 
-    def error(self, value: int) -> BurntError:
+    def error(self, value: int) -> InputError:
         """What to raise for a value that fails."""
+        where = f"torch.ops.aten.{self.op}"
         if not self.size:
-            return DivisionError(
-                f"{self.op}: an integer is divided by zero", hint="a float would give infinity or NaN"
+            return InputDivisionError(
+                f"{self.op}: an integer is divided by zero",
+                where=where,
+                expected="no 0 among the divisors",
+                found=value,
+                hint="a float would give infinity or NaN",
             )
-        return OutOfRangeError(
+        return InputIndexError(
             f"{self.op}: index {value} is out of range",
+            where=where,
             expected=f"{self.low} <= index < {self.size}, the size of axis {self.axis}",
             found=value,
+            hint=range_hint(min(value, 0), value, self.size),
         )
 
 

@@ -32,10 +32,11 @@ from burnt.codegen.ir import (
 from burnt.codegen.passes import LANES, lane_of, unguarded
 from burnt.codegen.print_c_elements import Elements
 from burnt.codegen.print_c_folds import Accumulator
+from burnt.codegen.print_c_phases import period_of, phases
 from burnt.codegen.print_c_random import BLOCK, Words, words_of
 from burnt.codegen.print_c_scans import lane_of_scans, states
 from burnt.codegen.print_c_types import C_TYPES, MEMORY, SHORT
-from burnt.codegen.print_c_windows import inside
+from burnt.codegen.print_c_windows import inside, next_rows
 from burnt.codegen.sizes import mark
 
 __all__ = ["print_kernels"]
@@ -51,6 +52,7 @@ _TILE = 1024  # lanes of a tile; 256 where there is one for each chunk
 _TILE_OF_CHUNKS = 256
 _LANES = 64  # lanes that are kept in registers while a block is gone through
 _SQUARE = 64  # sides of what is turned over at once
+_LINE = 64  # bytes of memory that come together
 _CACHE = 1 << 19  # bytes that stay in a core's second cache from one pass to the next
 
 _HELPERS = """
@@ -188,10 +190,25 @@ class _Printer(Elements):
         if count >= _PARALLEL and rows < 8:
             self.loops(lead)
             self.threaded(last, stores)
-        else:
-            if count >= _PARALLEL:
-                self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
-            self.loops(lead)
+            self.close(len(lead))
+            return
+        period = period_of(lead[-1], stores) if lead else 1
+        if period == 1:
+            self.rows(lead, last, [stores], parallel=count >= _PARALLEL)
+            return
+        periods, along, rest = phases(lead[-1], period, stores)
+        self.rows([*lead[:-1], periods], last, along, parallel=count >= _PARALLEL)
+        if rest:
+            self.rows(lead[:-1], last, rest, parallel=False)
+
+    def rows(
+        self, lead: Sequence[Var], last: Var, bodies: Sequence[Sequence[Store]], *, parallel: bool
+    ) -> None:
+        """Stores for all turns of some loops, a row after the other; several rows for a turn of the others."""
+        if parallel and lead:
+            self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
+        self.loops(lead)
+        for stores in bodies:
             self.spans(last, stores)
         self.close(len(lead))
 
@@ -293,6 +310,13 @@ class _Printer(Elements):
 
     def spans(self, last: Var, stores: Sequence[Store]) -> None:
         """Stores for every turn of a loop, its middle, where tests of its place hold, apart from its ends."""
+        period = period_of(last, stores)
+        if period > 1:
+            periods, along, rest = phases(last, period, stores)
+            self.spans(periods, [step for turn in along for step in turn])
+            for turn in rest:
+                self.bodies(turn)
+            return
         name, size = self.named(last), last.extent
         start, end, tests = inside(last, [step.value for step in stores])
         for first, stop, known in (0, start, ()), (start, end, tests), (end, size, ()):
@@ -376,11 +400,28 @@ class _Printer(Elements):
     def turn(self, *, split: bool) -> None:
         """What one turn of the outer loops does: its passes, with the arrays that they share."""
         for buffer in self.kernel.scratch:
+            self.shifts[buffer] = self.shift(buffer)
             # Of a size that many shapes share.
-            room = 1 << (math.prod(buffer.shape) * self.tile - 1).bit_length()
+            room = 1 << (math.prod(buffer.shape) * self.tile + self.shifts[buffer] - 1).bit_length()
             self.line(f"{MEMORY[buffer.dtype]} {buffer.name}[{room}] __attribute__((aligned(64)));")
+        for buffer, start, extent in next_rows(self.kernel):
+            step, place = _LINE // buffer.dtype.itemsize, self.element(buffer, start)
+            self.line(
+                f"for (int64_t p = 0; p < {mark(extent)}; p += {step}) __builtin_prefetch(&{place} + p);"
+            )
         for steps in self.passes:
             self.one_pass(steps, split=split)
+
+    def shift(self, buffer: Buffer) -> int:
+        """Where a row in scratch begins, for the loop along its middle to store whole lines. Otherwise gcc takes
+        elements one by one up to the first line, which of a row of 2 KB takes as long as the rest."""
+        line = _LINE // buffer.dtype.itemsize
+        starts = [
+            inside(step.inner[0], [step.value])[0]
+            for step in self.kernel.steps
+            if isinstance(step, Store) and step.buffer is buffer and len(step.inner) == 1
+        ]
+        return -starts[0] % line if starts and self.lane is None else 0
 
     def scans(self, parallel: bool) -> None:
         """Turns of the inner loop in order, for every turn of the outer ones or a tile of them."""

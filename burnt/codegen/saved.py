@@ -3,14 +3,15 @@
 A derived backward begins with the forward's own ops. Those of its values that the forward has too are found
 by giving equal numbers to equal expressions in both graphs. Worth saving are the small results of reductions,
 such as the statistics of a norm, whose inputs would be read once more, and results of ops that are torch's
-own calls; everything else is recomputed where it is needed.
+own calls. Results of the forward itself are there anyway: a backward is lent those that torch's own keeps, as
+that of softmax, where it reads no more for that. Everything else is recomputed where it is needed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Sequence, Set
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,31 +20,52 @@ from torch.fx import Node
 from burnt.codegen.lower import LOWERINGS
 from burnt.codegen.trace import Traced, is_random
 
-__all__ = ["returning", "taking", "worth_saving"]
+__all__ = ["Saved", "returning", "taking", "worth_saving"]
 
 _SMALL = 8  # how many times smaller than the largest input a result is for it to be saved
 _REDUCTIONS = frozenset(
     ("sum", "mean", "amax", "amin", "max", "min", "prod", "any", "all", "argmax", "argmin", "var", "var_mean")
 )
+# Ops whose result torch keeps for their own backward, so that nobody expects to change it in between.
+_KEPT_BY_TORCH = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("_softmax", "exp", "exp2", "expm1", "tanh", "sigmoid", "sqrt", "rsqrt")
+)
 _NAMES = [torch.ops.aten.alias.default, torch.ops.aten.detach.default]  # of something else
 
 
-def worth_saving(forward: Traced, backward: Traced) -> list[Node]:
-    """The nodes of a forward's graph whose results its backward had better be given.
+class Saved(NamedTuple):
+    """What a forward keeps for its backward.
+
+    Args:
+        nodes: of its graph, whose values are returned after the function's own results.
+        lent: positions of those of its results that the backward is given, too, after these.
+    """
+
+    nodes: list[Node]
+    lent: list[int]
+
+    def all(self, forward: Traced) -> list[Node]:
+        """The nodes of both kinds, in the order in which a backward is given their values."""
+        results = _results(forward)
+        return [*self.nodes, *(_named(results[i]) for i in self.lent)]
+
+
+def worth_saving(forward: Traced, backward: Traced) -> Saved:
+    """The values of a forward's graph that its backward had better be given.
 
     Args:
         forward: the trace.
         backward: of a function of cotangents, the forward's tensors (captured ones last) and its numbers.
     """
     if any(map(is_random, forward.graph.graph.nodes)):
-        return []  # two draws look alike and are not the same
+        return Saved([], [])  # two draws look alike and are not the same
     twins = _twins(forward, backward)
     inputs = [n.meta["val"].numel() for n in forward.graph.graph.nodes if n.op == "placeholder"]
     most = max(inputs, default=0) // _SMALL
-    nodes = list(forward.graph.graph.nodes)
-    results = {_named(n) for n in nodes[-1].args[0] if isinstance(n, Node)}
+    results = {_named(n) for n in _results(forward) if isinstance(n, Node)}
     reduced: set[Node] = set()
-    for node in nodes:
+    for node in forward.graph.graph.nodes:
         name = getattr(node.target, "_schema", None) and node.target._schema.name.removeprefix("aten::")
         if name in _REDUCTIONS or any(n in reduced for n in node.all_input_nodes):
             reduced.add(node)
@@ -57,12 +79,56 @@ def worth_saving(forward: Traced, backward: Traced) -> list[Node]:
         return node.target not in LOWERINGS or (node in reduced and value.numel() <= most)
 
     wanted = {twin for twin in twins.values() if is_saved(twin)}
+    lent = _lent(forward, backward, twins, wanted, most)
+    kept = wanted | {_named(_results(forward)[i]) for i in lent}
     found: dict[Node, None] = {}
-    for node in backward.graph.graph.nodes:
-        # What only makes other saved values is not needed itself.
-        if twins.get(node) not in wanted:
-            found |= {twins[n]: None for n in node.all_input_nodes if twins.get(n) in wanted}
+    for node in _reached(backward, twins, kept):
+        found |= {twins[n]: None for n in node.all_input_nodes if twins.get(n) in wanted}
+    order = {node: i for i, node in enumerate(forward.graph.graph.nodes)}
+    return Saved(sorted(found, key=order.__getitem__), lent)
+
+
+def _lent(
+    forward: Traced, backward: Traced, twins: dict[Node, Node], saved: set[Node], small: int
+) -> list[int]:
+    """The positions of results that a backward is given: not more large tensors are read for that."""
+    found: list[int] = []
+    (output,) = (n for n in forward.whole.graph.nodes if n.op == "output")
+    makers = [n.target if isinstance(n, Node) else None for n in output.args[0]]
+
+    def read(kept: set[Node]) -> int:
+        nodes = _reached(backward, twins, kept)
+        large = {n for n in nodes if n.op == "placeholder" and n.meta["val"].numel() > small}
+        given = {twins[i] for n in nodes for i in n.all_input_nodes if twins.get(i) in kept - saved}
+        return len(large) + len(given)
+
+    for i, (result, fact) in enumerate(zip(_results(forward), forward.results, strict=False)):
+        if fact is None or makers[i] not in _KEPT_BY_TORCH or not isinstance(result, Node):
+            continue
+        node = _named(result)
+        known = {_named(_results(forward)[k]) for k in found} | saved
+        if node.op != "call_function" or tuple(node.meta["val"].stride()) != fact[0] or node in known:
+            continue
+        if node in twins.values() and read(known | {node}) <= read(known):
+            found.append(i)
+    return found
+
+
+def _reached(backward: Traced, twins: dict[Node, Node], kept: Set[Node]) -> list[Node]:
+    """The nodes that a backward still computes where it is given what some of the forward's nodes hold."""
+    found: dict[Node, None] = {}
+    todo = [n for n in _results(backward) if isinstance(n, Node)]
+    while todo:
+        node = todo.pop()
+        if node not in found and twins.get(node) not in kept:
+            found[node] = None
+            todo += node.all_input_nodes
     return list(found)
+
+
+def _results(traced: Traced) -> list[Any]:
+    (output,) = (n for n in traced.graph.graph.nodes if n.op == "output")
+    return cast("list[Any]", output.args[0])
 
 
 def returning(forward: Traced, saved: Sequence[Node]) -> Traced:

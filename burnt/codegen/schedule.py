@@ -8,6 +8,7 @@ own calls read or make, results, and folds that other rows need go through memor
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -611,17 +612,30 @@ def collapse(kernel: Kernel) -> None:
     walked += [step.place for step in kernel.steps if isinstance(step, Store)]
     mapping: dict[Var, Ix] = {}
     wholes: dict[tuple[Var, Var], Var] = {}
+    nests = [kernel.outer, *(step.inner for step in kernel.steps)]
+    ends = {v: (v, v) for nest in nests for v in nest}
+
+    def neighbours(a: Var, b: Var) -> bool:
+        """Whether one is inside of the other wherever either is a loop."""
+        last, first = ends[a][1], ends[b][0]
+        return all(
+            (last, first) in itertools.pairwise(nest) for nest in nests if last in nest or first in nest
+        )
 
     def joined(loops: tuple[Var, ...]) -> tuple[Var, ...]:
         result: list[Var] = []
         for loop in loops:
             if result and (
                 (result[-1], loop) in wholes
-                or _walk_as_one(result[-1], loop, [_flat(p, mapping) for p in walked])
+                or (
+                    neighbours(result[-1], loop)
+                    and _walk_as_one(result[-1], loop, [_flat(p, mapping) for p in walked])
+                )
             ):
                 last = result.pop()
                 known = (last, loop) in wholes
                 whole = wholes.setdefault((last, loop), Var(last.extent * loop.extent))
+                ends[whole] = (ends[last][0], ends[loop][1])
                 result.append(whole)
                 if known:
                     continue

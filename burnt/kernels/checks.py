@@ -20,7 +20,7 @@ from burnt.errors import (
 if TYPE_CHECKING:
     from burnt.kernels.op import Op
 
-__all__ = ["described", "explained", "floating", "one_device", "one_dtype", "one_of", "range_hint"]
+__all__ = ["described", "explained", "floating", "one_device", "one_dtype", "one_of"]
 
 _LIKE: dict[type[Exception], type[InputError]] = {
     RuntimeError: InputRuntimeError,
@@ -126,12 +126,3 @@ def one_of(op: str, name: str, value: str | None, known: Sequence[str]) -> None:
             expected=", ".join(map(repr, known)),
             found=repr(value),
         )
-
-
-def range_hint(smallest: int, largest: int, size: int) -> str:
-    """Why indices may be out of range."""
-    if smallest < 0:
-        return "negative ones often mark padding or what is to be left out"
-    if smallest > 0 and largest == size:
-        return "do they start at 1? Then subtract 1"
-    return f"the table or the last layer needs {largest + 1} entries, or the indices are wrong"

@@ -90,10 +90,10 @@ def pick(
 ) -> tuple[Candidate, dict[str, Any] | None]:
     """The heuristic: a function of the arguments' shapes, dtypes and devices alone.
 
-    A candidate that somebody registered is meant to be used, the last one first; then generated kernels,
-    where they are not known to be slower; the vendor's last.
+    A candidate that somebody registered is meant to be used, the last one first, unless it says otherwise
+    (`Candidate`, `best`); then generated kernels, where they are not known to be slower; the vendor's last.
     """
-    added = [c for c in able if c.name not in ("vendor", "generated")]
+    added = [c for c in able if c.name not in ("vendor", "generated") and (c.best is None or c.best(*args))]
     if added:
         return added[-1], _first_config(added[-1], args)
     known = {c.name: c for c in able}

@@ -14,7 +14,8 @@ __all__ = ["dropout"]
 
 
 def _check(x: Tensor, p: float, training: bool) -> None:
-    floating("dropout", x=x)
+    if training:
+        floating("dropout", x=x)
     if not 0 <= p <= 1:
         raise InputValueError(
             "the probability of dropout is none",
@@ -33,7 +34,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     r"""Zeroes elements with probability `p`, and scales the rest by :math:`1 / (1 - p)`.
 
     Args:
-        x: ``[*]``, of a floating-point dtype.
+        x: ``[*]``, of a floating-point dtype; without `training`, of any.
         p: the probability of a zero, 0 to 1.
         training: otherwise `x` is returned.
 
@@ -42,7 +43,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 
     Raises:
         InputValueError: `p` is no probability.
-        InputUnsupportedError: `x` is not of a floating-point dtype.
+        InputUnsupportedError: `x` is not of a floating-point dtype, while training.
 
     As `torch.nn.functional.dropout`. Generated kernels draw other numbers than torch's for a seed.
     Srivastava et al., 2014.

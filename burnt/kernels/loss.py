@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from burnt.errors import InputIndexError, InputRuntimeError, InputValueError
-from burnt.kernels.checks import floating, one_device, range_hint
+from burnt.errors import InputIndexError, InputRuntimeError, InputValueError, range_hint
+from burnt.kernels.checks import floating, one_device
 from burnt.kernels.op import op
 
 __all__ = ["cross_entropy"]

@@ -52,6 +52,7 @@ class Candidate:
         when: of the arguments; why it cannot take them, or None. Shapes and strides are looked at here.
         configs: of the arguments; the configurations to choose from, each a dictionary that JSON can hold,
             the best guess first.
+        best: of the arguments; whether to take it where nothing was measured, by default always.
         differentiable: autograd follows the call. Otherwise gradients are `backward`'s, or, without one, the
             reference's.
         autocast: under autocast it does what torch's own ops do. Others do not run there.
@@ -67,6 +68,7 @@ class Candidate:
         dtypes: Sequence[torch.dtype] | None = None,
         when: Callable[..., str | None] | None = None,
         configs: Callable[..., Sequence[dict[str, Any]]] | None = None,
+        best: Callable[..., bool] | None = None,
         differentiable: bool = False,
         autocast: bool = False,
         checks_values: bool = False,
@@ -77,6 +79,7 @@ class Candidate:
         self.dtypes = None if dtypes is None else tuple(dtypes)
         self.when = when
         self.configs = configs
+        self.best = best
         self.differentiable = differentiable
         self.autocast = autocast
         self.checks_values = checks_values
@@ -401,7 +404,7 @@ class Generated(Candidate):
     """
 
     def __init__(self, reference: Callable[..., Any]) -> None:
-        super().__init__("generated", reference, differentiable=True, autocast=True)
+        super().__init__("generated", reference, differentiable=True, autocast=True, checks_values=True)
         self.functions: dict[tuple[Any, ...], Function] = {}
         # Those with block sizes of their own live as long as something has chosen them.
         self.sized: WeakValueDictionary[tuple[Any, ...], Function] = WeakValueDictionary()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
+from burnt import kernels
 from burnt.module import Module
 
 __all__ = ["Dropout"]
@@ -19,6 +21,7 @@ class Dropout(Module, torch.nn.Dropout):
     Shapes:
         any; the output has the input's shape.
 
+    As :class:`torch.nn.Dropout`. Where kernels are generated, a seed gives other zeros than torch's.
     Srivastava et al., 2014.
 
     >>> import torch
@@ -31,3 +34,9 @@ class Dropout(Module, torch.nn.Dropout):
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__(p, inplace)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` ``[*]``; while training, a part of it zeroed and the rest scaled."""
+        if torch.compiler.is_compiling() or self.inplace or not self.training:
+            return super().forward(input)
+        return kernels.dropout(input, self.p, True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from burnt.errors import DataError
+from burnt import kernels
+from burnt.errors import InputIndexError
 from burnt.module import Module
 
 __all__ = ["Embedding"]
@@ -31,7 +32,7 @@ class Embedding(Module, torch.nn.Embedding):  # type: ignore[misc]  # torch anno
         neither padding nor norms).
 
     Raises:
-        DataError: an id outside the table, on the CPU; a GPU reports it later, as a failed assertion.
+        InputIndexError: an id outside the table, on the CPU; a GPU reports it later, as a failed assertion.
 
     >>> import torch
     >>> Embedding(10, 4)(torch.tensor([[1, 2, 3]])).shape
@@ -64,13 +65,16 @@ class Embedding(Module, torch.nn.Embedding):  # type: ignore[misc]  # torch anno
 
     def forward(self, input: Tensor) -> Tensor:
         """The vectors of the ids `input` ``[*]``: ``[*, embedding_dim]``."""
+        as_torch = self.max_norm is not None or self.scale_grad_by_freq or self.sparse
         try:
-            return super().forward(input)
+            if torch.compiler.is_compiling() or as_torch:
+                return super().forward(input)
+            return kernels.embedding(input, self.weight, self.padding_idx)
         except IndexError:
             smallest, largest = int(input.min()), int(input.max())
             if smallest >= 0 and largest < self.num_embeddings:
                 raise
-            raise DataError(
+            raise InputIndexError(
                 "an id has no embedding",
                 where=f"Embedding({self.num_embeddings}, {self.embedding_dim})",
                 expected=f"ids from 0 to {self.num_embeddings - 1}",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from burnt import kernels
-from burnt.errors import DataError, ShapeError
+from burnt.errors import InputIndexError, ShapeError
 from burnt.module import Module
 
 __all__ = ["CrossEntropy", "Mse"]
@@ -32,7 +32,7 @@ class CrossEntropy(Module, torch.nn.CrossEntropyLoss):
         shape. The weight is the buffer ``weight``.
 
     Raises:
-        DataError: a label that is no class, on the CPU; a GPU reports it later, as a failed assertion.
+        InputIndexError: a label that is no class, on the CPU; a GPU reports it later, as a failed assertion.
 
     As :class:`torch.nn.CrossEntropyLoss` without its deprecated arguments.
 
@@ -96,7 +96,7 @@ def _check_labels(input: Tensor, target: Tensor, ignore_index: int) -> None:
         hint = "do the labels start at 1? Then subtract 1"
     else:
         hint = f"the last layer needs at least {largest + 1} outputs, or the labels are wrong"
-    raise DataError(
+    raise InputIndexError(
         "a label is no class",
         where="CrossEntropy",
         expected=f"labels from 0 to {classes - 1}, for logits of {classes} classes",

@@ -13,7 +13,7 @@ from torch import Tensor
 from burnt.codegen import fuse
 from burnt.codegen.compiler import find_compiler
 from burnt.codegen.ir import Kernel
-from burnt.errors import OutOfRangeError
+from burnt.errors import InputIndexError
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
 
@@ -44,6 +44,13 @@ LOOK_UPS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int | None]
     "what is computed": (lambda x, i: torch.softmax(x * 2, 0)[i], (X, ROWS), None),
     "its own largest": (lambda x: x.gather(1, x.argmax(1, keepdim=True)), (X,), 1),
     "expanded": (lambda x, i: x[:1].expand(50, 7)[i], (X, ROWS), None),
+    "a part of a place in what is expanded": (
+        lambda x: (lambda rows: rows.flatten()[(rows > 0).long() % rows.numel()])(
+            x[:3, None].expand(3, 5, 7)[(x[:3, None].expand(3, 5, 7) > 0).long().argmax(0)]
+        ),
+        (X,),
+        None,
+    ),
     "one of one": (lambda x, i: x[:1][i], (X, torch.tensor([0, -1])), None),
     "cross entropy": (F.cross_entropy, (X, CLASSES), 2),
     "cross entropy, ignored": (F.cross_entropy, (X, IGNORED), 2),
@@ -109,7 +116,7 @@ def test_an_index_out_of_range(name: str, bad: int, length: int) -> None:
     fused(X, torch.zeros_like(index))  # the same plan serves what is legal, before and after
     with pytest.raises(type(theirs.value)) as ours:
         fused(X, index)
-    assert isinstance(ours.value, OutOfRangeError)
+    assert isinstance(ours.value, InputIndexError)
     assert ours.value.expected == expected
     assert str(ours.value).startswith(f"{name.split(' ')[0]}: index {bad} is out of range\n")
     assert fused.why_plain(X, torch.zeros_like(index)) is None
@@ -119,7 +126,7 @@ def test_the_first_and_the_last_place_and_those_beside_them() -> None:
     fused = fuse(lambda x, i: x[i])
     assert fused(X, torch.tensor([-50, 49])).equal(X[[0, 49]])
     for bad in (-51, 50):
-        with pytest.raises(OutOfRangeError, match=f"index {bad} is out of range"):
+        with pytest.raises(InputIndexError, match=f"index {bad} is out of range"):
             fused(X, torch.tensor([bad, 49]))
 
 
@@ -127,7 +134,7 @@ def test_what_is_not_looked_up_is_not_checked() -> None:
     """A target that is ignored may be anything, and so may an index outside of what is kept."""
     y = torch.tensor([2, -100, 6])
     assert fuse(F.cross_entropy)(X[:3], y).isfinite()
-    with pytest.raises(OutOfRangeError, match="nll_loss: index -1 "):
+    with pytest.raises(InputIndexError, match="nll_loss: index -1 "):
         fuse(F.cross_entropy)(X[:3], y.clamp(min=-1))
 
 
@@ -135,9 +142,9 @@ def test_two_checks_in_one_kernel() -> None:
     fused = fuse(lambda x, i, j: x[i] * x.index_select(0, j))
     i = torch.tensor([1, 2])
     assert fused(X, i, i).equal(X[i] * X[i])
-    with pytest.raises(OutOfRangeError, match="index_select: index 50 is"):
+    with pytest.raises(InputIndexError, match="index_select: index 50 is"):
         fused(X, i, torch.tensor([0, 50]))
-    with pytest.raises(OutOfRangeError, match="index: index 51 is"):
+    with pytest.raises(InputIndexError, match="index: index 51 is"):
         fused(X, torch.tensor([51, 0]), i)
 
 
@@ -159,5 +166,5 @@ def test_places_past_32_bits() -> None:
     assert looked.tolist() == [2.5] * 3
     assert total.item() == 2 * sum(range(most - 9, most))
     assert added.tolist() == [most + 1.5, 2.5, 5.5]
-    with pytest.raises(OutOfRangeError, match=f"index {most} is out of range"):
+    with pytest.raises(InputIndexError, match=f"index {most} is out of range"):
         fused(x, i + 1)

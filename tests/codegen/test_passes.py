@@ -205,7 +205,8 @@ def test_sums_of_squares_of_the_same_extents() -> None:
 
 def test_statistics_are_saved() -> None:
     function = check(layer_norm, randn(100, 80), randn(80, seed=1), randn(80, seed=2))
-    assert sorted(tuple(n.meta["val"].shape) for n in forward_of(function).saved) == [(100, 1), (100, 1)]
+    nodes = forward_of(function).saved.nodes
+    assert sorted(tuple(n.meta["val"].shape) for n in nodes) == [(100, 1), (100, 1)]
     # The input is gone through for sums over its gradient alone, not for its mean and deviation.
     assert "rsqrt" not in backward_of(function).source.partition("void layer_norm_backward_0")[2]
 
@@ -213,19 +214,19 @@ def test_statistics_are_saved() -> None:
 def test_nothing_is_saved_without_gradients() -> None:
     function = fuse(layer_norm)
     function(randn(100, 80), randn(80), randn(80))
-    assert not forward_of(function).saved
+    assert not forward_of(function).saved.nodes
 
 
 def test_results_of_torchs_own_calls_are_saved_but_for_those_that_are_returned() -> None:
     x, weight = randn(30, 20), randn(20, 40, seed=1)
     function = check(lambda x, w: F.gelu(x @ w), x, weight)
-    assert [str(n.target) for n in forward_of(function).saved] == ["aten.mm.default"]
+    assert [str(n.target) for n in forward_of(function).saved.nodes] == ["aten.mm.default"]
 
     def both(x, w):
         y = x @ w
         return y, F.gelu(y)
 
-    assert not forward_of(check(both, x, weight)).saved
+    assert not forward_of(check(both, x, weight)).saved.nodes
 
 
 def test_a_result_may_be_changed_before_the_backward() -> None:
@@ -233,6 +234,42 @@ def test_a_result_may_be_changed_before_the_backward() -> None:
     made = fuse(lambda x: torch.softmax(x, -1) * 2)(x)
     made.add_(1).sum().backward()
     assert x.grad is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["exp", "exp2", "expm1", "tanh", "sigmoid", "sqrt", "rsqrt", "softmax"])
+def test_a_result_that_torch_keeps_is_lent(name: str, dtype: torch.dtype) -> None:
+    fn = (lambda x: torch.softmax(x, -1)) if name == "softmax" else getattr(torch, name)
+    function = check(fn, randn(50, 60).abs().add(0.5).to(dtype))
+    assert forward_of(function).saved.lent == [0]
+    # Neither the input nor a statistic is read: the gradient of the result and the result are.
+    (kernel,) = kernels(backward_of(function))
+    assert sorted(b.position for b in kernel.read) == [0, 2]
+    assert "exp" not in backward_of(function).source.partition("void ")[2].partition("backward_0(")[2]
+
+
+def test_a_result_that_is_lent_must_not_be_changed() -> None:
+    x = randn(50, 60).requires_grad_()
+    made = fuse(torch.exp)(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        made.add_(1).sum().backward()
+
+
+def test_no_result_is_lent_that_would_be_one_more_tensor_to_read() -> None:
+    x = randn(50, 60)
+    assert forward_of(check(lambda x: (torch.tanh(x), x * x), x)).saved.lent == []
+    assert forward_of(check(lambda x: torch.tanh(x) * 2, x)).saved.lent == []
+    assert forward_of(check(lambda x: (torch.tanh(x), torch.exp(x)), x)).saved.lent == []
+    assert forward_of(check(lambda x, y: (x * 2, torch.exp(y)), x, x)).saved.lent == [1]
+
+
+def test_the_second_derivative_of_a_result_that_is_lent() -> None:
+    x = randn(20, 30).double().requires_grad_()
+    made = []
+    for fn in (lambda x: torch.softmax(x, -1), fuse(lambda x: torch.softmax(x, -1))):
+        (first,) = torch.autograd.grad(fn(x).square().sum(), x, create_graph=True)
+        made.append(torch.autograd.grad(first.square().sum(), x))
+    torch.testing.assert_close(*made)
 
 
 def test_a_gradient_of_some_inputs_and_a_second_one() -> None:

@@ -19,7 +19,7 @@ from burnt.codegen.ir import Buffer, Expr, Ix, Kernel, Store, Var, load
 from burnt.codegen.print_metal import print_kernel
 from burnt.codegen.schedule import Call
 from burnt.codegen.sizes import plain
-from burnt.errors import OutOfRangeError
+from burnt.errors import InputIndexError
 from tests.codegen.compare import judge
 from tests.codegen.metal import shim
 from tests.codegen.metal.shim import METAL_SHIM
@@ -242,6 +242,15 @@ def test_a_thread_takes_four_neighbours_where_memory_allows() -> None:
     assert "i0 < end" not in source_of(double, randn(70))
 
 
+def test_loops_that_one_step_nests_in_another_order_stay_as_they_are() -> None:
+    def fn(x):
+        place = x.argmax()  # counts along the axes, while what is stored goes along memory
+        return x * place, place
+
+    x = randn(6, 11, 4, 1).contiguous(memory_format=torch.channels_last)
+    same(metal(fn)(x), fn(x))
+
+
 # --- programs ---------------------------------------------------------------------------------------------
 
 
@@ -304,9 +313,9 @@ def test_an_index_out_of_range() -> None:
     same(fused(X, ROWS, ROWS), X[ROWS] * X[ROWS])
     bad = ROWS.clone()
     bad[3] = -51
-    with pytest.raises(OutOfRangeError, match="index: index -51 is out of range"):
+    with pytest.raises(InputIndexError, match="index: index -51 is out of range"):
         fused(X, bad, ROWS)
-    with pytest.raises(OutOfRangeError, match="index_select: index -51 is out of range"):
+    with pytest.raises(InputIndexError, match="index_select: index -51 is out of range"):
         fused(X, ROWS, bad)
     same(fused(X, ROWS, ROWS), X[ROWS] * X[ROWS])
 

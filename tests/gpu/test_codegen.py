@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from burnt.codegen import explain
 from burnt.codegen.function import Function
-from burnt.errors import OutOfRangeError
+from burnt.errors import InputIndexError
 from tests.codegen.compare import judge, moved
 from tests.codegen.programs import program
 
@@ -208,7 +208,7 @@ def test_an_index_out_of_range_is_raised(device):
             torch.cuda.synchronize()  # the call does not wait, the next one knows
             fused(w, good)
 
-    with pytest.raises(OutOfRangeError, match="index 10"):
+    with pytest.raises(InputIndexError, match="index 10"):
         bad()
     torch.testing.assert_close(fused(w, good), w[good] * 2)
 

@@ -285,6 +285,10 @@ def with_gradients(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Tensor
     return [*(r.detach() for r in results), *filled]
 
 
+def with_leaves(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(a.detach().requires_grad_() if is_float(a) else a for a in args)
+
+
 def is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
@@ -301,6 +305,9 @@ def routes(op: Op[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[str, Calla
     yield "vendor", op.candidates["vendor"]
     if find_compiler() is not None:
         yield "generated", op.candidates["generated"].bound(args)  # type: ignore[attr-defined]
+    for name, candidate in op.candidates.items():
+        if name not in ("vendor", "generated") and candidate.why_not(args) is None:
+            yield name, candidate
     yield "torch.ops", through_library(op)
     yield "front", op
 
@@ -333,7 +340,7 @@ def beside_float64(name: str, dtype: torch.dtype) -> None:
     exact = with_gradients(definition, converted(given, torch.float64))
     eager = with_gradients(op.candidates["vendor"], given)
     eps = torch.finfo(dtype).eps
-    for route, fn in routes(op, given):
+    for route, fn in routes(op, with_leaves(given)):
         made = with_gradients(fn, given)
         assert len(made) == len(exact) == len(truth), route
         for i, (ours, theirs, right) in enumerate(zip(made, eager, exact, strict=True)):
@@ -387,6 +394,6 @@ def test_second_derivatives(name: str) -> None:
 
     expected = second(definition)
     assert len(expected) in (0, len(wanted))
-    for route, fn in routes(op, given):
+    for route, fn in routes(op, with_leaves(given)):
         for ours, right in zip(second(fn), expected, strict=True):
             torch.testing.assert_close(ours, right, rtol=1e-6, atol=1e-8, msg=lambda m, r=route: f"{r}: {m}")

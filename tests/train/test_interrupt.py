@@ -13,6 +13,7 @@ from burnt.train.progress import PlainReporter
 
 
 def test_a_lost_terminal_is_like_a_request_to_end() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, which may have started the tests, ignores it
     said: list[str] = []
     with Interruption(said.append) as interruption:
         signal.raise_signal(signal.SIGHUP)

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from burnt import optim
+import burnt.nn
+from burnt import kernels, optim
+from burnt.codegen.compiler import find_compiler
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import CheckpointError
 from burnt.train import (
@@ -68,12 +70,15 @@ class Run:
         stop_in_validation=None,
         init_seed=0,
         how=(),
+        drop=None,
         **settings: Any,
     ):
         torch.manual_seed(init_seed)
         random.seed(init_seed)
         np.random.seed(init_seed)
-        self.model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 2))
+        self.model = nn.Sequential(
+            nn.Linear(4, 8), nn.BatchNorm1d(8), drop or nn.Dropout(0.3), nn.Linear(8, 2)
+        )
         self.losses: dict[int, float] = {}
         self.stop_at = stop_at
         self.stop_in_validation, self.validated = stop_in_validation, 0
@@ -215,6 +220,30 @@ def test_a_longer_duration_goes_on_from_the_end(tmp_path):
     long = Run(tmp_path / "long", duration="20 steps")
     Run(tmp_path / "run", duration="10 steps")
     assert_same(Run(tmp_path / "run", duration="20 steps", resume=True, init_seed=9), long)
+
+
+class DroppedWide(nn.Module):
+    """Features by a mean over so many dropped copies that kernels are generated for the dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = burnt.nn.Dropout(0.3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(x.unsqueeze(-1).expand(*x.shape, 9000)).mean(-1)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: the vendor serves")
+@pytest.mark.parametrize("k", [1, 7])
+def test_dropout_by_generated_kernels_goes_on_where_it_was(tmp_path, k):
+    whole = Run(tmp_path / "whole", drop=DroppedWide())
+    assert any(key.startswith("dropout") and c == "generated" for key, c in kernels.choices().items())
+    folder = tmp_path / "stopped"
+    first = Run(folder, stop_at=k, drop=DroppedWide())
+    assert first.interrupted
+    second = Run(folder, resume=True, init_seed=1000 + k, drop=DroppedWide())
+    assert {**first.losses, **second.losses} == whole.losses
+    assert_same(second, whole)
 
 
 KILLED = """

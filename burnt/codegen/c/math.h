@@ -94,22 +94,22 @@ static inline double sign_f64(double x) { return (double)((x > 0.0) - (x < 0.0))
 
 /* maximum and minimum hand on any NaN; fmax and fmin prefer a number. Of equal values, so of zeros of either
  * sign, the first is returned; torch's own choice there depends on its vector path. */
-/* NaN wins. Chosen by bits: of a chain of choices gcc makes booleans that choose booleans, and no vectors. */
+/* The first comparison is one instruction of x86, whose answer for a NaN is x: only y has to be asked. */
 static inline float maximum_f32(float x, float y) {
-    uint32_t first = -(uint32_t)((x >= y) | (x != x));
-    return float_of_bits((bits_f32(x) & first) | (bits_f32(y) & ~first));
+    float most = y > x ? y : x;
+    return y != y ? y : most;
 }
 static inline float minimum_f32(float x, float y) {
-    uint32_t first = -(uint32_t)((x <= y) | (x != x));
-    return float_of_bits((bits_f32(x) & first) | (bits_f32(y) & ~first));
+    float least = y < x ? y : x;
+    return y != y ? y : least;
 }
 static inline double maximum_f64(double x, double y) {
-    uint64_t first = -(uint64_t)((x >= y) | (x != x));
-    return double_of_bits((bits_f64(x) & first) | (bits_f64(y) & ~first));
+    double most = y > x ? y : x;
+    return y != y ? y : most;
 }
 static inline double minimum_f64(double x, double y) {
-    uint64_t first = -(uint64_t)((x <= y) | (x != x));
-    return double_of_bits((bits_f64(x) & first) | (bits_f64(y) & ~first));
+    double least = y < x ? y : x;
+    return y != y ? y : least;
 }
 static inline float fmax_f32(float x, float y) { return x >= y || y != y ? x : y; }
 static inline float fmin_f32(float x, float y) { return x <= y || y != y ? x : y; }

@@ -124,6 +124,14 @@ def compiled(kernels: Sequence[Printed], target: str, folder: Path) -> list[Comp
     return found
 
 
+def compiled_as_written(function: Any, arguments: Sequence[Any], target: str, folder: Path) -> Compiled:
+    """Compile a kernel that is written by hand, for arguments of which tensors are given as their dtypes."""
+    with driven(TARGETS[target]):
+        given = [MockTensor(a) if isinstance(a, torch.dtype) else a for a in arguments]
+        made = triton.JITFunction(function.fn).warmup(*given, grid=(1,))
+        return _measured(made, function.fn.__name__, target, folder)
+
+
 def _argument(argument: Any) -> Any:
     if isinstance(argument, Buffer | Work):
         return MockTensor(argument.dtype)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
-from tests.codegen.triton.ahead import SHARED, TARGETS, compiled, printed
+from burnt.kernels.embedding_triton import add_runs
+from tests.codegen.triton.ahead import SHARED, TARGETS, compiled, compiled_as_written, printed
 
 
 def gelu(x):
@@ -165,3 +166,26 @@ def test_indices_beyond_int32():
     assert "tl.arange(0, COLS).to(tl.int64)" in large.text
     (small,) = printed(lambda x: x + 1, torch.zeros(1000))
     assert "int64" not in small.text
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_runs_of_an_embedding_are_added_up_without_spills(target: str, tmp_path: Any) -> None:
+    for dtype, inside in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        arguments = [
+            dtype,
+            torch.int64,
+            torch.int64,
+            dtype,
+            inside,
+            torch.int64,
+            4096,
+            768,
+            -1,
+            True,
+            32,
+            512,
+        ]
+        made = compiled_as_written(add_runs, arguments, target, tmp_path)
+        assert made.spilled == 0
+        assert made.shared <= SHARED[target]
+        assert dtype == torch.float64 or "f64" not in made.assembly

@@ -13,7 +13,7 @@ from burnt.codegen.function import Function
 from burnt.codegen.target import TRITON, C, Target
 from burnt.codegen.triton_blocks import Config
 from burnt.codegen.triton_launch import build
-from burnt.errors import OutOfRangeError
+from burnt.errors import InputIndexError
 
 fuse = functools.partial(Function, target=TRITON)
 
@@ -34,7 +34,7 @@ def test_an_index_out_of_range_fails_and_is_not_read():
     good = torch.tensor([[0, 9, 3]])
     assert torch.equal(fused(w, good), w[good] * 2)
     for bad in (10, -1, 1 << 40):
-        with pytest.raises(OutOfRangeError, match=f"embedding: index {bad} is out of range"):
+        with pytest.raises(InputIndexError, match=f"embedding: index {bad} is out of range"):
             fused(w, torch.tensor([[1, bad, 2]]))
         assert torch.equal(fused(w, good), w[good] * 2)
 
