@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -104,11 +105,13 @@ def _run(args: argparse.Namespace) -> int:
 
             match args.action:
                 case "run":
-                    return tune.run(args.ops, args.device, args.full, args.json)
+                    return tune.run(
+                        args.ops, args.device, args.full, args.json, args.dtype or (), args.seconds
+                    )
                 case "show":
                     return tune.show(args.op, args.json)
                 case "export":
-                    return tune.export(args.file, args.op)
+                    return tune.export(args.file, args.op, args.device)
                 case "import":
                     return tune.load(args.file)
                 case _:
@@ -195,11 +198,18 @@ def _tuned(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> lis
     run.add_argument("ops", nargs="*", metavar="OP", help="as burnt.kernels names them; by default all")
     run.add_argument("--device", default="cpu", help="where, as torch names it; by default cpu")
     run.add_argument("--full", action="store_true", help="all configurations, and longer")
+    run.add_argument(
+        "--dtype", action="append", help="measure examples in this dtype, as bfloat16; may be given again"
+    )
+    run.add_argument(
+        "--seconds", type=float, default=math.inf, help="begin no other example after so many seconds"
+    )
     show = _new(actions, "show", "what was measured", "example: burnt tune show softmax --json")
     export = _new(
         actions, "export", "write what was measured as JSON", "example: burnt tune export h200.json"
     )
     export.add_argument("file", metavar="FILE")
+    export.add_argument("--device", help="what was measured on it alone; by default all")
     load = _new(actions, "import", "add what was measured elsewhere", "example: burnt tune import h200.json")
     load.add_argument("file", metavar="FILE")
     clear = _new(actions, "clear", "forget what was measured", "example: burnt tune clear softmax")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,16 +16,33 @@ from burnt.kernels.store import Row, Store, read_table, write_table
 __all__ = ["clear", "export", "load", "run", "show"]
 
 
-def run(names: Sequence[str], device: str, full: bool, as_json: bool) -> int:
+def run(
+    names: Sequence[str],
+    device: str,
+    full: bool,
+    as_json: bool,
+    dtypes: Sequence[str] = (),
+    seconds: float = math.inf,
+) -> int:
     """Measure ops at their example sizes, without and with gradients, and print what was found.
 
+    Args:
+        names: of ops; none are all.
+        device: where, as torch names it.
+        full: all configurations, and longer.
+        as_json: print the rows as JSON.
+        dtypes: what floating-point examples are measured in; none is as they are.
+        seconds: after which no other example is begun.
+
+    Returns:
+        the exit code: 1 where an op could not be measured at all.
+
     Raises:
-        UsageError: there is no such op, or no such device.
+        UsageError: there is no such op, device or dtype.
     """
     import torch
 
     from burnt.kernels import OPS
-    from burnt.kernels.tuner import tune
 
     for name in names:
         if name not in OPS:
@@ -40,22 +58,98 @@ def run(names: Sequence[str], device: str, full: bool, as_json: bool) -> int:
         raise UsageError(
             f"torch cannot use the device {device!r}", found=str(error).partition("\n")[0], hint="burnt info"
         ) from None
+    kinds = [_dtype(name) for name in dtypes] or [None]
     store = Store()
     _usable(store)
     rows: list[Row] = []
+    problems: list[str] = []
+    left: dict[str, None] = {}
+    end = time.monotonic() + seconds
     for op in [OPS[name] for name in names] if names else list(OPS.values()):
-        for args in op.examples(on) if op.examples is not None else ():
-            for gradients in (False, True):
-                given = _with_gradients(args) if gradients else list(args)
-                if given is not None:
-                    rows += tune(op, given, "full" if full else "quick", store=store)
+        if op.examples is None:
+            continue
+        if time.monotonic() > end:
+            left[op.name] = None
+            continue
+        for args, kind in [(args, kind) for args in op.examples(on) for kind in kinds]:
+            if time.monotonic() > end:
+                left[op.name] = None
+                break
+            found, problem = _measured(op, args, kind, "full" if full else "quick", store)
+            rows += found
+            problems += [problem] if problem is not None else []
+            _progress(op.name, found, kind)
     if as_json:
         print_json([row._asdict() for row in rows])
-    elif rows:
-        _print(rows)
+    else:
+        _report(rows)
+    for problem in problems:
+        print(f"could not be measured: {problem}", file=sys.stderr)
+    if left:
+        print(f"left out for want of time: {', '.join(left)}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def _dtype(name: str) -> Any:
+    import torch
+
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise UsageError(
+            f"there is no floating-point dtype {name!r}", expected="float32, bfloat16, float16 or float64"
+        )
+    return dtype
+
+
+def _measured(
+    op: Any, args: Sequence[Any], kind: Any, effort: str, store: Store
+) -> tuple[list[Row], str | None]:
+    """The rows of an example, without and with gradients, and what went wrong, if something did."""
+    import torch
+
+    from burnt.kernels.tuner import tune
+
+    def cast(value: Any) -> Any:
+        floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(kind) if floating and kind is not None else value
+
+    given = [cast(a) for a in args]
+    rows: list[Row] = []
+    try:
+        for wanted in (given, _with_gradients(given)):
+            if wanted is not None:
+                rows += tune(op, wanted, effort, store=store)
+    except CacheError:
+        raise
+    except Exception as error:  # of any kind: the other ops are measured all the same
+        return rows, f"{op.name}: {type(error).__name__}: {error}"
+    return rows, None
+
+
+def _progress(name: str, rows: Sequence[Row], kind: Any) -> None:
+    """A line for each example, so that a long run shows where it is."""
+    count = {
+        status: sum(row.status == status for row in rows) for status in ("ok", "wrong", "failed", "pruned")
+    }
+    best = min((row for row in rows if row.ms is not None), key=lambda row: row.ms or 0, default=None)
+    won = "" if best is None else f"; best: {best.config}, {best.ms:.4g} ms"
+    dtype = "" if kind is None else f" {str(kind).removeprefix('torch.')}"
+    counted = ", ".join(f"{n} {'timed' if status == 'ok' else status}" for status, n in count.items() if n)
+    print(f"{name}{dtype}: {counted or 'nothing to measure'}{won}", file=sys.stderr, flush=True)
+
+
+def _report(rows: Sequence[Row]) -> None:
+    tried = [row for row in rows if row.status != "pruned"]
+    if tried:
+        _print(tried)
     else:
         Page().line("there was nothing to measure: one candidate alone can run here")
-    return 0
+    pruned = dict.fromkeys((row.config, row.note) for row in rows if row.status == "pruned")
+    if pruned:
+        page = Page()
+        page.heading("left out by estimate")
+        for config, note in pruned:
+            page.line(f"{config}: {note}")
 
 
 def _with_gradients(args: Sequence[Any]) -> list[Any] | None:
@@ -117,13 +211,26 @@ def _print(rows: Iterable[Row]) -> None:
     Page().table(columns, table, right=["ms", "of best", "age"], fold="for", spare=["age"])
 
 
-def export(path: str, name: str | None) -> int:
+def export(path: str, name: str | None, device: str | None = None) -> int:
     """Write the table, or an op's part of it, as JSON.
+
+    Args:
+        path: the file.
+        name: of an op; None is all of them.
+        device: what was measured on it alone, as torch names it; None is all devices.
 
     Raises:
         UsageError: there is nothing to write.
     """
     rows = [row for row in Store().rows() if name is None or row.op == name]
+    if device is not None:
+        import torch
+
+        from burnt.kernels.choice import machine
+
+        on = torch.device(device)
+        here = machine(on.type, on.index or 0)
+        rows = [row for row in rows if row.machine == here]
     if not rows:
         raise UsageError("nothing was measured yet", hint="burnt tune run")
     write_table(Path(path), rows)

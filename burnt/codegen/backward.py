@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from burnt.codegen.compiled import CompiledPlan
+from burnt.codegen.compiled import CompiledPlan, fault
 from burnt.codegen.saved import taking
 from burnt.codegen.trace import PLANNING, Traced, is_random, trace, unsuited
-from burnt.errors import UnsupportedError
+from burnt.errors import CacheError, UnsupportedError
 
 __all__ = ["BackwardPlan", "Differentiable", "derive"]
 
@@ -119,6 +119,11 @@ def _made(
             plan = CompiledPlan(traced, constants, f"{forward.name}_backward", forward.target, forward.device)
         except (UnsupportedError, RecursionError):
             return None  # a dtype, say, that only the derivative has, or expressions nested too deeply
+        except CacheError:
+            raise  # of a folder that cannot be trusted
+        except Exception as error:  # of any kind: a fault of ours must not stop what torch can run
+            fault(f"{forward.name}'s backward", error)
+            return None
         return BackwardPlan(plan, constants)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import statistics
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
@@ -18,7 +20,7 @@ from burnt.codegen.schedule import Call, Plan, schedule
 from burnt.codegen.target import Built, C, Target
 from burnt.codegen.trace import Traced
 
-__all__ = ["CompiledPlan"]
+__all__ = ["CompiledPlan", "fault"]
 
 _CPU = torch.device("cpu")
 _Allocation = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -56,7 +58,12 @@ class CompiledPlan:
         self.derived: dict[tuple[bool, ...], Traced] = {}  # their traces, where these came first
         self.saved = Saved([], [])  # what the backward is given of this one
         self.plan: Plan = schedule(
-            traced, captured, scratch=target.scratch, runs=target.runs, cuts=target.cuts
+            traced,
+            captured,
+            scratch=target.scratch,
+            runs=target.runs,
+            cuts=target.cuts,
+            joins=target.joins,
         )
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
@@ -71,17 +78,41 @@ class CompiledPlan:
         buffers = list(dict.fromkeys([*self.plan.inputs, *made]))
         called: set[Buffer | None] = {b for s in self.plan.steps if isinstance(s, Call) for b in s.outputs}
         self.slots = {buffer: i for i, buffer in enumerate(buffers)}
-        built = target.build(self.kernels, buffers, self.plan.numbers) if self.kernels else Built("", {}, {})
-        self.source, self.texts, self.launch = built.source, built.texts, built.launch
+        self.build()
         self.results = [self.slots[o] if isinstance(o, Buffer) else None for o in self.plan.outputs]
         self.constants = [None if isinstance(o, Buffer) else o for o in self.plan.outputs]
-        # One kernel and nothing else is the common case, with a path of its own.
-        self.single = self.launch[self.kernels[0]] if len(self.plan.steps) == 1 and self.kernels else None
         self.fresh = [self.allocation(b) for b in made if b not in self.plan.inputs and b not in called]
         written = {b for k in self.kernels for b in k.written} | called | {*self.plan.inputs}
         self.empty = [(self.slots[b], self.allocation(b)) for b in made if b not in written]
         self.runs = [] if self.single is not None else self.prepared()
         Expr.forget()
+
+    def build(self) -> None:
+        """Make the kernels run on the target."""
+        built = Built("", {}, {})
+        if self.kernels:
+            built = self.target.build(self.kernels, list(self.slots), self.plan.numbers)
+        self.source, self.texts, self.launch = built.source, built.texts, built.launch
+        # One kernel and nothing else is the common case, with a path of its own.
+        self.single = self.launch[self.kernels[0]] if len(self.plan.steps) == 1 and self.kernels else None
+
+    def on(self, target: Target) -> CompiledPlan:
+        """The same plan, and those of its gradients, with the kernels built by another target.
+
+        Args:
+            target: one that takes kernels that were planned for this one, as with other block sizes.
+        """
+        made = copy.copy(self)
+        made.target = target
+        Expr.recall([expr for kernel in self.kernels for expr in kernel.exprs])
+        made.build()
+        Expr.forget()
+        made.backward = {
+            wanted: None if plan is None else plan._replace(plan=plan.plan.on(target))
+            for wanted, plan in self.backward.items()
+        }
+        made.derived = dict(self.derived)
+        return made
 
     def prepared(self) -> list[_Run]:
         """The steps with what each allocates before and lets go of after."""
@@ -227,3 +258,15 @@ def _names(step: Kernel | Call) -> set[Buffer]:
     if isinstance(step, Call):
         return {*step.inputs.values(), *(b for b in step.outputs if b is not None)}
     return {*step.read, *step.written}
+
+
+def fault(name: str, error: Exception) -> str:
+    """Warn that a function runs as plain torch because of a fault of ours; the reason, as text."""
+    reason = f"{type(error).__name__}: {error}"
+    warnings.warn(
+        f"burnt.fuse: {name} runs as plain torch: no kernels could be made of it. This is a fault of burnt's "
+        f"or of the compiler's, and worth a report.\n{reason}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return reason

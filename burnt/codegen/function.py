@@ -22,13 +22,13 @@ from torch.utils import _pytree as pytree
 
 from burnt import _torch
 from burnt.codegen.backward import Differentiable, derive
-from burnt.codegen.compiled import CompiledPlan
+from burnt.codegen.compiled import CompiledPlan, fault
 from burnt.codegen.ir import Kernel
 from burnt.codegen.saved import Saved, returning, worth_saving
 from burnt.codegen.schedule import Call
 from burnt.codegen.target import C, Target, target_of
 from burnt.codegen.trace import PLANNING, is_random, trace, unsuited
-from burnt.errors import FusionError, UnsupportedError
+from burnt.errors import CacheError, FusionError, UnsupportedError
 
 __all__ = ["Function", "fuse"]
 
@@ -74,6 +74,7 @@ class Function:
         self._entries: dict[Any, Planned] = {}
         self._captures = _captures(fn)
         self._variants = 0
+        self._origin: Function | None = None
         functools.update_wrapper(self, fn)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -162,6 +163,12 @@ class Function:
             else Planned(None, [], [], "an argument of a kind that no plan takes")
         )
 
+    def on(self, target: Target) -> Function:
+        """The same function for another target, which takes the kernels that are planned for this one's."""
+        made = Function(self.fn, single=self.single, target=target)
+        made._origin = self
+        return made
+
     # --- making plans -------------------------------------------------------------------------------------
 
     def _prepare(
@@ -184,12 +191,20 @@ class Function:
                         f"it looks at its numbers, and has met {_MOST_VALUES} values of them", held
                     )
                 else:
-                    entry = self._made(args, tensors, held)
+                    entry = self._taken(args) or self._made(args, tensors, held)
                 if len(self._entries) >= _MOST_PLANS:
                     # Another thread may be looking it up: taken out of a copy.
                     self._entries = dict(list(self._entries.items())[_MOST_PLANS // 2 :])
                 self._entries[signature] = entry
             return entry
+
+    def _taken(self, args: Sequence[Any]) -> Planned | None:
+        """The plan of the function that this one was made of, built for this one's target."""
+        if self._origin is None or self.target is None:
+            return None
+        planned = self._origin.planned(*args)
+        built = None if planned.forward is None else planned.forward.on(self.target)
+        return planned._replace(forward=built)
 
     def _made(self, args: Sequence[Any], tensors: Sequence[Tensor], held: list[Any]) -> Planned:
         target = self.target or (target_of(tensors[0].device) if tensors else C)
@@ -218,6 +233,10 @@ class Function:
             return self._plain(str(error), held)
         except RecursionError:
             return self._plain("its expressions are nested too deeply to be printed", held)
+        except CacheError:
+            raise  # of a folder that cannot be trusted
+        except Exception as error:  # of any kind: a fault of ours must not stop what torch can run
+            return self._plain(fault(self.name, error), held)
         reason = _random_call(forward) if wants_gradient else None
         if reason is not None:
             return self._plain(reason, held)

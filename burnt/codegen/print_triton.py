@@ -5,7 +5,8 @@ The outer loops of a kernel are *rows*, what its folds and stores walk along are
 without rows blocks are of one dimension. Steps that walk equally far share a tile, so what they load is
 loaded once. Where a walk is longer than `COLS`, it is a loop, and folds keep an accumulator of the tile's
 shape. Where there are few rows, `CHUNKS` programs share them: each folds a part, and the next kernel folds
-the parts.
+the parts. A sum that needs another fold's result in the same loop (`Online`) is about what its own lane has
+come to, and moves to the whole's in the end.
 
 Integers that come from shapes are arguments, so that one text serves many shapes. Indices are int32 unless
 something reaches beyond. Arithmetic is torch's: 16-bit floats are computed in float32, quotients and roots
@@ -29,6 +30,7 @@ from burnt.codegen.ir import (
     Index,
     Ix,
     Kernel,
+    Online,
     Reduction,
     Running,
     Scan,
@@ -367,7 +369,7 @@ class _Printer:
     def fold(self, step: Fold) -> None:
         """A fold of what a tile holds."""
         key, name = (step.reduction, step.index), f"r{len(self.folds)}"
-        value = self.visit(step.body)
+        value = self.visit(step.element if isinstance(step, Online) else step.body)
         if not step.inner:
             arg = step.reduction.kind.startswith("arg")
             self.folds[key] = _Value("tl.full([], 0, tl.int64)") if arg else value
@@ -420,6 +422,10 @@ class _Printer:
         for k, how in enumerate(hows):
             for suffix, start, dtype in how.parts:
                 self.line(f"a{first + k}{suffix} = tl.full({shape}, {start}, {_TL[dtype]})")
+        online = {step: f"a{first + k}" for k, step in enumerate(folds) if isinstance(step, Online)}
+        for later, name in online.items():
+            if later.kind == "squares":
+                self.line(f"{name}_turns = tl.full([], 0, {_TL[later.body.dtype]})")
         carried = self.carried(group)
         start = f"start{self.loops or ''}"
         self.loops += 1
@@ -434,20 +440,30 @@ class _Printer:
         kept, names = dict(self.memo), dict(self.names)
         self.columns(space, start, end)
         self.enter(space)
-        for k, (step, how) in enumerate(zip(folds, hows, strict=True)):
-            self.accumulate(how, f"a{first + k}", self.masked(how, self.visit(step.body)))
+        named = {step: f"a{first + k}" for k, step in enumerate(folds)}
+        for later, name in online.items():
+            # Before the other fold knows the elements.
+            self.accumulate_beside(later, name, named[later.beside])
+        for step, how in zip(folds, hows, strict=True):
+            if step not in online:
+                self.accumulate(how, named[step], self.masked(how, self.visit(step.body)))
         for scan, names_before in carried:
             self.scan(scan, names_before)
         self.put_all(group)
         self.depth -= 1
         self.memo, self.names = kept, names
+        results = {step: f"r{first + k}" for k, step in enumerate(folds)}
         for k, (step, how) in enumerate(zip(folds, hows, strict=True)):
-            name = f"r{first + k}"
+            name = results[step]
+            if isinstance(step, Online):
+                self.moved(step, named[step], named[step.beside], results[step.beside])
             made = self.folded(how, [f"a{first + k}{suffix}" for suffix, _, _ in how.parts], name)
             if self.chunked:
                 self.leave(how, made, len(self.earlier) + k)
-            else:
-                self.folds[step.reduction, step.index] = self.finished(how, made, name)
+                continue
+            if isinstance(step, Online):
+                self.settled(step, name, results[step.beside])
+            self.folds[step.reduction, step.index] = self.finished(how, made, name)
 
     def accumulate(self, how: _Accumulator, name: str, blocks: Sequence[str]) -> None:
         names = [name + suffix for suffix, _, _ in how.parts]
@@ -457,6 +473,40 @@ class _Printer:
             self.line(f"{name} = {text}")
         else:
             self.line(f"{', '.join(names)} = {self.helper(how.combine)}({', '.join([*names, *blocks])})")
+
+    # --- sums beside another fold -------------------------------------------------------------------------
+
+    def accumulate_beside(self, step: Online, name: str, beside: str) -> None:
+        """A tile's elements into a sum whose lanes are about what the other fold's lanes have come to."""
+        other = _Accumulator(step.beside)
+        (block,) = self.masked(other, self.visit(step.body))
+        if step.kind == "exp":
+            self.line(f"{name} = {self.helper('add_exp')}({name}, {beside}, {block})")
+            return
+        added = f"{self.helper('add_square')}({name}, {beside}, {name}_turns, {block})"
+        self.line(f"{name} = tl.where({self.masks['C']}, {added}, {name})")
+        self.line(f"{name}_turns += 1")
+
+    def moved(self, step: Online, name: str, beside: str, whole: str) -> None:
+        """Lanes of such a sum, about what the other fold has come to for all of them."""
+        if step.kind == "exp":
+            self.line(f"{name} = {self.helper('moved_exp')}({name}, {beside}, {whole})")
+            return
+        first, end = ("chunk * length", "end") if self.chunked else ("0", self.size(step.turns))
+        lanes = f"tl.arange(0, {self.block})" + ("[None, :]" if self.layout.rows else "")
+        kind = _TL[step.body.dtype]
+        self.line(
+            f"{name}_lanes = tl.cdiv(tl.maximum({end} - {first} - {lanes}, 0), {self.block}).to({kind})"
+        )
+        self.line(f"{name}_turns = tl.maximum({end} - {first}, 0).to({kind})")
+        moved = self.helper("moved_squares")
+        self.line(f"{name} = {moved}({name}, {beside}, {name}_lanes, {whole}, {name}_turns)")
+
+    def settled(self, step: Online, name: str, peak: str) -> None:
+        """What a sum of exponentials is where the largest element is infinite or NaN."""
+        if step.kind == "exp":
+            otherwise = f"{self.helper('exp')}({peak})" if step.finite else f"{peak} - {peak}"
+            self.line(f'{name} = tl.where(tl.abs({peak}) < float("inf"), {name}, {otherwise})')
 
     # --- scans --------------------------------------------------------------------------------------------
 
@@ -502,10 +552,8 @@ class _Printer:
     # --- parts of folds -----------------------------------------------------------------------------------
 
     def works_of(self, how: _Accumulator, number: int) -> list[Work]:
-        rows = math.prod(v.extent for v in self.layout.kernel.outer)
-        return [
-            Work(f"w{number}{suffix}", rows * self.config.chunks, dtype) for suffix, _, dtype in how.parts
-        ]
+        size = math.prod(v.extent for v in self.layout.kernel.outer) * self.config.chunks
+        return [Work(f"w{number}{suffix}", size, dtype) for suffix, _, dtype in how.parts]
 
     def place_of_part(self, chunk: str) -> str:
         """Where the parts of the rows are: one chunk's lie together."""
@@ -527,16 +575,45 @@ class _Printer:
     def gathered(self, key: tuple[Reduction, Index]) -> _Value:
         """Lines that fold the parts of a fold of the function before."""
         number, step = self.earlier[key]
-        how, name = _Accumulator(step), f"r{len(self.folds)}"
+        how, whole = _Accumulator(step), ""
+        if isinstance(step, Online):
+            beside = (step.beside.reduction, step.beside.index)
+            whole = (self.folds[beside] if beside in self.folds else self.gathered(beside)).text
+        blocks, name = self.parts(how, number), f"r{len(self.folds)}"
+        if isinstance(step, Online):
+            (other,) = self.parts(_Accumulator(step.beside), self.earlier[beside][0])
+            self.line(f"{name}_parts = {blocks[0]}")
+            self.line(f"{name}_beside = {other}")
+            self.moved_parts(step, name, whole)
+            blocks = [f"{name}_parts"]
+        made = self.folded(how, blocks, name)
+        if isinstance(step, Online):
+            self.settled(step, name, whole)
+        value = self.folds[key] = self.finished(how, made, name)
+        return value
+
+    def parts(self, how: _Accumulator, number: int) -> list[str]:
+        """What the chunks of a row have left, side by side."""
         self.constants["CHUNKS"] = self.config.chunks
         lanes = "tl.arange(0, CHUNKS)" + ("[None, :]" if self.layout.rows else "")
         mask = f", mask={self.masks['R']}, other=0" if self.layout.rows else ""
-        blocks = []
-        for work in self.works_of(how, number):
-            self.works[work] = None
-            blocks.append(f"tl.load({work.name} + {self.place_of_part(lanes)}{mask})")
-        value = self.folds[key] = self.finished(how, self.folded(how, blocks, name), name)
-        return value
+        works = self.works_of(how, number)
+        self.works |= dict.fromkeys(works)
+        return [f"tl.load({work.name} + {self.place_of_part(lanes)}{mask})" for work in works]
+
+    def moved_parts(self, step: Online, name: str, whole: str) -> None:
+        """Parts about what the other fold has come to for all of them."""
+        parts = f"{name}_parts, {name}_beside"
+        if step.kind == "exp":
+            self.line(f"{name}_parts = {self.helper('moved_exp')}({parts}, {whole})")
+            return
+        (space,) = self.layout.spaces.values()
+        kind, total, block = _TL[step.body.dtype], self.size(space.total), self.tile_of(space)
+        chunks = "tl.arange(0, CHUNKS)" + ("[None, :]" if self.layout.rows else "")
+        self.line(f"length = tl.cdiv(tl.cdiv({total}, {block}), CHUNKS) * {block}")
+        self.line(f"turns = tl.minimum(tl.maximum({total} - {chunks} * length, 0), length).to({kind})")
+        moved = self.helper("moved_squares")
+        self.line(f"{name}_parts = {moved}({parts}, turns, {whole}, {total}.to({kind}))")
 
     # --- expressions --------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ own calls read or make, results, and folds that other rows need go through memor
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -39,7 +40,7 @@ from burnt.codegen.ir import (
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
 from burnt.codegen.lower.random import Source
 from burnt.codegen.partials import join_sums
-from burnt.codegen.passes import arrange, keep, multiply, pick
+from burnt.codegen.passes import Joins, arrange, join, keep, multiply, pick
 from burnt.codegen.trace import Traced, is_random
 
 __all__ = ["Call", "Plan", "schedule"]
@@ -95,6 +96,7 @@ def schedule(
     scratch: int = 0,
     runs: int = 0,
     cuts: bool = False,
+    joins: Joins | None = None,
 ) -> Plan:
     """The plan of a traced function.
 
@@ -104,8 +106,9 @@ def schedule(
         scratch: bytes of local buffers that a turn of a kernel's outer loops may have.
         runs: into how many runs of turns a kernel may be cut for sums over turns.
         cuts: whether each pass of a kernel may be cut for all threads.
+        joins: from when on folds share a pass with one that they need; None for never.
     """
-    return _Scheduler(traced, captured, scratch, runs, cuts).plan()
+    return _Scheduler(traced, captured, scratch, runs, cuts, joins).plan()
 
 
 _VIEWS = (
@@ -116,10 +119,16 @@ _VIEWS = (
 
 class _Scheduler:
     def __init__(
-        self, traced: Traced, captured: Sequence[torch.Tensor], scratch: int, runs: int, cuts: bool
+        self,
+        traced: Traced,
+        captured: Sequence[torch.Tensor],
+        scratch: int,
+        runs: int,
+        cuts: bool,
+        joins: Joins | None,
     ) -> None:
         self.traced = traced
-        self.most_scratch, self.most_runs, self.cuts = scratch, runs, cuts
+        self.most_scratch, self.most_runs, self.cuts, self.joins = scratch, runs, cuts, joins
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
         self.probes: dict[tuple[int, ...], Index] = {}
@@ -281,6 +290,8 @@ class _Scheduler:
                 arrange(kernel)
                 multiply(kernel)
                 keep(kernel, self.most_scratch)
+                if self.joins is not None:
+                    join(kernel, self.joins)
             collapse(kernel)
         self.steps += fresh
 
@@ -629,17 +640,30 @@ def collapse(kernel: Kernel) -> None:
     walked += [step.place for step in kernel.steps if isinstance(step, Store)]
     mapping: dict[Var, Ix] = {}
     wholes: dict[tuple[Var, Var], Var] = {}
+    nests = [kernel.outer, *(step.inner for step in kernel.steps)]
+    ends = {v: (v, v) for nest in nests for v in nest}
+
+    def neighbours(a: Var, b: Var) -> bool:
+        """Whether one is inside of the other wherever either is a loop."""
+        last, first = ends[a][1], ends[b][0]
+        return all(
+            (last, first) in itertools.pairwise(nest) for nest in nests if last in nest or first in nest
+        )
 
     def joined(loops: tuple[Var, ...]) -> tuple[Var, ...]:
         result: list[Var] = []
         for loop in loops:
             if result and (
                 (result[-1], loop) in wholes
-                or _walk_as_one(result[-1], loop, [_flat(p, mapping) for p in walked])
+                or (
+                    neighbours(result[-1], loop)
+                    and _walk_as_one(result[-1], loop, [_flat(p, mapping) for p in walked])
+                )
             ):
                 last = result.pop()
                 known = (last, loop) in wholes
                 whole = wholes.setdefault((last, loop), Var(last.extent * loop.extent))
+                ends[whole] = (ends[last][0], ends[loop][1])
                 result.append(whole)
                 if known:
                     continue

@@ -1,19 +1,30 @@
 """Block sizes of generated Triton kernels: what a kernel looks like, and what is picked for it.
 
-`pick` is a pure function that always answers; a tuner may answer in its place. Sizes are powers of two.
+`pick` is a pure function that always answers; a tuner may take one of `variants` in its place, of which
+`too_much` leaves out what a device has no room for. Sizes are powers of two.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 
-__all__ = ["Config", "Form", "pick", "power"]
+__all__ = ["Config", "Form", "Limits", "pick", "power", "too_much", "variants"]
 
 # Programs that keep a large GPU busy: a few for each of its 80 to 300 multiprocessors.
 _PROGRAMS = 512
 _MOST_CHUNKS = 128
+_MOST_THREADS = 1024  # of a program
+_MOST_WARPS = 32
+_MOST_ELEMENTS = 1 << 20  # of a block, for Triton
 # The most elements of a row that are held at once. Beyond, registers spill: the row is walked in steps.
 _WHOLE_ROW = 16384
+# Changes of one size, by powers of two, those that matter more often first.
+_STEPS = (
+    {"warps": 1}, {"cols": 1}, {"cols": -1}, {"warps": -1}, {"rows": 1}, {"rows": -1}, {"chunks": 1},
+    {"chunks": -1}, {"cols": 2}, {"cols": -2}, {"rows": 2}, {"chunks": 2},
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +60,16 @@ class Config:
         rows: turns that a program takes together.
         cols: elements along the walk that it takes at once; where a turn has more, it loops.
         warps: warps of a program.
-        stages: how many steps of a loop are under way at once.
+        stages: how many steps of a loop are under way at once. Triton does that for the operands of matrix
+            products alone: these kernels have the same instructions whatever it is, so it is not tuned.
         chunks: programs that share a turn; their parts are folded by a second kernel.
+
+    Its text is what tables of measured kernels hold.
+
+    >>> str(Config(4, 256, warps=8)), str(Config(1, 4096, chunks=16))
+    ('4x256 w8', '1x4096 w4 c16')
+    >>> Config.of("4x256 w8")
+    Config(rows=4, cols=256, warps=8, stages=2, chunks=1)
     """
 
     rows: int
@@ -58,6 +77,45 @@ class Config:
     warps: int = 4
     stages: int = 2
     chunks: int = 1
+
+    def __str__(self) -> str:
+        chunks = f" c{self.chunks}" if self.chunks > 1 else ""
+        return f"{self.rows}x{self.cols} w{self.warps}{chunks}"
+
+    @classmethod
+    def of(cls, text: str) -> Config:
+        """The block sizes that a text names.
+
+        Raises:
+            ValueError: it names none that a kernel could have.
+        """
+        found = re.fullmatch(r"(\d+)x(\d+) w(\d+)(?: c(\d+))?", text)
+        sizes = [int(size or 1) for size in found.groups()] if found is not None else [0]
+        if any(size < 1 or size != power(size) for size in sizes):
+            raise ValueError(f"block sizes {text!r}: expected powers of two, as in '4x256 w8 c2'")
+        rows, cols, warps, chunks = sizes
+        if rows * cols > _MOST_ELEMENTS or warps > _MOST_WARPS or chunks > _MOST_CHUNKS:
+            raise ValueError(f"block sizes {text!r}: more than a program of any GPU can have")
+        return cls(rows, cols, warps, chunks=chunks)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a device has for programs.
+
+    Args:
+        multiprocessors: how many run programs at once.
+        registers: of 32 bits, of a multiprocessor.
+        own: of these, the most that a thread may have.
+        shared: bytes that a program may share among its threads.
+        lanes: threads of a warp.
+    """
+
+    multiprocessors: int
+    registers: int = 1 << 16
+    own: int = 255
+    shared: int = 99 << 10
+    lanes: int = 32
 
 
 def pick(form: Form) -> Config:
@@ -112,3 +170,82 @@ def _warps(elements: int) -> int:
 def power(size: int) -> int:
     """The smallest power of two that is no less."""
     return 1 << max(size - 1, 0).bit_length()
+
+
+# --- other sizes than the picked ones ---------------------------------------------------------------------
+
+
+def variants(form: Form) -> list[Config]:
+    """Block sizes worth measuring: the picked ones, then those that differ in one size, then in two.
+
+    >>> [str(v) for v in variants(Form(4096, 1024, 1, True, False, 1, 4, True))][:4]
+    ['1x1024 w4', '1x1024 w8', '1x512 w4', '1x1024 w2']
+    """
+    picked = pick(form)
+    pairs = [a | b for a, b in itertools.combinations(_STEPS, 2) if not a.keys() & b.keys()]
+    found = {picked: None}
+    for changes in [*_STEPS, *pairs]:
+        sizes = {size: _moved(getattr(picked, size), by) for size, by in changes.items()}
+        made = _fitting(form, dataclasses.replace(picked, **sizes))
+        if made is not None:
+            found[made] = None
+    return list(found)
+
+
+def _moved(size: int, by: int) -> int:
+    return size << by if by > 0 else max(size >> -by, 1)
+
+
+def _fitting(form: Form, config: Config) -> Config | None:
+    """Block sizes no larger than what is walked; None where programs would have nothing to do."""
+    rows, cols = min(config.rows, power(form.rows)), min(config.cols, power(form.cols))
+    chunked = config.chunks > 1
+    idle = chunked and (not form.chunks or config.chunks > _MOST_CHUNKS or cols * config.chunks > form.cols)
+    if idle or config.warps > _MOST_WARPS:
+        return None
+    return dataclasses.replace(config, rows=rows, cols=cols)
+
+
+def too_much(form: Form, config: Config, limits: Limits) -> str | None:
+    """Why these block sizes cannot be fast on a device, or None; estimated, nothing is compiled.
+
+    >>> too_much(Form(4096, 16384, 1, True, False, 4, 2, False), Config(1, 16384, 4), Limits(132))
+    '336 registers a thread, where there are 255'
+    """
+    threads = config.warps * limits.lanes
+    if threads > _MOST_THREADS:
+        return f"{threads} threads, where there are {_MOST_THREADS}"
+    registers = _registers(form, config, limits)
+    most = min(limits.own, limits.registers // threads)
+    if registers > most:
+        return f"{registers} registers a thread, where there are {most}"
+    shared = _shared(form, config)
+    if shared > limits.shared:
+        return f"{shared} bytes of shared memory, where there are {limits.shared}"
+    programs = _programs(form, config)
+    if programs < min(limits.multiprocessors, _programs(form, pick(form))):
+        return f"{programs} programs for {limits.multiprocessors} multiprocessors"
+    return None
+
+
+def _registers(form: Form, config: Config, limits: Limits) -> int:
+    """Registers of a thread: for its elements of all tensors that live at once, and some for addresses.
+
+    In an elementwise kernel all tensors do; folds are done with half of them before the others are read.
+    """
+    elements = min(config.rows, power(form.rows)) * min(config.cols, power(form.cols))
+    each = max(elements // (config.warps * limits.lanes), 1)
+    live = (form.tiles + 1) / 2 if form.folds else form.tiles
+    return 16 + int(each * max(live, 1) * max(form.itemsize // 4, 1))
+
+
+def _shared(form: Form, config: Config) -> int:
+    """Bytes of shared memory: what warps hand each other of a fold, or a tile that is turned around."""
+    rows, cols = min(config.rows, power(form.rows)), min(config.cols, power(form.cols))
+    size = max(form.itemsize, 4)
+    return rows * config.warps * size if form.folds else rows * cols * size * form.across
+
+
+def _programs(form: Form, config: Config) -> int:
+    programs = form.programs * -(-form.rows // config.rows)
+    return programs * (config.chunks if form.folds else -(-form.cols // config.cols))

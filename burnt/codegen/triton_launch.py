@@ -10,7 +10,8 @@ import functools
 import hashlib
 import linecache
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,12 +23,15 @@ from burnt.codegen.triton_blocks import Config, Form, pick
 
 __all__ = ["build", "load"]
 
+_NO_BLOCKS: Mapping[str, Config] = MappingProxyType({})
+
 
 def build(
     kernels: Sequence[Kernel],
     buffers: Sequence[Buffer],
     numbers: Sequence[int],
     choose: Callable[[Form], Config] = pick,
+    blocks: Mapping[str, Config] = _NO_BLOCKS,
 ) -> Built:
     """Kernels that can run.
 
@@ -36,13 +40,14 @@ def build(
         buffers: in the order in which launches get them.
         numbers: positions of run-time numbers, in the order in which launches get them.
         choose: gives a kernel's block sizes.
+        blocks: block sizes of kernels by name, for which `choose` is not asked.
     """
     slots = {buffer: i for i, buffer in enumerate(buffers)}
     places = {number: i for i, number in enumerate(numbers)}
     texts: dict[Kernel, str] = {}
     launch: dict[Kernel, Launch] = {}
     for kernel in kernels:
-        printed = print_kernel(kernel, choose(form_of(kernel)))
+        printed = print_kernel(kernel, blocks.get(kernel.name) or choose(form_of(kernel)))
         texts[kernel] = printed.text
         launch[kernel] = launcher(kernel, printed, slots, places)
     return Built("\n\n".join(texts.values()), texts, launch)

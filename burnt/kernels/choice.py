@@ -24,7 +24,7 @@ from burnt.errors import UnsupportedError
 if TYPE_CHECKING:
     from burnt.kernels.op import Candidate, Op
 
-__all__ = ["Choice", "choices", "choose", "pick", "pin", "runnable", "trains", "tuning_key"]
+__all__ = ["Choice", "choices", "choose", "named", "pick", "pin", "runnable", "trains", "tuning_key"]
 
 _SMALL = 1 << 16
 """Elements below which torch's own call is taken on a CPU: it computes that many in some 20 to 60
@@ -72,7 +72,7 @@ def choose(op: Op[..., Any], args: Sequence[Any]) -> Choice:
             found="\n".join(f"{c.name}: {c.why_not(args)}" for c in op.candidates.values()),
         )
     chosen = (
-        _named(able, args, _pinned.get(key), "pinned")
+        _pinned_choice(able, args, key)
         or tuner.measured(op, args, key, able)
         or (*pick(op, args, able), "heuristic")
     )
@@ -116,23 +116,31 @@ def written(candidate: Candidate, config: dict[str, Any] | None) -> str:
     return candidate.name if config is None else f"{candidate.name} {json.dumps(config, sort_keys=True)}"
 
 
-def _named(
-    able: Sequence[Candidate], args: Sequence[Any], name: str | None, why: str
-) -> tuple[Candidate, dict[str, Any] | None, str] | None:
-    for candidate in able if name is not None else ():
-        for config in configs_of(candidate, args):
-            if written(candidate, config) == name:
-                return candidate, config, why
+def named(
+    able: Sequence[Candidate], args: Sequence[Any], text: str
+) -> tuple[Candidate, dict[str, Any] | None] | None:
+    """The candidate and the configuration that `written` made this of; None where they cannot run."""
+    for candidate in able:
+        rest = text.removeprefix(candidate.name)
+        if text.startswith(candidate.name) and rest[:2] in ("", " {"):
+            try:
+                config = json.loads(rest) if rest else None
+            except ValueError:
+                continue  # a candidate of another name, or a table that somebody wrote by hand
+            if candidate.accepts(config, args):
+                return candidate, config
     return None
 
 
-def configs_of(candidate: Candidate, args: Sequence[Any]) -> Sequence[dict[str, Any] | None]:
-    """The configurations of a candidate; [None] where it has none."""
-    return [None] if candidate.configs is None else list(candidate.configs(*args))
+def _pinned_choice(
+    able: Sequence[Candidate], args: Sequence[Any], key: str
+) -> tuple[Candidate, dict[str, Any] | None, str] | None:
+    found = named(able, args, _pinned[key]) if key in _pinned else None
+    return None if found is None else (*found, "pinned")
 
 
 def _first_config(candidate: Candidate, args: Sequence[Any]) -> dict[str, Any] | None:
-    return configs_of(candidate, args)[0]
+    return candidate.alternatives(args)[0].config
 
 
 # --- keys -------------------------------------------------------------------------------------------------

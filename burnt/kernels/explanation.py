@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from burnt.codegen import cache
 from burnt.codegen.explanation import Explanation
 from burnt.codegen.explanation import explain as explain_function
 from burnt.errors import CacheError, UnsupportedError
-from burnt.kernels.choice import configs_of, written
-from burnt.kernels.op import Generated, Op
+from burnt.kernels.choice import named, written
+from burnt.kernels.op import Candidate, Entry, Generated, Op
 from burnt.kernels.store import Row, Store, shipped
 
 __all__ = ["CandidateFacts", "OpExplanation", "explain"]
@@ -113,7 +114,7 @@ def explain(op: Op[..., Any], *args: Any, **kwargs: Any) -> OpExplanation:
     found = []
     for candidate in op.candidates.values():
         why_not = candidate.why_not(full)
-        for config in configs_of(candidate, full) if why_not is None else [None]:
+        for config in _configs(candidate, full, entry, known) if why_not is None else [None]:
             name = written(candidate, config)
             row = known.get(name)
             bad = f"{row.status}: {row.note}" if row is not None and row.status != "ok" else None
@@ -128,9 +129,21 @@ def explain(op: Op[..., Any], *args: Any, **kwargs: Any) -> OpExplanation:
     generated = op.candidates.get("generated")
     kernels = None
     if isinstance(generated, Generated) and generated.why_not(full) is None:
-        function, kept = generated.function(full)
+        function, kept = generated.with_blocks(full, entry.config if entry.candidate is generated else None)
         kernels = explain_function(function, *[full[i] for i in kept])
     return OpExplanation(op.name, entry.key, entry.why, tuple(found), kernels)
+
+
+def _configs(
+    candidate: Candidate, args: Sequence[Any], entry: Entry, known: Mapping[str, Row]
+) -> list[dict[str, Any] | None]:
+    """The configurations to show: all, but of generated kernels those alone of which something is known."""
+    if not isinstance(candidate, Generated):
+        return [alternative.config for alternative in candidate.alternatives(args)]
+    found = [named([candidate], args, text) for text in known]
+    configs = [None, *(config for _, config in filter(None, found))]
+    configs += [entry.config] if entry.candidate is candidate else []
+    return [config for i, config in enumerate(configs) if config not in configs[:i]]
 
 
 def _known(key: str) -> list[Row]:

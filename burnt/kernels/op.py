@@ -11,16 +11,21 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from burnt import _torch
 from burnt.codegen.function import Function
-from burnt.codegen.target import target_of
+from burnt.codegen.ir import Kernel
+from burnt.codegen.target import TRITON, are_blocks, target_of, with_blocks
 from burnt.errors import DefinitionError
+from burnt.kernels.agreement import results_of
 from burnt.kernels.checks import explained
 from burnt.kernels.gradient import Vjp
 
@@ -85,6 +90,22 @@ class Candidate:
         """Run it, whatever the op would choose."""
         return self.call(*args, **kwargs)
 
+    def alternatives(self, args: Sequence[Any]) -> list[Alternative]:
+        """The configurations for these arguments, the best guess first; without any, None is the only one."""
+        return [Alternative(c) for c in ([None] if self.configs is None else self.configs(*args))]
+
+    def accepts(self, config: dict[str, Any] | None, args: Sequence[Any]) -> bool:
+        """Whether it can run these arguments with a configuration that was noted before."""
+        return any(config == known.config for known in self.alternatives(args))
+
+    def combined(self, timed: Sequence[tuple[dict[str, Any] | None, float]]) -> dict[str, Any] | None:
+        """A further configuration that the times of others suggest, if one does."""
+        return None
+
+    def compiling(self, config: dict[str, Any] | None, args: Sequence[Any]) -> Future[None] | None:
+        """What says that a configuration is compiled, if that can be done before a call is made."""
+        return None
+
     def backward(self, fn: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Any]:
         """Register the gradient: a decorator.
 
@@ -105,6 +126,13 @@ class Candidate:
         if not self.autocast and _torch.is_autocast():
             return "autocast is on, which it does not follow"
         return None if self.when is None else self.when(*args)
+
+
+class Alternative(NamedTuple):
+    """A configuration of a candidate; `left_out` says why it is not worth measuring, where it is not."""
+
+    config: dict[str, Any] | None
+    left_out: str | None = None
 
 
 class Entry(NamedTuple):
@@ -340,7 +368,7 @@ def bound_call(
 ) -> Callable[..., Any]:
     """A candidate as a function of the op's arguments: with its configuration, and in the autograd graph."""
     if isinstance(candidate, Generated):
-        return candidate.bound(args)
+        return candidate.bound(args, config)
     call = functools.partial(candidate.call, config=config) if config is not None else candidate.call
     tensors = [a for a in args if isinstance(a, Tensor)]
     if candidate.differentiable or not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
@@ -369,11 +397,17 @@ class _Rest:
 
 
 class Generated(Candidate):
-    """The kernels made of the reference."""
+    """The kernels made of the reference.
+
+    Its configurations, where Triton prints the kernels, are block sizes for some of them, those of gradients
+    included, by the kernel's name: ``{"softmax_0": "1x2048 w8"}``. Where none are named they are picked.
+    """
 
     def __init__(self, reference: Callable[..., Any]) -> None:
         super().__init__("generated", reference, differentiable=True, autocast=True, checks_values=True)
         self.functions: dict[tuple[Any, ...], Function] = {}
+        # Those with block sizes of their own live as long as something has chosen them.
+        self.sized: WeakValueDictionary[tuple[Any, ...], Function] = WeakValueDictionary()
 
     def why_not(self, args: Sequence[Any]) -> str | None:
         """Why nothing can be generated for these arguments, or None."""
@@ -400,9 +434,76 @@ class Generated(Candidate):
             function = self.functions[key] = Function(_Rest(self.call, key))
         return function, [i for i, a in enumerate(key) if a is None]
 
-    def bound(self, args: Sequence[Any]) -> Callable[..., Any]:
-        """The traced function as one of all arguments."""
+    def with_blocks(self, args: Sequence[Any], config: dict[str, str] | None) -> tuple[Function, list[int]]:
+        """As `function`, with these block sizes."""
         function, kept = self.function(args)
+        if config is None:
+            return function, kept
+        key = (function, *sorted(config.items()))
+        sized = self.sized.get(key)
+        if sized is None:
+            sized = self.sized[key] = function.on(with_blocks(config))
+        return sized, kept
+
+    def kernels(self, args: Sequence[Any]) -> list[Kernel]:
+        """The kernels for these arguments; with gradients, the call and its backward are run once."""
+        function, kept = self.function(args)
+        given = [args[i] for i in kept]
+        plan = function.plan(*given)
+        if plan is None:
+            return []
+        if (
+            not plan.backward
+            and torch.is_grad_enabled()
+            and any(isinstance(a, Tensor) and a.requires_grad for a in args)
+        ):
+            results_of(function, given)
+        backward = [found.plan.kernels for found in plan.backward.values() if found is not None]
+        return [*plan.kernels, *itertools.chain(*backward)]
+
+    def alternatives(self, args: Sequence[Any]) -> list[Alternative]:
+        """What is picked, then other block sizes of one kernel each."""
+        found = [Alternative(None)]
+        device = next(a.device for a in args if isinstance(a, Tensor))
+        if target_of(device) is TRITON:
+            from burnt.codegen.triton_compile import choices_of, limits_of
+
+            of_kernels = choices_of(self.kernels(args), limits_of(device))
+            found += [Alternative({name: blocks}, why) for name, blocks, why in of_kernels]
+        return found
+
+    def accepts(self, config: dict[str, Any] | None, args: Sequence[Any]) -> bool:
+        """Whether it is block sizes by kernel, and the device one where they mean something."""
+        if config is None:
+            return True
+        device = next(a.device for a in args if isinstance(a, Tensor))
+        return target_of(device) is TRITON and are_blocks(config)
+
+    def combined(self, timed: Sequence[tuple[dict[str, Any] | None, float]]) -> dict[str, Any] | None:
+        """The best block sizes of each kernel, where several kernels have better ones than were picked."""
+        usual = next((ms for config, ms in timed if config is None), 0.0)
+        best: dict[str, tuple[float, str]] = {}
+        for config, ms in timed:
+            if config is not None and len(config) == 1 and ms < usual:
+                ((name, blocks),) = config.items()
+                best[name] = min(best.get(name, (ms, blocks)), (ms, blocks))
+        return {name: blocks for name, (_, blocks) in best.items()} if len(best) > 1 else None
+
+    def compiling(self, config: dict[str, Any] | None, args: Sequence[Any]) -> Future[None] | None:
+        """The work of compiling the kernels that a configuration names, in other processes."""
+        device = next(a.device for a in args if isinstance(a, Tensor))
+        if config is None or device.type != "cuda":
+            return None
+        from burnt.codegen.triton_blocks import Config
+        from burnt.codegen.triton_compile import jobs_of, pool_of
+
+        named = [(k, Config.of(config[k.name])) for k in self.kernels(args) if k.name in config]
+        jobs = [job for kernel, blocks in named for job in jobs_of(kernel, blocks)]
+        return pool_of(torch.cuda.current_device() if device.index is None else device.index).submit(jobs)
+
+    def bound(self, args: Sequence[Any], config: dict[str, str] | None = None) -> Callable[..., Any]:
+        """The traced function as one of all arguments."""
+        function, kept = self.with_blocks(args, config)
         if kept == list(range(len(args))):
             return function
         if kept == [0]:

@@ -44,7 +44,8 @@ class Row(NamedTuple):
         key: see `burnt.kernels.choice.tuning_key`; its first part is the op's name.
         config: the candidate, with its configuration as JSON.
         status: ``"ok"``; ``"wrong"`` for one whose results were, which is not used again; ``"failed"`` for
-            one that does not compile or run.
+            one that does not compile or run. ``"pruned"`` for one that was not tried, as `tune` returns it:
+            no table keeps it.
         ms: the median time of a call, where it is ok.
         note: what was wrong.
         at: when it was measured, as a Unix time.
@@ -61,6 +62,11 @@ class Row(NamedTuple):
     def op(self) -> str:
         """The op's name."""
         return self.key.partition("|")[0]
+
+    @property
+    def machine(self) -> str:
+        """The device that it was measured on, and what compiled for it."""
+        return self.key.split("|", 3)[2]
 
 
 class Store:
@@ -221,6 +227,7 @@ def _row(document: dict[str, Any]) -> Row:
     return row
 
 
+_TABLES = Path(__file__).parent / "tuned"
 _shipped: dict[str, list[Row]] | None = None
 
 
@@ -229,7 +236,7 @@ def shipped(key: str) -> list[Row]:
     global _shipped
     if _shipped is None:
         found: dict[str, list[Row]] = {}
-        for path in sorted((Path(__file__).parent / "tuned").glob("*.json")):
+        for path in sorted(_TABLES.glob("*.json")):
             for row in read_table(path):
                 found.setdefault(row.key, []).append(row)
         _shipped = found

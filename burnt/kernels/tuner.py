@@ -9,12 +9,15 @@ captured, while ops are traced, or in a process whose rank is not 0: the heurist
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import os
 import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +27,8 @@ from burnt import _torch
 from burnt.codegen import cache
 from burnt.errors import CacheError, ConfigError, nearest
 from burnt.kernels.agreement import Truth, results_of
-from burnt.kernels.choice import configs_of, runnable, tuning_key, written
+from burnt.kernels.choice import named, runnable, tuning_key, written
+from burnt.kernels.clock import Clock, EventClock, NotCapturedError, clock_of
 from burnt.kernels.store import Row, Store, shipped
 
 if TYPE_CHECKING:
@@ -37,18 +41,19 @@ POLICIES = ("off", "cached", "quick", "full")
 
 @dataclasses.dataclass(frozen=True)
 class _Effort:
-    """How long a key is measured, and how many configurations of a candidate are tried."""
+    """Seconds of samples for a key, how many configurations of a candidate, and how often each is sampled."""
 
     seconds: float
     configs: int
     rounds: int
 
 
-_EFFORTS = {"quick": _Effort(2.0, 8, 7), "full": _Effort(30.0, 1 << 30, 31)}
+_EFFORTS = {"quick": _Effort(2.0, 12, 7), "full": _Effort(30.0, 1 << 30, 31)}
 _ROTATED = 64 << 20
-"""Bytes of inputs that calls take turns with, so that none finds its own in a cache."""
+"""Bytes of inputs that calls take turns with on a CPU, so that none finds its own in a cache."""
+_MOST_SETS = 8  # of inputs, on a CPU; on a GPU four times as many, as small ones take no time
 _DROPPED_AT = 3.0  # times the best
-_SHORTEST = 2e-4  # seconds between two looks at the clock
+_PATIENCE = 90.0  # seconds that compilers are waited for: some to start them, and for each configuration 0.3
 
 _active = threading.local()
 _policy: str | None = None
@@ -162,15 +167,15 @@ def _known(key: str) -> list[Row]:
 def _best(
     rows: Sequence[Row], able: Sequence[Candidate], args: Sequence[Any]
 ) -> tuple[Candidate, dict[str, Any] | None, float] | None:
-    times = {row.config: row.ms for row in rows if row.status == "ok" and row.ms is not None}
-    found = [
-        (candidate, config, times[written(candidate, config)])
-        for candidate in able
-        for config in configs_of(candidate, args)
-        if written(candidate, config) in times
-    ]
+    timed = [(row.ms, row.config) for row in rows if row.status == "ok" and row.ms is not None]
     # The time of one alone says nothing of the others.
-    return min(found, key=lambda f: f[2]) if len(found) > 1 or (found and len(able) == 1) else None
+    if len(timed) < min(len(able), 2):
+        return None
+    for ms, text in sorted(timed):
+        found = named(able, args, text)
+        if found is not None:
+            return (*found, ms)
+    return None
 
 
 def tune(
@@ -180,6 +185,7 @@ def tune(
     *,
     known: Sequence[Row] = (),
     store: Store | None = None,
+    clock: Clock | None = None,
 ) -> list[Row]:
     """Measure the candidates of an op for some arguments, and keep what was found.
 
@@ -189,125 +195,246 @@ def tune(
         effort: ``"quick"`` or ``"full"``.
         known: rows that need not be measured again.
         store: where rows are kept, by default the user's table.
+        clock: what takes the time, by default what suits the device.
 
     Returns:
-        a row for each candidate and configuration that was tried.
+        a row for each candidate and configuration that was tried; those that were estimated not to be worth
+        it have the status ``"pruned"``, and are not kept.
     """
     settings = _EFFORTS[_checked(effort, "effort")]
-    key = tuning_key(op, args)
-    tried = [
-        (candidate, config)
-        for candidate in runnable(op, args)
-        for config in configs_of(candidate, args)[: settings.configs]
-        if written(candidate, config) not in {row.config for row in known}
-    ]
-    if not tried:
-        return []
+    device = next((a.device for a in args if isinstance(a, Tensor)), torch.device("cpu"))
+    race = _Race(op, list(args), clock or clock_of(device), settings)
     _active.tuning = True
     try:
-        rows = _measured(op, list(args), key, tried, settings)
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            race.run({row.config for row in known})
     finally:
         _active.tuning = False
+        # Also what is known when a kernel has broken the device, so that it is not tried again.
+        _keep(race.rows, store)
+    return [*race.rows, *race.pruned]
+
+
+def _keep(rows: Sequence[Row], store: Store | None) -> None:
+    if not rows:
+        return
     try:
         (store or Store()).add(rows)
     except CacheError as error:  # what was measured still serves this process
         if store is not None:
             raise
         cache.note(str(error))
-    return rows
 
 
 @dataclasses.dataclass
 class _Run:
     """A candidate being measured."""
 
-    name: str
-    call: Callable[..., Any]
-    inner: int = 1
+    candidate: Candidate
+    config: dict[str, Any] | None
+    call: Callable[[Sequence[Any]], object]
+    sample: Callable[[int], float]
     times: list[float] = dataclasses.field(default_factory=list)
 
+    @property
+    def name(self) -> str:
+        """What its row is called."""
+        return written(self.candidate, self.config)
 
-def _measured(
-    op: Op[..., Any],
-    args: list[Any],
-    key: str,
-    tried: Sequence[tuple[Candidate, dict[str, Any] | None]],
-    settings: _Effort,
-) -> list[Row]:
-    from burnt.kernels.op import bound_call
+    @property
+    def seconds(self) -> float:
+        """The median of its samples."""
+        return statistics.median(self.times)
 
-    inputs = _rotated(args)
-    truth = Truth(op, inputs[0])
-    rows, runs = [], []
-    for candidate, config in tried:
+
+class _Race:
+    """The candidates of an op for some arguments: checked, and timed beside one another.
+
+    Each that is ready takes its place beside those before it, while others are compiled elsewhere; when all
+    are there they take turns. Whoever is far behind the best drops out, in both parts.
+    """
+
+    def __init__(self, op: Op[..., Any], args: list[Any], clock: Clock, settings: _Effort) -> None:
+        self.op, self.args, self.clock, self.settings = op, args, clock, settings
+        self.key = tuning_key(op, args)
+        self.rows: list[Row] = []
+        self.pruned: list[Row] = []
+        self.runs: list[_Run] = []
+        self.alive: list[_Run] = []
+        self.left = settings.seconds
+        self.patience = _PATIENCE
+
+    def run(self, known: set[str]) -> None:
+        """Measure what is not known."""
+        entrants = self.entrants(known)
+        if not entrants:
+            return
+        self.inputs = rotated(self.args)
+        self.truth = Truth(self.op, self.inputs[0])
+        # The slow part, on other cores, while those are timed that need none of it.
+        waiting = [(c, config, self.compiling(c, config)) for c, config in entrants]
+        while waiting and self.left > 0:
+            ready = next((w for w in waiting if w[2] is None or w[2].done()), None)
+            if ready is not None:
+                waiting.remove(ready)
+                self.enter(*ready)
+            elif not self.wait([future for *_, future in waiting if future is not None]):
+                break
+        for *_, future in waiting:  # of which nothing is noted: another time they are tried
+            if future is not None:
+                future.cancel()
+        self.take_turns()
+        for candidate in {run.candidate.name: run.candidate for run in self.alive}.values():
+            timed = [(r.config, r.seconds) for r in self.runs if r.candidate is candidate]
+            config = candidate.combined(timed)
+            if config is not None and written(candidate, config) not in known:
+                self.enter(candidate, config, self.compiling(candidate, config))
+                self.take_turns()
+        self.rows += [Row(self.key, run.name, "ok", run.seconds * 1e3) for run in self.runs]
+
+    def entrants(self, known: set[str]) -> list[tuple[Candidate, dict[str, Any] | None]]:
+        """What is to be measured: not known yet, and estimated to be worth it."""
+        from burnt.kernels.op import Alternative
+
+        found = []
+        for candidate in runnable(self.op, self.args):
+            worth = 0
+            try:
+                alternatives = candidate.alternatives(self.args)
+            except Exception:  # of any kind: a candidate that fails does so again when it is checked
+                alternatives = [Alternative(None)]
+            for config, left_out in alternatives:
+                name = written(candidate, config)
+                if left_out is not None:
+                    self.pruned.append(Row(self.key, name, "pruned", None, left_out))
+                    continue
+                worth += 1
+                if worth <= self.settings.configs and name not in known:
+                    found.append((candidate, config))
+        return found
+
+    def compiling(self, candidate: Candidate, config: dict[str, Any] | None) -> Future[None] | None:
+        """The work of compiling a candidate, if it can be done elsewhere; what goes wrong is the work's."""
+        try:
+            return candidate.compiling(config, self.args)
+        except Exception as error:  # of any kind, as a kernel that cannot be printed with these block sizes
+            failed: Future[None] = Future()
+            failed.set_exception(error)
+            return failed
+
+    def wait(self, futures: Sequence[Future[None]]) -> bool:
+        """Wait for one of them; whether there is patience left."""
+        began = time.perf_counter()
+        wait(futures, max(self.patience, 0), FIRST_COMPLETED)
+        self.patience -= time.perf_counter() - began
+        return self.patience > 0
+
+    def enter(self, candidate: Candidate, config: dict[str, Any] | None, future: Future[None] | None) -> None:
+        """Check a candidate, and time it once beside the best so far; a row where it is of no use."""
+        from burnt.kernels.op import bound_call
+
         name = written(candidate, config)
         try:
-            call = bound_call(op, candidate, config, args)
-            wrong = truth.mismatch(results_of(call, inputs[0]))
+            if future is not None:
+                future.result(_PATIENCE)
+            call = bound_call(self.op, candidate, config, self.args)
+            wrong = self.truth.mismatch(results_of(call, self.inputs[0]))
         except Exception as error:  # of any kind: a candidate that fails is noted, and the others measured
-            rows.append(Row(key, name, "failed", None, f"{type(error).__name__}: {error}"[:500]))
-            continue
+            self.rows.append(Row(self.key, name, "failed", None, f"{type(error).__name__}: {error}"[:500]))
+            _refuse_broken(self.inputs[0])
+            return
         if wrong is not None:
-            rows.append(Row(key, name, "wrong", None, wrong))
-            continue
-        runs.append(_Run(name, call))
-    rows += [
-        Row(key, run.name, "ok", statistics.median(run.times) * 1e3) for run in _timed(runs, inputs, settings)
-    ]
-    return rows
+            self.rows.append(Row(self.key, name, "wrong", None, wrong))
+            return
+        whole = functools.partial(_whole, call)
+        run = _Run(candidate, config, whole, self.sampler(whole))
+        self.runs.append(run)
+        self.alive.append(run)
+        if future is not None:
+            best = min(self.alive, key=lambda r: statistics.median(r.times or [math.inf]))
+            self.round([run] if run is best else [best, run], 0)
+
+    def sampler(self, call: Callable[[Sequence[Any]], object]) -> Callable[[int], float]:
+        """The clock's for a call; where it cannot have one, all candidates get another clock."""
+        try:
+            return self.clock.sampler(call, self.inputs)
+        except NotCapturedError:
+            self.clock = EventClock()
+            for run in self.runs:
+                run.sample, run.times = self.clock.sampler(run.call, self.inputs), []
+            self.alive = list(self.runs)
+            return self.clock.sampler(call, self.inputs)
+
+    def take_turns(self) -> None:
+        """Rounds until the time is up."""
+        for turn in range(self.settings.rounds):
+            self.round(self.alive, turn)
+            if self.left <= 0:
+                break
+
+    def round(self, runs: Sequence[_Run], turn: int) -> None:
+        """A sample of each; those that are far behind drop out."""
+        began = self.clock.now()
+        for run in runs:
+            run.times.append(run.sample(turn))
+        self.left -= self.clock.now() - began
+        timed = [run.seconds for run in self.alive if run.times]
+        best = min(timed, default=0.0)
+        self.alive = [run for run in self.alive if not run.times or run.seconds <= _DROPPED_AT * best]
 
 
-def _rotated(args: Sequence[Any]) -> list[list[Any]]:
+def _refuse_broken(args: Sequence[Any]) -> None:
+    """Raise where a kernel has broken the device's context: whatever came next would fail in its place."""
+    if any(isinstance(a, Tensor) and a.device.type == "cuda" for a in args):
+        torch.cuda.synchronize()
+
+
+def rotated(args: Sequence[Any]) -> list[list[Any]]:
+    """Copies of arguments, more than a cache holds; each tensor as the original, also in its alignment."""
     size = sum(a.numel() * a.element_size() for a in args if isinstance(a, Tensor))
-    count = min(max(-(-_ROTATED // max(size, 1)), 1), 8)
+    device = next((a.device for a in args if isinstance(a, Tensor)), torch.device("cpu"))
+    if device.type == "cuda":
+        cache_size = torch.cuda.get_device_properties(device).L2_cache_size
+        # Results and what gradients need take as much again, and as much once more.
+        room = torch.cuda.mem_get_info(device)[0] // 8
+        count = sets(size, 2 * cache_size, 4 * _MOST_SETS, room)
+    else:
+        count = sets(size, _ROTATED, _MOST_SETS)
+    return [[_copy(a) for a in args] for _ in range(count)]
 
-    def copy(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        fresh = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+def sets(size: int, wanted: int, most: int, room: int | None = None) -> int:
+    """How many copies of so many bytes make what is wanted, as far as there is room for them.
+
+    >>> sets(1 << 20, 64 << 20, 8), sets(48 << 20, 64 << 20, 8), sets(48 << 20, 64 << 20, 8, room=50 << 20)
+    (8, 2, 1)
+    """
+    count = min(max(-(-wanted // max(size, 1)), 1), most)
+    return count if room is None else max(min(count, room // max(size, 1)), 1)
+
+
+def _copy(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if 0 in value.stride():
         # Elements that share memory cannot be copied one by one.
-        made = value.detach() if 0 in value.stride() else fresh.copy_(value.detach())
-        return made.requires_grad_(value.requires_grad)
-
-    return [[copy(a) for a in args] for _ in range(count)]
-
-
-def _timed(runs: list[_Run], inputs: list[list[Any]], settings: _Effort) -> list[_Run]:
-    """Run candidates in turn until the time is up; those that are far behind stop early."""
-    alive = list(runs)
-    for run in alive:
-        run.inner = max(1, int(_SHORTEST / max(_seconds(run.call, inputs, 1, 0), 1e-7)))
-    end = time.perf_counter() + settings.seconds
-    for turn in range(settings.rounds):
-        for run in alive:
-            run.times.append(_seconds(run.call, inputs, run.inner, turn))
-        best = min((statistics.median(run.times) for run in alive), default=0.0)
-        alive = [run for run in alive if statistics.median(run.times) <= _DROPPED_AT * best]
-        if time.perf_counter() > end:
-            break
-    return runs
+        return value.detach().requires_grad_(value.requires_grad)
+    reach = (
+        1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
+    )
+    skipped = value.data_ptr() % 16 // value.element_size()
+    memory = torch.empty(reach + skipped, dtype=value.dtype, device=value.device)
+    made = memory.as_strided(value.shape, value.stride(), skipped).copy_(value.detach())
+    return made.requires_grad_(value.requires_grad)
 
 
-def _seconds(call: Callable[..., Any], inputs: list[list[Any]], inner: int, turn: int) -> float:
-    """Seconds of one call with its backward, over `inner` calls."""
-    on = next((a.device for a in inputs[0] if isinstance(a, Tensor) and a.device.type != "cpu"), None)
-    _synchronise(on)
-    start = time.perf_counter()
-    for i in range(inner):
-        _whole(call, inputs[(turn + i) % len(inputs)])
-    _synchronise(on)
-    return (time.perf_counter() - start) / inner
-
-
-def _synchronise(device: torch.device | None) -> None:
-    if device is not None:
-        torch.accelerator.synchronize(device)
-
-
-def _whole(call: Callable[..., Any], args: Sequence[Any]) -> None:
+def _whole(call: Callable[..., Any], args: Sequence[Any]) -> object:
+    """A call with its backward; returned is all that was made."""
     made = call(*args)
     wanted = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
     results = made if isinstance(made, tuple) else (made,)
     roots = [r for r in results if r.requires_grad]
-    if wanted and roots:
-        torch.autograd.grad(roots, wanted, [torch.ones_like(r) for r in roots], allow_unused=True)
+    if not (wanted and roots):
+        return made
+    pulls = [torch.ones_like(r) for r in roots]
+    return made, torch.autograd.grad(roots, wanted, pulls, allow_unused=True)

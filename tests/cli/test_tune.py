@@ -7,7 +7,9 @@ import torch
 
 from burnt import kernels
 from burnt.cli import main
-from burnt.kernels.store import Row, Store
+from burnt.kernels.choice import machine
+from burnt.kernels.op import Alternative
+from burnt.kernels.store import Row, Store, read_table
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +51,48 @@ def test_run_refuses_what_it_does_not_know(capsys):
     assert "softmax?" in err
     assert main(["tune", "run", "silu", "--device", "toaster"]) == 2
     assert "torch cannot use the device 'toaster'" in capsys.readouterr().err
+
+
+def test_run_in_other_dtypes_and_in_a_limited_time(capsys, example):
+    assert main(["tune", "run", "negated", "--json", "--dtype", "bfloat16", "--dtype", "float64"]) == 0
+    out, err = capsys.readouterr()
+    assert {row["key"].split("x=")[1].split()[0] for row in json.loads(out)} == {"bfloat16", "float64"}
+    assert [line.split(":")[0] for line in err.splitlines()] == ["negated bfloat16", "negated float64"]
+    assert "2 timed; best: " in err or "4 timed; best: " in err
+    assert main(["tune", "run", "negated", "--seconds", "-1"]) == 0
+    out, err = capsys.readouterr()
+    assert "nothing to measure" in out
+    assert "left out for want of time: negated" in err
+    assert main(["tune", "run", "negated", "--dtype", "int8"]) == 2
+    assert "no floating-point dtype 'int8'" in capsys.readouterr().err
+
+
+def test_run_goes_on_when_an_op_cannot_be_measured(capsys, example, monkeypatch):
+    def fails(*_, **__):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("burnt.kernels.tuner.Truth", fails)
+        assert main(["tune", "run", "negated"]) == 1
+    assert "could not be measured: negated: RuntimeError: out of memory" in capsys.readouterr().err
+
+
+def test_run_lists_what_was_left_out(capsys, example, monkeypatch):
+    candidate = example.candidates["vendor"]
+    found = [Alternative(None), Alternative({"k": 1}, "300 registers a thread, where there are 255")]
+    monkeypatch.setattr(candidate, "alternatives", lambda args: found)
+    assert main(["tune", "run", "negated"]) == 0
+    out, err = capsys.readouterr()
+    assert 'vendor {"k": 1}: 300 registers a thread, where there are 255' in out
+    assert "2 pruned" in err
+    assert "pruned" not in {row.status for row in Store().rows()}
+
+
+def test_export_of_a_device(capsys, desk):
+    here = machine("cpu")
+    Store().add([*ROWS, ROWS[0]._replace(key=f"silu|a|{here}|inference|x=float32 1d row 1x64")])
+    assert main(["tune", "export", "out.json", "--device", "cpu"]) == 0
+    assert [row.machine for row in read_table(desk / "out.json")] == [here]
 
 
 def test_show(capsys):

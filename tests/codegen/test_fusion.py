@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from burnt.codegen import Function, explain, fuse
+from burnt.codegen import Function, explain, fuse, toolchain
 from burnt.codegen.compiler import find_compiler
 from burnt.codegen.ir import Kernel
 from burnt.codegen.schedule import Call
-from burnt.errors import ConfigError, FusionError
+from burnt.errors import CompileError, ConfigError, FusionError
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
 
@@ -218,6 +218,42 @@ def test_special_values_of_reductions() -> None:
         for axis in (0, 1):
             for ours, theirs in zip(fuse(all_of)(given, axis), all_of(given, axis), strict=True):
                 torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "name", ["hardtanh", "relu6", "elu", "celu", "selu", "hardswish", "silu", "softplus"]
+)
+def test_gradients_at_the_edges_of_an_activation(name: str, dtype: torch.dtype) -> None:
+    fn = getattr(F, name)
+    edges = [math.nan, math.inf, -math.inf, -6.0, -3.0, -1.0, -0.0, 0.0, 0.1, 1.0, 3.0, 6.0]
+    found = []
+    for function in (fuse(fn), fn):
+        x = torch.tensor(
+            edges * 16, dtype=dtype
+        ).requires_grad_()  # torch's loops over the rest of a vector differ
+        found += torch.autograd.grad(function(x), x, torch.full_like(x, 0.75))
+    torch.testing.assert_close(*found, equal_nan=True)
+
+
+def test_a_fault_of_the_compiler_is_told_and_the_plain_function_runs(monkeypatch) -> None:
+    def fail(*_):
+        raise CompileError("generated code does not compile", found="no such instruction")
+
+    monkeypatch.setattr(toolchain, "load", fail)
+    function, x = fuse(lambda x: x.sin() * 3), randn(5)
+    with pytest.warns(RuntimeWarning, match="plain torch(.|\n)*worth a report(.|\n)*no such instruction"):
+        made = function(x)
+    same(made, x.sin() * 3)
+    assert "no such instruction" in function.why_plain(x)
+    same(function(x), made)  # which is told once
+    monkeypatch.undo()
+    function, x = fuse(lambda x: x.sin() * 5), randn(5).requires_grad_()
+    made = function(x)
+    monkeypatch.setattr(toolchain, "load", fail)
+    with pytest.warns(RuntimeWarning, match="'s backward runs as plain torch"):
+        (gradient,) = torch.autograd.grad(made.sum(), x)
+    same(gradient, x.cos() * 5)
 
 
 # --- numbers ----------------------------------------------------------------------------------------------
@@ -894,3 +930,34 @@ def test_what_is_known_is_of_these_arguments():
     fused(torch.ones(3, dtype=torch.complex64))
     assert fused.why_plain(torch.ones(3)) is None
     assert "complex64" in fused.why_plain(torch.ones(3, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 511, 512, 513, 70_001])
+def test_rows_of_float16(size: int) -> None:
+    """Blocks of a row are converted on the way in and out; a single op is rounded as in torch."""
+    base = torch.randn(3, 2 * size + 1, generator=torch.Generator().manual_seed(size)).half()
+    base[0, 0], base[1, 0], base[2, 0] = math.inf, math.nan, 65504
+    for x in base[:, 1:], base[:, :size], base[:, ::2], base.t():
+        y = x.flip(0)
+
+        def fn(x, y):
+            return x + y, x * y, x.float(), x.bfloat16(), (x > y).half(), torch.relu(x)
+
+        for made, expected in zip(fuse(fn)(x, y), fn(x, y), strict=True):
+            torch.testing.assert_close(made, expected, rtol=0, atol=0, equal_nan=True)
+        mixed = fuse(lambda x, y: x * y.float())
+        torch.testing.assert_close(mixed(x, y), x * y.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("times", [2, 3, 4, 5])
+def test_elements_and_rows_that_are_repeated(times: int) -> None:
+    for shape in (3, 5), (7, 16), (40, 33):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+        def fn(x):
+            wide = x[:, None, :, None].expand(-1, times, -1, times)
+            return wide.reshape(x.shape[0] * times, -1) * 2 + 1
+
+        torch.testing.assert_close(fuse(fn)(x), fn(x))
+        folded = fuse(lambda x: x.reshape(-1)[1:].repeat(times) + 1)
+        torch.testing.assert_close(folded(x), x.reshape(-1)[1:].repeat(times) + 1)

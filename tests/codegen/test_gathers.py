@@ -44,6 +44,13 @@ LOOK_UPS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int | None]
     "what is computed": (lambda x, i: torch.softmax(x * 2, 0)[i], (X, ROWS), None),
     "its own largest": (lambda x: x.gather(1, x.argmax(1, keepdim=True)), (X,), 1),
     "expanded": (lambda x, i: x[:1].expand(50, 7)[i], (X, ROWS), None),
+    "a part of a place in what is expanded": (
+        lambda x: (lambda rows: rows.flatten()[(rows > 0).long() % rows.numel()])(
+            x[:3, None].expand(3, 5, 7)[(x[:3, None].expand(3, 5, 7) > 0).long().argmax(0)]
+        ),
+        (X,),
+        None,
+    ),
     "one of one": (lambda x, i: x[:1][i], (X, torch.tensor([0, -1])), None),
     "cross entropy": (F.cross_entropy, (X, CLASSES), 2),
     "cross entropy, ignored": (F.cross_entropy, (X, IGNORED), 2),

@@ -242,6 +242,15 @@ def test_a_thread_takes_four_neighbours_where_memory_allows() -> None:
     assert "i0 < end" not in source_of(double, randn(70))
 
 
+def test_loops_that_one_step_nests_in_another_order_stay_as_they_are() -> None:
+    def fn(x):
+        place = x.argmax()  # counts along the axes, while what is stored goes along memory
+        return x * place, place
+
+    x = randn(6, 11, 4, 1).contiguous(memory_format=torch.channels_last)
+    same(metal(fn)(x), fn(x))
+
+
 # --- programs ---------------------------------------------------------------------------------------------
 
 

@@ -177,14 +177,14 @@ def test_what_is_known_is_not_measured_again(op: Op[..., Any], monkeypatch: pyte
     op.candidate("new")(lambda x: x * 3)
     # A new candidate changes the sources, and with them the key; a new configuration adds a row.
     assert tuning_key(op, (x,)) not in {row.key for row in before.values()}
-    monkeypatch.setattr(tuner, "_measured", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(tuner._Race, "enter", lambda *_: pytest.fail("measured again"))
     with kernels.tuning("quick"):
         assert tuner.tune(op, (x,), known=[Row("", n, "ok", 1.0) for n in op.candidates]) == []
 
 
 @pytest.mark.parametrize("way", ["capture", "rank", "tracing"])
 def test_there_are_times_not_to_tune(op: Op[..., Any], monkeypatch: pytest.MonkeyPatch, way: str) -> None:
-    monkeypatch.setattr(tuner, "_measured", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(tuner._Race, "enter", lambda *_: pytest.fail("measured"))
     if way == "capture":
         monkeypatch.setattr(tuner, "capturing", lambda: True)
     elif way == "rank":

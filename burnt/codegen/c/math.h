@@ -94,22 +94,22 @@ static inline double sign_f64(double x) { return (double)((x > 0.0) - (x < 0.0))
 
 /* maximum and minimum hand on any NaN; fmax and fmin prefer a number. Of equal values, so of zeros of either
  * sign, the first is returned; torch's own choice there depends on its vector path. */
-/* NaN wins. Chosen by bits: of a chain of choices gcc makes booleans that choose booleans, and no vectors. */
+/* The first comparison is one instruction of x86, whose answer for a NaN is x: only y has to be asked. */
 static inline float maximum_f32(float x, float y) {
-    uint32_t first = -(uint32_t)((x >= y) | (x != x));
-    return float_of_bits((bits_f32(x) & first) | (bits_f32(y) & ~first));
+    float most = y > x ? y : x;
+    return y != y ? y : most;
 }
 static inline float minimum_f32(float x, float y) {
-    uint32_t first = -(uint32_t)((x <= y) | (x != x));
-    return float_of_bits((bits_f32(x) & first) | (bits_f32(y) & ~first));
+    float least = y < x ? y : x;
+    return y != y ? y : least;
 }
 static inline double maximum_f64(double x, double y) {
-    uint64_t first = -(uint64_t)((x >= y) | (x != x));
-    return double_of_bits((bits_f64(x) & first) | (bits_f64(y) & ~first));
+    double most = y > x ? y : x;
+    return y != y ? y : most;
 }
 static inline double minimum_f64(double x, double y) {
-    uint64_t first = -(uint64_t)((x <= y) | (x != x));
-    return double_of_bits((bits_f64(x) & first) | (bits_f64(y) & ~first));
+    double least = y < x ? y : x;
+    return y != y ? y : least;
 }
 static inline float fmax_f32(float x, float y) { return x >= y || y != y ? x : y; }
 static inline float fmin_f32(float x, float y) { return x <= y || y != y ? x : y; }
@@ -147,6 +147,36 @@ static inline float exp_f32(float x) {
     int32_t n;
     float r = exp_reduce(clamp_f32(x, -104.0f, 89.0f), &n);
     return scale_f32(1.0f + expm1_poly(r), n);
+}
+
+/* e^x for x <= 0 as a term of a sum that is at least 1: what is less than e^-87 (in double: e^-700) is as
+ * much, and NaN may get lost. Two thirds of the instructions. */
+static inline float exp_term_f32(float x) {
+    x = x < -87.0f ? -87.0f : x;
+    float t = __builtin_fmaf(x, 0x1.715476p0f, BURNT_ROUND_F32);
+    float k = t - BURNT_ROUND_F32;
+    float r = __builtin_fmaf(k, 0x1.05c610p-29f, __builtin_fmaf(k, -0x1.62e430p-1f, x));
+    return float_of_bits(bits_f32(1.0f + expm1_poly(r)) + (bits_f32(t) << 23));
+}
+
+static inline double exp_term_f64(double x) {
+    x = x < -700.0 ? -700.0 : x;
+    double t = __builtin_fma(x, 0x1.71547652b82fep0, 0x1.8p52);
+    double k = t - 0x1.8p52;
+    double r = __builtin_fma(k, -0x1.abc9e3b39803fp-56, __builtin_fma(k, -0x1.62e42fefa39efp-1, x));
+    double q = 1.0 / 6227020800;
+    q = q * r + 1.0 / 479001600;
+    q = q * r + 1.0 / 39916800;
+    q = q * r + 1.0 / 3628800;
+    q = q * r + 1.0 / 362880;
+    q = q * r + 1.0 / 40320;
+    q = q * r + 1.0 / 5040;
+    q = q * r + 1.0 / 720;
+    q = q * r + 1.0 / 120;
+    q = q * r + 1.0 / 24;
+    q = q * r + 1.0 / 6;
+    q = q * r + 0.5;
+    return double_of_bits(bits_f64(1.0 + __builtin_fma(r * r, q, r)) + (bits_f64(t) << 52));
 }
 
 static inline float exp2_f32(float x) {

@@ -304,3 +304,67 @@ def _arange(meta: torch.Tensor, start: Any, end: Any = None, step: Any = 1, **_:
         return cast(Expr.make("add", (offset, const(start, wide)), wide), meta.dtype)
 
     return Value(tuple(meta.shape), meta.dtype, at)
+
+
+# --- derivatives by pieces --------------------------------------------------------------------------------
+
+# To which piece NaN belongs is what torch's loops over vectors make it, unlike its decompositions.
+
+
+@lowered(aten.hardtanh_backward.default)
+def _hardtanh_backward(meta: torch.Tensor, gradient: Value, x: Value, low: Any, high: Any) -> Value:
+    inside = compute_dtype(meta.dtype)
+    g, v, first, last = (operand(a, tuple(meta.shape), inside) for a in (gradient, x, low, high))
+
+    def at(index: Index) -> Expr:
+        above = Expr.make("gt", (v(index), first(index)), torch.bool)
+        below = Expr.make("lt", (v(index), last(index)), torch.bool)
+        between = Expr.make("and", (above, below), torch.bool)
+        return Expr.make("where", (between, g(index), const(0, inside)), inside)
+
+    return as_result(Value(tuple(meta.shape), inside, at), meta)
+
+
+@lowered(aten.hardswish_backward.default)
+def _hardswish_backward(meta: torch.Tensor, gradient: Value, x: Value) -> Value:
+    inside = compute_dtype(meta.dtype)
+    g, v = (operand(a, tuple(meta.shape), inside) for a in (gradient, x))
+
+    def at(index: Index) -> Expr:
+        slope = Expr.make("div", (v(index), const(3, inside)), inside)
+        slope = Expr.make("add", (slope, const(0.5, inside)), inside)
+        made = Expr.make("mul", (g(index), slope), inside)
+        high = Expr.make("ge", (v(index), const(3, inside)), torch.bool)
+        made = Expr.make("where", (high, g(index), made), inside)
+        low = Expr.make("le", (v(index), const(-3, inside)), torch.bool)
+        return Expr.make("where", (low, const(0, inside), made), inside)
+
+    return as_result(Value(tuple(meta.shape), inside, at), meta)
+
+
+@lowered(aten.elu_backward.default)
+def _elu_backward(
+    meta: torch.Tensor, gradient: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Value
+) -> Value:
+    inside = compute_dtype(meta.dtype)
+    given = (gradient, x, alpha, scale, input_scale)
+    g, v, a, s, t = (operand(value, tuple(meta.shape), inside) for value in given)
+
+    def times(*factors: Expr) -> Expr:
+        made, *rest = factors
+        for factor in rest:
+            made = Expr.make("mul", (made, factor), inside)
+        return made
+
+    def at(index: Index) -> Expr:
+        pull, here, coefficient = g(index), v(index), times(a(index), s(index))
+        if is_result:
+            slope = Expr.make("add", (here, coefficient), inside)
+            below = times(pull, t(index), slope)
+        else:
+            rise = Expr.make("exp", (times(here, t(index)),), inside)
+            below = times(pull, t(index), coefficient, rise)
+        positive = Expr.make("gt", (here, const(0, inside)), torch.bool)
+        return Expr.make("where", (positive, times(pull, s(index)), below), inside)
+
+    return as_result(Value(tuple(meta.shape), inside, at), meta)

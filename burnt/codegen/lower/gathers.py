@@ -63,9 +63,7 @@ def at_computed(x: Value, index: Sequence[Ix]) -> Expr:
             continue
         without = x.at((*index[:axis], Ix(), *index[axis + 1 :]))
         if without is made:  # the axis is expanded
-            (atom,) = ix.terms
-            assert isinstance(atom, Computed)
-            same = Expr.make("ge", (atom.expr, const(0, torch.int64)), torch.bool)
+            same = Expr.make("ge", (place_of(ix), const(0, torch.int64)), torch.bool)
             made = Expr.make("where", (same, made, made), made.dtype)
     return made
 

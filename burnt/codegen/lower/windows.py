@@ -193,8 +193,7 @@ def _along(x: Value, axis: int, windows: Axis, kind: str, fill: Expr, *, padded:
             else:
                 tests += _tests((place, windows.size))
             element = _guarded(tests, x.at((*index[:axis], place, *index[axis + 1 :])), fill)
-            # The new one first: `maximum` asks it alone whether it is NaN, which keeps loops simple.
-            result = element if result is None else Expr.make(_COMBINE[kind], (element, result), x.dtype)
+            result = element if result is None else Expr.make(_COMBINE[kind], (result, element), x.dtype)
         assert result is not None
         return result
 
@@ -357,7 +356,7 @@ def _places(x: Value, windows: Sequence[Axis]) -> Places:
             if inside.is_floating_point:
                 nan = Expr.make("ne", (element, element), torch.bool)
                 better = Expr.make("or", (better, nan), torch.bool)
-            best = Expr.make("where", (better, element, best), inside)
+            best = Expr.make("maximum", (best, element), inside)
             place = Expr.make("where", (better, here, place), dtype)
         return place
 

@@ -1,0 +1,355 @@
+"""Compiling Triton kernels ahead of their launch, in processes of their own.
+
+``python -m burnt.codegen.triton_compile`` is such a process: it compiles what it reads for a device that it
+never touches, and what it makes lies in Triton's cache, where the launch of the same kernel finds it. It is
+started with nothing of its parent's but the environment: a fork would share the parent's CUDA context, and
+Python's spawn would run the user's program again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from burnt.codegen.ir import Buffer, Expr, Kernel
+from burnt.codegen.print_triton import Failed, Number, Work, form_of, print_kernel
+from burnt.codegen.trace import PLANNING
+from burnt.codegen.triton_blocks import Config, Limits, too_much, variants
+from burnt.errors import CompileError
+
+__all__ = ["Job", "Pool", "choices_of", "jobs_of", "limits_of", "pool_of"]
+
+_SECONDS = 60.0
+"""For a piece of work; a kernel takes 0.1 to 0.5 of them."""
+_START = 120.0  # for a process to be there: it imports torch
+_IDLE = 60.0  # after which a process ends
+_MOST_WORKERS = 16
+
+
+class Job(NamedTuple):
+    """A function to compile.
+
+    Args:
+        text: the module that it is in.
+        name: its name there.
+        arguments: a dtype for each tensor (``"float32"``), None for each floating-point number, and sizes.
+        constants: the block sizes.
+        warps: of a program.
+        stages: of a loop.
+    """
+
+    text: str
+    name: str
+    arguments: list[str | int | None]
+    constants: dict[str, int]
+    warps: int
+    stages: int
+
+
+def jobs_of(kernel: Kernel, config: Config) -> list[Job]:
+    """The functions of a kernel that was planned before, for tensors whose addresses are aligned."""
+    with PLANNING:
+        Expr.recall(kernel.exprs)
+        printed = print_kernel(kernel, config)
+        Expr.forget()
+
+    def described(argument: Any) -> str | int | None:
+        if isinstance(argument, Buffer | Work):
+            return str(argument.dtype).removeprefix("torch.")
+        if isinstance(argument, Failed):
+            return "int64"
+        return None if isinstance(argument, Number) else int(argument)
+
+    sizes = printed.config
+    return [
+        Job(printed.text, f.name, [described(a) for a in f.arguments], f.constants, sizes.warps, sizes.stages)
+        for f in printed.functions
+    ]
+
+
+def limits_of(device: torch.device) -> Limits:
+    """What a CUDA or ROCm device has for programs."""
+    found = torch.cuda.get_device_properties(device)
+    shared = getattr(found, "shared_memory_per_block_optin", 0) or found.shared_memory_per_block
+    if torch.version.hip is not None:
+        # Four SIMD units with 512 registers for each lane; a wavefront takes half of them at the most.
+        return Limits(found.multi_processor_count, 2048 * found.warp_size, 256, shared, found.warp_size)
+    return Limits(found.multi_processor_count, shared=shared, lanes=found.warp_size)
+
+
+def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[tuple[str, str, str | None]]:
+    """Other block sizes than the picked ones: a kernel's name, the sizes, and why they are not worth a try.
+
+    The nearest of all kernels come first. Kernels that do little beside the largest one are left alone.
+    """
+    with PLANNING:
+        forms = {kernel.name: form_of(kernel) for kernel in kernels}
+        Expr.forget()
+    work = {name: form.rows * form.cols * form.programs for name, form in forms.items()}
+    large = [name for name in forms if 16 * work[name] >= max(work.values())]
+    found = [
+        [(name, str(v), too_much(forms[name], v, limits)) for v in variants(forms[name])[1:]]
+        for name in large
+    ]
+    return [choice for turn in itertools.zip_longest(*found) for choice in turn if choice is not None]
+
+
+# --- the pool ---------------------------------------------------------------------------------------------
+
+
+class _LostError(Exception):
+    """A process ended, or did not answer in time."""
+
+
+class Pool:
+    """Processes that compile.
+
+    They are started when there is work, and end when there has been none for a while or this process ends.
+
+    Args:
+        target: the backend, architecture and lanes of a warp, as `triton.backends.compiler.GPUTarget`.
+        workers: how many at the most.
+        seconds: for a piece of work. A process that takes longer is ended, as one that dies is replaced.
+    """
+
+    def __init__(
+        self, target: tuple[str, int | str, int], workers: int | None = None, seconds: float = _SECONDS
+    ) -> None:
+        self.target, self.seconds = target, seconds
+        self.workers = workers or min(max((os.cpu_count() or 2) - 1, 1), _MOST_WORKERS)
+        self._work: queue.SimpleQueue[tuple[Sequence[Job], Future[None]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = self._idle = 0
+        self._closed = False
+        self._processes: set[subprocess.Popen[bytes]] = set()
+
+    def submit(self, jobs: Sequence[Job]) -> Future[None]:
+        """Compile some functions; the future's exception is a `CompileError` where one cannot be."""
+        future: Future[None] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the pool is closed")
+            self._work.put((jobs, future))
+            if self._work.qsize() > self._idle and self._threads < self.workers:
+                self._threads += 1
+                threading.Thread(target=self._serve, name="burnt compiles", daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """End the processes; what was not compiled yet is cancelled."""
+        with self._lock:
+            self._closed = True
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    self._work.get_nowait()[1].cancel()
+            for process in self._processes:
+                process.kill()
+
+    def _serve(self) -> None:
+        """Hand work to a process of its own, until there is none for a while."""
+        process: subprocess.Popen[bytes] | None = None
+        while (taken := self._taken()) is not None:
+            jobs, future = taken
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                if process is None:
+                    process = self._started()
+                error = self._asked(process, jobs)
+            except (_LostError, OSError) as lost:
+                error = str(lost)
+                self._end(process)
+                process = None
+            if error is None:
+                future.set_result(None)
+            else:
+                where = ", ".join(job.name for job in jobs)
+                future.set_exception(CompileError("a kernel does not compile", where=where, found=error))
+        self._end(process)
+
+    def _taken(self) -> tuple[Sequence[Job], Future[None]] | None:
+        with self._lock:
+            self._idle += 1
+        try:
+            return self._work.get(timeout=_IDLE)
+        except queue.Empty:
+            with self._lock:
+                if not self._work.empty() and not self._closed:
+                    return self._work.get()
+                self._threads -= 1
+                return None
+        finally:
+            with self._lock:
+                self._idle -= 1
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        root = str(Path(__file__).parents[2])
+        paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        # The process has no use for a device, and shall not find one.
+        environment = {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}
+        command = [sys.executable, "-m", "burnt.codegen.triton_compile", json.dumps(self.target)]
+        with self._lock:
+            if self._closed:
+                raise _LostError("the pool was closed")
+            process = subprocess.Popen(
+                [*command, str(self.seconds)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # an interrupt from the keyboard is the parent's matter
+            )
+            self._processes.add(process)
+        try:
+            self._answer(process, _START)
+        except BaseException:
+            self._end(process)
+            raise
+        return process
+
+    def _asked(self, process: subprocess.Popen[bytes], jobs: Sequence[Job]) -> str | None:
+        """What went wrong when a process compiled functions, or None."""
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(jobs).encode() + b"\n")
+        process.stdin.flush()
+        answer: dict[str, str | None] = json.loads(self._answer(process, self.seconds + 10))
+        return answer["error"]
+
+    def _answer(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
+        assert process.stdout is not None
+        end, text = time.monotonic() + seconds, b""
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        while not text.endswith(b"\n"):
+            left = end - time.monotonic()
+            if left <= 0 or not poll.poll(left * 1e3):
+                raise _LostError(f"the compiler did not answer within {seconds:.0f} s")
+            part = os.read(process.stdout.fileno(), 1 << 16)
+            if not part:
+                code = process.wait()
+                hung = code == -signal.SIGALRM
+                reason = f"took longer than {self.seconds:.0f} s" if hung else f"died with exit code {code}"
+                raise _LostError(f"the compiler's process {reason}")
+            text += part
+        return text
+
+    def _end(self, process: subprocess.Popen[bytes] | None) -> None:
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):  # what was not read any more
+                pipe.close()
+        with self._lock:
+            self._processes.discard(process)
+
+
+@cache
+def pool_of(index: int) -> Pool:
+    """The pool of this process that compiles for a CUDA device."""
+    from triton.runtime import driver
+
+    with torch.cuda.device(index):
+        target = driver.active.get_current_target()
+    pool = Pool((target.backend, target.arch, target.warp_size))
+    atexit.register(pool.close)
+    return pool
+
+
+# A fork has none of the threads.
+os.register_at_fork(after_in_child=pool_of.cache_clear)
+
+
+# --- a process of the pool --------------------------------------------------------------------------------
+
+
+class _Driver:
+    """As much of a driver as compiling asks for: the target. Nothing is launched."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+class _Memory:
+    """Stands for a tensor whose address is aligned."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def data_ptr(self) -> int:
+        return 0
+
+    def ptr_range(self) -> int:
+        return 0  # within what 32 bits reach, which Triton asks for on ROCm
+
+
+def compile_job(job: Job) -> None:
+    """Compile a function for the target of the driver that is active, into Triton's cache.
+
+    Raises:
+        Exception: whatever Triton raises where it cannot.
+    """
+    from burnt.codegen.triton_launch import load
+
+    def argument(described: str | int | None) -> Any:
+        if isinstance(described, str):
+            return _Memory(getattr(torch, described))
+        return 1.5 if described is None else described
+
+    arguments = [argument(a) for a in job.arguments]
+    function = load(job.text)[job.name]
+    function.warmup(*arguments, grid=(1,), **job.constants, num_warps=job.warps, num_stages=job.stages)
+
+
+def main(target: str, seconds: str) -> None:
+    """Answer each line of jobs with what went wrong; end where a line takes too long, or none comes."""
+    # What a compiler prints is no answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    driver.set_active(_Driver(GPUTarget(*json.loads(target))))
+    print("{}", file=answers, flush=True)
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_REAL, float(seconds))
+        error = None
+        try:
+            for job in json.loads(line):
+                compile_job(Job(*job))
+        except Exception as raised:  # of any kind: it is the answer
+            error = f"{type(raised).__name__}: {raised}"[:500]
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(json.dumps({"error": error}), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

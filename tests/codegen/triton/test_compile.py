@@ -1,0 +1,162 @@
+"""Kernels that are compiled in processes of their own: the launch finds them; what hangs or dies is noted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton exists for Linux alone")
+
+import triton
+
+from burnt.codegen import triton_compile
+from burnt.codegen.function import Function
+from burnt.codegen.print_triton import form_of
+from burnt.codegen.target import TRITON, with_blocks
+from burnt.codegen.triton_blocks import Config, pick
+from burnt.codegen.triton_compile import Job, Pool, jobs_of
+from burnt.errors import CompileError
+from tests.codegen.triton.ahead import TARGETS, driven
+
+pytestmark = pytest.mark.timeout(300)
+H200 = TARGETS["sm_90"]
+GOOD = """import triton
+import triton.language as tl
+@triton.jit
+def good(x, n, B: tl.constexpr):
+    tl.store(x, n)
+"""
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    made = Pool((H200.backend, H200.arch, H200.warp_size), workers=1, seconds=5)
+    yield made
+    made.close()
+
+
+def job(text: str, name: str = "good") -> Job:
+    return Job(text, name, ["int64", 3], {"B": 4}, 4, 2)
+
+
+def losses(x, w, i):
+    return torch.softmax(x, -1).sum(0) * 1.5 + torch.embedding(w, i)
+
+
+@pytest.mark.parametrize("blocks", [None, Config(2, 64, 8), Config(1, 32, 4, chunks=4)], ids=str)
+def test_a_launch_finds_what_was_compiled(pool: Pool, blocks: Config | None) -> None:
+    """Numbers, sizes of 1 and of multiples of 16, checks, work between functions, several kernels."""
+    x, w = torch.randn(48, 500, dtype=torch.bfloat16), torch.randn(7, 500)
+    given = (x.requires_grad_(), w.requires_grad_(), torch.tensor([3]))
+    planned = Function(losses, target=TRITON)
+    plan = planned.plan(*given)
+    assert plan is not None
+    for kernel in plan.kernels:
+        pool.submit(jobs_of(kernel, blocks or pick(form_of(kernel)))).result(120)
+    found: list[bool] = []
+    triton.knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)  # type: ignore[assignment]
+    try:
+        with driven(H200):
+            if blocks is not None:
+                names = [kernel.name for kernel in plan.kernels]
+                plan = planned.on(with_blocks(dict.fromkeys(names, str(blocks)))).plan(*given)
+                assert plan is not None
+            memory = [torch.empty(0)] * len(plan.slots)
+            for buffer, slot in plan.slots.items():
+                memory[slot] = torch.empty(buffer.shape, dtype=buffer.dtype)
+            for launch in plan.launch.values():
+                for call in _calls(launch):
+                    tensors = [memory[s] for s in call.buffers] + _works(call)
+                    # There is no device that it could be loaded to.
+                    with pytest.raises(AttributeError, match="launcher_cls"):
+                        call.launch(tensors, [1.5] * len(call.numbers), 0)
+    finally:
+        triton.knobs.compilation.listener = None
+    assert found
+    assert all(found)
+
+
+def _calls(launch):  # type: ignore[no-untyped-def]
+    cells = dict(zip(launch.__code__.co_freevars, launch.__closure__, strict=True))
+    return cells["calls"].cell_contents if "calls" in cells else [cells["only"].cell_contents]
+
+
+def _works(call):  # type: ignore[no-untyped-def]
+    works = [torch.empty(w.size, dtype=w.dtype) for w in call.works]
+    return [*works, *[torch.zeros(1, dtype=torch.int64)] * call.may_fail]
+
+
+def test_what_does_not_compile_is_the_futures_exception(pool: Pool) -> None:
+    bad = pool.submit([job(GOOD.replace("tl.store(x, n)", "tl.store(x, nothing)"))])
+    missing = pool.submit([job(GOOD, "other")])
+    good = pool.submit([job(GOOD)])
+    with pytest.raises(CompileError, match="nothing is not defined"):
+        bad.result(120)
+    with pytest.raises(CompileError, match="KeyError: 'other'"):
+        missing.result(120)
+    assert good.result(120) is None
+
+
+def test_a_process_that_dies_or_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    pool = Pool((H200.backend, H200.arch, H200.warp_size), workers=1, seconds=2)
+    began = time.monotonic()
+    dies = pool.submit([job("import os\nos._exit(3)")])
+    hangs = pool.submit([job("while True: pass")])
+    prints = pool.submit([job('print("not an answer")\n' + GOOD)])
+    with pytest.raises(CompileError, match="died with exit code 3"):
+        dies.result(200)
+    with pytest.raises(CompileError, match="took longer than 2 s"):
+        hangs.result(200)
+    assert prints.result(200) is None
+    assert time.monotonic() - began < 200
+    pool.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit([job(GOOD)])
+
+
+def test_closing_ends_processes_and_cancels(pool: Pool) -> None:
+    pool.submit([job(GOOD)]).result(120)
+    running = pool.submit([job("while True: pass")])
+    waiting = pool.submit([job(GOOD)])
+    (process,) = pool._processes
+    while not running.running():
+        time.sleep(0.01)
+    pool.close()
+    with pytest.raises(CompileError, match="died with exit code -9"):
+        running.result(30)
+    assert waiting.cancelled()
+    process.wait(30)
+
+
+def test_processes_end_when_there_is_no_work(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_compile, "_IDLE", 0.05)
+    pool.submit([job(GOOD)]).result(120)
+    end = time.monotonic() + 60
+    while pool._processes and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not pool._processes
+    assert pool.submit([job(GOOD)]).result(120) is None  # and begin again
+
+
+def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "burnt.codegen.triton_compile"]
+    command += [json.dumps([H200.backend, H200.arch, H200.warp_size]), "5"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd=Path(__file__).parents[3]
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        assert child.stdout.readline() == b"{}\n"
+        child.stdin.close()  # as a parent that is killed leaves it
+        assert child.wait(30) == 0
