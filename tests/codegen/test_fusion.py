@@ -896,6 +896,17 @@ class TestExplain:
             told.source("other")
 
 
+def test_views_of_folded_rows_lie_in_memory_as_torchs() -> None:
+    for fn in (
+        lambda x: torch.softmax(x, -1).t().unsqueeze(0),
+        lambda x: torch.softmax(x, -1).view(2, 3, 7).unsqueeze(1),
+        lambda x: torch.softmax(x, 0).t().reshape(-1),
+    ):
+        made, right = fuse(fn)(randn(6, 7)), fn(randn(6, 7))
+        same(made, right)
+        assert made.stride() == right.stride()
+
+
 held = [2.0]
 tanh = [3.0]  # a function that calls torch.tanh does not capture it
 SCALES, NORMS = (2.0, (1, "two")), (F.layer_norm, F.rms_norm)
