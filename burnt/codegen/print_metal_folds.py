@@ -1,7 +1,7 @@
 """Folds in Metal: what a thread knows of one, and how an element, or what another thread knows, is added.
 
-A sum that needs another fold's result in the same loop is about the thread's own largest element or mean until
-those of all threads are known.
+A sum that needs another fold's result in the same loop is about the thread's own largest element or mean
+until those of all threads are known.
 """
 
 from __future__ import annotations

@@ -77,6 +77,8 @@ class Plan:
         outputs: for each result, the buffer that holds it, or a constant.
         steps: kernels and calls, in order.
         numbers: how many run-time numbers the kernels take.
+        seed: what random numbers are drawn from, where there are any.
+        viewed: the shapes of those results that kernels know by another one; both are contiguous.
     """
 
     inputs: list[Buffer]
@@ -84,6 +86,7 @@ class Plan:
     steps: list[Kernel | Call]
     numbers: list[int]
     seed: Buffer | None = None
+    viewed: dict[Buffer, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
 def schedule(
@@ -106,6 +109,12 @@ def schedule(
         joins: from when on folds share a pass with one that they need; None for never.
     """
     return _Scheduler(traced, captured, scratch, runs, cuts, joins).plan()
+
+
+_VIEWS = (
+    torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.unsqueeze.default,
+    torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims,
+)  # fmt: skip
 
 
 class _Scheduler:
@@ -131,6 +140,7 @@ class _Scheduler:
         self.rows_kept: dict[tuple[Kernel, Kept, Index], Buffer] = {}
         self.seed: Buffer | None = None
         self.count = 0
+        self.viewed: dict[Buffer, tuple[int, ...]] = {}
 
     def plan(self) -> Plan:
         nodes = list(self.traced.graph.graph.nodes)
@@ -146,7 +156,7 @@ class _Scheduler:
         outputs = [self.result(node, i) for i, node in enumerate(results)]
         self.flush()
         inputs = [*self.inputs, *([self.seed] if self.seed is not None else [])]
-        return Plan(inputs, outputs, self.steps, sorted(self.traced.numbers.values()), self.seed)
+        return Plan(inputs, outputs, self.steps, sorted(self.traced.numbers.values()), self.seed, self.viewed)
 
     # --- values -------------------------------------------------------------------------------------------
 
@@ -252,7 +262,15 @@ class _Scheduler:
         before = held is not None and held[1].position in self.traced.changed and node.op != "placeholder"
         if held is not None and held[1].strides == strides and not (before and held[1].role == "input"):
             return held[1]
-        buffer = Buffer(f"y{position}", "output", position, tuple(meta.shape), strides, meta.dtype)
+        shape = tuple(meta.shape)
+        while node.target in _VIEWS and strides == _dense(shape) and _folds(value.at(_fresh(shape))):
+            # It lies in memory as what it is a view of, whose axes are more likely those of its folds' rows.
+            node = node.args[0]
+            value, shape = self.env[node], tuple(node.meta["val"].shape)
+            strides = _dense(shape)
+        buffer = Buffer(f"y{position}", "output", position, shape, strides, meta.dtype)
+        if shape != tuple(meta.shape):
+            self.viewed[buffer] = tuple(meta.shape)
         self.pending.append((buffer, value))
         return buffer
 
