@@ -16,6 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import torch
+
 from burnt.codegen import prelude
 from burnt.codegen.ir import (
     Buffer,
@@ -31,9 +33,9 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.passes import LANES, lane_of, unguarded
 from burnt.codegen.print_c_elements import Elements
-from burnt.codegen.print_c_folds import Accumulator
+from burnt.codegen.print_c_folds import MOVES, Accumulator, Exponentials, Squares, accumulators
 from burnt.codegen.print_c_phases import period_of, phases
-from burnt.codegen.print_c_random import BLOCK, Words, words_of
+from burnt.codegen.print_c_random import BLOCK, words_of
 from burnt.codegen.print_c_scans import lane_of_scans, states
 from burnt.codegen.print_c_types import C_TYPES, MEMORY, SHORT
 from burnt.codegen.print_c_windows import inside, next_rows
@@ -47,6 +49,8 @@ _FEW = 16  # turns of the outer loops below which passes are cut instead
 _BLOCK = 512  # elements of a part: 32 for each lane of a vector
 _BLOCK_WITHOUT_SUMS = 8192
 _BLOCK_OF_ARG = 256  # which is gone through again for the place of its extreme
+_BLOCK_OF_EXP = 1024  # which is gone through twice
+_BLOCK_OF_ONLINE_LANES = 64  # with as many lanes, a half of the first cache
 _BLOCK_OF_LANES, _BLOCK_OF_LANES_WITHOUT_SUMS = 16, 128
 _TILE = 1024  # lanes of a tile; 256 where there is one for each chunk
 _TILE_OF_CHUNKS = 256
@@ -115,7 +119,9 @@ def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers:
     if any(kernel.checks for kernel in kernels):
         slots["failed"] = len(buffers)
     slots |= {number: len(slots) + i for i, number in enumerate(numbers)}
-    return "\n".join([prelude.source(), _HELPERS, *(_Printer(kernel, slots).text() for kernel in kernels)])
+    return "\n".join(
+        [prelude.source(), _HELPERS, MOVES, *(_Printer(kernel, slots).text() for kernel in kernels)]
+    )
 
 
 class _Printer(Elements):
@@ -204,7 +210,7 @@ class _Printer(Elements):
     def rows(
         self, lead: Sequence[Var], last: Var, bodies: Sequence[Sequence[Store]], *, parallel: bool
     ) -> None:
-        """Stores for all turns of some loops, a row after the other; several rows for a turn of the others."""
+        """Stores for all turns of some loops, row after row; of several bodies, several rows in each turn."""
         if parallel and lead:
             self.line(f"#pragma omp parallel for collapse({len(lead)}) schedule(static)")
         self.loops(lead)
@@ -259,31 +265,29 @@ class _Printer(Elements):
         self.squares = {}
 
     def bodies(self, stores: Sequence[Store]) -> None:
-        names = self.exprs([step.value for step in stores])
+        names = self.exprs([_unrounded(step) for step in stores])
         for step, name in zip(stores, names, strict=True):
             self.put(step, name)
 
     def threaded(self, last: Var, stores: Sequence[Store]) -> None:
         """Stores for every turn of a loop, which is cut for the threads."""
-        words = words_of(last, [step.value for step in stores])
-        if words:
-            self.drawn(last, (0, last.extent), stores, words, parallel=True)
+        if self.in_blocks(last, (0, last.extent), stores, parallel=True):
             return
         self.line("#pragma omp parallel for simd schedule(static)")
         self.loop(last)
         self.bodies(stores)
         self.close(1)
 
-    def drawn(
-        self,
-        last: Var,
-        span: tuple[int, int],
-        stores: Sequence[Store],
-        words: Sequence[Words],
-        *,
-        parallel: bool,
-    ) -> None:
-        """Stores for some turns of a loop in blocks, for each of which random numbers are made first."""
+    def in_blocks(self, last: Var, span: tuple[int, int], stores: Sequence[Store], *, parallel: bool) -> bool:
+        """Stores for some turns of a loop in blocks; whether there is any use in blocks.
+
+        For each block random numbers are made first, and what is float16 in memory is converted before and
+        after.
+        """
+        words = words_of(last, [step.value for step in stores])
+        loads, stored = _halves(last, stores)
+        if not words and not loads and not stored:
+            return False
         name, (first, stop) = self.named(last), map(mark, span)
         if parallel:
             self.line("#pragma omp parallel for schedule(static)")
@@ -292,9 +296,10 @@ class _Printer(Elements):
         self.line(f"const int64_t end = block + {BLOCK} < {stop} ? block + {BLOCK} : {stop};")
         begin = Var(last.extent + 1)
         self.names[begin] = "block"
+        here = {last: Ix.of(begin)}
         for group in words:
             (seed,) = self.exprs([group.seed])
-            w, start = f"w{self.temporary}", self.place(group.first.replaced({last: Ix.of(begin)}))
+            w, start = f"w{self.temporary}", self.place(group.first.replaced(here))
             self.line(f"const int64_t {w}_from = {start};")
             self.line(f"uint32_t {w}[{BLOCK * group.step + group.reach + 8}];")
             count = f"({w}_from % 4 + (end - block) * {group.step} + {group.reach + 3}) / 4"
@@ -302,11 +307,23 @@ class _Printer(Elements):
             self.line(f"const uint32_t *{w}_at = {w} + {w}_from % 4;")
             for e, offset in group.offsets.items():
                 self.words[id(e)] = f"{w}_at[({name} - block) * {group.step} + {offset}]"
+        rows = {half: f"h{i}" for i, half in enumerate([*loads, *stored])}
+        for (buffer, place), row in rows.items():
+            self.line(f"float {row}[{BLOCK}] __attribute__((aligned(64)));")
+            if (buffer, place) in loads:
+                start = self.element(buffer, place.replaced(here))
+                self.line(f"f32_of_f16_row({row}, &{start}, end - block);")
+        self.halves = {half: f"{row}[{name} - block]" for half, row in rows.items()}
         self.line("#pragma omp simd")
         self.loop(last, "block", "end")
         self.bodies(stores)
-        self.close(2)
-        self.words = {}
+        self.close(1)
+        for buffer, place in stored:
+            start = self.element(buffer, place.replaced(here))
+            self.line(f"f16_of_f32_row(&{start}, {rows[buffer, place]}, end - block);")
+        self.close(1)
+        self.words, self.halves = {}, {}
+        return True
 
     def spans(self, last: Var, stores: Sequence[Store]) -> None:
         """Stores for every turn of a loop, its middle, where tests of its place hold, apart from its ends."""
@@ -322,9 +339,8 @@ class _Printer(Elements):
         for first, stop, known in (0, start, ()), (start, end, tests), (end, size, ()):
             if first >= stop:
                 continue
-            words = words_of(last, [step.value for step in stores]) if stop - first >= 8 and not known else []
-            if words:
-                self.drawn(last, (first, stop), stores, words, parallel=False)
+            long = stop - first >= 8 and not known
+            if long and self.in_blocks(last, (first, stop), stores, parallel=False):
                 continue
             before, self.lines, self.hoisted, self.uniform = self.lines, [], [], {}
             if stop - first >= 8:
@@ -413,8 +429,10 @@ class _Printer(Elements):
             self.one_pass(steps, split=split)
 
     def shift(self, buffer: Buffer) -> int:
-        """Where a row in scratch begins, for the loop along its middle to store whole lines. Otherwise gcc takes
-        elements one by one up to the first line, which of a row of 2 KB takes as long as the rest."""
+        """Where a row in scratch begins, for the loop along its middle to store whole lines.
+
+        Otherwise gcc takes elements one by one up to the first line: of a row of 2 KB as long as the rest.
+        """
         line = _LINE // buffer.dtype.itemsize
         starts = [
             inside(step.inner[0], [step.value])[0]
@@ -475,10 +493,8 @@ class _Printer(Elements):
             self.along(inner, stores, parallel=split)
             return
         lanes = self.tile if self.lane is not None else 0
-        made = [
-            Accumulator(fold, f"r{len(self.folds) + i}", lanes, min(lanes, _LANES))
-            for i, fold in enumerate(folds)
-        ]
+        made = accumulators(folds, len(self.folds), lanes, min(lanes, _LANES))
+        later = [acc for acc in made if isinstance(acc, Exponentials)]
         if split:
             for acc in made:
                 self.put_lines(acc.declared("parts", _CHUNKS))
@@ -491,10 +507,14 @@ class _Printer(Elements):
             self.in_lanes([line for acc in made for line in acc.copied("[chunk]")])
             self.close(1)
             self.whole(made)
-            self.line(f"for (int64_t chunk = 0; chunk < {_CHUNKS}; chunk++) {{")
-            self.depth += 1
-            self.in_lanes([line for acc in made for line in acc.merge("parts", "[chunk]")])
-            self.close(1)
+            # Exponentials are about the largest element, which has to be known before.
+            for several in ([acc for acc in made if acc not in later], later):
+                if not several:
+                    continue
+                self.line(f"for (int64_t chunk = 0; chunk < {_CHUNKS}; chunk++) {{")
+                self.depth += 1
+                self.in_lanes([line for acc in several for line in acc.merge("parts", "[chunk]")])
+                self.close(1)
         else:
             self.whole(made)
             self.folded(made, stores, inner, None)
@@ -528,35 +548,49 @@ class _Printer(Elements):
             return
         *lead, last = inner
         args = [acc for acc in made if acc.is_arg and not acc.lanes]
+        later = [acc for acc in made if isinstance(acc, Exponentials)]
+        squares = [acc for acc in made if isinstance(acc, Squares)]
+        made = [acc for acc in made if acc not in later]
         for acc in args:
             for var in inner:
                 self.line(f"int64_t {acc.name}_{self.named(var)} = {bounds(var)[0]};")
-        for var in lead:
-            self.loop(var, *bounds(var))
         along = self.named(last)
         sums = any(acc.part_type != acc.type for acc in made)
         block = _BLOCK if sums else _BLOCK_WITHOUT_SUMS
+        if later and not sums:
+            block = _BLOCK_OF_EXP
         if self.lane is not None:
             block = _BLOCK_OF_LANES if sums else _BLOCK_OF_LANES_WITHOUT_SUMS
+            if later or squares:
+                block = _BLOCK_OF_ONLINE_LANES
         if args:
             block = min(block, _BLOCK_OF_ARG)
         start, stop = bounds(last)
+        if squares:
+            self.references(squares, [(var, bounds(var)[0]) for var in lead], last, block, bounds(last))
+        for var in lead:
+            self.loop(var, *bounds(var))
         self.line(f"for (int64_t block = {start}; block < {stop}; block += {block}) {{")
         self.depth += 1
         self.line(f"const int64_t end = block + {block} < {stop} ? block + {block} : {stop};")
+        for acc in squares:
+            self.line(f"{acc.name}_turns += end - block;")
         if self.lane is not None:
             self.parts_of_tile()
             self.inside = True
-        for acc in made:
-            self.put_lines(acc.declared("part"))
-        if self.lane is not None:
-            self.in_lanes([line for acc in made for line in acc.reset("part")])
-        else:
-            self.line("#pragma omp simd" + "".join(acc.clauses("part") for acc in made))
-        self.loop(last, "block", "end")
-        self.elements(made, stores, place, blocked=True)
-        self.close(1)
-        self.in_lanes([line for acc in made if acc not in args for line in acc.merge("part", "")])
+        for several in (made, later) if later else (made,):
+            if several is later:
+                self.in_lanes([line for acc in later for line in acc.moved()])
+            for acc in several:
+                self.put_lines(acc.declared("part"))
+            if self.lane is not None:
+                self.in_lanes([line for acc in several for line in acc.reset("part")])
+            else:
+                self.line("#pragma omp simd" + "".join(acc.clauses("part") for acc in several))
+            self.loop(last, "block", "end")
+            self.elements(several, stores if several is made else [], place, blocked=True)
+            self.close(1)
+            self.in_lanes([line for acc in several if acc not in args for line in acc.merge("part", "")])
         if self.lane is not None:
             self.close(1)
             self.inside = False
@@ -571,6 +605,41 @@ class _Printer(Elements):
         self.close(len(inner))
         for acc in args:
             self.found(acc, inner, block, bounds(last)[1])
+
+    def references(
+        self,
+        squares: Sequence[Squares],
+        lead: Sequence[tuple[Var, str]],
+        last: Var,
+        block: int,
+        bounds: tuple[str, str],
+    ) -> None:
+        """What the first block's squares are about."""
+        start, stop = bounds
+        self.line("{")
+        self.depth += 1
+        for var, value in lead:
+            self.line(f"const int64_t {self.named(var)} = {value};")
+        self.line(f"const int64_t end = {start} + {block} < {stop} ? {start} + {block} : {stop};")
+        if self.lane is not None:
+            self.parts_of_tile()
+            self.inside = True
+        for acc in squares:
+            self.put_lines(acc.declared("part"))
+        if self.lane is not None:
+            self.in_lanes([line for acc in squares for line in acc.reset("part")])
+        else:
+            self.line("#pragma omp simd" + "".join(acc.clauses("part") for acc in squares))
+        self.loop(last, start, "end")
+        begun = self.lane_by_lane()
+        for acc, value in zip(squares, self.exprs([acc.step.body for acc in squares]), strict=True):
+            self.put_lines(acc.first(value))
+        self.close(begun + 1)
+        self.in_lanes([line for acc in squares for line in acc.begun(f"end - ({start})")])
+        if self.lane is not None:
+            self.close(1)
+            self.inside = False
+        self.close(1)
 
     def found(self, acc: Accumulator, inner: tuple[Var, ...], block: int, stop: str) -> None:
         """The place of an extreme, the first of its block. What a vector has computed need not be equal to
@@ -661,6 +730,28 @@ class _Printer(Elements):
         begun = self.lanes() if lines and self.lane is not None else 0
         self.put_lines(lines)
         self.close(begun)
+
+
+def _unrounded(step: Store) -> Expr:
+    """What is stored, before it is rounded to the buffer's dtype, which storing does."""
+    value = step.value
+    rounded = value.op == "cast" and value.dtype == step.buffer.dtype and value.dtype in SHORT
+    return value.args[0] if rounded else value
+
+
+def _halves(loop: Var, stores: Sequence[Store]) -> tuple[list[tuple[Buffer, Ix]], list[tuple[Buffer, Ix]]]:
+    """What a loop loads and stores of float16, an element after the other."""
+    found: list[list[tuple[Buffer, Ix]]] = [[], []]
+    for e in unguarded([step.value for step in stores]):
+        if e.op == "load" and not e.args:
+            found[0].append(e.extra)  # type: ignore[arg-type]
+    found[1] += [(step.buffer, step.place) for step in stores if type(step) is Store]
+
+    def is_row(buffer: Buffer, place: Ix) -> bool:
+        return buffer.dtype == torch.float16 and buffer.role != "local" and place.stride(loop) == 1
+
+    loads, stored = ([access for access in accesses if is_row(*access)] for accesses in found)
+    return loads, stored
 
 
 def _flat_place(inner: tuple[Var, ...]) -> Callable[[Callable[[Var], str]], str]:

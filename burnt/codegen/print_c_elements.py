@@ -28,8 +28,8 @@ from burnt.codegen.sizes import mark
 __all__ = ["Elements"]
 
 
-# By bits where the test is the same for a whole loop, and of whole numbers: of a choice, or a chain of them, gcc
-# makes branches, and no vectors.
+# By bits where the test is the same for a whole loop, and of whole numbers: of such a choice, or a chain of
+# them, gcc makes branches, and no vectors.
 _PICKS = {
     torch.float64: "f64", torch.int8: "i32", torch.int16: "i32", torch.int32: "i32", torch.int64: "i64",
     torch.uint8: "i32", torch.bool: "i32", torch.float32: "f32", torch.bfloat16: "f32", torch.float16: "f32",
@@ -68,6 +68,7 @@ class Elements:
         self.varying: set[str] = set()  # guards that are not the same for all of that loop
         self.uniform: dict[int, bool] = {}  # whether expressions are
         self.scanned: dict[tuple[Scan, Index], str] = {}
+        self.halves: dict[tuple[Buffer, Ix], str] = {}  # where the floats of what is float16 in memory are
         self.words: dict[int, str] = {}  # random words that have been made, by what is drawn from them
         self.hoisted: list[str] = []  # lines that come before that loop
         self.computed: dict[int, str] = {}  # names of the expressions in indices
@@ -171,6 +172,8 @@ class Elements:
         """What a load reads, where its guard holds; 0 elsewhere."""
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
         place: Ix = expr.extra[1]  # type: ignore[assignment]
+        if (buffer, place) in self.halves:
+            return self.halves[buffer, place]
         text = self.squares.get(expr) or self.element(buffer, place)
         if guard:
             apart = row_of(buffer, place, self.span) if guard not in self.varying and self.span else None
@@ -190,6 +193,9 @@ class Elements:
             return
         buffer = step.buffer
         value = name
+        if (buffer, step.place) in self.halves:
+            self.line(f"{self.halves[buffer, step.place]} = {name};")
+            return
         if buffer.dtype in SHORT:
             value = f"{SHORT[buffer.dtype]}_of_f32({name})"
         elif buffer.dtype == torch.bool:
@@ -324,6 +330,8 @@ def _is_compared(test: Expr) -> bool:
 
 
 def _cast(value: str, old: torch.dtype, new: torch.dtype) -> str:
+    if new == torch.float16:
+        return f"round_f16({value})"
     if new in SHORT:
         return f"f32_of_{SHORT[new]}({SHORT[new]}_of_f32({value}))"
     if new == torch.bool:

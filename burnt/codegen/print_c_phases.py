@@ -1,8 +1,8 @@
-"""Loops in C by their phases: turns a period apart are alike where indices are divided, so that each gets a text.
+"""Loops in C by their phases: where indices are divided, turns a period apart are alike, and share a text.
 
-The gradient of a pool with stride 2 is an example: of the windows that an element is in, whole numbers of which
-are ``i // 2`` and ``i % 2``, those of even elements differ from those of odd ones. Along ``q`` with ``i = 2 * q``
-and ``i = 2 * q + 1`` nothing is divided, most tests are known, and loads and stores are those of vectors.
+The gradient of a pool with stride 2 is an example: an element is in windows ``i // 2`` and ``i // 2 - 1``, as
+tap ``i % 2`` and ``i % 2 + 2``. Along ``q``, with ``i = 2 * q`` in one text and ``i = 2 * q + 1`` in another,
+nothing is divided, most tests are known, and loads and stores are those of vectors.
 """
 
 from __future__ import annotations

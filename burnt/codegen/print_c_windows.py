@@ -68,9 +68,9 @@ def row_of(buffer: Buffer, place: Ix, span: tuple[Var, int, int]) -> tuple[Ix, I
 def next_rows(kernel: Kernel) -> list[tuple[Buffer, Ix, int]]:
     """What a turn of a kernel with rows in scratch does not load from memory, and the next turn does.
 
-    A processor sees for itself what comes next in one long stretch, not that each turn goes on with other rows.
-    A maximum over 3 x 3 with stride 2 of rows of 2 KB takes a third of the time if they are asked for early,
-    and rows that lie one after another by one instruction: by two, it takes half.
+    A processor sees for itself what comes next in one long stretch, not that each turn goes on with other
+    rows. A maximum over 3 x 3 with stride 2 of rows of 2 KB takes a third of the time if they are asked for
+    early, and rows that lie one after another by one instruction: by two, it takes half.
 
     Returns:
         of each stretch the buffer, where it begins, and how many elements it has.
@@ -83,18 +83,14 @@ def next_rows(kernel: Kernel) -> list[tuple[Buffer, Ix, int]]:
         for e in walk([expr]):
             if e.op != "load" or e.args or not step.inner:
                 continue
-            buffer, place = e.extra
+            (buffer, place), along = e.extra, step.inner[-1]
             assert isinstance(buffer, Buffer)
             assert isinstance(place, Ix)
-            along = step.inner[-1]
             long = along.extent * buffer.dtype.itemsize >= _ROW and buffer.role != "local"
             if long and place.stride(along) == 1 and (place.stride(turn) or 0) > 0:
                 found[buffer, place - Ix.of(along)] = along.extent
-    rows = [
-        (buffer, following, extent)
-        for (buffer, start), extent in found.items()
-        if (buffer, following := start + start.terms[turn]) not in found
-    ]
+    rows = [(buffer, start + start.terms[turn], extent) for (buffer, start), extent in found.items()]
+    rows = [(buffer, start, extent) for buffer, start, extent in rows if (buffer, start) not in found]
     stretches: list[tuple[Buffer, Ix, int]] = []
     for buffer, start, extent in sorted(rows, key=lambda row: row[1].const):
         for i, (other, first, length) in enumerate(stretches):
@@ -106,8 +102,7 @@ def next_rows(kernel: Kernel) -> list[tuple[Buffer, Ix, int]]:
             stretches.append((buffer, start, extent))
     for i, (buffer, start, extent) in enumerate(stretches):
         # Without gaps: one of a row after each row costs more time than it saves bytes.
-        step = start.terms[turn]
-        length = step if step <= 2 * extent else extent
-        stretches[i] = (buffer, start, length)
+        advance = start.terms[turn]
+        stretches[i] = (buffer, start, advance if advance <= 2 * extent else extent)
     moved = sum(extent * buffer.dtype.itemsize for buffer, _, extent in stretches)
     return stretches if moved <= _FETCHED else []

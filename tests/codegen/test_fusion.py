@@ -59,6 +59,11 @@ def rotary(x, cos, sin):
     return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
 
 
+def normalised_by_groups(x):
+    grouped = F.layer_norm(x.reshape(2, 3, 2, 5, 7), (2, 5, 7))
+    return F.relu(grouped).reshape(x.shape)
+
+
 def layer_norm(x, weight, bias):
     return F.layer_norm(x, x.shape[-1:], weight, bias)
 
@@ -98,6 +103,18 @@ FUSED = {
         (randn(50, 7), torch.tensor([3, -1, 3])),
         ["reduction"],
     ),
+    "groups of channels": (normalised_by_groups, (randn(2, 6, 5, 7),), ["reduction"]),
+    "groups of channels, channels last": (
+        normalised_by_groups,
+        (randn(2, 5, 7, 6).permute(0, 3, 1, 2),),
+        ["reduction"],
+    ),
+    "a softmax under another shape, twice": (
+        lambda x: (torch.softmax(x, -1).flatten(), torch.softmax(x, -1).view(3, 2, 1, 7).unsqueeze(0)),
+        (randn(6, 7),),
+        ["reduction"],
+    ),
+    "max-pool and relu": (lambda x: F.relu(F.max_pool2d(x, 3, 2, 1)), (randn(2, 3, 9, 7),), ["window"]),
     "views alone": (lambda x: x.t().reshape(-1)[5::3].flip(0), (randn(37, 53),), ["elementwise"]),
     "several results": (lambda x: (x + 1, x * 2, x > 0), (randn(37, 53),), ["elementwise"]),
 }
@@ -880,6 +897,21 @@ class TestExplain:
 
 
 held = [2.0]
+tanh = [3.0]  # a function that calls torch.tanh does not capture it
+SCALES, NORMS = (2.0, (1, "two")), (F.layer_norm, F.rms_norm)
+
+
+def test_attributes_are_no_captures() -> None:
+    fused = fuse(lambda x: torch.tanh(x) * SCALES[0] + NORMS[0](x, (4,)))
+    x = randn(3, 4)
+    assert fused.why_plain(x) is None
+    same(fused(x), fused.fn(x))
+    assert "captures a list" in str(fuse(lambda x: tanh[0] * x).why_plain(x))
+    assert "captures a tuple" in str(fuse(lambda x: LISTED[0][0] * x).why_plain(x))
+    assert "captures a tuple" in str(fuse(lambda x: HELPED[0](x)).why_plain(x))
+
+
+LISTED, HELPED = (held,), (gelu,)
 
 
 def test_memory_between_steps_is_let_go_of():
@@ -898,3 +930,34 @@ def test_what_is_known_is_of_these_arguments():
     fused(torch.ones(3, dtype=torch.complex64))
     assert fused.why_plain(torch.ones(3)) is None
     assert "complex64" in fused.why_plain(torch.ones(3, dtype=torch.complex64))
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 511, 512, 513, 70_001])
+def test_rows_of_float16(size: int) -> None:
+    """Blocks of a row are converted on the way in and out; a single op is rounded as in torch."""
+    base = torch.randn(3, 2 * size + 1, generator=torch.Generator().manual_seed(size)).half()
+    base[0, 0], base[1, 0], base[2, 0] = math.inf, math.nan, 65504
+    for x in base[:, 1:], base[:, :size], base[:, ::2], base.t():
+        y = x.flip(0)
+
+        def fn(x, y):
+            return x + y, x * y, x.float(), x.bfloat16(), (x > y).half(), torch.relu(x)
+
+        for made, expected in zip(fuse(fn)(x, y), fn(x, y), strict=True):
+            torch.testing.assert_close(made, expected, rtol=0, atol=0, equal_nan=True)
+        mixed = fuse(lambda x, y: x * y.float())
+        torch.testing.assert_close(mixed(x, y), x * y.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("times", [2, 3, 4, 5])
+def test_elements_and_rows_that_are_repeated(times: int) -> None:
+    for shape in (3, 5), (7, 16), (40, 33):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+        def fn(x):
+            wide = x[:, None, :, None].expand(-1, times, -1, times)
+            return wide.reshape(x.shape[0] * times, -1) * 2 + 1
+
+        torch.testing.assert_close(fuse(fn)(x), fn(x))
+        folded = fuse(lambda x: x.reshape(-1)[1:].repeat(times) + 1)
+        torch.testing.assert_close(folded(x), x.reshape(-1)[1:].repeat(times) + 1)

@@ -49,7 +49,7 @@ INNER = {
     "bits_f32", "bits_f64", "float_of_bits", "double_of_bits", "power_of_two", "scale_f32", "clamp_f32",
     "expm1_poly", "exp_reduce", "half_exp", "log_reduce", "log_tail", "log_special", "log_scaled",
     "log1p_positive", "log1p_or_double", "turn_reduce", "sin_poly", "cos_poly", "asin_tail", "atan_poly",
-    "philox_round", "fmod_step",
+    "philox_round", "fmod_step", "f32_of_f16_vector", "f16_of_f32_vector",
 }  # fmt: skip
 TYPES = {
     "float": torch.float32, "double": torch.float64, "uint8_t": torch.uint8, "int8_t": torch.int8,
@@ -73,6 +73,11 @@ class Library:
         pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
         getattr(self.loaded, f"loop_{name}")(*pointers, ctypes.c_long(out.numel()))
         return out
+
+    def row(self, name: str, out: torch.Tensor, given: torch.Tensor) -> None:
+        """Convert a row into the first elements of another."""
+        pointers = ctypes.c_void_p(out.data_ptr()), ctypes.c_void_p(given.data_ptr())
+        getattr(self.loaded, f"call_{name}")(*pointers, ctypes.c_long(given.numel()))
 
 
 def compile_c(text: str, folder: Path, *flags: str) -> tuple[Path, str]:
@@ -106,6 +111,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
                 y[4*i] = r.x; y[4*i+1] = r.y; y[4*i+2] = r.z; y[4*i+3] = r.w;
             }
         }""")
+    lines.append("""
+        void call_f32_of_f16_row(float *y, const uint16_t *x, long n) { f32_of_f16_row(y, x, n); }
+        void call_f16_of_f32_row(uint16_t *y, const float *x, long n) { f16_of_f32_row(y, x, n); }""")
     folder = tmp_path_factory.mktemp("prelude")
     path, said = compile_c("\n".join(lines), folder, *VECTORISER_REPORT)
     found = re.findall(r"kernel\.c:(\d+):\d+: optimized: loop vectorized", said)
@@ -301,17 +309,47 @@ def test_half_precision_there(library: Library, name: str, dtype: torch.dtype) -
     assert_same_bits(found, expected)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
-def test_half_precision_back(library: Library, name: str, dtype: torch.dtype) -> None:
+def rounding_cases(dtype: torch.dtype) -> torch.Tensor:
+    """Every number of 16 bits, the boundaries between them, and samples of all floats."""
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16)
     low = every.view(dtype).float()
     middle = (low + low.roll(-1)) / 2  # ties, and with their neighbours all boundaries
     ties = torch.cat([middle, middle.nextafter(low), middle.nextafter(low.roll(-1))])
     edges = torch.tensor([65504.0, 65519.996, 65520.0, -65520.0, 3.3895e38, 3.3961776e38, 2.0**-24, 2.0**-25])
-    x = torch.cat([sample(), low, ties, edges])
+    return torch.cat([sample(), low, ties, edges])
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("f16", torch.float16)])
+def test_half_precision_back(library: Library, name: str, dtype: torch.dtype) -> None:
+    x = rounding_cases(dtype)
     found = library(f"{name}_of_f32", x).view(dtype)
     assert_same_bits(found.float(), x.to(dtype).float())
     assert found[x.isnan()].isnan().all()
+
+
+def test_rows_of_float16(library: Library) -> None:
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16)
+    half = every.view(torch.float16)
+    for start, stop in (0, 1 << 16), (1, 1 << 16), (5, 12), (0, 0), (31743, 31747):
+        given, found = every[start:stop], torch.full((stop - start + 1,), 7.0)
+        library.row("f32_of_f16_row", found, given)
+        assert_same_bits(found[:-1].nan_to_num(7e4), half[start:stop].float().nan_to_num(7e4))
+        assert found[-1] == 7
+    x = rounding_cases(torch.float16)
+    for start in 0, 3:
+        back = torch.full((len(x) - start + 1,), 7, dtype=torch.uint16)
+        library.row("f16_of_f32_row", back, x[start:])
+        found, expected = back[:-1].view(torch.float16), x[start:].half()
+        assert_same_bits(found.float().nan_to_num(7e4), expected.float().nan_to_num(7e4))
+        assert torch.equal(found.isnan(), expected.isnan())
+        assert back[-1] == 7
+
+
+def test_rounding_to_float16(library: Library) -> None:
+    x = rounding_cases(torch.float16)
+    found, expected = library("round_f16", x), x.half().float()
+    assert_same_bits(found.nan_to_num(7e4), expected.nan_to_num(7e4))
+    assert torch.equal(found.isnan(), expected.isnan())
 
 
 @pytest.mark.parametrize("source_type", ["f32", "f64"])
@@ -425,6 +463,7 @@ def test_every_function_is_tested(library: Library) -> None:
     }
     tested |= {f"{a}_of_{b}" for a in ("bool", "u8", "i8", "i16", "i32", "i64") for b in ("f32", "f64")}
     tested |= {"f32_of_bf16", "bf16_of_f32", "f32_of_f16", "f16_of_f32", "f32_of_f64", "f64_of_f32"}
+    tested |= {"round_f16", "f32_of_f16_row", "f16_of_f32_row"}
     tested |= {"philox", "uniform_f32", "philox_word", "philox_fill"}  # the last two in test_random.py
     assert {name for _, name, _ in FUNCTION.findall(source())} == tested | INNER
 

@@ -237,3 +237,41 @@ def test_loops_have_no_tests_in_the_middle() -> None:
     assert len(loops) == 2
     for loop in loops:
         assert "?" not in loop[: loop.index("}")]
+
+
+def body_of(source: str, kernel: int = -1) -> str:
+    return source.split("\nvoid ")[1:][kernel]
+
+
+@pytest.mark.parametrize("window", [(3, 2, 1), (2, 2), (5, 3, 2), (3, 4), (5, 2, 2, 2), (3, 5, 1)])
+def test_gradients_by_phases_of_the_stride(window: tuple[int, ...]) -> None:
+    same(lambda x, window=window: F.max_pool2d(x, *window), values(2, 3, 21, 43, odd=True))
+    plan = same(lambda x, window=window: F.max_pool2d(x, *window), values(1, 8, 64, 80, odd=True))
+    if len(window) < 4:
+        same(lambda x, window=window: F.avg_pool2d(x, *window), values(1, 3, 24, 41))
+    ((backward,),) = (plan.backward.values(),)
+    assert backward is not None
+    divides = "/" in body_of(backward.plan.source) or " % " in body_of(backward.plan.source)
+    assert divides == (window[1] > 4)  # of longer strides there would be too much text
+
+
+def test_a_row_is_asked_for_a_turn_before() -> None:
+    wide, narrow = (1, 2, 40, 200), (1, 2, 40, 100)
+    for window in (3, 2, 1), (3, 1, 1), (2, 2), (5, 2, 2, 2):
+        fn = lambda x, window=window: F.max_pool2d(x, *window)  # noqa: E731
+        asked = [
+            line for line in same(fn, values(*wide)).source.splitlines() if "__builtin_prefetch(" in line
+        ]
+        assert len(asked) == 1, window  # one stretch, gaps between its rows included
+        assert "__builtin_prefetch(" not in same(fn, values(*narrow)).source
+    # Of rows 2 i - 1, 2 i and 2 i + 1, a turn of stride 2 shares one with the next, which takes two more.
+    fn = lambda x: F.max_pool2d(x, 3, 2, 1)  # noqa: E731
+    (line,) = (x for x in same(fn, values(*wide)).source.splitlines() if "__builtin_prefetch(" in x)
+    assert "p < 400; p += 16" in line
+    assert "+ 399] + p" in line
+
+
+def test_scratch_begins_where_the_middle_does() -> None:
+    for padding, first in ((1, 15), (2, 14)):
+        fn = lambda x, p=padding: F.max_pool2d(x, 5, 2, p)  # noqa: E731
+        assert f"s1[i2 + {first}] = " in same(fn, values(1, 2, 40, 64)).source

@@ -39,6 +39,65 @@ static inline uint16_t f16_of_f32(float x) {
     return (uint16_t)(y | (u >> 16 & 0x8000u));
 }
 
+/* What float16 keeps of a float. The sum's last bit is float16's, as above; without the way there and back. */
+static inline float round_f16(float x) {
+    uint32_t u = bits_f32(x), exponent = u & 0x7f800000u;
+    exponent = exponent < 0x38800000u ? 0x38800000u : exponent; /* float16's denormals share one */
+    exponent = exponent > 0x70000000u ? 0x70000000u : exponent; /* far beyond, and room to add 13 */
+    float large = float_of_bits(exponent + (13u << 23));
+    float y = (__builtin_fabsf(x) + large) - large;
+    y = y > 65504.0f ? __builtin_inff() : y;
+    return float_of_bits(bits_f32(y) | (u & 0x80000000u));
+}
+
+/* Rows, by the instructions that x86 has and gcc 12 does not take for loops. What is left goes by way of a whole
+ * vector, too: a loop would become another one of vectors. */
+#if defined(__F16C__) && defined(__AVX__)
+typedef float burnt_f32x8 __attribute__((vector_size(32)));
+typedef short burnt_f16x8 __attribute__((vector_size(16)));
+static inline void f32_of_f16_vector(float *y, const uint16_t *x) {
+    burnt_f16x8 h;
+    __builtin_memcpy(&h, x, sizeof h);
+    burnt_f32x8 f = __builtin_ia32_vcvtph2ps256(h);
+    __builtin_memcpy(y, &f, sizeof f);
+}
+static inline void f16_of_f32_vector(uint16_t *y, const float *x) {
+    burnt_f32x8 f;
+    __builtin_memcpy(&f, x, sizeof f);
+    burnt_f16x8 h = __builtin_ia32_vcvtps2ph256(f, 0); /* 0: to nearest, halves to even */
+    __builtin_memcpy(y, &h, sizeof h);
+}
+static inline void f32_of_f16_row(float *restrict y, const uint16_t *restrict x, int64_t n) {
+    uint16_t rest[8] = {0};
+    float made[8];
+    int64_t i = 0;
+#pragma GCC unroll 4
+    for (; i + 8 <= n; i += 8) f32_of_f16_vector(y + i, x + i);
+    if (i == n) return;
+    __builtin_memcpy(rest, x + i, (n - i) * sizeof *x);
+    f32_of_f16_vector(made, rest);
+    __builtin_memcpy(y + i, made, (n - i) * sizeof *y);
+}
+static inline void f16_of_f32_row(uint16_t *restrict y, const float *restrict x, int64_t n) {
+    float rest[8] = {0};
+    uint16_t made[8];
+    int64_t i = 0;
+#pragma GCC unroll 4
+    for (; i + 8 <= n; i += 8) f16_of_f32_vector(y + i, x + i);
+    if (i == n) return;
+    __builtin_memcpy(rest, x + i, (n - i) * sizeof *x);
+    f16_of_f32_vector(made, rest);
+    __builtin_memcpy(y + i, made, (n - i) * sizeof *y);
+}
+#else
+static inline void f32_of_f16_row(float *restrict y, const uint16_t *restrict x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) y[i] = f32_of_f16(x[i]);
+}
+static inline void f16_of_f32_row(uint16_t *restrict y, const float *restrict x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) y[i] = f16_of_f32(x[i]);
+}
+#endif
+
 static inline float f32_of_f64(double x) { return (float)x; }
 static inline double f64_of_f32(float x) { return (double)x; }
 
