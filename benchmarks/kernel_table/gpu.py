@@ -8,6 +8,9 @@ bandwidth of a copy that is timed in the same way, each input and each output co
 the inputs and the results' gradients for inputs, and the inputs' gradients for outputs. Host time is that
 of calls on a few elements.
 
+With ``--tune`` an op is tuned for a row's inputs before the row is measured: some block sizes near those that
+were picked, and what was best is what burnt runs. How much better than the picked ones it is, is a column.
+
 On a CPU (``--table gpu --device cpu --quick``) the same is rehearsed with plain timing and small inputs.
 """
 
@@ -31,6 +34,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import burnt
+from burnt.kernels.clock import NotCapturedError, captured
+from burnt.kernels.store import Store
 from kernel_table import clock
 from kernel_table.cpu import quartiles, say
 from kernel_table.report import mark, text_table
@@ -262,22 +267,11 @@ def timer(runs: Sequence[Callable[[], object]], device: torch.device) -> tuple[T
 
 
 def captured_or_not(runs: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], bool]:
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for run in runs:
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph, held = torch.cuda.CUDAGraph(), []
     try:
-        with torch.cuda.graph(graph):
-            for run in runs:
-                held.append(run())  # each has memory of its own for its results, as its inputs are its own
-    except RuntimeError as error:
-        say(f"    not captured: {str(error).splitlines()[0]}")
-        torch.cuda.synchronize()
+        return captured(runs).replay, True
+    except NotCapturedError as error:
+        say(f"    not captured: {error}")
         return lambda: [run() for run in runs], False
-    return graph.replay, True
 
 
 def copies(nbytes: int, device: torch.device) -> int:
@@ -312,7 +306,13 @@ def host_microseconds(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> float
 
 
 def measure(
-    family: Family, gradients: bool, names: Sequence[str], device: torch.device, divisor: int, rounds: int
+    family: Family,
+    gradients: bool,
+    names: Sequence[str],
+    device: torch.device,
+    divisor: int,
+    rounds: int,
+    tune: bool = False,
 ) -> dict[str, Any]:
     """A row: seconds by rival, ratios, the bytes that have to be moved, host time."""
     first = family.inputs(device, gradients, divisor)
@@ -320,9 +320,12 @@ def measure(
     while len(sets) < copies(sum(t.nbytes for t in first), device):
         sets.append(family.inputs(device, gradients, divisor))
     functions = rivals_of(family, names)
+    gain = tuned(functions["burnt"], first) if tune else None
     timers: dict[str, Timer] = {}
     made: dict[str, list[Tensor]] = {}
     result: dict[str, Any] = {"rivals": {}, "launched": [], "errors": {}}
+    if gain is not None:
+        result["tuned"] = gain
     for name, fn in functions.items():
         try:
             made[name] = [t.detach().float() for t in clock.flat(fn(*first)) if t.is_floating_point()]
@@ -356,6 +359,25 @@ def measure(
     return result
 
 
+def tuned(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> dict[str, Any] | None:
+    """Tune the ops that a call makes: milliseconds of the picked sizes and of the best, what failed."""
+    before = set(burnt.kernels.choices())
+    with burnt.kernels.tuning("quick"):
+        try:
+            fn(*inputs)
+        except Exception as error:  # of any kind: the row is measured all the same, and says more
+            say(f"    not tuned: {type(error).__name__}: {error}")
+            return None
+    keys = [key for key in burnt.kernels.choices() if key not in before]
+    rows = [row for key in keys for row in Store().rows(key)]
+    picked = [row.ms for row in rows if row.config == "generated" and row.ms is not None]
+    if not picked:
+        return None
+    best = min((row for row in rows if row.ms is not None), key=lambda row: row.ms or 0)
+    bad = [f"{row.config}: {row.status}: {row.note}" for row in rows if row.status != "ok"]
+    return {"picked_ms": picked[0], "best_ms": best.ms, "best": best.config, "tried": len(rows), "bad": bad}
+
+
 def alike(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     """Within some roundings of bfloat16: that both compute the same, no more."""
     pairs = zip(found, expected, strict=True)
@@ -364,14 +386,16 @@ def alike(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
 
 def line(name: str, row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     if "seconds" not in row:
-        return [name, "failed", "", *["" for _ in names], ""]
+        return [name, "failed", "", *["" for _ in names], "", ""]
     ratios = [
         f"{row['rivals'][n]:.2f}" if n in row["rivals"] else row["errors"].get(n, "-")[:20] for n in names
     ]
     launched = "*" if "burnt" in row["launched"] else ""
     share = f"{row['share']:.0%} {mark(row['share'] >= SHARE)}" if "share" in row else "-"
     host = f"{row['host_us']:.1f} {mark(row['host_us'] <= HOST)}"
-    return [name, f"{row['seconds'] * 1e3:.3f}{launched}", share, *ratios, host]
+    gain = row.get("tuned")
+    better = "-" if gain is None else f"{gain['picked_ms'] / gain['best_ms']:.2f}"
+    return [name, f"{row['seconds'] * 1e3:.3f}{launched}", share, *ratios, host, better]
 
 
 def means(rows: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:
@@ -415,7 +439,7 @@ def run(options: argparse.Namespace) -> None:
             results["left_out"] = [*results.get("left_out", []), name]
             continue
         say(f"  {name}")
-        row = measure(family, gradients, names, device, divisor, rounds)
+        row = measure(family, gradients, names, device, divisor, rounds, options.tune)
         if "seconds" in row and family.share:
             row["share"] = row["bytes"] / row["seconds"] / copy
         results["rows"][name] = row
@@ -429,14 +453,14 @@ def run(options: argparse.Namespace) -> None:
 
 def report(results: Mapping[str, Any], names: Sequence[str]) -> None:
     print(f"{results['device']}, torch {results['torch']}, copy {results['copy_gb_s']:.0f} GB/s, bfloat16")
-    head = ["", "burnt ms", "of copy", *(f"x {name}" for name in names), "host us"]
+    head = ["", "burnt ms", "of copy", *(f"x {name}" for name in names), "host us", "x picked"]
     found = results.get("means", {})
     mean = [
         f"{found[n]:.2f} / {TARGETS[n]:g} {mark(found[n] >= TARGETS[n])}" if n in found else "-"
         for n in names
     ]
     lines = [line(name, row, names) for name, row in results["rows"].items()]
-    print(text_table([head, *lines, ["geometric mean", "", "", *mean, ""]]))
+    print(text_table([head, *lines, ["geometric mean", "", "", *mean, "", ""]]))
     print("* not captured in a graph")
     if results.get("left_out"):
         print(f"left out for want of time: {', '.join(results['left_out'])}")

@@ -58,7 +58,12 @@ class CompiledPlan:
         self.derived: dict[tuple[bool, ...], Traced] = {}  # their traces, where these came first
         self.saved = Saved([], [])  # what the backward is given of this one
         self.plan: Plan = schedule(
-            traced, captured, scratch=target.scratch, runs=target.runs, cuts=target.cuts
+            traced,
+            captured,
+            scratch=target.scratch,
+            runs=target.runs,
+            cuts=target.cuts,
+            joins=target.joins,
         )
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
@@ -76,9 +81,9 @@ class CompiledPlan:
         self.build()
         self.results = [self.slots[o] if isinstance(o, Buffer) else None for o in self.plan.outputs]
         self.constants = [None if isinstance(o, Buffer) else o for o in self.plan.outputs]
-        self.fresh = [_allocation(b) for b in made if b not in self.plan.inputs and b not in called]
+        self.fresh = [self.allocation(b) for b in made if b not in self.plan.inputs and b not in called]
         written = {b for k in self.kernels for b in k.written} | called | {*self.plan.inputs}
-        self.empty = [(self.slots[b], _allocation(b)) for b in made if b not in written]
+        self.empty = [(self.slots[b], self.allocation(b)) for b in made if b not in written]
         self.runs = [] if self.single is not None else self.prepared()
         Expr.forget()
 
@@ -116,7 +121,7 @@ class CompiledPlan:
             outputs = step.written if isinstance(step, Kernel) else ()
             fresh = [b for b in outputs if b not in there]
             there.update(outputs)
-            allocate = [(self.slots[b], _allocation(b)) for b in fresh]
+            allocate = [(self.slots[b], self.allocation(b)) for b in fresh]
             runs.append(_Run(step, _names(step), allocate))
         # Results are kept; everything else goes with the last step that names it.
         kept = {r for r in self.results if r is not None}
@@ -125,6 +130,13 @@ class CompiledPlan:
             run.release = sorted(slots - kept)
             kept |= slots
         return runs
+
+    def allocation(self, buffer: Buffer) -> _Allocation:
+        """The shape, strides and dtype of the tensor that a buffer is."""
+        shape = self.plan.viewed.get(buffer)
+        if shape is None:
+            return buffer.shape, buffer.strides, buffer.dtype
+        return shape, torch.empty(shape, device="meta").stride(), buffer.dtype
 
     def draw(self) -> Tensor | None:
         """A seed from torch's generator for a plan that draws random numbers; None for others.
@@ -186,7 +198,7 @@ class CompiledPlan:
         for buffer, tensor in zip(step.outputs, made, strict=True):
             if buffer is not None:
                 if tensor.stride() != buffer.strides:
-                    shape, strides, dtype = _allocation(buffer)
+                    shape, strides, dtype = self.allocation(buffer)
                     tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self.device).copy_(
                         tensor
                     )
@@ -246,10 +258,6 @@ def _names(step: Kernel | Call) -> set[Buffer]:
     if isinstance(step, Call):
         return {*step.inputs.values(), *(b for b in step.outputs if b is not None)}
     return {*step.read, *step.written}
-
-
-def _allocation(buffer: Buffer) -> _Allocation:
-    return buffer.shape, buffer.strides, buffer.dtype
 
 
 def fault(name: str, error: Exception) -> str:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.function import Function, Planned
-from burnt.codegen.ir import Buffer, Expr, Fold, Kernel, Running, Store, walk
+from burnt.codegen.ir import Buffer, Expr, Fold, Kernel, Online, Running, Store, walk
 from burnt.codegen.schedule import Call, Plan, schedule
 from burnt.codegen.target import TARGETS
 from burnt.codegen.trace import PLANNING
@@ -160,7 +160,14 @@ def _elsewhere(planned: Planned, name: str) -> Explanation:
     assert planned.forward is not None
     compiled = planned.forward
     with PLANNING, torch.no_grad():
-        plan = schedule(compiled.traced, planned.captured, scratch=target.scratch, runs=target.runs)
+        plan = schedule(
+            compiled.traced,
+            planned.captured,
+            scratch=target.scratch,
+            runs=target.runs,
+            cuts=target.cuts,
+            joins=target.joins,
+        )
         kernels = [step for step in plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(kernels):
             kernel.name = f"{compiled.name}_{i}"
@@ -207,9 +214,12 @@ def _ops(kernel: Kernel) -> list[str]:
     """The ops of a kernel, each once: a fold and the store after it compute the same chain in loops apart."""
     names: dict[str, None] = {}
     for step in kernel.steps:
-        exprs = walk([step.value if isinstance(step, Store) else step.body])
+        element = step.element if isinstance(step, Online) else None
+        exprs = walk([element or (step.value if isinstance(step, Store) else step.body)])
         names |= dict.fromkeys(e.op for e in exprs if e.op not in _NO_OPS)
-        if isinstance(step, Fold):
+        if isinstance(step, Online):
+            names[f"online {step.reduction.kind}"] = None
+        elif isinstance(step, Fold):
             names[step.reduction.kind] = None
         elif isinstance(step, Running):
             names[f"running {step.scan.kind}"] = None

@@ -7,6 +7,7 @@ and `Function.why_plain` says why.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import os
@@ -293,7 +294,7 @@ def _captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
         if not isinstance(function, types.FunctionType) or function.__code__ in seen:
             return
         seen.add(function.__code__)
-        if (function.__module__ or "").split(".")[0] == "torch":
+        if _is_torchs(function):
             return
         for cell in function.__closure__ or ():
             found.append((cell, ""))
@@ -308,19 +309,29 @@ def _captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The names that code looks up, functions inside of it included."""
+    """The global names that code looks up, functions inside of it included. Attributes are none."""
     inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return set(code.co_names).union(*inner)
+    looked_up = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return looked_up.union(*inner)
 
 
 def _unsuited_captures(held: Sequence[Any]) -> str | None:
     """Why a capture cannot be relied on: its contents may change without its being another object."""
     for content in held:
-        if not isinstance(
-            content, (*_SIMPLE, float, Tensor, types.FunctionType, types.BuiltinFunctionType, type)
-        ):
+        if not _is_fixed(content):
             return f"it captures a {type(content).__name__}, whose changes would go unnoticed"
     return None
+
+
+def _is_fixed(content: Any) -> bool:
+    if isinstance(content, tuple):
+        # What functions inside of it capture is not looked at; torch's own are what they are.
+        return all(_is_fixed(c) and (not isinstance(c, types.FunctionType) or _is_torchs(c)) for c in content)
+    return isinstance(content, (*_SIMPLE, float, Tensor, types.FunctionType, types.BuiltinFunctionType, type))
+
+
+def _is_torchs(function: types.FunctionType) -> bool:
+    return (function.__module__ or "").split(".")[0] == "torch"
 
 
 def _identity(content: Any) -> Any:

@@ -15,10 +15,11 @@ they can be; what a reshape leaves over is a division or a remainder.
 
 What a kernel may hold. Its steps are in an order in which they can be run one after another. Steps that walk
 the same extents have the same `inner` loops, so that what they load or compute alike is one expression;
-neighbours among these that do not need one another can share one pass over memory (`Kernel.passes`). Where
-the target has scratch, a value that a later pass needs again is stored into a buffer of role ``local`` and
-loaded from it. Where it has runs, sums over the outer loops come out in parts, one for each run of turns
-(`Partial`), which another kernel adds up. Any other store never comes back as a load in the same kernel.
+neighbours among these that do not need one another can share one pass over memory (`Kernel.passes`), and so
+can a sum that needs the largest element or the mean (`Online`). Where the target has scratch, a value that a
+later pass needs again is stored into a buffer of role ``local`` and loaded from it. Where it has runs, sums
+over the outer loops come out in parts, one for each run of turns (`Partial`), which another kernel adds up.
+Any other store never comes back as a load in the same kernel.
 """
 
 from __future__ import annotations
@@ -544,6 +545,55 @@ class Fold:
     index: Index
     inner: tuple[Var, ...]
     body: Expr
+
+    @property
+    def turns(self) -> int:
+        """How many elements are folded."""
+        return math.prod(v.extent for v in self.inner)
+
+
+@dataclasses.dataclass(eq=False)
+class Online(Fold):
+    """A sum whose elements need the result of another fold over the same loops, taken in one pass with it.
+
+    `kind` says what is summed, with x for an element of `body`, which is an element of the other fold, too:
+
+    ======== ================ ===========================
+    kind     beside           sum of
+    ======== ================ ===========================
+    exp      the largest x    exp(x - largest)
+    squares  the sum of all x (x - sum / turns) squared
+    ======== ================ ===========================
+
+    While elements come, the sum is about a *reference*, the largest element or the mean so far; where that
+    goes from a to b, the sum s of n elements becomes s * exp(a - b), or s + n * (a - b) squared. So it goes,
+    too, with parts of a sum, each about its part's own reference. (Milakov and Gimelshein, 2018; Chan, Golub
+    and LeVeque, 1979.)
+
+    Args:
+        kind: ``exp`` or ``squares``.
+        beside: the other fold, in the same pass.
+        finite: whether an infinite largest element is not subtracted, as logsumexp wants it.
+    """
+
+    kind: str
+    beside: Fold
+    finite: bool = False
+
+    @property
+    def element(self) -> Expr:
+        """What is summed, where the result of the other fold is known already."""
+        x, dtype = self.body, self.body.dtype
+        other = reduced(self.beside.reduction, self.beside.index)
+        if self.kind == "squares":
+            turns = Expr.make("cast", (index(Ix(const=self.turns)),), dtype)
+            off = Expr.make("sub", (x, Expr.make("div", (other, turns), dtype)), dtype)
+            return Expr.make("mul", (off, off), dtype)
+        if self.finite:
+            zero, infinity = (Expr.make("const", (), dtype, n) for n in (0.0, math.inf))
+            is_infinite = Expr.make("eq", (Expr.make("abs", (other,), dtype), infinity), torch.bool)
+            other = Expr.make("where", (is_infinite, zero, other), dtype)
+        return Expr.make("exp", (Expr.make("sub", (x, other), dtype),), dtype)
 
 
 @dataclasses.dataclass(eq=False)

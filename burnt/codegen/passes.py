@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -11,8 +12,11 @@ from burnt.codegen.ir import (
     Buffer,
     Expr,
     Fold,
+    Index,
     Ix,
     Kernel,
+    Online,
+    Reduction,
     Running,
     Store,
     Var,
@@ -21,12 +25,13 @@ from burnt.codegen.ir import (
     needs,
     places,
     rebuilt,
+    replaced,
     variables,
     walk,
 )
 from burnt.codegen.lower.table import SHORT, const
 
-__all__ = ["LANES", "arrange", "keep", "lane_of", "multiply", "pick", "unguarded"]
+__all__ = ["LANES", "Joins", "arrange", "join", "keep", "lane_of", "multiply", "pick", "unguarded"]
 
 # Ops that cost about as much as a load; of the others, a few tens of instructions, one is worth a load and a
 # store (softmax of 4096 x 1024 float32 with its exp kept: 1.3 times as fast as computed twice).
@@ -37,6 +42,22 @@ _CHEAP_OPS = """
 _CHEAP = frozenset(_CHEAP_OPS.split())
 LANES = 16
 """Turns of the loop that memory runs along which a kernel by columns takes together, at the least."""
+
+
+class Joins(NamedTuple):
+    """The bytes from which on a sum shares the pass of a fold whose result it needs (`ir.Online`).
+
+    Args:
+        exp: that are read along the innermost loop, for a sum of exponentials.
+        squares: the same, for a sum of squares.
+        total: of all rows, for a sum of squares.
+        columns: of `LANES` neighbours, where memory runs along an outer loop.
+    """
+
+    exp: int = 0
+    squares: int = 0
+    total: int = 0
+    columns: int = 0
 
 
 def arrange(kernel: Kernel) -> None:
@@ -226,6 +247,86 @@ def keep(kernel: Kernel, scratch: int) -> None:
         store = Store(buffer, inner, place, e, inner)
         kernel.steps.insert(kernel.steps.index(groups[first][-1]) + 1, store)
         groups[first].append(store)
+
+
+def join(kernel: Kernel, joins: Joins) -> None:
+    """Let sums of exponentials, and of squares, share a pass with the fold whose result they need.
+
+    It comes after `keep`: an exponential that a later pass needs again is not computed for this one, too.
+    """
+    folds = {(s.reduction, s.index): s for s in kernel.steps if isinstance(s, Fold)}
+    for step in list(folds.values()):
+        made = _joined(step, folds)
+        kept = any(isinstance(s, Store) and s.value is step.body for s in kernel.steps)
+        if made is not None and not kept and _gains(made, kernel, joins):
+            kernel.steps.remove(step)
+            kernel.steps.insert(kernel.steps.index(made.beside) + 1, made)
+
+
+def _gains(step: Online, kernel: Kernel, joins: Joins) -> bool:
+    """Whether two passes would take longer."""
+    loads = {e.extra: e.dtype.itemsize for e in walk([step.body]) if e.op == "load"}
+    row = sum(loads.values()) * step.turns
+    if lane_of(kernel) is not None:
+        return row * LANES >= joins.columns
+    if step.kind == "squares" and row * math.prod(v.extent for v in kernel.outer) < joins.total:
+        return False
+    straight = row // step.turns * step.inner[-1].extent
+    return straight >= (joins.exp if step.kind == "exp" else joins.squares)
+
+
+def _joined(step: Fold, folds: Mapping[tuple[Reduction, Index], Fold]) -> Online | None:
+    """A fold as one that needs no result of another's; None where it is no such sum."""
+    body, finite = step.body, False
+    if step.reduction.kind != "sum" or not step.inner or not body.dtype.is_floating_point:
+        return None
+    if body.op == "exp" and body.args[0].op == "sub":
+        kind, (x, other) = "exp", body.args[0].args
+        if other.op == "where" and _is_infinite(other.args[0], other.args[2]) and _is(other.args[1], 0):
+            finite, other = True, other.args[2]
+    elif body.op == "mul" and body.args[0] is body.args[1] and body.args[0].op == "sub":
+        kind, (x, other) = "squares", body.args[0].args
+        if other.op != "div" or not _counts(other.args[1], step.turns):
+            return None
+        other = other.args[0]
+    else:
+        return None
+    other = _plain(other)
+    beside = folds.get(other.extra) if other.op == "reduced" else None  # type: ignore[arg-type]
+    if beside is None or beside.reduction.kind != {"exp": "max", "squares": "sum"}[kind]:
+        return None
+    if [v.extent for v in beside.inner] != [v.extent for v in step.inner]:
+        return None
+    x = replaced(x, dict(zip(step.inner, map(Ix.of, beside.inner), strict=True)))
+    if _plain(x) is not _plain(beside.body):
+        return None
+    return Online(step.reduction, step.index, beside.inner, x, kind, beside, finite)
+
+
+def _plain(expr: Expr) -> Expr:
+    """Without conversions that leave a value as it is."""
+    while expr.op in ("as", "identity") or (
+        expr.op == "cast" and expr.args[0].dtype in SHORT and expr.dtype not in SHORT
+    ):
+        expr = expr.args[0]
+    return expr
+
+
+def _is(expr: Expr, value: float) -> bool:
+    return expr.op == "const" and expr.extra[0] == value
+
+
+def _is_infinite(test: Expr, value: Expr) -> bool:
+    """Whether a test is that of a value for infinity."""
+    if test.op != "eq" or test.args[0].op != "abs" or not _is(test.args[1], math.inf):
+        return False
+    return test.args[0].args[0] is value
+
+
+def _counts(expr: Expr, turns: int) -> bool:
+    """Whether an expression is a number of turns."""
+    expr = expr.args[0] if expr.op == "cast" else expr
+    return expr.op == "index" and expr.extra[0] == Ix(const=turns)
 
 
 def _result_of(steps: Sequence[Fold | Store], inner: tuple[Var, ...], dtype: torch.dtype) -> Store | None:

@@ -33,7 +33,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.passes import LANES, lane_of, unguarded
 from burnt.codegen.print_c_elements import Elements
-from burnt.codegen.print_c_folds import Accumulator
+from burnt.codegen.print_c_folds import MOVES, Accumulator, Exponentials, Squares, accumulators
 from burnt.codegen.print_c_phases import period_of, phases
 from burnt.codegen.print_c_random import BLOCK, words_of
 from burnt.codegen.print_c_scans import lane_of_scans, states
@@ -49,6 +49,8 @@ _FEW = 16  # turns of the outer loops below which passes are cut instead
 _BLOCK = 512  # elements of a part: 32 for each lane of a vector
 _BLOCK_WITHOUT_SUMS = 8192
 _BLOCK_OF_ARG = 256  # which is gone through again for the place of its extreme
+_BLOCK_OF_EXP = 1024  # which is gone through twice
+_BLOCK_OF_ONLINE_LANES = 64  # with as many lanes, a half of the first cache
 _BLOCK_OF_LANES, _BLOCK_OF_LANES_WITHOUT_SUMS = 16, 128
 _TILE = 1024  # lanes of a tile; 256 where there is one for each chunk
 _TILE_OF_CHUNKS = 256
@@ -117,7 +119,9 @@ def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers:
     if any(kernel.checks for kernel in kernels):
         slots["failed"] = len(buffers)
     slots |= {number: len(slots) + i for i, number in enumerate(numbers)}
-    return "\n".join([prelude.source(), _HELPERS, *(_Printer(kernel, slots).text() for kernel in kernels)])
+    return "\n".join(
+        [prelude.source(), _HELPERS, MOVES, *(_Printer(kernel, slots).text() for kernel in kernels)]
+    )
 
 
 class _Printer(Elements):
@@ -499,10 +503,8 @@ class _Printer(Elements):
             self.along(inner, stores, parallel=split)
             return
         lanes = self.tile if self.lane is not None else 0
-        made = [
-            Accumulator(fold, f"r{len(self.folds) + i}", lanes, min(lanes, _LANES))
-            for i, fold in enumerate(folds)
-        ]
+        made = accumulators(folds, len(self.folds), lanes, min(lanes, _LANES))
+        later = [acc for acc in made if isinstance(acc, Exponentials)]
         if split:
             for acc in made:
                 self.put_lines(acc.declared("parts", _CHUNKS))
@@ -515,10 +517,14 @@ class _Printer(Elements):
             self.in_lanes([line for acc in made for line in acc.copied("[chunk]")])
             self.close(1)
             self.whole(made)
-            self.line(f"for (int64_t chunk = 0; chunk < {_CHUNKS}; chunk++) {{")
-            self.depth += 1
-            self.in_lanes([line for acc in made for line in acc.merge("parts", "[chunk]")])
-            self.close(1)
+            # Exponentials are about the largest element, which has to be known before.
+            for several in ([acc for acc in made if acc not in later], later):
+                if not several:
+                    continue
+                self.line(f"for (int64_t chunk = 0; chunk < {_CHUNKS}; chunk++) {{")
+                self.depth += 1
+                self.in_lanes([line for acc in several for line in acc.merge("parts", "[chunk]")])
+                self.close(1)
         else:
             self.whole(made)
             self.folded(made, stores, inner, None)
@@ -552,35 +558,49 @@ class _Printer(Elements):
             return
         *lead, last = inner
         args = [acc for acc in made if acc.is_arg and not acc.lanes]
+        later = [acc for acc in made if isinstance(acc, Exponentials)]
+        squares = [acc for acc in made if isinstance(acc, Squares)]
+        made = [acc for acc in made if acc not in later]
         for acc in args:
             for var in inner:
                 self.line(f"int64_t {acc.name}_{self.named(var)} = {bounds(var)[0]};")
-        for var in lead:
-            self.loop(var, *bounds(var))
         along = self.named(last)
         sums = any(acc.part_type != acc.type for acc in made)
         block = _BLOCK if sums else _BLOCK_WITHOUT_SUMS
+        if later and not sums:
+            block = _BLOCK_OF_EXP
         if self.lane is not None:
             block = _BLOCK_OF_LANES if sums else _BLOCK_OF_LANES_WITHOUT_SUMS
+            if later or squares:
+                block = _BLOCK_OF_ONLINE_LANES
         if args:
             block = min(block, _BLOCK_OF_ARG)
         start, stop = bounds(last)
+        if squares:
+            self.references(squares, [(var, bounds(var)[0]) for var in lead], last, block, bounds(last))
+        for var in lead:
+            self.loop(var, *bounds(var))
         self.line(f"for (int64_t block = {start}; block < {stop}; block += {block}) {{")
         self.depth += 1
         self.line(f"const int64_t end = block + {block} < {stop} ? block + {block} : {stop};")
+        for acc in squares:
+            self.line(f"{acc.name}_turns += end - block;")
         if self.lane is not None:
             self.parts_of_tile()
             self.inside = True
-        for acc in made:
-            self.put_lines(acc.declared("part"))
-        if self.lane is not None:
-            self.in_lanes([line for acc in made for line in acc.reset("part")])
-        else:
-            self.line("#pragma omp simd" + "".join(acc.clauses("part") for acc in made))
-        self.loop(last, "block", "end")
-        self.elements(made, stores, place, blocked=True)
-        self.close(1)
-        self.in_lanes([line for acc in made if acc not in args for line in acc.merge("part", "")])
+        for several in (made, later) if later else (made,):
+            if several is later:
+                self.in_lanes([line for acc in later for line in acc.moved()])
+            for acc in several:
+                self.put_lines(acc.declared("part"))
+            if self.lane is not None:
+                self.in_lanes([line for acc in several for line in acc.reset("part")])
+            else:
+                self.line("#pragma omp simd" + "".join(acc.clauses("part") for acc in several))
+            self.loop(last, "block", "end")
+            self.elements(several, stores if several is made else [], place, blocked=True)
+            self.close(1)
+            self.in_lanes([line for acc in several if acc not in args for line in acc.merge("part", "")])
         if self.lane is not None:
             self.close(1)
             self.inside = False
@@ -595,6 +615,41 @@ class _Printer(Elements):
         self.close(len(inner))
         for acc in args:
             self.found(acc, inner, block, bounds(last)[1])
+
+    def references(
+        self,
+        squares: Sequence[Squares],
+        lead: Sequence[tuple[Var, str]],
+        last: Var,
+        block: int,
+        bounds: tuple[str, str],
+    ) -> None:
+        """What the first block's squares are about."""
+        start, stop = bounds
+        self.line("{")
+        self.depth += 1
+        for var, value in lead:
+            self.line(f"const int64_t {self.named(var)} = {value};")
+        self.line(f"const int64_t end = {start} + {block} < {stop} ? {start} + {block} : {stop};")
+        if self.lane is not None:
+            self.parts_of_tile()
+            self.inside = True
+        for acc in squares:
+            self.put_lines(acc.declared("part"))
+        if self.lane is not None:
+            self.in_lanes([line for acc in squares for line in acc.reset("part")])
+        else:
+            self.line("#pragma omp simd" + "".join(acc.clauses("part") for acc in squares))
+        self.loop(last, start, "end")
+        begun = self.lane_by_lane()
+        for acc, value in zip(squares, self.exprs([acc.step.body for acc in squares]), strict=True):
+            self.put_lines(acc.first(value))
+        self.close(begun + 1)
+        self.in_lanes([line for acc in squares for line in acc.begun(f"end - ({start})")])
+        if self.lane is not None:
+            self.close(1)
+            self.inside = False
+        self.close(1)
 
     def found(self, acc: Accumulator, inner: tuple[Var, ...], block: int, stop: str) -> None:
         """The place of an extreme, the first of its block. What a vector has computed need not be equal to

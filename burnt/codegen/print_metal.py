@@ -19,28 +19,27 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-import torch
-
-from burnt.codegen import prelude_metal
 from burnt.codegen.ir import (
     Buffer,
-    Expr,
     Fold,
     Index,
     Ix,
     Kernel,
+    Online,
     Reduction,
     Running,
-    Scan,
     Split,
     Store,
     Var,
     places,
     walk,
 )
+from burnt.codegen.print_metal_elements import Elements, Scratch
+from burnt.codegen.print_metal_folds import FoldState, OnlineSum
 from burnt.codegen.print_metal_scans import State, lane_of_scans
-from burnt.codegen.print_metal_types import COMPUTE, MEMORY, SHORT, constant, highest, lowest
+from burnt.codegen.print_metal_types import COMPUTE, MEMORY
 from burnt.codegen.sizes import mark
 from burnt.errors import UnsupportedError
 
@@ -64,19 +63,6 @@ _SHORT_SCAN = 16  # elements up to which a thread walks a row alone
 _MANY_ROWS = 256  # rows from which on a thread walks a column alone, and a simdgroup a long row
 _MANY = 1 << 16  # elements from which on a thread takes four neighbours
 _MOST_BUFFERS = 31
-
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^",
-          "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class Scratch:
-    """Memory of a kernel's own: `count` elements of a dtype, which begin as zeros or as anything."""
-
-    name: str
-    dtype: torch.dtype
-    count: int
-    zeros: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,25 +187,12 @@ def _lane(kernel: Kernel) -> Var | None:
     return best if best is not None and best.extent >= 8 else None
 
 
-class _Printer:
-    """What every form needs: lines, names, places and expressions."""
+class _Printer(Elements):
+    """A function of the source."""
 
     def __init__(self, kernel: Kernel, numbers: Sequence[int], name: str) -> None:
-        self.kernel = kernel
+        super().__init__(kernel, numbers, wide=_is_wide(kernel))
         self.name = name
-        self.position = {number: i for i, number in enumerate(numbers)}
-        self.has_numbers = False
-        self.lines: list[str] = []
-        self.depth = 1
-        self.folds: dict[tuple[Reduction, Index], str] = {}
-        self.scans: dict[tuple[Scan, Index], str] = {}
-        self.memory: dict[Buffer | Scratch, None] = {}
-        self.written: set[Buffer | Scratch] = set()
-        self.names: dict[Var, str] = {}
-        self.temporary = 0
-        self.computed: dict[int, str] = {}  # names of the expressions in indices
-        self.wide = _is_wide(kernel)
-        self.index = "long" if self.wide else "int"
 
     def finished(self, threads: tuple[int, int, int], group: tuple[int, int, int]) -> Dispatch:
         if len(self.memory) > _MOST_BUFFERS - 2:
@@ -243,137 +216,6 @@ class _Printer:
         return Dispatch(
             self.name, text, tuple(self.memory), self.has_numbers, self.wide, threads, group
         )  # fmt: skip
-
-    # --- expressions --------------------------------------------------------------------------------------
-
-    def exprs(self, wanted: Sequence[Expr]) -> list[str]:
-        """Statements that compute expressions at the current place; the names of their results."""
-        memo: dict[tuple[int, str], str] = {}
-
-        def visit(expr: Expr, guard: str) -> str:
-            key = (id(expr), guard)
-            if key in memo:
-                return memo[key]
-            if expr.op == "masked":
-                test, yes, no = expr.args
-                test_name = visit(test, guard)
-                # Where the other one is chosen, a load may be out of bounds.
-                there, elsewhere = (f"{guard} && {t}" if guard else t for t in (test_name, f"!{test_name}"))
-                name = self.define(expr, f"{test_name} ? {visit(yes, there)} : {visit(no, elsewhere)}")
-            elif expr.op == "const":
-                name = constant(expr.extra[0], expr.dtype)
-            elif expr.op == "number":
-                self.has_numbers = True
-                name = f"numbers[{self.position[expr.extra[0]]}]"  # type: ignore[index]
-            elif expr.op == "reduced":
-                name = self.folds[expr.extra]  # type: ignore[index]
-            elif expr.op == "scanned":
-                name = self.define(expr, self.scans[expr.extra])  # type: ignore[index]
-            elif expr.op == "load":
-                self.computed |= {id(a): visit(a, guard) for a in expr.args}
-                name = self.define(expr, self.load(expr, guard))
-            elif expr.op == "checked":
-                arguments = [visit(a, guard) for a in expr.args]
-                name = self.checked(expr, arguments, guard)
-            elif expr.op == "index":
-                self.computed |= {id(a): visit(a, guard) for a in expr.args}
-                name = self.define(expr, self.place(expr.extra[0]))  # type: ignore[arg-type]
-            else:
-                arguments = [visit(a, guard) for a in expr.args]
-                name = self.define(expr, _operation(expr, arguments))
-            memo[key] = name
-            return name
-
-        return [visit(expr, "") for expr in wanted]
-
-    def checked(self, expr: Expr, arguments: Sequence[str], guard: str) -> str:
-        """Which of the elements that fail is told is left to chance: one of them."""
-        test, value, otherwise, shown = arguments
-        failed = Scratch("failed", torch.int64, len(self.kernel.checks), zeros=True)
-        self.memory[failed] = None
-        self.written.add(failed)
-        fails = f"{guard} && !{test}" if guard else f"!{test}"
-        place = self.kernel.checks.index(expr.extra[0])
-        self.line(f"if ({fails}) {failed.name}[{place}] = {shown} * 2 + 1;")
-        return self.define(expr, f"{test} ? {value} : {otherwise}")
-
-    def define(self, expr: Expr, text: str) -> str:
-        name = f"v{self.temporary}"
-        self.temporary += 1
-        self.line(f"const {COMPUTE[expr.dtype]} {name} = {text};")
-        return name
-
-    def load(self, expr: Expr, guard: str) -> str:
-        buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
-        self.memory[buffer] = None
-        text = f"{buffer.name}[{self.place(expr.extra[1])}]"  # type: ignore[arg-type]
-        if buffer.dtype in SHORT:
-            text = f"float({text})"
-        return f"{guard} ? {text} : 0" if guard else text
-
-    def put(self, step: Store, name: str) -> None:
-        buffer = step.buffer
-        self.memory[buffer] = None
-        self.written.add(buffer)
-        value = name
-        if buffer.dtype in SHORT:
-            value = f"{MEMORY[buffer.dtype]}({name})"
-        elif buffer.dtype == torch.bool and step.value.dtype != torch.bool:
-            value = f"{name} != 0"
-        self.line(f"{buffer.name}[{self.place(step.place)}] = {value};")
-
-    def place(self, ix: Ix) -> str:
-        parts = []
-        for atom, c in ix.terms.items():
-            if isinstance(atom, Split):
-                text = self.split_text(atom)
-            elif isinstance(atom, Var):
-                text = self.named(atom)
-            else:
-                text = f"{self.index}({self.computed[id(atom.expr)]})"
-            parts.append(text if c == 1 else f"{text} * {mark(c)}")
-        if ix.const or not parts:
-            parts.append(mark(ix.const) if ix.const else "0")
-        return " + ".join(parts)
-
-    def split_text(self, atom: Split) -> str:
-        low, _ = atom.inner.bounds()
-        inner = self.place(atom.inner)
-        if low < 0:
-            kind, by = ("div" if atom.kind == "/" else "mod"), f"{self.index}({mark(atom.by)})"
-            return f"floor_{kind}({self.index}({inner}), {by})"
-        return f"(({inner}) {atom.kind} {mark(atom.by)})"
-
-    def named(self, var: Var) -> str:
-        """A loop's name: numbered as they turn up, so that the same kernel is the same text."""
-        return self.names.setdefault(var, f"i{len(self.names)}")
-
-    # --- lines --------------------------------------------------------------------------------------------
-
-    def line(self, text: str) -> None:
-        self.lines.append("    " * self.depth + text)
-
-    def line_all(self, texts: Sequence[str]) -> None:
-        for text in texts:
-            self.line(text)
-
-    def open(self, text: str) -> None:
-        self.line(f"{text} {{")
-        self.depth += 1
-
-    def close(self) -> None:
-        self.depth -= 1
-        self.line("}")
-
-    def turns(self, loops: Sequence[Var], whole: str) -> None:
-        """The loops' variables, of the number of a turn through all of them."""
-        loops = [v for v in loops if v.extent > 1]
-        for i, var in enumerate(loops):
-            size = math.prod(v.extent for v in loops[i + 1 :])
-            text = whole if size == 1 else f"{whole} / {mark(size)}"
-            if i:
-                text = f"{text} % {mark(var.extent)}"
-            self.line(f"const {self.index} {self.named(var)} = {text};")
 
 
 class _Elementwise(_Printer):
@@ -447,11 +289,11 @@ class _Folding(_Printer):
             threads, group = self.columns(shape.lane, rows)
         for fold in self.before:
             self.gathered(fold, rows)
-        for group_of_steps in _groups(self.steps):
-            if isinstance(group_of_steps, Fold):
-                self.fold(group_of_steps, rows)
+        for folds, stores in _groups(self.steps):
+            if folds:
+                self.fold(*folds, rows=rows)
             else:
-                self.along(group_of_steps)
+                self.along(stores)
         self.lines[:0] = self.shared
         return self.finished(threads, group)
 
@@ -516,18 +358,23 @@ class _Folding(_Printer):
 
     # --- folds --------------------------------------------------------------------------------------------
 
-    def fold(self, step: Fold, rows: int) -> None:
-        state = _State.of(step, f"r{len(self.folds)}", self.index)
-        self.folds[step.reduction, step.index] = state.name
+    def fold(self, step: Fold, *online: Online, rows: int) -> None:
+        """A fold, and sums in the same loop that need it."""
+        state = self.state(step)
         if not step.inner and self.shape.chunks == 1:
             (value,) = self.exprs([step.body])
             self.line(f"const {state.kind} {state.name} = {'0' if state.is_arg else value};")
             return
         self.line_all(state.begun())
+        sums = [OnlineSum(other, self.state(other), state.name) for other in online]
+        for other in sums:
+            self.line_all(other.begun())
         if step.inner:
             turn = self.loop(step.inner)
-            (value,) = self.exprs([step.body])
+            value, *values = self.exprs([step.body, *(other.body for other in online)])
             self.line_all(state.taking(value, turn))
+            for other, value in zip(sums, values, strict=True):
+                self.line_all(other.taking(value))
             self.close()
         else:
             self.open("if (chunk == 0 && lane == 0)" if self.shape.team > 1 else "if (chunk == 0)")
@@ -536,14 +383,40 @@ class _Folding(_Printer):
             self.close()
         self.line_all(state.ended())
         self.together(state)
-        if self.shape.chunks > 1:
-            once = "if (lane == 0) " if self.shape.team > 1 else ""
-            for scratch, value in self.scratch(state, rows):
-                self.memory[scratch] = None
-                self.written.add(scratch)
-                self.line(f"{once}{scratch.name}[chunk * {mark(rows)} + row] = {value};")
+        self.leave(state, rows)
+        for other in sums:
+            self.line_all(other.moved(self.turns_of(other.step, "chunk")))
+            self.line_all(other.state.ended())
+            self.together(other.state)
+            self.leave(other.state, rows)
+            if self.shape.chunks == 1:
+                self.line_all(other.settled())
 
-    def together(self, state: _State) -> None:
+    def state(self, step: Fold) -> FoldState:
+        """A fold's state, named."""
+        state = FoldState.of(step, f"r{len(self.folds)}", self.index)
+        self.folds[step.reduction, step.index] = state.name
+        return state
+
+    def leave(self, state: FoldState, rows: int) -> None:
+        """What a chunk comes to, for the next stage."""
+        if self.shape.chunks == 1:
+            return
+        once = "if (lane == 0) " if self.shape.team > 1 else ""
+        for scratch, value in self.scratch(state, rows):
+            self.memory[scratch] = None
+            self.written.add(scratch)
+            self.line(f"{once}{scratch.name}[chunk * {mark(rows)} + row] = {value};")
+
+    def turns_of(self, step: Fold, chunk: str) -> str:
+        """How many turns a chunk has, as a float that can be divided by."""
+        if self.shape.chunks == 1:
+            return f"float({mark(step.turns)})"
+        part = mark(-(-step.turns // self.shape.chunks))
+        whole = f"long({mark(step.turns)})" if self.wide else mark(step.turns)
+        return f"float(max(min(({chunk} + 1) * {part}, {whole}) - {chunk} * {part}, {self.index}(1)))"
+
+    def together(self, state: FoldState) -> None:
         """What each thread of a team has found, put together, so that each has all of it."""
         shape = self.shape
         if shape.team == 1:
@@ -571,23 +444,35 @@ class _Folding(_Printer):
         self.line_all(state.merging([f"{name}_of[part]{across}" for name in state.parts]))
         self.close()
 
-    def scratch(self, state: _State, rows: int) -> Iterator[tuple[Scratch, str]]:
+    def scratch(self, state: FoldState, rows: int) -> Iterator[tuple[Scratch, str]]:
         for name, dtype in zip(state.parts, state.dtypes, strict=True):
             yield Scratch(f"{name}_chunks", dtype, rows * self.shape.chunks), name
 
     def gathered(self, step: Fold, rows: int) -> None:
         """A fold of an earlier stage, of what its chunks came to."""
-        state = _State.of(step, f"r{len(self.folds)}", self.index)
-        self.folds[step.reduction, step.index] = state.name
+        state = self.state(step)
         self.line_all(state.begun())
-        self.open(f"for (int part = 0; part < {self.shape.chunks}; part++)")
+        self.open(f"for ({self.index} part = 0; part < {self.shape.chunks}; part++)")
+        found = self.parts(state, rows)
+        other = None
+        if isinstance(step, Online):
+            beside = self.folds[step.beside.reduction, step.beside.index]
+            other = OnlineSum(step, state, beside)
+            (reference,) = self.parts(FoldState.of(step.beside, beside, self.index), rows)
+            found = [other.of_part(found[0], reference, self.turns_of(step, "part"))]
+        self.line_all(state.taking(found[0], "0") if len(found) == 1 else state.merging(found))
+        self.close()
+        self.line_all(state.ended())
+        if other is not None:
+            self.line_all(other.settled())
+
+    def parts(self, state: FoldState, rows: int) -> list[str]:
+        """What a chunk has left of a fold."""
         found = []
         for scratch, _ in self.scratch(state, rows):
             self.memory[scratch] = None
             found.append(f"{scratch.name}[part * {mark(rows)} + row]")
-        self.line_all(state.taking(found[0], "0") if len(found) == 1 else state.merging(found))
-        self.close()
-        self.line_all(state.ended())
+        return found
 
 
 class _Scanning(_Printer):
@@ -703,103 +588,19 @@ class _Scanning(_Printer):
             self.put(step, name)
 
 
-@dataclasses.dataclass(frozen=True)
-class _State:
-    """What a thread knows of a fold: how it begins, takes an element, and is merged with another's.
-
-    Args:
-        name: of the result.
-        kind: its type in Metal.
-        fold: the reduction's kind.
-        dtypes: of what goes from thread to thread, for scratch memory.
-        parts: the names of that, with their types.
-        start: the value before the first element.
-        floating: whether elements are floats.
-    """
-
-    name: str
-    kind: str
-    fold: str
-    dtypes: tuple[torch.dtype, ...]
-    parts: dict[str, str]
-    start: str
-    floating: bool
-
-    @staticmethod
-    def of(step: Fold, name: str, index: str) -> _State:
-        inside, fold = step.body.dtype, step.reduction.kind
-        floating = inside.is_floating_point
-        dtype = torch.float32 if floating else torch.int64 if inside == torch.int64 else torch.int32
-        if fold in ("sum", "prod") and not floating:
-            dtype = torch.int64
-        kind = COMPUTE[dtype]
-        if fold in ("argmax", "argmin"):
-            place = torch.int64 if index == "long" else torch.int32
-            return _State(
-                name, index, fold, (dtype, place), {f"{name}_best": kind, name: index}, "0", floating
-            )
-        start = {
-            "sum": "0", "prod": "1", "any": "0", "all": "1", "max": lowest(inside), "min": highest(inside)
-        }[fold]  # fmt: skip
-        return _State(name, kind, fold, (dtype,), {name: kind}, start, floating)
-
-    @property
-    def is_arg(self) -> bool:
-        return self.fold in ("argmax", "argmin")
-
-    @property
-    def keeps_low(self) -> bool:
-        return self.fold == "sum" and self.floating
-
-    def begun(self) -> list[str]:
-        name = self.name
-        if self.is_arg:
-            best, kind = next(iter(self.parts.items()))
-            return [f"{kind} {best} = 0;", f"{self.kind} {name} = -1;"]
-        if self.keeps_low:
-            return [f"float {name} = 0, {name}_low = 0;"]
-        return [f"{self.kind} {name} = {self.start};"]
-
-    def taking(self, value: str, turn: str) -> list[str]:
-        """With one element more, of which the number in the fold is `turn`."""
-        if self.keeps_low:
-            return [f"add_to({self.name}, {self.name}_low, {value});"]
-        return self.merging([value, turn] if self.is_arg else [value])
-
-    def ended(self) -> list[str]:
-        return [f"{self.name} = sum_of({self.name}, {self.name}_low);"] if self.keeps_low else []
-
-    def merging(self, others: Sequence[str]) -> list[str]:
-        name = self.name
-        if self.is_arg:
-            best, kind = next(iter(self.parts.items()))
-            test = "is_larger" if self.fold == "argmax" else "is_smaller"
-            return [
-                f"const {kind} other = {others[0]};",
-                f"const {self.kind} other_at = {others[1]};",
-                f"if ({test}(other, other_at, {best}, {name})) {{",
-                f"    {best} = other;",
-                f"    {name} = other_at;",
-                "}",
-            ]
-        (other,) = others
-        if self.fold in ("max", "min"):
-            function = f"{self.fold}imum_f32" if self.floating else self.fold
-            other = other if self.floating else f"{self.kind}({other})"
-            return [f"{name} = {function}({name}, {other});"]
-        op = {"sum": "+", "prod": "*", "any": "|", "all": "&"}[self.fold]
-        return [f"{name} = {name} {op} {other};"]
-
-
-def _groups(steps: Sequence[Fold | Store]) -> list[Fold | list[Store]]:
-    """The steps, neighbouring stores of the same loops together."""
-    groups: list[Fold | list[Store]] = []
+def _groups(steps: Sequence[Fold | Store]) -> list[tuple[list[Any], list[Store]]]:
+    """The steps: a fold with what needs it in its loop, or neighbouring stores of the same loops."""
+    groups: list[tuple[list[Any], list[Store]]] = []
     for step in steps:
-        last = groups[-1] if groups else None
-        if isinstance(step, Store) and isinstance(last, list) and last[0].inner == step.inner:
-            last.append(step)
+        folds, stores = groups[-1] if groups else ([], [])
+        if isinstance(step, Online):
+            folds.append(step)
+        elif isinstance(step, Fold):
+            groups.append(([step], []))
+        elif stores and stores[0].inner == step.inner:
+            stores.append(step)
         else:
-            groups.append(step if isinstance(step, Fold) else [step])
+            groups.append(([], [step]))
     return groups
 
 
@@ -824,49 +625,3 @@ def _is_wide(kernel: Kernel) -> bool:
 
 def _power_of_two(size: int) -> int:
     return 1 << max(size - 1, 0).bit_length()
-
-
-def _operation(expr: Expr, a: list[str]) -> str:
-    op, dtype = expr.op, expr.dtype
-    inside = expr.args[0].dtype
-    floating = inside.is_floating_point
-    if op in _INFIX:
-        if op in ("add", "mul") and dtype == torch.bool:
-            return f"{a[0]} {'|' if op == 'add' else '&'} {a[1]}"
-        return f"{a[0]} {_INFIX[op]} {a[1]}"
-    if op in ("uniform", "random"):
-        function = "uniform_f32" if op == "uniform" else "random_below"
-        return f"{function}({', '.join([*a, *map(str, expr.extra)])})"
-    if op in ("identity", "as"):
-        return a[0]
-    if op == "cast":
-        return _cast(a[0], inside, dtype)
-    if op == "where":
-        return f"{a[0]} ? {a[1]} : {a[2]}"
-    if op == "neg":
-        return f"-{a[0]}"
-    if op == "not":
-        return f"~{a[0]}"
-    if op == "reciprocal":
-        return f"1 / {a[0]}"
-    if op == "relu":
-        return f"{a[0]} < 0 ? 0 : {a[0]}"
-    if op in ("maximum", "minimum", "fmax", "fmin") and not floating:
-        return f"{a[0]} {'>' if 'max' in op else '<'} {a[1]} ? {a[0]} : {a[1]}"
-    if op == "abs" and not floating:
-        return a[0] if inside in (torch.uint8, torch.bool) else f"{a[0]} < 0 ? -{a[0]} : {a[0]}"
-    if op == "sign" and not floating:
-        return f"({a[0]} > 0) - ({a[0]} < 0)"
-    if f"{op}_f32" not in prelude_metal.functions():
-        raise UnsupportedError(f"Metal has no {op} yet")
-    return f"{op}_f32({', '.join(a)})"
-
-
-def _cast(value: str, old: torch.dtype, new: torch.dtype) -> str:
-    if new in SHORT:
-        return f"float({MEMORY[new]}({value}))"
-    if new == torch.bool:
-        return f"{value} != 0"
-    if old.is_floating_point and new in (torch.int8, torch.int16, torch.uint8):
-        return f"{COMPUTE[new]}(int({value}))"  # what lies outside wraps, as in torch
-    return f"{COMPUTE[new]}({value})"

@@ -40,7 +40,7 @@ from burnt.codegen.ir import (
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
 from burnt.codegen.lower.random import Source
 from burnt.codegen.partials import join_sums
-from burnt.codegen.passes import arrange, keep, multiply, pick
+from burnt.codegen.passes import Joins, arrange, join, keep, multiply, pick
 from burnt.codegen.trace import Traced, is_random
 
 __all__ = ["Call", "Plan", "schedule"]
@@ -77,6 +77,8 @@ class Plan:
         outputs: for each result, the buffer that holds it, or a constant.
         steps: kernels and calls, in order.
         numbers: how many run-time numbers the kernels take.
+        seed: what random numbers are drawn from, where there are any.
+        viewed: the shapes of those results that kernels know by another one; both are contiguous.
     """
 
     inputs: list[Buffer]
@@ -84,6 +86,7 @@ class Plan:
     steps: list[Kernel | Call]
     numbers: list[int]
     seed: Buffer | None = None
+    viewed: dict[Buffer, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
 
 def schedule(
@@ -93,6 +96,7 @@ def schedule(
     scratch: int = 0,
     runs: int = 0,
     cuts: bool = False,
+    joins: Joins | None = None,
 ) -> Plan:
     """The plan of a traced function.
 
@@ -102,16 +106,29 @@ def schedule(
         scratch: bytes of local buffers that a turn of a kernel's outer loops may have.
         runs: into how many runs of turns a kernel may be cut for sums over turns.
         cuts: whether each pass of a kernel may be cut for all threads.
+        joins: from when on folds share a pass with one that they need; None for never.
     """
-    return _Scheduler(traced, captured, scratch, runs, cuts).plan()
+    return _Scheduler(traced, captured, scratch, runs, cuts, joins).plan()
+
+
+_VIEWS = (
+    torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.unsqueeze.default,
+    torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims,
+)  # fmt: skip
 
 
 class _Scheduler:
     def __init__(
-        self, traced: Traced, captured: Sequence[torch.Tensor], scratch: int, runs: int, cuts: bool
+        self,
+        traced: Traced,
+        captured: Sequence[torch.Tensor],
+        scratch: int,
+        runs: int,
+        cuts: bool,
+        joins: Joins | None,
     ) -> None:
         self.traced = traced
-        self.most_scratch, self.most_runs, self.cuts = scratch, runs, cuts
+        self.most_scratch, self.most_runs, self.cuts, self.joins = scratch, runs, cuts, joins
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
         self.probes: dict[tuple[int, ...], Index] = {}
@@ -123,6 +140,7 @@ class _Scheduler:
         self.rows_kept: dict[tuple[Kernel, Kept, Index], Buffer] = {}
         self.seed: Buffer | None = None
         self.count = 0
+        self.viewed: dict[Buffer, tuple[int, ...]] = {}
 
     def plan(self) -> Plan:
         nodes = list(self.traced.graph.graph.nodes)
@@ -138,7 +156,7 @@ class _Scheduler:
         outputs = [self.result(node, i) for i, node in enumerate(results)]
         self.flush()
         inputs = [*self.inputs, *([self.seed] if self.seed is not None else [])]
-        return Plan(inputs, outputs, self.steps, sorted(self.traced.numbers.values()), self.seed)
+        return Plan(inputs, outputs, self.steps, sorted(self.traced.numbers.values()), self.seed, self.viewed)
 
     # --- values -------------------------------------------------------------------------------------------
 
@@ -244,7 +262,15 @@ class _Scheduler:
         before = held is not None and held[1].position in self.traced.changed and node.op != "placeholder"
         if held is not None and held[1].strides == strides and not (before and held[1].role == "input"):
             return held[1]
-        buffer = Buffer(f"y{position}", "output", position, tuple(meta.shape), strides, meta.dtype)
+        shape = tuple(meta.shape)
+        while node.target in _VIEWS and strides == _dense(shape) and _folds(value.at(_fresh(shape))):
+            # It lies in memory as what it is a view of, whose axes are more likely those of its folds' rows.
+            node = node.args[0]
+            value, shape = self.env[node], tuple(node.meta["val"].shape)
+            strides = _dense(shape)
+        buffer = Buffer(f"y{position}", "output", position, shape, strides, meta.dtype)
+        if shape != tuple(meta.shape):
+            self.viewed[buffer] = tuple(meta.shape)
         self.pending.append((buffer, value))
         return buffer
 
@@ -264,6 +290,8 @@ class _Scheduler:
                 arrange(kernel)
                 multiply(kernel)
                 keep(kernel, self.most_scratch)
+                if self.joins is not None:
+                    join(kernel, self.joins)
             collapse(kernel)
         self.steps += fresh
 

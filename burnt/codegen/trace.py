@@ -104,13 +104,19 @@ class _GradientsOff(TorchFunctionMode):
         return torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, made)
 
 
-class _Dropout(TorchFunctionMode):
-    """Makes dropout one op: on a CPU torch takes it apart into changes in place."""
+class _Kept(TorchFunctionMode):
+    """Keeps what torch's taking apart would lose.
+
+    Dropout becomes one op: on a CPU torch makes changes in place of it. one_hot becomes a scatter, which has
+    its indices checked: of the comparisons that torch makes of it, no class at all equals none.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.nn.functional.dropout:
             return self.dropout(*args, **kwargs)
+        if func is torch.nn.functional.one_hot:
+            return self.one_hot(*args, **kwargs)
         return func(*args, **kwargs)
 
     @staticmethod
@@ -120,6 +126,13 @@ class _Dropout(TorchFunctionMode):
             return torch.nn.functional.dropout(x, p, training, inplace)
         made: Tensor = aten.native_dropout(x, p, True)[0]
         return made
+
+    @staticmethod
+    def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+        """torch.nn.functional.one_hot, where the number of classes is known."""
+        if num_classes < 1 or tensor.dtype != torch.int64:
+            return torch.nn.functional.one_hot(tensor, num_classes)
+        return tensor.new_zeros(*tensor.shape, num_classes).scatter(-1, tensor.unsqueeze(-1), 1)
 
 
 def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
@@ -169,7 +182,7 @@ def _graphed(
         full = list(inputs)
         for i, tensor in zip(tensors, given, strict=True):
             full[i] = tensor
-        with _Dropout():
+        with _Kept():
             if not torch.is_grad_enabled():
                 return fn(*full)
             with _GradientsOff():

@@ -8,6 +8,7 @@ empty.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -18,6 +19,7 @@ from burnt.codegen.ir import (
     Index,
     Ix,
     Kernel,
+    Online,
     Reduction,
     Running,
     Split,
@@ -76,14 +78,19 @@ class Layout:
         if self.grid:
             self.spaces[-1] = Space(math.prod(v.extent for v in self.grid), 0)
         self.steps: list[Fold | Running | Store] = []
+        folds: dict[Fold, Fold] = {}
         for step in kernel.steps:
             total = math.prod(v.extent for v in step.inner)
             if step.inner:
                 space = self.spaces.setdefault(total, Space(total, len(self.spaces)))
                 mapping = dict(zip(step.inner, map(Ix.of, space.vars(step.inner)), strict=True))
                 inner = space.vars(step.inner)
-                if isinstance(step, Fold):
-                    step = Fold(step.reduction, step.index, inner, replaced(step.body, mapping))
+                if isinstance(step, Online):
+                    body, beside = replaced(step.body, mapping), folds[step.beside]
+                    step = dataclasses.replace(step, inner=inner, body=body, beside=beside)
+                elif isinstance(step, Fold):
+                    fold = Fold(step.reduction, step.index, inner, replaced(step.body, mapping))
+                    folds[step], step = fold, fold
                 elif isinstance(step, Running):
                     index = tuple(ix.replaced(mapping) for ix in step.index)
                     step = Running(step.scan, index, inner, replaced(step.body, mapping))

@@ -106,6 +106,34 @@ def log_add_exp(a, b):
     return tl.where((low == high) & (tl.abs(high) == float("inf")), high, y)
 
 
+@triton.jit
+def add_exp(total, peak, x):
+    """The sum of exponentials about a largest element with one more, about the larger of both."""
+    off = tl.where(x == peak, 0.0, x - peak)
+    scale = exp(-tl.abs(off))
+    return tl.where(off > 0, total * scale + 1, total + scale)
+
+
+@triton.jit
+def moved_exp(total, old, new):
+    """The sum of exponentials about a largest element, about another."""
+    return tl.where(old == new, total, total * exp(old - new))
+
+
+@triton.jit
+def add_square(squares, total, turns, x):
+    """The squares about the mean of so many elements of this sum, with one more, about the mean of all."""
+    off = x - total * (1 / tl.maximum(turns, 1))
+    return squares + off * off * (turns / (turns + 1))
+
+
+@triton.jit
+def moved_squares(squares, total, turns, whole, count):
+    """The squares about the mean of so many elements of a sum, about that of more of them."""
+    off = total / tl.maximum(turns, 1) - whole / tl.maximum(count, 1)
+    return squares + turns * off * off
+
+
 # --- integers ---------------------------------------------------------------------------------------------
 
 

@@ -102,7 +102,8 @@ def pick(
     on_cpu = all(t.device.type == "cpu" for t in tensors)
     worse = on_cpu and (small or (op.vendor_best is not None and op.vendor_best(*args)))
     best, other = ("vendor", "generated") if worse else ("generated", "vendor")
-    return known[best if best in known else other], None
+    chosen = known.get(best) or known.get(other) or able[-1]
+    return chosen, _first_config(chosen, args)
 
 
 def trains(*args: Any) -> bool:

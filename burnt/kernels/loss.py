@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from burnt import _torch
 from burnt.errors import InputIndexError, InputRuntimeError, InputValueError, range_hint
-from burnt.kernels.checks import floating, one_device
+from burnt.kernels.checks import floating, one_device, one_dtype
 from burnt.kernels.op import op
 
 __all__ = ["cross_entropy"]
@@ -46,7 +47,7 @@ def _check(
     wanted = shape if probabilities else shape[:axis] + shape[axis + 1 :]
     if logits.dim() == 0 or tuple(target.shape) != wanted:
         # torch's class differs: a batch of another size is a ValueError.
-        sized = logits.dim() > 0 and target.dim() > 0 and not probabilities
+        sized = logits.dim() > 0 and target.dim() > 0
         kind = InputValueError if sized and target.shape[:1] != shape[:1] else InputRuntimeError
         raise kind(
             "the target does not fit the logits",
@@ -65,6 +66,8 @@ def _check(
             found=target.dtype,
             hint="target.long()",
         )
+    if not _torch.is_autocast():
+        one_dtype("cross_entropy", logits=logits, weight=weight)
     if weight is not None and tuple(weight.shape) != (shape[axis],):
         raise InputRuntimeError(
             "the weight does not fit the classes",

@@ -41,7 +41,7 @@ POLICIES = ("off", "cached", "quick", "full")
 
 @dataclasses.dataclass(frozen=True)
 class _Effort:
-    """How long a key is measured, how many configurations of a candidate, and how often each."""
+    """Seconds of samples for a key, how many configurations of a candidate, and how often each is sampled."""
 
     seconds: float
     configs: int
@@ -261,7 +261,7 @@ class _Race:
         self.pruned: list[Row] = []
         self.runs: list[_Run] = []
         self.alive: list[_Run] = []
-        self.end = clock.now() + settings.seconds
+        self.left = settings.seconds
         self.patience = _PATIENCE
 
     def run(self, known: set[str]) -> None:
@@ -273,7 +273,7 @@ class _Race:
         self.truth = Truth(self.op, self.inputs[0])
         # The slow part, on other cores, while those are timed that need none of it.
         waiting = [(c, config, self.compiling(c, config)) for c, config in entrants]
-        while waiting and self.clock.now() < self.end:
+        while waiting and self.left > 0:
             ready = next((w for w in waiting if w[2] is None or w[2].done()), None)
             if ready is not None:
                 waiting.remove(ready)
@@ -323,12 +323,10 @@ class _Race:
             return failed
 
     def wait(self, futures: Sequence[Future[None]]) -> bool:
-        """Wait for one of them, which is no time of measuring; whether there is patience left."""
+        """Wait for one of them; whether there is patience left."""
         began = time.perf_counter()
         wait(futures, max(self.patience, 0), FIRST_COMPLETED)
-        waited = time.perf_counter() - began
-        self.patience -= waited
-        self.end += waited
+        self.patience -= time.perf_counter() - began
         return self.patience > 0
 
     def enter(self, candidate: Candidate, config: dict[str, Any] | None, future: Future[None] | None) -> None:
@@ -371,13 +369,15 @@ class _Race:
         """Rounds until the time is up."""
         for turn in range(self.settings.rounds):
             self.round(self.alive, turn)
-            if self.clock.now() > self.end:
+            if self.left <= 0:
                 break
 
     def round(self, runs: Sequence[_Run], turn: int) -> None:
         """A sample of each; those that are far behind drop out."""
+        began = self.clock.now()
         for run in runs:
             run.times.append(run.sample(turn))
+        self.left -= self.clock.now() - began
         timed = [run.seconds for run in self.alive if run.times]
         best = min(timed, default=0.0)
         self.alive = [run for run in self.alive if not run.times or run.seconds <= _DROPPED_AT * best]

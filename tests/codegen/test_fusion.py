@@ -59,6 +59,11 @@ def rotary(x, cos, sin):
     return x * cos + torch.cat([-x[..., half:], x[..., :half]], -1) * sin
 
 
+def normalised_by_groups(x):
+    grouped = F.layer_norm(x.reshape(2, 3, 2, 5, 7), (2, 5, 7))
+    return F.relu(grouped).reshape(x.shape)
+
+
 def layer_norm(x, weight, bias):
     return F.layer_norm(x, x.shape[-1:], weight, bias)
 
@@ -98,6 +103,18 @@ FUSED = {
         (randn(50, 7), torch.tensor([3, -1, 3])),
         ["reduction"],
     ),
+    "groups of channels": (normalised_by_groups, (randn(2, 6, 5, 7),), ["reduction"]),
+    "groups of channels, channels last": (
+        normalised_by_groups,
+        (randn(2, 5, 7, 6).permute(0, 3, 1, 2),),
+        ["reduction"],
+    ),
+    "a softmax under another shape, twice": (
+        lambda x: (torch.softmax(x, -1).flatten(), torch.softmax(x, -1).view(3, 2, 1, 7).unsqueeze(0)),
+        (randn(6, 7),),
+        ["reduction"],
+    ),
+    "max-pool and relu": (lambda x: F.relu(F.max_pool2d(x, 3, 2, 1)), (randn(2, 3, 9, 7),), ["window"]),
     "views alone": (lambda x: x.t().reshape(-1)[5::3].flip(0), (randn(37, 53),), ["elementwise"]),
     "several results": (lambda x: (x + 1, x * 2, x > 0), (randn(37, 53),), ["elementwise"]),
 }
@@ -880,6 +897,21 @@ class TestExplain:
 
 
 held = [2.0]
+tanh = [3.0]  # a function that calls torch.tanh does not capture it
+SCALES, NORMS = (2.0, (1, "two")), (F.layer_norm, F.rms_norm)
+
+
+def test_attributes_are_no_captures() -> None:
+    fused = fuse(lambda x: torch.tanh(x) * SCALES[0] + NORMS[0](x, (4,)))
+    x = randn(3, 4)
+    assert fused.why_plain(x) is None
+    same(fused(x), fused.fn(x))
+    assert "captures a list" in str(fuse(lambda x: tanh[0] * x).why_plain(x))
+    assert "captures a tuple" in str(fuse(lambda x: LISTED[0][0] * x).why_plain(x))
+    assert "captures a tuple" in str(fuse(lambda x: HELPED[0](x)).why_plain(x))
+
+
+LISTED, HELPED = (held,), (gelu,)
 
 
 def test_memory_between_steps_is_let_go_of():

@@ -168,3 +168,28 @@ def test_places_past_32_bits() -> None:
     assert added.tolist() == [most + 1.5, 2.5, 5.5]
     with pytest.raises(InputIndexError, match=f"index {most} is out of range"):
         fused(x, i + 1)
+
+
+def test_a_class_out_of_range_is_no_row_of_zeros() -> None:
+    fused = fuse(lambda i: F.one_hot(i, 5) * 2)
+    for good in (torch.tensor([[1, 4, 0]]), torch.tensor(3), torch.empty(0, 2, dtype=torch.int64)):
+        assert fused.why_plain(good) is None
+        assert torch.equal(fused(good), fused.fn(good))
+    for bad in (5, -1):
+        with pytest.raises(RuntimeError, match="Class values"):
+            fused.fn(torch.tensor([1, bad]))
+        with pytest.raises(RuntimeError, match=f"index {bad} is out of range") as caught:
+            fused(torch.tensor([1, bad]))
+        assert isinstance(caught.value, InputIndexError)
+        assert caught.value.hint is not None
+    unknown = fuse(lambda i: F.one_hot(i))
+    assert torch.equal(unknown(torch.tensor([1, 3])), F.one_hot(torch.tensor([1, 3])))
+
+
+def test_an_index_whose_row_is_dropped_is_not_looked_at() -> None:
+    """What docs/kernels.md says of it: torch looks at all of them."""
+    w = torch.randn(5, 3)
+    fused = fuse(lambda w, i: F.embedding(i, w)[:1] * 2)
+    assert torch.equal(fused(w, torch.tensor([1, 7])), w[1:2] * 2)
+    with pytest.raises(InputIndexError, match="index 7 is out of range"):
+        fused(w, torch.tensor([7, 1]))

@@ -13,12 +13,17 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import burnt
 from burnt import kernels
 from burnt.codegen.compiler import find_compiler
 from burnt.errors import DefinitionError, InputError, UnsupportedError
 from burnt.kernels.op import OPS
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: the vendor serves")
+
+
+def is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def doubled_op(**settings: Any) -> kernels.Op[..., Tensor]:
@@ -334,26 +339,73 @@ def test_export_keeps_ops_and_can_take_them_apart() -> None:
 # --- what fuses -------------------------------------------------------------------------------------------
 
 X, W = torch.randn(37, 53), torch.randn(53)
-KERNELS: dict[str, tuple[kernels.Op[..., Any], tuple[Any, ...], int]] = {
-    "gelu": (kernels.gelu, (X,), 1),
-    "softmax": (kernels.softmax, (X,), 1),
-    "layer_norm": (kernels.layer_norm, (X, W, W), 1),
-    "rms_norm and residual": (kernels.rms_norm, (X, W, 1e-6, X.cos()), 1),
-    "swiglu": (kernels.swiglu, (X, X.cos()), 1),
-    "rope": (kernels.rope, (X[:, :52], X[:, :26], X[:, 26:52]), 1),
-    "batch_norm": (kernels.batch_norm_training, (torch.randn(8, 3, 5), None, None, 1e-5, None, "relu"), 1),
+IMAGES, CHANNELS = torch.randn(2, 6, 5, 3), torch.randn(6)
+LABELLED = torch.randn(37, 53), torch.randint(53, (37,))
+# An op, its arguments, the kinds of its kernels, and how many its gradients take at most.
+KERNELS: dict[str, tuple[kernels.Op[..., Any], tuple[Any, ...], list[str], int]] = {
+    "gelu": (kernels.gelu, (X,), ["elementwise"], 1),
+    "silu": (kernels.silu, (X,), ["elementwise"], 1),
+    "softmax": (kernels.softmax, (X,), ["reduction"], 1),
+    "log_softmax": (kernels.log_softmax, (X,), ["reduction"], 1),
+    "layer_norm": (kernels.layer_norm, (X, W, W), ["reduction"], 2),
+    "rms_norm and residual": (kernels.rms_norm, (X, W, 1e-6, X.cos()), ["reduction"], 2),
+    "group_norm": (kernels.group_norm, (IMAGES, 3, CHANNELS, CHANNELS), ["reduction"], 2),
+    "group_norm, residual and silu": (
+        kernels.group_norm,
+        (IMAGES, 3, CHANNELS, CHANNELS, 1e-5, IMAGES.cos(), "silu"),
+        ["reduction"],
+        3,
+    ),
+    "cross_entropy of each": (
+        kernels.cross_entropy,
+        (*LABELLED, None, -100, "none"),
+        ["reduction"],
+        1,
+    ),
+    "cross_entropy and its mean": (
+        kernels.cross_entropy,
+        LABELLED,
+        ["reduction", "reduction"],
+        2,
+    ),
+    "swiglu": (kernels.swiglu, (X, X.cos()), ["elementwise"], 1),
+    "rope": (kernels.rope, (X[:, :52], X[:, :26], X[:, 26:52]), ["elementwise"], 2),
+    "batch_norm": (
+        kernels.batch_norm_training,
+        (torch.randn(8, 3, 5), None, None, 1e-5, None, "relu"),
+        ["reduction"],
+        1,
+    ),
+    "dropout": (kernels.dropout, (X,), ["elementwise"], 1),
+    "max_pool": (kernels.max_pool, (IMAGES, 3, 2, 1), ["window"], 2),
+    "embedding": (kernels.embedding, (LABELLED[1], X.t().contiguous()), ["elementwise"], 0),
 }
 
 
 @needs_compiler
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernel_counts(name: str) -> None:
-    op, args, count = KERNELS[name]
-    found = kernels.explain(op, *args).generated
-    assert found is not None
-    steps = [step.kind for step in found.steps if "backward" not in step.name]
-    assert len(steps) == count, found
-    assert "vendor" not in steps
+def test_kernels_by_count_and_class(name: str) -> None:
+    op, args, forward, backward = KERNELS[name]
+    generated = op.candidates["generated"]
+    for wanted in (False, True):
+        given = op.bound([a.detach().requires_grad_(wanted) if is_float(a) else a for a in args], {})
+        function, kept = generated.function(given)  # type: ignore[attr-defined]
+        found = burnt.explain(function, *[given[i] for i in kept], timed=False)
+        assert [step.kind for step in found.steps] == forward, found
+        if wanted:
+            assert found.backward is not None
+            kinds = [step.kind for step in found.backward.steps]
+            assert len([kind for kind in kinds if kind != "vendor"]) <= backward, found.backward
+            assert ("vendor" in kinds) == (op is kernels.embedding)  # whose gradient is a sort
+
+
+@needs_compiler
+def test_a_reference_is_a_function_to_fuse() -> None:
+    for op, args in ((kernels.gelu, (X,)), (kernels.swiglu, (X, X)), (kernels.max_pool, (IMAGES, 3))):
+        for fn in (op, op.reference):
+            fused = burnt.fuse(fn)
+            assert fused.why_plain(*args) is None
+            torch.testing.assert_close(fused(*args), op.reference(*args))  # type: ignore[operator]
 
 
 # --- errors -----------------------------------------------------------------------------------------------

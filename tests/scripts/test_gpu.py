@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-STAGES = ["facts", "gpu-tests", "codegen", "cpu-tests", "digits", "learner", "kernels"]
+STAGES = ["facts", "gpu-tests", "codegen", "cpu-tests", "digits", "learner", "tune", "kernels"]
 
 
 def gpu(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
@@ -48,6 +48,19 @@ def test_a_rehearsal_on_the_cpu_goes_through_every_stage(tmp_path: Path) -> None
     kernels = results["stages"]["kernels"]["results"]["rows"]
     assert list(kernels) == ["softmax", "softmax fwd+bwd", "log_softmax", "log_softmax fwd+bwd"]
     assert all(row["rivals"]["torch"] > 0 for row in kernels.values())
+    assert all(row["tuned"]["best_ms"] <= row["tuned"]["picked_ms"] for row in kernels.values())
+    # What the ops' examples and the rows gave; the package's tables are a GPU's matter.
+    tuned = results["stages"]["tune"]["tuned_rows"]
+    assert 0 < tuned < results["stages"]["kernels"]["tuned_rows"]
+    assert "best: " in results["stages"]["tune"]["output"]
+    assert not list((ROOT / "burnt" / "kernels" / "tuned").glob("*cpu*.json"))
+
+
+def test_time_is_limited(tmp_path: Path) -> None:
+    done, results = gpu(tmp_path, "--device", "cpu", "--dry-run", "--limit", "0", "--stages", "learner")
+    assert done.returncode == 1
+    assert {stage["error"] for stage in results["stages"].values()} == {"no time was left"}
+    assert list(results["stages"]) == ["facts", "learner"]
 
 
 def test_a_device_that_does_not_exist_fails_but_is_written(tmp_path: Path) -> None:

@@ -38,6 +38,20 @@ inline void add_exp_to(thread float &top, thread float &sum, thread float &low, 
     top = high;
 }
 
+/* Squares about the mean of so many elements, with one more (Welford, 1962). */
+inline void add_square_to(thread float &mean, thread float &squares, thread float &turns, float x) {
+    const float off = x - mean;
+    turns += 1.0f;
+    mean += off / turns;
+    squares += off * (x - mean);
+}
+
+/* A sum of exponentials about a largest element, or of squares about the mean of so many, about another. */
+inline float moved_exp(float sum, float from, float to) { return from == to ? sum : sum * exp_f32(from - to); }
+inline float moved_squares(float squares, float turns, float from, float to) {
+    return squares + turns * (from - to) * (from - to);
+}
+
 /* Whether a candidate comes before the best so far, of which a place below 0 says that there is none: NaN
  * before all numbers, and of equals the first. */
 template <typename T, typename I> inline bool is_larger(T x, I at, T best, I best_at) {

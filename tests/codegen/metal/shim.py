@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import functools
 import hashlib
 import re
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnt.codegen.target import Target, build_metal
+from burnt.codegen.target import METAL, build_metal
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 # Metal fuses a product and a sum as it likes; what overflows wraps.
@@ -147,4 +148,4 @@ def shader(source: str) -> Library:
     return Library(source)
 
 
-METAL_SHIM = Target("metal", functools.partial(build_metal, shader), lambda: None)
+METAL_SHIM = dataclasses.replace(METAL, build=functools.partial(build_metal, shader), missing=lambda: None)

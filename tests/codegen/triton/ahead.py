@@ -20,7 +20,7 @@ from triton.runtime.jit import MockTensor
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer, Kernel
 from burnt.codegen.print_triton import Failed, Number, Printed, Work, form_of, print_kernel
-from burnt.codegen.target import Built, Target
+from burnt.codegen.target import TRITON, Built
 from burnt.codegen.triton_blocks import pick
 from burnt.codegen.triton_launch import load
 
@@ -91,7 +91,7 @@ def planned(fn: Callable[..., Any], *args: Any, gradients: bool = False) -> list
         a.detach().requires_grad_() if gradients and isinstance(a, Tensor) and a.is_floating_point() else a
         for a in args
     ]
-    made = Function(fn, target=Target("triton", build, lambda: None))(*inputs)
+    made = Function(fn, target=dataclasses.replace(TRITON, build=build, missing=lambda: None))(*inputs)
     if gradients:
         roots = [r for r in (made if isinstance(made, tuple) else (made,)) if r.requires_grad]
         wanted = [a for a in inputs if isinstance(a, Tensor) and a.requires_grad]

@@ -85,6 +85,8 @@ CASES = {
     "layer_norm, 8192": _case(layer_norm, (512, 8192), (8192,), (8192,)),
     "rms_norm_residual": _case(rms_norm_residual, (2048, 4096), (2048, 4096), (4096,)),
     "cross_entropy": _case(cross_entropy, (512, 32_000), TARGET),
+    "var, long rows": _case(lambda x: x.var(-1), (64, 50_000)),
+    "logsumexp, few long rows": _case(lambda x: torch.logsumexp(x, -1), (20, 1_000_000)),
     "swiglu": _case(swiglu, (1024, 1000), (1024, 1000)),
     "rope": _case(rope, (8, 16, 128, 64), (128, 32), (128, 32)),
     "sum of the first axis": _case(sum_first, (4096, 1024)),
@@ -100,7 +102,17 @@ CASES = {
     "transposed_sum": _case(transposed_sum, (1000, 2000), (2000, 1000)),
 }  # fmt: skip
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
-SAMPLE = ["gelu", "softmax", "layer_norm", "sum of the first axis", "rope", "cumsum", "dropout"]
+SAMPLE = [
+    "gelu",
+    "softmax",
+    "layer_norm",
+    "var, long rows",
+    "logsumexp, few long rows",
+    "sum of the first axis",
+    "rope",
+    "cumsum",
+    "dropout",
+]
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

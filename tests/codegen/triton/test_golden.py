@@ -59,6 +59,7 @@ CASES = {
     "layer_norm": (layer_norm, (torch.zeros(64, 768), torch.zeros(768), torch.zeros(768), 0.5), False),
     "transposed": (transposed, (torch.zeros(300, 500), torch.zeros(500, 300)), False),
     "padded": (padded, (torch.zeros(33, 65),), False),
+    "var_long_rows": (lambda x: x.var(-1), (torch.zeros(30, 1_000_000),), False),
     "column_mean": (column_mean, (torch.zeros(5000, 300),), False),
     "cumsum_long_rows": (lambda x: x.cumsum(-1), (torch.zeros(7, 50_000),), False),
     "rope": (rope, (torch.zeros(2, 3, 5, 8), torch.zeros(5, 4), torch.zeros(5, 4)), False),
@@ -98,5 +99,5 @@ def test_block_sizes_can_be_chosen_for_a_kernel():
     walked = print_kernel(kernel, Config(1, 1024))
     assert "for start in range(0, n1, COLS)" in walked.text
     shared = print_kernel(kernel, Config(1, 1024, chunks=4))
-    assert [f.programs for f in shared.functions] == [200, 200, 200]
+    assert [f.programs for f in shared.functions] == [200, 200]
     assert shared.functions[-1].name == kernel.name

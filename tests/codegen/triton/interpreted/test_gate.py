@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 
@@ -36,7 +37,7 @@ def chosen(*configs: Config):  # type: ignore[no-untyped-def]
         few = form.rows * form.programs * form.cols < 4000
         return config if few else pick(form)
 
-    return Target("triton", functools.partial(build, choose=choose), lambda: None)
+    return dataclasses.replace(TRITON, build=functools.partial(build, choose=choose))
 
 
 def run(seeds: range, target: Target = TRITON) -> None:
