@@ -17,53 +17,27 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from burnt.codegen.ir import (
     Buffer,
-    Expr,
     Fold,
     Index,
-    Ix,
     Kernel,
     Online,
     Reduction,
     Running,
-    Scan,
-    Split,
     Store,
     Var,
-    places,
 )
+from burnt.codegen.print_triton_elements import TL, Elements, Value
 from burnt.codegen.triton_blocks import Config, Form, power
 from burnt.codegen.triton_layout import Layout, Space, computed
-from burnt.errors import UnsupportedError
 
 __all__ = ["Failed", "Function", "Number", "Printed", "Work", "form_of", "print_kernel"]
-
-_TL = {
-    torch.float32: "tl.float32", torch.float64: "tl.float64", torch.bfloat16: "tl.float32",
-    torch.float16: "tl.float32", torch.int8: "tl.int8", torch.int16: "tl.int16", torch.int32: "tl.int32",
-    torch.int64: "tl.int64", torch.uint8: "tl.uint8", torch.bool: "tl.int1",
-}  # fmt: skip
-_SHORT = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
-_INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
-          "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
-_TESTS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
-_TL_FUNCTIONS = frozenset({"log", "log2", "cos", "abs"})
-_RENAMED = {"div": "divide"}
-_HELPED = """
-    maximum minimum fmax fmin neg copysign floor ceil trunc round sign relu sqrt rsqrt reciprocal exp exp2
-    expm1 sigmoid tanh sinh cosh log10 log1p asinh acosh atanh erf erfc sin tan asin acos atan atan2 pow fmod
-    remainder trunc_div floor_div div
-"""
-_HELPERS = frozenset(_HELPED.split())
-_LITERAL = 2
-"""Integers up to this size are written as they are: they are structure more often than sizes."""
 
 
 class Work(NamedTuple):
@@ -157,17 +131,6 @@ def print_kernel(kernel: Kernel, config: Config) -> Printed:
     return Printed("\n\n".join([head, *texts]), tuple(functions), config)
 
 
-class _Value(NamedTuple):
-    """Text of an element, the axes of its block (of ``RC``), and whether it is a Python constant."""
-
-    text: str
-    axes: str = ""
-    literal: bool = False
-
-
-_EVERYWHERE = _Value("")
-
-
 class _Accumulator:
     """How a fold or scan is taken: what it begins with, how two are one, what becomes of the last."""
 
@@ -201,31 +164,18 @@ class _Accumulator:
         return [*whole, ("_at", self.nowhere, torch.int32)] if self.arg else whole
 
 
-class _Printer:
+class _Printer(Elements):
     """One function: `body` writes its lines, `text` puts the head before them."""
 
     def __init__(self, layout: Layout, config: Config, name: str, *, last: bool) -> None:
-        self.layout, self.config, self.name, self.last = layout, config, name, last
-        self.lines: list[str] = []
-        self.depth = 1
-        self.helpers: set[str] = set()
-        self.buffers: dict[Buffer, None] = {}
+        super().__init__(layout, name)
+        self.config, self.last = config, last
         self.works: dict[Work, None] = {}
-        self.numbers: dict[int, bool] = {}
-        self.sizes: dict[int, str] = {}
         self.constants: dict[str, int] = {}
-        self.names: dict[Var, _Value] = {}
-        self.masks: dict[str, str] = {}
         self.row = self.column = ""
         self.tiles: dict[int, str] = {}
-        self.folds: dict[tuple[Reduction, Index], _Value] = {}
         self.earlier: dict[tuple[Reduction, Index], tuple[int, Fold]] = {}
-        self.scans: dict[tuple[Scan, Index], _Value] = {}
-        self.memo: dict[tuple[int, str], _Value] = {}
-        self.reads: dict[int, bool] = {}
-        self.temporary = self.loops = 0
-        self.chunked = self.may_fail = False
-        self.block = ""
+        self.loops = 0
 
     # --- the function -------------------------------------------------------------------------------------
 
@@ -321,7 +271,7 @@ class _Printer:
         """Lines that name a flat place, the mask of what is inside, and the loops that it is made of."""
         if len(loops) == 1:
             name = f"i{len(self.names)}"
-            self.names[loops[0]] = _Value(name, axis)
+            self.names[loops[0]] = Value(name, axis)
         self.line(f"{name} = {text}")
         self.line(f"in_{name} = {name} < {end or self.size(math.prod(v.extent for v in loops))}")
         if axis == "R":
@@ -336,7 +286,7 @@ class _Printer:
             below = math.prod(u.extent for u in loops[k + 1 :])
             text = flat if below == 1 else f"{flat} // {self.size(below)}"
             name = f"i{len(self.names)}"
-            self.names[v] = _Value(name, axis)
+            self.names[v] = Value(name, axis)
             self.line(f"{name} = {text} % {self.size(v.extent)}" if k else f"{name} = {text}")
 
     def tile_of(self, space: Space) -> str:
@@ -372,12 +322,12 @@ class _Printer:
         value = self.visit(step.element if isinstance(step, Online) else step.body)
         if not step.inner:
             arg = step.reduction.kind.startswith("arg")
-            self.folds[key] = _Value("tl.full([], 0, tl.int64)") if arg else value
+            self.folds[key] = Value("tl.full([], 0, tl.int64)") if arg else value
             return
         how = _Accumulator(step)
         self.folds[key] = self.finished(how, self.folded(how, self.masked(how, value), name), name)
 
-    def masked(self, how: _Accumulator, value: _Value) -> list[str]:
+    def masked(self, how: _Accumulator, value: Value) -> list[str]:
         """Blocks of a tile's shape, or one that broadcasts to it along rows, for a fold."""
         text, column = self.typed(value, how.dtype), self.masks["C"]
         if how.truth:
@@ -402,14 +352,14 @@ class _Printer:
             )
         return names
 
-    def finished(self, how: _Accumulator, names: Sequence[str], name: str) -> _Value:
+    def finished(self, how: _Accumulator, names: Sequence[str], name: str) -> Value:
         """The result of a fold, in its dtype."""
         text = names[-1]
         if how.truth and not how.arg:
             self.line(f"{name} = {text} != 0")
         elif how.arg or (how.kind == "sum" and not how.dtype.is_floating_point):
-            self.line(f"{name} = {text}.to({_TL[how.result]})")
-        return _Value(name, "R" if self.layout.rows else "")
+            self.line(f"{name} = {text}.to({TL[how.result]})")
+        return Value(name, "R" if self.layout.rows else "")
 
     def loop(self, space: Space, group: Sequence[Fold | Running | Store]) -> None:
         """Steps that walk further than a tile, in one loop."""
@@ -421,11 +371,11 @@ class _Printer:
         first = len(self.folds)
         for k, how in enumerate(hows):
             for suffix, start, dtype in how.parts:
-                self.line(f"a{first + k}{suffix} = tl.full({shape}, {start}, {_TL[dtype]})")
+                self.line(f"a{first + k}{suffix} = tl.full({shape}, {start}, {TL[dtype]})")
         online = {step: f"a{first + k}" for k, step in enumerate(folds) if isinstance(step, Online)}
         for later, name in online.items():
             if later.kind == "squares":
-                self.line(f"{name}_turns = tl.full([], 0, {_TL[later.body.dtype]})")
+                self.line(f"{name}_turns = tl.full([], 0, {TL[later.body.dtype]})")
         carried = self.carried(group)
         start = f"start{self.loops or ''}"
         self.loops += 1
@@ -494,7 +444,7 @@ class _Printer:
             return
         first, end = ("chunk * length", "end") if self.chunked else ("0", self.size(step.turns))
         lanes = f"tl.arange(0, {self.block})" + ("[None, :]" if self.layout.rows else "")
-        kind = _TL[step.body.dtype]
+        kind = TL[step.body.dtype]
         self.line(
             f"{name}_lanes = tl.cdiv(tl.maximum({end} - {first} - {lanes}, 0), {self.block}).to({kind})"
         )
@@ -517,7 +467,7 @@ class _Printer:
         for k, step in enumerate(step for step in group if isinstance(step, Running)):
             parts = _Accumulator(step).parts
             for suffix, start, dtype in parts:
-                self.line(f"c{k}{suffix} = tl.full({shape}, {start}, {_TL[dtype]})")
+                self.line(f"c{k}{suffix} = tl.full({shape}, {start}, {TL[dtype]})")
             found.append((step, [f"c{k}{suffix}" for suffix, _, _ in parts]))
         return found
 
@@ -544,9 +494,9 @@ class _Printer:
                     else f"{how.combine}({', '.join([*before, *others])})"
                 )
                 self.line(f"{', '.join(into)} = {joined}")
-        value = _Value(names[-1], "RC" if self.layout.rows else "C")
+        value = Value(names[-1], "RC" if self.layout.rows else "C")
         if how.arg or how.inside != how.result:
-            value = self.define(f"{names[-1]}.to({_TL[how.result]})", value.axes)
+            value = self.define(f"{names[-1]}.to({TL[how.result]})", value.axes)
         self.scans[step.scan, step.index] = value
 
     # --- parts of folds -----------------------------------------------------------------------------------
@@ -572,7 +522,7 @@ class _Printer:
             self.works[work] = None
             self.line(f"tl.store({work.name} + {self.place_of_part('chunk')}, {name}{mask})")
 
-    def gathered(self, key: tuple[Reduction, Index]) -> _Value:
+    def gathered(self, key: tuple[Reduction, Index]) -> Value:
         """Lines that fold the parts of a fold of the function before."""
         number, step = self.earlier[key]
         how, whole = _Accumulator(step), ""
@@ -608,316 +558,12 @@ class _Printer:
             self.line(f"{name}_parts = {self.helper('moved_exp')}({parts}, {whole})")
             return
         (space,) = self.layout.spaces.values()
-        kind, total, block = _TL[step.body.dtype], self.size(space.total), self.tile_of(space)
+        kind, total, block = TL[step.body.dtype], self.size(space.total), self.tile_of(space)
         chunks = "tl.arange(0, CHUNKS)" + ("[None, :]" if self.layout.rows else "")
         self.line(f"length = tl.cdiv(tl.cdiv({total}, {block}), CHUNKS) * {block}")
         self.line(f"turns = tl.minimum(tl.maximum({total} - {chunks} * length, 0), length).to({kind})")
         moved = self.helper("moved_squares")
         self.line(f"{name}_parts = {moved}({parts}, turns, {whole}, {total}.to({kind}))")
-
-    # --- expressions --------------------------------------------------------------------------------------
-
-    def hoist(self, exprs: Iterable[Expr], along: set[Var]) -> None:
-        """Compute what does not change in a loop before it, as far as no test is asked first."""
-        walked: dict[int, bool] = {}
-
-        def changes(expr: Expr) -> bool:
-            if id(expr) not in walked:
-                walked[id(expr)] = any(p.variables() & along for p in places(expr)) or any(
-                    map(changes, expr.args)
-                )
-            return walked[id(expr)]
-
-        seen: set[int] = set()
-
-        def look(expr: Expr) -> None:
-            if id(expr) in seen:
-                return
-            seen.add(id(expr))
-            if not changes(expr):
-                self.visit(expr)
-                return
-            for k, argument in enumerate(expr.args):
-                if expr.op != "masked" or k != 1:
-                    look(argument)
-
-        for expr in exprs:
-            look(expr)
-
-    def visit(self, expr: Expr, guard: _Value = _EVERYWHERE) -> _Value:
-        """Lines that compute an expression where the guard holds; its name."""
-        if guard.text and not self.loads(expr):
-            guard = _EVERYWHERE
-        key = id(expr), guard.text
-        found = self.memo.get(key)
-        if found is None:
-            found = self.memo[key] = self.made(expr, guard)
-        return found
-
-    def loads(self, expr: Expr) -> bool:
-        """Whether a guard matters to an expression: it reads memory, or may fail."""
-        if id(expr) not in self.reads:
-            self.reads[id(expr)] = expr.op in ("load", "checked") or any(map(self.loads, expr.args))
-        return self.reads[id(expr)]
-
-    def made(self, expr: Expr, guard: _Value) -> _Value:
-        op = expr.op
-        if op == "const":
-            return self.constant(expr.extra[0], expr.dtype)
-        if op == "number":
-            return self.number(expr, torch.float64)
-        if op == "reduced":
-            key: tuple[Reduction, Index] = expr.extra  # type: ignore[assignment]
-            return self.folds[key] if key in self.folds else self.gathered(key)
-        if op == "scanned":
-            return self.scans[expr.extra]  # type: ignore[index]
-        if op == "load":
-            return self.load(expr, guard)
-        if op == "index":
-            place = self.place(expr.extra[0], guard)  # type: ignore[arg-type]
-            return self.define(self.converted(place, torch.int64), place.axes)
-        if op == "masked":
-            test = self.visit(expr.args[0], guard)
-            inner = _Value(f"{guard.text} & {test.text}", _union(guard, test)) if guard.text else test
-            yes, no = self.visit(expr.args[1], inner), self.visit(expr.args[2], guard)
-            return self.choice(test, yes, no, expr.dtype)
-        if op == "checked":
-            return self.checked(expr, guard)
-        if op == "cast":
-            return self.cast(expr, guard)
-        if op in _TESTS and all(a.op in ("index", "const") for a in expr.args):
-            # Places are compared as they are: an int64 of its own is not needed.
-            a, b = (self.bound(a, guard) for a in expr.args)
-            if not (a.literal and b.literal):
-                return self.define(f"{a.text} {_INFIX[op]} {b.text}", _union(a, b))
-        return self.operation(expr, [self.visit(a, guard) for a in expr.args])
-
-    def bound(self, expr: Expr, guard: _Value) -> _Value:
-        """A place, or a number that places are compared with."""
-        if expr.op == "index":
-            return self.place(expr.extra[0], guard)  # type: ignore[arg-type]
-        value = int(expr.extra[0])  # type: ignore[call-overload]
-        return _Value(self.size(value), "", literal=abs(value) <= _LITERAL)
-
-    def define(self, text: str, axes: str) -> _Value:
-        name = f"v{self.temporary}"
-        self.temporary += 1
-        self.line(f"{name} = {text}")
-        return _Value(name, axes)
-
-    def constant(self, value: object, dtype: torch.dtype) -> _Value:
-        assert isinstance(value, int | float)
-        if value == 0 and math.copysign(1, value) < 0:
-            # Triton makes 0 of a constant -0.
-            return _Value(f"{self.helper('neg')}(tl.full([], 0.0, {_TL[dtype]}))")
-        return _Value(_literal(value, dtype), "", literal=True)
-
-    def typed(self, value: _Value, dtype: torch.dtype) -> str:
-        """A value that has a dtype of its own, which Python's constants have not."""
-        return f"tl.full([], {value.text}, {_TL[dtype]})" if value.literal else value.text
-
-    def number(self, expr: Expr, dtype: torch.dtype) -> _Value:
-        position: int = expr.extra[0]  # type: ignore[assignment]
-        self.numbers[position] = self.numbers.get(position, False) or dtype == torch.float64
-        return self.define(f"tl.full([], f{position}, {_TL[dtype]})", "")
-
-    def choice(self, test: _Value, yes: _Value, no: _Value, dtype: torch.dtype) -> _Value:
-        texts = [yes.text, no.text]
-        if yes.literal and no.literal:
-            texts = [self.typed(yes, dtype), no.text]
-        return self.define(
-            f"tl.where({self.typed(test, torch.bool)}, {', '.join(texts)})", _union(test, yes, no)
-        )
-
-    def checked(self, expr: Expr, guard: _Value) -> _Value:
-        """A choice; where the test fails, the element is left where the caller looks."""
-        test, value, otherwise, shown = (self.visit(a, guard) for a in expr.args)
-        axes = _union(test, shown, guard)
-        failed = f"~{self.typed(test, torch.bool)}"
-        masks = [*(self.masks[axis] for axis in axes), *([guard.text] if guard.text else []), failed]
-        place = str(self.layout.kernel.checks.index(expr.extra[0]))
-        if axes:
-            place = f"tl.full({self.shape(axes)}, {place}, tl.int32)"
-        self.may_fail = True
-        text = self.typed(shown, torch.int64)
-        self.line(f"tl.store(failed + {place}, ({text} << 1) | 1, mask={' & '.join(masks)})")
-        return self.choice(test, value, otherwise, expr.dtype)
-
-    def cast(self, expr: Expr, guard: _Value) -> _Value:
-        (inner,), new = expr.args, expr.dtype
-        if inner.op == "number":
-            made = self.number(
-                inner, new if new == torch.float64 or not new.is_floating_point else torch.float32
-            )
-            if new == torch.float64 or (new.is_floating_point and new not in _SHORT):
-                return made
-            old = torch.float64 if not new.is_floating_point else torch.float32
-        elif inner.op == "index" and new.is_floating_point and new not in _SHORT:
-            place = self.place(inner.extra[0], guard)  # type: ignore[arg-type]
-            return self.define(self.converted(place, new), place.axes)
-        else:
-            made, old = self.visit(inner, guard), inner.dtype
-        text = self.typed(made, old)
-        if new == torch.bool:
-            return made if old == torch.bool else self.define(f"{text} != 0", made.axes)
-        if new in _SHORT:
-            # By way of float32, as torch's conversions go.
-            text = text if _TL[old] == "tl.float32" else f"{text}.to(tl.float32)"
-            return self.define(f"{text}.to({_SHORT[new]}).to(tl.float32)", made.axes)
-        if old.is_floating_point and new in (torch.int8, torch.int16, torch.uint8):
-            text = f"{text}.to(tl.int{'64' if new == torch.uint8 else '32'})"
-        if _TL[old] == _TL[new]:
-            return made
-        return self.define(f"{text}.to({_TL[new]})", made.axes)
-
-    def converted(self, place: _Value, dtype: torch.dtype) -> str:
-        if place.literal:
-            return self.typed(place, dtype)
-        return f"({place.text}).to({_TL[dtype]})" if " " in place.text else f"{place.text}.to({_TL[dtype]})"
-
-    def operation(self, expr: Expr, a: Sequence[_Value]) -> _Value:
-        op, inside = expr.op, expr.args[0].dtype
-        axes = _union(*a)
-        if op in ("identity", "as"):
-            return a[0]
-        if op == "where":
-            return self.choice(a[0], a[1], a[2], expr.dtype)
-        if op in _INFIX:
-            left, right = a[0].text, a[1].text
-            if a[0].literal and a[1].literal:
-                left = self.typed(a[0], inside)
-            sign = _INFIX[op]
-            if expr.dtype == torch.bool and op in ("add", "mul"):
-                sign = "|" if op == "add" else "&"
-            return self.define(f"{left} {sign} {right}", axes)
-        texts = [self.typed(v, e.dtype) for v, e in zip(a, expr.args, strict=True)]
-        if op in ("uniform", "random"):
-            name = self.helper("uniform" if op == "uniform" else "random_below")
-            return self.define(f"{name}({', '.join([*texts, *map(str, expr.extra)])})", axes)
-        if not inside.is_floating_point:
-            return self.integer(op, texts, inside, axes)
-        if op in _TL_FUNCTIONS:
-            return self.define(f"tl.{op}({texts[0]})", axes)
-        if op not in _HELPERS:
-            raise UnsupportedError(f"no Triton text for {op}", where=self.name)
-        return self.define(f"{self.helper(_RENAMED.get(op, op))}({', '.join(texts)})", axes)
-
-    def integer(self, op: str, a: Sequence[str], dtype: torch.dtype, axes: str) -> _Value:
-        plain = dtype in (torch.uint8, torch.bool)
-        if op == "neg":
-            return self.define(f"-{a[0]}", axes)
-        if op == "not":
-            return self.define(f"~{a[0]}", axes)
-        if op == "abs":
-            return _Value(a[0], axes) if plain else self.define(f"tl.abs({a[0]})", axes)
-        if op == "relu":
-            return _Value(a[0], axes) if plain else self.define(f"tl.maximum({a[0]}, 0)", axes)
-        if op in ("maximum", "fmax", "minimum", "fmin"):
-            sign = ">" if "max" in op else "<"
-            return self.define(f"tl.where({a[0]} {sign} {a[1]}, {a[0]}, {a[1]})", axes)
-        if op == "sign":
-            kind = _TL[dtype]
-            if dtype == torch.bool:
-                return _Value(a[0], axes)
-            return self.define(f"({a[0]} > 0).to({kind}) - ({a[0]} < 0).to({kind})", axes)
-        raise UnsupportedError(f"no Triton text for {op} of {dtype}", where=self.name)
-
-    def helper(self, name: str, *known: str) -> str:
-        """A function of `burnt.codegen.triton_math`, which the text imports."""
-        self.helpers.add(known[0] if known else name)
-        return name
-
-    # --- memory -------------------------------------------------------------------------------------------
-
-    def load(self, expr: Expr, guard: _Value) -> _Value:
-        buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
-        self.buffers[buffer] = None
-        place = self.place(expr.extra[1], guard)  # type: ignore[arg-type]
-        axes = _union(place, guard)
-        where = place.text
-        if axes != place.axes:
-            shape = self.shape(axes)
-            where = (
-                f"tl.full({shape}, {where}, tl.int32)"
-                if place.literal
-                else f"tl.broadcast_to({where}, {shape})"
-            )
-        masks = [self.masks[axis] for axis in axes] + ([guard.text] if guard.text else [])
-        extra = f", mask={' & '.join(masks)}, other=0" if masks else ""
-        pointer = buffer.name if where == "0" else f"{buffer.name} + {where}"
-        convert = ".to(tl.float32)" if buffer.dtype in _SHORT else ""
-        return self.define(f"tl.load({pointer}{extra}){convert}", axes)
-
-    def put_all(self, group: Sequence[Fold | Running | Store]) -> None:
-        """Stores of one tile: all is read before anything is written."""
-        stores = [step for step in group if isinstance(step, Store)]
-        for step, value in [(step, self.visit(step.value)) for step in stores]:
-            self.put(step, value)
-
-    def put(self, step: Store, value: _Value) -> None:
-        buffer = step.buffer
-        self.buffers[buffer] = None
-        place = self.place(step.place, _EVERYWHERE)
-        text = self.typed(value, buffer.dtype)
-        if buffer.dtype in _SHORT:
-            text += f".to({_SHORT[buffer.dtype]})"
-        masks = [self.masks[axis] for axis in place.axes]
-        if self.chunked and not step.inner:
-            masks.append("(chunk == 0)")
-        extra = f", mask={' & '.join(masks)}" if masks else ""
-        pointer = buffer.name if place.text == "0" else f"{buffer.name} + {place.text}"
-        self.line(f"tl.store({pointer}, {text}{extra})")
-
-    def shape(self, axes: str) -> str:
-        if not self.layout.rows:
-            return f"[{self.block}]"
-        return f"[{'ROWS' if 'R' in axes else '1'}, {self.block if 'C' in axes else '1'}]"
-
-    def place(self, ix: Ix, guard: _Value) -> _Value:
-        """An index as text; computed parts of it are elements, which are computed first."""
-        parts, axes = [], ""
-        for atom, c in ix.terms.items():
-            if isinstance(atom, Split):
-                inner = self.place(atom.inner, guard)
-                text, by = inner.text, self.size(atom.by)
-                if atom.inner.bounds()[0] < 0:
-                    name = self.helper("index_div" if atom.kind == "/" else "index_mod")
-                    text = f"{name}({text}, {by})"
-                else:
-                    text = f"({text})" if " " in text else text
-                    text = f"({text} {'//' if atom.kind == '/' else '%'} {by})"
-            else:
-                inner = self.names[atom] if isinstance(atom, Var) else self.visit(atom.expr, guard)
-                text = inner.text if isinstance(atom, Var) else self.typed(inner, torch.int64)
-            axes = "".join(a for a in "RC" if a in axes or a in inner.axes)
-            parts.append(text if c == 1 else f"{text} * {self.size(c)}")
-        if ix.const or not parts:
-            parts.append(self.size(ix.const))
-        text = " + ".join(parts).replace("+ -", "- ")
-        return _Value(text, axes, literal=not ix.terms and abs(ix.const) <= _LITERAL)
-
-    def size(self, value: int) -> str:
-        """An integer that comes from a shape: an argument, one for each value."""
-        if abs(value) <= _LITERAL:
-            return str(value)
-        return self.sizes.setdefault(value, f"n{len(self.sizes)}")
-
-    def line(self, text: str) -> None:
-        self.lines.append("    " * self.depth + text)
-
-
-def _union(*values: _Value) -> str:
-    return "".join(axis for axis in "RC" if any(axis in v.axes for v in values))
-
-
-def _literal(value: int | float, dtype: torch.dtype) -> str:
-    if dtype == torch.bool:
-        return str(bool(value))
-    if not dtype.is_floating_point:
-        return str(int(value))
-    if not math.isfinite(value):
-        return f'float("{value}")'
-    return repr(float(value)) if dtype == torch.float64 else repr(float(str(np.float32(value))))
 
 
 def _extreme(dtype: torch.dtype, *, lowest: bool) -> str:

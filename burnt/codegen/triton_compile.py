@@ -87,10 +87,12 @@ def jobs_of(kernel: Kernel, config: Config) -> list[Job]:
 def limits_of(device: torch.device) -> Limits:
     """What a CUDA or ROCm device has for programs."""
     found = torch.cuda.get_device_properties(device)
-    shared = getattr(found, "shared_memory_per_block_optin", 0) or found.shared_memory_per_block
     if torch.version.hip is not None:
         # Four SIMD units with 512 registers for each lane; a wavefront takes half of them at the most.
+        shared = found.shared_memory_per_block
         return Limits(found.multi_processor_count, 2048 * found.warp_size, 256, shared, found.warp_size)
+    # What a block has is what it may have without asking for more, as Triton does; 1 KiB is the driver's.
+    shared = found.shared_memory_per_multiprocessor - 1024
     return Limits(found.multi_processor_count, shared=shared, lanes=found.warp_size)
 
 

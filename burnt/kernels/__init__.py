@@ -4,6 +4,7 @@
 `op.py`               an op: its reference, its candidates, the Python front
 `choice.py`           which candidate runs, and the tuning key
 `tuner.py, store.py`  measuring candidates, and the table of what was measured
+`clock.py`            taking the time of calls: by the host, by events, by replaying graphs
 `agreement.py`        whether a candidate computes what the op means
 `explanation.py`      what would run, and why
 `library.py`          ops as ``torch.ops.burnt``: schema, fake, gradients, vmap, autocast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,15 +21,16 @@ import triton
 
 from burnt.codegen import triton_compile
 from burnt.codegen.function import Function
-from burnt.codegen.print_triton import form_of
+from burnt.codegen.print_triton import form_of, print_kernel
 from burnt.codegen.target import TRITON, with_blocks
-from burnt.codegen.triton_blocks import Config, pick
-from burnt.codegen.triton_compile import Job, Pool, jobs_of
+from burnt.codegen.triton_blocks import Config, Limits, pick, power, too_much, variants
+from burnt.codegen.triton_compile import Job, Pool, choices_of, jobs_of, limits_of
 from burnt.errors import CompileError
-from tests.codegen.triton.ahead import TARGETS, driven
+from tests.codegen.triton.ahead import TARGETS, compiled, driven, planned
 
 pytestmark = pytest.mark.timeout(300)
 H200 = TARGETS["sm_90"]
+HOPPER = Limits(132, shared=227 << 10)
 GOOD = """import triton
 import triton.language as tl
 @triton.jit
@@ -160,3 +163,64 @@ def test_a_process_ends_with_its_parent(tmp_path: Path) -> None:
         assert child.stdout.readline() == b"{}\n"
         child.stdin.close()  # as a parent that is killed leaves it
         assert child.wait(30) == 0
+
+
+def rms_norm(x, r, w):
+    s = x + r
+    return s * torch.rsqrt((s * s).mean(-1, keepdim=True) + 1e-6) * w, s
+
+
+ESTIMATED = {
+    "softmax": (lambda x: torch.softmax(x, -1), (512, 4096)),
+    "rms_norm": (rms_norm, (512, 4096), (512, 4096), (4096,)),
+    "swiglu": (lambda a, b: torch.nn.functional.silu(a) * b, (512, 4096), (512, 4096)),
+    "transposed": (lambda x, y: x.t() + y, (4096, 512), (512, 4096)),
+}
+
+
+@pytest.mark.parametrize("name", ESTIMATED)
+def test_what_is_tried_spills_no_registers_and_what_is_left_out_is_heavy(name: str, tmp_path: Path) -> None:
+    fn, *shapes = ESTIMATED[name]
+    args = [torch.empty(s, dtype=torch.bfloat16) for s in shapes]
+    heavy = 0
+    for kernel in planned(fn, *args, gradients=True):
+        form = form_of(kernel)
+        for blocks in variants(form)[:: 5 if name != "swiglu" else 1][:8]:
+            (found,) = compiled([print_kernel(kernel, blocks)], "sm_90", tmp_path)[:1]
+            # A few bytes of stack are no spill of what is walked.
+            assert found.spilled <= 16 or "registers" in str(too_much(form, blocks, HOPPER)), str(blocks)
+            assert found.shared <= HOPPER.shared
+        # No more than that: what has 512 elements a thread takes ptxas minutes.
+        crowded = dataclasses.replace(pick(form), cols=min(4096, power(form.cols)), rows=1, warps=1)
+        if "registers" in str(too_much(form, crowded, HOPPER)):
+            (found,) = compiled([print_kernel(kernel, crowded)], "sm_90", tmp_path)[:1]
+            heavy += found.registers > 200 or found.spilled > 16
+    assert heavy or name == "transposed"  # a copy needs few registers, whatever is estimated
+
+
+def test_limits_are_read_off_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    h200 = SimpleNamespace(
+        multi_processor_count=132,
+        shared_memory_per_block=48 << 10,
+        shared_memory_per_multiprocessor=228 << 10,
+        warp_size=32,
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h200)
+    assert limits_of(torch.device("cuda")) == HOPPER
+    mi300 = SimpleNamespace(multi_processor_count=304, shared_memory_per_block=64 << 10, warp_size=64)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: mi300)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert limits_of(torch.device("cuda")) == Limits(304, 131_072, 256, 64 << 10, 64)
+
+
+def test_kernels_that_do_little_are_left_alone() -> None:
+    kernels = [planned(torch.exp, torch.zeros(rows, 4096))[0] for rows in (64, 8, 4, 3)]
+    for i, kernel in enumerate(kernels):
+        kernel.name = f"exp_{i}"
+    found = choices_of(kernels, HOPPER)
+    names = [name for name, _, _ in found]
+    assert set(names) == {"exp_0", "exp_1", "exp_2"}  # those of a sixteenth, too
+    # The nearest of all come first.
+    assert names[:6] == ["exp_0", "exp_1", "exp_2"] * 2
+    assert [blocks for _, blocks, _ in found[:3]] == ["1x1024 w8"] * 3
+    assert choices_of([], HOPPER) == []
