@@ -23,6 +23,7 @@ import torch
 from burnt import kernels
 from burnt.kernels import tuner
 from burnt.kernels.choice import pick, runnable
+from burnt.kernels.clock import clock_of
 
 
 def candidates(names: list[str], device: torch.device, quick: bool) -> None:
@@ -35,8 +36,9 @@ def candidates(names: list[str], device: torch.device, quick: bool) -> None:
             for training in (False, True):
                 given = with_gradients(args) if training else list(args)
                 able = runnable(op, given)
-                tried = [(c, None) for c in able]
-                rows = tuner._measured(op, given, "", tried, effort)
+                race = tuner._Race(op, given, clock_of(device), effort)
+                race.run(set())
+                rows = race.rows
                 ms = {row.config: row.ms for row in rows if row.ms is not None}
                 for row in rows:
                     if row.status != "ok":

@@ -247,22 +247,32 @@ class _Printer(Elements):
             self.line(f"for (int64_t {start} = 0; {start} < {size}; {start} += {_SQUARE}) {{")
             self.depth += 1
             ends[var] = f"({start} + {_SQUARE} < {size} ? {start} + {_SQUARE} : {size})"
+        down = Var(across.extent + 1)
+        self.names[down] = "down"
         for e, name in self.squares.items():
             buffer: Buffer = e.extra[0]  # type: ignore[assignment]
-            self.line(f"{MEMORY[buffer.dtype]} {name}[{_SQUARE}][{_SQUARE + 1}];")
+            half = buffer.dtype == torch.float16
+            row, column = f"{self.named(last)} - right", f"{self.named(across)} - down"
+            self.line(f"{'float' if half else MEMORY[buffer.dtype]} {name}[{_SQUARE}][{_SQUARE + 1}];")
             self.loop(last, "right", ends[last])
-            self.line("#pragma omp simd")
-            self.loop(across, "down", ends[across])
-            place = f"[{self.named(last)} - right][{self.named(across)} - down]"
-            self.line(f"{name}{place} = {self.element(buffer, e.extra[1])};")  # type: ignore[arg-type]
-            self.close(2)
-            self.squares[e] = name + place
+            if half:
+                start = self.element(buffer, e.extra[1].replaced({across: Ix.of(down)}))  # type: ignore[attr-defined]
+                self.line(f"f32_of_f16_row({name}[{row}], &{start}, {ends[across]} - down);")
+            else:
+                self.line("#pragma omp simd")
+                self.loop(across, "down", ends[across])
+                self.line(f"{name}[{row}][{column}] = {self.element(buffer, e.extra[1])};")  # type: ignore[arg-type]
+                self.close(1)
+            self.close(1)
+            self.squares[e] = f"{name}[{row}][{column}]"
+            if half:
+                self.halves[buffer, e.extra[1]] = self.squares[e]  # type: ignore[index]
         self.loop(across, "down", ends[across])
         self.line("#pragma omp simd")
         self.loop(last, "right", ends[last])
         self.bodies(stores)
         self.close(4 + len(others))
-        self.squares = {}
+        self.squares, self.halves = {}, {}
 
     def bodies(self, stores: Sequence[Store]) -> None:
         names = self.exprs([_unrounded(step) for step in stores])
@@ -307,20 +317,20 @@ class _Printer(Elements):
             self.line(f"const uint32_t *{w}_at = {w} + {w}_from % 4;")
             for e, offset in group.offsets.items():
                 self.words[id(e)] = f"{w}_at[({name} - block) * {group.step} + {offset}]"
-        rows = {half: f"h{i}" for i, half in enumerate([*loads, *stored])}
-        for (buffer, place), row in rows.items():
+        after = []
+        for i, (buffer, place) in enumerate(dict.fromkeys([*loads, *stored])):
+            row, start = f"h{i}", self.element(buffer, place.replaced(here))
             self.line(f"float {row}[{BLOCK}] __attribute__((aligned(64)));")
             if (buffer, place) in loads:
-                start = self.element(buffer, place.replaced(here))
                 self.line(f"f32_of_f16_row({row}, &{start}, end - block);")
-        self.halves = {half: f"{row}[{name} - block]" for half, row in rows.items()}
+            if (buffer, place) in stored:
+                after.append(f"f16_of_f32_row(&{start}, {row}, end - block);")
+            self.halves[buffer, place] = f"{row}[{name} - block]"
         self.line("#pragma omp simd")
         self.loop(last, "block", "end")
         self.bodies(stores)
         self.close(1)
-        for buffer, place in stored:
-            start = self.element(buffer, place.replaced(here))
-            self.line(f"f16_of_f32_row(&{start}, {rows[buffer, place]}, end - block);")
+        self.put_lines(after)
         self.close(1)
         self.words, self.halves = {}, {}
         return True
@@ -420,7 +430,7 @@ class _Printer(Elements):
             # Of a size that many shapes share.
             room = 1 << (math.prod(buffer.shape) * self.tile + self.shifts[buffer] - 1).bit_length()
             self.line(f"{MEMORY[buffer.dtype]} {buffer.name}[{room}] __attribute__((aligned(64)));")
-        for buffer, start, extent in next_rows(self.kernel):
+        for buffer, start, extent in next_rows(self.kernel) if self.lane is None else ():
             step, place = _LINE // buffer.dtype.itemsize, self.element(buffer, start)
             self.line(
                 f"for (int64_t p = 0; p < {mark(extent)}; p += {step}) __builtin_prefetch(&{place} + p);"

@@ -108,7 +108,7 @@ class _Kept(TorchFunctionMode):
     """Keeps what torch's taking apart would lose.
 
     Dropout becomes one op: on a CPU torch makes changes in place of it. one_hot becomes a scatter, which has
-    its indices checked: of the comparisons that torch makes of it, no class at all equals none.
+    its indices checked: in the comparisons that torch makes of it, a bad class just equals none.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -102,8 +102,8 @@ def pick(
     on_cpu = all(t.device.type == "cpu" for t in tensors)
     worse = on_cpu and (small or (op.vendor_best is not None and op.vendor_best(*args)))
     best, other = ("vendor", "generated") if worse else ("generated", "vendor")
-    chosen = known.get(best) or known.get(other) or able[-1]
-    return chosen, _first_config(chosen, args)
+    plain = known.get(best) or known.get(other)
+    return (able[-1], _first_config(able[-1], args)) if plain is None else (plain, None)
 
 
 def trains(*args: Any) -> bool:

@@ -53,9 +53,14 @@ def _look(indices: Tensor, weight: Tensor, padding_idx: int | None) -> None:
 
 def _examples(device: torch.device) -> list[tuple[object, ...]]:
     made: list[tuple[object, ...]] = []
-    for count, rows, columns in [((8, 512), 32000, 256), ((7, 5), 11, 3)]:
+    for count, rows, columns, dtype in [
+        ((8, 512), 32000, 256, torch.float32),
+        ((8, 512), 32000, 256, torch.bfloat16),
+        ((7, 5), 11, 3, torch.float32),
+    ]:
         indices = torch.randint(rows, count, device=device)
-        made += [(indices, torch.randn(rows, columns, device=device), pad) for pad in (None, 1)]
+        table = torch.randn(rows, columns, device=device).to(dtype)
+        made += [(indices, table, pad) for pad in (None, 1)]
     return made
 
 
@@ -95,8 +100,8 @@ def embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None) -
             assertion, or not at all.
         InputRuntimeError: shapes, dtypes or devices do not fit each other.
 
-    As `torch.nn.functional.embedding`, whose gradient is added up in the order of the sorted indices, and is
-    the same from run to run.
+    As `torch.nn.functional.embedding`. The candidate ``sorted`` adds its gradient up in one fixed order, that
+    of the sorted indices, whatever the number of threads.
 
     >>> embedding(torch.tensor([1, 0]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([[3., 4.],

@@ -949,6 +949,14 @@ def test_rows_of_float16(size: int) -> None:
         torch.testing.assert_close(mixed(x, y), x * y.float(), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("shape", [(70, 90), (64, 128), (65, 33)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.int64])
+def test_squares(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, y = (torch.randn(shape, generator=torch.Generator().manual_seed(i)).mul(9).to(dtype) for i in range(2))
+    made = fuse(lambda x, y: (x.t() + y).contiguous())(x, y.t().contiguous())
+    torch.testing.assert_close(made, (x + y).t().contiguous(), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("times", [2, 3, 4, 5])
 def test_elements_and_rows_that_are_repeated(times: int) -> None:
     for shape in (3, 5), (7, 16), (40, 33):

@@ -271,6 +271,11 @@ def test_a_row_is_asked_for_a_turn_before() -> None:
     assert "+ 399] + p" in line
 
 
+def test_wide_pools_by_columns() -> None:
+    for x in values(1, 700, 2, 40).permute(0, 2, 3, 1), values(1, 40, 2, 700).transpose(1, 3):
+        same(lambda x: F.max_pool2d(x, 3, 2, 1), x)
+
+
 def test_scratch_begins_where_the_middle_does() -> None:
     for padding, first in ((1, 15), (2, 14)):
         fn = lambda x, p=padding: F.max_pool2d(x, 5, 2, p)  # noqa: E731

@@ -51,39 +51,55 @@ static inline float round_f16(float x) {
 }
 
 /* Rows, by the instructions that x86 has and gcc 12 does not take for loops. What is left goes by way of a whole
- * vector, too: a loop would become another one of vectors. */
+ * vector, too: a loop would become another one of vectors. Vectors are as wide as those of the loops that load
+ * what was just stored: of one in two parts, a load waits for both to have left the core. */
 #if defined(__F16C__) && defined(__AVX__)
-typedef float burnt_f32x8 __attribute__((vector_size(32)));
-typedef short burnt_f16x8 __attribute__((vector_size(16)));
+#ifdef __AVX512F__
+enum { burnt_halves = 16 };
+typedef float burnt_floats __attribute__((vector_size(64)));
+typedef short burnt_shorts __attribute__((vector_size(32)));
+static inline burnt_floats floats_of_shorts(burnt_shorts h) {
+    return __builtin_ia32_vcvtph2ps512_mask(h, (burnt_floats){0}, -1, 4); /* 4: the mode does not matter */
+}
+static inline burnt_shorts shorts_of_floats(burnt_floats f) {
+    return __builtin_ia32_vcvtps2ph512_mask(f, 0, (burnt_shorts){0}, -1); /* 0: to nearest, halves to even */
+}
+#else
+enum { burnt_halves = 8 };
+typedef float burnt_floats __attribute__((vector_size(32)));
+typedef short burnt_shorts __attribute__((vector_size(16)));
+static inline burnt_floats floats_of_shorts(burnt_shorts h) { return __builtin_ia32_vcvtph2ps256(h); }
+static inline burnt_shorts shorts_of_floats(burnt_floats f) { return __builtin_ia32_vcvtps2ph256(f, 0); }
+#endif
 static inline void f32_of_f16_vector(float *y, const uint16_t *x) {
-    burnt_f16x8 h;
+    burnt_shorts h;
     __builtin_memcpy(&h, x, sizeof h);
-    burnt_f32x8 f = __builtin_ia32_vcvtph2ps256(h);
+    burnt_floats f = floats_of_shorts(h);
     __builtin_memcpy(y, &f, sizeof f);
 }
 static inline void f16_of_f32_vector(uint16_t *y, const float *x) {
-    burnt_f32x8 f;
+    burnt_floats f;
     __builtin_memcpy(&f, x, sizeof f);
-    burnt_f16x8 h = __builtin_ia32_vcvtps2ph256(f, 0); /* 0: to nearest, halves to even */
+    burnt_shorts h = shorts_of_floats(f);
     __builtin_memcpy(y, &h, sizeof h);
 }
 static inline void f32_of_f16_row(float *restrict y, const uint16_t *restrict x, int64_t n) {
-    uint16_t rest[8] = {0};
-    float made[8];
+    uint16_t rest[burnt_halves] = {0};
+    float made[burnt_halves];
     int64_t i = 0;
 #pragma GCC unroll 4
-    for (; i + 8 <= n; i += 8) f32_of_f16_vector(y + i, x + i);
+    for (; i + burnt_halves <= n; i += burnt_halves) f32_of_f16_vector(y + i, x + i);
     if (i == n) return;
     __builtin_memcpy(rest, x + i, (n - i) * sizeof *x);
     f32_of_f16_vector(made, rest);
     __builtin_memcpy(y + i, made, (n - i) * sizeof *y);
 }
 static inline void f16_of_f32_row(uint16_t *restrict y, const float *restrict x, int64_t n) {
-    float rest[8] = {0};
-    uint16_t made[8];
+    float rest[burnt_halves] = {0};
+    uint16_t made[burnt_halves];
     int64_t i = 0;
 #pragma GCC unroll 4
-    for (; i + 8 <= n; i += 8) f16_of_f32_vector(y + i, x + i);
+    for (; i + burnt_halves <= n; i += burnt_halves) f16_of_f32_vector(y + i, x + i);
     if (i == n) return;
     __builtin_memcpy(rest, x + i, (n - i) * sizeof *x);
     f16_of_f32_vector(made, rest);

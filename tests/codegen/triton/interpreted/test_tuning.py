@@ -55,7 +55,13 @@ def test_all_block_sizes_compute_the_same(name: str) -> None:
     for kernel in made:
         form = form_of(kernel)
         for blocks in variants(form)[1::3]:
-            found = _results(fused.on(with_blocks({kernel.name: str(blocks)})), args)
+            sized = fused.on(with_blocks({kernel.name: str(blocks)}))
+            found = _results(sized, args)
+            known = sized.plan(*args)
+            assert known is not None
+            built = [known, *(b.plan for b in known.backward.values() if b is not None)]
+            assert len(built) == 2
+            assert {id(p.target) for p in built} == {id(sized.target)}
             for ours, theirs in zip(found, exact, strict=True):
                 torch.testing.assert_close(
                     ours.double(), theirs, atol=1e-4, rtol=1e-4, msg=f"{kernel.name} {blocks}"
