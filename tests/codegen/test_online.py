@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel, Online
 from burnt.codegen.passes import Joins
 from burnt.codegen.target import C
+from tests.codegen.compare import judge
+from tests.codegen.programs import program
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
 
@@ -252,3 +255,23 @@ def test_elements_of_which_some_are_not_there() -> None:
         return *spread(padded), *spread(x[:, places])
 
     check(fn, x, places, gradient=True)
+
+
+# --- the gate ---------------------------------------------------------------------------------------------
+
+
+def judged(seeds: range) -> None:
+    for seed in seeds:
+        judge(program(seed), functools.partial(Function, target=ALWAYS))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_random_programs() -> None:
+    judged(range(700, 715))
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("first", range(3000, 4000, 25))
+def test_more_random_programs(first: int) -> None:
+    judged(range(first, first + 25))
