@@ -458,13 +458,24 @@ def test_uniform_numbers(library: Library, tmp_path: Path) -> None:
     assert float(((counts - expected) ** 2 / expected).sum()) < 130
 
 
+def test_terms_of_sums(library: Library) -> None:
+    x = torch.cat([-torch.rand(1 << 18) * 87, -moderate(3).abs(), torch.tensor([0.0, -0.0, -87.0])])
+    assert float(errors_in_ulp(library("exp_term_f32", x), x.double().exp()).max()) <= 1.2
+    wide = -torch.rand(1 << 18, dtype=torch.float64) * 700
+    torch.testing.assert_close(library("exp_term_f64", wide), wide.exp(), rtol=4e-16, atol=0.0)
+    # What is smaller adds nothing to a sum that is at least 1.
+    far = torch.tensor([-87.1, -1e5, -torch.inf])
+    assert float(library("exp_term_f32", far).max()) < 2.0**-124
+    assert float(library("exp_term_f64", far.double() * 9).max()) < 2.0**-1000
+
+
 def test_every_function_is_tested(library: Library) -> None:
     tested = {
         f"{name}_{suffix}" for name in [*UNARY_ULP, *BINARY_ULP, *EXACT_BINARY] for suffix in ("f32", "f64")
     }
     tested |= {f"{a}_of_{b}" for a in ("bool", "u8", "i8", "i16", "i32", "i64") for b in ("f32", "f64")}
     tested |= {"f32_of_bf16", "bf16_of_f32", "f32_of_f16", "f16_of_f32", "f32_of_f64", "f64_of_f32"}
-    tested |= {"round_f16", "f32_of_f16_row", "f16_of_f32_row"}
+    tested |= {"exp_term_f32", "exp_term_f64", "round_f16", "f32_of_f16_row", "f16_of_f32_row"}
     tested |= {"philox", "uniform_f32", "philox_word", "philox_fill"}  # the last two in test_random.py
     assert {name for _, name, _ in FUNCTION.findall(source())} == tested | INNER
 
