@@ -144,12 +144,17 @@ class _Scheduler:
 
     def plan(self) -> Plan:
         nodes = list(self.traced.graph.graph.nodes)
+        captured: dict[str, Value] = {}
         for node in nodes:
             if node.op == "placeholder":
                 self.env[node] = self.given(node.meta["val"])
         for node in nodes:
             if node.op == "get_attr" and node not in self.env:
-                self.env[node] = self.given(self.captured[str(node.target)])
+                # Wherever it is read there is a node; it is one tensor.
+                name = str(node.target)
+                if name not in captured:
+                    captured[name] = self.given(self.captured[name])
+                self.env[node] = captured[name]
             elif node.op == "call_function":
                 self.env[node] = self.lower(node)
         (results,) = nodes[-1].args

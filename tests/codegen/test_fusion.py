@@ -377,6 +377,24 @@ def test_a_captured_tensor_changed_in_place_is_seen() -> None:
     same(fused(x), x * weight)
 
 
+def test_a_captured_tensor_that_is_read_in_several_places_is_one_input() -> None:
+    targets, weight = torch.arange(7) % 5, randn(5, seed=1)
+
+    def fn(x):
+        loss = F.cross_entropy(x * weight, targets, label_smoothing=0.1)
+        return loss, (x * weight).sum(0) * x.gather(1, targets[:, None]).sum()
+
+    function, x = fuse(fn), randn(7, 5)
+    for ours, theirs in zip(function(x), fn(x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert [b.position for b in function.plan(x).plan.inputs] == [0, 1, 2]
+    found = []
+    for run in (function, fn):
+        given = x.clone().requires_grad_()
+        found += torch.autograd.grad(sum(made.sum() for made in run(given)), given)
+    torch.testing.assert_close(*found)
+
+
 def test_gradients_reach_captured_tensors() -> None:
     weight = randn(5, seed=1).requires_grad_()
     fn = lambda x: torch.sin(x * weight).sum()  # noqa: E731
