@@ -98,7 +98,8 @@ def pick(
         return added[-1], _first_config(added[-1], args)
     known = {c.name: c for c in able}
     tensors = [a for a in args if isinstance(a, Tensor)]
-    small = max((t.numel() for t in tensors), default=0) < _SMALL
+    # With gradients there is an autograd node in Python to be reached, too.
+    small = max((t.numel() for t in tensors), default=0) < _SMALL << trains(*args)
     on_cpu = all(t.device.type == "cpu" for t in tensors)
     worse = on_cpu and (small or (op.vendor_best is not None and op.vendor_best(*args)))
     best, other = ("vendor", "generated") if worse else ("generated", "vendor")
