@@ -106,7 +106,13 @@ def _run(args: argparse.Namespace) -> int:
             match args.action:
                 case "run":
                     return tune.run(
-                        args.ops, args.device, args.full, args.json, args.dtype or (), args.seconds
+                        args.ops,
+                        args.device,
+                        args.full,
+                        args.json,
+                        args.dtype or (),
+                        args.seconds,
+                        args.modules or (),
                     )
                 case "show":
                     return tune.show(args.op, args.json)
@@ -196,6 +202,13 @@ def _tuned(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> lis
     actions = tune.add_subparsers(dest="action", required=True, metavar="COMMAND")
     run = _new(actions, "run", "measure ops at their usual sizes", "example: burnt tune run softmax rms_norm")
     run.add_argument("ops", nargs="*", metavar="OP", help="as burnt.kernels names them; by default all")
+    run.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        metavar="MODULE",
+        help="a module or file with ops of yours",
+    )
     run.add_argument("--device", default="cpu", help="where, as torch names it; by default cpu")
     run.add_argument("--full", action="store_true", help="all configurations, and longer")
     run.add_argument(

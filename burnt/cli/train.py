@@ -62,19 +62,25 @@ def _find(target: str) -> Callable[[Any], object]:
             found=repr(target),
             hint=f"burnt train {where}:main, if the function is called main",
         )
-    folder = os.getcwd()
-    if folder not in sys.path and "" not in sys.path:
-        sys.path.insert(0, folder)
-    if module_name.endswith(".py") or "/" in module_name:
-        module = _load_file(Path(module_name))
-    else:
-        module = _load_module(module_name)
+    module = module_of(module_name)
     if not hasattr(module, name):
         raise _no_function(module, module_name, name)
     function = getattr(module, name)
     if not callable(function):
         raise UsageError(f"{target} is no function", found=type(function).__name__, hint=_offers(module))
     return function  # type: ignore[no-any-return]  # it is anything that can be called
+
+
+def module_of(name: str) -> ModuleType:
+    """The module of a name, or of a file's path, imported with the current folder in reach.
+
+    Raises:
+        UsageError: there is none.
+    """
+    folder = os.getcwd()
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.insert(0, folder)
+    return _load_file(Path(name)) if name.endswith(".py") or "/" in name else _load_module(name)
 
 
 def _load_module(name: str) -> ModuleType:

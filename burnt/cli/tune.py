@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, age_text, print_json
+from burnt.cli.train import module_of
 from burnt.errors import CacheError, nearest
 from burnt.kernels.store import Row, Store, read_table, write_table
 
@@ -23,6 +24,7 @@ def run(
     as_json: bool,
     dtypes: Sequence[str] = (),
     seconds: float = math.inf,
+    modules: Sequence[str] = (),
 ) -> int:
     """Measure ops at their example sizes, without and with gradients, and print what was found.
 
@@ -33,23 +35,33 @@ def run(
         as_json: print the rows as JSON.
         dtypes: what floating-point examples are measured in; none is as they are.
         seconds: after which no other example is begun.
+        modules: names or files of those that define further ops.
 
     Returns:
         the exit code: 1 where an op could not be measured at all.
 
     Raises:
-        UsageError: there is no such op, device or dtype.
+        UsageError: there is no such op, module, device or dtype, or an op that is named has no examples.
     """
     import torch
 
     from burnt.kernels import OPS
 
+    for module in modules:
+        module_of(module)
     for name in names:
         if name not in OPS:
             close = nearest(name, OPS)
             raise UsageError(
                 f"there is no op {name!r}",
-                hint=f"{close}?" if close else f"there are {', '.join(sorted(OPS))}",
+                hint=f"{close}?"
+                if close
+                else f"an op of yours wants --import MODULE; there are {', '.join(sorted(OPS))}",
+            )
+        if OPS[name].examples is None:
+            raise UsageError(
+                f"the op {name} has no examples to be measured with",
+                hint=f"@kernels.op(examples=lambda device: [...]), tuples of arguments for {name}",
             )
     try:
         torch.empty(1, device=device)

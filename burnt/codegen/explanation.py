@@ -130,6 +130,9 @@ def explain(fn: Callable[..., Any], *args: Any, timed: bool = True, target: str 
     _lambda__0  reduction    256  mul max sub exp sum reciprocal  it is all there is
     """
     function = fn if isinstance(fn, Function) else Function(fn)
+    if function.single:
+        # What it is split into is what one wants to know, and not that again.
+        function = Function(function.fn, target=function.target)
     planned = function.planned(*args)
     if planned.forward is None:
         return Explanation((), planned.plain)

@@ -31,13 +31,24 @@ _LIKE: dict[type[Exception], type[InputError]] = {
 }
 
 
-def explained(op: Op[..., Any], args: Sequence[Any], error: Exception) -> Exception:
-    """An error of torch's about an op's arguments, as ours and of the same class; others as they are."""
+def explained(
+    op: Op[..., Any], args: Sequence[Any], error: Exception, candidate: str | None = None
+) -> Exception:
+    """An error of torch's about an op's arguments, as ours and of the same class; others as they are.
+
+    Args:
+        op: the op.
+        args: all its arguments.
+        error: what was raised.
+        candidate: which one raised it, where it is somebody's own.
+    """
     kind = _LIKE.get(type(error))
     if kind is None or isinstance(error, BurntError):
         return error
     return kind(
-        f"{op.name} cannot take these arguments",
+        f"{op.name} cannot take these arguments"
+        if candidate is None
+        else f"the candidate {candidate!r} of {op.name} fails with these arguments",
         where=f"burnt.kernels.{op.name}",
         expected=str(op.signature).replace("'", "").replace("torch.", ""),
         found=str(error),

@@ -345,11 +345,23 @@ class Op(Generic[P, R]):
         except (RuntimeError, IndexError, ValueError, TypeError) as error:
             if self.look is not None and isinstance(error, IndexError):
                 self.look(*args)
-            raise explained(self, args, error) from None
+            if entry.candidate.name in ("vendor", "generated") or self._refuses(args):
+                raise explained(self, args, error) from None
+            # The fault is the candidate's own: where it arose is to be seen.
+            raise explained(self, args, error, entry.candidate.name) from error
         if len(self._entries) >= _MOST_ENTRIES:
             self._entries.clear()
         self._entries[signature] = entry
         return made
+
+    def _refuses(self, args: Sequence[Any]) -> bool:
+        """Whether the reference does not take the arguments either."""
+        try:
+            with torch.no_grad():
+                self.reference(*args)  # type: ignore[call-arg]
+        except Exception:  # of any kind: it is a question
+            return True
+        return False
 
     def _new_entry(self, args: Sequence[Any]) -> Entry:
         from burnt.kernels.choice import choose

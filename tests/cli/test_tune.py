@@ -95,6 +95,24 @@ def test_export_of_a_device(capsys, desk):
     assert [row.machine for row in read_table(desk / "out.json")] == [here]
 
 
+def test_run_imports_ops_of_ones_own(capsys, desk):
+    (desk / "ops_of_mine.py").write_text(
+        "import torch\nfrom burnt import kernels\n\n"
+        "@kernels.op(examples=lambda device: [(torch.ones(100, device=device),)])\n"
+        "def of_mine(x: torch.Tensor) -> torch.Tensor:\n    return x * 3\n\n"
+        "@kernels.op\ndef without(x: torch.Tensor) -> torch.Tensor:\n    return x * 5\n"
+    )
+    assert main(["tune", "run", "of_mine"]) == 2
+    assert "an op of yours wants --import MODULE" in capsys.readouterr().err
+    assert main(["tune", "run", "of_mine", "--import", "ops_of_mine.py", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) >= 2
+    assert main(["tune", "run", "without", "--import", "ops_of_mine.py"]) == 2
+    assert "the op without has no examples" in (err := capsys.readouterr().err)
+    assert "@kernels.op(examples=lambda device: [...])" in err
+    assert main(["tune", "run", "--import", "ops_of_nobody.py"]) == 2
+    assert "ops_of_nobody.py" in capsys.readouterr().err
+
+
 def test_show(capsys):
     assert main(["tune", "show"]) == 0
     assert "nothing was measured yet" in capsys.readouterr().out

@@ -236,6 +236,13 @@ def test_gradients_at_the_edges_of_an_activation(name: str, dtype: torch.dtype) 
     torch.testing.assert_close(*found, equal_nan=True)
 
 
+def test_what_is_not_single_can_be_explained() -> None:
+    function, x = fuse(lambda x: (x @ x).relu(), single=True), randn(4, 4)
+    with pytest.raises(FusionError, match=r"see burnt\.explain"):
+        function(x)
+    assert "aten.mm" in str(explain(function, x))
+
+
 def test_a_fault_of_the_compiler_is_told_and_the_plain_function_runs(monkeypatch) -> None:
     def fail(*_):
         raise CompileError("generated code does not compile", found="no such instruction")

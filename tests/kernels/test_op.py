@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import burnt
 from burnt import kernels
 from burnt.codegen.compiler import find_compiler
-from burnt.errors import DefinitionError, InputError, UnsupportedError
+from burnt.errors import DefinitionError, InputError, InputRuntimeError, UnsupportedError
 from burnt.kernels.op import OPS
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: the vendor serves")
@@ -629,3 +629,21 @@ def test_dropout(candidate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(op(x, 0.3, False), x)
     assert op(x, 1.0).count_nonzero() == 0
     op.forget()
+
+
+def test_a_candidate_of_ones_own_that_fails_is_named_with_its_cause() -> None:
+    @kernels.op
+    def halved(x: Tensor) -> Tensor:
+        return x / 2
+
+    @halved.candidate("mine")
+    def mine(x):  # type: ignore[no-untyped-def]
+        raise RuntimeError("kaboom")
+
+    with pytest.raises(
+        InputRuntimeError, match=r"the candidate 'mine' of halved fails(.|\n)*kaboom"
+    ) as caught:
+        halved(torch.ones(3))
+    assert str(caught.value.__cause__) == "kaboom"
+    halved.discard("mine")
+    assert halved(torch.ones(3)).tolist() == [0.5] * 3
