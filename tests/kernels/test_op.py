@@ -88,8 +88,10 @@ def test_small_calls_go_to_the_vendor_and_large_ones_are_generated() -> None:
     assert kernels.softmax.chosen(large).candidate.name == "vendor"
     assert kernels.layer_norm.chosen(large).candidate.name == "vendor"
     assert kernels.layer_norm.chosen(large, residual=large).candidate.name == "generated"
-    assert kernels.reduce_max.chosen(large, 0).candidate.name == "vendor"
-    assert kernels.reduce_max.chosen(large.clone().requires_grad_(), 0).candidate.name == "generated"
+    rows = torch.randn(1 << 13, 64)
+    assert kernels.reduce_sum.chosen(rows, -1).candidate.name == "vendor"
+    assert kernels.reduce_sum.chosen(rows, 0).candidate.name == "generated"
+    assert kernels.reduce_max.chosen(rows.clone().requires_grad_(), -1).candidate.name == "generated"
 
 
 def test_without_a_compiler_the_vendor_serves(monkeypatch: pytest.MonkeyPatch) -> None:
