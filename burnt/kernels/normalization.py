@@ -139,11 +139,9 @@ def _vendor_layer_norm(
 
 
 def _alone(*args: object) -> bool:
-    """Neither residual nor activation, or with gradients: where torch's own normalisation is as fast.
+    """Neither residual nor activation, or with gradients: where torch's own layer norm is as fast.
 
-    Generated, one thread, times as fast as torch's: layer_norm of 4096 x 1024 0.8, with its residual 1.8,
-    with backward 0.5; group_norm 0.7 to 1.3, 1.4 to 1.7, 0.7 to 2.2; batch_norm_inference 0.7, 2.2, 0.1 to
-    0.9.
+    Generated, 0.9 to 1.1 times as fast there, 1.1 to 1.5 times with a residual and no gradients.
     """
     *_, residual, activation = args
     return trains(*args) or (residual is None and activation is None)
@@ -353,7 +351,7 @@ def _vendor_group_norm(
     check=_check_group_norm,
     vendor=_vendor_group_norm,
     examples=_group_examples,
-    vendor_best=_alone,
+    vendor_best=lambda *args: trains(*args),  # 0.9 times torch's with gradients, 1.1 to 1.6 times without
 )
 def group_norm(
     x: Tensor,
@@ -527,7 +525,6 @@ def _vendor_inference(
     check=_check_inference,
     vendor=_vendor_inference,
     examples=_inference_examples,
-    vendor_best=_alone,
 )
 def batch_norm_inference(
     x: Tensor,

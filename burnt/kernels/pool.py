@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt.errors import InputRuntimeError
+from burnt.kernels.choice import trains
 from burnt.kernels.op import op
 
 __all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool"]
@@ -53,6 +54,13 @@ def _images(device: torch.device, *rest: tuple[Any, ...]) -> list[tuple[object, 
     shapes = [(2, 32, 256, 256), (2, 3, 11, 7)]
     made: list[tuple[object, ...]] = [(torch.randn(s, device=device), *r) for s in shapes for r in rest]
     return [*made, (torch.randn(2, 3, 17, device=device), *rest[0])]
+
+
+def _overlap(x: Tensor, output_size: int | Sequence[int]) -> bool:
+    """Whether adaptive windows overlap: their gradients are 0.8 times as fast as torch's, those of others 1.3."""
+    axes = x.dim() - 2 if x.dim() > 2 else 1
+    sizes = [output_size] * axes if isinstance(output_size, int) else list(output_size)
+    return any(size % out for size, out in zip(x.shape[-len(sizes) :], sizes, strict=False) if out)
 
 
 @op(
@@ -151,6 +159,7 @@ def avg_pool(
 @op(
     check=lambda x, output_size: _check("adaptive_avg_pool", x, output_size),
     examples=lambda device: _images(device, (1,), (7,)),
+    vendor_best=lambda x, output_size: trains(x) and _overlap(x, output_size),
 )
 def adaptive_avg_pool(x: Tensor, output_size: int | Sequence[int]) -> Tensor:
     """The means of as many windows as the output has elements, whatever the size of `x`.
@@ -177,6 +186,8 @@ def adaptive_avg_pool(x: Tensor, output_size: int | Sequence[int]) -> Tensor:
 @op(
     check=lambda x, output_size: _check("adaptive_max_pool", x, output_size),
     examples=lambda device: _images(device, (1,), (7,)),
+    # Level without gradients; with them 0.3 to 0.6 times as fast as torch's.
+    vendor_best=lambda *_: True,
 )
 def adaptive_max_pool(x: Tensor, output_size: int | Sequence[int]) -> Tensor:
     """The maxima of as many windows as the output has elements, whatever the size of `x`.
