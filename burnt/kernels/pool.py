@@ -57,7 +57,7 @@ def _images(device: torch.device, *rest: tuple[Any, ...]) -> list[tuple[object, 
 
 
 def _overlap(x: Tensor, output_size: int | Sequence[int]) -> bool:
-    """Whether adaptive windows overlap: their gradients are 0.8 times as fast as torch's, those of others 1.3."""
+    """Whether adaptive windows overlap: gradients are 0.8 times as fast as torch's, else 1.3 times."""
     axes = x.dim() - 2 if x.dim() > 2 else 1
     sizes = [output_size] * axes if isinstance(output_size, int) else list(output_size)
     return any(size % out for size, out in zip(x.shape[-len(sizes) :], sizes, strict=False) if out)
