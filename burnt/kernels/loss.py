@@ -150,9 +150,8 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
     return made
 
 
-# Generated, its rows are read once for each fold: 0.4 to 0.6 times as fast as torch's at 512 x 32000.
-# On a CPU, labels: 1.4 to 1.6 times as fast as torch's own forward, 1.5 to 1.7 with backward (512 x 32000,
-# 4096 x 4096, 4096 x 1024, one thread). Probabilities take torch's.
+# On a CPU, labels: 2.1 to 2.3 times as fast as torch's own with backward (512 x 32000, 4096 x 4096, two
+# threads: benchmarks/results/cpu-kernels.md). Probabilities take torch's.
 @op(
     check=_check,
     look=_look,
