@@ -181,12 +181,11 @@ class Chart(Widget, can_focus=True):
     def _paint(self) -> None:
         width, height = self.size
         self._plot = Plot(self._view, width, height)
-        # Colours depend on the background and the theme, which change rarely, but without notice.
-        self._styles = {}
+        # Colours depend on the background and the theme, which may change without notice.
+        plain = self.rich_style
+        self._styles = {"": plain}
         self._strips = [
-            Strip([Segment(span.text, self._style(span)) for span in line]).adjust_cell_length(
-                width, self.rich_style
-            )
+            Strip([Segment(span.text, self._style(span)) for span in line]).adjust_cell_length(width, plain)
             for line in self._plot.lines
         ]
 
@@ -197,8 +196,6 @@ class Chart(Widget, can_focus=True):
         return found
 
     def _new_style(self, key: str) -> Style:
-        if not key:
-            return self.rich_style
         if not key.lstrip("-").isdigit():
             return self.get_component_rich_style(f"chart--{key}")
         _, background = self.background_colors
@@ -206,7 +203,7 @@ class Chart(Widget, can_focus=True):
         color = readable(curve.color, background)
         if key.startswith("-"):
             color = color.blend(background, _FAINT)
-        return self.rich_style + Style(color=color.rich_color)
+        return self._styles[""] + Style(color=color.rich_color)
 
     def notify_style_update(self) -> None:
         """The theme has changed."""

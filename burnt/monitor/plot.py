@@ -51,7 +51,10 @@ class View(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Text in a style: ``title``, ``axis``, ``label``, ``note``, ``cross``; ``3`` is a curve, ``-3`` faintly."""
+    """Text and the name of its style.
+
+    That is ``title``, ``axis``, ``label``, ``note``, ``cross``, or a curve's number, after a ``-`` if faint.
+    """
 
     text: str
     style: str

@@ -53,7 +53,9 @@ def linear_ticks(low: float, high: float, most: int, *, whole: bool = False) -> 
         _scaled(k * factor, power + exponent) if not whole else k * step for k in range(first, last + 1)
     ]
     texts = [count_text(at) for at in places] if whole else _decimals(places, step)
-    return [Tick(at, text) for at, text in zip(places, texts, strict=True)]
+    # Where floats are too coarse for such a range, several ticks read the same.
+    unique = dict(zip(reversed(texts), reversed(places), strict=True))
+    return [Tick(at, text) for text, at in reversed(unique.items())]
 
 
 def _scaled(factor: int, power: int) -> float:
@@ -126,7 +128,7 @@ def time_ticks(low: float, high: float, most: int) -> list[Tick]:
     else:
         days = linear_ticks(low / 86400, high / 86400, most, whole=True)
         return [Tick(tick.at * 86400, "0" if tick.at == 0 else f"{tick.text}d") for tick in days]
-    if last - first < 1 and high - low < 2:
+    if high - low < 2:
         return [Tick(tick.at, f"{tick.text}s") for tick in linear_ticks(low, high, most)]
     return [Tick(float(k * step), span_text(k * step)) for k in range(first, last + 1)]
 
