@@ -153,8 +153,10 @@ def test_best_follows_the_way_that_is_better(tmp_path: Path) -> None:
     view = RunView(tmp_path / "run")
     view.refresh()
     best = {series.name: view.best(series) for series in view.series()}
-    assert best["loss"] is not None and (best["loss"].value, best["loss"].step) == (1.0, 2)
-    assert best["accuracy"] is not None and best["accuracy"].value == 0.9
+    assert best["loss"] is not None
+    assert (best["loss"].value, best["loss"].step) == (1.0, 2)
+    assert best["accuracy"] is not None
+    assert best["accuracy"].value == 0.9
     assert best["learning_rate"] is None
     assert (view.metric, view.metric_best) == (Series("loss", "valid"), best["loss"])
 
