@@ -8,6 +8,7 @@
 `rows.py`          the statements that insert, in batches
 `writer.py`        `RunWriter`
 `reader.py`        `RunReader`, `find_runs`
+`control.py`       commands to the training, as files
 `export.py`        CSV, JSON lines (also followed live), TensorBoard
 `tensorboard.py`   the TensorBoard file format
 =================  ==========================================================================
