@@ -24,6 +24,7 @@ from burnt import _torch
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
 from burnt.codegen.target import TRITON, are_blocks, target_of, with_blocks
+from burnt.codegen.trace import Dissolving, is_tracing
 from burnt.errors import DefinitionError
 from burnt.kernels.agreement import results_of
 from burnt.kernels.checks import described, explained
@@ -169,7 +170,7 @@ class Entry(NamedTuple):
     key: str
 
 
-class Op(Generic[P, R]):
+class Op(Dissolving, Generic[P, R]):
     """A function of tensors with several implementations, of which the best is taken.
 
     Called like its reference. Made by the decorator `op`.
@@ -314,7 +315,12 @@ class Op(Generic[P, R]):
         return tuple(full)
 
     def recorded(self, args: Sequence[Any]) -> Any:
-        """A call through ``torch.ops.burnt``, which modes, transforms and compilers see."""
+        """A call through ``torch.ops.burnt``, which modes, transforms and compilers see.
+
+        While kernels are made of a function that calls it, it is its reference, to be fused with the rest.
+        """
+        if is_tracing():
+            return self.reference(*args)  # type: ignore[call-arg]
         paired = self.pair is not None and args[self.pair] is not None and args[self.pair] is not False
         return self.overloads[paired](*self.as_declared(args))
 

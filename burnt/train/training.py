@@ -20,13 +20,14 @@ from burnt.device import best_device
 from burnt.errors import BurntError, CheckpointError, ConfigError, DataError, MetricError, ShapeError
 from burnt.record import record_of
 from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
+from burnt.train.closing import closing_text
 from burnt.train.duration import Duration, Position
 from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.loop import Loop, run_validation
 from burnt.train.metrics import Loss, Metric, intervals, read
 from burnt.train.precision import autocast, check_precision, check_strategy
-from burnt.train.progress import choose_reporter, duration_text, values_text
+from burnt.train.progress import KeptReporter, Reporter, check_monitor, choose_reporter, duration_text
 from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
@@ -73,7 +74,11 @@ class SupervisedTraining:
         stopping: an `EarlyStopping`.
         precision: ``"float32"`` or ``"bfloat16"`` (autocast; parameters stay float32).
         strategy: ``"auto"``: one device.
-        monitor: ``"auto"`` (live in a terminal, plain lines elsewhere), ``"live"``, ``"plain"`` or ``"off"``.
+        monitor: what is shown. ``"tui"``: the full-screen monitor, in a process of its own; what the training
+            prints meanwhile goes to ``logs/output.log`` of the run, and leaving the monitor or closing the
+            terminal does not stop the training. ``"live"``: a bar and a table. ``"plain"``: lines for logs.
+            ``"off"``: nothing. ``"auto"``: the monitor in a terminal, or the live view where textual is not
+            installed, and plain lines elsewhere; the environment variable ``BURNT_MONITOR`` overrides it.
         device: where to train; the fastest at hand by default.
         seed: of torch's generators, set before the first step of a new run.
         clip_norm: limit of the gradients' global norm.
@@ -124,7 +129,8 @@ class SupervisedTraining:
         self.precision = check_precision(precision)
         self.strategy = check_strategy(strategy)
         self.device = best_device() if device is None else torch.device(device)
-        self.reporter = choose_reporter(monitor)
+        self.monitor = check_monitor(monitor)
+        self.reporter = Reporter()
         self.seed = seed
         self.resume = resume
         self.config = config
@@ -158,6 +164,7 @@ class SupervisedTraining:
             NonFiniteError: the loss became NaN or infinite.
             Interrupted: a signal came; everything is saved.
         """
+        self.reporter = KeptReporter(choose_reporter(self.monitor))
         model = learner.model.to(self.device)
         steps = Steps(learner)
         train_metrics = [metric.fresh() for metric in self.metrics if metric.scalar]
@@ -178,6 +185,7 @@ class SupervisedTraining:
             resumed_from_step=position.step or None,
             on_error=self.reporter.message,
         )
+        self.reporter.open(writer)
         began = perf_counter()
         with ExitStack() as stack:
             if self.memory_pool:
@@ -188,7 +196,7 @@ class SupervisedTraining:
                 loaded.rng.restore()
             elif self.seed is not None:
                 torch.manual_seed(self.seed)
-            interruption = stack.enter_context(Interruption(self.reporter.message))
+            interruption = stack.enter_context(Interruption(self.reporter.message, self.reporter.signalled))
             loop = Loop(
                 learner=learner,
                 steps=steps,
@@ -224,13 +232,16 @@ class SupervisedTraining:
             if interruption.signal is not None:
                 ending.reason = f"interrupted by {interruption.signal.name}"
         saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
+        self.reporter.message(
+            f"{reason} after {position.epoch} epochs, {position.step} steps, "
+            f"{duration_text(perf_counter() - began)}"
+        )
+        self.reporter.message(
+            closing_text(self.folder, loop.values, train_metrics, saved, self.keepers or ())
+        )
         if interruption.signal is not None:
             self.reporter.message(self._how_to_resume(position, saved))
             raise interruption.error()
-        self.reporter.message(
-            f"{reason} after {position.epoch} epochs, {position.step} steps, "
-            f"{duration_text(perf_counter() - began)}: {values_text(loop.values)}"
-        )
         return TrainingResult(model, self.folder, reason, position, loop.values, saved)
 
     def _splits(self) -> tuple[str, ...]:

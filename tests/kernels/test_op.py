@@ -708,3 +708,25 @@ def test_examples_are_a_function() -> None:
     with pytest.raises(DefinitionError, match=r"examples= of the op tripled(.|\n)*found +list"):
         kernels.op(tripled, examples=[(torch.ones(2),)])
     assert "tripled" not in OPS
+
+
+@needs_compiler
+def test_ops_are_fused_with_what_is_around_them() -> None:
+    x = torch.randn(64, 33, requires_grad=True)
+    weight = torch.randn(33, requires_grad=True)
+    norm = kernels.rms_norm
+
+    def plain(x: Tensor, weight: Tensor) -> Tensor:
+        return kernels.gelu(norm(x * 2, weight, eps=1e-5)) + 1
+
+    fused = burnt.fuse(plain)
+    made = fused.plan(x, weight)
+    assert [step.kind for step in made.plan.steps] == ["reduction"]
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    normed = F.rms_norm(wide[0] * 2, (33,), wide[1], eps=1e-5)
+    expected = F.gelu(normed) + 1
+    found = fused(x, weight)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    exact = torch.autograd.grad(expected.square().sum(), wide)
+    for ours, theirs in zip(torch.autograd.grad(found.square().sum(), (x, weight)), exact, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, atol=1e-3, rtol=1e-4)
