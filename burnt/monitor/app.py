@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from textual import events
+from textual._callback import invoke
+from textual._wait import wait_for_idle
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.message import Message
@@ -37,6 +40,7 @@ class MonitorApp(App[None]):
     """
 
     TITLE = "burnt monitor"
+    AUTO_FOCUS = None
     CSS_PATH = "monitor.tcss"
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings(APP),
@@ -95,9 +99,12 @@ class MonitorApp(App[None]):
         """Show a run."""
         self.push_screen(RunScreen(view, self.library))
 
-    def on_monitor_app_loaded(self, message: Loaded) -> None:
+    async def on_monitor_app_loaded(self, message: Loaded) -> None:
         """Show what was read."""
-        message.show()
+        try:
+            await invoke(message.show)
+        finally:
+            self.refresher.shown()
         views = self.library.views
         if not self._shown_once:
             self._shown_once = True
@@ -123,6 +130,20 @@ class MonitorApp(App[None]):
             self.push_screen(TooSmallScreen())
         elif not small and isinstance(self.screen, TooSmallScreen):
             self.pop_screen()
+
+    async def settled(self, patience: float) -> None:
+        """Wait until what is on the screen has been read and shown; for pictures and tests.
+
+        Raises:
+            TimeoutError: it took longer than so many seconds.
+        """
+        async with asyncio.timeout(patience):
+            for _ in range(2):  # what was asked for while something else was read comes after that
+                target = self.refresher.rounds + 1
+                self.refresher.wake()
+                while self.refresher.rounds < target:
+                    await asyncio.sleep(0.01)
+            await wait_for_idle(0)
 
     # --- keys
 

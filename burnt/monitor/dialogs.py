@@ -140,6 +140,10 @@ class AskScreen(ModalScreen[str | None]):
                 yield Button(f"{self._yes} (enter)", id="yes", compact=True, variant="primary")
                 yield Button("Cancel (esc)", id="no", compact=True)
 
+    def on_mount(self) -> None:
+        """Type at once."""
+        self.query_one(Input).focus()
+
     def action_cancel(self) -> None:
         """Close without an answer."""
         self.dismiss(None)

@@ -80,9 +80,7 @@ PLOTS = (
     Key("pageup", "page(-1)", "Previous page", "show the charts before"),
 )
 
-FILTER = (
-    Key("slash", "filter", "Filter", "show only what matches a text, or a /regular expression/", True),
-)
+FILTER = (Key("slash", "filter", "Filter", "show only what matches a text, or a /regular expression/", True),)
 
 LOG = (
     Key("slash", "search", "Search", "find a text in the log", True),

@@ -34,7 +34,7 @@ from burnt.train.store import (
     find_runs,
 )
 from burnt.train.store.liveness import SILENT_SECONDS, State
-from burnt.train.store.reader import Head, NewestIds, state_of
+from burnt.train.store.reader import Head, NewestIds, marked_points, state_of
 from burnt.train.store.schema import DATABASE
 
 __all__ = ["LIVE", "Checkpoint", "Library", "RunView", "ViewState"]
@@ -351,6 +351,23 @@ class RunView:
             trace.refresh(reader)
             self._traces[series] = trace
             return trace.points()
+
+    def points_between(self, series: Series, first: int, last: int, max_buckets: int) -> Points:
+        """A part of a series in more detail than `points` has.
+
+        Args:
+            series: which one.
+            first: step; shown from there.
+            last: step; up to there, included.
+            max_buckets: of each, the extremes are points.
+
+        Raises:
+            MetricError: there is no such series.
+            RunError: the run cannot be read.
+        """
+        with self._reading() as reader:
+            buckets = reader.outline(*series, max_buckets, steps=(first, last)).buckets
+        return marked_points(buckets, None, None)
 
     def best(self, series: Series) -> Extreme | None:
         """The best value of a series; None where nobody knows which way is better.

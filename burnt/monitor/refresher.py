@@ -30,7 +30,8 @@ class Refresher:
     Args:
         library: the runs.
         seconds: between two looks.
-        deliver: called in the reading thread with something to be called in the app's thread.
+        deliver: called in the reading thread with something to be called, and awaited if it wants that, in
+            the app's thread, which then calls `shown`.
         failed: the same with an exception that nothing here expected.
     """
 
@@ -42,6 +43,7 @@ class Refresher:
         failed: Callable[[BaseException], Any],
     ) -> None:
         self.source: Source | None = None
+        self.rounds = 0  # how often it has looked and what it found was shown
         self._library = library
         self._seconds = seconds
         self._deliver, self._failed = deliver, failed
@@ -69,6 +71,10 @@ class Refresher:
         self._looking |= look
         self._wake.set()
 
+    def shown(self) -> None:
+        """What was delivered is on the screen."""
+        self._shown.set()
+
     def _work(self) -> None:
         try:
             while not self._stopping:
@@ -81,18 +87,10 @@ class Refresher:
                 if show is not None and not self._stopping:
                     # The next look waits until this one is shown, so that a slow terminal gets fewer.
                     self._shown.clear()
-                    self._deliver(self._showing(show))
+                    self._deliver(show)
                     self._shown.wait(_PATIENCE_SECONDS)
+                self.rounds += 1
                 self._wake.wait(self._seconds)
                 self._wake.clear()
         except BaseException as error:  # a thread that dies unseen would leave a picture that stands still
             self._failed(error)
-
-    def _showing(self, show: Callable[[], Any]) -> Callable[[], None]:
-        def shown() -> None:
-            try:
-                show()
-            finally:
-                self._shown.set()
-
-        return shown

@@ -14,9 +14,10 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer, Input, Static
+from textual.widgets import Footer, Static
 
 from burnt.monitor.curves import PALETTE
+from burnt.monitor.field import Field
 from burnt.monitor.filters import matcher
 from burnt.monitor.keys import RUNS, bindings
 from burnt.monitor.look import bar, state_cell
@@ -81,12 +82,11 @@ class RunsScreen(Screen[None]):
         yield Static(id="title")
         yield Rows(_COLUMNS, empty="reading ...", id="runs")
         yield Static(id="about")
-        yield Input(placeholder="words, or /regular expression/", id="filter", compact=True)
+        yield Field("words, or /regular expression/")
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
         """The table has the keys."""
-        self.query_one("#filter").display = False
         self.query_one(Rows).focus()
 
     def on_screen_resume(self) -> None:
@@ -253,37 +253,31 @@ class RunsScreen(Screen[None]):
 
     def action_clear(self) -> None:
         """Drop the filter, else the marks."""
-        field = self.query_one("#filter", Input)
-        if field.value or field.display:
-            field.value = ""
-            field.display = False
-            self.query_one(Rows).focus()
+        field = self.query_one(Field)
+        if field.value:
+            field.close()
         else:
             self.marked = []
         self._show()
 
     def action_filter(self) -> None:
         """Type a filter."""
-        field = self.query_one("#filter", Input)
-        field.display = True
-        field.focus()
+        self.query_one(Field).open()
 
-    @on(Input.Changed, "#filter")
-    def filter_changed(self, message: Input.Changed) -> None:
+    @on(Field.Changed)
+    def filter_changed(self, message: Field.Changed) -> None:
         """Filter while it is typed."""
         try:
             self._matches = matcher(message.value)
-        except re.error as error:
-            message.input.border_title = f"not an expression yet: {error}"
+        except re.error:  # not an expression yet
             message.input.add_class("wrong")
             return
         message.input.remove_class("wrong")
         self._show()
 
-    @on(Input.Submitted, "#filter")
-    def filter_done(self, message: Input.Submitted) -> None:
-        """Back to the table; the filter stays."""
-        message.input.display = bool(message.value)
+    @on(Field.Closed)
+    def filter_closed(self) -> None:
+        """Back to the table."""
         self.query_one(Rows).focus()
 
 

@@ -47,7 +47,10 @@ class CheckpointsPane(Pane):
         now = time.time()
         rows: list[tuple[object, Sequence[Cell]]] = []
         for checkpoint in reversed(found):
-            values = [(f"{name} {value_text(value)}  ", "$success" if checkpoint is best and name == key else "") for name, value in checkpoint.values.items()]
+            values = [
+                (f"{name} {value_text(value)}  ", "$success" if checkpoint is best and name == key else "")
+                for name, value in checkpoint.values.items()
+            ]
             rows.append(
                 (
                     checkpoint.name,

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.widgets import Input
 
+from burnt.monitor.field import Field
 from burnt.monitor.filters import matcher
 from burnt.monitor.keys import FILTER, bindings
 from burnt.monitor.panes.pane import Pane
@@ -32,9 +32,7 @@ class ConfigPane(Pane):
     def compose(self) -> ComposeResult:
         """A table, and a field to filter it."""
         yield Rows(_COLUMNS, empty="the run has no configuration")
-        field = Input(placeholder="words, or /regular expression/", compact=True)
-        field.display = False
-        yield field
+        yield Field("words, or /regular expression/")
 
     def token(self) -> object:
         """A run that is resumed may have another one."""
@@ -45,31 +43,30 @@ class ConfigPane(Pane):
         return self._show
 
     def _show(self) -> None:
-        wanted = self.query_one(Input).value
+        wanted = self.query_one(Field).value
         try:
             matches = matcher(wanted)
         except re.error:
             return  # not an expression yet
         rows = self.query_one(Rows)
-        pairs = [(key, value) for key, value in flat(self.view.config or {}).items() if matches(f"{key} {value}")]
+        pairs = [
+            (key, value) for key, value in flat(self.view.config or {}).items() if matches(f"{key} {value}")
+        ]
         rows.empty = "nothing in the configuration matches" if wanted else "the run has no configuration"
         rows.show([(key, (cell(key, "$dim"), cell(value))) for key, value in pairs])
 
     def action_filter(self) -> None:
         """Type a filter."""
-        field = self.query_one(Input)
-        field.display = True
-        field.focus()
+        self.query_one(Field).open()
 
-    @on(Input.Changed)
+    @on(Field.Changed)
     def changed(self) -> None:
         """Filter while it is typed."""
         self._show()
 
-    @on(Input.Submitted)
-    def submitted(self, message: Input.Submitted) -> None:
-        """Back to the table; the filter stays."""
-        message.input.display = bool(message.value)
+    @on(Field.Closed)
+    def closed(self) -> None:
+        """Back to the table."""
         self.query_one(Rows).focus()
 
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
-from textual.widgets import Input
 
+from burnt.monitor.field import Field
 from burnt.monitor.keys import LOG, bindings
 from burnt.monitor.panes.pane import Pane
 from burnt.monitor.rows import Cell, Column, Rows, cell
@@ -40,9 +40,7 @@ class LogPane(Pane):
     def compose(self) -> ComposeResult:
         """The lines, and a field to search in."""
         yield Rows(_COLUMNS, empty="nothing has been logged yet", head=False)
-        field = Input(placeholder="search the log", compact=True)
-        field.display = False
-        yield field
+        yield Field("search the log")
 
     def token(self) -> object:
         """Other things than new lines change nothing here."""
@@ -67,7 +65,11 @@ class LogPane(Pane):
         if at >= 0:
             end = at + len(wanted)
             parts = ((text[:at], style), (text[at:end], "reverse"), (text[end:], style))
-        return cell(f"{datetime.fromtimestamp(line.time):%H:%M:%S}", "$dim"), cell(line.level, style or "$dim"), parts
+        return (
+            cell(f"{datetime.fromtimestamp(line.time):%H:%M:%S}", "$dim"),
+            cell(line.level, style or "$dim"),
+            parts,
+        )
 
     @on(Rows.Moved)
     def moved(self) -> None:
@@ -84,15 +86,13 @@ class LogPane(Pane):
 
     def action_search(self) -> None:
         """Type what to look for."""
-        field = self.query_one(Input)
-        field.display = True
-        field.focus()
+        self.query_one(Field).open()
 
-    @on(Input.Submitted)
-    def submitted(self, message: Input.Submitted) -> None:
+    @on(Field.Closed)
+    def closed(self, message: Field.Closed) -> None:
         """Mark the matches and go to the last one."""
-        self._wanted = message.value.lower()
-        message.input.display = False
+        message.stop()
+        self._wanted = message.field.value.lower()
         rows = self.query_one(Rows)
         rows.focus()
         self._show(self._lines)

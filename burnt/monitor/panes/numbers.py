@@ -50,7 +50,9 @@ class NumbersPane(Pane):
                     (
                         cell(series.name),
                         cell(series.split, "$dim"),
-                        cell(value_text(point.value), "bold" if math.isfinite(point.value) else "bold $error"),
+                        cell(
+                            value_text(point.value), "bold" if math.isfinite(point.value) else "bold $error"
+                        ),
                         cell(f"{point.step:,}", "$dim"),
                         cell("" if point.epoch is None else f"{point.epoch:,}", "$dim"),
                         cell("" if best is None else value_text(best.value), "$success"),
@@ -61,5 +63,3 @@ class NumbersPane(Pane):
                 )
             )
         return partial(self.query_one(Rows).show, rows)
-
-

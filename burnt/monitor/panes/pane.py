@@ -68,10 +68,8 @@ class Pane(Vertical):
 
     def enter(self) -> None:
         """The pane is shown: the keys go to its main part."""
-        for widget in self.query("*"):
-            if widget.focusable:
-                widget.focus()
-                return
+        parts = self.query("Rows, Chart")
+        self.screen.set_focus(parts.first() if parts else None)
 
 
 def update(widget: Static, content: Content) -> None:
