@@ -202,6 +202,8 @@ class Chart(Widget, can_focus=True):
         curve = self._view.curves[int(key.lstrip("-"))]
         color = readable(curve.color, background)
         if key.startswith("-"):
+            if background.ansi is not None:  # the terminal's own, of which nothing is known
+                return self._styles[""] + Style(color=color.rich_color, dim=True)
             color = color.blend(background, _FAINT)
         return self._styles[""] + Style(color=color.rich_color)
 
@@ -377,6 +379,8 @@ def readable(color: str, background: Color) -> Color:
         parsed = Color.parse(color)
     except ColorParseError:
         parsed = background.get_contrast_text(1.0)
+    if background.ansi is not None:
+        return parsed
     end = Color(255, 255, 255) if background.brightness < 0.5 else Color(0, 0, 0)
     for step in range(11):
         moved = parsed.blend(end, step / 10)
