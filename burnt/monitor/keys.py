@@ -7,7 +7,21 @@ from typing import NamedTuple
 
 from textual.binding import Binding
 
-__all__ = ["APP", "FILTER", "LIST", "LOG", "PLOTS", "RUN", "RUNS", "Key", "bindings", "key_text"]
+__all__ = [
+    "APP",
+    "ARTEFACTS",
+    "CHART",
+    "COMPARE",
+    "FILTER",
+    "LIST",
+    "LOG",
+    "PLOTS",
+    "RUN",
+    "RUNS",
+    "Key",
+    "bindings",
+    "key_text",
+]
 
 
 class Key(NamedTuple):
@@ -78,6 +92,41 @@ PLOTS = (
     Key("slash", "filter", "Filter", "show only metrics that match a text, or a /regular expression/"),
     Key("pagedown", "page(1)", "Next page", "show the next charts"),
     Key("pageup", "page(-1)", "Previous page", "show the charts before"),
+)
+
+# A chart that has the focus.
+CHART = (
+    Key("plus,equals_sign", "zoom_x(1)", "Zoom in", "show less of the horizontal axis, in more detail"),
+    Key("minus", "zoom_x(-1)", "Zoom out", "show more of the horizontal axis"),
+    Key("0", "reset", "Show all", "show all of both axes again"),
+    Key("left", "crosshair(-1)", "Read left", "move the crosshair to the left, or show it"),
+    Key("right", "crosshair(1)", "Read right", "move the crosshair to the right, or show it"),
+    Key("escape", "hide_crosshair", "Hide crosshair", "hide the crosshair"),
+    Key("shift+left", "pan(-1)", "Pan left", "move along the horizontal axis, when zoomed in"),
+    Key("shift+right", "pan(1)", "Pan right", "move along the horizontal axis, when zoomed in"),
+    Key("shift+up", "zoom_y(1)", "Zoom y in", "show less of the vertical axis"),
+    Key("shift+down", "zoom_y(-1)", "Zoom y out", "show more of the vertical axis"),
+)
+
+COMPARE = (
+    Key("escape", "back", "Back", "go back to the list of runs", True),
+    Key("m", "metric(1)", "Metric", "show the next metric", True),
+    Key("M", "metric(-1)", "Metric before", "show the metric before"),
+    Key("slash", "choose", "Find metric", "type a part of a metric's name", True),
+    Key("x", "axis", "X axis", "horizontal axis: steps, epochs or time", True),
+    Key("y", "log", "Log y", "vertical axis: linear or logarithmic", True),
+    Key("s", "smooth", "Smooth", "smooth the curves more, in turn", True),
+    Key("f", "full", "Full size", "show the chart alone, or the tables too", True),
+    Key("tab", "focus_next", "Next part", "give the keys to the next part of the screen"),
+)
+
+ARTEFACTS = (
+    Key("left", "step(-1)", "Step before", "show what was recorded before", True),
+    Key("right", "step(1)", "Next step", "show what was recorded next", True),
+    Key("shift+left", "end(0)", "First step", "show what was recorded first"),
+    Key("shift+right", "end(-1)", "Last step", "show what was recorded last, and follow"),
+    Key("shift+up", "scroll(-1)", "Scroll up", "move what is shown"),
+    Key("shift+down", "scroll(1)", "Scroll down", "move what is shown"),
 )
 
 FILTER = (Key("slash", "filter", "Filter", "show only what matches a text, or a /regular expression/", True),)
