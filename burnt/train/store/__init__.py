@@ -21,6 +21,7 @@ from __future__ import annotations
 from burnt.train.store.export import export_csv, export_jsonl, export_tensorboard, iter_records
 from burnt.train.store.reader import (
     Artefact,
+    ArtefactName,
     Attempt,
     Event,
     Extreme,
@@ -40,6 +41,7 @@ from burnt.train.store.writer import RunWriter
 __all__ = [
     "SCHEMA_VERSION",
     "Artefact",
+    "ArtefactName",
     "Attempt",
     "Event",
     "Extreme",
