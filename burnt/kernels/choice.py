@@ -87,11 +87,11 @@ def choose(op: Op[..., Any], args: Sequence[Any]) -> Choice:
             where=f"burnt.kernels.{op.name}",
             found="\n".join(f"{c.name}: {c.why_not(args)}" for c in op.candidates.values()),
         )
-    chosen = (
-        _pinned_choice(able, args, key)
-        or tuner.measured(op, args, key, able)
-        or (*pick(op, args, able), "heuristic")
-    )
+    chosen = _pinned_choice(able, args, key)
+    if chosen is None:
+        known = tuner.measured(op, args, key, able)
+        trusted = [c for c in able if written(c, _first_config(c, args)) not in known.wrong] or able
+        chosen = known.best(trusted, args) or (*pick(op, args, trusted), "heuristic")
     _chosen[key] = written(chosen[0], chosen[1]), chosen[2]
     return (*chosen, key)
 

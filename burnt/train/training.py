@@ -20,6 +20,7 @@ from burnt.device import best_device
 from burnt.errors import BurntError, CheckpointError, ConfigError, DataError, MetricError, ShapeError
 from burnt.record import record_of
 from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
+from burnt.train.closing import closing_text
 from burnt.train.control import Control
 from burnt.train.duration import Duration, Position
 from burnt.train.ending import Ending
@@ -28,7 +29,7 @@ from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.loop import Loop, run_validation
 from burnt.train.metrics import Loss, Metric, intervals, read
 from burnt.train.precision import autocast, check_precision, check_strategy
-from burnt.train.progress import choose_reporter, duration_text, values_text
+from burnt.train.progress import KeptReporter, Reporter, check_monitor, choose_reporter, duration_text
 from burnt.train.recorded import KernelTables, record_model
 from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
@@ -76,7 +77,11 @@ class SupervisedTraining:
         stopping: an `EarlyStopping`.
         precision: ``"float32"`` or ``"bfloat16"`` (autocast; parameters stay float32).
         strategy: ``"auto"``: one device.
-        monitor: ``"auto"`` (live in a terminal, plain lines elsewhere), ``"live"``, ``"plain"`` or ``"off"``.
+        monitor: what is shown. ``"tui"``: the full-screen monitor, in a process of its own; what the training
+            prints meanwhile goes to ``logs/output.log`` of the run, and leaving the monitor or closing the
+            terminal does not stop the training. ``"live"``: a bar and a table. ``"plain"``: lines for logs.
+            ``"off"``: nothing. ``"auto"``: the monitor in a terminal, or the live view where textual is not
+            installed, and plain lines elsewhere; the environment variable ``BURNT_MONITOR`` overrides it.
         device: where to train; the fastest at hand by default.
         seed: of torch's generators, set before the first step of a new run.
         clip_norm: limit of the gradients' global norm.
@@ -127,7 +132,8 @@ class SupervisedTraining:
         self.precision = check_precision(precision)
         self.strategy = check_strategy(strategy)
         self.device = best_device() if device is None else torch.device(device)
-        self.reporter = choose_reporter(monitor)
+        self.monitor = check_monitor(monitor)
+        self.reporter = Reporter()
         self.seed = seed
         self.resume = resume
         self.config = config
@@ -161,6 +167,7 @@ class SupervisedTraining:
             NonFiniteError: the loss became NaN or infinite.
             Interrupted: a signal came; everything is saved.
         """
+        self.reporter = KeptReporter(choose_reporter(self.monitor))
         model = learner.model.to(self.device)
         steps = Steps(learner)
         train_metrics = [metric.fresh() for metric in self.metrics if metric.scalar]
@@ -180,6 +187,7 @@ class SupervisedTraining:
             resumed_from_step=position.step or None,
             on_error=self.reporter.message,
         )
+        self.reporter.open(writer)
         began = perf_counter()
         with ExitStack() as stack:
             if self.memory_pool:
@@ -193,7 +201,7 @@ class SupervisedTraining:
             record_model(writer, learner.model, shapes)
             kernels = KernelTables(writer)
             stack.callback(kernels.record, last=True)
-            interruption = stack.enter_context(Interruption(self.reporter.message))
+            interruption = stack.enter_context(Interruption(self.reporter.message, self.reporter.signalled))
             control = stack.enter_context(
                 Control(
                     writer,
@@ -239,17 +247,20 @@ class SupervisedTraining:
             )
             reason = ending.reason = loop.run()
             if control.ending:
-                reason, ending.reason = "stopped", control.reason
+                ending.reason = control.reason
+                reason = reason if interruption.signal is not None else "stopped"
         saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
-        if interruption.signal is not None:
-            self.reporter.message(self._how_to_resume(position, saved))
-            raise interruption.error()
-        if reason == "stopped":
-            self.reporter.message(self._how_to_resume(position, saved))
         self.reporter.message(
             f"{reason} after {position.epoch} epochs, {position.step} steps, "
-            f"{duration_text(perf_counter() - began)}: {values_text(loop.values)}"
+            f"{duration_text(perf_counter() - began)}"
         )
+        self.reporter.message(
+            closing_text(self.folder, loop.values, train_metrics, saved, self.keepers or ())
+        )
+        if control.ending:
+            self.reporter.message(self._how_to_resume(position, saved))
+        if interruption.signal is not None:
+            raise interruption.error()
         return TrainingResult(model, self.folder, reason, position, loop.values, saved)
 
     def _splits(self) -> tuple[str, ...]:
