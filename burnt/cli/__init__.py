@@ -6,13 +6,15 @@
 `runs_list.py`    `burnt runs list`
 `runs_show.py`    `burnt runs show`
 `runs_export.py`  `burnt runs export`
+`ctl.py`          `burnt ctl RUN pause`, `resume`, `stop`, `save`, `lr`, `note`
 `tune.py`         `burnt tune run`, `show`, `export`, `import`, `clear`
 `info.py`         `burnt info`
 `output.py`       tables for terminals, plain columns for pipes, JSON, errors
 ================  ===========================================================
 
 What a command needs is imported when it runs: `burnt --help` and `burnt runs` never load torch. Exit codes:
-0 done, 1 failed, 2 a command line that cannot be carried out, 130 Ctrl-C.
+0 done, 1 failed, 2 a command line that cannot be carried out, 3 a training has not
+answered yet, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ examples:
   burnt runs list                      what runs there are, how far, how good
   burnt runs show runs/digits          one run: metrics, checkpoints, log
   burnt runs export runs/digits --format csv --out digits.csv
+  burnt ctl runs/digits pause          steer a training that runs: pause, resume, stop, save, lr, note
   burnt tune run softmax               measure kernels on this machine
   burnt info                           versions, CPU, GPUs, what is missing
 """
@@ -47,6 +50,25 @@ examples:
   burnt train digits.train:main --show                its configuration, no run
 
 The function takes one parameter, annotated with a burnt.Config class.
+"""
+
+_CTL_EXAMPLES = """\
+commands:
+  pause        wait after the step under way; resume goes on
+  resume       go on
+  stop         save a checkpoint, and end; training with resume=True goes on from there
+  save         save a checkpoint now, and go on
+  lr VALUE     train at this learning rate, whatever the schedule says; checkpoints keep it
+  lr auto      go back to the schedule
+  note TEXT    add a note to the run
+
+examples:
+  burnt ctl runs/digits pause
+  burnt ctl digits lr 1e-4             the newest run below runs that is called digits, or digits-...
+  burnt ctl runs/digits note "the new data from here on"
+
+The training answers within a step. Exit codes: 0 done, 1 refused, or the run has ended, 2 no such command,
+value or run, 3 not answered yet.
 """
 
 
@@ -157,6 +179,10 @@ def _run(args: argparse.Namespace) -> int:
             from burnt.cli import runs_show
 
             return runs_show.run(args.run, args.json)
+        case "ctl":
+            from burnt.cli import ctl
+
+            return ctl.run(args.run, args.order, args.value, args.timeout, not args.no_wait)
         case _:
             from burnt.cli import runs_export
 
@@ -212,6 +238,15 @@ def _parser() -> argparse.ArgumentParser:
         help="a file, by default the standard output; for tensorboard a folder, by default RUN/tensorboard",
     )
     export.add_argument("--follow", action="store_true", help="jsonl: go on until the run ends")
+
+    ctl = _new(commands, "ctl", "steer a training that runs", _CTL_EXAMPLES)
+    ctl.add_argument("run", metavar="RUN", help="the run's folder, or its name below runs")
+    ctl.add_argument("order", metavar="COMMAND", help="pause, resume, stop, save, lr or note")
+    ctl.add_argument("value", nargs="*", metavar="VALUE", help="of lr a number or auto, of note the text")
+    ctl.add_argument(
+        "--timeout", type=float, default=10.0, metavar="SECONDS", help="wait so long at most; by default 10"
+    )
+    ctl.add_argument("--no-wait", action="store_true", help="send it, and do not wait for the answer")
 
     tuned = _tuned(commands)
 

@@ -275,6 +275,7 @@ def _rounded(value: Any) -> str:
 def _data_text(data: dict[str, Any]) -> str:
     # The values that a checkpoint's event carries need no word before their names.
     flat = {key.removeprefix("values."): _rounded(value) for key, value in _flat(data).items()}
+    flat.pop("traceback", None)  # of many lines; --json has it
     return "  ".join(f"{key} {text}" for key, text in flat.items())
 
 

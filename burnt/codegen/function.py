@@ -15,6 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -30,11 +31,12 @@ from burnt.codegen.target import C, Target, target_of
 from burnt.codegen.trace import PLANNING, Dissolving, is_random, trace, unsuited
 from burnt.errors import CacheError, FusionError, UnsupportedError
 
-__all__ = ["Function", "fuse"]
+__all__ = ["Function", "functions", "fuse"]
 
 _MOST_VALUES = 16  # of numbers that a function looks at: beyond, the plain function is the cheaper one
 _MOST_PLANS = 1024  # signatures that a function remembers; the older half is forgotten beyond
 _NUMBERS = frozenset({bool, int, str, type(None)})
+_FUNCTIONS: WeakSet[Function] = WeakSet()
 _SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
 _FIXED = (*_SIMPLE, float, Tensor, types.FunctionType, types.BuiltinFunctionType, type, Dissolving)
 
@@ -77,6 +79,7 @@ class Function(Dissolving):
         self._variants = 0
         self._origin: Function | None = None
         functools.update_wrapper(self, fn)
+        _FUNCTIONS.add(self)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -169,6 +172,10 @@ class Function(Dissolving):
         made = Function(self.fn, single=self.single, target=target)
         made._origin = self
         return made
+
+    def known(self) -> list[Planned]:
+        """What is known for the signatures that were met so far."""
+        return list(self._entries.values())
 
     # --- making plans -------------------------------------------------------------------------------------
 
@@ -272,6 +279,11 @@ class Function(Dissolving):
             if tensor.is_conj() or tensor.is_neg() or type(tensor) not in (Tensor, torch.nn.Parameter):
                 return "a tensor that is more than its memory"
         return None
+
+
+def functions() -> list[Function]:
+    """The traced functions of this process, by name."""
+    return sorted(_FUNCTIONS, key=lambda function: function.name)
 
 
 def _share_memory(tensors: Sequence[Tensor]) -> bool:
