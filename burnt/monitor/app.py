@@ -16,8 +16,9 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import Screen
 
+from burnt.monitor.chart import Chart
 from burnt.monitor.dialogs import EndScreen, HelpScreen, TooSmallScreen
-from burnt.monitor.keys import APP, Key, bindings
+from burnt.monitor.keys import APP, CHART, Key, bindings
 from burnt.monitor.look import DARK, LIGHT, PLAIN
 from burnt.monitor.model import Library, RunView
 from burnt.monitor.refresher import Refresher
@@ -152,9 +153,9 @@ class MonitorApp(App[None]):
         here: list[tuple[object, Key]] = []
         taken: set[str] = set()
         for node, _ in self.screen._modal_binding_chain:
-            for key in getattr(node, "KEYS", ()):
-                if key.action not in taken:
-                    taken.add(key.action)
+            for key in CHART if isinstance(node, Chart) else getattr(node, "KEYS", ()):
+                if key.keys not in taken:
+                    taken.add(key.keys)
                     here.append((node, key))
         return here
 
@@ -197,4 +198,7 @@ class MonitorApp(App[None]):
             def run(node: object = node, key: Key = key) -> None:
                 self.call_later(self.run_action, key.action, node)
 
-            yield SystemCommand(key.label, key.help, run)
+            if key.keys != "1-9":
+                yield SystemCommand(key.label, key.help, run)
+        if isinstance(screen, RunScreen):
+            yield from screen.palette()
