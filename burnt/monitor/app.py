@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from textual import events
@@ -16,8 +16,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import Screen
 
-from burnt.monitor.chart import Chart
-from burnt.monitor.keys import APP, CHART, Key, bindings
+from burnt.monitor.keys import APP, Key, bindings
 from burnt.monitor.look import DARK, LIGHT, PLAIN
 from burnt.monitor.model import Library, RunView
 from burnt.monitor.refresher import Refresher
@@ -85,6 +84,12 @@ class MonitorApp(App[None]):
         """Show the list, and begin to read."""
         self.push_screen(RunsScreen(self.library))
         self.refresher.start()
+
+    def compare(self, views: Sequence[RunView]) -> None:
+        """Show some runs in one chart."""
+        from burnt.monitor.compare import CompareScreen
+
+        self.push_screen(CompareScreen(views))
 
     def on_unmount(self) -> None:
         """Stop reading."""
@@ -161,7 +166,7 @@ class MonitorApp(App[None]):
         here: list[tuple[object, Key]] = []
         taken: set[str] = set()
         for node, _ in self.screen._modal_binding_chain:
-            for key in CHART if isinstance(node, Chart) else getattr(node, "KEYS", ()):
+            for key in getattr(node, "KEYS", ()):
                 if key.keys not in taken:
                     taken.add(key.keys)
                     here.append((node, key))

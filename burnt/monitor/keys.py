@@ -7,7 +7,21 @@ from typing import NamedTuple
 
 from textual.binding import Binding
 
-__all__ = ["APP", "CHART", "FILTER", "LIST", "LOG", "PLOTS", "RUN", "RUNS", "Key", "bindings", "key_text"]
+__all__ = [
+    "APP",
+    "ARTEFACTS",
+    "CHART",
+    "COMPARE",
+    "FILTER",
+    "LIST",
+    "LOG",
+    "PLOTS",
+    "RUN",
+    "RUNS",
+    "Key",
+    "bindings",
+    "key_text",
+]
 
 
 class Key(NamedTuple):
@@ -81,17 +95,40 @@ PLOTS = (
     Key("pageup", "page(-1)", "Charts before", "the page of charts before"),
 )
 
-# What charts do by themselves; they have bindings of their own.
+# A chart that has the keys.
 CHART = (
-    Key("plus", "zoom_x(1)", "Zoom in", "zoom in; the wheel does it too"),
-    Key("minus", "zoom_x(-1)", "Zoom out", "zoom out"),
-    Key("shift+left", "pan(-1)", "Pan left", "move to the left; dragging does it too"),
-    Key("shift+right", "pan(1)", "Pan right", "move to the right"),
-    Key("shift+up", "zoom_y(1)", "Zoom y in", "zoom in vertically"),
-    Key("shift+down", "zoom_y(-1)", "Zoom y out", "zoom out vertically"),
+    Key(
+        "plus,equals_sign", "zoom_x(1)", "Zoom in", "show less of the horizontal axis; the wheel does it too"
+    ),
+    Key("minus", "zoom_x(-1)", "Zoom out", "show more of the horizontal axis"),
+    Key("0", "reset", "Show all", "show all of both axes again; so does a double click"),
     Key("left", "crosshair(-1)", "Read left", "move the crosshair, which reads all charts"),
     Key("right", "crosshair(1)", "Read right", "move the crosshair to the right"),
-    Key("0", "reset", "Show all", "show everything again; a double click does it too"),
+    Key("shift+left", "pan(-1)", "Pan left", "move along the horizontal axis; dragging does it too"),
+    Key("shift+right", "pan(1)", "Pan right", "move along the horizontal axis to the right"),
+    Key("shift+up", "zoom_y(1)", "Zoom y in", "show less of the vertical axis"),
+    Key("shift+down", "zoom_y(-1)", "Zoom y out", "show more of the vertical axis"),
+)
+
+COMPARE = (
+    Key("escape", "back", "Back", "back to the list of runs", 1),
+    Key("m", "metric(1)", "Metric", "show the next metric", 2),
+    Key("M", "metric(-1)", "Metric before", "show the metric before"),
+    Key("slash", "choose", "Find metric", "type a part of a metric's name", 3),
+    Key("x", "axis", "X axis", "horizontal axis: steps, epochs or time", 3),
+    Key("y", "log", "Log y", "vertical axis: linear or logarithmic", 3),
+    Key("s", "smooth", "Smooth", "smooth the curves more, in turn", 4),
+    Key("f", "full", "Full size", "show the chart alone, or the tables too", 2),
+    Key("tab", "focus_next", "Next part", "give the keys to the next part of the screen"),
+)
+
+ARTEFACTS = (
+    Key("left", "step(-1)", "Step before", "show what was recorded before", 2),
+    Key("right", "step(1)", "Next step", "show what was recorded next", 2),
+    Key("shift+left", "end(0)", "First step", "show what was recorded first"),
+    Key("shift+right", "end(-1)", "Last step", "show what was recorded last, and follow"),
+    Key("shift+up", "scroll(-1)", "Scroll up", "move what is shown"),
+    Key("shift+down", "scroll(1)", "Scroll down", "move what is shown"),
 )
 
 FILTER = (Key("slash", "filter", "Filter", "show only what matches words or /an expression/", 2),)
@@ -127,6 +164,7 @@ _NAMES = {
     "pagedown": "page down",
     "plus": "+",
     "minus": "-",
+    "equals_sign": "=",
     "up": "↑",
     "down": "↓",
     "left": "←",

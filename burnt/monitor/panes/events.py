@@ -9,10 +9,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from textual import on
 from textual.app import ComposeResult
 from textual.content import Content
 from textual.widgets import Static
 
+from burnt.monitor.dialogs import TextScreen
 from burnt.monitor.line import update
 from burnt.monitor.panes.pane import Pane
 from burnt.monitor.rows import Cell, Column, Rows, cell
@@ -61,6 +63,22 @@ class EventsPane(Pane):
     def read(self) -> Callable[[], Any]:
         """Events were read with the run; commands that wait are files beside it."""
         return partial(self._show, waiting(self.view.folder) if self.view.live else [])
+
+    @on(Rows.Opened)
+    def opened(self, message: Rows.Opened) -> None:
+        """All that an event says, with the traceback of an error."""
+        event = next((event for event in self.view.events if event.id == message.key), None)
+        if event is not None:
+            data = dict(event.data)
+            trace = data.pop("traceback", None)
+            lines = [
+                f"{key}: {value if isinstance(value, str) else json.dumps(value)}"
+                for key, value in data.items()
+            ]
+            if trace:
+                lines += ["", str(trace)]
+            at = "" if event.step is None else f" at step {event.step:,}"
+            self.app.push_screen(TextScreen(f"{event.kind}{at}, {_clock(event.time)}", "\n".join(lines)))
 
     def _show(self, sent: Sequence[Command]) -> None:
         rows: list[tuple[object, Sequence[Cell]]] = [

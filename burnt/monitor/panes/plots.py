@@ -29,7 +29,7 @@ from burnt.train.store import Points, Series
 
 __all__ = ["PlotsPane", "metrics_in_order", "values_on_axis"]
 
-_WIDTH, _HEIGHT = 56, 10  # cells that a chart should have
+_WIDTH, _HEIGHT = 56, 8  # cells that a chart should have
 _SMOOTHING = (0.0, 0.6, 0.9, 0.97)
 _SPLITS = ("train", "valid")
 _DETAIL = 400  # buckets of a part that was zoomed into
