@@ -11,7 +11,8 @@ from typing import ClassVar
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
-from textual.binding import BindingType
+from textual.actions import SkipAction
+from textual.binding import Binding, BindingType
 from textual.color import Color, ColorParseError
 from textual.geometry import Region
 from textual.message import Message
@@ -86,7 +87,10 @@ class Chart(Widget, can_focus=True):
         "chart--note",
         "chart--cross",
     }
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings(CHART)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings(CHART),
+        Binding("escape", "hide_crosshair", "Hide crosshair", show=False),
+    ]
     KEYS = CHART
 
     def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
@@ -243,7 +247,9 @@ class Chart(Widget, can_focus=True):
         return action != "hide_crosshair" or self._view.crosshair is not None
 
     def action_hide_crosshair(self) -> None:
-        """Hide the crosshair."""
+        """Hide the crosshair; without one, escape is for the screen."""
+        if self._view.crosshair is None:
+            raise SkipAction
         self._read(None)
 
     def action_reset(self) -> None:

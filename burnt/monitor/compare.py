@@ -13,18 +13,19 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from burnt.errors import BurntError
 from burnt.monitor.chart import Chart, readable
 from burnt.monitor.curves import PALETTE, Curve
 from burnt.monitor.field import Field
 from burnt.monitor.filters import matcher
+from burnt.monitor.keybar import KeyBar
 from burnt.monitor.keys import COMPARE, bindings
+from burnt.monitor.line import update
 from burnt.monitor.look import state_cell
 from burnt.monitor.model import RunView
 from burnt.monitor.panes.config import flat
-from burnt.monitor.panes.pane import update
 from burnt.monitor.panes.plots import metrics_in_order, values_on_axis
 from burnt.monitor.plot import XAxis
 from burnt.monitor.rows import Cell, Column, Rows, cell
@@ -83,7 +84,7 @@ class CompareScreen(Screen[None]):
         yield Rows(_VALUES, id="values")
         yield Rows([Column("")], empty="the configurations do not differ", id="configs")
         yield Field("a part of a metric's name, or /regular expression/")
-        yield Footer(compact=True)
+        yield KeyBar()
 
     def on_mount(self) -> None:
         """The chart has the keys."""
