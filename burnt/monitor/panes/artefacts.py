@@ -14,9 +14,10 @@ from textual.content import Content
 from textual.widgets import Static
 
 from burnt.monitor.keys import ARTEFACTS, bindings
+from burnt.monitor.line import update
 from burnt.monitor.model import RunView
 from burnt.monitor.panes.kernels import TABLES as KERNEL_TABLES
-from burnt.monitor.panes.pane import Pane, update
+from burnt.monitor.panes.pane import Pane
 from burnt.monitor.panes.tables import table_rows
 from burnt.monitor.pictures import (
     Ink,
