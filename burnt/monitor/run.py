@@ -49,6 +49,7 @@ _PANES: tuple[type[Pane], ...] = (
     ModelPane,
     EventsPane,
 )
+_NARROW = 100
 _TICK_SECONDS = 1.0  # how often the time that is left is renewed
 
 
@@ -65,17 +66,27 @@ class Tabs(Static):
     def __init__(self) -> None:
         super().__init__(id="tabs")
         self._ends: list[int] = []
+        self._current = 0
 
     def show(self, current: int) -> None:
         """Mark a pane as shown."""
+        self._current = current
+        narrow = self.size.width < _NARROW
         parts: list[tuple[str, str]] = []
         self._ends = []
         for number, pane in enumerate(_PANES):
             here = number == current
             parts.append((f" {number + 1} ", "bold $primary" if here else "$dim"))
-            parts += [(pane.TITLE, "bold underline" if here else "$dim"), (" ", "")]
+            title = pane.SHORT or pane.TITLE if narrow else pane.TITLE
+            parts.append((title, "bold underline" if here else "$dim"))
+            if not narrow:
+                parts.append((" ", ""))
             self._ends.append(sum(len(text) for text, _ in parts))
         update(self, Content.assemble(*parts))
+
+    def on_resize(self) -> None:
+        """Shorter names where there is less room."""
+        self.show(self._current)
 
     def on_click(self, event: events.Click) -> None:
         """Show the pane whose name it is."""
