@@ -2,6 +2,7 @@
 
 ================  ===========================================================
 `train.py`        `burnt train module:function key=value`
+`monitor.py`      `burnt monitor`
 `runs_list.py`    `burnt runs list`
 `runs_show.py`    `burnt runs show`
 `runs_export.py`  `burnt runs export`
@@ -33,6 +34,7 @@ __all__ = ["main"]
 _EXAMPLES = """\
 examples:
   burnt train digits.py:main epochs=20 model.hidden=128
+  burnt monitor                        watch, compare and steer runs, full screen
   burnt runs list                      what runs there are, how far, how good
   burnt runs show runs/digits          one run: metrics, checkpoints, log
   burnt runs export runs/digits --format csv --out digits.csv
@@ -67,6 +69,15 @@ examples:
 
 The training answers within a step. Exit codes: 0 done, 1 refused, or the run has ended, 2 no such command,
 value or run, 3 not answered yet.
+"""
+
+
+_MONITOR_EXAMPLES = """\
+examples:
+  burnt monitor                          all runs below runs/
+  burnt monitor runs/digits              one run
+  burnt monitor runs/a runs/b --once     a snapshot for a log
+  burnt monitor runs --json | jq '.[].state'
 """
 
 
@@ -144,6 +155,18 @@ def _run(args: argparse.Namespace) -> int:
                     return tune.load(args.file)
                 case _:
                     return tune.clear(args.op)
+        case "monitor":
+            from burnt.cli import monitor
+
+            return monitor.run(
+                args.folders,
+                once=args.once,
+                svg=args.svg,
+                as_json=args.json,
+                fps=args.fps,
+                attached=args.attached,
+                size=args.size,
+            )
         case "info":
             from burnt.cli import info
 
@@ -193,6 +216,8 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--config", metavar="FILE", help="start from a file that Config.save wrote")
     train.add_argument("--show", action="store_true", help="print the configuration as JSON, and end")
 
+    monitor = _monitor(commands)
+
     runs = _new(commands, "runs", "list, show and export runs", "example: burnt runs list")
     of_runs = runs.add_subparsers(dest="command", required=True, metavar="COMMAND")
     listing = _new(of_runs, "list", "the runs below a folder", "example: burnt runs list runs --json")
@@ -226,9 +251,23 @@ def _parser() -> argparse.ArgumentParser:
     tuned = _tuned(commands)
 
     info = _new(commands, "info", "versions, CPU, GPUs, what is missing", "example: burnt info --json")
-    for command in (listing, show, info, *tuned):
+    for command in (listing, show, info, monitor, *tuned):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _monitor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """`burnt monitor`."""
+    monitor = _new(commands, "monitor", "watch, compare and steer runs, full screen", _MONITOR_EXAMPLES)
+    monitor.add_argument(
+        "folders", nargs="*", default=["runs"], metavar="FOLDER", help="a run, or a folder with runs below"
+    )
+    monitor.add_argument("--once", action="store_true", help="print a snapshot in plain text, and end")
+    monitor.add_argument("--svg", metavar="FILE", help="write a picture of the app, and end")
+    monitor.add_argument("--size", default="120x40", metavar="WxH", help="of that picture, by default 120x40")
+    monitor.add_argument("--fps", type=float, default=2.0, help="looks a second, by default 2")
+    monitor.add_argument("--attached", type=int, metavar="PID", help=argparse.SUPPRESS)
+    return monitor
 
 
 def _tuned(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> list[argparse.ArgumentParser]:

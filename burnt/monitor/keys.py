@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from textual.binding import Binding
 
-__all__ = ["APP", "LIST", "LOG", "PLOTS", "RUN", "RUNS", "Key", "bindings", "key_text"]
+__all__ = ["APP", "FILTER", "LIST", "LOG", "PLOTS", "RUN", "RUNS", "Key", "bindings", "key_text"]
 
 
 class Key(NamedTuple):
@@ -62,8 +62,8 @@ RUN = (
     Key("l", "learning_rate", "Rate", "change the learning rate, or give it back to the schedule", True),
     Key("n", "note", "Note", "add a note to the run"),
     Key("X", "stop", "Stop", "stop the training, with a checkpoint", True),
-    Key("right_square_bracket,tab", "next_pane", "Next pane", "show the next pane"),
-    Key("left_square_bracket,shift+tab", "previous_pane", "Previous pane", "show the pane before"),
+    Key("right_square_bracket", "next_pane", "Next pane", "show the next pane"),
+    Key("left_square_bracket", "previous_pane", "Previous pane", "show the pane before"),
     *(
         Key(str(number), f"pane({number})", f"Pane {number}", f"show pane {number}")
         for number in range(1, 10)
@@ -79,6 +79,8 @@ PLOTS = (
     Key("pagedown", "page(1)", "Next page", "show the next charts"),
     Key("pageup", "page(-1)", "Previous page", "show the charts before"),
 )
+
+FILTER = (Key("slash", "filter", "Filter", "show only what matches a text, or a /regular expression/", True),)
 
 LOG = (
     Key("slash", "search", "Search", "find a text in the log", True),

@@ -6,7 +6,7 @@ from textual.theme import Theme
 
 from burnt.monitor.model import RunView
 
-__all__ = ["DARK", "LIGHT", "bar", "state_cell"]
+__all__ = ["DARK", "LIGHT", "PLAIN", "bar", "state_cell"]
 
 # Blue, green and orange are those of Okabe and Ito, which people of every colour vision tell apart, moved to
 # a lightness at which they can be read on the background.
@@ -78,6 +78,27 @@ LIGHT = Theme(
         "border": "#c3cad2",
     },
 )
+# For NO_COLOR: the terminal's own two colours; what stands out is bold, reversed or dim.
+PLAIN = Theme(
+    name="burnt-plain",
+    primary="ansi_default",
+    secondary="ansi_default",
+    accent="ansi_default",
+    success="ansi_default",
+    warning="ansi_default",
+    error="ansi_default",
+    foreground="ansi_default",
+    background="ansi_default",
+    surface="ansi_default",
+    panel="ansi_default",
+    ansi=True,
+    variables={
+        "dim": "ansi_default",
+        "faint": "ansi_default",
+        "stale": "ansi_default",
+        "cursor": "ansi_default",
+    },
+)
 
 _STATES = {
     "running": ("●", "$primary"),
@@ -87,7 +108,7 @@ _STATES = {
     "crashed": ("✗", "bold $error"),
     "stale": ("◌", "$stale"),
     "unreadable": ("!", "bold $error"),
-    "deleted": ("–", "$dim"),
+    "deleted": ("-", "$dim"),
 }
 
 

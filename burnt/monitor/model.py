@@ -34,7 +34,7 @@ from burnt.train.store import (
     find_runs,
 )
 from burnt.train.store.liveness import SILENT_SECONDS, State
-from burnt.train.store.reader import Head, NewestIds, state_of
+from burnt.train.store.reader import Head, NewestIds, marked_points, state_of
 from burnt.train.store.schema import DATABASE
 
 __all__ = ["LIVE", "Checkpoint", "Library", "RunView", "ViewState"]
@@ -105,6 +105,7 @@ class RunView:
         self._lock = threading.RLock()
         self._reader: RunReader | None = None
         self._followers = 0
+        self._followed = False
         self._stamp: object = None
         self._read_at = -math.inf
         self._seen: object = None
@@ -216,19 +217,12 @@ class RunView:
             return self._reader
 
     def follow(self) -> None:
-        """Keep the file open and read events and configuration too, until `unfollow`: a screen shows it."""
-        with self._lock:
-            self._followers += 1
-            self._stamp = None
+        """From the next `refresh` on, keep the file open and read events too: a screen shows the run."""
+        self._followers += 1
 
     def unfollow(self) -> None:
-        """The opposite of `follow`; what was read for plots is forgotten with the last of them."""
-        with self._lock:
-            self._followers -= 1
-            if not self._followers:
-                self._forget()
-                if not self.live:
-                    self.close()
+        """The opposite of `follow`; what was read for screens is forgotten with the last of them."""
+        self._followers -= 1
 
     def close(self) -> None:
         """Let go of the file; whatever reads opens it again."""
@@ -248,7 +242,7 @@ class RunView:
                 [attempt._replace(heartbeat=0.0) for attempt in self.attempts],
                 self.heads,
                 self.newest,
-                bool(self._followers),
+                self._followed,
             )
             changed = seen != self._seen
             self._seen = seen
@@ -256,6 +250,14 @@ class RunView:
         return changed
 
     def _refresh(self) -> None:
+        if self._followed != bool(self._followers):
+            self._followed = bool(self._followers)
+            if self._followed:
+                self._stamp = None
+            else:
+                self._forget()
+                if not self.live:
+                    self.close()
         now = time.monotonic()
         stamp = _stamp(self.folder)
         if stamp is None:
@@ -297,7 +299,7 @@ class RunView:
             self.attempts = attempts
             self.metric = main_metric(list(self.heads))
             self.metric_best = None if self.metric is None else self._best(self.metric)
-            if self._followers and self.newest.event:
+            if self._followed and self.newest.event:
                 after = self.events[-1].id if self.events else 0
                 if self.newest.event > after:
                     self.events = [*self.events, *reader.events(after=after)]
@@ -307,7 +309,7 @@ class RunView:
         except RunError as error:
             self._fail(error)
             self._stamp = stamp
-        if not self.live and not self._followers:
+        if not self.live and not self._followed:
             self.close()
 
     def _fail(self, error: RunError) -> None:
@@ -326,7 +328,7 @@ class RunView:
             try:
                 yield self.reader
             finally:
-                if opened and not self._followers and not self.live:
+                if opened and not self._followed and not self.live:
                     self.close()
 
     def points(self, name: str, split: str = "train", max_points: int | None = None) -> Points:
@@ -349,6 +351,23 @@ class RunView:
             trace.refresh(reader)
             self._traces[series] = trace
             return trace.points()
+
+    def points_between(self, series: Series, first: int, last: int, max_buckets: int) -> Points:
+        """A part of a series in more detail than `points` has.
+
+        Args:
+            series: which one.
+            first: step; shown from there.
+            last: step; up to there, included.
+            max_buckets: of each, the extremes are points.
+
+        Raises:
+            MetricError: there is no such series.
+            RunError: the run cannot be read.
+        """
+        with self._reading() as reader:
+            buckets = reader.outline(*series, max_buckets, steps=(first, last)).buckets
+        return marked_points(buckets, None, None)
 
     def best(self, series: Series) -> Extreme | None:
         """The best value of a series; None where nobody knows which way is better.

@@ -365,7 +365,7 @@ class Plot:
         if x is not None and low <= x <= high:
             column = min(max(self._cell(x, self.range_y[0])[1], 0), self.columns - 1)
             line[column] = "┴"
-            text = f" {self._x_text(x)} "
+            text = f" {self._x_text(x)} "[: self.width]
             start = min(max(self.left + column - len(text) // 2, 0), max(self.width - len(text), 0))
             labels[start : start + len(text)] = text
             style[start : start + len(text)] = ["cross"] * len(text)
