@@ -171,7 +171,7 @@ class RunView:
         if not self.live or progress is None or share is None or not self.attempts:
             return None
         newest = self.attempts[-1]
-        passed = progress.time - newest.started
+        passed = progress.time - newest.started - float(progress.data.get("paused_seconds", 0.0))
         done, left = share, 1.0 - share
         if progress.total_steps:
             done = progress.step - (newest.resumed_from_step or 0.0)

@@ -68,6 +68,11 @@ class Control(AbstractContextManager["Control"]):
         schedule: the learning rate of a step, while nobody has set another.
         learning_rate: one that somebody had set, of a run that is resumed.
         keeps_checkpoints: whether the run has any.
+
+    Attributes:
+        override: the learning rate that somebody set, or None.
+        stopped_by: who asked the training to stop.
+        paused_seconds: how long it was paused in all.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class Control(AbstractContextManager["Control"]):
         self.schedule = schedule
         self.override = learning_rate
         self.stopped_by: str | None = None
+        self.paused_seconds = 0.0
         self._writer, self._reporter = writer, reporter
         self._interruption, self._position = interruption, position
         self._keeps_checkpoints = keeps_checkpoints
@@ -144,11 +150,13 @@ class Control(AbstractContextManager["Control"]):
     def _wait(self) -> None:
         self._writer.event("paused", self._position.step)
         with self._doing("paused"):
+            began = time.perf_counter()
             # The writer's thread keeps the heartbeat going.
             while self._paused and not self.ending:
                 time.sleep(_PAUSED_LOOK_SECONDS)
                 for found in self._inbox.poll():
                     self._carry_out(found)
+            self.paused_seconds += time.perf_counter() - began
         self._paused = False
         self._writer.event("resumed", self._position.step)
 

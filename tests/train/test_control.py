@@ -207,6 +207,8 @@ def test_a_paused_training_waits_and_goes_on_as_if_nothing_had_been(tmp_path, wh
         speeds = reader.points("steps_per_second").values
         assert speeds[5] > 5 / (resumed.time - paused.time)
         assert reader.progress().activity == "training"
+        paused_seconds = reader.progress().data["paused_seconds"]
+        assert paused_seconds == pytest.approx(resumed.time - paused.time, abs=0.2)
 
 
 def test_a_pause_in_a_validation_waits_between_its_batches(tmp_path, whole):

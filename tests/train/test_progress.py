@@ -119,6 +119,25 @@ def test_the_live_view_shows_where_it_stands():
     assert "done" in said
 
 
+def test_a_pause_does_not_make_the_live_view_expect_a_later_end(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    reporter, _ = live()
+    reporter.start("title", Position(), None, 100)
+    now[0] += 10.0
+    reporter.step(Position(50, 0, 50), {"loss": 0.5}, SPEED)
+    reporter.activity("paused")
+    now[0] += 1000.0
+    reporter.activity("saving")
+    reporter.activity("paused")
+    now[0] += 1000.0
+    reporter.activity("training")
+    picture = io.StringIO()
+    Console(file=picture, width=110).print(reporter)
+    reporter.close()
+    assert "eta 10.0 s" in picture.getvalue()
+
+
 def test_the_live_view_before_anything_is_known():
     reporter, _ = live()
     reporter.start("title", Position(), None, None)
