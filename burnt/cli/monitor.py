@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from burnt.cli.output import UsageError, closest
+from burnt.cli.output import UsageError, closest, print_json
 from burnt.errors import UnsupportedError
 
 __all__ = ["run"]
@@ -74,14 +74,12 @@ def run(
 
 
 def _snapshot(folders: Sequence[str], as_json: bool) -> int:
-    from burnt.monitor import once
+    from burnt.monitor.once import lines, state
 
     if as_json:
-        from burnt.cli.output import print_json
-
-        print_json(once.state(folders))
+        print_json(state(folders))
     else:
-        print("\n".join(once.lines(folders)))
+        print("\n".join(lines(folders)))
     return 0
 
 

@@ -190,7 +190,7 @@ class Plot:
                 [self._dot_y(y) if math.isfinite(y) else math.nan for y in line.ys],
                 2 * self.columns,
                 4 * self.rows,
-                STYLES[curve.style],
+                _dashes(line.curve, curve),
             )
             style = f"-{line.curve}" if line.faint else str(line.curve)
             for column in range(self.columns):
@@ -428,10 +428,15 @@ class Plot:
         value = "" if index is None else f" {number_text(curve.ys[index])}"
         tag = f"{curve.tag} " if curve.tag else ""
         return [
-            Span(f"{sample(STYLES[curve.style], _SAMPLE)} ", str(number)),
+            Span(f"{sample(_dashes(number, curve), _SAMPLE)} ", str(number)),
             Span(f"{tag}{curve.label}", "label"),
             Span(value, str(number)),
         ]
+
+
+def _dashes(number: int, curve: Curve) -> tuple[int, ...]:
+    """How a curve's line is broken: so that it is told from the others without colours as well."""
+    return STYLES[curve.style or list(STYLES)[number % len(STYLES)]]
 
 
 def _whole_range(curves: Sequence[Curve]) -> Range:
