@@ -22,6 +22,7 @@ from burnt.monitor.trace import Trace
 from burnt.monitor.words import better, fraction, main_metric, note
 from burnt.train.store import (
     Artefact,
+    ArtefactName,
     Attempt,
     Event,
     Extreme,
@@ -421,6 +422,24 @@ class RunView:
         """
         with self._reading() as reader:
             return reader.artefacts(kind, name)
+
+    def artefact_names(self) -> list[ArtefactName]:
+        """As `RunReader.artefact_names`.
+
+        Raises:
+            RunError: the run cannot be read.
+        """
+        with self._reading() as reader:
+            return reader.artefact_names()
+
+    def artefact(self, id: int) -> Artefact | None:
+        """As `RunReader.artefact`.
+
+        Raises:
+            RunError: the run cannot be read.
+        """
+        with self._reading() as reader:
+            return reader.artefact(id)
 
     def log_lines(self) -> Sequence[LogLine]:
         """The newest 20,000 lines of the log, oldest first.

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from burnt.monitor.braille import CHARACTERS, line_masks, sample
 from burnt.monitor.curves import STYLES, Curve, extremes, nearest_index, reduce, smooth
-from burnt.monitor.ticks import Tick, count_text, linear_ticks, log_ticks, number_text, span_text, time_ticks
+from burnt.monitor.ticks import Tick, linear_ticks, log_ticks, number_text, span_text, time_ticks
 
 __all__ = ["Plot", "Range", "View", "XAxis"]
 
@@ -332,7 +332,7 @@ class Plot:
     def _x_text(self, x: float) -> str:
         if self.view.x == "time":
             return span_text(x)
-        return count_text(x) if self.view.x == "step" else f"{x:.4g}"
+        return f"{x:,.0f}" if self.view.x == "step" else f"{x:.4g}"
 
     def _x_axis(self) -> list[list[Span]]:
         if not self.bottom:

@@ -24,9 +24,11 @@ from burnt.monitor.keys import RUN, bindings
 from burnt.monitor.line import Part, facts, sides, update
 from burnt.monitor.look import bar, state_cell
 from burnt.monitor.model import Library, RunView
+from burnt.monitor.panes.artefacts import ArtefactsPane
 from burnt.monitor.panes.checkpoints import CheckpointsPane
 from burnt.monitor.panes.config import ConfigPane
 from burnt.monitor.panes.events import EventsPane, countdown
+from burnt.monitor.panes.kernels import KernelsPane
 from burnt.monitor.panes.log import LogPane
 from burnt.monitor.panes.model import ModelPane
 from burnt.monitor.panes.numbers import NumbersPane
@@ -48,6 +50,8 @@ _PANES: tuple[type[Pane], ...] = (
     ConfigPane,
     ModelPane,
     EventsPane,
+    ArtefactsPane,
+    KernelsPane,
 )
 _TICK_SECONDS = 1.0  # how often the time that is left is renewed
 
@@ -65,15 +69,24 @@ class Tabs(Static):
     def __init__(self) -> None:
         super().__init__(id="tabs")
         self._ends: list[int] = []
+        self._current = 0
+
+    def on_resize(self) -> None:
+        """Without numbers where there is no room for them."""
+        self.show(self._current)
 
     def show(self, current: int) -> None:
         """Mark a pane as shown."""
         parts: list[tuple[str, str]] = []
         self._ends = []
+        self._current = current
+        roomy = sum(len(pane.TITLE) + 4 for pane in _PANES) <= self.app.size.width
         for number, pane in enumerate(_PANES):
             here = number == current
-            parts.append((f" {number + 1} ", "bold $primary" if here else "$dim"))
-            parts += [(pane.TITLE, "bold underline" if here else "$dim"), (" ", "")]
+            if roomy:
+                parts.append((f" {number + 1}", "bold $primary" if here else "$dim"))
+            parts += [(" ", ""), (pane.TITLE, "bold underline" if here else "$dim")]
+            parts += [(" ", "")] * roomy
             self._ends.append(sum(len(text) for text, _ in parts))
         update(self, Content.assemble(*parts))
 

@@ -213,7 +213,7 @@ def test_the_crosshair_reads_the_nearest_values() -> None:
     assert "train 4" in head
     assert "valid 7" in head
     assert "│" in shown.splitlines()[5][10:]
-    assert " 2.2 " in shown.splitlines()[-1]
+    assert " 2 " in shown.splitlines()[-1]
     assert shown.count("●") == 2
     # Without one, the last values.
     assert "train 8" in Plot(view._replace(crosshair=None), 60, 14).text().splitlines()[0]
