@@ -19,7 +19,7 @@ __all__ = ["LentTerminal", "in_foreground", "no_full_screen", "no_terminal"]
 
 _RESET = b"".join(
     (
-        b"\x18",  # ends an escape sequence that was cut off
+        b"\x1b\\",  # ends an escape sequence that was cut off
         b"\x1b[?2026l",  # no synchronised update under way
         b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1005l\x1b[?1006l\x1b[?1015l\x1b[?1016l",  # no mouse reports
         b"\x1b[?2004l\x1b[?1004l\x1b[?2048l",  # no bracketed paste, no reports of focus and resizing
