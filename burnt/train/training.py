@@ -21,13 +21,16 @@ from burnt.errors import BurntError, CheckpointError, ConfigError, DataError, Me
 from burnt.record import record_of
 from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
 from burnt.train.closing import closing_text
+from burnt.train.control import Control
 from burnt.train.duration import Duration, Position
+from burnt.train.ending import Ending
 from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.loop import Loop, run_validation
 from burnt.train.metrics import Loss, Metric, intervals, read
 from burnt.train.precision import autocast, check_precision, check_strategy
 from burnt.train.progress import KeptReporter, Reporter, check_monitor, choose_reporter, duration_text
+from burnt.train.recorded import KernelTables, record_model
 from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
@@ -45,7 +48,7 @@ class TrainingResult:
     Args:
         model: the trained model, as it was after the last step.
         folder: the run folder.
-        reason: ``"finished"`` or ``"stopped early"``.
+        reason: ``"finished"``, ``"stopped early"``, or ``"stopped"`` by a command.
         position: steps and epochs done.
         values: the last values by split and name, ``{"valid/loss": 0.1}``.
         checkpoints: those that are kept, oldest first.
@@ -176,8 +179,7 @@ class SupervisedTraining:
             self.stopping.reset()  # it may have been in another run
         loaded = self._restored(learner, train_metrics, checkpoints)
         position = Position() if loaded is None else loaded.position
-        if self.check:
-            self._look_before(learner, steps, position)
+        shapes = self._look_before(learner, steps, position) if self.check else {}
         writer = RunWriter.create(
             self.folder,
             config=self._settings(learner),
@@ -191,12 +193,26 @@ class SupervisedTraining:
             if self.memory_pool:
                 stack.enter_context(memory.pool(by_default=True))
             stack.callback(self.reporter.close)
-            ending = stack.enter_context(_Ending(writer, position))
+            ending = stack.enter_context(Ending(writer, position))
             if loaded is not None:
                 loaded.rng.restore()
             elif self.seed is not None:
                 torch.manual_seed(self.seed)
+            record_model(writer, learner.model, shapes)
+            kernels = KernelTables(writer)
+            stack.callback(kernels.record, last=True)
             interruption = stack.enter_context(Interruption(self.reporter.message, self.reporter.signalled))
+            control = stack.enter_context(
+                Control(
+                    writer,
+                    self.reporter,
+                    interruption,
+                    position,
+                    learner.schedule,
+                    learning_rate=None if loaded is None else loaded.document.get("learning_rate"),
+                    keeps_checkpoints=checkpoints is not None,
+                )
+            )
             loop = Loop(
                 learner=learner,
                 steps=steps,
@@ -215,10 +231,11 @@ class SupervisedTraining:
                 stopping=self.stopping,
                 writer=writer,
                 reporter=self.reporter,
-                interruption=interruption,
+                control=control,
+                kernels=kernels,
                 position=position,
                 values={} if loaded is None else dict(loaded.document["values"]),
-                document=functools.partial(self._document, learner),
+                document=functools.partial(self._document, learner, control),
                 epoch_rng=RandomStates.capture() if loaded is None else loaded.epoch_rng,
             )
             stack.enter_context(SystemSampler(writer.system, folder=self.folder))
@@ -229,8 +246,9 @@ class SupervisedTraining:
                 self.duration.steps(self.train.num_batches()),
             )
             reason = ending.reason = loop.run()
-            if interruption.signal is not None:
-                ending.reason = f"interrupted by {interruption.signal.name}"
+            if control.ending:
+                ending.reason = control.reason
+                reason = reason if interruption.signal is not None else "stopped"
         saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
         self.reporter.message(
             f"{reason} after {position.epoch} epochs, {position.step} steps, "
@@ -239,8 +257,9 @@ class SupervisedTraining:
         self.reporter.message(
             closing_text(self.folder, loop.values, train_metrics, saved, self.keepers or ())
         )
-        if interruption.signal is not None:
+        if control.ending:
             self.reporter.message(self._how_to_resume(position, saved))
+        if interruption.signal is not None:
             raise interruption.error()
         return TrainingResult(model, self.folder, reason, position, loop.values, saved)
 
@@ -279,24 +298,28 @@ class SupervisedTraining:
                 self.reporter.message(f"{name} differs from the run so far: {old} then, {now} now")
         return loaded
 
-    def _look_before(self, learner: Learner, steps: Steps, position: Position) -> None:
-        """What would otherwise fail after minutes is made to fail now; no random state is changed."""
+    def _look_before(self, learner: Learner, steps: Steps, position: Position) -> Mapping[str, str]:
+        """What would otherwise fail after minutes is made to fail now; no random state is changed.
+
+        Returned are the shapes of what the modules return, by path.
+        """
         rng = RandomStates.capture()
         try:
             if self.keepers is not None:
                 record_of(learner.model).check()
-            self._look_at_training(learner, position)
+            shapes = self._look_at_training(learner, position)
             if self.valid is not None:
                 self._look_at_validation(steps)
+            return shapes
         finally:
             rng.restore()
 
-    def _look_at_training(self, learner: Learner, position: Position) -> None:
+    def _look_at_training(self, learner: Learner, position: Position) -> Mapping[str, str]:
         batch = next(iter(self.train.epoch(position.epoch, position.batch)), None)
         if batch is None:
             if position.batch == 0:
                 raise _no_batches("train")
-            return
+            return {}
         report = inspect.check(learner.model, batch, call=learner.step)
         trainable = [p for p in learner.model.parameters() if p.requires_grad]
         if not report.unchecked:
@@ -311,6 +334,7 @@ class SupervisedTraining:
             self.reporter.message(f"not checked: {line}")
         for path in report.without_gradient:
             self.reporter.message(f"the loss does not reach {path}: it will not be trained")
+        return report.shapes
 
     def _look_at_validation(self, steps: Steps) -> None:
         assert self.valid is not None
@@ -357,7 +381,7 @@ class SupervisedTraining:
             "seed": self.seed,
         }  # fmt: skip
 
-    def _document(self, learner: Learner) -> dict[str, Any]:
+    def _document(self, learner: Learner, control: Control) -> dict[str, Any]:
         """What a checkpoint holds beside tensors and position."""
         return {
             "loader": self.train.state(),
@@ -365,6 +389,7 @@ class SupervisedTraining:
             "schedule": _schedule(learner),
             "built": repr(learner.optimizer),
             "stopping": None if self.stopping is None else self.stopping.state(),
+            "learning_rate": control.override,
         }
 
     def _title(self, learner: Learner, position: Position) -> str:
@@ -413,28 +438,6 @@ def evaluate(
     run_validation(steps, (move(batch, device) for batch in loader.epoch(0)), measured, context)
     scalars = [metric for metric in measured if metric.scalar]
     return intervals(scalars, read(scalars), None)
-
-
-class _Ending:
-    """Writes to the run store how the run ended, whatever way that was."""
-
-    def __init__(self, writer: RunWriter, position: Position) -> None:
-        self.reason: str = "finished"
-        self._writer = writer
-        self._position = position
-
-    def __enter__(self) -> _Ending:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self._writer.close("finished" if self.reason == "finished" else "stopped", self.reason)
-        elif isinstance(error, KeyboardInterrupt):
-            self._writer.close("stopped", "interrupted at once, nothing saved since the last checkpoint")
-        else:
-            what = f"{type(error).__name__}: {error}"
-            self._writer.event("error", self._position.step, error=type(error).__name__, message=str(error))
-            self._writer.close("crashed", what)
 
 
 def _with_loss(metrics: Iterable[Metric]) -> list[Metric]:

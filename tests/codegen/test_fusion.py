@@ -1005,3 +1005,33 @@ def test_elements_and_rows_that_are_repeated(times: int) -> None:
         torch.testing.assert_close(fuse(fn)(x), fn(x))
         folded = fuse(lambda x: x.reshape(-1)[1:].repeat(times) + 1)
         torch.testing.assert_close(folded(x), x.reshape(-1)[1:].repeat(times) + 1)
+
+
+def test_a_fused_function_in_another_is_fused_with_it() -> None:
+    scale = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+
+    @fuse
+    def inner(x):
+        return torch.relu(x) * scale
+
+    @fuse(single=True)
+    def outer(x):
+        return inner(x + 1).sum(-1)
+
+    x = torch.randn(5, 3, requires_grad=True)
+    expected = (torch.relu(x + 1) * scale).sum(-1)
+    torch.testing.assert_close(outer(x), expected)
+    assert steps(outer, x) == ["reduction"]
+    for ours, theirs in zip(
+        torch.autograd.grad(outer(x).square().sum(), (x, scale)),
+        torch.autograd.grad(expected.square().sum(), (x, scale)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+    # What the inner one captured is an input, and another tensor in its place is noticed.
+    scale = torch.tensor([0.0, 0.0, 1.0])
+    torch.testing.assert_close(outer(x), torch.relu(x + 1)[:, 2])
+    assert "captures a tuple" in str(fuse(lambda x: (inner, 1)[0](x) + PAIR[0](x)).why_plain(x))
+
+
+PAIR = (fuse(lambda x: x * 2), 0)
