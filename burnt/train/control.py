@@ -172,7 +172,9 @@ class Control(AbstractContextManager["Control"]):
             case "stop":
                 self.stopped_by = found.sender
                 kept = (
-                    "saving a checkpoint" if self._keeps_checkpoints else "nothing is saved: no checkpoints"
+                    "saving a checkpoint"
+                    if self._keeps_checkpoints
+                    else "nothing is saved: the run keeps no checkpoints"
                 )
                 self._answer(found, "done", kept)
             case "save":
@@ -196,7 +198,7 @@ class Control(AbstractContextManager["Control"]):
             what = error.what if isinstance(error, BurntError) else f"{type(error).__name__}: {error}"
             self._answer(command, "refused", what)
         else:
-            self._answer(command, "done", f"step {self._position.step}")
+            self._answer(command, "done")
 
     def _answer(
         self, found: Command | Refused, status: Literal["done", "refused"], reason: str | None = None
