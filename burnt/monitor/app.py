@@ -16,12 +16,11 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import Screen
 
-from burnt.monitor.dialogs import EndScreen, HelpScreen, TooSmallScreen
-from burnt.monitor.keys import APP, Key, bindings
+from burnt.monitor.chart import Chart
+from burnt.monitor.keys import APP, CHART, Key, bindings
 from burnt.monitor.look import DARK, LIGHT, PLAIN
 from burnt.monitor.model import Library, RunView
 from burnt.monitor.refresher import Refresher
-from burnt.monitor.run import RunScreen
 from burnt.monitor.runs import RunsScreen
 
 __all__ = ["MIN_HEIGHT", "MIN_WIDTH", "MonitorApp"]
@@ -77,7 +76,8 @@ class MonitorApp(App[None]):
             lambda error: self.post_message(self.Failed(error)),
         )
         self._shown_once = False
-        self._was_live = False
+        self._was_live = self._ending = False
+        self._small: Screen[None] | None = None
 
     # --- what is on the screen
 
@@ -97,6 +97,8 @@ class MonitorApp(App[None]):
 
     def open_run(self, view: RunView) -> None:
         """Show a run."""
+        from burnt.monitor.run import RunScreen  # not needed for the first screen, which must show at once
+
         self.push_screen(RunScreen(view, self.library))
 
     async def on_monitor_app_loaded(self, message: Loaded) -> None:
@@ -120,16 +122,23 @@ class MonitorApp(App[None]):
 
     def _watch_end(self, view: RunView) -> None:
         self._was_live |= view.live
-        if self._was_live and not view.live and not isinstance(self.screen, EndScreen):
+        if self._was_live and not view.live and not self._ending:
+            from burnt.monitor.dialogs import EndScreen
+
+            self._ending = True
             self.push_screen(EndScreen(view))
 
     def on_resize(self, event: events.Resize) -> None:
         """Below 80x24 say so; show what was there again when there is room."""
         small = event.size.width < MIN_WIDTH or event.size.height < MIN_HEIGHT
-        if small and not isinstance(self.screen, TooSmallScreen):
-            self.push_screen(TooSmallScreen())
-        elif not small and isinstance(self.screen, TooSmallScreen):
-            self.pop_screen()
+        if small and self._small is None:
+            from burnt.monitor.dialogs import TooSmallScreen
+
+            self._small = TooSmallScreen()
+            self.push_screen(self._small)
+        elif not small and self._small is not None:
+            self._small.dismiss()
+            self._small = None
 
     async def settled(self, patience: float) -> None:
         """Wait until what is on the screen has been read and shown; for pictures and tests.
@@ -152,16 +161,17 @@ class MonitorApp(App[None]):
         here: list[tuple[object, Key]] = []
         taken: set[str] = set()
         for node, _ in self.screen._modal_binding_chain:
-            for key in getattr(node, "KEYS", ()):
-                if key.action not in taken:
-                    taken.add(key.action)
+            for key in CHART if isinstance(node, Chart) else getattr(node, "KEYS", ()):
+                if key.keys not in taken:
+                    taken.add(key.keys)
                     here.append((node, key))
         return here
 
     def action_help(self) -> None:
         """Show the keys."""
-        if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen([key for _, key in self.keys_here()]))
+        from burnt.monitor.dialogs import HelpScreen
+
+        self.push_screen(HelpScreen([key for _, key in self.keys_here()]))
 
     def action_leave(self) -> None:
         """Leave; trainings go on."""
@@ -197,4 +207,6 @@ class MonitorApp(App[None]):
             def run(node: object = node, key: Key = key) -> None:
                 self.call_later(self.run_action, key.action, node)
 
-            yield SystemCommand(key.label, key.help, run)
+            if key.keys != "1-9":
+                yield SystemCommand(key.label, key.help, run)
+        yield from getattr(screen, "palette", tuple)()

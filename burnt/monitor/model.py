@@ -170,6 +170,8 @@ class RunView:
         progress, share = self.progress, self.fraction
         if not self.live or progress is None or share is None or not self.attempts:
             return None
+        if progress.activity == "paused":
+            return None
         newest = self.attempts[-1]
         passed = progress.time - newest.started
         done, left = share, 1.0 - share

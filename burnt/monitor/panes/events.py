@@ -13,7 +13,8 @@ from textual.app import ComposeResult
 from textual.content import Content
 from textual.widgets import Static
 
-from burnt.monitor.panes.pane import Pane, update
+from burnt.monitor.line import update
+from burnt.monitor.panes.pane import Pane
 from burnt.monitor.rows import Cell, Column, Rows, cell
 from burnt.monitor.words import clean, value_text
 from burnt.train.store import Event
@@ -107,8 +108,8 @@ def countdown(events: Sequence[Event]) -> str:
     best = data.get("best")
     best_text = value_text(best) if isinstance(best, float | int) else str(best)
     return (
-        f"early stopping on {clean(str(data.get('metric')))}: waited {data.get('waited')} of "
-        f"{data.get('patience')}, best {best_text}"
+        f"early stopping: {data.get('waited')} of {data.get('patience')} without a better "
+        f"{clean(str(data.get('metric')))} than {best_text}"
     )
 
 

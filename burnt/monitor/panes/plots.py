@@ -20,8 +20,9 @@ from burnt.monitor.curves import PALETTE, Curve, elapsed, epochs
 from burnt.monitor.field import Field
 from burnt.monitor.filters import matcher
 from burnt.monitor.keys import PLOTS, bindings
+from burnt.monitor.line import update
 from burnt.monitor.model import RunView
-from burnt.monitor.panes.pane import Pane, update
+from burnt.monitor.panes.pane import Pane
 from burnt.monitor.plot import Range, XAxis
 from burnt.monitor.words import better
 from burnt.train.store import Points, Series
@@ -226,6 +227,16 @@ class PlotsPane(Pane):
                 return
             self._alone = self._shown[focused]
         self.again()
+
+    def action_next_chart(self, direction: int) -> None:
+        """To another chart of the page, or of the next one."""
+        charts = list(self.query(Chart))
+        here = next((i for i, chart in enumerate(charts) if chart.has_focus), None)
+        if here is not None and not 0 <= here + direction < len(charts):
+            self.action_page(direction)
+            return
+        if charts:
+            charts[0 if here is None else here + direction].focus()
 
     def action_page(self, direction: int) -> None:
         """Other charts."""
