@@ -224,9 +224,9 @@ class Control(AbstractContextManager["Control"]):
         )
         self._writer.flush(timeout=0)  # who asked is waiting
         self._inbox.answered(found.id)
-        value = "" if found.value is None else f" {found.value}"
-        what = f"{found.kind}{value}" if found.kind else f"control/{found.id}"
-        asked = f" asked for by {sender}" if sender else ""
+        value = "" if found.value is None else f" {_printable(str(found.value))}"
+        what = f"{found.kind}{value}" if found.kind else f"control/{_printable(found.id)}"
+        asked = f" asked for by {_printable(sender)}" if sender else ""
         if status == "refused":
             self._reporter.message(f"{what}{asked} is refused: {reason}")
         else:
@@ -238,3 +238,8 @@ class Control(AbstractContextManager["Control"]):
         if self._interruption.signal is not None and not self._told_signal:
             self._told_signal = True
             self._writer.event("signal", self._position.step, signal=self._interruption.signal.name)
+
+
+def _printable(text: str) -> str:
+    """What somebody else wrote, without what a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -160,6 +160,10 @@ GARBAGE = {
         "the learning rate cannot be set to that: -1, expected a finite number above 0",
     ),
     "nan.json": (b'{"version": 1, "id": "nan", "kind": "lr", "value": NaN}', "the learning rate cannot be"),
+    "nested.json": (
+        b'{"version": 1, "id": "nested", "kind": "lr", "value": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
+        "it",  # of the one limit or the other
+    ),
     "note.json": (b'{"version": 1, "id": "note", "kind": "note", "value": [[]]}', "the note cannot be added"),
 }
 
@@ -219,6 +223,24 @@ def test_a_program_gone_wild_is_taken_in_portions_and_kept_in_part(run, folder):
     assert sum(portions) == 250
     assert os.listdir(folder) == ["refused"]
     assert len(os.listdir(folder / "refused")) == 100
+
+
+def test_a_name_may_be_used_again_once_it_is_answered(run, folder):
+    inbox = Inbox(run.folder, run.attempt)
+    for kind in ("pause", "resume"):
+        put(folder, kind=kind)
+        assert [command.kind for command in inbox.poll()] == [kind]
+        assert list(inbox.poll()) == []
+        inbox.answered("one")
+        (folder / "garbage").write_text("x")
+        assert [found.kind for found in inbox.poll()] == [None]
+
+
+@pytest.mark.parametrize("when", [10**400, -1, "now", None, float("nan"), 1e300])
+def test_times_and_senders_of_strangers_are_not_trusted(run, folder, when):
+    inbox = Inbox(run.folder, run.attempt)
+    put(folder, time=when, attempt="?", sender={"user": 3, "host": "x" * 500})
+    assert inbox.poll() == [Command("one", "pause", None, "x" * 100, 0.0)]
 
 
 def test_half_written_files_of_senders_are_not_seen(run, folder):

@@ -98,6 +98,7 @@ class Trial:
                 self.losses[self.done + 1] = loss.item()
                 self.happen(self.done + 1)
             else:
+                loss = loss + 0.1 * torch.rand(())  # a validation has its part of the random numbers
                 self.validated += 1
                 self.happen((self.done, self.validated))
         return ClassificationOutput(loss, logits, batch.y)
@@ -167,9 +168,14 @@ def pausing(during: Callable[[Trial], None]) -> Callable[[Trial], None]:
     """Pause; once the training is paused something is done by another thread, and the training goes on."""
 
     def meanwhile(trial: Trial) -> None:
-        wait_for(lambda: activity(trial.folder) == "paused")
-        during(trial)
-        trial.ids.append(send(trial.folder, "resume"))
+        try:
+            wait_for(lambda: activity(trial.folder) == "paused")
+            during(trial)
+            trial.ids.append(send(trial.folder, "resume"))
+        except BaseException:
+            with contextlib.suppress(BurntError):
+                send(trial.folder, "stop")  # so that the test ends
+            raise
 
     def happen(trial: Trial) -> None:
         trial.ids.append(send(trial.folder, "pause"))
@@ -345,6 +351,11 @@ def test_a_checkpoint_of_the_middle_of_a_validation_is_from_before_it(tmp_path, 
     resumed = Trial(tmp_path / "copied", resume=True, init_seed=9, **settings).run()
     assert resumed.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
     assert_ends_as(resumed, whole)
+    with RunReader(resumed.folder) as ours, RunReader(whole.folder) as theirs:
+        # The validation is done anew.
+        assert dict(zip(*ours.points("loss", "valid")[::2], strict=True)) == {
+            step: loss for step, loss in zip(*theirs.points("loss", "valid")[::2], strict=True) if step >= 4
+        }
 
 
 def test_no_checkpoint_where_the_run_keeps_none(tmp_path):
@@ -433,8 +444,9 @@ def test_a_checkpoint_from_before_there_was_such_a_thing_is_resumed(tmp_path, wh
 # notes, and what is wrong
 
 
-def test_a_note_is_an_event(tmp_path):
-    trial = Trial(tmp_path / "run", {3: [("note", "new data\nfrom here")]}).run()
+def test_a_note_is_an_event(tmp_path, capsys):
+    trial = Trial(tmp_path / "run", {3: [("note", "new data\nfrom here")]}, monitor="plain").run()
+    assert "note new data\\nfrom here asked for by " in capsys.readouterr().out  # no terminal obeys it
     ((step, data),) = trial.events("note")
     assert (step, data["text"]) == (3, "new data\nfrom here")
     assert " on " in data["sender"]
