@@ -30,10 +30,9 @@ def facts(pairs: Sequence[tuple[str, Part]], width: int) -> Content:
     found, left = Content(" "), width - 1
     for name, (text, style) in pairs:
         one = Content.assemble((f"{name} ", "$dim") if name else "", (text, style))
-        if one.cell_length > left:
-            break
-        found = found.append(one).append("   ")
-        left -= one.cell_length + 3
+        if one.cell_length <= left:
+            found = found.append(one).append("   ")
+            left -= one.cell_length + 3
     return found
 
 

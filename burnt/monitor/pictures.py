@@ -113,7 +113,8 @@ def _shaded(counts: list[list[float]], width: int, colors: bool) -> Lines:
     size = len(counts)
     across = max(min(size, width // 2), 1)
     block = -(-size // across)
-    lines: Lines = [[Ink("true down, predicted across" + f", {block} classes a cell" * (block > 1), "$dim")]]
+    title = "true down, predicted across" + f", {block} classes a cell" * (block > 1)
+    lines: Lines = [[Ink(_cut(title, width), "$dim")]]
     for top in range(0, size, block):
         total = sum(sum(row) for row in counts[top : top + block])
         line = []
@@ -203,7 +204,8 @@ def histogram(
         return [[Ink("no finite values" if not finite else "no room", "$dim")]]
     low, high = min(finite), max(finite)
     if high <= low:
-        low, high = low - 0.5, high + 0.5
+        half = max(0.5, abs(low) * 1e-9)
+        low, high = low - half, high + half
     step, counts, edges = read[chosen]
     rest = min(len(read), height // 2) if len(read) > 1 else 0
     rows = max(height - 3 - (rest + 2 if rest else 0), 1)

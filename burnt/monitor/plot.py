@@ -174,7 +174,7 @@ class Plot:
         bottom, top = min(seen), max(seen)
         span = top / 2 - bottom / 2
         if span <= 1e-12 * max(abs(top), abs(bottom)):
-            half = 0.5 if self.view.log_y or top == 0 else abs(top) / 10
+            half = 0.5 if self.view.log_y else abs(top) / 10 or 0.5
             return max(bottom - half, -1.7e308), min(top + half, 1.7e308)
         # Room for the markers above and below, if there are any.
         share = 1 / self.rows if self.view.markers and self.rows >= 8 else 0.25 / max(self.rows, 1)
@@ -446,7 +446,8 @@ def _whole_range(curves: Sequence[Curve]) -> Range:
     high = max((curve.xs[-1] for curve in curves if curve.xs), default=1.0)
     if high > low:
         return float(low), float(high)
-    return low - 0.5, low + 0.5
+    half = max(0.5, abs(low) * 1e-9)
+    return low - half, low + half
 
 
 def _cut(spans: Sequence[Span], width: int) -> list[Span]:

@@ -53,6 +53,7 @@ _PANES: tuple[type[Pane], ...] = (
     ArtefactsPane,
     KernelsPane,
 )
+_NARROW = 108  # the panes' titles in full need as much
 _TICK_SECONDS = 1.0  # how often the time that is left is renewed
 
 
@@ -71,24 +72,25 @@ class Tabs(Static):
         self._ends: list[int] = []
         self._current = 0
 
-    def on_resize(self) -> None:
-        """Without numbers where there is no room for them."""
-        self.show(self._current)
-
     def show(self, current: int) -> None:
         """Mark a pane as shown."""
+        self._current = current
+        narrow = self.size.width < _NARROW
         parts: list[tuple[str, str]] = []
         self._ends = []
-        self._current = current
-        roomy = sum(len(pane.TITLE) + 4 for pane in _PANES) <= self.app.size.width
         for number, pane in enumerate(_PANES):
             here = number == current
-            if roomy:
-                parts.append((f" {number + 1}", "bold $primary" if here else "$dim"))
-            parts += [(" ", ""), (pane.TITLE, "bold underline" if here else "$dim")]
-            parts += [(" ", "")] * roomy
+            parts.append((f" {number + 1} ", "bold $primary" if here else "$dim"))
+            title = pane.SHORT or pane.TITLE if narrow else pane.TITLE
+            parts.append((title, "bold underline" if here else "$dim"))
+            if not narrow:
+                parts.append((" ", ""))
             self._ends.append(sum(len(text) for text, _ in parts))
         update(self, Content.assemble(*parts))
+
+    def on_resize(self) -> None:
+        """Shorter names where there is less room."""
+        self.show(self._current)
 
     def on_click(self, event: events.Click) -> None:
         """Show the pane whose name it is."""

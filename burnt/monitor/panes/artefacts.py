@@ -57,6 +57,7 @@ class ArtefactsPane(Pane):
     """A list of names, the one under the cursor drawn, and a slider over its steps."""
 
     TITLE = "Artefacts"
+    SHORT = "Data"
     KEYS = ARTEFACTS
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(ARTEFACTS)]
     DEFAULT_CSS = """

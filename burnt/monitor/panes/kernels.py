@@ -26,6 +26,7 @@ class KernelsPane(Pane):
     """Table artefacts ``kernels`` and ``plans``."""
 
     TITLE = "Kernels"
+    SHORT = "Kern"
     DEFAULT_CSS = """
     KernelsPane .table-title { height: 1; padding: 0 1; }
     KernelsPane #plans { margin-bottom: 1; }

@@ -24,6 +24,7 @@ class Pane(Vertical):
     """
 
     TITLE: ClassVar[str]
+    SHORT: ClassVar[str] = ""  # the title where there is little room, if it is another
     KEYS: ClassVar[Sequence[Key]] = ()
 
     def __init__(self, view: RunView) -> None:
