@@ -131,6 +131,11 @@ class Emulator:
         with self._changed:
             return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
 
+    def raw(self) -> bytes:
+        """Everything that was ever written to the terminal."""
+        with self._changed:
+            return bytes(self._raw)
+
     def written(self) -> str:
         """Everything that was ever written to the terminal, without escape sequences."""
         with self._changed:
