@@ -134,8 +134,10 @@ class Plot:
 
     def _dot_y(self, y: float) -> float:
         low, high = self.range_y
-        # Halved, as the difference of two huge numbers may be an infinity.
-        dot = (high / 2 - y / 2) / (high / 2 - low / 2) * (4 * self.rows - 1)
+        # Halved, as the difference of two huge numbers may be an infinity; not of two that are all but 0.
+        half = high / 2 - low / 2
+        share = (high / 2 - y / 2) / half if half else (high - y) / (high - low)
+        dot = share * (4 * self.rows - 1)
         return min(max(dot, -_FAR), _FAR) if dot == dot else dot
 
     def _cell(self, x: float, y: float) -> tuple[int, int]:

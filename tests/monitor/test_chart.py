@@ -114,6 +114,7 @@ numbers = st.one_of(st.floats(), st.sampled_from([NAN, INF, -INF, 1e308, -1e308,
 @example([(0, 1e308), (1, -1e308)], 60, 20, False, 0.0, "step", None)
 @example([(0, 1e308), (1, 1e308)], 60, 20, False, 0.0, "step", 1.0)
 @example([(0, 5e-324), (1, 1e-323)], 60, 20, True, 0.0, "step", 1.0)
+@example([(0, 0.0), (1, 5e-324)], 60, 20, False, 0.0, "step", None)
 @example([(5, 5e-324)], 60, 20, False, 0.6, "time", 5.0)
 @example([(10**18, 3.0)], 60, 20, False, 0.0, "step", None)
 @example([(5, 3.0)], 60, 20, False, 0.6, "time", 5.0)
