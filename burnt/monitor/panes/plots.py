@@ -24,7 +24,7 @@ from burnt.monitor.line import update
 from burnt.monitor.model import RunView
 from burnt.monitor.panes.pane import Pane
 from burnt.monitor.plot import Range, XAxis
-from burnt.monitor.words import better
+from burnt.monitor.words import better, clean
 from burnt.train.store import Points, Series
 
 __all__ = ["PlotsPane", "metrics_in_order", "values_on_axis"]
@@ -111,7 +111,7 @@ class PlotsPane(Pane):
             if zoomed is not None and xs:
                 points = self._closer(Series(name, split), points, xs, zoomed)
                 xs = values_on_axis(self.view, points, axis)
-            curves.append(Curve(split, PALETTE[number % len(PALETTE)], xs, points.values))
+            curves.append(Curve(clean(split), PALETTE[number % len(PALETTE)], xs, points.values))
         return curves
 
     def _closer(self, series: Series, points: Points, xs: Sequence[float], zoomed: Range) -> Points:
@@ -148,7 +148,7 @@ class PlotsPane(Pane):
                 x=axis,
                 log_y=self._log,
                 smoothing=_SMOOTHING[self._smoothing],
-                title=name,
+                title=clean(name),
             )
             chart.zoom(self._range)
         self._shown = names
