@@ -16,6 +16,7 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import Screen
 
+from burnt.monitor.attached import AttachedDriver, Attachment
 from burnt.monitor.keys import APP, Key, bindings
 from burnt.monitor.look import DARK, LIGHT, PLAIN
 from burnt.monitor.model import Library, RunView
@@ -35,6 +36,7 @@ class MonitorApp(App[None]):
         fps: looks at the disk a second, and pictures at most.
         attached: the process id of the training whose monitor this is: Ctrl-C goes to it, and when its run
             ends the app closes after a key or some seconds.
+        attachment: the ties to that training, in whose terminal the app shows.
     """
 
     TITLE = "burnt monitor"
@@ -43,6 +45,7 @@ class MonitorApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings(APP),
         Binding("ctrl+c", "interrupt", "Interrupt", show=False, priority=True),
+        Binding("ctrl+z", "suspend", "Suspend", show=False, priority=True),
     ]
     KEYS = APP
 
@@ -60,14 +63,25 @@ class MonitorApp(App[None]):
             self.error = error
             super().__init__()
 
-    def __init__(self, library: Library, *, fps: float = 2.0, attached: int | None = None) -> None:
-        # Without colours the terminal's own are taken, so that no colour is sent at all.
-        super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
+    def __init__(
+        self,
+        library: Library,
+        *,
+        fps: float = 2.0,
+        attached: int | None = None,
+        attachment: Attachment | None = None,
+    ) -> None:
+        super().__init__(
+            driver_class=None if attachment is None else AttachedDriver,
+            # Without colours the terminal's own are taken, so that no colour is sent at all.
+            ansi_color=True if "NO_COLOR" in os.environ else None,
+        )
         for theme in (DARK, LIGHT, PLAIN):
             self.register_theme(theme)
         self.theme = PLAIN.name if self.no_color else DARK.name
         self.library = library
         self.attached = attached
+        self.attachment = attachment
         self.refresher = Refresher(
             library,
             1.0 / fps,
@@ -84,6 +98,8 @@ class MonitorApp(App[None]):
         """Show the list, and begin to read."""
         self.push_screen(RunsScreen(self.library))
         self.refresher.start()
+        if self.attachment is not None:
+            self.attachment.begin(self)
 
     def compare(self, views: Sequence[RunView]) -> None:
         """Show some runs in one chart."""
@@ -209,6 +225,13 @@ class MonitorApp(App[None]):
             self.notify(f"process {self.attached} cannot be interrupted: {error.strerror}", severity="error")
         else:
             self.notify("told the training: it finishes the step, saves and stops; again: at once")
+
+    def action_suspend(self) -> None:
+        """Ctrl-Z: back to the shell, until its `fg`."""
+        if self.attachment is None:
+            self.action_suspend_process()
+        else:
+            self.attachment.suspend(self)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The command palette: every key that does something now."""

@@ -59,9 +59,8 @@ class CompareScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(COMPARE)]
     KEYS = COMPARE
     DEFAULT_CSS = """
-    CompareScreen Chart { height: 3fr; margin: 0 1; min-height: 6; }
-    CompareScreen #values { height: auto; }
-    CompareScreen #configs { height: 2fr; margin-top: 1; min-height: 3; }
+    CompareScreen Chart { height: 1fr; margin: 0 1; min-height: 6; }
+    CompareScreen #configs { margin-top: 1; }
     CompareScreen.full Rows { display: none; }
     """
 
@@ -193,13 +192,14 @@ class CompareScreen(Screen[None]):
             cells = [cell(key, "$dim")]
             for value in values:
                 # What most have is quiet, so that the exception is seen.
-                quiet = value is None or (usual[1] > 1 and value == usual[0])
+                quiet = value is None or (usual[1] > len(values) / 2 and value == usual[0])
                 cells.append(cell("-" if value is None else _short(value), "$dim" if quiet else ""))
             found.append((key, cells))
         table = self.query_one("#configs", Rows)
         if not any(view.config for view in self.views):
             table.empty = "no run has a configuration"
         table.show(found, columns=columns)
+        table.styles.height = min(len(found) + 1, max(self.size.height // 4, 4)) if found else 2
 
     def _tag(self, number: int) -> Cell:
         _, background = self.background_colors

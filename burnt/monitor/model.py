@@ -22,6 +22,7 @@ from burnt.monitor.trace import Trace
 from burnt.monitor.words import better, fraction, main_metric, note
 from burnt.train.store import (
     Artefact,
+    ArtefactName,
     Attempt,
     Event,
     Extreme,
@@ -177,10 +178,10 @@ class RunView:
         if progress.activity == "paused":
             return None
         if not progress.total_steps:
-            passed, done, left = progress.time - self.attempts[-1].started, share, 1.0 - share
+            passed, done, left = _worked(progress) - self.attempts[-1].started, share, 1.0 - share
         else:
             since, step = self._paces[0]
-            passed, done = progress.time - since, progress.step - step
+            passed, done = _worked(progress) - since, progress.step - step
             left = progress.total_steps - progress.step
         return None if done <= 0 or passed <= 0 else max(passed / done * left, 0.0)
 
@@ -192,11 +193,12 @@ class RunView:
             self._paces = deque([(newest.started, newest.resumed_from_step or 0)])
         if progress is None or progress.attempt != newest.id:
             return
+        worked = _worked(progress)
         if progress.activity == "paused":
-            self._paces = deque([(progress.time, progress.step)])
-        elif progress.step > self._paces[-1][1] and progress.time - self._paces[-1][0] >= _PACE_SECONDS / 20:
-            self._paces.append((progress.time, progress.step))
-        while len(self._paces) > 2 and progress.time - self._paces[1][0] > _PACE_SECONDS:
+            self._paces = deque([(worked, progress.step)])
+        elif progress.step > self._paces[-1][1] and worked - self._paces[-1][0] >= _PACE_SECONDS / 20:
+            self._paces.append((worked, progress.step))
+        while len(self._paces) > 2 and worked - self._paces[1][0] > _PACE_SECONDS:
             self._paces.popleft()
 
     @property
@@ -421,6 +423,24 @@ class RunView:
         with self._reading() as reader:
             return reader.artefacts(kind, name)
 
+    def artefact_names(self) -> list[ArtefactName]:
+        """As `RunReader.artefact_names`.
+
+        Raises:
+            RunError: the run cannot be read.
+        """
+        with self._reading() as reader:
+            return reader.artefact_names()
+
+    def artefact(self, id: int) -> Artefact | None:
+        """As `RunReader.artefact`.
+
+        Raises:
+            RunError: the run cannot be read.
+        """
+        with self._reading() as reader:
+            return reader.artefact(id)
+
     def log_lines(self) -> Sequence[LogLine]:
         """The newest 20,000 lines of the log, oldest first.
 
@@ -538,6 +558,11 @@ class Library:
         """Let go of all files."""
         for view in self.views:
             view.close()
+
+
+def _worked(progress: Progress) -> float:
+    """The time of a progress on a clock that stands still while the training is paused."""
+    return progress.time - float(progress.data.get("paused_seconds", 0.0))
 
 
 def _stamp(folder: Path) -> tuple[tuple[int, int, int], tuple[int, int, int] | None] | None:

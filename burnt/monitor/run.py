@@ -24,9 +24,11 @@ from burnt.monitor.keys import RUN, bindings
 from burnt.monitor.line import Part, facts, sides, update
 from burnt.monitor.look import bar, state_cell
 from burnt.monitor.model import Library, RunView
+from burnt.monitor.panes.artefacts import ArtefactsPane
 from burnt.monitor.panes.checkpoints import CheckpointsPane
 from burnt.monitor.panes.config import ConfigPane
 from burnt.monitor.panes.events import EventsPane, countdown
+from burnt.monitor.panes.kernels import KernelsPane
 from burnt.monitor.panes.log import LogPane
 from burnt.monitor.panes.model import ModelPane
 from burnt.monitor.panes.numbers import NumbersPane
@@ -48,8 +50,10 @@ _PANES: tuple[type[Pane], ...] = (
     ConfigPane,
     ModelPane,
     EventsPane,
+    ArtefactsPane,
+    KernelsPane,
 )
-_NARROW = 100
+_NARROW = 108  # the panes' titles in full need as much
 _TICK_SECONDS = 1.0  # how often the time that is left is renewed
 
 

@@ -68,6 +68,11 @@ class Control(AbstractContextManager["Control"]):
         schedule: the learning rate of a step, while nobody has set another.
         learning_rate: one that somebody had set, of a run that is resumed.
         keeps_checkpoints: whether the run has any.
+
+    Attributes:
+        override: the learning rate that somebody set, or None.
+        stopped_by: who asked the training to stop.
+        paused_seconds: how long it was paused in all.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class Control(AbstractContextManager["Control"]):
         self.schedule = schedule
         self.override = learning_rate
         self.stopped_by: str | None = None
+        self.paused_seconds = 0.0
         self._writer, self._reporter = writer, reporter
         self._interruption, self._position = interruption, position
         self._keeps_checkpoints = keeps_checkpoints
@@ -144,11 +150,13 @@ class Control(AbstractContextManager["Control"]):
     def _wait(self) -> None:
         self._writer.event("paused", self._position.step)
         with self._doing("paused"):
+            began = time.perf_counter()
             # The writer's thread keeps the heartbeat going.
             while self._paused and not self.ending:
                 time.sleep(_PAUSED_LOOK_SECONDS)
                 for found in self._inbox.poll():
                     self._carry_out(found)
+            self.paused_seconds += time.perf_counter() - began
         self._paused = False
         self._writer.event("resumed", self._position.step)
 
@@ -172,7 +180,9 @@ class Control(AbstractContextManager["Control"]):
             case "stop":
                 self.stopped_by = found.sender
                 kept = (
-                    "saving a checkpoint" if self._keeps_checkpoints else "nothing is saved: no checkpoints"
+                    "saving a checkpoint"
+                    if self._keeps_checkpoints
+                    else "nothing is saved: the run keeps no checkpoints"
                 )
                 self._answer(found, "done", kept)
             case "save":
@@ -196,7 +206,7 @@ class Control(AbstractContextManager["Control"]):
             what = error.what if isinstance(error, BurntError) else f"{type(error).__name__}: {error}"
             self._answer(command, "refused", what)
         else:
-            self._answer(command, "done", f"step {self._position.step}")
+            self._answer(command, "done")
 
     def _answer(
         self, found: Command | Refused, status: Literal["done", "refused"], reason: str | None = None
@@ -214,9 +224,9 @@ class Control(AbstractContextManager["Control"]):
         )
         self._writer.flush(timeout=0)  # who asked is waiting
         self._inbox.answered(found.id)
-        value = "" if found.value is None else f" {found.value}"
-        what = f"{found.kind}{value}" if found.kind else f"control/{found.id}"
-        asked = f" asked for by {sender}" if sender else ""
+        value = "" if found.value is None else f" {_printable(str(found.value))}"
+        what = f"{found.kind}{value}" if found.kind else f"control/{_printable(found.id)}"
+        asked = f" asked for by {_printable(sender)}" if sender else ""
         if status == "refused":
             self._reporter.message(f"{what}{asked} is refused: {reason}")
         else:
@@ -228,3 +238,8 @@ class Control(AbstractContextManager["Control"]):
         if self._interruption.signal is not None and not self._told_signal:
             self._told_signal = True
             self._writer.event("signal", self._position.step, signal=self._interruption.signal.name)
+
+
+def _printable(text: str) -> str:
+    """What somebody else wrote, without what a terminal would obey."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -73,7 +73,7 @@ def cause_of(error: BaseException) -> Cause:
             word in str(text).lower() for word in _NO_MEMORY
         ):
             return "out of memory"
-        known = known.__cause__ or known.__context__
+        known = known.__cause__ or (None if known.__suppress_context__ else known.__context__)
     return "exception"
 
 

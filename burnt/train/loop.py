@@ -188,6 +188,7 @@ class Loop:
             total_steps=self.duration.steps(self.batches_per_epoch),
             total_epochs=self.duration.count if self.duration.unit == "epochs" else None,
             activity=self.activity,
+            paused_seconds=self.control.paused_seconds,
         )
 
     @contextmanager

@@ -311,7 +311,7 @@ class LiveReporter(Reporter):
         self._start_step = 0
         self._epochs: int | None = None
         self._steps: int | None = None
-        self._began = time.monotonic()
+        self._began = self._paused = time.monotonic()
         self._values: dict[str, dict[str, float]] = {}
         self._speed: Mapping[str, float] = {}
         self._activity = "training"
@@ -337,7 +337,9 @@ class LiveReporter(Reporter):
 
     def activity(self, name: str) -> None:
         """Show what is going on."""
-        self._activity = name
+        if self._activity == "paused" != name:
+            self._began += time.monotonic() - self._paused  # a pause says nothing about the time that is left
+        self._activity, self._paused = name, time.monotonic()
 
     def message(self, text: str) -> None:
         """Print above the view."""

@@ -60,6 +60,18 @@ def test_a_run_that_is_written_is_followed(tmp_path: Path) -> None:
     assert not view.refresh()
 
 
+def test_a_pause_does_not_count_as_time_that_steps_take(tmp_path: Path, monkeypatch) -> None:
+    with RunWriter.create(tmp_path / "run") as run:
+        began = time.time()
+        monkeypatch.setattr(time, "time", lambda: began + 100.0)
+        run.progress(5, 1, total_steps=10, paused_seconds=60.0)
+        run.flush()
+        view = RunView(tmp_path / "run")
+        view.refresh()
+        assert view.eta == pytest.approx(40.0, abs=5.0)
+        view.close()
+
+
 def test_unchanged_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     view = RunView(make(tmp_path / "run"))
     view.refresh()

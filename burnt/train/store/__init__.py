@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from burnt.train.store.export import export_csv, export_jsonl, export_tensorboard, iter_records
     from burnt.train.store.reader import (
         Artefact,
+        ArtefactName,
         Attempt,
         Event,
         Extreme,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "SCHEMA_VERSION": "burnt.train.store.schema",
     "Artefact": "burnt.train.store.reader",
+    "ArtefactName": "burnt.train.store.reader",
     "Attempt": "burnt.train.store.reader",
     "Event": "burnt.train.store.reader",
     "Extreme": "burnt.train.store.reader",
@@ -70,6 +72,7 @@ if not TYPE_CHECKING:  # a __getattr__ would make every name known to type check
 __all__ = [
     "SCHEMA_VERSION",
     "Artefact",
+    "ArtefactName",
     "Attempt",
     "Event",
     "Extreme",

@@ -44,6 +44,7 @@ MAX_NOTE = 2_000  # characters
 _VERSION = 1
 _MAX_BYTES = 65_536
 _MAX_ID = 100  # characters
+_MAX_TIME = 1e11  # Unix seconds; calendars end before
 _FOLDER, _REFUSED = "control", "refused"
 _MAX_REFUSED = 100  # files kept in refused/, so that a program gone wild does not fill the disk
 _MAX_AT_ONCE = 16  # files looked at in one poll
@@ -292,8 +293,10 @@ class Inbox:
 
     def answered(self, id: str) -> None:
         """Remove the file of a command that the training has answered."""
-        with contextlib.suppress(OSError):  # it is not taken again in any case
-            os.unlink(os.path.join(self._control, f"{id}.json"))
+        name = f"{id}.json"
+        with contextlib.suppress(OSError):  # what stays is not taken again
+            os.unlink(os.path.join(self._control, name))
+            self._taken.discard(name)
 
     def _take(self, name: str) -> Command | Refused | None:
         self._taken.add(name)
@@ -319,6 +322,7 @@ class Inbox:
                 os.rename(path, os.path.join(folder, f"{name[:150]}.{secrets.token_hex(4)}"))
             else:
                 os.unlink(path)
+            self._taken.discard(name)
 
 
 class _Sent(NamedTuple):
@@ -357,6 +361,8 @@ def _read(control: str, name: str) -> _Sent | Refused | None:
         )
     try:
         value = check(kind, value)
+    except RecursionError:
+        return Refused(shown, kind, None, "its value is nested too deeply")
     except BurntError as error:
         found = f": {error.found}, expected {error.expected}" if error.found is not None else ""
         return Refused(shown, kind, repr(value)[:_MAX_ID], error.what + found)
@@ -366,7 +372,7 @@ def _read(control: str, name: str) -> _Sent | Refused | None:
         kind,
         value,
         _sender(document.get("sender")),
-        float(when) if isinstance(when, int | float) else 0.0,
+        float(when) if isinstance(when, int | float) and 0 <= when < _MAX_TIME else 0.0,
     )
     return _Sent(command, attempt if isinstance(attempt, int) else None)
 
