@@ -5,10 +5,12 @@ Each has a canary in `tests/test_torch_private.py`, which says what broke when t
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -92,9 +94,9 @@ def trace_to_aten(
 
     def functional(call: Callable[..., Any]) -> torch.fx.GraphModule:
         made = torch.func.functionalize(call, remove="mutations")
-        return make_fx(made, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(
-            *args
-        )
+        trace = make_fx(made, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)
+        with _errors_raised_but_not_logged():
+            return trace(*args)
 
     graph = functional(flat)
     # torch's own composite ops are taken apart below the layer that makes them functional.
@@ -121,7 +123,7 @@ def fake_call(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], l
     """The arguments that `fake_results` runs a function with, as it leaves them, and what it returns."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with FakeTensorMode(allow_non_fake_inputs=True), _errors_raised_but_not_logged():
         inputs = [
             torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device).requires_grad_(
                 a.requires_grad
@@ -131,6 +133,33 @@ def fake_call(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[Any], l
             for a in args
         ]
         return inputs, list(torch.utils._pytree.tree_leaves(fn(*inputs)))
+
+
+_quiet = threading.local()
+
+
+@contextlib.contextmanager
+def _errors_raised_but_not_logged() -> Iterator[None]:
+    """A context in which an op that does not take its fake arguments raises, and that is all.
+
+    torch logs the traceback of every such error beside raising it. Here the arguments are a user's, who is
+    given the error of the plain function.
+    """
+    before = getattr(_quiet, "depth", 0)
+    _fake_log().addFilter(_is_heard)  # one that is there already is not added again
+    _quiet.depth = before + 1
+    try:
+        yield
+    finally:
+        _quiet.depth = before
+
+
+def _is_heard(record: logging.LogRecord) -> bool:
+    return not getattr(_quiet, "depth", 0)
+
+
+def _fake_log() -> logging.Logger:
+    return logging.getLogger("torch._subclasses.fake_tensor")
 
 
 def is_autocast() -> bool:

@@ -206,7 +206,12 @@ class CacheError(BurntError, OSError):
 
 
 class NonFiniteError(BurntError, ArithmeticError):
-    """The loss became NaN or infinite."""
+    """The loss became NaN or infinite.
+
+    `steps` are the first and the last step between which it did, where a training knows them.
+    """
+
+    steps: tuple[int, int] | None = None
 
 
 class UnsupportedError(BurntError, NotImplementedError):

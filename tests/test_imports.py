@@ -30,6 +30,7 @@ WITHOUT_TORCH = [
         ("import burnt.train.store", "burnt.train.store"),
         ("import burnt.config", "burnt.config"),
         ("import burnt.cli", "burnt.cli"),
+        ("import burnt.cli.ctl", "burnt.cli"),
     ]
     if importlib.util.find_spec(module) is not None
 ]

@@ -1,9 +1,11 @@
 """Canaries: what burnt uses of torch's private interfaces is still what it was."""
 
 import ctypes
+import logging
 import subprocess
 import sys
 
+import pytest
 import torch
 
 from burnt import _torch, nn
@@ -118,3 +120,28 @@ def test_a_library_can_be_taken_back() -> None:
     assert torch.ops.burnt_canary.f(torch.ones(1)).item() == 2
     _torch.destroy(library)
     assert not hasattr(torch.ops.burnt_canary, "f"), "a destroyed library leaves its names behind"
+
+
+def test_arguments_that_do_not_fit_raise_and_are_not_logged() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    class Kept(logging.Handler):
+        records: list[logging.LogRecord] = []
+
+        def emit(self, record: logging.LogRecord) -> None:
+            self.records.append(record)
+
+    logger, kept = logging.getLogger("torch._subclasses.fake_tensor"), Kept()
+    logger.addHandler(kept)
+    x, y = torch.ones(2, 3), torch.ones(2, 4)
+    try:
+        with pytest.raises(RuntimeError):
+            _torch.fake_call(lambda a, b: a + b, (x, y))
+        with pytest.raises(RuntimeError):
+            _torch.trace_to_aten(lambda a, b: a + b, (x, y), {})
+        assert not kept.records, "torch logs from another place"
+        with FakeTensorMode(), pytest.raises(RuntimeError):
+            torch.ones(2, 3) + torch.ones(2, 4)
+        assert kept.records, "torch does not log these any more: the filter can go"
+    finally:
+        logger.removeHandler(kept)

@@ -2,16 +2,19 @@
 
 ================  ===========================================================
 `train.py`        `burnt train module:function key=value`
+`monitor.py`      `burnt monitor`
 `runs_list.py`    `burnt runs list`
 `runs_show.py`    `burnt runs show`
 `runs_export.py`  `burnt runs export`
+`ctl.py`          `burnt ctl RUN pause`, `resume`, `stop`, `save`, `lr`, `note`
 `tune.py`         `burnt tune run`, `show`, `export`, `import`, `clear`
 `info.py`         `burnt info`
 `output.py`       tables for terminals, plain columns for pipes, JSON, errors
 ================  ===========================================================
 
 What a command needs is imported when it runs: `burnt --help` and `burnt runs` never load torch. Exit codes:
-0 done, 1 failed, 2 a command line that cannot be carried out, 130 Ctrl-C.
+0 done, 1 failed, 2 a command line that cannot be carried out, 3 a training has not
+answered yet, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -31,9 +34,11 @@ __all__ = ["main"]
 _EXAMPLES = """\
 examples:
   burnt train digits.py:main epochs=20 model.hidden=128
+  burnt monitor                        watch, compare and steer runs, full screen
   burnt runs list                      what runs there are, how far, how good
   burnt runs show runs/digits          one run: metrics, checkpoints, log
   burnt runs export runs/digits --format csv --out digits.csv
+  burnt ctl runs/digits pause          steer a training that runs: pause, resume, stop, save, lr, note
   burnt tune run softmax               measure kernels on this machine
   burnt info                           versions, CPU, GPUs, what is missing
 """
@@ -45,6 +50,34 @@ examples:
   burnt train digits.train:main --show                its configuration, no run
 
 The function takes one parameter, annotated with a burnt.Config class.
+"""
+
+_CTL_EXAMPLES = """\
+commands:
+  pause        wait after the step under way; resume goes on
+  resume       go on
+  stop         save a checkpoint, and end; training with resume=True goes on from there
+  save         save a checkpoint now, and go on
+  lr VALUE     train at this learning rate, whatever the schedule says; checkpoints keep it
+  lr auto      go back to the schedule
+  note TEXT    add a note to the run
+
+examples:
+  burnt ctl runs/digits pause
+  burnt ctl digits lr 1e-4             the newest run below runs that is called digits, or digits-...
+  burnt ctl runs/digits note "the new data from here on"
+
+The training answers within a step. Exit codes: 0 done, 1 refused, or the run has ended, 2 no such command,
+value or run, 3 not answered yet.
+"""
+
+
+_MONITOR_EXAMPLES = """\
+examples:
+  burnt monitor                          all runs below runs/
+  burnt monitor runs/digits              one run
+  burnt monitor runs/a runs/b --once     a snapshot for a log
+  burnt monitor runs --json | jq '.[].state'
 """
 
 
@@ -99,6 +132,8 @@ def _run(args: argparse.Namespace) -> int:
         case "train":
             from burnt.cli import train
 
+            if args.monitor is not None:
+                os.environ["BURNT_MONITOR"] = args.monitor
             return train.run(args.target, args.overrides, args.config, args.show)
         case "tune":
             from burnt.cli import tune
@@ -122,6 +157,19 @@ def _run(args: argparse.Namespace) -> int:
                     return tune.load(args.file)
                 case _:
                     return tune.clear(args.op)
+        case "monitor":
+            from burnt.cli import monitor
+
+            return monitor.run(
+                args.folders,
+                once=args.once,
+                svg=args.svg,
+                as_json=args.json,
+                fps=args.fps,
+                attached=args.attached,
+                pulse=args.pulse,
+                size=args.size,
+            )
         case "info":
             from burnt.cli import info
 
@@ -134,6 +182,10 @@ def _run(args: argparse.Namespace) -> int:
             from burnt.cli import runs_show
 
             return runs_show.run(args.run, args.json)
+        case "ctl":
+            from burnt.cli import ctl
+
+            return ctl.run(args.run, args.order, args.value, args.timeout, not args.no_wait)
         case _:
             from burnt.cli import runs_export
 
@@ -166,6 +218,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--config", metavar="FILE", help="start from a file that Config.save wrote")
     train.add_argument("--show", action="store_true", help="print the configuration as JSON, and end")
+    train.add_argument(
+        "--monitor",
+        choices=["tui", "live", "plain", "off"],
+        help="what is shown meanwhile, unless the function says; by default what the terminal allows",
+    )
+
+    monitor = _monitor(commands)
 
     runs = _new(commands, "runs", "list, show and export runs", "example: burnt runs list")
     of_runs = runs.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -188,12 +247,36 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.add_argument("--follow", action="store_true", help="jsonl: go on until the run ends")
 
+    ctl = _new(commands, "ctl", "steer a training that runs", _CTL_EXAMPLES)
+    ctl.add_argument("run", metavar="RUN", help="the run's folder, or its name below runs")
+    ctl.add_argument("order", metavar="COMMAND", help="pause, resume, stop, save, lr or note")
+    ctl.add_argument("value", nargs="*", metavar="VALUE", help="of lr a number or auto, of note the text")
+    ctl.add_argument(
+        "--timeout", type=float, default=10.0, metavar="SECONDS", help="wait so long at most; by default 10"
+    )
+    ctl.add_argument("--no-wait", action="store_true", help="send it, and do not wait for the answer")
+
     tuned = _tuned(commands)
 
     info = _new(commands, "info", "versions, CPU, GPUs, what is missing", "example: burnt info --json")
-    for command in (listing, show, info, *tuned):
+    for command in (listing, show, info, monitor, *tuned):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
+
+
+def _monitor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """`burnt monitor`."""
+    monitor = _new(commands, "monitor", "watch, compare and steer runs, full screen", _MONITOR_EXAMPLES)
+    monitor.add_argument(
+        "folders", nargs="*", default=["runs"], metavar="FOLDER", help="a run, or a folder with runs below"
+    )
+    monitor.add_argument("--once", action="store_true", help="print a snapshot in plain text, and end")
+    monitor.add_argument("--svg", metavar="FILE", help="write a picture of the app, and end")
+    monitor.add_argument("--size", default="120x40", metavar="WxH", help="of that picture, by default 120x40")
+    monitor.add_argument("--fps", type=float, default=2.0, help="looks a second, by default 2")
+    monitor.add_argument("--attached", type=int, metavar="PID", help=argparse.SUPPRESS)
+    monitor.add_argument("--pulse", type=int, metavar="FD", help=argparse.SUPPRESS)
+    return monitor
 
 
 def _tuned(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> list[argparse.ArgumentParser]:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from burnt.errors import BurntError, nearest
+from burnt.monitor.words import age_text, clean, size_text
 
 __all__ = [
     "Cell",
@@ -195,15 +196,6 @@ def _align(rows: Sequence[Sequence[str]], columns: Sequence[str], right: Sequenc
         print("  ".join(padded).rstrip())
 
 
-def clean(text: str) -> str:
-    r"""The text with what a terminal would obey, or cannot show, escaped.
-
-    >>> print(clean("red \x1b[31m\n"))
-    red \x1b[31m\n
-    """
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
 def closest(name: str, known: Iterable[str], separator: str) -> str | None:
     """The known path closest to a mistyped one: by all of it, or by its last part.
 
@@ -214,29 +206,3 @@ def closest(name: str, known: Iterable[str], separator: str) -> str | None:
     ends = {candidate.rpartition(separator)[2]: candidate for candidate in candidates}
     end = nearest(name.rpartition(separator)[2], ends)
     return nearest(name, candidates) or (None if end is None else ends[end])
-
-
-def size_text(size: float) -> str:
-    """Bytes as people read them.
-
-    >>> size_text(12), size_text(1536), size_text(3 * 2**30)
-    ('12 B', '1.5 KiB', '3.0 GiB')
-    """
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
-
-
-def age_text(seconds: float) -> str:
-    """How long ago, in one unit.
-
-    >>> age_text(4), age_text(300), age_text(8000), age_text(3e5)
-    ('4s', '5m', '2h', '3d')
-    """
-    seconds = max(seconds, 0)
-    for length, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= length:
-            return f"{seconds // length:.0f}{unit}"
-    return f"{seconds:.0f}s"

@@ -11,18 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from burnt.cli.output import Cell, Page, UsageError, age_text, closest, print_json, size_text
-from burnt.cli.runs_list import (
-    STATE_STYLES,
-    best,
-    label,
-    note,
-    progress_json,
-    progress_text,
-    seconds_of,
-)
-from burnt.train.progress import duration_text, value_text
+from burnt.cli.runs_list import STATE_STYLES, best, progress_json, seconds_of
+from burnt.monitor.words import label, note, progress_text
 from burnt.train.store import Artefact, Attempt, Points, RunReader, Series, find_runs
 from burnt.train.store.schema import DATABASE
+from burnt.train.wording import duration_text, value_text
 
 __all__ = ["run", "sparkline"]
 
@@ -282,6 +275,7 @@ def _rounded(value: Any) -> str:
 def _data_text(data: dict[str, Any]) -> str:
     # The values that a checkpoint's event carries need no word before their names.
     flat = {key.removeprefix("values."): _rounded(value) for key, value in _flat(data).items()}
+    flat.pop("traceback", None)  # of many lines; --json has it
     return "  ".join(f"{key} {text}" for key, text in flat.items())
 
 

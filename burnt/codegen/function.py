@@ -15,6 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -27,22 +28,26 @@ from burnt.codegen.ir import Kernel
 from burnt.codegen.saved import Saved, returning, worth_saving
 from burnt.codegen.schedule import Call
 from burnt.codegen.target import C, Target, target_of
-from burnt.codegen.trace import PLANNING, is_random, trace, unsuited
+from burnt.codegen.trace import PLANNING, Dissolving, is_random, trace, unsuited
+from burnt.codegen.vendor import Served, served
 from burnt.errors import CacheError, FusionError, UnsupportedError
 
-__all__ = ["Function", "fuse"]
+__all__ = ["Function", "functions", "fuse"]
 
 _MOST_VALUES = 16  # of numbers that a function looks at: beyond, the plain function is the cheaper one
 _MOST_PLANS = 1024  # signatures that a function remembers; the older half is forgotten beyond
 _NUMBERS = frozenset({bool, int, str, type(None)})
+_FUNCTIONS: WeakSet[Function] = WeakSet()
 _SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
+_FIXED = (*_SIMPLE, float, Tensor, types.FunctionType, types.BuiltinFunctionType, type, Dissolving)
 
 
 class Planned(NamedTuple):
     """What is known for a signature: a plan, or why the plain function runs.
 
     `held` keeps alive what the function captured, as the signature knows it by its address. `by_value`: the
-    function looks at its numbers, and the plan is right for these alone.
+    function looks at its numbers, and the plan is right for these alone. `served`: by which calls of torch's
+    own, where the plain function runs because it is nothing else.
     """
 
     forward: CompiledPlan | None
@@ -50,6 +55,7 @@ class Planned(NamedTuple):
     held: list[Any]
     plain: str | None = None
     by_value: bool = False
+    served: Served | None = None
 
     @property
     def captured_wants_gradient(self) -> bool:
@@ -57,18 +63,28 @@ class Planned(NamedTuple):
         return any(t.requires_grad for t in self.captured)
 
 
-class Function:
+class Function(Dissolving):
     """A function of tensors and numbers that runs as few kernels as the schedule finds.
 
     Args:
         fn: a Python function of tensors, numbers and other constants; it may capture tensors.
         single: raise `FusionError` where it does not come out as one kernel.
         target: what kernels are printed for; by default what the tensors' device has.
+        lowered: make kernels also where a call of torch's own is known to be faster (`burnt.codegen.vendor`),
+            as `single` and `target` do.
     """
 
-    def __init__(self, fn: Callable[..., Any], *, single: bool = False, target: Target | None = None) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        single: bool = False,
+        target: Target | None = None,
+        lowered: bool = False,
+    ) -> None:
         self.fn = fn
         self.single = single
+        self.lowered = lowered or single or target is not None
         self.target = target
         self.name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
         self._entries: dict[Any, Planned] = {}
@@ -76,6 +92,7 @@ class Function:
         self._variants = 0
         self._origin: Function | None = None
         functools.update_wrapper(self, fn)
+        _FUNCTIONS.add(self)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -169,6 +186,10 @@ class Function:
         made._origin = self
         return made
 
+    def known(self) -> list[Planned]:
+        """What is known for the signatures that were met so far."""
+        return list(self._entries.values())
+
     # --- making plans -------------------------------------------------------------------------------------
 
     def _prepare(
@@ -223,6 +244,9 @@ class Function:
             reason = "it changes an argument in place, with gradients"
         if reason is not None:
             return self._plain(reason, held)
+        found = None if self.lowered or wants_gradient or target is not C else served(self.fn, args, traced)
+        if found is not None:
+            return Planned(None, captured, held, found.why, served=found)
         device = tensors[0].device if tensors else torch.device("cpu")
         derived = derive(traced, given, device) if wants_gradient else None
         saved = worth_saving(traced, derived, target.torch_is_best) if derived is not None else Saved([], [])
@@ -273,6 +297,11 @@ class Function:
         return None
 
 
+def functions() -> list[Function]:
+    """The traced functions of this process, by name."""
+    return sorted(_FUNCTIONS, key=lambda function: function.name)
+
+
 def _share_memory(tensors: Sequence[Tensor]) -> bool:
     """Whether a change of one may be seen in another."""
     return len({t.untyped_storage().data_ptr() for t in tensors}) < len(tensors)
@@ -291,6 +320,8 @@ def _captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
     seen: set[types.CodeType] = set()
 
     def look(function: Any) -> None:
+        if isinstance(function, Function):
+            function = function.fn
         if not isinstance(function, types.FunctionType) or function.__code__ in seen:
             return
         seen.add(function.__code__)
@@ -326,12 +357,13 @@ def _unsuited_captures(held: Sequence[Any]) -> str | None:
 def _is_fixed(content: Any) -> bool:
     if isinstance(content, tuple):
         # What functions inside of it capture is not looked at; torch's own are what they are.
-        return all(_is_fixed(c) and (not isinstance(c, types.FunctionType) or _is_torchs(c)) for c in content)
-    return isinstance(content, (*_SIMPLE, float, Tensor, types.FunctionType, types.BuiltinFunctionType, type))
+        inner = (types.FunctionType, Dissolving)
+        return all(_is_torchs(c) if isinstance(c, inner) else _is_fixed(c) for c in content)
+    return isinstance(content, _FIXED)
 
 
-def _is_torchs(function: types.FunctionType) -> bool:
-    return (function.__module__ or "").split(".")[0] == "torch"
+def _is_torchs(function: object) -> bool:
+    return (getattr(function, "__module__", None) or "").split(".")[0] == "torch"
 
 
 def _identity(content: Any) -> Any:
@@ -357,8 +389,10 @@ def fuse(fn: Callable[..., Any] | None = None, *, single: bool = False) -> Any:
         fn: a function of tensors, numbers and other constants. It is traced at the first call with a
             signature: shapes, strides, dtypes, devices, gradients wanted, autocast, and the values of what is
             neither a tensor nor a float. Tensors that it captures are inputs; a captured name that is given
-            another object is noticed. Inside of torch.compile, export and transforms the plain function runs.
-        single: raise `FusionError` where it does not come out as one kernel.
+            another object is noticed. Fused functions and ops that it calls are fused with the rest. Inside
+            of torch.compile, export and transforms the plain function runs, and where it is one call of
+            torch's own that is known to be faster.
+        single: raise `FusionError` where it does not come out as one kernel, which is ours.
 
     Raises:
         FusionError: with `single`, naming what splits it.

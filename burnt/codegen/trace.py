@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -18,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from burnt import _torch
 
-__all__ = ["PLANNING", "Traced", "is_random", "trace", "unsuited"]
+__all__ = ["PLANNING", "Dissolving", "Traced", "calls", "is_random", "is_tracing", "trace", "unsuited"]
 
 PLANNING = threading.RLock()
 """Held while a plan is made: torch's tracing and the table of expressions are one for all threads."""
@@ -48,6 +49,21 @@ _COMPOSITE = (
     "_native_batch_norm_legit_no_training", "native_batch_norm_backward", "_batch_norm_with_update",
     "_batch_norm_with_update_functional", "_unsafe_masked_index",
 )  # fmt: skip
+
+
+class Dissolving:
+    """A callable that is its plain function while another one is traced: a fused function, an op.
+
+    So what it computes is fused with what is around the call.
+    """
+
+
+_tracing = threading.local()
+
+
+def is_tracing() -> bool:
+    """Whether this thread traces a function to make kernels of it."""
+    return getattr(_tracing, "now", False)
 
 
 class _Specialise(Exception):
@@ -182,11 +198,12 @@ def _graphed(
         full = list(inputs)
         for i, tensor in zip(tensors, given, strict=True):
             full[i] = tensor
-        with _Kept():
-            if not torch.is_grad_enabled():
+        before, _tracing.now = is_tracing(), True
+        try:
+            with _Kept(), _GradientsOff() if torch.is_grad_enabled() else nullcontext():
                 return fn(*full)
-            with _GradientsOff():
-                return fn(*full)
+        finally:
+            _tracing.now = before
 
     plain = [args[i].detach() for i in tensors]
     table = _torch.decompositions(_COMPOSITE) if apart else {}
@@ -219,6 +236,19 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
         changed,
         odd,
     )
+
+
+def calls(fn: Callable[..., Any], args: Sequence[Any], traced: Traced) -> torch.fx.GraphModule:
+    """The graph of what a function calls, as `Traced.whole` is where gradients are on.
+
+    Args:
+        fn: the function.
+        args: its arguments.
+        traced: its trace for these.
+    """
+    if torch.is_grad_enabled():
+        return traced.whole
+    return _graphed(fn, args, {i: value for value, i in traced.numbers.items()}, apart=False)[0]
 
 
 def _changes(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +29,8 @@ class CheckReport:
         unchecked: places that could not be checked, and why: code that depends on values, for instance.
         without_gradient: paths of trainable parameters that got a gradient in none of the runs.
         seconds: wall-clock time of the check.
+        shapes: what each module returned, by path, for the first of the batch sizes; those that were not
+            called are missing.
     """
 
     outputs: Any
@@ -36,6 +38,7 @@ class CheckReport:
     unchecked: tuple[str, ...]
     without_gradient: tuple[str, ...]
     seconds: float
+    shapes: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         sizes = " and ".join(map(str, self.batch_sizes))
@@ -114,6 +117,7 @@ def check(
         unchecked=tuple(run.unchecked),
         without_gradient=run.without_gradient,
         seconds=time.perf_counter() - start,
+        shapes=run.shapes,
     )
 
 
@@ -143,6 +147,7 @@ class _Run:
         self.outputs: Any = None
         self.without_gradient: tuple[str, ...] = ()
         self.unchecked: dict[str, None] = {}  # an ordered set
+        self.shapes: dict[str, str] = {}
 
     def __call__(self, twin: MetaModel, tried: int | None) -> None:
         """Run; raises ShapeError alone, everything else that stops it is noted as unchecked."""
@@ -159,6 +164,8 @@ class _Run:
                 module, line = twin.trail.place(error)
                 self._note(twin.trail.path_of(module, self.call), error, line)
                 return
+            finally:
+                self.shapes = self.shapes or twin.trail.outputs
             if self.backward:
                 self._take_gradients(twin)
 

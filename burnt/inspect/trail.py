@@ -50,6 +50,7 @@ class Trail:
         """Forget the last run."""
         self.steps: deque[Step] = deque(maxlen=64)
         self.inputs: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        self.outputs: dict[str, str] = {}
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -76,6 +77,7 @@ class Trail:
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """After a module returned."""
         path, shapes = self.paths[id(module)], shapes_text(output)
+        self.outputs[path.removeprefix("model").removeprefix(".")] = shapes
         last = self.steps[-1] if self.steps else None
         # A container returns what its last layer returned; saying so twice helps nobody.
         if last is None or not (last.path.startswith(f"{path}.") and last.output == shapes):

@@ -24,7 +24,18 @@ from burnt.errors import UnsupportedError
 if TYPE_CHECKING:
     from burnt.kernels.op import Candidate, Op
 
-__all__ = ["Choice", "choices", "choose", "named", "pick", "pin", "runnable", "trains", "tuning_key"]
+__all__ = [
+    "Choice",
+    "choices",
+    "choose",
+    "named",
+    "pick",
+    "pin",
+    "reasons",
+    "runnable",
+    "trains",
+    "tuning_key",
+]
 
 _SMALL = 1 << 16
 """Elements below which torch's own call is taken on a CPU: it computes that many in some 20 to 60
@@ -32,7 +43,7 @@ microseconds, and a generated kernel takes 10 to be reached and a compiler at th
 
 Choice = tuple["Candidate", dict[str, Any] | None, str, str]
 
-_chosen: dict[str, str] = {}
+_chosen: dict[str, tuple[str, str]] = {}  # what, and why
 _pinned: dict[str, str] = {}
 
 
@@ -42,7 +53,12 @@ def choices() -> dict[str, str]:
     A checkpoint stores it, and `pin` makes a resumed run compute with the same kernels, whatever the tuner
     has found since.
     """
-    return dict(_chosen)
+    return {key: chosen for key, (chosen, _) in _chosen.items()}
+
+
+def reasons() -> dict[str, str]:
+    """Why each of `choices` was chosen: ``pinned``, ``heuristic``, or what was measured."""
+    return {key: why for key, (_, why) in _chosen.items()}
 
 
 def pin(choices: dict[str, str]) -> None:
@@ -71,12 +87,12 @@ def choose(op: Op[..., Any], args: Sequence[Any]) -> Choice:
             where=f"burnt.kernels.{op.name}",
             found="\n".join(f"{c.name}: {c.why_not(args)}" for c in op.candidates.values()),
         )
-    chosen = (
-        _pinned_choice(able, args, key)
-        or tuner.measured(op, args, key, able)
-        or (*pick(op, args, able), "heuristic")
-    )
-    _chosen[key] = written(chosen[0], chosen[1])
+    chosen = _pinned_choice(able, args, key)
+    if chosen is None:
+        known = tuner.measured(op, args, key, able)
+        trusted = [c for c in able if written(c, _first_config(c, args)) not in known.wrong] or able
+        chosen = known.best(trusted, args) or (*pick(op, args, trusted), "heuristic")
+    _chosen[key] = written(chosen[0], chosen[1]), chosen[2]
     return (*chosen, key)
 
 

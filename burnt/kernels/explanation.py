@@ -6,13 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from burnt.codegen import cache
 from burnt.codegen.explanation import Explanation
 from burnt.codegen.explanation import explain as explain_function
-from burnt.errors import CacheError, UnsupportedError
+from burnt.errors import UnsupportedError
 from burnt.kernels.choice import named, written
 from burnt.kernels.op import Candidate, Entry, Generated, Op
-from burnt.kernels.store import Row, Store, shipped
+from burnt.kernels.store import Row
+from burnt.kernels.tuner import known_of
 
 __all__ = ["CandidateFacts", "OpExplanation", "explain"]
 
@@ -110,7 +110,8 @@ def explain(op: Op[..., Any], *args: Any, **kwargs: Any) -> OpExplanation:
         )
     full = op.bound(args, kwargs)
     entry = op.chosen(*full)
-    known = {row.config: row for row in _known(entry.key)}
+    measured = known_of(entry.key)
+    known = {row.config: row for row in measured.rows}
     found = []
     for candidate in op.candidates.values():
         why_not = candidate.why_not(full)
@@ -118,6 +119,8 @@ def explain(op: Op[..., Any], *args: Any, **kwargs: Any) -> OpExplanation:
             name = written(candidate, config)
             row = known.get(name)
             bad = f"{row.status}: {row.note}" if row is not None and row.status != "ok" else None
+            if bad is None and name in measured.wrong:
+                bad = f"wrong for other arguments: {measured.wrong[name]}"
             found.append(
                 CandidateFacts(
                     name,
@@ -144,11 +147,3 @@ def _configs(
     configs = [None, *(config for _, config in filter(None, found))]
     configs += [entry.config] if entry.candidate is candidate else []
     return [config for i, config in enumerate(configs) if config not in configs[:i]]
-
-
-def _known(key: str) -> list[Row]:
-    try:
-        return [*shipped(key), *Store().rows(key)]
-    except CacheError as error:
-        cache.note(str(error))
-        return shipped(key)

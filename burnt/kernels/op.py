@@ -24,9 +24,10 @@ from burnt import _torch
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
 from burnt.codegen.target import TRITON, are_blocks, target_of, with_blocks
+from burnt.codegen.trace import Dissolving, is_tracing
 from burnt.errors import DefinitionError
 from burnt.kernels.agreement import results_of
-from burnt.kernels.checks import explained
+from burnt.kernels.checks import described, explained
 from burnt.kernels.gradient import Vjp
 
 __all__ = ["OPS", "Candidate", "Entry", "Generated", "Op", "bound_call", "gradient", "op"]
@@ -47,7 +48,7 @@ class Candidate:
     Args:
         name: what the tuner's table and explanations call it.
         call: takes the op's arguments, all of them, by position; also ``config=`` where there are `configs`.
-        devices: the kinds of device that it runs on; None for any.
+        devices: the kinds of device that it runs on, such as ``["cpu"]``; None for any.
         dtypes: the dtypes that every floating-point tensor must have one of; None for any.
         when: of the arguments; why it cannot take them, or None. Shapes and strides are looked at here.
         configs: of the arguments; the configurations to choose from, each a dictionary that JSON can hold,
@@ -57,6 +58,9 @@ class Candidate:
             reference's.
         autocast: under autocast it does what torch's own ops do. Others do not run there.
         checks_values: bad values (a label that is no class) raise; otherwise the op looks at them first.
+
+    Raises:
+        DefinitionError: a limit is of another kind than said here.
     """
 
     def __init__(
@@ -73,6 +77,12 @@ class Candidate:
         autocast: bool = False,
         checks_values: bool = False,
     ) -> None:
+        for limit, value in (("devices", devices), ("dtypes", dtypes)):
+            if isinstance(value, str | torch.dtype):
+                raise _misdefined(name, f"{limit}=", "a list", repr(value), f"{limit}=[{value!r}]")
+        for limit, fn in (("when", when), ("configs", configs), ("best", best)):
+            if fn is not None and not callable(fn):
+                raise _misdefined(name, f"{limit}=", "a function of the op's arguments", repr(fn))
         self.name = name
         self.call = call
         self.devices = None if devices is None else tuple(devices)
@@ -125,7 +135,17 @@ class Candidate:
                 return f"a tensor of {tensor.dtype}; it takes {', '.join(map(str, self.dtypes))}"
         if not self.autocast and _torch.is_autocast():
             return "autocast is on, which it does not follow"
-        return None if self.when is None else self.when(*args)
+        why: object = None if self.when is None else self.when(*args)
+        if why is not None and not isinstance(why, str):
+            hint = "it says why the candidate cannot run, not whether it can"
+            raise _misdefined(self.name, "when=", "a text, or None where it can run", repr(why), hint)
+        return why
+
+
+def _misdefined(name: str, what: str, expected: str, found: str, hint: str | None = None) -> DefinitionError:
+    return DefinitionError(
+        f"{what} of the candidate {name!r} cannot be used", expected=expected, found=found, hint=hint
+    )
 
 
 class Alternative(NamedTuple):
@@ -150,7 +170,7 @@ class Entry(NamedTuple):
     key: str
 
 
-class Op(Generic[P, R]):
+class Op(Dissolving, Generic[P, R]):
     """A function of tensors with several implementations, of which the best is taken.
 
     Called like its reference. Made by the decorator `op`.
@@ -169,6 +189,10 @@ class Op(Generic[P, R]):
         vendor_best: of the arguments; whether the vendor is known to be the better one (see
             `burnt.kernels.choice`).
         random: results differ from call to call.
+
+    Raises:
+        DefinitionError: another op has the name, an argument of the reference has no annotation that says
+            what it is, or `examples` is no function.
     """
 
     def __init__(
@@ -183,6 +207,14 @@ class Op(Generic[P, R]):
         vendor_best: Callable[..., bool] | None = None,
         random: bool = False,
     ) -> None:
+        if examples is not None and not callable(examples):
+            raise DefinitionError(
+                f"examples= of the op {reference.__name__} cannot be used",
+                where=reference.__qualname__,
+                expected="a function of a device that returns argument tuples",
+                found=type(examples).__name__,
+                hint="examples=lambda device: [(torch.randn(64, 64, device=device),)]",
+            )
         self.reference = reference
         self.name = reference.__name__
         self.signature = inspect.signature(reference)
@@ -283,7 +315,12 @@ class Op(Generic[P, R]):
         return tuple(full)
 
     def recorded(self, args: Sequence[Any]) -> Any:
-        """A call through ``torch.ops.burnt``, which modes, transforms and compilers see."""
+        """A call through ``torch.ops.burnt``, which modes, transforms and compilers see.
+
+        While kernels are made of a function that calls it, it is its reference, to be fused with the rest.
+        """
+        if is_tracing():
+            return self.reference(*args)  # type: ignore[call-arg]
         paired = self.pair is not None and args[self.pair] is not None and args[self.pair] is not False
         return self.overloads[paired](*self.as_declared(args))
 
@@ -349,10 +386,30 @@ class Op(Generic[P, R]):
                 raise explained(self, args, error) from None
             # The fault is the candidate's own: where it arose is to be seen.
             raise explained(self, args, error, entry.candidate.name) from error
+        if entry.candidate.name not in ("vendor", "generated"):
+            self._check_results(entry.candidate, args, made)
         if len(self._entries) >= _MOST_ENTRIES:
             self._entries.clear()
         self._entries[signature] = entry
         return made
+
+    def _check_results(self, candidate: Candidate, args: Sequence[Any], made: Any) -> None:
+        """Somebody's own candidate gives as many results as the reference, of its shapes and dtypes."""
+        on_meta = [a.detach().to("meta") if isinstance(a, Tensor) else a for a in args]
+        try:
+            with torch.no_grad():
+                wanted = self.reference(*on_meta)  # type: ignore[arg-type, call-arg]
+        except NotImplementedError:
+            return  # it looks at values, which tensors on meta do not have: only the tuner can compare
+        found, expected = _outlines(made), _outlines(wanted)
+        if found != expected:
+            raise DefinitionError(
+                f"the candidate {candidate.name!r} of {self.name} does not return what the reference does",
+                where=f"burnt.kernels.{self.name}",
+                expected=", ".join(expected),
+                found=", ".join(found),
+                origin=[f"{name} = {described(a)}" for name, a in zip(self.positions, args, strict=True)],
+            )
 
     def _refuses(self, args: Sequence[Any]) -> bool:
         """Whether the reference does not take the arguments either."""
@@ -373,6 +430,12 @@ class Op(Generic[P, R]):
         on_cpu = any(isinstance(a, Tensor) and a.device.type == "cpu" for a in args)
         look = self.look is not None and not candidate.checks_values and on_cpu
         return Entry(call, look, candidate, config, why, key)
+
+
+def _outlines(results: Any) -> list[str]:
+    """Results in short, without their device: ``["float32 (2, 3)"]``."""
+    parts = results if isinstance(results, tuple | list) else [results]
+    return [described(r).partition(" on ")[0] if isinstance(r, Tensor) else repr(r) for r in parts]
 
 
 def bound_call(
@@ -443,7 +506,7 @@ class Generated(Candidate):
         )
         function = self.functions.get(key)
         if function is None:
-            function = self.functions[key] = Function(_Rest(self.call, key))
+            function = self.functions[key] = Function(_Rest(self.call, key), lowered=True)
         return function, [i for i, a in enumerate(key) if a is None]
 
     def with_blocks(self, args: Sequence[Any], config: dict[str, str] | None) -> tuple[Function, list[int]]:
@@ -570,7 +633,7 @@ def gradient(
     function = op.gradients.get(key)
     if function is None:
         vjp = Vjp(_Rest(op.reference, statics), len(cotangents), chosen)
-        function = op.gradients[key] = Function(vjp)
+        function = op.gradients[key] = Function(vjp, lowered=True)
     made = function(*cotangents, *kept)
     return list(made)
 

@@ -19,7 +19,7 @@ from burnt._files import replacing
 from burnt.codegen.cache import cache_folder
 from burnt.errors import CacheError
 
-__all__ = ["Row", "Store", "read_table", "shipped", "write_table"]
+__all__ = ["Row", "Store", "read_table", "shipped", "shipped_wrong", "write_table"]
 
 _APPLICATION = 0x6275726E  # "burn", where SQLite keeps who made a file
 _VERSION = 1
@@ -91,6 +91,18 @@ class Store:
             found = connection.execute(
                 f"SELECT key, config, status, ms, note, at FROM measured{where} ORDER BY key, ms IS NULL, ms",
                 () if key is None else (key,),
+            )
+            return [Row(*row) for row in found]
+
+    def wrong(self, prefix: str) -> list[Row]:
+        """The rows of what gave wrong results, for any key that begins so."""
+        if not self.path.exists():
+            return []
+        with self._open() as connection:
+            found = connection.execute(
+                "SELECT key, config, status, ms, note, at FROM measured "
+                "WHERE status = 'wrong' AND substr(key, 1, ?) = ?",
+                (len(prefix), prefix),
             )
             return [Row(*row) for row in found]
 
@@ -233,6 +245,21 @@ _shipped: dict[str, list[Row]] | None = None
 
 def shipped(key: str) -> list[Row]:
     """The rows of a key in the tables that come with the package."""
+    return _tables().get(key, [])
+
+
+def shipped_wrong(prefix: str) -> list[Row]:
+    """The rows of what gave wrong results in these tables, for any key that begins so."""
+    return [
+        row
+        for key, rows in _tables().items()
+        if key.startswith(prefix)
+        for row in rows
+        if row.status == "wrong"
+    ]
+
+
+def _tables() -> dict[str, list[Row]]:
     global _shipped
     if _shipped is None:
         found: dict[str, list[Row]] = {}
@@ -240,4 +267,4 @@ def shipped(key: str) -> list[Row]:
             for row in read_table(path):
                 found.setdefault(row.key, []).append(row)
         _shipped = found
-    return _shipped.get(key, [])
+    return _shipped

@@ -15,10 +15,10 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from burnt.errors import CacheError, ConfigError, nearest
 from burnt.kernels.agreement import Truth, results_of
 from burnt.kernels.choice import named, runnable, tuning_key, written
 from burnt.kernels.clock import Clock, EventClock, NotCapturedError, clock_of
-from burnt.kernels.store import Row, Store, shipped
+from burnt.kernels.store import Row, Store, shipped, shipped_wrong
 
 if TYPE_CHECKING:
     from burnt.kernels.op import Candidate, Op
@@ -138,44 +138,59 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def measured(
-    op: Op[..., Any], args: Sequence[Any], key: str, able: Sequence[Candidate]
-) -> tuple[Candidate, dict[str, Any] | None, str] | None:
-    """The fastest of what was measured for a key, measured now where the policy says so."""
+class Known(NamedTuple):
+    """What measuring has told of a tuning key.
+
+    Args:
+        rows: of this key.
+        wrong: what gave wrong results, for this key or for other arguments of the op on this machine, and
+            how; by candidate, with its configuration as JSON. It is not trusted with any arguments, until the
+            op's sources change.
+        source: when it was measured.
+    """
+
+    rows: Sequence[Row] = ()
+    wrong: Mapping[str, str] = {}
+    source: str = ""
+
+    def best(
+        self, able: Sequence[Candidate], args: Sequence[Any]
+    ) -> tuple[Candidate, dict[str, Any] | None, str] | None:
+        """The fastest that is right, if enough of these candidates was measured."""
+        timed = [(row.ms, row.config) for row in self.rows if row.status == "ok" and row.ms is not None]
+        # The time of one alone says nothing of the others.
+        if len(timed) < min(len(able), 2):
+            return None
+        for ms, text in sorted(timed):
+            found = None if text in self.wrong else named(able, args, text)
+            if found is not None:
+                return (*found, f"{self.source}: {ms:.3g} ms")
+        return None
+
+
+def measured(op: Op[..., Any], args: Sequence[Any], key: str, able: Sequence[Candidate]) -> Known:
+    """What is known of a key, measured now where the policy says so."""
     wanted = policy()
     if wanted == "off" or getattr(_active, "tuning", False):
-        return None
+        return Known()
+    known = known_of(key)
+    if wanted in _EFFORTS and len(able) > 1 and why_not_now() is None:
+        fresh = tune(op, args, wanted, known=known.rows)
+        wrong = {row.config: row.note for row in fresh if row.status == "wrong"}
+        return Known([*known.rows, *fresh], {**known.wrong, **wrong}, "measured")
+    return known
+
+
+def known_of(key: str) -> Known:
+    """What is known of a key, here or in the package; here counts where both know a configuration."""
+    alike = "|".join(key.split("|", 3)[:3]) + "|"  # the op and its sources, the machine
+    rows, wrong = shipped(key), shipped_wrong(alike)
     try:
-        known = _known(key)
+        rows, wrong = [*rows, *Store().rows(key)], [*wrong, *Store().wrong(alike)]
     except CacheError as error:  # a table that cannot be read must not stop a program that computes
         cache.note(str(error))
-        known = shipped(key)
-    source = "measured before"
-    if wanted in _EFFORTS and len(able) > 1 and why_not_now() is None:
-        known, source = [*known, *tune(op, args, wanted, known=known)], "measured"
-    best = _best(known, able, args)
-    return None if best is None else (best[0], best[1], f"{source}: {best[2]:.3g} ms")
-
-
-def _known(key: str) -> list[Row]:
-    """What is known of a key, here or in the package; here counts where both know a configuration."""
-    known = {row.config: row for row in shipped(key)}
-    known |= {row.config: row for row in Store().rows(key)}
-    return list(known.values())
-
-
-def _best(
-    rows: Sequence[Row], able: Sequence[Candidate], args: Sequence[Any]
-) -> tuple[Candidate, dict[str, Any] | None, float] | None:
-    timed = [(row.ms, row.config) for row in rows if row.status == "ok" and row.ms is not None]
-    # The time of one alone says nothing of the others.
-    if len(timed) < min(len(able), 2):
-        return None
-    for ms, text in sorted(timed):
-        found = named(able, args, text)
-        if found is not None:
-            return (*found, ms)
-    return None
+    by_config = {row.config: row for row in rows}
+    return Known(list(by_config.values()), {row.config: row.note for row in wrong}, "measured before")
 
 
 def tune(

@@ -47,6 +47,10 @@ class Saved:
     position: Position
     values: Mapping[str, float]
 
+    def bytes(self) -> int:
+        """What its files take on disk."""
+        return sum(file.stat().st_size for file in self.path.iterdir())
+
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
@@ -152,15 +156,18 @@ class Checkpoints:
         values: Mapping[str, float],
         epoch_rng: RandomStates,
         document: Mapping[str, Any],
+        rng: RandomStates | None = None,
     ) -> Saved:
         """Write a checkpoint, with the random states as they are; then remove those that no keeper wants.
+
+        `rng`: random states to go on with, instead of those as they are.
 
         Raises:
             OSError: the folder cannot be written or is full; older checkpoints are untouched.
         """
         tensors: dict[str, Tensor] = {f"optimizer/{name}": t for name, t in optimizer.tensors.items()}
         tensors |= {f"metric/{m.name}": m.total for m in metrics if m.total is not None}
-        rngs = {"rng": RandomStates.capture(), "epoch_rng": epoch_rng}
+        rngs = {"rng": rng or RandomStates.capture(), "epoch_rng": epoch_rng}
         for kind, states in rngs.items():
             tensors |= {f"{kind}/{name}": state for name, state in states.tensors.items()}
         whole = {

@@ -31,11 +31,17 @@ class Interruption:
 
     Args:
         announce: told what was asked for, at the first signal.
+        outlive: asked at each signal whether the training goes on as if it had not come.
     """
 
-    def __init__(self, announce: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        announce: Callable[[str], None],
+        outlive: Callable[[signal.Signals], bool] = lambda number: False,
+    ) -> None:
         self.signal: signal.Signals | None = None
         self._announce = announce
+        self._outlive = outlive
         self._previous: dict[signal.Signals, object] = {}
         self._process = os.getpid()
 
@@ -63,6 +69,8 @@ class Interruption:
             if number == signal.SIGTERM:
                 signal.signal(number, self._previous[signal.SIGTERM])  # type: ignore[arg-type]
                 signal.raise_signal(number)
+            return
+        if self._outlive(signal.Signals(number)):
             return
         if self.signal is not None:
             raise KeyboardInterrupt

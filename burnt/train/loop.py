@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -21,11 +21,12 @@ from burnt.data.loader import EpochLoader
 from burnt.errors import DataError, NonFiniteError
 from burnt.gradients import Gradients
 from burnt.train.checkpoint import Checkpoints
+from burnt.train.control import Control, TrainingClock
 from burnt.train.duration import Duration, Position
-from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps
 from burnt.train.metrics.base import Metric, Sums, intervals, read
 from burnt.train.progress import Reporter
+from burnt.train.recorded import KernelTables
 from burnt.train.rng import RandomStates
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
@@ -59,20 +60,26 @@ class Loop:
     stopping: EarlyStopping | None
     writer: RunWriter
     reporter: Reporter
-    interruption: Interruption
+    control: Control
+    kernels: KernelTables
     position: Position
     values: dict[str, float]
     document: Callable[[], Mapping[str, Any]]
     epoch_rng: RandomStates
 
     def run(self) -> str:
-        """Train until the duration is over, stopping says so or a signal comes; returns which of them."""
+        """Train until the duration is over, stopping says so, or somebody does; returns which of them."""
+        self.control.attach(self.save, self.doing)
         self.params = dict(self.learner.model.named_parameters())
         self.batches_per_epoch = self.train.num_batches()
         self.logged: Sequence[Sums] = read(self.train_metrics)
-        self.logged_step, self.logged_time, self.waited = self.position.step, perf_counter(), 0.0
+        self.clock, self.activity = TrainingClock(), "training"
+        self.before_validation: RandomStates | None = None
+        self.logged_step, self.logged_seconds, self.waited = self.position.step, 0.0, 0.0
+        self.learning_rate = math.nan
         self.validated_step = self.saved_step = -1
         self.steps.train()
+        self.tell_progress()
         reason = None
         if self.position.pending:
             self.position.pending = False
@@ -87,7 +94,7 @@ class Loop:
 
     def epoch(self) -> str | None:
         """The steps of an epoch, or of what is left of it; why the training ends here, if it does."""
-        position, optimizer, schedule = self.position, self.learner.optimizer, self.learner.schedule
+        position, optimizer, control = self.position, self.learner.optimizer, self.control
         resumed_at = position.batch
         asked = perf_counter()
         for batch in self.batches():
@@ -97,7 +104,8 @@ class Loop:
             grads = Gradients.of(output.loss, self.params)
             if self.clip_norm is not None:
                 grads = grads.clip_norm(self.clip_norm)
-            optimizer.step(schedule(position.step), self.params, grads)
+            self.learning_rate = control.learning_rate(position.step)
+            optimizer.step(self.learning_rate, self.params, grads)
             for metric in self.train_metrics:
                 metric.update(output)
             # The next step must not find the memory of this one's gradients and outputs taken.
@@ -132,20 +140,20 @@ class Loop:
         return rest
 
     def between(self, *, epoch_ended: bool = False) -> str | None:
-        """What is due after a step or an epoch: validation, a checkpoint, the end and the reason for it."""
+        """What is due after a step or an epoch: validation, a checkpoint, commands, the end and why."""
         position = self.position
         over = self.duration.over(position)
         fresh = {"train"} if epoch_ended else set()
         if over or self.validate_every.due(position, epoch_ended=epoch_ended):
             position.pending = not self.validate()
             fresh.add("valid")
-        interrupted = self.interruption.signal is not None
         stop = False
         if not position.pending and self.stopping is not None and self.stopping.monitored.split in fresh:
             stop = self.should_stop()
-        if over or stop or interrupted or self.checkpoint_every.due(position, epoch_ended=epoch_ended):
+        if over or stop or self.checkpoint_every.due(position, epoch_ended=epoch_ended):
             self.save()
-        if interrupted:
+        if not self.control.obey():
+            self.save()
             return "interrupted"
         return "finished" if over else "stopped early" if stop else None
 
@@ -154,39 +162,63 @@ class Loop:
         position, steps = self.position, self.position.step - self.logged_step
         if not steps:
             return
-        sums, now = read(self.train_metrics), perf_counter()
+        sums, now = read(self.train_metrics), self.clock.seconds()
         values = intervals(self.train_metrics, sums, self.logged)
-        seconds = max(now - self.logged_time, 1e-9)
+        seconds = max(now - self.logged_seconds, 1e-9)
         speed = {
-            "learning_rate": self.learner.schedule(position.step - 1),
+            "learning_rate": self.learning_rate,
             "steps_per_second": steps / seconds,
             "samples_per_second": (sums[0][1] - self.logged[0][1]) / seconds,
             "data_wait_share": min(self.waited / seconds, 1.0),
         }
         self.writer.log(position.step, position.current_epoch, {**values, **speed}, "train")
-        self.writer.progress(
-            position.step,
-            position.current_epoch,
-            total_steps=self.duration.steps(self.batches_per_epoch),
-            total_epochs=self.duration.count if self.duration.unit == "epochs" else None,
-        )
+        self.tell_progress()
         self.reporter.step(position, values, speed)
         loss = values.get("loss", 0.0)  # batches without an item have none
         if not math.isfinite(loss):
             raise self.not_finite("the loss", loss, self.logged_step)
-        self.logged, self.logged_step, self.logged_time, self.waited = sums, position.step, now, 0.0
+        self.logged, self.logged_step, self.logged_seconds, self.waited = sums, position.step, now, 0.0
+        self.kernels.record()
+
+    def tell_progress(self) -> None:
+        """Tell the run store how far the training has come, and what it is doing."""
+        self.writer.progress(
+            self.position.step,
+            self.position.current_epoch,
+            total_steps=self.duration.steps(self.batches_per_epoch),
+            total_epochs=self.duration.count if self.duration.unit == "epochs" else None,
+            activity=self.activity,
+            paused_seconds=self.control.paused_seconds,
+        )
+
+    @contextmanager
+    def doing(self, activity: str) -> Iterator[None]:
+        """Something else than training steps, which viewers see, and whose time is not that of steps."""
+        before = self.activity
+        try:
+            with self.clock.stopped():
+                self.activity = activity
+                self.tell_progress()
+                self.reporter.activity(activity)
+                yield
+        finally:
+            self.activity = before
+            self.tell_progress()
+            self.reporter.activity(before)
 
     def not_finite(self, what: str, value: float, since: int) -> NonFiniteError:
         """What is said when the loss or a parameter has become NaN or infinite since a step."""
         newest = self.checkpoints.newest() if self.checkpoints is not None else None
-        return NonFiniteError(
+        error = NonFiniteError(
             f"{what} became {value}",
             where=f"steps {since + 1} to {self.position.step}, epoch {self.position.current_epoch}",
             expected="a finite number",
-            found=f"{value} at a learning rate of {self.learner.schedule(self.position.step - 1):.3g}",
+            found=f"{value} at a learning rate of {self.learning_rate:.3g}",
             hint="look for bad values in the data, or try a lower learning rate or clip_norm=1.0; "
             + (f"{newest} is from before" if newest else "there is no checkpoint from before"),
         )
+        error.steps = (since + 1, self.position.step)
+        return error
 
     def end_epoch(self) -> None:
         """Keep the values of the whole epoch and forget its batches."""
@@ -199,17 +231,17 @@ class Loop:
         self.reporter.epoch(self.position, "train", values)
 
     def validate(self) -> bool:
-        """Go through the validation batches and keep the values; False when a signal came in between."""
+        """Go through the validation batches and keep the values; False when the training is to end."""
         if self.valid is None or self.validated_step == self.position.step:
             return True
-        began, rng = perf_counter(), RandomStates.capture()
         for metric in self.valid_metrics:
             metric.reset()
-        self.reporter.activity("validating")
-        uninterrupted = itertools.takewhile(lambda _: self.interruption.signal is None, self.valid.epoch(0))
-        batches = map(self.placed, uninterrupted)
-        run_validation(self.steps, batches, self.valid_metrics, self.autocast)
-        if self.interruption.signal is not None:
+        self.before_validation = RandomStates.capture()
+        with self.doing("validating"):
+            wanted = itertools.takewhile(lambda _: self.control.obey(), self.valid.epoch(0))
+            run_validation(self.steps, map(self.placed, wanted), self.valid_metrics, self.autocast)
+        rng, self.before_validation = self.before_validation, None
+        if self.control.ending:
             rng.restore()  # the validation is done anew when the run is resumed, and draws what it drew
             return False
         values = intervals(self.valid_metrics, read(self.valid_metrics), None)
@@ -219,7 +251,6 @@ class Loop:
             metric.record(self.writer, "valid", self.position.step)
         self.reporter.epoch(self.position, "valid", values)
         self.validated_step = self.position.step
-        self.logged_time += perf_counter() - began  # steps per second are those of training
         return True
 
     def should_stop(self) -> bool:
@@ -227,9 +258,16 @@ class Loop:
         stopping = self.stopping
         assert stopping is not None
         stop = stopping.update(self.values.get(stopping.monitored.key, math.nan), self.position)
+        watched = {
+            "metric": stopping.monitored.key,
+            "best": stopping.best,
+            "patience": str(stopping.patience),
+        }
+        self.writer.event(
+            "stopping", self.position.step, **watched, waited=stopping.waited, left=stopping.left
+        )
         if stop:
-            self.writer.event("early_stopping", self.position.step, metric=stopping.monitored.key,
-                              best=stopping.best, patience=str(stopping.patience))  # fmt: skip
+            self.writer.event("early_stopping", self.position.step, **watched)
             better = "been a number" if stopping.best is None else f"become better than {stopping.best:.4g}"
             self.reporter.message(
                 f"stopping early: {stopping.monitored.key} has not {better} in {stopping.patience}"
@@ -240,24 +278,27 @@ class Loop:
         """Write a checkpoint, of a finite loss and finite parameters only."""
         if self.checkpoints is None or self.saved_step == self.position.step:
             return
-        began = perf_counter()
-        self.log()
-        trained = {path: p.detach() for path, p in self.params.items() if p.requires_grad}
-        if not Gradients(trained).finite():
-            path = next(path for path, value in trained.items() if not value.isfinite().all())
-            raise self.not_finite(f"{path}, after a finite loss,", math.nan, max(self.saved_step, 0))
-        saved = self.checkpoints.save(
-            self.learner.model,
-            self.learner.optimizer.into_record(),
-            self.train_metrics,
-            self.position,
-            self.values,
-            self.epoch_rng,
-            self.document(),
-        )
-        self.writer.event("checkpoint", self.position.step, path=saved.path.name, values=dict(saved.values))
-        self.saved_step = self.position.step
-        self.logged_time += perf_counter() - began
+        with self.doing("saving"):
+            self.log()
+            trained = {path: p.detach() for path, p in self.params.items() if p.requires_grad}
+            if not Gradients(trained).finite():
+                path = next(path for path, value in trained.items() if not value.isfinite().all())
+                raise self.not_finite(f"{path}, after a finite loss,", math.nan, max(self.saved_step, 0))
+            # A checkpoint that is asked for in the middle of a validation is from before it.
+            validating = self.before_validation is not None
+            saved = self.checkpoints.save(
+                self.learner.model,
+                self.learner.optimizer.into_record(),
+                self.train_metrics,
+                dataclasses.replace(self.position, pending=self.position.pending or validating),
+                self.values,
+                self.epoch_rng,
+                self.document(),
+                rng=self.before_validation,
+            )
+            self.writer.event("checkpoint", self.position.step, path=saved.path.name,
+                              values=dict(saved.values), bytes=saved.bytes())  # fmt: skip
+        self.saved_step = -1 if validating else self.position.step
 
     def placed(self, batch: Any) -> Any:
         """A batch on the training's device."""

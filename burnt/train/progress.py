@@ -1,26 +1,48 @@
-"""What a training says while it runs: plain lines, or a live view in a terminal."""
+"""What a training says while it runs: the full-screen monitor, a live view, plain lines, nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
-from burnt.errors import UnsupportedError
+from burnt.errors import RunError, UnsupportedError
+from burnt.train.companion import Companion
 from burnt.train.duration import Position
+from burnt.train.store import RunWriter
+from burnt.train.terminal import no_full_screen, no_terminal
+from burnt.train.wording import duration_text, value_text, values_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["LiveReporter", "PlainReporter", "Reporter", "choose_reporter", "duration_text"]
+__all__ = [
+    "MONITORS",
+    "KeptReporter",
+    "LiveReporter",
+    "MonitorReporter",
+    "PlainReporter",
+    "Reporter",
+    "check_monitor",
+    "choose_reporter",
+    "duration_text",
+]
 
+MONITORS = ("auto", "tui", "live", "plain", "off")
 _SECONDS_BETWEEN_LINES = 5.0
+_UNSAID = 50  # messages
 
 
 class Reporter:
     """What the loop tells of itself. This one keeps it to itself; others override what they show."""
+
+    def open(self, writer: RunWriter) -> None:
+        """The run's folder is there, and what is kept of the run goes through a writer."""
 
     def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
         """The training begins at a position, towards so many epochs and steps in all, where known."""
@@ -37,26 +59,125 @@ class Reporter:
     def message(self, text: str) -> None:
         """A person should know this."""
 
+    def signalled(self, number: signal.Signals) -> bool:
+        """A signal came that would end the training; whether it goes on nevertheless."""
+        return False
+
     def close(self) -> None:
         """The training is over."""
 
 
-def choose_reporter(monitor: str) -> Reporter:
-    """The reporter for a ``monitor=`` setting: live in a terminal, plain lines elsewhere.
+def check_monitor(monitor: str) -> str:
+    """A ``monitor=`` setting that can be carried out here.
+
+    For ``auto`` it is what the environment variable ``BURNT_MONITOR`` says, if that is set.
 
     Raises:
-        UnsupportedError: no such setting.
+        UnsupportedError: there is no such setting, or it cannot be carried out.
     """
-    if monitor not in ("auto", "live", "plain", "off"):
+    where = None
+    if monitor == "auto" and os.environ.get("BURNT_MONITOR"):
+        where, monitor = "the environment variable BURNT_MONITOR", os.environ["BURNT_MONITOR"]
+    if monitor not in MONITORS:
         raise UnsupportedError(
-            f"monitor={monitor!r} does not exist", expected="auto, live, plain or off", found=repr(monitor)
+            f"monitor={monitor!r} does not exist",
+            where=where,
+            expected="auto, tui, live, plain or off",
+            found=repr(monitor),
         )
-    terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
-    if monitor == "off":
-        return Reporter()
-    if monitor == "live" or (monitor == "auto" and terminal):
+    if monitor == "tui" and (reason := no_full_screen()) is not None:
+        raise UnsupportedError(
+            "monitor='tui' cannot be shown here",
+            where=where,
+            expected="a terminal in the foreground, and textual",
+            found=reason,
+            hint="pip install 'burnt[tui]'" if "textual" in reason else "'auto' takes what the place allows",
+        )
+    return monitor
+
+
+def choose_reporter(monitor: str) -> Reporter:
+    """The reporter for a ``monitor=`` setting; ``auto`` is what fits the place.
+
+    Raises:
+        UnsupportedError: there is no such setting, or it cannot be carried out here.
+    """
+    monitor = check_monitor(monitor)
+    if monitor == "auto":
+        monitor = "plain" if no_terminal() is not None else "tui" if no_full_screen() is None else "live"
+    if monitor == "tui":
+        return MonitorReporter()
+    if monitor == "live":
         return LiveReporter()
-    return PlainReporter(sys.stdout)
+    return PlainReporter(sys.stdout) if monitor == "plain" else Reporter()
+
+
+class KeptReporter(Reporter):
+    """Another reporter, and what it tells persons kept in the run store's log.
+
+    Args:
+        shown: the other.
+    """
+
+    def __init__(self, shown: Reporter) -> None:
+        self.shown = shown
+        self._writer: RunWriter | None = None
+        self._early: list[str] = []
+
+    def open(self, writer: RunWriter) -> None:
+        """Keep what was said so far as well."""
+        self._writer = writer
+        for text in self._early:
+            writer.log_line(text)
+        self.shown.open(writer)
+
+    def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
+        """Keep the title."""
+        self._keep(title)
+        self.shown.start(title, position, epochs, steps)
+
+    def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
+        """Passed on; the values are in the run store anyway."""
+        self.shown.step(position, values, speed)
+
+    def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
+        """Keep a line."""
+        self._keep(f"epoch {position.current_epoch}  {split:<5}  {values_text(values)}")
+        self.shown.epoch(position, split, values)
+
+    def activity(self, name: str) -> None:
+        """Passed on."""
+        self.shown.activity(name)
+
+    def message(self, text: str) -> None:
+        """Keep the text."""
+        self._keep(text)
+        self.shown.message(text)
+
+    def signalled(self, number: signal.Signals) -> bool:
+        """Say so if it is outlived."""
+        outlived = self.shown.signalled(number)
+        if outlived:
+            # The signal may have come in the middle of a print, which lets no other one in between.
+            with contextlib.suppress(RuntimeError):
+                self.message(f"{number.name}: the training goes on without its terminal")
+        return outlived
+
+    def close(self) -> None:
+        """Passed on."""
+        self.shown.close()
+
+    def _keep(self, text: str) -> None:
+        if self._writer is None:
+            self._early.append(text)
+        else:
+            _keep(self._writer, text, "info")
+
+
+def _keep(writer: RunWriter, text: str, level: str) -> None:
+    # What is said once the run is closed, of how to go on for one, is no part of it.
+    with contextlib.suppress(RunError):
+        writer.log_line(text, level)
 
 
 class PlainReporter(Reporter):
@@ -109,6 +230,71 @@ class PlainReporter(Reporter):
             self._gone = True
 
 
+class MonitorReporter(PlainReporter):
+    """The full-screen monitor in a process of its own; plain lines before it and after it.
+
+    Messages that come while it shows are printed when it is closed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(sys.stdout)
+        self._companion: Companion | None = None
+        self._writer: RunWriter | None = None
+        self._unsaid: deque[str] = deque(maxlen=_UNSAID)
+        self._hurry = False
+
+    def open(self, writer: RunWriter) -> None:
+        """Nothing to be seen yet."""
+        self._writer = writer
+
+    def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
+        """The title, and the monitor."""
+        super().start(title, position, epochs, steps)
+        assert self._writer is not None
+        self._companion = Companion(self._writer.folder, printed=self._printed, returned=self._returned)
+        self._companion.open()
+
+    def message(self, text: str) -> None:
+        """The text, now or later."""
+        if self._showing():
+            self._unsaid.append(text)
+        else:
+            super().message(text)
+
+    def signalled(self, number: signal.Signals) -> bool:
+        """A terminal that is closed does not end a training that does not need it."""
+        if self._companion is None or number != signal.SIGHUP:
+            self._hurry = number != signal.SIGINT  # who sends SIGTERM waits for the end, not for the monitor
+            return False
+        self._companion.hang_up()
+        return True
+
+    def close(self) -> None:
+        """Take the terminal back."""
+        if self._companion is not None:
+            self._companion.close(at_once=self._hurry)
+
+    def _showing(self) -> bool:
+        return self._companion is not None and self._companion.showing
+
+    def _say(self, text: str) -> None:
+        if not self._showing():
+            super()._say(text)
+
+    def _printed(self, text: str) -> None:
+        assert self._writer is not None
+        _keep(self._writer, text, "output")
+
+    def _returned(self, why: str | None) -> None:
+        """The terminal is back; told on a thread of the monitor's."""
+        while self._unsaid:
+            self._say(self._unsaid.popleft())
+        if self._companion is not None and self._companion.has_output:
+            self._say(f"what was printed meanwhile is in {self._companion.output}")
+        if why is not None:
+            self._say(why)
+
+
 class LiveReporter(Reporter):
     """A bar and a table that renew themselves four times a second; messages scroll by above them."""
 
@@ -125,7 +311,7 @@ class LiveReporter(Reporter):
         self._start_step = 0
         self._epochs: int | None = None
         self._steps: int | None = None
-        self._began = time.monotonic()
+        self._began = self._paused = time.monotonic()
         self._values: dict[str, dict[str, float]] = {}
         self._speed: Mapping[str, float] = {}
         self._activity = "training"
@@ -151,7 +337,9 @@ class LiveReporter(Reporter):
 
     def activity(self, name: str) -> None:
         """Show what is going on."""
-        self._activity = name
+        if self._activity == "paused" != name:
+            self._began += time.monotonic() - self._paused  # a pause says nothing about the time that is left
+        self._activity, self._paused = name, time.monotonic()
 
     def message(self, text: str) -> None:
         """Print above the view."""
@@ -200,26 +388,3 @@ class LiveReporter(Reporter):
                 f"waiting for data {share:.0%}[/]"
             )
         return Group(bar, table, speed)
-
-
-def value_text(value: float) -> str:
-    """A metric's value as people read it."""
-    return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3g}"
-
-
-def values_text(values: Mapping[str, float]) -> str:
-    """Several values on one line."""
-    return "  ".join(f"{name} {value_text(value)}" for name, value in values.items())
-
-
-def duration_text(seconds: float) -> str:
-    """Seconds as people read them: ``4.2 s``, ``2:05``, ``1:02:05``.
-
-    >>> duration_text(4.21), duration_text(125), duration_text(3725)
-    ('4.2 s', '2:05', '1:02:05')
-    """
-    if seconds < 59.95:  # what is shown as 60.0 is a minute
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -61,6 +61,11 @@ class EarlyStopping:
         """Whether it was time to stop at the last value."""
         return self.waited >= self.patience.count
 
+    @property
+    def left(self) -> int:
+        """How many more of patience's epochs or steps it waits."""
+        return max(self.patience.count - self.waited, 0)
+
     def update(self, value: float, position: Position) -> bool:
         """Take a new value in; True when it is time to stop.
 

@@ -20,13 +20,17 @@ from burnt.device import best_device
 from burnt.errors import BurntError, CheckpointError, ConfigError, DataError, MetricError, ShapeError
 from burnt.record import record_of
 from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
+from burnt.train.closing import closing_text
+from burnt.train.control import Control
 from burnt.train.duration import Duration, Position
+from burnt.train.ending import Ending
 from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.loop import Loop, run_validation
 from burnt.train.metrics import Loss, Metric, intervals, read
 from burnt.train.precision import autocast, check_precision, check_strategy
-from burnt.train.progress import choose_reporter, duration_text, values_text
+from burnt.train.progress import KeptReporter, Reporter, check_monitor, choose_reporter, duration_text
+from burnt.train.recorded import KernelTables, record_model
 from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
@@ -44,7 +48,7 @@ class TrainingResult:
     Args:
         model: the trained model, as it was after the last step.
         folder: the run folder.
-        reason: ``"finished"`` or ``"stopped early"``.
+        reason: ``"finished"``, ``"stopped early"``, or ``"stopped"`` by a command.
         position: steps and epochs done.
         values: the last values by split and name, ``{"valid/loss": 0.1}``.
         checkpoints: those that are kept, oldest first.
@@ -73,7 +77,11 @@ class SupervisedTraining:
         stopping: an `EarlyStopping`.
         precision: ``"float32"`` or ``"bfloat16"`` (autocast; parameters stay float32).
         strategy: ``"auto"``: one device.
-        monitor: ``"auto"`` (live in a terminal, plain lines elsewhere), ``"live"``, ``"plain"`` or ``"off"``.
+        monitor: what is shown. ``"tui"``: the full-screen monitor, in a process of its own; what the training
+            prints meanwhile goes to ``logs/output.log`` of the run, and leaving the monitor or closing the
+            terminal does not stop the training. ``"live"``: a bar and a table. ``"plain"``: lines for logs.
+            ``"off"``: nothing. ``"auto"``: the monitor in a terminal, or the live view where textual is not
+            installed, and plain lines elsewhere; the environment variable ``BURNT_MONITOR`` overrides it.
         device: where to train; the fastest at hand by default.
         seed: of torch's generators, set before the first step of a new run.
         clip_norm: limit of the gradients' global norm.
@@ -124,7 +132,8 @@ class SupervisedTraining:
         self.precision = check_precision(precision)
         self.strategy = check_strategy(strategy)
         self.device = best_device() if device is None else torch.device(device)
-        self.reporter = choose_reporter(monitor)
+        self.monitor = check_monitor(monitor)
+        self.reporter = Reporter()
         self.seed = seed
         self.resume = resume
         self.config = config
@@ -158,6 +167,7 @@ class SupervisedTraining:
             NonFiniteError: the loss became NaN or infinite.
             Interrupted: a signal came; everything is saved.
         """
+        self.reporter = KeptReporter(choose_reporter(self.monitor))
         model = learner.model.to(self.device)
         steps = Steps(learner)
         train_metrics = [metric.fresh() for metric in self.metrics if metric.scalar]
@@ -169,8 +179,7 @@ class SupervisedTraining:
             self.stopping.reset()  # it may have been in another run
         loaded = self._restored(learner, train_metrics, checkpoints)
         position = Position() if loaded is None else loaded.position
-        if self.check:
-            self._look_before(learner, steps, position)
+        shapes = self._look_before(learner, steps, position) if self.check else {}
         writer = RunWriter.create(
             self.folder,
             config=self._settings(learner),
@@ -178,17 +187,32 @@ class SupervisedTraining:
             resumed_from_step=position.step or None,
             on_error=self.reporter.message,
         )
+        self.reporter.open(writer)
         began = perf_counter()
         with ExitStack() as stack:
             if self.memory_pool:
                 stack.enter_context(memory.pool(by_default=True))
             stack.callback(self.reporter.close)
-            ending = stack.enter_context(_Ending(writer, position))
+            ending = stack.enter_context(Ending(writer, position))
             if loaded is not None:
                 loaded.rng.restore()
             elif self.seed is not None:
                 torch.manual_seed(self.seed)
-            interruption = stack.enter_context(Interruption(self.reporter.message))
+            record_model(writer, learner.model, shapes)
+            kernels = KernelTables(writer)
+            stack.callback(kernels.record, last=True)
+            interruption = stack.enter_context(Interruption(self.reporter.message, self.reporter.signalled))
+            control = stack.enter_context(
+                Control(
+                    writer,
+                    self.reporter,
+                    interruption,
+                    position,
+                    learner.schedule,
+                    learning_rate=None if loaded is None else loaded.document.get("learning_rate"),
+                    keeps_checkpoints=checkpoints is not None,
+                )
+            )
             loop = Loop(
                 learner=learner,
                 steps=steps,
@@ -207,10 +231,11 @@ class SupervisedTraining:
                 stopping=self.stopping,
                 writer=writer,
                 reporter=self.reporter,
-                interruption=interruption,
+                control=control,
+                kernels=kernels,
                 position=position,
                 values={} if loaded is None else dict(loaded.document["values"]),
-                document=functools.partial(self._document, learner),
+                document=functools.partial(self._document, learner, control),
                 epoch_rng=RandomStates.capture() if loaded is None else loaded.epoch_rng,
             )
             stack.enter_context(SystemSampler(writer.system, folder=self.folder))
@@ -221,16 +246,21 @@ class SupervisedTraining:
                 self.duration.steps(self.train.num_batches()),
             )
             reason = ending.reason = loop.run()
-            if interruption.signal is not None:
-                ending.reason = f"interrupted by {interruption.signal.name}"
+            seconds = perf_counter() - began
+            if control.ending:
+                ending.reason = control.reason
+                reason = reason if interruption.signal is not None else "stopped"
         saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
-        if interruption.signal is not None:
-            self.reporter.message(self._how_to_resume(position, saved))
-            raise interruption.error()
         self.reporter.message(
-            f"{reason} after {position.epoch} epochs, {position.step} steps, "
-            f"{duration_text(perf_counter() - began)}: {values_text(loop.values)}"
+            f"{reason} after {position.epoch} epochs, {position.step} steps, {duration_text(seconds)}"
         )
+        self.reporter.message(
+            closing_text(self.folder, loop.values, train_metrics, saved, self.keepers or ())
+        )
+        if control.ending:
+            self.reporter.message(self._how_to_resume(position, saved))
+        if interruption.signal is not None:
+            raise interruption.error()
         return TrainingResult(model, self.folder, reason, position, loop.values, saved)
 
     def _splits(self) -> tuple[str, ...]:
@@ -268,24 +298,28 @@ class SupervisedTraining:
                 self.reporter.message(f"{name} differs from the run so far: {old} then, {now} now")
         return loaded
 
-    def _look_before(self, learner: Learner, steps: Steps, position: Position) -> None:
-        """What would otherwise fail after minutes is made to fail now; no random state is changed."""
+    def _look_before(self, learner: Learner, steps: Steps, position: Position) -> Mapping[str, str]:
+        """What would otherwise fail after minutes is made to fail now; no random state is changed.
+
+        Returned are the shapes of what the modules return, by path.
+        """
         rng = RandomStates.capture()
         try:
             if self.keepers is not None:
                 record_of(learner.model).check()
-            self._look_at_training(learner, position)
+            shapes = self._look_at_training(learner, position)
             if self.valid is not None:
                 self._look_at_validation(steps)
+            return shapes
         finally:
             rng.restore()
 
-    def _look_at_training(self, learner: Learner, position: Position) -> None:
+    def _look_at_training(self, learner: Learner, position: Position) -> Mapping[str, str]:
         batch = next(iter(self.train.epoch(position.epoch, position.batch)), None)
         if batch is None:
             if position.batch == 0:
                 raise _no_batches("train")
-            return
+            return {}
         report = inspect.check(learner.model, batch, call=learner.step)
         trainable = [p for p in learner.model.parameters() if p.requires_grad]
         if not report.unchecked:
@@ -300,6 +334,7 @@ class SupervisedTraining:
             self.reporter.message(f"not checked: {line}")
         for path in report.without_gradient:
             self.reporter.message(f"the loss does not reach {path}: it will not be trained")
+        return report.shapes
 
     def _look_at_validation(self, steps: Steps) -> None:
         assert self.valid is not None
@@ -346,7 +381,7 @@ class SupervisedTraining:
             "seed": self.seed,
         }  # fmt: skip
 
-    def _document(self, learner: Learner) -> dict[str, Any]:
+    def _document(self, learner: Learner, control: Control) -> dict[str, Any]:
         """What a checkpoint holds beside tensors and position."""
         return {
             "loader": self.train.state(),
@@ -354,6 +389,7 @@ class SupervisedTraining:
             "schedule": _schedule(learner),
             "built": repr(learner.optimizer),
             "stopping": None if self.stopping is None else self.stopping.state(),
+            "learning_rate": control.override,
         }
 
     def _title(self, learner: Learner, position: Position) -> str:
@@ -402,28 +438,6 @@ def evaluate(
     run_validation(steps, (move(batch, device) for batch in loader.epoch(0)), measured, context)
     scalars = [metric for metric in measured if metric.scalar]
     return intervals(scalars, read(scalars), None)
-
-
-class _Ending:
-    """Writes to the run store how the run ended, whatever way that was."""
-
-    def __init__(self, writer: RunWriter, position: Position) -> None:
-        self.reason: str = "finished"
-        self._writer = writer
-        self._position = position
-
-    def __enter__(self) -> _Ending:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self._writer.close("finished" if self.reason == "finished" else "stopped", self.reason)
-        elif isinstance(error, KeyboardInterrupt):
-            self._writer.close("stopped", "interrupted at once, nothing saved since the last checkpoint")
-        else:
-            what = f"{type(error).__name__}: {error}"
-            self._writer.event("error", self._position.step, error=type(error).__name__, message=str(error))
-            self._writer.close("crashed", what)
 
 
 def _with_loss(metrics: Iterable[Metric]) -> list[Metric]:

@@ -968,9 +968,9 @@ def test_what_is_known_is_of_these_arguments():
     assert "complex64" in fused.why_plain(torch.ones(3, dtype=torch.complex64))
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 511, 512, 513, 70_001])
+@pytest.mark.parametrize("size", [1, 7, 8, 15, 16, 17, 33, 511, 70_001])
 def test_rows_of_float16(size: int) -> None:
-    """Blocks of a row are converted on the way in and out; a single op is rounded as in torch."""
+    """Parts of a row are converted on the way in and out; a single op is rounded as in torch."""
     base = torch.randn(3, 2 * size + 1, generator=torch.Generator().manual_seed(size)).half()
     base[0, 0], base[1, 0], base[2, 0] = math.inf, math.nan, 65504
     for x in base[:, 1:], base[:, :size], base[:, ::2], base.t():
@@ -1005,3 +1005,33 @@ def test_elements_and_rows_that_are_repeated(times: int) -> None:
         torch.testing.assert_close(fuse(fn)(x), fn(x))
         folded = fuse(lambda x: x.reshape(-1)[1:].repeat(times) + 1)
         torch.testing.assert_close(folded(x), x.reshape(-1)[1:].repeat(times) + 1)
+
+
+def test_a_fused_function_in_another_is_fused_with_it() -> None:
+    scale = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+
+    @fuse
+    def inner(x):
+        return torch.relu(x) * scale
+
+    @fuse(single=True)
+    def outer(x):
+        return inner(x + 1).sum(-1)
+
+    x = torch.randn(5, 3, requires_grad=True)
+    expected = (torch.relu(x + 1) * scale).sum(-1)
+    torch.testing.assert_close(outer(x), expected)
+    assert steps(outer, x) == ["reduction"]
+    for ours, theirs in zip(
+        torch.autograd.grad(outer(x).square().sum(), (x, scale)),
+        torch.autograd.grad(expected.square().sum(), (x, scale)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs)
+    # What the inner one captured is an input, and another tensor in its place is noticed.
+    scale = torch.tensor([0.0, 0.0, 1.0])
+    torch.testing.assert_close(outer(x), torch.relu(x + 1)[:, 2])
+    assert "captures a tuple" in str(fuse(lambda x: (inner, 1)[0](x) + PAIR[0](x)).why_plain(x))
+
+
+PAIR = (fuse(lambda x: x * 2), 0)

@@ -649,3 +649,84 @@ def test_a_candidate_of_ones_own_that_fails_is_named_with_its_cause() -> None:
     assert str(caught.value.__cause__) == "kaboom"
     halved.discard("mine")
     assert halved(torch.ones(3)).tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize(
+    ("call", "found"),
+    [
+        (lambda x, scale: None, "None"),
+        (lambda x, scale: (x * scale).double(), "float64 (5, 3)"),
+        (lambda x, scale: (x * scale)[1:], "float32 (4, 3)"),
+        (lambda x, scale: (x * scale, x), "float32 (5, 3), float32 (5, 3)"),
+    ],
+)
+def test_a_candidate_of_ones_own_must_return_what_the_reference_does(
+    call: Callable[..., Any], found: str
+) -> None:
+    op = doubled_op()
+    op.candidate("mine")(call)
+    with pytest.raises(
+        DefinitionError, match=r"'mine' of .* does not return what the reference does"
+    ) as error:
+        op(torch.randn(5, 3), 2.0)
+    assert error.value.expected == "float32 (5, 3)"
+    assert error.value.found == found
+    op.discard("mine")
+    assert op(torch.ones(5, 3), 2.0).sum() == 30
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"devices": "cpu"}, r"devices= of the candidate 'mine'(.|\n)*devices=\['cpu'\]"),
+        ({"dtypes": torch.float32}, r"dtypes= of the candidate 'mine'(.|\n)*a list"),
+        ({"when": True}, r"when= of the candidate 'mine'(.|\n)*a function of the op's arguments"),
+        ({"configs": [{"BLOCK": 1}]}, r"configs= of the candidate 'mine'(.|\n)*a function"),
+        ({"best": False}, r"best= of the candidate 'mine'(.|\n)*a function"),
+    ],
+)
+def test_limits_of_another_kind_are_refused(limits: dict[str, Any], message: str) -> None:
+    op = doubled_op()
+    with pytest.raises(DefinitionError, match=message):
+        op.candidate("mine", **limits)(lambda x, scale: x * scale)
+    assert "mine" not in op.candidates
+
+
+def test_when_says_why_and_not_whether() -> None:
+    op = doubled_op()
+    op.candidate("mine", when=lambda x, scale: False)(lambda x, scale: x * scale)
+    with pytest.raises(
+        DefinitionError, match=r"when= of the candidate 'mine'(.|\n)*or None where it can run"
+    ):
+        op(torch.randn(5, 3), 2.0)
+
+
+def test_examples_are_a_function() -> None:
+    def tripled(x: Tensor) -> Tensor:
+        return x * 3
+
+    with pytest.raises(DefinitionError, match=r"examples= of the op tripled(.|\n)*found +list"):
+        kernels.op(tripled, examples=[(torch.ones(2),)])
+    assert "tripled" not in OPS
+
+
+@needs_compiler
+def test_ops_are_fused_with_what_is_around_them() -> None:
+    x = torch.randn(64, 33, requires_grad=True)
+    weight = torch.randn(33, requires_grad=True)
+    norm = kernels.rms_norm
+
+    def plain(x: Tensor, weight: Tensor) -> Tensor:
+        return kernels.gelu(norm(x * 2, weight, eps=1e-5)) + 1
+
+    fused = burnt.fuse(plain)
+    made = fused.plan(x, weight)
+    assert [step.kind for step in made.plan.steps] == ["reduction"]
+    wide = [t.detach().double().requires_grad_() for t in (x, weight)]
+    normed = F.rms_norm(wide[0] * 2, (33,), wide[1], eps=1e-5)
+    expected = F.gelu(normed) + 1
+    found = fused(x, weight)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+    exact = torch.autograd.grad(expected.square().sum(), wide)
+    for ours, theirs in zip(torch.autograd.grad(found.square().sum(), (x, weight)), exact, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, atol=1e-3, rtol=1e-4)

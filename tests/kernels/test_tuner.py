@@ -79,6 +79,34 @@ def test_a_candidate_that_is_wrong_is_banned(op: Op[..., Any]) -> None:
     assert "wrong: result 0: off by" in str(kernels.explain(op, x))
 
 
+def test_a_ban_holds_for_other_arguments_too(op: Op[..., Any]) -> None:
+    op.candidate("wrong")(lambda x: x * 3.01)
+    small, large = torch.randn(64), torch.randn(500, 7)
+    assert op.chosen(large).candidate.name == "wrong"  # by the heuristic: somebody registered it
+    with kernels.tuning("quick"):
+        op(small)
+    op.forget()
+    assert op.chosen(large).candidate.name != "wrong"
+    assert op.chosen(large).why == "heuristic"
+    assert "wrong for other arguments: result 0: off by" in str(kernels.explain(op, large))
+    with kernels.tuning("off"):
+        assert op.chosen(large).candidate.name == "wrong"
+
+
+def test_of_two_candidates_the_one_that_is_right_is_taken(
+    op: Op[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(1 << 17)
+    assert op.chosen(x).candidate.name == "generated"
+    monkeypatch.setattr(op.candidates["generated"], "bound", lambda args, config=None: lambda x: x * 3.01)
+    with kernels.tuning("quick"):
+        torch.testing.assert_close(op(x), x * 3)
+    assert rows(op, x)["generated"].status == "wrong"
+    op.forget()
+    torch.testing.assert_close(op(x), x * 3)
+    assert op.chosen(x).candidate.name == "vendor"
+
+
 def test_a_candidate_with_a_wrong_gradient_is_banned(op: Op[..., Any]) -> None:
     @op.candidate("wrong")
     def wrong(x: Tensor) -> Tensor:

@@ -146,7 +146,8 @@ def history(folder) -> dict[str, Any]:
             if "second" not in s.name and "wait" not in s.name
         }
         epochs = {event.step: event.data for event in run.events("epoch")}
-        tables = {(a.name, a.step): a.data for a in run.artefacts("table")}
+        # Those without a step tell of an attempt: the model on its first batch, the kernels in use.
+        tables = {(a.name, a.step): a.data for a in run.artefacts("table") if a.step is not None}
         return {"series": series, "epochs": epochs, "tables": repr(tables), "state": run.state()}
 
 

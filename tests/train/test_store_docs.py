@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import re
 import sqlite3
@@ -10,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from burnt.train.store import RunWriter
+import burnt
+from burnt.train.store import RunWriter, control
 from burnt.train.store.schema import APPLICATION_ID, SCHEMA_VERSION
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run-store.md").read_text(encoding="utf-8")
+TRAIN = Path(burnt.__file__).parent / "train"
 EXAMPLES = re.findall(r"```sql\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
@@ -35,7 +38,7 @@ def connection(tmp_path):
 
 
 def test_the_examples_find_what_they_promise(connection):
-    curve, best, broken, memory, checkpoints, attempts, band = (
+    curve, best, broken, memory, checkpoints, attempts, band, ends = (
         connection.execute(example).fetchall() for example in EXAMPLES
     )
     assert curve == [(s, None if s == 5000 else 1 / s) for s in range(1, 8193)] + [(8193, 7.0)]
@@ -45,6 +48,7 @@ def test_the_examples_find_what_they_promise(connection):
     assert [row[1:] for row in checkpoints] == [(8192, "checkpoints/8192")]
     assert [row[2:4] for row in attempts] == [(None, "finished"), (8192, "finished")]
     assert [(row[0], row[1], row[3]) for row in band] == [(1, 1 / 4096, 1.0), (4097, 1 / 8192, 1 / 4097)]
+    assert ends == [(1, "end", None), (2, "end", None)]
     assert band[1][2] == pytest.approx(sum(1 / s for s in range(4097, 8193) if s != 5000) / 4095)
 
 
@@ -57,3 +61,35 @@ def test_every_column_is_described(connection):
             assert f"`{column[1]}`" in PAGE, f"{name}.{column[1]}"
     assert f"`{APPLICATION_ID:#x}`" in PAGE
     assert f"schema version, {SCHEMA_VERSION}." in PAGE
+
+
+def test_the_command_that_is_shown_is_taken(tmp_path):
+    (example,) = (json.loads(text) for text in re.findall(r"```json\n(.*?)```", PAGE, flags=re.DOTALL))
+    with RunWriter.create(tmp_path / "run") as run:
+        inbox = control.Inbox(run.folder, example["attempt"])
+        (run.folder / "control" / f"{example['id']}.json").write_text(json.dumps(example))
+        (command,) = inbox.poll()
+        sent = control.send(run.folder, "pause")
+        written = json.loads((run.folder / "control" / f"{sent}.json").read_text())
+    assert command == control.Command("ID", "lr", 1e-4, "jo on desk", 1.79e9)
+    assert written.keys() == example.keys()
+    assert written["sender"].keys() == example["sender"].keys()
+
+
+def test_commands_and_their_limits_are_described():
+    for kind in control.KINDS:
+        assert f"`{kind}`" in PAGE
+    assert f"{control.MAX_NOTE:,} characters" in PAGE
+    assert "`control/refused/`" in PAGE
+
+
+def test_every_event_that_a_training_writes_is_described():
+    known = {
+        kind
+        for row in re.findall(r"^\| (`.*?) \|", PAGE, flags=re.MULTILINE)
+        for kind in re.findall(r"`(\w+)`", row)
+    }
+    written = set()
+    for file in TRAIN.glob("*.py"):
+        written |= set(re.findall(r"\.event\(\s*\"(\w+)\"", file.read_text(encoding="utf-8")))
+    assert {"command", "stopping", "note", "error"} <= written <= known

@@ -442,7 +442,10 @@ def test_an_exception_of_the_step_is_raised_as_it_is_and_recorded(tmp_path):
     assert ended(tmp_path / "run") == ("crashed", "ZeroDivisionError: mine")
     with RunReader(tmp_path / "run") as run:
         (event,) = run.events("error")
-    assert (event.step, event.data) == (2, {"error": "ZeroDivisionError", "message": "mine"})
+    assert "Traceback" in event.data["traceback"]
+    assert event.data.pop("traceback").endswith("ZeroDivisionError: mine\n")
+    data = {"error": "ZeroDivisionError", "message": "mine", "cause": "exception"}
+    assert (event.step, event.data) == (2, data)
 
 
 def test_a_disk_that_is_full_while_saving(tmp_path, monkeypatch):

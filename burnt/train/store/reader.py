@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -75,6 +75,35 @@ class Points(NamedTuple):
     values: list[float]
 
 
+class Head(NamedTuple):
+    """The newest visible point of a series, and how many points its attempt has written."""
+
+    point: Point
+    written: int
+
+
+class Outline(NamedTuple):
+    """A series in buckets, and what is needed to go on from there as it grows.
+
+    `written` points of `attempt`, the newest, are in the buckets: `raw_points` gives those that come after.
+    """
+
+    buckets: list[Bucket]
+    first: Point | None
+    last: Point | None
+    attempt: int
+    written: int
+
+
+class NewestIds(NamedTuple):
+    """The ids of the newest row of each table that only grows; 0 where there is none."""
+
+    event: int
+    log_line: int
+    system_sample: int
+    artefact: int
+
+
 class Event(NamedTuple):
     """Something that happened once."""
 
@@ -117,6 +146,17 @@ class Artefact(NamedTuple):
     data: Any
 
 
+class ArtefactName(NamedTuple):
+    """An artefact without its data."""
+
+    id: int
+    kind: str
+    name: str
+    step: int | None
+    time: float
+    attempt: int
+
+
 class Progress(NamedTuple):
     """Where the newest attempt stands."""
 
@@ -148,6 +188,14 @@ class RunSummary(NamedTuple):
 
 
 _ATTEMPT = f"SELECT {', '.join(Attempt._fields)} FROM attempt ORDER BY id"
+# Rows of the newest attempt are never superseded, so the last one by position is the newest visible one.
+_HEADS = (
+    "SELECT s.name, s.split, p.position, p.step, p.epoch, p.time, p.value, p.attempt"
+    " FROM series AS s LEFT JOIN point AS p ON p.series = s.id"
+    " AND p.attempt = (SELECT max(id) FROM attempt) AND p.position ="
+    " (SELECT max(position) FROM point WHERE series = s.id AND attempt = (SELECT max(id) FROM attempt))"
+    " ORDER BY s.name, s.split"
+)
 _BUCKET = f"SELECT {', '.join(Bucket._fields)} FROM bucket"
 
 
@@ -283,6 +331,16 @@ class RunReader:
             )
         return found
 
+    def newest_attempt(self) -> int:
+        """The id of the newest attempt; 0 before there is one."""
+        ((newest,),) = self._rows("SELECT coalesce(max(id), 0) FROM attempt")
+        return cast(int, newest)
+
+    def newest_ids(self) -> NewestIds:
+        """How far each of the tables that only grow has grown."""
+        tables = ", ".join(f"(SELECT coalesce(max(id), 0) FROM {table})" for table in NewestIds._fields)
+        return NewestIds._make(self._rows(f"SELECT {tables}")[0])
+
     def state(self) -> State:
         """Whether the run goes on, and how it ended if not.
 
@@ -291,10 +349,10 @@ class RunReader:
             host, ``"crashed"`` when its process is gone, ``"stale"`` when the process lives but was silent
             for 10 s; on another host ``"crashed"`` after 10 s of silence; else ``"running"``.
         """
-        state = _state(self.attempts()[-1])
+        state = state_of(self.attempts()[-1])
         if state == "crashed":
             # It may have closed the run and gone between the reading and the look at its process.
-            state = _state(self.attempts()[-1])
+            state = state_of(self.attempts()[-1])
         return state
 
     def progress(self) -> Progress | None:
@@ -348,27 +406,61 @@ class RunReader:
             raise MetricError(
                 "too few points for a shape", expected="max_points of 8 or more", found=max_points
             )
+        if max_points is None:
+            with self._snapshot():
+                return _columns(_marks_of_points(self._entries(self._series_id(name, split), 0)))
+        outline = self.outline(name, split, (max_points - 2) // 2)
+        if sum(bucket.points for bucket in outline.buckets) <= max_points:
+            return self.points(name, split)
+        buckets = outline.buckets
+        if any(bucket.nonfinite_step is not None for bucket in buckets):
+            buckets = group(buckets, (max_points - 2) // 3)
+        return marked_points(buckets, outline.first, outline.last)
+
+    def outline(
+        self, name: str, split: str, max_buckets: int, *, steps: tuple[int, int] | None = None
+    ) -> Outline:
+        """The visible points of a series in at most so many buckets, each of about as many points.
+
+        Args:
+            name: the metric.
+            split: what it was computed on.
+            max_buckets: at least 1.
+            steps: only what lies between these steps, both included.
+
+        Raises:
+            MetricError: there is no such series.
+        """
         with self._snapshot():
             number = self._series_id(name, split)
-            if max_points is None:
-                return _columns(_marks_of_points(self._entries(number, 0)))
             for level in (*reversed(LEVELS), 0):
                 entries = self._entries(number, level)
+                if steps is not None:
+                    entries = [b for b in entries if b.last_step >= steps[0] and b.first_step <= steps[1]]
                 total = sum(bucket.points for bucket in entries)
                 coarsest = max((bucket.points for bucket in entries), default=0)
-                if level == 0 or coarsest * max_points <= 2 * total:
+                if level == 0 or coarsest * max_buckets <= total:
                     break
-            ends = [point for newest in (False, True) if (point := self._edge(number, newest=newest))]
-        if total <= max_points:
-            return _columns(_marks_of_points(entries))
-        kinds = 2 if all(bucket.nonfinite_step is None for bucket in entries) else 3
-        groups = _group(entries, total, (max_points - len(ends)) // kinds)
-        marks = [Extreme(point.step, point.time, point.value) for point in ends]
-        for bucket in groups:
-            marks += _marks(bucket)
-        # NaN is not equal to itself, so its text tells whether a point is there twice.
-        unique = {(mark.step, mark.time, str(mark.value)): mark for mark in marks}
-        return _columns(sorted(unique.values(), key=lambda mark: mark[:2]))
+            ((attempt, written),) = self._rows(
+                "SELECT id, (SELECT coalesce(max(position) + 1, 0) FROM point"
+                " WHERE series = ? AND attempt = attempt.id) FROM attempt ORDER BY id DESC LIMIT 1",
+                (number,),
+            ) or [(0, 0)]
+            first, last = (self._edge(number, newest=newest) for newest in (False, True))
+        return Outline(group(entries, max_buckets), first, last, attempt, written)
+
+    def heads(self) -> dict[Series, Head]:
+        """The newest visible point of every series that has one, in one look at the file."""
+        heads = {}
+        with self._snapshot():
+            for name, split, position, step, epoch, when, value, attempt in self._rows(_HEADS):
+                series = Series(name, split)
+                if position is not None:
+                    point = Point(step, epoch, when, math.nan if value is None else value, attempt)
+                    heads[series] = Head(point, position + 1)
+                elif earlier := self._edge(self._series_id(name, split), newest=True):
+                    heads[series] = Head(earlier, 0)
+        return heads
 
     def last(self, name: str, split: str = "train") -> Point | None:
         """The newest visible point of a series; None when all are superseded.
@@ -545,12 +637,25 @@ class RunReader:
             name: only those of this name.
         """
         rows = self._rows(
-            "SELECT id, kind, name, step, time, attempt, data FROM artefacts"
+            f"SELECT {', '.join(Artefact._fields)} FROM artefacts"
             " WHERE (? IS NULL OR kind = ?) AND (? IS NULL OR name = ?) ORDER BY id",
             (kind, kind, name, name),
         )
-        read: dict[str, Callable[[Any], Any]] = {"image": bytes, "table": self._json, "histogram": self._json}
-        return [Artefact._make((*row[:-1], read[row[1]](row[-1]))) for row in rows]
+        return [self._artefact(row) for row in rows]
+
+    def artefact_names(self) -> list[ArtefactName]:
+        """The visible artefacts without their data, which may be large, oldest first."""
+        rows = self._rows(f"SELECT {', '.join(ArtefactName._fields)} FROM artefacts ORDER BY id")
+        return [ArtefactName._make(row) for row in rows]
+
+    def artefact(self, id: int) -> Artefact | None:
+        """One artefact; None if there is none of this id, or it is superseded."""
+        rows = self._rows(f"SELECT {', '.join(Artefact._fields)} FROM artefacts WHERE id = ?", (id,))
+        return self._artefact(rows[0]) if rows else None
+
+    def _artefact(self, row: tuple[Any, ...]) -> Artefact:
+        *names, data = row
+        return Artefact._make((*names, bytes(data) if names[1] == "image" else self._json(data)))
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:
@@ -570,7 +675,8 @@ def _written(folder: Path) -> float:
     return max((file.stat().st_mtime for file in folder.glob(f"{DATABASE}*") if file.exists()), default=0.0)
 
 
-def _state(attempt: Attempt) -> State:
+def state_of(attempt: Attempt) -> State:
+    """Whether a run goes on, as far as its newest attempt tells, that may be some time old."""
     if attempt.ended is not None:
         return attempt.end_state or "crashed"
     process = ProcessName(attempt.host, attempt.pid, attempt.process_started)
@@ -602,14 +708,27 @@ def _marks(bucket: Bucket) -> Iterator[Extreme]:
             yield Extreme(step, when, value)
 
 
-def _group(entries: list[Bucket], total: int, groups: int) -> list[Bucket]:
+def group(entries: list[Bucket], groups: int) -> list[Bucket]:
     """Neighbouring buckets merged into at most `groups`, each of about as many points."""
+    if len(entries) <= groups:
+        return entries
+    total = sum(bucket.points for bucket in entries)
     gathered: list[list[Bucket]] = [[] for _ in range(groups)]
     passed = 0
     for bucket in entries:
         gathered[passed * groups // total].append(bucket)
         passed += bucket.points
-    return [merge(group) for group in gathered if group]
+    return [merge(together) for together in gathered if together]
+
+
+def marked_points(buckets: list[Bucket], first: Point | None, last: Point | None) -> Points:
+    """What a plot must show of buckets, between the ends of the series: by ascending step, each once."""
+    marks = [Extreme(point.step, point.time, point.value) for point in (first, last) if point]
+    for bucket in buckets:
+        marks += _marks(bucket)
+    # NaN is not equal to itself, so its text tells whether a point is there twice.
+    unique = {(mark.step, mark.time, str(mark.value)): mark for mark in marks}
+    return _columns(sorted(unique.values(), key=lambda mark: mark[:2]))
 
 
 def _columns(marks: list[Extreme]) -> Points:

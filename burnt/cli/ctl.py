@@ -1,0 +1,113 @@
+"""`burnt ctl`: steer a training that runs, and wait for its answer."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from burnt.cli.output import UsageError, clean
+from burnt.cli.runs_show import open_run
+from burnt.errors import BurntError
+from burnt.train.store import RunReader, find_runs
+from burnt.train.store.control import Acknowledgement, acknowledgement, check, send
+from burnt.train.store.schema import DATABASE
+
+__all__ = ["run"]
+
+_LOOK_SECONDS = 0.05
+_NOT_ANSWERED = 3
+
+
+def run(name: str, kind: str, words: Sequence[str], timeout: float, wait: bool) -> int:
+    """Send a command and wait for the answer.
+
+    Args:
+        name: the run's folder, or the name of one below ``runs``.
+        kind: the command, one of `burnt.train.store.control.KINDS`.
+        words: its value.
+        timeout: seconds to wait at most.
+        wait: False: send it alone.
+
+    Returns:
+        0 when it is done, 1 when it is refused or the run has ended, 3 when it is not answered yet.
+
+    Raises:
+        UsageError: there is no such command, value or run.
+        RunError: the run takes no commands, or this user may send none.
+    """
+    try:
+        value = check(kind, " ".join(words) if words else None)
+    except BurntError as error:
+        raise UsageError(
+            error.what, expected=error.expected, found=error.found, hint=error.hint or _hint(kind)
+        ) from None
+    with open_run(_folder(name)) as reader:
+        id = send(reader.folder, kind, value)
+        if not wait:
+            print(clean(f"{reader.folder}: {kind} is sent"))
+            return 0
+        answer = _answer(reader, id, timeout)
+        if answer is not None:
+            return _tell(reader, kind, value, answer)
+        state = reader.state()
+        if state == "running":
+            why = f"not answered within {timeout:g} s; it is carried out when the step under way is done"
+        elif state == "stale":
+            why = f"not answered: process {reader.attempts()[-1].pid} lives, but has not written for a while"
+        else:
+            why = f"not carried out: the run has ended ({state})"
+    print(clean(f"{reader.folder}: {kind} is {why}"), file=sys.stderr)
+    return _NOT_ANSWERED if state in ("running", "stale") else 1
+
+
+def _answer(reader: RunReader, id: str, timeout: float) -> Acknowledgement | None:
+    """The training's answer; None when there is none in time, or the run has ended without one."""
+    until, look_at_state = time.monotonic() + timeout, 0.0
+    ended = False
+    while True:
+        answer = acknowledgement(reader, id)
+        now = time.monotonic()
+        if answer is not None or ended or now >= until:
+            return answer
+        if now >= look_at_state:
+            # A process that is gone answers no more; what it has answered is read once more.
+            ended, look_at_state = reader.state() not in ("running", "stale"), now + 1.0
+        time.sleep(0.0 if ended else min(_LOOK_SECONDS, max(until - now, 0.0)))
+
+
+def _tell(reader: RunReader, kind: str, value: float | str | None, answer: Acknowledgement) -> int:
+    at = "" if answer.step is None else f" {answer.step}"
+    if answer.status == "refused":
+        print(clean(f"{reader.folder}: {kind} is refused: {answer.reason}"), file=sys.stderr)
+        return 1
+    rate = "as the schedule says" if value == "auto" else f"{value:g}" if isinstance(value, float) else ""
+    text = {
+        "pause": f"paused after step{at}",
+        "resume": f"goes on after step{at}",
+        "stop": f"stops after step{at}",
+        "save": f"saved after step{at}",
+        "lr": f"learning rate {rate} after step{at}",
+        "note": f"noted at step{at}",
+    }[kind]
+    if kind == "stop" and answer.reason:
+        text += f", {answer.reason}"
+    print(clean(f"{reader.folder}: {text}"))
+    return 0
+
+
+def _folder(name: str) -> str:
+    """The folder of a run: itself, or the newest below ``runs`` of that name, with or without a stamp."""
+    if Path(name, DATABASE).is_file() or os.path.dirname(name) or not os.path.isdir("runs"):
+        return name
+    named = [run for run in find_runs("runs") if run.name == name or run.name.startswith(f"{name}-")]
+    exact = [run for run in named if run.name == name]
+    return os.fspath([*exact, *named][0]) if named else name
+
+
+def _hint(kind: str) -> str | None:
+    return {"lr": "burnt ctl RUN lr 1e-4, or burnt ctl RUN lr auto", "note": "burnt ctl RUN note TEXT"}.get(
+        kind
+    )

@@ -1,0 +1,240 @@
+"""`MonitorApp`: the app itself. It holds the runs, the thread that reads them, the theme and the screens."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+from textual import events
+from textual._callback import invoke
+from textual._wait import wait_for_idle
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.screen import Screen
+
+from burnt.monitor.attached import AttachedDriver, Attachment
+from burnt.monitor.keys import APP, Key, bindings
+from burnt.monitor.look import DARK, LIGHT, PLAIN
+from burnt.monitor.model import Library, RunView
+from burnt.monitor.refresher import Refresher
+from burnt.monitor.runs import RunsScreen
+
+__all__ = ["MIN_HEIGHT", "MIN_WIDTH", "MonitorApp"]
+
+MIN_WIDTH, MIN_HEIGHT = 80, 24
+
+
+class MonitorApp(App[None]):
+    """The full-screen monitor.
+
+    Args:
+        library: the runs.
+        fps: looks at the disk a second, and pictures at most.
+        attached: the process id of the training whose monitor this is: Ctrl-C goes to it, and when its run
+            ends the app closes after a key or some seconds.
+        attachment: the ties to that training, in whose terminal the app shows.
+    """
+
+    TITLE = "burnt monitor"
+    AUTO_FOCUS = None
+    CSS_PATH = "monitor.tcss"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings(APP),
+        Binding("ctrl+c", "interrupt", "Interrupt", show=False, priority=True),
+        Binding("ctrl+z", "suspend", "Suspend", show=False, priority=True),
+    ]
+    KEYS = APP
+
+    class Loaded(Message):
+        """Something was read, and is to be shown."""
+
+        def __init__(self, show: Callable[[], Any]) -> None:
+            self.show = show
+            super().__init__()
+
+    class Failed(Message):
+        """The reading thread met an error that nothing expected."""
+
+        def __init__(self, error: BaseException) -> None:
+            self.error = error
+            super().__init__()
+
+    def __init__(
+        self,
+        library: Library,
+        *,
+        fps: float = 2.0,
+        attached: int | None = None,
+        attachment: Attachment | None = None,
+    ) -> None:
+        super().__init__(
+            driver_class=None if attachment is None else AttachedDriver,
+            # Without colours the terminal's own are taken, so that no colour is sent at all.
+            ansi_color=True if "NO_COLOR" in os.environ else None,
+        )
+        for theme in (DARK, LIGHT, PLAIN):
+            self.register_theme(theme)
+        self.theme = PLAIN.name if self.no_color else DARK.name
+        self.library = library
+        self.attached = attached
+        self.attachment = attachment
+        self.refresher = Refresher(
+            library,
+            1.0 / fps,
+            lambda show: self.post_message(self.Loaded(show)),
+            lambda error: self.post_message(self.Failed(error)),
+        )
+        self._shown_once = False
+        self._was_live = self._ending = False
+        self._small: Screen[None] | None = None
+
+    # --- what is on the screen
+
+    def on_mount(self) -> None:
+        """Show the list, and begin to read."""
+        self.push_screen(RunsScreen(self.library))
+        self.refresher.start()
+        if self.attachment is not None:
+            self.attachment.begin(self)
+
+    def compare(self, views: Sequence[RunView]) -> None:
+        """Show some runs in one chart."""
+        from burnt.monitor.compare import CompareScreen
+
+        self.push_screen(CompareScreen(views))
+
+    def on_unmount(self) -> None:
+        """Stop reading."""
+        self.refresher.stop()
+
+    def show_source(self, source: Any) -> None:
+        """From now on read what this needs: it has come on the screen."""
+        self.refresher.source = source
+        self.refresher.wake()
+
+    def open_run(self, view: RunView) -> None:
+        """Show a run."""
+        from burnt.monitor.run import RunScreen  # not needed for the first screen, which must show at once
+
+        self.push_screen(RunScreen(view, self.library))
+
+    async def on_monitor_app_loaded(self, message: Loaded) -> None:
+        """Show what was read."""
+        try:
+            await invoke(message.show)
+        finally:
+            self.refresher.shown()
+        views = self.library.views
+        if not self._shown_once:
+            self._shown_once = True
+            # A folder that is a run itself, or a training's own monitor: there is nothing to choose from.
+            if len(views) == 1 and (self.attached or views[0].folder in self.library.folders):
+                self.open_run(views[0])
+        if self.attached is not None and len(views) == 1:
+            self._watch_end(views[0])
+
+    def on_monitor_app_failed(self, message: Failed) -> None:
+        """An error of the app's own: end, and say which."""
+        raise message.error
+
+    def _watch_end(self, view: RunView) -> None:
+        self._was_live |= view.live
+        if self._was_live and not view.live and not self._ending:
+            from burnt.monitor.dialogs import EndScreen
+
+            self._ending = True
+            self.push_screen(EndScreen(view))
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Below 80x24 say so; show what was there again when there is room."""
+        small = event.size.width < MIN_WIDTH or event.size.height < MIN_HEIGHT
+        if small and self._small is None:
+            from burnt.monitor.dialogs import TooSmallScreen
+
+            self._small = TooSmallScreen()
+            self.push_screen(self._small)
+        elif not small and self._small is not None:
+            self._small.dismiss()
+            self._small = None
+
+    async def settled(self, patience: float) -> None:
+        """Wait until what is on the screen has been read and shown; for pictures and tests.
+
+        Raises:
+            TimeoutError: it took longer than so many seconds.
+        """
+        async with asyncio.timeout(patience):
+            for _ in range(2):  # what was asked for while something else was read comes after that
+                target = self.refresher.rounds + 1
+                self.refresher.wake()
+                while self.refresher.rounds < target:
+                    await asyncio.sleep(0.01)
+            await wait_for_idle(0)
+
+    # --- keys
+
+    def keys_here(self) -> list[tuple[object, Key]]:
+        """The keys that do something now, nearest first, with whom they belong to."""
+        here: list[tuple[object, Key]] = []
+        taken: set[str] = set()
+        for node, _ in self.screen._modal_binding_chain:
+            for key in getattr(node, "KEYS", ()):
+                if key.keys not in taken:
+                    taken.add(key.keys)
+                    here.append((node, key))
+        return here
+
+    def action_help(self) -> None:
+        """Show the keys."""
+        from burnt.monitor.dialogs import HelpScreen
+
+        self.push_screen(HelpScreen([key for _, key in self.keys_here()]))
+
+    def action_leave(self) -> None:
+        """Leave; trainings go on."""
+        self.exit()
+
+    def action_toggle_theme(self) -> None:
+        """Switch between dark and light."""
+        if self.no_color:
+            self.notify("no colours are shown, as NO_COLOR is set")
+        else:
+            self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
+
+    def action_look_again(self) -> None:
+        """Look for new runs, forget deleted ones."""
+        self.refresher.wake(look=True)
+
+    def action_interrupt(self) -> None:
+        """Ctrl-C: what it means is the training's affair, if this is its monitor."""
+        if self.attached is None:
+            self.notify("q leaves the monitor; a training is stopped from its screen")
+            return
+        try:
+            os.kill(self.attached, signal.SIGINT)
+        except OSError as error:
+            self.notify(f"process {self.attached} cannot be interrupted: {error.strerror}", severity="error")
+        else:
+            self.notify("told the training: it finishes the step, saves and stops; again: at once")
+
+    def action_suspend(self) -> None:
+        """Ctrl-Z: back to the shell, until its `fg`."""
+        if self.attachment is None:
+            self.action_suspend_process()
+        else:
+            self.attachment.suspend(self)
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """The command palette: every key that does something now."""
+        for node, key in self.keys_here():
+
+            def run(node: object = node, key: Key = key) -> None:
+                self.call_later(self.run_action, key.action, node)
+
+            if key.keys != "1-9":
+                yield SystemCommand(key.label, key.help, run)
+        yield from getattr(screen, "palette", tuple)()

@@ -1,0 +1,117 @@
+"""Lines in dots of braille, two across and four down in each character.
+
+A canvas holds a number for each column of dots, whose bits are the dots from top to bottom: a line is drawn
+by a shift and an "or" for each column, so that it costs what the plot is wide, not what it is high.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+__all__ = ["CHARACTERS", "Masks", "dash_bits", "line_masks", "sample"]
+
+Masks = list[int]
+
+# What bits 0 to 3 (the left column of dots, from top to bottom) and 4 to 7 (the right one) are in Unicode.
+_DOTS = (0x01, 0x02, 0x04, 0x40, 0x08, 0x10, 0x20, 0x80)
+CHARACTERS = "".join(
+    chr(0x2800 + sum(dot for bit, dot in enumerate(_DOTS) if bits >> bit & 1)) for bits in range(256)
+)
+
+
+def dash_bits(lengths: Sequence[int], height: int) -> tuple[int, int]:
+    """A pattern of dots on and off as bits, and its period; (0, 0) for an unbroken line."""
+    if not lengths:
+        return 0, 0
+    period, bits, at = sum(lengths), 0, 0
+    for i, length in enumerate(lengths):
+        if i % 2 == 0:
+            bits |= ((1 << length) - 1) << at
+        at += length
+    repeated = 0
+    for i in range(height // period + 2):
+        repeated |= bits << i * period
+    return repeated, period
+
+
+def line_masks(
+    xs: Sequence[float], ys: Sequence[float], width: int, height: int, dashes: Sequence[int] = ()
+) -> Masks:
+    """A line through points.
+
+    Args:
+        xs: ascending; 0 is the middle of the leftmost column of dots.
+        ys: 0 is the middle of the top row of dots; NaN breaks the line.
+        width: columns of dots. What lies outside is cut off.
+        height: rows of dots.
+        dashes: lengths of dots on and off.
+
+    Returns:
+        For each column its dots as bits, the lowest bit on top. A point with no neighbours is a square of
+        four dots, as one is easily missed.
+    """
+    masks = [0] * width
+    pattern, period = dash_bits(dashes, height)
+    bottom = height - 1
+    length = 0  # dots of the line so far, for the dashes
+
+    def span(column: int, start: float, end: float, closed: bool) -> None:
+        nonlocal length
+        first, last = math.floor(start + 0.5), math.floor(end + 0.5)
+        # The next column begins with the last row of this one, so that a slope is one dot thick.
+        if not closed and last != first:
+            last += 1 if last < first else -1
+        top, low = (first, last) if first <= last else (last, first)
+        count = low - top + 1
+        if low >= 0 and top <= bottom:
+            top, low = max(top, 0), min(low, bottom)
+            bits = (1 << (low - top + 1)) - 1
+            if period:
+                bits &= pattern >> length % period
+            masks[column] |= bits << top
+        length += count
+
+    def dot(x: float, y: float) -> None:
+        column, row = math.floor(x + 0.5), math.floor(y + 0.5)
+        if -1 <= row <= bottom + 1:
+            row = min(max(row, 0), max(bottom - 1, 0))
+            for c in (column, column + 1) if column < width - 1 else (column - 1, column):
+                if 0 <= c < width and -1 <= column <= width:
+                    masks[c] |= (0b11 << row) & ((1 << height) - 1)
+
+    started = False  # whether the point before is part of a line
+    for i in range(len(xs)):
+        x1, y1 = xs[i], ys[i]
+        if y1 != y1:
+            started = False
+            continue
+        follows = i + 1 < len(xs) and ys[i + 1] == ys[i + 1]
+        if not started:
+            started = True
+            if not follows:
+                dot(x1, y1)
+            x0, y0 = x1, y1
+            continue
+        column, end = math.floor(x0 + 0.5), math.floor(x1 + 0.5)
+        if column == end:
+            if 0 <= column < width:
+                span(column, y0, y1, True)
+        elif end >= 0 and column < width:
+            slope = (y1 - y0) / (x1 - x0)
+            at = y0
+            if column < 0:
+                column = 0
+                at = y0 + slope * (-0.5 - x0)
+            for c in range(column, min(end, width - 1) + 1):
+                to = y1 if c == end else y0 + slope * (c + 0.5 - x0)
+                span(c, at, to, c == end)
+                at = to
+        x0, y0 = x1, y1
+    return masks
+
+
+def sample(dashes: Sequence[int], cells: int) -> str:
+    """A piece of a line, for a legend."""
+    masks = line_masks([0, 2 * cells - 1], [1, 1], 2 * cells, 4, dashes)
+    return "".join(CHARACTERS[masks[2 * c] | masks[2 * c + 1] << 4] for c in range(cells))

@@ -1,0 +1,207 @@
+"""Curves as numbers: what a plot is made of before anything is drawn. No Textual, no numpy.
+
+Values may be NaN or infinite everywhere: NaN is a gap, and what is infinite lies above or below all else.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["PALETTE", "STYLES", "Curve", "elapsed", "epochs", "extremes", "nearest_index", "reduce", "smooth"]
+
+# Paul Tol's bright and vibrant schemes, ordered so that neighbours differ for the colour-blind as well. All
+# are of middle lightness; the chart moves them towards black or white where the background needs it.
+PALETTE = ("#4477aa", "#ee7733", "#228833", "#cc3377", "#66ccee", "#aa4499", "#ccbb44", "#999999")
+
+# How a line is broken, as lengths of dots on and off.
+STYLES: dict[str, tuple[int, ...]] = {
+    "solid": (),
+    "dashed": (2, 2),
+    "dotted": (1, 3),
+    "dashdot": (5, 2, 1, 2),
+}
+
+
+class Curve(NamedTuple):
+    """A line of a chart.
+
+    Args:
+        label: its name in the legend.
+        color: what Textual takes for a colour, such as ``"#4477aa"``.
+        xs: ascending, finite.
+        ys: as many; NaN is a gap.
+        style: a key of `STYLES`; by default the curves of a chart take one after the other.
+        tag: a character or two, set beside the line's end.
+    """
+
+    label: str
+    color: str
+    xs: Sequence[float]
+    ys: Sequence[float]
+    style: str | None = None
+    tag: str = ""
+
+
+def reduce(
+    xs: Sequence[float],
+    ys: Sequence[float],
+    columns: int,
+    low: float | None = None,
+    high: float | None = None,
+) -> tuple[list[float], list[float]]:
+    """At most five points for each column of a plot, such that the plot looks the same.
+
+    Of each column stay the first and the last point (so that lines between columns run as before), the
+    lowest and the highest finite value, and the first value that is not finite, in the order they had; the
+    nearest point to the left and to the right of the range stay as well.
+
+    Args:
+        xs: ascending.
+        ys: as many.
+        columns: at least 1.
+        low: the left edge of the plot; by default the first of `xs`.
+        high: the right edge; by default the last.
+
+    >>> reduce([0, 1, 2, 3, 4, 5], [3.0, 1.0, 9.0, 2.0, 5.0, 4.0], columns=1)
+    ([0, 1, 2, 5], [3.0, 1.0, 9.0, 4.0])
+    """
+    if not xs:
+        return [], []
+    low = xs[0] if low is None else low
+    high = xs[-1] if high is None else high
+    start, stop = max(bisect_left(xs, low) - 1, 0), min(bisect_right(xs, high) + 1, len(xs))
+    if stop - start <= 2 * columns:
+        return list(xs[start:stop]), list(ys[start:stop])
+    scale = columns / (high - low) if high > low else 0.0
+    kept: list[int] = []
+    # The neighbours outside the range are columns of their own: -1 and `columns`.
+    left, column = start, -2
+    for i in range(start, stop + 1):
+        if i == stop:
+            here = columns + 1
+        elif low <= xs[i] <= high:
+            here = min(int((xs[i] - low) * scale), columns - 1)
+        else:
+            here = -1 if xs[i] < low else columns
+        if here != column:
+            if i > left:
+                kept += _column(ys, left, i)
+            left, column = i, here
+    return [xs[i] for i in kept], [ys[i] for i in kept]
+
+
+def _column(ys: Sequence[float], start: int, stop: int) -> list[int]:
+    """The points of a column that a plot needs."""
+    if stop - start < 3:
+        return list(range(start, stop))
+    keep = {start, stop - 1}
+    finite = [i for i in range(start, stop) if math.isfinite(ys[i])]
+    if finite:
+        keep.add(min(finite, key=ys.__getitem__))
+        keep.add(max(finite, key=ys.__getitem__))
+    if len(finite) < stop - start:
+        keep.add(next(i for i in range(start, stop) if not math.isfinite(ys[i])))
+    return sorted(keep)
+
+
+def smooth(ys: Sequence[float], weight: float) -> list[float]:
+    """The exponential moving average, as TensorBoard shows it: started at nothing and then debiased.
+
+    Args:
+        ys: values; those that are not finite stay as they are and do not enter the average.
+        weight: of the past, from 0 (nothing is smoothed) to less than 1.
+
+    Raises:
+        ValueError: the weight is outside of this.
+
+    >>> smooth([1.0, 2.0, float("nan"), 3.0], 0.5)
+    [1.0, 1.6666666666666667, nan, 2.4285714285714284]
+    """
+    if not 0 <= weight < 1:
+        raise ValueError(f"smoothing is from 0 to less than 1, not {weight}")
+    smoothed: list[float] = []
+    mean, bias = 0.0, 1.0
+    for y in ys:
+        if math.isfinite(y):
+            mean = weight * mean + (1 - weight) * y
+            bias *= weight
+            y = mean / (1 - bias)
+        smoothed.append(y)
+    return smoothed
+
+
+def extremes(ys: Sequence[float]) -> tuple[int, int] | None:
+    """Where the lowest and the highest finite value are (the first of equals); None if there is none.
+
+    >>> extremes([2.0, float("inf"), 1.0, 5.0]), extremes([float("nan")])
+    ((2, 3), None)
+    """
+    finite = [i for i, y in enumerate(ys) if math.isfinite(y)]
+    if not finite:
+        return None
+    return min(finite, key=ys.__getitem__), max(finite, key=ys.__getitem__)
+
+
+def nearest_index(xs: Sequence[float], x: float) -> int | None:
+    """The index of the value nearest to `x` in an ascending sequence, the first of equals; None if empty.
+
+    >>> nearest_index([1, 4, 9], 6), nearest_index([1, 4, 9], 100), nearest_index([], 1)
+    (1, 2, None)
+    """
+    if not xs:
+        return None
+    right = bisect_left(xs, x)
+    if right == 0:
+        return 0
+    if right == len(xs) or x - xs[right - 1] <= xs[right] - x:
+        return bisect_left(xs, xs[right - 1])
+    return right
+
+
+def epochs(steps: Sequence[float], ends: Sequence[tuple[float, float]]) -> list[float]:
+    """Steps as epochs with fractions.
+
+    Args:
+        steps: counts of steps done.
+        ends: (step, epoch) pairs at which epochs were done, ascending. Between them, and after the last by
+            the length of the last epoch, it is interpolated.
+
+    Returns:
+        An epoch for each step; the step's number itself if no epoch was done yet.
+
+    >>> epochs([0, 50, 100, 300, 400], [(100, 1), (300, 2)])
+    [0.0, 0.5, 1.0, 2.0, 2.5]
+    """
+    if not ends:
+        return [float(step) for step in steps]
+    marks = [(0.0, 0.0), *((float(s), float(e)) for s, e in ends if s > 0)]
+    at = [step for step, _ in marks]
+    found = []
+    for step in steps:
+        i = min(max(bisect_left(at, step), 1), len(marks) - 1)
+        (left, before), (right, after) = marks[i - 1], marks[i]
+        found.append(before + (after - before) * (step - left) / (right - left))
+    return found
+
+
+def elapsed(times: Sequence[float], attempts: Sequence[tuple[float, float]]) -> list[float]:
+    """Times of the clock as seconds at work: what lies between two attempts does not count.
+
+    Args:
+        times: Unix seconds.
+        attempts: (began, ended) of each of the run's attempts, ascending; the last may still go on.
+
+    >>> elapsed([10, 12, 105, 120], [(10, 15), (105, 110)])
+    [0.0, 2.0, 5.0, 20.0]
+    """
+    found = []
+    for time in times:
+        passed = 0.0
+        for i, (began, ended) in enumerate(attempts):
+            last = i == len(attempts) - 1
+            passed += max((time if last else min(time, ended)) - began, 0.0)
+        found.append(passed)
+    return found

@@ -1,0 +1,263 @@
+"""Small windows over a screen: help, questions before a command is sent, the end of a training, no room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, Static
+
+from burnt.monitor.keys import Key, key_text
+from burnt.monitor.look import state_cell
+from burnt.monitor.model import RunView
+from burnt.monitor.words import clean
+
+__all__ = ["AskScreen", "ConfirmScreen", "EndScreen", "HelpScreen", "TextScreen", "TooSmallScreen"]
+
+_END_SECONDS = 10
+
+
+class HelpScreen(ModalScreen[None]):
+    """The keys that can be pressed, from the table that dispatches them.
+
+    Args:
+        keys: nearest first.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,q,question_mark,enter", "close", "Close", show=False)
+    ]
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        super().__init__()
+        self._keys = keys
+
+    def compose(self) -> ComposeResult:
+        """A line for each key."""
+        width = max(len(key_text(key.keys)) for key in self._keys)
+        lines = [
+            Content.assemble((f"{key_text(key.keys):>{width}}", "bold $primary"), f"  {key.help}")
+            for key in self._keys
+        ]
+        mouse = (
+            "the mouse works too: click, double click, drag and wheel; ctrl+p finds what can be done by name"
+        )
+        with Vertical(classes="window"):
+            yield Static("Keys", classes="window-title")
+            with VerticalScroll():
+                yield Static(Content("\n").join(lines))
+                yield Static(mouse, classes="hint")
+            yield Static("esc closes", classes="hint")
+
+    def on_mount(self) -> None:
+        """The keys scroll."""
+        self.query_one(VerticalScroll).focus()
+
+    def action_close(self) -> None:
+        """Back."""
+        self.dismiss()
+
+    def on_click(self, event: events.Click) -> None:
+        """A click beside the window closes it."""
+        if event.widget is self:
+            self.dismiss()
+
+
+class TextScreen(ModalScreen[None]):
+    """A text in full, of which a line of a table shows the beginning.
+
+    Args:
+        title: what it is.
+        text: control characters are escaped, lines stay.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "close", "Close", show=False)]
+
+    def __init__(self, title: str, text: str) -> None:
+        super().__init__()
+        self._title, self._text = title, text
+
+    def compose(self) -> ComposeResult:
+        """The text, which scrolls."""
+        text = "\n".join(clean(line) for line in self._text.expandtabs(4).splitlines())
+        with Vertical(classes="window wide"):
+            yield Static(clean(self._title), classes="window-title", markup=False)
+            with VerticalScroll():
+                yield Static(text, markup=False)
+            yield Static("esc closes", classes="hint")
+
+    def on_mount(self) -> None:
+        """The keys scroll."""
+        self.query_one(VerticalScroll).focus()
+
+    def action_close(self) -> None:
+        """Back."""
+        self.dismiss()
+
+    def on_click(self, event: events.Click) -> None:
+        """A click beside the window closes it."""
+        if event.widget is self:
+            self.dismiss()
+
+
+class ConfirmScreen(ModalScreen[bool]):
+    """A question before something is sent to a training.
+
+    Args:
+        question: what is about to happen.
+        detail: what follows from it.
+        yes: what the button says that does it.
+        grave: whether it cannot be undone; then the other button has the focus.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,n", "answer(False)", "No", show=False),
+        Binding("y", "answer(True)", "Yes", show=False),
+        Binding("left,right,up,down", "other", "Other", show=False),
+    ]
+
+    def __init__(self, question: str, detail: str, yes: str, *, grave: bool = False) -> None:
+        super().__init__()
+        self._question, self._detail, self._yes, self._grave = question, detail, yes, grave
+
+    def compose(self) -> ComposeResult:
+        """The question and two buttons."""
+        with Vertical(classes="window narrow"):
+            yield Static(self._question, classes="window-title", markup=False)
+            yield Static(self._detail, markup=False)
+            with Horizontal(classes="buttons"):
+                yield Button(
+                    f"{self._yes} (y)", id="yes", compact=True, variant="error" if self._grave else "primary"
+                )
+                yield Button("Cancel (esc)", id="no", compact=True)
+
+    def on_mount(self) -> None:
+        """The button that enter presses."""
+        self.query_one("#no" if self._grave else "#yes").focus()
+
+    def action_answer(self, answer: bool) -> None:
+        """Close with an answer."""
+        self.dismiss(answer)
+
+    def action_other(self) -> None:
+        """The other button."""
+        self.focus_next()
+
+    @on(Button.Pressed)
+    def pressed(self, message: Button.Pressed) -> None:
+        """A button."""
+        self.dismiss(message.button.id == "yes")
+
+
+class AskScreen(ModalScreen[str | None]):
+    """A question that is answered by a text; None when it is not answered.
+
+    Args:
+        question: what is asked.
+        detail: what can be entered.
+        placeholder: an example.
+        yes: what the button says that sends it.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel", show=False)]
+
+    def __init__(self, question: str, detail: str, placeholder: str, yes: str) -> None:
+        super().__init__()
+        self._question, self._detail, self._placeholder, self._yes = question, detail, placeholder, yes
+
+    def compose(self) -> ComposeResult:
+        """The question, a line to type in, and two buttons."""
+        with Vertical(classes="window narrow"):
+            yield Static(self._question, classes="window-title", markup=False)
+            yield Static(self._detail, markup=False)
+            yield Input(placeholder=self._placeholder, compact=True)
+            with Horizontal(classes="buttons"):
+                yield Button(f"{self._yes} (enter)", id="yes", compact=True, variant="primary")
+                yield Button("Cancel (esc)", id="no", compact=True)
+
+    def on_mount(self) -> None:
+        """Type at once."""
+        self.query_one(Input).focus()
+
+    def action_cancel(self) -> None:
+        """Close without an answer."""
+        self.dismiss(None)
+
+    @on(Input.Submitted)
+    def submitted(self) -> None:
+        """Enter."""
+        self._send()
+
+    @on(Button.Pressed)
+    def pressed(self, message: Button.Pressed) -> None:
+        """A button."""
+        if message.button.id == "yes":
+            self._send()
+        else:
+            self.dismiss(None)
+
+    def _send(self) -> None:
+        text = self.query_one(Input).value.strip()
+        if text:
+            self.dismiss(text)
+
+
+class EndScreen(ModalScreen[None]):
+    """The training whose monitor this is has ended: a key, or some seconds, close the app.
+
+    Args:
+        view: its run.
+    """
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__()
+        self._view = view
+        self._left = _END_SECONDS
+
+    def compose(self) -> ComposeResult:
+        """How it ended."""
+        text, style = state_cell(self._view)
+        with Vertical(classes="window narrow"):
+            yield Static(
+                Content.assemble(("The training has ended: ", ""), (text, style)), classes="window-title"
+            )
+            if self._view.note:
+                yield Static(clean(self._view.note), markup=False)
+            yield Static(id="countdown", classes="hint")
+
+    def on_mount(self) -> None:
+        """Count down."""
+        self._count()
+        self.set_interval(1.0, self._count)
+
+    def _count(self) -> None:
+        if self._left <= 0:
+            self.app.exit()
+        self.query_one("#countdown", Static).update(f"any key closes the monitor, or {self._left} s")
+        self._left -= 1
+
+    def on_key(self, event: events.Key) -> None:
+        """Any key."""
+        event.stop()
+        self.app.exit()
+
+    def on_click(self) -> None:
+        """And a click."""
+        self.app.exit()
+
+
+class TooSmallScreen(ModalScreen[None]):
+    """There is no room; what was on the screen comes back when there is."""
+
+    def compose(self) -> ComposeResult:
+        """What is needed."""
+        yield Static(
+            "burnt monitor needs a terminal of 80x24 at least:\nmake it larger, or press q to leave",
+            id="small",
+        )

@@ -1,0 +1,132 @@
+"""How things look: themes, the symbols and colours of states, bars. A state is never told by colour alone."""
+
+from __future__ import annotations
+
+from textual.theme import Theme
+
+from burnt.monitor.model import RunView
+
+__all__ = ["DARK", "LIGHT", "PLAIN", "bar", "state_cell"]
+
+# Blue, green and orange are those of Okabe and Ito, which people of every colour vision tell apart, moved to
+# a lightness at which they can be read on the background.
+DARK = Theme(
+    name="burnt-dark",
+    primary="#5ab4e5",
+    secondary="#8c9bb0",
+    accent="#e69f00",
+    success="#2fb892",
+    warning="#e8a838",
+    error="#f0714f",
+    foreground="#d3d9e2",
+    background="#0f1319",
+    surface="#161b23",
+    panel="#1f2630",
+    dark=True,
+    variables={
+        "dim": "#8290a3",
+        "faint": "#3a4554",
+        "stale": "#c9a0e6",
+        "cursor": "#24313f",
+        "footer-background": "#161b23",
+        "footer-key-foreground": "#5ab4e5",
+        "footer-description-foreground": "#8290a3",
+        "block-cursor-foreground": "#d3d9e2",
+        "block-cursor-background": "#24313f",
+        "input-selection-background": "#5ab4e5 35%",
+        "scrollbar": "#2b3542",
+        "scrollbar-hover": "#3a4554",
+        "scrollbar-active": "#5ab4e5",
+        "scrollbar-background": "#0f1319",
+        "scrollbar-background-hover": "#0f1319",
+        "scrollbar-background-active": "#0f1319",
+        "scrollbar-corner-color": "#0f1319",
+        "border": "#3a4554",
+    },
+)
+LIGHT = Theme(
+    name="burnt-light",
+    primary="#0067a6",
+    secondary="#5c6b80",
+    accent="#9a5b00",
+    success="#00745a",
+    warning="#925a00",
+    error="#b93a0c",
+    foreground="#1c232c",
+    background="#fbfbf9",
+    surface="#f1f2f0",
+    panel="#e6e8e8",
+    dark=False,
+    variables={
+        "dim": "#5f6b7a",
+        "faint": "#c3cad2",
+        "stale": "#7c3fa6",
+        "cursor": "#dbe6ef",
+        "footer-background": "#f1f2f0",
+        "footer-key-foreground": "#0067a6",
+        "footer-description-foreground": "#5f6b7a",
+        "block-cursor-foreground": "#1c232c",
+        "block-cursor-background": "#dbe6ef",
+        "input-selection-background": "#0067a6 25%",
+        "scrollbar": "#c3cad2",
+        "scrollbar-hover": "#a5aeb9",
+        "scrollbar-active": "#0067a6",
+        "scrollbar-background": "#fbfbf9",
+        "scrollbar-background-hover": "#fbfbf9",
+        "scrollbar-background-active": "#fbfbf9",
+        "scrollbar-corner-color": "#fbfbf9",
+        "border": "#c3cad2",
+    },
+)
+# For NO_COLOR: the terminal's own two colours; what stands out is bold, reversed or dim.
+PLAIN = Theme(
+    name="burnt-plain",
+    primary="ansi_default",
+    secondary="ansi_default",
+    accent="ansi_default",
+    success="ansi_default",
+    warning="ansi_default",
+    error="ansi_default",
+    foreground="ansi_default",
+    background="ansi_default",
+    surface="ansi_default",
+    panel="ansi_default",
+    ansi=True,
+    variables={
+        "ansi-background": "ansi_default",
+        "ansi-foreground": "ansi_default",
+        "dim": "ansi_default",
+        "faint": "ansi_default",
+        "stale": "ansi_default",
+        "cursor": "ansi_default",
+    },
+)
+
+_STATES = {
+    "running": ("●", "$primary"),
+    "paused": ("‖", "$warning"),
+    "finished": ("✓", "$success"),
+    "stopped": ("■", "$warning"),
+    "crashed": ("✗", "bold $error"),
+    "stale": ("◌", "$stale"),
+    "unreadable": ("!", "bold $error"),
+    "deleted": ("-", "$dim"),
+}
+
+
+def state_cell(view: RunView) -> tuple[str, str]:
+    """The state of a run in a symbol and a word, and its style; a pause is told instead of `running`."""
+    state = "paused" if view.state == "running" and view.activity == "paused" else view.state
+    symbol, style = _STATES[state]
+    return f"{symbol} {state}", style
+
+
+def bar(share: float, width: int) -> tuple[str, str]:
+    """A progress bar in halves of a cell: what is done, and what is left.
+
+    >>> bar(0.5, 5)
+    ('━━╸', '━━')
+    """
+    halves = round(min(max(share, 0.0), 1.0) * width * 2)
+    done = "━" * (halves // 2) + "╸" * (halves % 2)
+    return done, "━" * (width - len(done))

@@ -1,0 +1,84 @@
+"""The checkpoints that are there: which is the best, how large, how old."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from textual.app import ComposeResult
+
+from burnt.monitor.model import Checkpoint
+from burnt.monitor.panes.pane import Pane
+from burnt.monitor.rows import Cell, Column, Rows, cell
+from burnt.monitor.words import age_text, better, size_text, value_text
+
+__all__ = ["CheckpointsPane", "best_checkpoint"]
+
+_COLUMNS = (
+    Column("checkpoint"),
+    Column("step", right=True),
+    Column("", spare=0),
+    Column("values", grows=True),
+    Column("size", right=True),
+    Column("age", right=True),
+)
+_RENEW_SECONDS = 5
+
+
+class CheckpointsPane(Pane):
+    """What the run can be resumed from."""
+
+    TITLE = "Checkpoints"
+    SHORT = "Ckpts"
+
+    def compose(self) -> ComposeResult:
+        """A table."""
+        yield Rows(_COLUMNS, empty="there are no checkpoints")
+
+    def token(self) -> object:
+        """The folder is looked at every few seconds: somebody may delete a checkpoint."""
+        return self.view.version, int(time.monotonic() / _RENEW_SECONDS)
+
+    def read(self) -> Callable[[], Any]:
+        """The folders, newest first."""
+        found = self.view.checkpoints()
+        best, key = best_checkpoint(found)
+        now = time.time()
+        rows: list[tuple[object, Sequence[Cell]]] = []
+        for checkpoint in reversed(found):
+            values = [
+                (f"{name} {value_text(value)}  ", "$success" if checkpoint is best and name == key else "")
+                for name, value in checkpoint.values.items()
+            ]
+            rows.append(
+                (
+                    checkpoint.name,
+                    (
+                        cell(checkpoint.name, "bold" if checkpoint is best else ""),
+                        cell("" if checkpoint.step is None else f"{checkpoint.step:,}"),
+                        cell("★ best" if checkpoint is best else "", "$success"),
+                        tuple(values),
+                        cell(size_text(checkpoint.bytes), "$dim"),
+                        cell(age_text(now - checkpoint.written), "$dim"),
+                    ),
+                )
+            )
+        return partial(self.query_one(Rows).show, rows)
+
+
+def best_checkpoint(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint | None, str]:
+    """The best checkpoint by the validation loss, else by the first value whose better end is known.
+
+    Returns:
+        It (the newest of equals) and the value's name; None when no checkpoint has such a value.
+    """
+    names = list(dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.values))
+    judged = [name for name in names if better(name) is not None]
+    for name in ("valid/loss", *[n for n in judged if n.startswith("valid/")], *judged):
+        have = [c for c in checkpoints if isinstance(c.values.get(name), float | int)]
+        if have:
+            sign = -1 if better(name) == "lower" else 1
+            return max(reversed(have), key=lambda checkpoint: sign * checkpoint.values[name]), name
+    return None, ""

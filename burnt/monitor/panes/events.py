@@ -1,0 +1,181 @@
+"""Events: what happened once, newest first, and what was asked of the training and is not answered yet."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from textual import on
+from textual.app import ComposeResult
+from textual.content import Content
+from textual.widgets import Static
+
+from burnt.monitor.dialogs import TextScreen
+from burnt.monitor.line import update
+from burnt.monitor.panes.pane import Pane
+from burnt.monitor.rows import Cell, Column, Rows, cell
+from burnt.monitor.words import clean, value_text
+from burnt.train.store import Event
+from burnt.train.store.control import Command, waiting
+
+__all__ = ["EventsPane", "countdown", "event_text"]
+
+_COLUMNS = (
+    Column("time"),
+    Column("step", right=True),
+    Column("event"),
+    Column("", grows=True),
+)
+_STYLES = {
+    "error": "bold $error",
+    "signal": "$warning",
+    "write_error": "$warning",
+    "early_stopping": "$warning",
+    "checkpoint": "$success",
+    "command": "$primary",
+    "note": "$accent",
+    "resume": "$primary",
+    "start": "$primary",
+    "paused": "$warning",
+    "resumed": "$primary",
+}
+_QUIET = ("stopping",)  # after each validation; the countdown tells the newest of them
+
+
+class EventsPane(Pane):
+    """What happened."""
+
+    TITLE = "Events"
+
+    def compose(self) -> ComposeResult:
+        """Why the run ended or how long it may go on, and the table."""
+        yield Static(classes="facts")
+        yield Rows(_COLUMNS, empty="nothing has happened yet")
+
+    def token(self) -> object:
+        """Waiting commands are files: when one is answered, there is an event too."""
+        return self.view.version, self._asked
+
+    def read(self) -> Callable[[], Any]:
+        """Events were read with the run; commands that wait are files beside it."""
+        return partial(self._show, waiting(self.view.folder) if self.view.live else [])
+
+    @on(Rows.Opened)
+    def opened(self, message: Rows.Opened) -> None:
+        """All that an event says, with the traceback of an error."""
+        event = next((event for event in self.view.events if event.id == message.key), None)
+        if event is not None:
+            data = dict(event.data)
+            trace = data.pop("traceback", None)
+            lines = [
+                f"{key}: {value if isinstance(value, str) else json.dumps(value)}"
+                for key, value in data.items()
+            ]
+            if trace:
+                lines += ["", str(trace)]
+            at = "" if event.step is None else f" at step {event.step:,}"
+            self.app.push_screen(TextScreen(f"{event.kind}{at}, {_clock(event.time)}", "\n".join(lines)))
+
+    def _show(self, sent: Sequence[Command]) -> None:
+        rows: list[tuple[object, Sequence[Cell]]] = [
+            (
+                command.id,
+                (
+                    cell(_clock(command.time), "$dim"),
+                    cell(""),
+                    cell("command", "$primary"),
+                    cell(
+                        f"{_command(command.kind, command.value)}: sent by {command.sender}, not answered yet"
+                    ),
+                ),
+            )
+            for command in reversed(sent)
+        ]
+        for event in reversed(self.view.events):
+            if event.kind in _QUIET:
+                continue
+            style = _STYLES.get(event.kind, "")
+            rows.append(
+                (
+                    event.id,
+                    (
+                        cell(_clock(event.time), "$dim"),
+                        cell("" if event.step is None else f"{event.step:,}", "$dim"),
+                        cell(event.kind.replace("_", " "), style),
+                        cell(event_text(event), style if event.kind == "error" else ""),
+                    ),
+                )
+            )
+        self.query_one(Rows).show(rows)
+        facts = self.query_one(Static)
+        text = countdown(self.view.events) if self.view.live else ""
+        update(facts, Content.assemble((f" {text}", "$dim")) if text else Content(""))
+        facts.display = bool(text)
+
+
+def countdown(events: Sequence[Event]) -> str:
+    """How long early stopping still waits, as the newest validation left it; empty if there is none."""
+    newest = next((event for event in reversed(events) if event.kind == "stopping"), None)
+    if newest is None:
+        return ""
+    data = newest.data
+    best = data.get("best")
+    best_text = value_text(best) if isinstance(best, float | int) else str(best)
+    return (
+        f"early stopping: {data.get('waited')} of {data.get('patience')} without a better "
+        f"{clean(str(data.get('metric')))} than {best_text}"
+    )
+
+
+def event_text(event: Event) -> str:
+    """What an event says beside its kind, on one line."""
+    data = event.data
+    match event.kind:
+        case "start" | "resume":
+            return f"pid {data.get('pid')} on {data.get('host')}"
+        case "end":
+            reason = data.get("reason")
+            return str(data.get("state")) + (f": {reason}" if reason and reason != data.get("state") else "")
+        case "error":
+            text = f"{data.get('error')}: {data.get('message')}"
+            return text.replace("\n", "  ")
+        case "command":
+            text = f"{_command(data.get('command'), data.get('value'))}: {data.get('status')}"
+            return text + (f", {data['reason']}" if data.get("reason") else "")
+        case "checkpoint":
+            return f"{data.get('path')}  {_values(data.get('values'))}"
+        case "epoch":
+            return f"{data.get('epoch')}  {_values(data.get('values'))}"
+        case "note":
+            return str(data.get("text"))
+        case "signal":
+            return str(data.get("signal"))
+        case "learning_rate":
+            value = data.get("value")
+            return "as the schedule says" if value is None else _value(value)
+        case _:
+            return "  ".join(f"{key} {_value(value)}" for key, value in data.items())
+
+
+def _command(kind: object, value: object) -> str:
+    return f"{kind}" if value is None else f"{kind} {_value(value)}"
+
+
+def _values(values: object) -> str:
+    if not isinstance(values, dict):
+        return ""
+    return "  ".join(f"{name} {_value(value)}" for name, value in values.items())
+
+
+def _value(value: object) -> str:
+    if isinstance(value, float) and math.isfinite(value):
+        return value_text(value)
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _clock(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds):%m-%d %H:%M:%S}"

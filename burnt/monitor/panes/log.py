@@ -1,0 +1,128 @@
+"""The log: its tail, which follows, and a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+
+from burnt.monitor.dialogs import TextScreen
+from burnt.monitor.field import Field
+from burnt.monitor.keys import LOG, bindings
+from burnt.monitor.panes.pane import Pane
+from burnt.monitor.rows import Cell, Column, Rows, cell
+from burnt.monitor.words import clean
+from burnt.train.store import LogLine
+
+__all__ = ["LogPane"]
+
+_COLUMNS = (Column("time"), Column("level", spare=1), Column("text", grows=True))
+_LEVELS = {"error": "$error", "critical": "bold $error", "warning": "$warning", "debug": "$dim"}
+
+
+class LogPane(Pane):
+    """The newest lines of the log."""
+
+    TITLE = "Log"
+    KEYS = LOG
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(LOG)]
+
+    def __init__(self, view: Any) -> None:
+        super().__init__(view)
+        self._following = True
+        self._wanted = ""
+        self._lines: Sequence[LogLine] = ()
+
+    def compose(self) -> ComposeResult:
+        """The lines, and a field to search in."""
+        yield Rows(_COLUMNS, empty="nothing has been logged yet", head=False)
+        yield Field("search the log")
+
+    def token(self) -> object:
+        """Other things than new lines change nothing here."""
+        return self.view.newest.log_line, self._asked
+
+    def read(self) -> Callable[[], Any]:
+        """New lines."""
+        return partial(self._show, self.view.log_lines())
+
+    def _show(self, lines: Sequence[LogLine]) -> None:
+        self._lines = lines
+        rows = self.query_one(Rows)
+        rows.show([(line.id, self._cells(line)) for line in lines])
+        if self._following:
+            rows.action_last()
+
+    def _cells(self, line: LogLine) -> Sequence[Cell]:
+        text, wanted = clean(line.text), self._wanted
+        style = _LEVELS.get(line.level.lower(), "")
+        at = text.lower().find(wanted) if wanted else -1
+        parts: Cell = ((text, style),)
+        if at >= 0:
+            end = at + len(wanted)
+            parts = ((text[:at], style), (text[at:end], "reverse"), (text[end:], style))
+        return (
+            cell(f"{datetime.fromtimestamp(line.time):%H:%M:%S}", "$dim"),
+            cell(line.level, style or "$dim"),
+            parts,
+        )
+
+    @on(Rows.Opened)
+    def opened(self, message: Rows.Opened) -> None:
+        """All of a long line."""
+        line = next((line for line in self._lines if line.id == message.key), None)
+        if line is not None:
+            title = f"{datetime.fromtimestamp(line.time):%Y-%m-%d %H:%M:%S} {line.level}"
+            self.app.push_screen(TextScreen(title, line.text))
+
+    @on(Rows.Moved)
+    def moved(self) -> None:
+        """Who goes up stops following; who comes to the end follows again."""
+        rows = self.query_one(Rows)
+        self._following = rows.cursor >= len(rows.keys) - 1
+
+    def action_follow(self) -> None:
+        """Follow, or stay."""
+        self._following = not self._following
+        if self._following:
+            self.query_one(Rows).action_last()
+        self.notify("following the log" if self._following else "the log stays where it is")
+
+    def action_search(self) -> None:
+        """Type what to look for."""
+        self.query_one(Field).open()
+
+    @on(Field.Closed)
+    def closed(self, message: Field.Closed) -> None:
+        """Mark the matches and go to the last one."""
+        message.stop()
+        self._wanted = message.field.value.lower()
+        rows = self.query_one(Rows)
+        rows.focus()
+        self._show(self._lines)
+        if self._wanted:
+            self._following = False
+            rows.cursor = len(rows.keys)
+            self.action_match(-1, here=True)
+
+    def action_match(self, direction: int, here: bool = False) -> None:
+        """Go to the next line with what was looked for, or the one before."""
+        if not self._wanted:
+            self.action_search()
+            return
+        rows = self.query_one(Rows)
+        number = rows.cursor if here else rows.cursor + direction
+        while 0 <= number < len(self._lines):
+            if self._wanted in clean(self._lines[number].text).lower():
+                self._following = False
+                rows.cursor = number
+                return
+            number += direction
+        found = any(self._wanted in clean(line.text).lower() for line in self._lines)
+        where = ("earlier" if direction < 0 else "later") if found else "in the log"
+        self.notify(f"{self._wanted!r} is not found {where}", markup=False)

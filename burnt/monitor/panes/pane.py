@@ -1,0 +1,71 @@
+"""`Pane`: what the panes of a run's screen share. It reads in the reading thread and shows in the app's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+from textual.containers import Vertical
+
+from burnt.errors import BurntError
+from burnt.monitor.keys import Key
+from burnt.monitor.model import RunView
+from burnt.monitor.words import clean
+
+__all__ = ["Pane"]
+
+
+class Pane(Vertical):
+    """A part of what is known of a run.
+
+    Args:
+        view: the run, which the screen follows.
+    """
+
+    TITLE: ClassVar[str]
+    SHORT: ClassVar[str] = ""  # the title where there is little room, if it is another
+    KEYS: ClassVar[Sequence[Key]] = ()
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(classes="pane")
+        self.view = view
+        self._asked = 0
+        self._seen: object = None
+
+    def read(self) -> Callable[[], Any] | None:
+        """In the reading thread: read what is shown; returns what shows it in the app's thread.
+
+        Raises:
+            BurntError: it cannot be read, which the pane then says.
+        """
+        raise NotImplementedError
+
+    def token(self) -> object:
+        """What is shown depends on this alone: as long as it is the same, nothing is read."""
+        return self.view.version, self._asked
+
+    def again(self) -> None:
+        """Something else is asked for, by a key."""
+        self._asked += 1
+        self.app.refresher.wake()  # type: ignore[attr-defined]
+
+    def load(self, changed: bool) -> Callable[[], Any] | None:
+        """In the reading thread: what shows the news, if there are any."""
+        token = self.token()
+        if token == self._seen:
+            return None
+        self._seen = token
+        try:
+            return self.read()
+        except BurntError as error:
+            return partial(self.fail, error)
+
+    def fail(self, error: BurntError) -> None:
+        """Say why there is nothing to show."""
+        self.app.notify(clean(error.what), severity="error", title=self.TITLE, markup=False)
+
+    def enter(self) -> None:
+        """The pane is shown: the keys go to its main part."""
+        parts = self.query("Rows, Chart")
+        self.screen.set_focus(parts.first() if parts else None)

@@ -1,0 +1,193 @@
+"""Reads PNG images with what Python brings along: all colour types and depths, not interlaced.
+
+Pillow does it where it is installed; a viewer must not need it.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import NamedTuple
+
+__all__ = ["Image", "PngError", "decode", "fit"]
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_MOST_PIXELS = 4_000_000  # in Python alone, some seconds
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
+
+
+class PngError(ValueError):
+    """An image that cannot be shown, and why."""
+
+
+class Image(NamedTuple):
+    """Pixels, three bytes each, row by row from the top."""
+
+    width: int
+    height: int
+    rgb: bytes
+
+
+def decode(data: bytes) -> Image:
+    """The image in a PNG file, what is transparent laid on grey.
+
+    Raises:
+        PngError: the file is damaged, or of a kind that needs Pillow, which is not installed.
+    """
+    try:
+        from PIL import Image as pillow
+    except ImportError:
+        return _decode(data)
+    import io
+
+    try:
+        with pillow.open(io.BytesIO(data), formats=["PNG"]) as file:
+            image = file.convert("RGBA")
+            under = pillow.new("RGBA", image.size, (128, 128, 128, 255))
+            width, height = image.size
+            return Image(width, height, pillow.alpha_composite(under, image).convert("RGB").tobytes())
+    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+        raise PngError(f"the PNG file is damaged: {error}") from error
+
+
+def _decode(data: bytes) -> Image:
+    if data[:8] != _SIGNATURE:
+        raise PngError("this is no PNG file")
+    header, palette, alphas, packed = None, b"", b"", []
+    at = 8
+    while at + 8 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data, at)
+        body = data[at + 8 : at + 8 + size]
+        if len(body) < size:
+            raise PngError("the PNG file is cut off")
+        at += size + 12
+        if kind == b"IHDR" and size == 13:
+            header = struct.unpack(">IIBBBBB", body)
+        elif kind == b"PLTE":
+            palette = body
+        elif kind == b"tRNS":
+            alphas = body
+        elif kind == b"IDAT":
+            packed.append(body)
+        elif kind == b"IEND":
+            break
+    if header is None:
+        raise PngError("the PNG file has no header")
+    width, height, depth, kind_of_color, _, _, interlaced = header
+    channels = _CHANNELS.get(kind_of_color)
+    if channels is None or depth not in (1, 2, 4, 8, 16) or not width or not height:
+        raise PngError(f"colour type {kind_of_color} of {depth} bits is unknown")
+    if interlaced:
+        raise PngError("an interlaced PNG file is shown only with Pillow installed")
+    if width * height > _MOST_PIXELS:
+        raise PngError(f"{width} x {height} pixels are shown only with Pillow installed")
+    stride = (width * channels * depth + 7) // 8
+    try:
+        unpacker = zlib.decompressobj()
+        raw = unpacker.decompress(b"".join(packed), (stride + 1) * height)
+    except zlib.error as error:
+        raise PngError(f"the PNG file is damaged: {error}") from error
+    if len(raw) < (stride + 1) * height:
+        raise PngError("the PNG file is cut off")
+    rows = _unfiltered(raw, stride, height, max(channels * depth // 8, 1))
+    samples = b"".join(_bytes_of(row, depth, width * channels, kind_of_color == 3) for row in rows)
+    return Image(width, height, _rgb(samples, kind_of_color, palette, alphas))
+
+
+def _unfiltered(raw: bytes, stride: int, height: int, pixel: int) -> list[bytearray]:
+    """Rows of bytes; `pixel` is how far back the same channel is."""
+    rows = []
+    before = bytearray(stride)
+    for y in range(height):
+        start = y * (stride + 1)
+        method, row = raw[start], bytearray(raw[start + 1 : start + 1 + stride])
+        if method == 1:
+            for i in range(pixel, stride):
+                row[i] = (row[i] + row[i - pixel]) & 255
+        elif method == 2:
+            row = bytearray((a + b) & 255 for a, b in zip(row, before, strict=True))
+        elif method == 3:
+            for i in range(stride):
+                left = row[i - pixel] if i >= pixel else 0
+                row[i] = (row[i] + (left + before[i]) // 2) & 255
+        elif method == 4:
+            for i in range(stride):
+                a, c = (row[i - pixel], before[i - pixel]) if i >= pixel else (0, 0)
+                b = before[i]
+                # Paeth: the one of left, above and above left that is nearest to left + above - above left.
+                pa, pb, pc = abs(b - c), abs(a - c), abs(a + b - 2 * c)
+                row[i] = (row[i] + (a if pa <= pb and pa <= pc else b if pb <= pc else c)) & 255
+        elif method != 0:
+            raise PngError(f"the PNG file is damaged: filter {method} does not exist")
+        rows.append(row)
+        before = row
+    return rows
+
+
+def _bytes_of(row: bytearray, depth: int, count: int, indexed: bool) -> bytes:
+    """Samples of one byte each: scaled to 255, except for indices."""
+    if depth == 8:
+        return bytes(row)
+    if depth == 16:
+        return bytes(row[::2])
+    scale = 1 if indexed else 255 // ((1 << depth) - 1)
+    places = range(8 - depth, -1, -depth)
+    mask = (1 << depth) - 1
+    return bytes((byte >> place & mask) * scale for byte in row for place in places)[:count]
+
+
+def _rgb(samples: bytes, kind: int, palette: bytes, alphas: bytes) -> bytes:
+    """Three bytes a pixel."""
+    if kind == 2:
+        return samples
+    if kind == 0:
+        return bytes(v for sample in samples for v in (sample, sample, sample))
+    if kind == 3:
+        colors = [palette[i : i + 3] for i in range(0, len(palette) - 2, 3)]
+        if samples and max(samples) >= len(colors):
+            raise PngError("the PNG file is damaged: a pixel has a colour that the palette has not")
+        colors = [_over(c, alphas[i] if i < len(alphas) else 255) for i, c in enumerate(colors)]
+        return b"".join(colors[sample] for sample in samples)
+    width = _CHANNELS[kind]
+    pixels = (samples[i : i + width] for i in range(0, len(samples), width))
+    return b"".join(_over(p[:1] * 3 if kind == 4 else p[:3], p[-1]) for p in pixels)
+
+
+def _over(color: bytes, alpha: int) -> bytes:
+    """A colour laid on grey."""
+    if alpha == 255:
+        return color
+    return bytes((c * alpha + 128 * (255 - alpha)) // 255 for c in color)
+
+
+def fit(image: Image, width: int, height: int) -> Image:
+    """The image in at most so many pixels, its proportions kept.
+
+    A large one is made smaller by the mean of the pixels that fall together; a small one grows by a whole
+    number, so that its pixels stay squares.
+    """
+    if width < 1 or height < 1:
+        return Image(0, 0, b"")
+    shrink = max(image.width / width, image.height / height)
+    if shrink <= 1:
+        factor = max(min(width // image.width, height // image.height), 1)
+        rows = []
+        for y in range(image.height):
+            row = image.rgb[y * image.width * 3 : (y + 1) * image.width * 3]
+            rows.append(b"".join(row[x : x + 3] * factor for x in range(0, len(row), 3)) * factor)
+        return Image(image.width * factor, image.height * factor, b"".join(rows))
+    across, down = max(round(image.width / shrink), 1), max(round(image.height / shrink), 1)
+    found = bytearray()
+    for y in range(down):
+        top, bottom = (
+            y * image.height // down,
+            max((y + 1) * image.height // down, y * image.height // down + 1),
+        )
+        rows_of = [image.rgb[r * image.width * 3 : (r + 1) * image.width * 3] for r in range(top, bottom)]
+        for x in range(across):
+            left = x * image.width // across
+            right = max((x + 1) * image.width // across, left + 1)
+            count = (right - left) * (bottom - top)
+            for channel in range(3):
+                found.append(sum(sum(row[left * 3 + channel : right * 3 : 3]) for row in rows_of) // count)
+    return Image(across, down, bytes(found))

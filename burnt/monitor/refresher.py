@@ -1,0 +1,96 @@
+"""The thread that reads: a slow disk holds it up, and never the keys."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from burnt.monitor.model import Library
+
+__all__ = ["Refresher", "Source"]
+
+_PATIENCE_SECONDS = 5.0
+
+
+class Source(Protocol):
+    """What shows something that has to be read."""
+
+    def load(self, changed: bool) -> Callable[[], Any] | None:
+        """Read, in the reading thread; returns what shows it, in the app's, or None for nothing new.
+
+        Args:
+            changed: whether a run has changed since the last call.
+        """
+
+
+class Refresher:
+    """Refreshes a library at an interval and lets what is on the screen read what it needs.
+
+    Args:
+        library: the runs.
+        seconds: between two looks.
+        deliver: called in the reading thread with something to be called, and awaited if it wants that, in
+            the app's thread, which then calls `shown`.
+        failed: the same with an exception that nothing here expected.
+    """
+
+    def __init__(
+        self,
+        library: Library,
+        seconds: float,
+        deliver: Callable[[Callable[[], Any]], Any],
+        failed: Callable[[BaseException], Any],
+    ) -> None:
+        self.source: Source | None = None
+        self.rounds = 0  # how often it has looked and what it found was shown
+        self._library = library
+        self._seconds = seconds
+        self._deliver, self._failed = deliver, failed
+        self._wake, self._shown = threading.Event(), threading.Event()
+        self._stopping = self._looking = False
+        # A daemon: leaving the app must not wait for a disk that does not answer.
+        self._thread = threading.Thread(target=self._work, name="burnt-monitor-reader", daemon=True)
+
+    def start(self) -> None:
+        """Begin, with a look at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after what is being read just now."""
+        self._stopping = True
+        self._wake.set()
+        self._shown.set()
+
+    def wake(self, *, look: bool = False) -> None:
+        """Read now: something else is on the screen.
+
+        Args:
+            look: for new runs as well.
+        """
+        self._looking |= look
+        self._wake.set()
+
+    def shown(self) -> None:
+        """What was delivered is on the screen."""
+        self._shown.set()
+
+    def _work(self) -> None:
+        try:
+            while not self._stopping:
+                looking, self._looking = self._looking, False
+                if looking:
+                    self._library.drop_deleted()
+                changed = self._library.refresh(look=looking) or looking
+                source = self.source
+                show = None if source is None else source.load(changed)
+                if show is not None and not self._stopping:
+                    # The next look waits until this one is shown, so that a slow terminal gets fewer.
+                    self._shown.clear()
+                    self._deliver(show)
+                    self._shown.wait(_PATIENCE_SECONDS)
+                self.rounds += 1
+                self._wake.wait(self._seconds)
+                self._wake.clear()
+        except BaseException as error:  # a thread that dies unseen would leave a picture that stands still
+            self._failed(error)

@@ -1,0 +1,184 @@
+"""Axes: where ticks stand, and what is written at them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["Tick", "count_text", "linear_ticks", "log_ticks", "number_text", "span_text", "time_ticks"]
+
+
+class Tick(NamedTuple):
+    """A place on an axis and its label."""
+
+    at: float
+    text: str
+
+
+def linear_ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[Tick]:
+    """Round numbers within a range.
+
+    Args:
+        low: the lower end.
+        high: the upper end.
+        most: at most so many.
+        whole: whole numbers only, with k and M for thousands and millions.
+
+    >>> [tick.text for tick in linear_ticks(0.0, 1.0, 6)]
+    ['0.0', '0.2', '0.4', '0.6', '0.8', '1.0']
+    >>> [tick.text for tick in linear_ticks(0, 12000, 4, whole=True)]
+    ['0', '5k', '10k']
+    """
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low or most < 1:
+        return []
+    # Halved, as the difference of two huge numbers may be an infinity.
+    rough = (high / 2 - low / 2) / most * 2
+    if rough == 0 or not math.isfinite(rough):
+        return []
+    power = math.floor(math.log10(rough))
+    for factor, exponent in ((1, 0), (2, 0), (5, 0), (1, 1), (2, 1)):
+        step = _scaled(factor, power + exponent)
+        if whole and step < 1:
+            continue
+        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+        if last - first + 1 <= most:
+            break
+    else:
+        step, first, last = 1.0, math.ceil(low), math.floor(high)
+        while last - first + 1 > most:
+            step *= 10
+            first, last = math.ceil(low / step), math.floor(high / step)
+    places = [
+        _scaled(k * factor, power + exponent) if not whole else k * step for k in range(first, last + 1)
+    ]
+    texts = [count_text(at) for at in places] if whole else _decimals(places, step)
+    # Where floats are too coarse for such a range, several ticks read the same.
+    unique = dict(zip(reversed(texts), reversed(places), strict=True))
+    return [Tick(at, text) for text, at in reversed(unique.items())]
+
+
+def _scaled(factor: int, power: int) -> float:
+    """``factor * 10**power``, rounded once."""
+    return float(f"{factor}e{power}")
+
+
+def _decimals(places: Sequence[float], step: float) -> list[str]:
+    """Numbers with the decimals that their distance asks for."""
+    largest = max(map(abs, places), default=0.0)
+    if largest == 0:
+        return ["0"] * len(places)
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    if 1e-4 <= largest < 1e6 and decimals <= 6:
+        return [f"{0.0 if at == 0 else at:.{decimals}f}" for at in places]
+    digits = max(0, min(math.floor(math.log10(largest)) - math.floor(math.log10(step) + 1e-9), 15))
+    return [_scientific(at, digits) for at in places]
+
+
+def _scientific(value: float, digits: int) -> str:
+    if value == 0:
+        return "0"
+    mantissa, exponent = f"{value:.{digits}e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def log_ticks(low: float, high: float, most: int) -> list[Tick]:
+    """Powers of ten within a range of positive numbers, or rounder numbers where it has few of them.
+
+    >>> [tick.text for tick in log_ticks(0.001, 2000.0, 7)]
+    ['0.001', '0.01', '0.1', '1', '10', '100', '1000']
+    >>> [tick.text for tick in log_ticks(0.5, 30.0, 6)]
+    ['0.5', '1', '2', '5', '10', '20']
+    """
+    if not (0 < low < high < math.inf) or most < 1:
+        return []
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    finest: list[float] = []
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        places = [
+            place
+            for power in range(first, last + 1)
+            for factor in factors
+            if low <= (place := _scaled(factor, power)) <= high
+        ]
+        finest = finest or places
+        if 2 <= len(places) <= most:
+            return [Tick(at, number_text(at)) for at in places]
+    if len(places) < 2:
+        # Less than a decade: as on a linear axis.
+        return [tick for tick in linear_ticks(low, high, most) if tick.at > 0]
+    stride = -(-len(places) // most)
+    return [Tick(at, number_text(at)) for at in places[::stride]]
+
+
+def time_ticks(low: float, high: float, most: int) -> list[Tick]:
+    """Round times within a range of seconds.
+
+    >>> [tick.text for tick in time_ticks(0.0, 3 * 3600.0, 4)]
+    ['0', '1h', '2h', '3h']
+    >>> [tick.text for tick in time_ticks(0.0, 100.0, 5)]
+    ['0', '30s', '1m', '1m30s']
+    """
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low or most < 1:
+        return []
+    for step in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400):
+        first, last = math.ceil(low / step), math.floor(high / step)
+        if last - first + 1 <= most:
+            break
+    else:
+        days = linear_ticks(low / 86400, high / 86400, most, whole=True)
+        return [Tick(tick.at * 86400, "0" if tick.at == 0 else f"{tick.text}d") for tick in days]
+    if high - low < 2:
+        return [Tick(tick.at, f"{tick.text}s") for tick in linear_ticks(low, high, most)]
+    return [Tick(float(k * step), span_text(k * step)) for k in range(first, last + 1)]
+
+
+def span_text(seconds: float) -> str:
+    """A length of time, in the one or two units that matter.
+
+    >>> span_text(0), span_text(45), span_text(90), span_text(3600 * 5 + 1800), span_text(86400 * 2)
+    ('0', '45s', '1m30s', '5h30m', '2d')
+    """
+    if seconds == 0:
+        return "0"
+    if abs(seconds) < 10 and seconds != int(seconds):
+        return f"{seconds:.3g}s"
+    sign, rest = ("-" if seconds < 0 else ""), round(abs(seconds))
+    parts: list[str] = []
+    for length, unit in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")):
+        count, rest = divmod(rest, length)
+        if count or parts:
+            parts.append(f"{count}{unit}" if count else "")
+    return sign + "".join(parts[:2])
+
+
+def count_text(value: float) -> str:
+    """A count, with k, M and G for large ones; no digit is lost.
+
+    >>> count_text(0), count_text(950), count_text(12500), count_text(3_000_000), count_text(1234567)
+    ('0', '950', '12.5k', '3M', '1.234567M')
+    """
+    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.10g}{unit}"
+    return f"{value:.10g}"
+
+
+def number_text(value: float) -> str:
+    """A number in few characters.
+
+    >>> number_text(0.5), number_text(1000.0), number_text(3e-7), number_text(1e12), number_text(float("nan"))
+    ('0.5', '1000', '3e-7', '1e12', 'NaN')
+    """
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 1e5:
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:.0f}"
+    mantissa, exponent = f"{value:.3g}".split("e") if "e" in f"{value:.3g}" else f"{value:.2e}".split("e")
+    if "." in mantissa:
+        mantissa = mantissa.rstrip("0").rstrip(".")
+    return f"{mantissa}e{int(exponent)}"

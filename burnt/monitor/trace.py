@@ -1,0 +1,96 @@
+"""`Trace`: the course of one series at a bounded size, extended by what is new since the last look.
+
+A plot of a million points reads a few thousand buckets once, and after that only the points that came.
+"""
+
+from __future__ import annotations
+
+from burnt.train.store import Point, Points, RunReader, Series
+from burnt.train.store.pyramid import Bucket, single
+from burnt.train.store.reader import group, marked_points
+
+__all__ = ["Trace"]
+
+# Twice as many are held before they are merged. A braille plot 200 cells wide has 400 columns of dots.
+_BUCKETS = 512
+_PAGE = 20_000
+
+
+class Trace:
+    """What is known of a series: its shape, its ends and its extremes, in at most 1024 buckets.
+
+    Args:
+        series: which one.
+
+    >>> import tempfile
+    >>> from burnt.train.store import RunWriter
+    >>> folder = tempfile.mkdtemp()
+    >>> run = RunWriter.create(folder)
+    >>> run.log(1, 1, {"loss": 0.5})
+    >>> run.flush()
+    True
+    >>> trace = Trace(Series("loss", "train"))
+    >>> with RunReader(folder) as reader:
+    ...     trace.refresh(reader)
+    ...     run.log(2, 1, {"loss": 0.25})
+    ...     run.close("finished")
+    ...     trace.refresh(reader)
+    >>> trace.points().values
+    [0.5, 0.25]
+    """
+
+    def __init__(self, series: Series) -> None:
+        self.series = series
+        self._buckets: list[Bucket] = []
+        self._width = 0
+        self._first: Point | None = None
+        self._last: Point | None = None
+        self._attempt = 0
+        self._written = 0
+        self._points: Points | None = None
+
+    def refresh(self, reader: RunReader) -> None:
+        """Read what is new; all of it the first time, and after the run was resumed.
+
+        Raises:
+            MetricError: the run has no such series.
+            RunError: the run cannot be read.
+        """
+        if self._attempt == 0 or reader.newest_attempt() != self._attempt:
+            outline = reader.outline(*self.series, _BUCKETS)
+            self._buckets = outline.buckets
+            self._width = max((bucket.points for bucket in self._buckets), default=1)
+            self._first, self._last = outline.first, outline.last
+            self._attempt, self._written = outline.attempt, outline.written
+            self._points = None
+            return
+        while fresh := reader.raw_points(*self.series, self._attempt, self._written, _PAGE):
+            self._points = None
+            for position, point in fresh:
+                self._add(point)
+                self._written = position + 1
+            if len(fresh) < _PAGE:
+                break
+
+    def _add(self, point: Point) -> None:
+        self._first = self._first or point
+        self._last = point
+        bucket = single(point.step, point.time, point.value)
+        if self._buckets and self._buckets[-1].points < self._width:
+            self._buckets[-1:] = group([self._buckets[-1], bucket], 1)
+            return
+        self._buckets.append(bucket)
+        if len(self._buckets) >= 2 * _BUCKETS:
+            self._buckets = group(self._buckets, _BUCKETS)
+            self._width = max(bucket.points for bucket in self._buckets)
+
+    def points(self) -> Points:
+        """The ends, and the lowest, the highest and the first NaN or infinite value of every bucket."""
+        if self._points is None:
+            self._points = marked_points(self._buckets, self._first, self._last)
+        return self._points
+
+    @property
+    def last(self) -> Point | None:
+        """The newest point."""
+        return self._last

@@ -1,0 +1,131 @@
+"""How numbers, sizes, ages and runs are put into words, in the monitor and by the commands on runs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from burnt.train.wording import duration_text, value_text
+
+if TYPE_CHECKING:
+    from burnt.train.store import Progress, RunSummary, Series
+
+__all__ = [
+    "age_text",
+    "better",
+    "clean",
+    "duration_text",
+    "fraction",
+    "label",
+    "main_metric",
+    "note",
+    "progress_text",
+    "size_text",
+    "value_text",
+]
+
+# The run store does not say which way a metric is better, so its name must.
+_LOWER = {"loss", "error", "perplexity", "nll", "mse", "rmse", "mae", "wer", "cer", "fid", "bpc", "bpb"}
+_HIGHER = {"accuracy", "precision", "recall", "f1", "fbeta", "auc", "auroc", "iou", "dice", "bleu", "rouge",
+           "map", "psnr", "ssim", "r2"}  # fmt: skip
+
+
+def clean(text: str) -> str:
+    r"""The text with what a terminal would obey, or cannot show, escaped.
+
+    >>> print(clean("red \x1b[31m\n"))
+    red \x1b[31m\n
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def size_text(size: float) -> str:
+    """Bytes as people read them.
+
+    >>> size_text(12), size_text(1536), size_text(3 * 2**30)
+    ('12 B', '1.5 KiB', '3.0 GiB')
+    """
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
+def age_text(seconds: float) -> str:
+    """How long ago, in one unit.
+
+    >>> age_text(4), age_text(300), age_text(8000), age_text(3e5)
+    ('4s', '5m', '2h', '3d')
+    """
+    seconds = max(seconds, 0)
+    for length, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= length:
+            return f"{seconds // length:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def label(series: Series) -> str:
+    """A series as checkpoints and logs call it, ``"valid/loss"``."""
+    return f"{series.split}/{series.name}"
+
+
+def better(name: str) -> str | None:
+    """Which end of a metric is the better one, ``"lower"`` or ``"higher"``, as far as its name tells.
+
+    >>> better("loss"), better("accuracy_top5"), better("learning_rate")
+    ('lower', 'higher', None)
+    """
+    words = set("".join(c if c.isalnum() else " " for c in name.lower()).split())
+    return "lower" if words & _LOWER else "higher" if words & _HIGHER else None
+
+
+def main_metric(known: Sequence[Series]) -> Series | None:
+    """The validation loss; else the loss; else the first metric, of those whose better end is known."""
+
+    def place(series: Series) -> int:
+        if series.name == "loss" and series.split in ("valid", "train"):
+            return 0 if series.split == "valid" else 1
+        return 3 if better(series.name) is None else 2
+
+    return min(known, key=place, default=None)
+
+
+def fraction(progress: Progress | None) -> float | None:
+    """The share of a run that is done, 0 to 1; None where its end is not known."""
+    if progress is None:
+        return None
+    if progress.total_steps:
+        return min(progress.step / progress.total_steps, 1.0)
+    if progress.total_epochs and progress.epoch is not None:
+        return min(max(progress.epoch - 1, 0) / progress.total_epochs, 1.0)
+    return None
+
+
+def progress_text(progress: Progress | None) -> str:
+    """Where a run stands: ``"epoch 3/10 25%"``, ``"step 120"``."""
+    if progress is None:
+        return ""
+    if progress.total_epochs and progress.epoch is not None:
+        text = f"epoch {progress.epoch}/{progress.total_epochs}"
+    elif progress.total_steps:
+        text = f"step {progress.step}/{progress.total_steps}"
+    else:
+        text = f"step {progress.step}"
+    share = fraction(progress)
+    # Rounded down: what is not done is not shown as 100%.
+    return text if share is None else f"{text} {math.floor(share * 100)}%"
+
+
+def note(summary: RunSummary) -> str:
+    """Why a run ended otherwise than it should, on one line; empty for the others."""
+    if summary.state in ("finished", "running"):
+        return ""
+    if summary.reason is not None:
+        return summary.reason.partition("\n")[0]
+    if summary.state == "stale":
+        silent = age_text(time.time() - summary.heartbeat)
+        return f"process {summary.pid} lives, but wrote nothing for {silent}"
+    return f"process {summary.pid} on {summary.host} ended without a word"

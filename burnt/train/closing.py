@@ -1,0 +1,89 @@
+"""What is printed when a training is over: its values, what it left on disk, how to look at it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from burnt.errors import BurntError
+from burnt.train.checkpoint import KeepBest, Keeper, Saved
+from burnt.train.metrics.base import Metric
+from burnt.train.store import RunReader
+from burnt.train.wording import value_text
+
+__all__ = ["closing_text"]
+
+
+def closing_text(
+    folder: Path,
+    values: Mapping[str, float],
+    metrics: Sequence[Metric],
+    saved: Sequence[Saved],
+    keepers: Sequence[Keeper],
+) -> str:
+    """A few lines for a terminal or a log.
+
+    Args:
+        folder: the run's folder; its store is read for the best values.
+        values: the last ones, ``{"valid/loss": 0.1}``.
+        metrics: those that were measured.
+        saved: the checkpoints that are kept, oldest first.
+        keepers: why they are.
+    """
+    lines = _table(folder, values, metrics)
+    if saved:
+        lines.append(f"checkpoints in {saved[0].path.parent}: {_checkpoints(saved, keepers)}")
+    where = shlex.quote(str(folder))
+    lines.append(f"to look again: burnt runs show {where}, burnt monitor {where}")
+    return "\n".join(lines)
+
+
+def _table(folder: Path, values: Mapping[str, float], metrics: Sequence[Metric]) -> list[str]:
+    splits = [split for split in ("train", "valid") if any(key.startswith(f"{split}/") for key in values)]
+    if not splits:
+        return []
+    best = _best(folder, splits[-1], metrics)
+    rows = [["", *splits, *([f"best {splits[-1]}"] if best else [])]]
+    for metric in metrics:
+        keys = [f"{split}/{metric.name}" for split in splits]
+        if any(key in values for key in keys):
+            row = [metric.name, *(value_text(values[key]) if key in values else "" for key in keys)]
+            rows.append([*row, *([best.get(metric.name, "")] if best else [])])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(width) if number in (0, len(splits) + 1) else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _best(folder: Path, split: str, metrics: Sequence[Metric]) -> dict[str, str]:
+    """The best values of a split and where they were; those that cannot be read are left out."""
+    best = {}
+    try:
+        with RunReader(folder) as reader:
+            known = {series.name for series in reader.series() if series.split == split}
+            for metric in metrics:
+                if metric.name in known and metric.higher_is_better is not None:
+                    found = reader.best(metric.name, split, higher=metric.higher_is_better)
+                    if found is not None:
+                        best[metric.name] = f"{value_text(found.value)} at step {found.step}"
+    except BurntError:  # a store that could not be written has been reported already
+        return {}
+    return best
+
+
+def _checkpoints(saved: Sequence[Saved], keepers: Sequence[Keeper]) -> str:
+    """Each by its name, with what it is kept for."""
+    why: dict[Path, list[str]] = {entry.path: [] for entry in saved}
+    why[saved[-1].path].append("newest")
+    for keeper in keepers:
+        if isinstance(keeper, KeepBest):
+            for entry in keeper.keep(saved):
+                why[entry.path].append(f"best {keeper.monitored.key}")
+    return ", ".join(
+        f"{path.name} ({', '.join(words)})" if words else path.name for path, words in why.items()
+    )

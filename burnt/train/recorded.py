@@ -1,0 +1,112 @@
+"""What a training records of its model and of the kernels that run, for viewers: tables, written once.
+
+None of it may fail a training: what cannot be found out is told by a line in the run's log.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from burnt.inspect.layers import describe
+from burnt.train.store import RunWriter
+
+__all__ = ["KernelTables", "record_model"]
+
+_ROWS = 1_000
+_SECONDS_BETWEEN = 60.0
+
+Table = tuple[Sequence[str], list[list[object]]]
+
+
+def record_model(writer: RunWriter, model: torch.nn.Module, shapes: Mapping[str, str]) -> None:
+    """Record the table ``model``: each module with its path, what it is, its output and its own parameters.
+
+    Args:
+        writer: of the run.
+        model: the model.
+        shapes: of outputs, by path, as far as they are known.
+    """
+
+    def table() -> Table:
+        seen: set[int] = set()
+        rows: list[list[object]] = []
+        for path, module in model.named_modules():
+            own = [p for p in module.parameters(recurse=False) if id(p) not in seen]
+            seen.update(map(id, own))
+            lazy = any(isinstance(p, torch.nn.UninitializedParameter) for p in own)
+            size = None if lazy else sum(p.numel() for p in own)
+            rows.append([path, describe(module), shapes.get(path), size])
+        return ("path", "layer", "output shape", "parameters"), rows
+
+    _record(writer, "model", table, None)
+
+
+class KernelTables:
+    """Records the tables ``kernels`` and ``plans`` when they have changed, at most once a minute.
+
+    Args:
+        writer: of the run.
+    """
+
+    def __init__(self, writer: RunWriter) -> None:
+        self._writer = writer
+        self._known: dict[str, Table | None] = {}
+        self._next = 0.0
+
+    def record(self, *, last: bool = False) -> None:
+        """Look whether something was chosen or planned since the last time; `last`: also before its time."""
+        now = time.monotonic()
+        if now < self._next and not last:
+            return
+        self._next = now + _SECONDS_BETWEEN
+        for name, table in (("kernels", _kernels), ("plans", _plans)):
+            self._known[name] = _record(self._writer, name, table, self._known.get(name))
+
+
+def _record(writer: RunWriter, name: str, table: Callable[[], Table], known: Table | None) -> Table | None:
+    """Record a table, unless it is the known one or empty; which one is known now."""
+    try:
+        columns, rows = table()
+        if rows and (columns, rows) != known:
+            if len(rows) > _ROWS:
+                left = [f"... {len(rows) - _ROWS:,} more", *[None] * (len(columns) - 1)]
+                writer.record_table(name, columns, [*rows[:_ROWS], left])
+            else:
+                writer.record_table(name, columns, rows)
+        return columns, rows
+    except Exception as error:  # of any kind: models and kernels are anybody's, and a training goes before
+        writer.log_line(f"the table {name!r} cannot be recorded: {type(error).__name__}: {error}", "warning")
+        return known
+
+
+def _kernels() -> Table:
+    """The candidates of ops that were chosen in this process."""
+    choice = sys.modules.get("burnt.kernels.choice")  # not loaded, no kernel was chosen
+    chosen: dict[str, str] = choice.choices() if choice is not None else {}
+    why: dict[str, str] = choice.reasons() if choice is not None else {}
+    rows: list[list[object]] = []
+    for key, candidate in sorted(chosen.items()):
+        op, _, rest = key.partition("|")
+        rows.append([op, rest, candidate, why.get(key)])
+    return ("op", "key", "candidate", "chosen by"), rows
+
+
+def _plans() -> Table:
+    """What the traced functions of this process run, and why the plain function runs where it does."""
+    module = sys.modules.get("burnt.codegen.function")
+    counted: Counter[tuple[str, int | None, int | None, str | None]] = Counter()
+    for function in module.functions() if module is not None else ():
+        for planned in function.known():
+            if planned.forward is None:
+                counted[function.name, None, None, planned.plain] += 1
+            else:
+                kernels = len(planned.forward.kernels)
+                calls = len(planned.forward.plan.steps) - kernels
+                counted[function.name, kernels, calls, None] += 1
+    rows: list[list[object]] = [[*row, count] for row, count in counted.items()]
+    return ("function", "kernels", "calls of torch's own", "fell back", "signatures"), rows

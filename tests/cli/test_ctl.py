@@ -1,0 +1,251 @@
+"""`burnt ctl`: what it sends, what it says, its exit codes."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import burnt
+from burnt import nn, optim
+from burnt.cli import main
+from burnt.data import Loader, TensorDataset
+from burnt.train import ClassificationOutput, Learner, SupervisedTraining
+from burnt.train.store import RunWriter
+from burnt.train.store.control import Command, Inbox, waiting
+
+ROOT = Path(burnt.__file__).parents[1]
+
+
+class Answering:
+    """A run whose training answers each command by what a function says: (status, reason)."""
+
+    def __init__(self, folder, answer):
+        self.writer = RunWriter.create(folder)
+        self.got = []
+        self._answer, self._over = answer, threading.Event()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self):
+        inbox = Inbox(self.writer.folder, self.writer.attempt)
+        while not self._over.wait(0.01):
+            for command in inbox.poll():
+                self.got.append((command.kind, command.value))
+                data = command._asdict() | {"command": command.kind}
+                status, reason = self._answer(command)
+                if status == "crash":
+                    self.writer.close("crashed", reason)
+                    return
+                del data["kind"], data["time"]
+                self.writer.event("command", 7, **data, status=status, reason=reason)
+                self.writer.flush(0)
+
+    def close(self):
+        self._over.set()
+        self._thread.join()
+        self.writer.close("stopped", "enough")
+
+
+@pytest.fixture
+def answering():
+    with contextlib.ExitStack() as stack:
+
+        def begin(folder, answer=lambda command: ("done", None)):
+            run = Answering(folder, answer)
+            stack.callback(run.close)
+            return run
+
+        yield begin
+
+
+def ctl(capsys, *words):
+    """Exit code, standard output and standard error."""
+    code = main(["ctl", *words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sent", "said"),
+    [
+        (["pause"], ("pause", None), "paused after step 7"),
+        (["resume"], ("resume", None), "goes on after step 7"),
+        (["stop"], ("stop", None), "stops after step 7"),
+        (["save"], ("save", None), "saved after step 7"),
+        (["lr", "1e-4"], ("lr", 1e-4), "learning rate 0.0001 after step 7"),
+        (["lr", "auto"], ("lr", "auto"), "learning rate as the schedule says after step 7"),
+        (["note", "two", "words"], ("note", "two words"), "noted at step 7"),
+        (["note", "--", "-v is better"], ("note", "-v is better"), "noted at step 7"),
+    ],
+)
+def test_a_command_is_sent_and_its_answer_printed(answering, capsys, words, sent, said):
+    run = answering("runs/digits")
+    assert ctl(capsys, "runs/digits", *words) == (0, f"runs/digits: {said}\n", "")
+    assert run.got == [sent]
+
+
+def test_a_refusal_is_told_with_its_reason(answering, capsys):
+    answering("runs/digits", lambda command: ("refused", "the run keeps no checkpoints"))
+    assert ctl(capsys, "runs/digits", "save") == (
+        1,
+        "",
+        "runs/digits: save is refused: the run keeps no checkpoints\n",
+    )
+
+
+def test_what_stopping_leaves_is_told(answering, capsys):
+    answering("runs/digits", lambda command: ("done", "saving a checkpoint"))
+    assert ctl(capsys, "runs/digits", "stop")[1] == "runs/digits: stops after step 7, saving a checkpoint\n"
+
+
+def test_no_answer_in_time_is_code_3_and_the_command_stays(capsys):
+    with RunWriter.create("runs/digits"):
+        code, out, err = ctl(capsys, "runs/digits", "pause", "--timeout", "0.2")
+        assert (code, out) == (3, "")
+        assert "runs/digits: pause is not answered within 0.2 s; it is carried out when the step" in err
+        assert [type(left) for left in waiting("runs/digits")] == [Command]
+
+
+def test_a_run_that_ends_meanwhile_is_not_waited_for(answering, capsys):
+    answering("runs/digits", lambda command: ("crash", "ValueError: mine"))
+    began = time.monotonic()
+    code, out, err = ctl(capsys, "runs/digits", "pause", "--timeout", "60")
+    assert (code, out) == (1, "")
+    assert err == "runs/digits: pause is not carried out: the run has ended (crashed)\n"
+    assert time.monotonic() - began < 30
+
+
+def test_it_need_not_wait(capsys):
+    with RunWriter.create("runs/digits"):
+        assert ctl(capsys, "runs/digits", "stop", "--no-wait") == (0, "runs/digits: stop is sent\n", "")
+        assert [command.kind for command in waiting("runs/digits")] == ["stop"]
+
+
+def test_a_run_is_found_by_its_name_below_runs(answering, capsys):
+    for name in ("digits-old", "letters-1"):
+        answering(f"runs/{name}").writer.flush()
+    stamp = time.time() + 5
+    answering("runs/deep/digits-new").writer.flush()
+    os.utime("runs/deep/digits-new/run.db", (stamp, stamp))
+    assert ctl(capsys, "digits", "pause")[:2] == (0, "runs/deep/digits-new: paused after step 7\n")
+    assert ctl(capsys, "letters", "pause")[:2] == (0, "runs/letters-1: paused after step 7\n")
+    answering("runs/digits").writer.flush()
+    assert ctl(capsys, "digits", "pause")[:2] == (0, "runs/digits: paused after step 7\n")
+    answering("digits")
+    assert ctl(capsys, "digits", "pause")[:2] == (0, "digits: paused after step 7\n")
+
+
+def test_a_run_that_is_not_there_is_told_with_the_nearest(answering, capsys):
+    answering("runs/digits")
+    for word in ("runs/digit", "digit"):
+        code, out, err = ctl(capsys, word, "pause")
+        assert (code, out) == (2, "")
+        assert "did you mean runs/digits?" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "hint"),
+    [
+        (["lr"], "a finite number above 0", "burnt ctl RUN lr 1e-4, or burnt ctl RUN lr auto"),
+        (["lr", "-1"], "a finite number above 0", "burnt ctl RUN lr 1e-4"),
+        (["lr", "1", "2"], "a finite number above 0", "burnt ctl RUN lr 1e-4"),
+        (["note"], "a text of 1 to 2,000 characters", "burnt ctl RUN note TEXT"),
+        (["pause", "now"], "none", None),
+        (["pauze"], "pause, resume, stop, save, lr, note", "did you mean 'pause'?"),
+    ],
+)
+def test_what_cannot_be_sent_is_code_2_and_leaves_nothing(capsys, words, expected, hint):
+    with RunWriter.create("runs/digits"):
+        code, out, err = ctl(capsys, "runs/digits", *words)
+        assert (code, out) == (2, "")
+        assert f"expected  {expected}" in err
+        assert hint is None or f"hint      {hint}" in err
+        assert os.listdir("runs/digits/control") == []
+
+
+def test_a_run_that_has_ended_takes_no_commands(capsys, write):
+    write("runs/digits", "stopped", "stopped by somebody")
+    code, out, err = ctl(capsys, "runs/digits", "resume")
+    assert (code, out) == (1, "")
+    assert "runs/digits is not running, so it takes no commands" in err
+    assert "found     stopped: stopped by somebody" in err
+
+
+def test_names_are_shown_as_a_terminal_takes_them(answering, capsys):
+    answering("runs/red\x1b[31m")
+    assert ctl(capsys, "runs/red\x1b[31m", "pause")[1] == "runs/red\\x1b[31m: paused after step 7\n"
+
+
+def test_help_tells_the_commands_and_the_codes(capsys):
+    with pytest.raises(SystemExit):
+        main(["ctl", "--help"])
+    text = capsys.readouterr().out
+    for kind in ("pause", "resume", "stop", "save", "lr VALUE", "lr auto", "note TEXT"):
+        assert f"\n  {kind} " in text
+    assert "3 not answered yet" in text
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "steer a training that runs" in capsys.readouterr().out
+
+
+def test_a_command_loads_no_torch():
+    with RunWriter.create("run"):
+        program = (
+            "import sys; from burnt.cli import main; code = main(['ctl', 'run', 'stop', '--no-wait']);"
+            " print({'torch', 'numpy', 'textual'} & set(sys.modules), code)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.stdout == "run: stop is sent\nset() 0\n", done.stderr
+
+
+class Slow(burnt.Module):
+    """A classifier that takes its time."""
+
+    layer: nn.Linear
+
+    def training_step(self, batch):
+        time.sleep(0.005)
+        logits = self.layer(batch.x)
+        return ClassificationOutput(F.cross_entropy(logits, batch.y), logits, batch.y)
+
+
+def test_a_real_training_is_steered(capsys):
+    data = TensorDataset(x=torch.randn(64, 4), y=torch.zeros(64, dtype=torch.int64))
+    training = SupervisedTraining(
+        "runs/slow", train=Loader(data, 4), duration="10000 epochs", monitor="off", device="cpu", log_every=1
+    )
+    results = []
+    learner = Learner(Slow(nn.Linear(4, 2)), optim.AdamW(), 0.01)
+    thread = threading.Thread(target=lambda: results.append(training.run(learner)), daemon=True)
+    thread.start()
+    while main(["runs", "show", "runs/slow"]) != 0:
+        time.sleep(0.05)
+    capsys.readouterr()
+    for words, said in (
+        (["pause"], "paused after step"),
+        (["save"], "saved after step"),
+        (["lr", "0.5"], "learning rate 0.5 after step"),
+        (["resume"], "goes on after step"),
+        (["note", "hello"], "noted at step"),
+        (["stop"], "stops after step"),
+    ):
+        code, out, err = ctl(capsys, "slow", *words, "--timeout", "60")
+        assert (code, err) == (0, "")
+        assert out.startswith(f"runs/slow: {said} ")
+    thread.join(60)
+    assert results[0].reason == "stopped"
+    assert learner.optimizer is not None
+    assert ctl(capsys, "slow", "pause")[0] == 1

@@ -1,0 +1,126 @@
+"""The tables that a training records of kernels and plans."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from burnt import codegen, kernels
+from burnt.codegen.compiler import find_compiler
+from burnt.codegen.function import functions
+from burnt.train import RunReader, RunWriter
+from burnt.train.recorded import KernelTables, record_model
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """Records, and reads what is recorded under a name."""
+    with RunWriter.create(tmp_path / "run") as writer:
+        made = KernelTables(writer)
+
+        def read(name: str) -> list[dict[str, Any]]:
+            writer.flush()
+            with RunReader(tmp_path / "run") as reader:
+                found = reader.artefacts("table", name)
+            assert all(table.step is None for table in found)
+            return [
+                {row[0]: dict(zip(table.data["columns"], row, strict=True)) for row in table.data["rows"]}
+                for table in found
+            ]
+
+        made.read = read  # type: ignore[attr-defined]
+        yield made
+
+
+@kernels.op
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return x * 0.5
+
+
+def test_kernels_are_told_with_who_chose_them(tables):
+    halved(torch.ones(3))
+    tables.record()
+    row = tables.read("kernels")[-1]["halved"]
+    assert row.keys() == {"op", "key", "candidate", "chosen by"}
+    assert (row["candidate"], row["chosen by"]) == ("vendor", "heuristic")
+    assert "float32" in row["key"]
+    assert kernels.choices()[f"halved|{row['key']}"] == "vendor"
+
+
+def test_what_has_not_changed_is_not_recorded_again_and_what_has_at_the_end_is(tables, monkeypatch):
+    halved(torch.ones(3))
+    tables.record()
+    tables.record(last=True)
+    assert len(tables.read("kernels")) == 1
+    halved(torch.ones(3, requires_grad=True))
+    tables.record()  # within the minute
+    assert len(tables.read("kernels")) == 1
+    later = time.monotonic() + 61
+    monkeypatch.setattr("burnt.train.recorded.time.monotonic", lambda: later)
+    tables.record()
+    assert len(tables.read("kernels")) == 2
+    halved(torch.ones(3, dtype=torch.float64))
+    tables.record(last=True)
+    assert len(tables.read("kernels")) == 3
+
+
+def test_functions_that_fall_back_are_told_with_the_reason(tables):
+    @codegen.fuse
+    def turned(x):
+        return x * 2
+
+    turned(torch.ones(2, dtype=torch.complex64))
+    turned(torch.ones(3, dtype=torch.complex64))
+    tables.record()
+    row = tables.read("plans")[-1]["turned"]
+    assert row["fell back"].endswith("dtype torch.complex64")
+    assert (row["kernels"], row["calls of torch's own"], row["signatures"]) == (None, None, 2)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: nothing is planned")
+def test_plans_are_told_with_their_kernels(tables):
+    @codegen.fuse
+    def doubled(x):
+        return (x * 2).sort().values + 1
+
+    doubled(torch.rand(5))
+    tables.record()
+    row = tables.read("plans")[-1]["doubled"]
+    assert (row["kernels"], row["calls of torch's own"], row["fell back"]) == (2, 1, None)
+
+
+def test_functions_that_are_gone_are_forgotten():
+    @codegen.fuse
+    def passing(x):
+        return x
+
+    assert passing in functions()
+    del passing
+    assert "passing" not in [function.name for function in functions()]
+
+
+def test_tables_have_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr("burnt.train.recorded._ROWS", 3)
+    model = torch.nn.Sequential(*[torch.nn.Identity() for _ in range(9)])
+    with RunWriter.create(tmp_path / "run") as writer:
+        record_model(writer, model, {})
+    with RunReader(tmp_path / "run") as reader:
+        (table,) = reader.artefacts("table", "model")
+    assert [row[0] for row in table.data["rows"]] == ["", "0", "1", "... 7 more"]
+
+
+def test_shared_and_lazy_parameters_are_counted_as_they_are(tmp_path):
+    shared = torch.nn.Linear(2, 2, bias=False)
+    model = torch.nn.ModuleList([shared, torch.nn.Linear(2, 2, bias=False), torch.nn.LazyLinear(3)])
+    model[1].weight = shared.weight
+    with RunWriter.create(tmp_path / "run") as writer:
+        record_model(writer, model, {"0": "(1, 2)"})
+    with RunReader(tmp_path / "run") as reader:
+        (table,) = reader.artefacts("table", "model")
+    assert [(row[0], row[2], row[3]) for row in table.data["rows"]] == [
+        ("", None, 0),
+        ("0", "(1, 2)", 4),
+        ("1", None, 0),
+        ("2", None, None),
+    ]
