@@ -87,10 +87,10 @@ static inline void f16_of_f32_vector(uint16_t *y, const float *x) {
 /* The n elements that are left of a row, fewer than a vector has. */
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 static inline burnt_shorts shorts_left(const uint16_t *x, int64_t n) {
-    return __builtin_ia32_loaddquhi256_mask((const burnt_shorts *)x, (burnt_shorts){0}, (1u << n) - 1);
+    return __builtin_ia32_loaddquhi256_mask((const short *)x, (burnt_shorts){0}, (1u << n) - 1);
 }
 static inline void put_shorts_left(uint16_t *y, burnt_shorts h, int64_t n) {
-    __builtin_ia32_storedquhi256_mask((burnt_shorts *)y, h, (1u << n) - 1);
+    __builtin_ia32_storedquhi256_mask((short *)y, h, (1u << n) - 1);
 }
 #else
 static inline burnt_shorts shorts_left(const uint16_t *x, int64_t n) {
