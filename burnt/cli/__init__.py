@@ -132,6 +132,8 @@ def _run(args: argparse.Namespace) -> int:
         case "train":
             from burnt.cli import train
 
+            if args.monitor is not None:
+                os.environ["BURNT_MONITOR"] = args.monitor
             return train.run(args.target, args.overrides, args.config, args.show)
         case "tune":
             from burnt.cli import tune
@@ -165,6 +167,7 @@ def _run(args: argparse.Namespace) -> int:
                 as_json=args.json,
                 fps=args.fps,
                 attached=args.attached,
+                pulse=args.pulse,
                 size=args.size,
             )
         case "info":
@@ -215,6 +218,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--config", metavar="FILE", help="start from a file that Config.save wrote")
     train.add_argument("--show", action="store_true", help="print the configuration as JSON, and end")
+    train.add_argument(
+        "--monitor",
+        choices=["tui", "live", "plain", "off"],
+        help="what is shown meanwhile, unless the function says; by default what the terminal allows",
+    )
 
     monitor = _monitor(commands)
 
@@ -267,6 +275,7 @@ def _monitor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> a
     monitor.add_argument("--size", default="120x40", metavar="WxH", help="of that picture, by default 120x40")
     monitor.add_argument("--fps", type=float, default=2.0, help="looks a second, by default 2")
     monitor.add_argument("--attached", type=int, metavar="PID", help=argparse.SUPPRESS)
+    monitor.add_argument("--pulse", type=int, metavar="FD", help=argparse.SUPPRESS)
     return monitor
 
 

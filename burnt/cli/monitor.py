@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from burnt.cli.output import UsageError, closest
+from burnt.cli.output import UsageError, closest, print_json
 from burnt.errors import UnsupportedError
 
 __all__ = ["run"]
@@ -21,6 +21,7 @@ def run(
     as_json: bool = False,
     fps: float = 2.0,
     attached: int | None = None,
+    pulse: int | None = None,
     size: str = "120x40",
 ) -> int:
     """Show runs.
@@ -32,6 +33,7 @@ def run(
         as_json: print the state and end.
         fps: pictures a second, at most.
         attached: the process id of the training whose monitor this is.
+        pulse: a pipe to it, by which it sees that the app lives.
         size: of the picture, in columns and lines.
 
     Raises:
@@ -56,8 +58,9 @@ def run(
             "the full-screen monitor needs Textual, which is not installed",
             hint='pip install "burnt[tui]"; or `burnt monitor --once` prints a snapshot without it',
         )
-    # Looking at a training must not take time from it.
-    os.setpriority(os.PRIO_PROCESS, 0, 19)
+    if pulse is None:  # else the training does so, once it has seen the first picture
+        # Looking at a training must not take time from it.
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
     from burnt.monitor.model import Library
 
     library = Library(folders)
@@ -68,20 +71,23 @@ def run(
         return 0
     from burnt.monitor.app import MonitorApp
 
-    app = MonitorApp(library, fps=fps, attached=attached)
+    attachment = None
+    if attached is not None:
+        from burnt.monitor.attached import Attachment
+
+        attachment = Attachment(attached, pulse)
+    app = MonitorApp(library, fps=fps, attached=attached, attachment=attachment)
     app.run()
     return app.return_code or 0
 
 
 def _snapshot(folders: Sequence[str], as_json: bool) -> int:
-    from burnt.monitor import once
+    from burnt.monitor.once import lines, state
 
     if as_json:
-        from burnt.cli.output import print_json
-
-        print_json(once.state(folders))
+        print_json(state(folders))
     else:
-        print("\n".join(once.lines(folders)))
+        print("\n".join(lines(folders)))
     return 0
 
 

@@ -132,10 +132,12 @@ def explain(fn: Callable[..., Any], *args: Any, timed: bool = True, target: str 
     function = fn if isinstance(fn, Function) else Function(fn)
     if function.single:
         # What it is split into is what one wants to know, and not that again.
-        function = Function(function.fn, target=function.target)
+        function = Function(function.fn, target=function.target, lowered=True)
     planned = function.planned(*args)
     if planned.forward is None:
-        return Explanation((), planned.plain)
+        if planned.served is not None and target is not None:
+            return explain(Function(function.fn, lowered=True), *args, target=target)
+        return Explanation(_calls(planned), None if planned.served else planned.plain)
     if target is not None:
         return _elsewhere(planned, target)
     tensors = [*(a for a in args if isinstance(a, Tensor)), *planned.captured]
@@ -153,6 +155,15 @@ def explain(fn: Callable[..., Any], *args: Any, timed: bool = True, target: str 
     with torch.no_grad():
         seconds = planned.forward.times(tensors, numbers) if timed else None
     return dataclasses.replace(_explained(planned.forward, seconds), backward=backward)
+
+
+def _calls(planned: Planned) -> tuple[Step, ...]:
+    """What serves where the plain function runs because torch's own kernel is known to be faster."""
+    if planned.served is None:
+        return ()
+    calls, moved, why = planned.served
+    ops = tuple(name.split(".")[1] for name in calls)
+    return (Step(" ".join(calls), "vendor", ops, moved, f"torch's own call serves: {why}"),)
 
 
 def _elsewhere(planned: Planned, name: str) -> Explanation:

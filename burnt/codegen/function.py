@@ -29,6 +29,7 @@ from burnt.codegen.saved import Saved, returning, worth_saving
 from burnt.codegen.schedule import Call
 from burnt.codegen.target import C, Target, target_of
 from burnt.codegen.trace import PLANNING, Dissolving, is_random, trace, unsuited
+from burnt.codegen.vendor import Served, served
 from burnt.errors import CacheError, FusionError, UnsupportedError
 
 __all__ = ["Function", "functions", "fuse"]
@@ -45,7 +46,8 @@ class Planned(NamedTuple):
     """What is known for a signature: a plan, or why the plain function runs.
 
     `held` keeps alive what the function captured, as the signature knows it by its address. `by_value`: the
-    function looks at its numbers, and the plan is right for these alone.
+    function looks at its numbers, and the plan is right for these alone. `served`: by which calls of torch's
+    own, where the plain function runs because it is nothing else.
     """
 
     forward: CompiledPlan | None
@@ -53,6 +55,7 @@ class Planned(NamedTuple):
     held: list[Any]
     plain: str | None = None
     by_value: bool = False
+    served: Served | None = None
 
     @property
     def captured_wants_gradient(self) -> bool:
@@ -67,11 +70,21 @@ class Function(Dissolving):
         fn: a Python function of tensors, numbers and other constants; it may capture tensors.
         single: raise `FusionError` where it does not come out as one kernel.
         target: what kernels are printed for; by default what the tensors' device has.
+        lowered: make kernels also where a call of torch's own is known to be faster (`burnt.codegen.vendor`),
+            as `single` and `target` do.
     """
 
-    def __init__(self, fn: Callable[..., Any], *, single: bool = False, target: Target | None = None) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        single: bool = False,
+        target: Target | None = None,
+        lowered: bool = False,
+    ) -> None:
         self.fn = fn
         self.single = single
+        self.lowered = lowered or single or target is not None
         self.target = target
         self.name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
         self._entries: dict[Any, Planned] = {}
@@ -231,6 +244,9 @@ class Function(Dissolving):
             reason = "it changes an argument in place, with gradients"
         if reason is not None:
             return self._plain(reason, held)
+        found = None if self.lowered or wants_gradient or target is not C else served(self.fn, args, traced)
+        if found is not None:
+            return Planned(None, captured, held, found.why, served=found)
         device = tensors[0].device if tensors else torch.device("cpu")
         derived = derive(traced, given, device) if wants_gradient else None
         saved = worth_saving(traced, derived) if derived is not None else Saved([], [])
@@ -374,8 +390,9 @@ def fuse(fn: Callable[..., Any] | None = None, *, single: bool = False) -> Any:
             signature: shapes, strides, dtypes, devices, gradients wanted, autocast, and the values of what is
             neither a tensor nor a float. Tensors that it captures are inputs; a captured name that is given
             another object is noticed. Fused functions and ops that it calls are fused with the rest. Inside
-            of torch.compile, export and transforms the plain function runs.
-        single: raise `FusionError` where it does not come out as one kernel.
+            of torch.compile, export and transforms the plain function runs, and where it is one call of
+            torch's own that is known to be faster.
+        single: raise `FusionError` where it does not come out as one kernel, which is ours.
 
     Raises:
         FusionError: with `single`, naming what splits it.

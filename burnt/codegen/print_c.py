@@ -35,7 +35,7 @@ from burnt.codegen.passes import LANES, lane_of, unguarded
 from burnt.codegen.print_c_elements import Elements
 from burnt.codegen.print_c_folds import MOVES, Accumulator, Exponentials, Squares, accumulators
 from burnt.codegen.print_c_phases import period_of, phases
-from burnt.codegen.print_c_random import BLOCK, words_of
+from burnt.codegen.print_c_random import BLOCK, Words, words_of
 from burnt.codegen.print_c_scans import lane_of_scans, states
 from burnt.codegen.print_c_types import C_TYPES, MEMORY, SHORT
 from burnt.codegen.print_c_windows import inside, next_rows
@@ -56,6 +56,7 @@ _TILE = 1024  # lanes of a tile; 256 where there is one for each chunk
 _TILE_OF_CHUNKS = 256
 _LANES = 64  # lanes that are kept in registers while a block is gone through
 _SQUARE = 64  # sides of what is turned over at once
+_STRIP = 16  # elements of float16 that are converted together: those of the widest vector
 _LINE = 64  # bytes of memory that come together
 _CACHE = 1 << 19  # bytes that stay in a core's second cache from one pass to the next
 
@@ -292,48 +293,67 @@ class _Printer(Elements):
         """Stores for some turns of a loop in blocks; whether there is any use in blocks.
 
         For each block random numbers are made first, and what is float16 in memory is converted before and
-        after.
+        after. Where that is all, blocks are so small that their floats stay in registers.
         """
         words = words_of(last, [step.value for step in stores])
-        loads, stored = _halves(last, stores)
-        if not words and not loads and not stored:
+        if not words and not any(_halves(last, stores)):
             return False
-        name, (first, stop) = self.named(last), map(mark, span)
-        if parallel:
-            self.line("#pragma omp parallel for schedule(static)")
-        self.line(f"for (int64_t block = {first}; block < {stop}; block += {BLOCK}) {{")
-        self.depth += 1
-        self.line(f"const int64_t end = block + {BLOCK} < {stop} ? block + {BLOCK} : {stop};")
-        begin = Var(last.extent + 1)
+        first, stop = map(mark, span)
+        size = BLOCK if words else _STRIP
+        whole = not words and span[1] - span[0] >= size
+        if words or whole:
+            if parallel:
+                self.line("#pragma omp parallel for schedule(static)")
+            before = f"{stop} - {size - 1}" if whole else stop
+            self.line(f"for (int64_t block = {first}; block < {before}; block += {size}) {{")
+            self.depth += 1
+            if words:
+                self.line(f"const int64_t end = block + {size} < {stop} ? block + {size} : {stop};")
+            self.block(last, stores, words, size, whole=whole)
+            self.close(1)
+        if not words:
+            self.line("{")
+            self.depth += 1
+            count = f"({stop} - {first})" if span[0] else stop
+            self.line(f"const int64_t end = {stop}, block = end - {count} % {size};")
+            self.block(last, stores, words, size, whole=False)
+            self.close(1)
+        return True
+
+    def block(
+        self, last: Var, stores: Sequence[Store], words: Sequence[Words], size: int, *, whole: bool
+    ) -> None:
+        """Stores for the turns of a loop from `block` to `end`, or for as many as a whole block has."""
+        name, begin = self.named(last), Var(last.extent + 1)
         self.names[begin] = "block"
         here = {last: Ix.of(begin)}
         for group in words:
             (seed,) = self.exprs([group.seed])
             w, start = f"w{self.temporary}", self.place(group.first.replaced(here))
             self.line(f"const int64_t {w}_from = {start};")
-            self.line(f"uint32_t {w}[{BLOCK * group.step + group.reach + 8}];")
+            self.line(f"uint32_t {w}[{size * group.step + group.reach + 8}];")
             count = f"({w}_from % 4 + (end - block) * {group.step} + {group.reach + 3}) / 4"
             self.line(f"philox_fill({w}, {seed}, {w}_from / 4, {count}, {group.stream});")
             self.line(f"const uint32_t *{w}_at = {w} + {w}_from % 4;")
             for e, offset in group.offsets.items():
                 self.words[id(e)] = f"{w}_at[({name} - block) * {group.step} + {offset}]"
+        loads, stored = _halves(last, stores)
+        form, count = ("strip", "") if whole else ("row", ", end - block")
         after = []
         for i, (buffer, place) in enumerate(dict.fromkeys([*loads, *stored])):
             row, start = f"h{i}", self.element(buffer, place.replaced(here))
-            self.line(f"float {row}[{BLOCK}] __attribute__((aligned(64)));")
+            self.line(f"float {row}[{size}] __attribute__((aligned(64)));")
             if (buffer, place) in loads:
-                self.line(f"f32_of_f16_row({row}, &{start}, end - block);")
+                self.line(f"f32_of_f16_{form}({row}, &{start}{count});")
             if (buffer, place) in stored:
-                after.append(f"f16_of_f32_row(&{start}, {row}, end - block);")
+                after.append(f"f16_of_f32_{form}(&{start}, {row}{count});")
             self.halves[buffer, place] = f"{row}[{name} - block]"
         self.line("#pragma omp simd")
-        self.loop(last, "block", "end")
+        self.loop(last, "block", f"block + {size}" if whole else "end")
         self.bodies(stores)
         self.close(1)
         self.put_lines(after)
-        self.close(1)
         self.words, self.halves = {}, {}
-        return True
 
     def spans(self, last: Var, stores: Sequence[Store]) -> None:
         """Stores for every turn of a loop, its middle, where tests of its place hold, apart from its ends."""

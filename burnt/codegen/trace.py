@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from burnt import _torch
 
-__all__ = ["PLANNING", "Dissolving", "Traced", "is_random", "is_tracing", "trace", "unsuited"]
+__all__ = ["PLANNING", "Dissolving", "Traced", "calls", "is_random", "is_tracing", "trace", "unsuited"]
 
 PLANNING = threading.RLock()
 """Held while a plan is made: torch's tracing and the table of expressions are one for all threads."""
@@ -236,6 +236,19 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
         changed,
         odd,
     )
+
+
+def calls(fn: Callable[..., Any], args: Sequence[Any], traced: Traced) -> torch.fx.GraphModule:
+    """The graph of what a function calls, as `Traced.whole` is where gradients are on.
+
+    Args:
+        fn: the function.
+        args: its arguments.
+        traced: its trace for these.
+    """
+    if torch.is_grad_enabled():
+        return traced.whole
+    return _graphed(fn, args, {i: value for value, i in traced.numbers.items()}, apart=False)[0]
 
 
 def _changes(

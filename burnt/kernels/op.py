@@ -506,7 +506,7 @@ class Generated(Candidate):
         )
         function = self.functions.get(key)
         if function is None:
-            function = self.functions[key] = Function(_Rest(self.call, key))
+            function = self.functions[key] = Function(_Rest(self.call, key), lowered=True)
         return function, [i for i, a in enumerate(key) if a is None]
 
     def with_blocks(self, args: Sequence[Any], config: dict[str, str] | None) -> tuple[Function, list[int]]:
@@ -633,7 +633,7 @@ def gradient(
     function = op.gradients.get(key)
     if function is None:
         vjp = Vjp(_Rest(op.reference, statics), len(cotangents), chosen)
-        function = op.gradients[key] = Function(vjp)
+        function = op.gradients[key] = Function(vjp, lowered=True)
     made = function(*cotangents, *kept)
     return list(made)
 

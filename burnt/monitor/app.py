@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 from textual import events
@@ -16,12 +16,11 @@ from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import Screen
 
-from burnt.monitor.dialogs import EndScreen, HelpScreen, TooSmallScreen
+from burnt.monitor.attached import AttachedDriver, Attachment
 from burnt.monitor.keys import APP, Key, bindings
 from burnt.monitor.look import DARK, LIGHT, PLAIN
 from burnt.monitor.model import Library, RunView
 from burnt.monitor.refresher import Refresher
-from burnt.monitor.run import RunScreen
 from burnt.monitor.runs import RunsScreen
 
 __all__ = ["MIN_HEIGHT", "MIN_WIDTH", "MonitorApp"]
@@ -37,6 +36,7 @@ class MonitorApp(App[None]):
         fps: looks at the disk a second, and pictures at most.
         attached: the process id of the training whose monitor this is: Ctrl-C goes to it, and when its run
             ends the app closes after a key or some seconds.
+        attachment: the ties to that training, in whose terminal the app shows.
     """
 
     TITLE = "burnt monitor"
@@ -45,6 +45,7 @@ class MonitorApp(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings(APP),
         Binding("ctrl+c", "interrupt", "Interrupt", show=False, priority=True),
+        Binding("ctrl+z", "suspend", "Suspend", show=False, priority=True),
     ]
     KEYS = APP
 
@@ -62,14 +63,25 @@ class MonitorApp(App[None]):
             self.error = error
             super().__init__()
 
-    def __init__(self, library: Library, *, fps: float = 2.0, attached: int | None = None) -> None:
-        # Without colours the terminal's own are taken, so that no colour is sent at all.
-        super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
+    def __init__(
+        self,
+        library: Library,
+        *,
+        fps: float = 2.0,
+        attached: int | None = None,
+        attachment: Attachment | None = None,
+    ) -> None:
+        super().__init__(
+            driver_class=None if attachment is None else AttachedDriver,
+            # Without colours the terminal's own are taken, so that no colour is sent at all.
+            ansi_color=True if "NO_COLOR" in os.environ else None,
+        )
         for theme in (DARK, LIGHT, PLAIN):
             self.register_theme(theme)
         self.theme = PLAIN.name if self.no_color else DARK.name
         self.library = library
         self.attached = attached
+        self.attachment = attachment
         self.refresher = Refresher(
             library,
             1.0 / fps,
@@ -77,7 +89,8 @@ class MonitorApp(App[None]):
             lambda error: self.post_message(self.Failed(error)),
         )
         self._shown_once = False
-        self._was_live = False
+        self._was_live = self._ending = False
+        self._small: Screen[None] | None = None
 
     # --- what is on the screen
 
@@ -85,6 +98,14 @@ class MonitorApp(App[None]):
         """Show the list, and begin to read."""
         self.push_screen(RunsScreen(self.library))
         self.refresher.start()
+        if self.attachment is not None:
+            self.attachment.begin(self)
+
+    def compare(self, views: Sequence[RunView]) -> None:
+        """Show some runs in one chart."""
+        from burnt.monitor.compare import CompareScreen
+
+        self.push_screen(CompareScreen(views))
 
     def on_unmount(self) -> None:
         """Stop reading."""
@@ -97,6 +118,8 @@ class MonitorApp(App[None]):
 
     def open_run(self, view: RunView) -> None:
         """Show a run."""
+        from burnt.monitor.run import RunScreen  # not needed for the first screen, which must show at once
+
         self.push_screen(RunScreen(view, self.library))
 
     async def on_monitor_app_loaded(self, message: Loaded) -> None:
@@ -120,16 +143,23 @@ class MonitorApp(App[None]):
 
     def _watch_end(self, view: RunView) -> None:
         self._was_live |= view.live
-        if self._was_live and not view.live and not isinstance(self.screen, EndScreen):
+        if self._was_live and not view.live and not self._ending:
+            from burnt.monitor.dialogs import EndScreen
+
+            self._ending = True
             self.push_screen(EndScreen(view))
 
     def on_resize(self, event: events.Resize) -> None:
         """Below 80x24 say so; show what was there again when there is room."""
         small = event.size.width < MIN_WIDTH or event.size.height < MIN_HEIGHT
-        if small and not isinstance(self.screen, TooSmallScreen):
-            self.push_screen(TooSmallScreen())
-        elif not small and isinstance(self.screen, TooSmallScreen):
-            self.pop_screen()
+        if small and self._small is None:
+            from burnt.monitor.dialogs import TooSmallScreen
+
+            self._small = TooSmallScreen()
+            self.push_screen(self._small)
+        elif not small and self._small is not None:
+            self._small.dismiss()
+            self._small = None
 
     async def settled(self, patience: float) -> None:
         """Wait until what is on the screen has been read and shown; for pictures and tests.
@@ -153,15 +183,16 @@ class MonitorApp(App[None]):
         taken: set[str] = set()
         for node, _ in self.screen._modal_binding_chain:
             for key in getattr(node, "KEYS", ()):
-                if key.action not in taken:
-                    taken.add(key.action)
+                if key.keys not in taken:
+                    taken.add(key.keys)
                     here.append((node, key))
         return here
 
     def action_help(self) -> None:
         """Show the keys."""
-        if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen([key for _, key in self.keys_here()]))
+        from burnt.monitor.dialogs import HelpScreen
+
+        self.push_screen(HelpScreen([key for _, key in self.keys_here()]))
 
     def action_leave(self) -> None:
         """Leave; trainings go on."""
@@ -190,6 +221,13 @@ class MonitorApp(App[None]):
         else:
             self.notify("told the training: it finishes the step, saves and stops; again: at once")
 
+    def action_suspend(self) -> None:
+        """Ctrl-Z: back to the shell, until its `fg`."""
+        if self.attachment is None:
+            self.action_suspend_process()
+        else:
+            self.attachment.suspend(self)
+
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The command palette: every key that does something now."""
         for node, key in self.keys_here():
@@ -197,4 +235,6 @@ class MonitorApp(App[None]):
             def run(node: object = node, key: Key = key) -> None:
                 self.call_later(self.run_action, key.action, node)
 
-            yield SystemCommand(key.label, key.help, run)
+            if key.keys != "1-9":
+                yield SystemCommand(key.label, key.help, run)
+        yield from getattr(screen, "palette", tuple)()

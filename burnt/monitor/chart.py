@@ -11,6 +11,7 @@ from typing import ClassVar
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
+from textual.actions import SkipAction
 from textual.binding import Binding, BindingType
 from textual.color import Color, ColorParseError
 from textual.geometry import Region
@@ -19,6 +20,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from burnt.monitor.curves import Curve
+from burnt.monitor.keys import CHART, bindings
 from burnt.monitor.plot import Plot, Range, Span, View, XAxis
 
 __all__ = ["Chart"]
@@ -31,10 +33,8 @@ _FAINT = 0.6  # how far raw values go towards the background, under a smoothed l
 class Chart(Widget, can_focus=True):
     """Curves over steps, epochs or time.
 
-    Keys (with the focus): ``+`` ``-`` zoom the x axis, ``shift+up`` ``shift+down`` the y axis,
-    ``shift+left`` ``shift+right`` pan, ``left`` ``right`` move the crosshair, ``escape`` hides it, ``0``
-    shows everything again. Mouse: the wheel zooms x around the pointer (with ctrl: y), dragging pans, a
-    double click shows everything, and the crosshair follows the pointer.
+    Its keys are `burnt.monitor.keys.CHART`. The mouse: the wheel zooms the x axis around the pointer (with
+    ctrl: the y axis), dragging pans, a double click shows everything, and the crosshair follows the pointer.
 
     Several charts are kept in step by handing one's messages to the others::
 
@@ -88,17 +88,10 @@ class Chart(Widget, can_focus=True):
         "chart--cross",
     }
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("plus,equals_sign", "zoom_x(1)", "Zoom in", key_display="+"),
-        Binding("minus", "zoom_x(-1)", "Zoom out"),
-        Binding("shift+left", "pan(-1)", "Pan left", show=False),
-        Binding("shift+right", "pan(1)", "Pan right", show=False),
-        Binding("shift+up", "zoom_y(1)", "Zoom y in", show=False),
-        Binding("shift+down", "zoom_y(-1)", "Zoom y out", show=False),
-        Binding("left", "crosshair(-1)", "Read left", show=False),
-        Binding("right", "crosshair(1)", "Read right", show=False),
+        *bindings(CHART),
         Binding("escape", "hide_crosshair", "Hide crosshair", show=False),
-        Binding("0", "reset", "Show all"),
     ]
+    KEYS = CHART
 
     def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(name=name, id=id, classes=classes)
@@ -202,6 +195,8 @@ class Chart(Widget, can_focus=True):
         curve = self._view.curves[int(key.lstrip("-"))]
         color = readable(curve.color, background)
         if key.startswith("-"):
+            if background.ansi is not None:  # the terminal's own, of which nothing is known
+                return self._styles[""] + Style(color=color.rich_color, dim=True)
             color = color.blend(background, _FAINT)
         return self._styles[""] + Style(color=color.rich_color)
 
@@ -247,8 +242,14 @@ class Chart(Widget, can_focus=True):
             low, high = self._plot.range_x
         self._read(min(max(at, low), high))
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Escape hides the crosshair; without one it means what it means elsewhere."""
+        return action != "hide_crosshair" or self._view.crosshair is not None
+
     def action_hide_crosshair(self) -> None:
-        """Hide the crosshair."""
+        """Hide the crosshair; without one, escape is for the screen."""
+        if self._view.crosshair is None:
+            raise SkipAction
         self._read(None)
 
     def action_reset(self) -> None:
@@ -377,6 +378,8 @@ def readable(color: str, background: Color) -> Color:
         parsed = Color.parse(color)
     except ColorParseError:
         parsed = background.get_contrast_text(1.0)
+    if background.ansi is not None:
+        return parsed
     end = Color(255, 255, 255) if background.brightness < 0.5 else Color(0, 0, 0)
     for step in range(11):
         moved = parsed.blend(end, step / 10)

@@ -33,7 +33,7 @@ class Curve(NamedTuple):
         color: what Textual takes for a colour, such as ``"#4477aa"``.
         xs: ascending, finite.
         ys: as many; NaN is a gap.
-        style: a key of `STYLES`.
+        style: a key of `STYLES`; by default the curves of a chart take one after the other.
         tag: a character or two, set beside the line's end.
     """
 
@@ -41,7 +41,7 @@ class Curve(NamedTuple):
     color: str
     xs: Sequence[float]
     ys: Sequence[float]
-    style: str = "solid"
+    style: str | None = None
     tag: str = ""
 
 

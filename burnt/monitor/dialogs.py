@@ -18,7 +18,7 @@ from burnt.monitor.look import state_cell
 from burnt.monitor.model import RunView
 from burnt.monitor.words import clean
 
-__all__ = ["AskScreen", "ConfirmScreen", "EndScreen", "HelpScreen", "TooSmallScreen"]
+__all__ = ["AskScreen", "ConfirmScreen", "EndScreen", "HelpScreen", "TextScreen", "TooSmallScreen"]
 
 _END_SECONDS = 10
 
@@ -54,6 +54,47 @@ class HelpScreen(ModalScreen[None]):
                 yield Static(Content("\n").join(lines))
                 yield Static(mouse, classes="hint")
             yield Static("esc closes", classes="hint")
+
+    def on_mount(self) -> None:
+        """The keys scroll."""
+        self.query_one(VerticalScroll).focus()
+
+    def action_close(self) -> None:
+        """Back."""
+        self.dismiss()
+
+    def on_click(self, event: events.Click) -> None:
+        """A click beside the window closes it."""
+        if event.widget is self:
+            self.dismiss()
+
+
+class TextScreen(ModalScreen[None]):
+    """A text in full, of which a line of a table shows the beginning.
+
+    Args:
+        title: what it is.
+        text: control characters are escaped, lines stay.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "close", "Close", show=False)]
+
+    def __init__(self, title: str, text: str) -> None:
+        super().__init__()
+        self._title, self._text = title, text
+
+    def compose(self) -> ComposeResult:
+        """The text, which scrolls."""
+        text = "\n".join(clean(line) for line in self._text.expandtabs(4).splitlines())
+        with Vertical(classes="window wide"):
+            yield Static(clean(self._title), classes="window-title", markup=False)
+            with VerticalScroll():
+                yield Static(text, markup=False)
+            yield Static("esc closes", classes="hint")
+
+    def on_mount(self) -> None:
+        """The keys scroll."""
+        self.query_one(VerticalScroll).focus()
 
     def action_close(self) -> None:
         """Back."""

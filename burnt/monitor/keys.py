@@ -1,4 +1,4 @@
-"""The keys: one table for each place, from which bindings, footer, help and command palette are made."""
+"""The keys: one table for each place, from which bindings, key bar, help and command palette are made."""
 
 from __future__ import annotations
 
@@ -7,92 +7,151 @@ from typing import NamedTuple
 
 from textual.binding import Binding
 
-__all__ = ["APP", "FILTER", "LIST", "LOG", "PLOTS", "RUN", "RUNS", "Key", "bindings", "key_text"]
+__all__ = [
+    "APP",
+    "ARTEFACTS",
+    "CHART",
+    "COMPARE",
+    "FILTER",
+    "LIST",
+    "LOG",
+    "PLOTS",
+    "RUN",
+    "RUNS",
+    "Key",
+    "bindings",
+    "key_text",
+]
 
 
 class Key(NamedTuple):
     """A key and what it does.
 
     Args:
-        keys: as Textual names them, several with commas.
+        keys: as Textual names them, several with commas; ``1-9`` are nine keys, whose digits are handed to
+            the action.
         action: the method ``action_...`` of the place that the table belongs to.
-        label: a word or two, for footer and palette.
+        label: a word or two, for key bar and palette.
         help: what happens, for help and palette.
-        footer: whether the footer shows it.
+        footer: 0 is not in the key bar; keys of higher numbers make way first.
     """
 
     keys: str
     action: str
     label: str
     help: str
-    footer: bool = False
+    footer: int = 0
 
 
 APP = (
-    Key("question_mark", "help", "Help", "show the keys that can be pressed here", True),
-    Key("q", "leave", "Quit", "leave the monitor; trainings go on", True),
+    Key("question_mark", "help", "Help", "show the keys that can be pressed here", 1),
+    Key("q", "leave", "Quit", "leave the monitor; trainings go on", 1),
+    Key("ctrl+p", "command_palette", "Find", "find by name what can be done here"),
     Key("t", "toggle_theme", "Dark or light", "switch between the dark and the light theme"),
     Key("f5", "look_again", "Look again", "look for new runs, and forget deleted ones"),
 )
 
 # A table or list with a cursor.
 LIST = (
-    Key("up,k", "cursor_up", "Up", "move the cursor up"),
-    Key("down,j", "cursor_down", "Down", "move the cursor down"),
-    Key("pageup", "page_up", "Page up", "move the cursor up by a page"),
-    Key("pagedown", "page_down", "Page down", "move the cursor down by a page"),
-    Key("home,g", "first", "First", "move the cursor to the first line"),
-    Key("end,G", "last", "Last", "move the cursor to the last line"),
+    Key("up,k", "cursor_up", "Up", "one line up"),
+    Key("down,j", "cursor_down", "Down", "one line down"),
+    Key("pageup", "page_up", "Page up", "a page up"),
+    Key("pagedown", "page_down", "Page down", "a page down"),
+    Key("home,g", "first", "First", "the first line"),
+    Key("end,G", "last", "Last", "the last line"),
 )
 
 RUNS = (
-    Key("enter", "open", "Open", "open the run under the cursor", True),
-    Key("slash", "filter", "Filter", "show only runs that match a text, or a /regular expression/", True),
-    Key("s", "sort", "Sort", "sort by the next column", True),
+    Key("enter", "open", "Open", "open the run under the cursor", 1),
+    Key("slash", "filter", "Filter", "show only runs that match words or /an expression/", 2),
+    Key("s", "sort", "Sort", "sort by the next column", 3),
     Key("S", "reverse", "Reverse", "sort the other way round"),
-    Key("space", "mark", "Mark", "mark the run for comparing", True),
-    Key("c", "compare", "Compare", "compare the marked runs, 2 to 8 of them", True),
+    Key("space", "mark", "Mark", "mark the run for comparing, or unmark it", 4),
+    Key("c", "compare", "Compare", "compare the marked runs, 2 to 8 of them", 4),
     Key("escape", "clear", "Clear", "drop the filter, then the marks"),
 )
 
 RUN = (
-    Key("escape", "back", "Back", "go back to the list of runs", True),
-    Key("p", "pause", "Pause", "pause the training, or let it go on", True),
-    Key("w", "save", "Checkpoint", "write a checkpoint now", True),
-    Key("l", "learning_rate", "Rate", "change the learning rate, or give it back to the schedule", True),
-    Key("n", "note", "Note", "add a note to the run"),
-    Key("X", "stop", "Stop", "stop the training, with a checkpoint", True),
+    Key("escape", "back", "Back", "back to the list of runs", 1),
+    Key("1-9", "pane", "Pane", "show the pane of that number"),
     Key("right_square_bracket", "next_pane", "Next pane", "show the next pane"),
     Key("left_square_bracket", "previous_pane", "Previous pane", "show the pane before"),
-    *(
-        Key(str(number), f"pane({number})", f"Pane {number}", f"show pane {number}")
-        for number in range(1, 10)
-    ),
+    Key("p", "pause", "Pause", "pause the training, or let it go on", 2),
+    Key("X", "stop", "Stop", "stop the training, with a checkpoint", 2),
+    Key("w", "save", "Checkpoint", "write a checkpoint now", 4),
+    Key("l", "learning_rate", "Rate", "change the learning rate, or follow the schedule again", 4),
+    Key("n", "note", "Note", "add a note to the run", 6),
 )
 
 PLOTS = (
-    Key("x", "axis", "X axis", "horizontal axis: steps, epochs or time", True),
-    Key("y", "log", "Log y", "vertical axis: linear or logarithmic", True),
-    Key("s", "smooth", "Smooth", "smooth the curves more, in turn", True),
-    Key("f", "focus_one", "Full size", "show the chart under the cursor alone, or all again", True),
-    Key("slash", "filter", "Filter", "show only metrics that match a text, or a /regular expression/"),
-    Key("pagedown", "page(1)", "Next page", "show the next charts"),
-    Key("pageup", "page(-1)", "Previous page", "show the charts before"),
+    Key("x", "axis", "X axis", "horizontal axis: steps, epochs or time", 3),
+    Key("y", "log", "Log y", "vertical axis: linear or logarithmic", 3),
+    Key("s", "smooth", "Smooth", "smooth the curves more, in turn", 5),
+    Key("f", "focus_one", "Full size", "the chart with the underlined name alone, or all again", 3),
+    Key("slash", "filter", "Filter", "show only metrics that match words or /an expression/", 6),
+    Key("up,k", "next_chart(-1)", "Chart before", "go to the chart before"),
+    Key("down,j", "next_chart(1)", "Next chart", "go to the next chart"),
+    Key("pagedown", "page(1)", "Next charts", "the next page of charts"),
+    Key("pageup", "page(-1)", "Charts before", "the page of charts before"),
 )
 
-FILTER = (Key("slash", "filter", "Filter", "show only what matches a text, or a /regular expression/", True),)
+# A chart that has the keys.
+CHART = (
+    Key(
+        "plus,equals_sign", "zoom_x(1)", "Zoom in", "show less of the horizontal axis; the wheel does it too"
+    ),
+    Key("minus", "zoom_x(-1)", "Zoom out", "show more of the horizontal axis"),
+    Key("0", "reset", "Show all", "show all of both axes again; so does a double click"),
+    Key("left", "crosshair(-1)", "Read left", "move the crosshair, which reads all charts"),
+    Key("right", "crosshair(1)", "Read right", "move the crosshair to the right"),
+    Key("shift+left", "pan(-1)", "Pan left", "move along the horizontal axis; dragging does it too"),
+    Key("shift+right", "pan(1)", "Pan right", "move along the horizontal axis to the right"),
+    Key("shift+up", "zoom_y(1)", "Zoom y in", "show less of the vertical axis"),
+    Key("shift+down", "zoom_y(-1)", "Zoom y out", "show more of the vertical axis"),
+)
+
+COMPARE = (
+    Key("escape", "back", "Back", "back to the list of runs", 1),
+    Key("m", "metric(1)", "Metric", "show the next metric", 2),
+    Key("M", "metric(-1)", "Metric before", "show the metric before"),
+    Key("slash", "choose", "Find metric", "type a part of a metric's name", 3),
+    Key("x", "axis", "X axis", "horizontal axis: steps, epochs or time", 3),
+    Key("y", "log", "Log y", "vertical axis: linear or logarithmic", 3),
+    Key("s", "smooth", "Smooth", "smooth the curves more, in turn", 4),
+    Key("f", "full", "Full size", "show the chart alone, or the tables too", 2),
+    Key("tab", "focus_next", "Next part", "give the keys to the next part of the screen"),
+)
+
+ARTEFACTS = (
+    Key("left", "step(-1)", "Step before", "show what was recorded before", 2),
+    Key("right", "step(1)", "Next step", "show what was recorded next", 2),
+    Key("shift+left", "end(0)", "First step", "show what was recorded first"),
+    Key("shift+right", "end(-1)", "Last step", "show what was recorded last, and follow"),
+    Key("shift+up", "scroll(-1)", "Scroll up", "move what is shown"),
+    Key("shift+down", "scroll(1)", "Scroll down", "move what is shown"),
+)
+
+FILTER = (Key("slash", "filter", "Filter", "show only what matches words or /an expression/", 2),)
 
 LOG = (
-    Key("slash", "search", "Search", "find a text in the log", True),
-    Key("m", "match(-1)", "Earlier", "go to the match before"),
-    Key("M", "match(1)", "Later", "go to the next match"),
-    Key("F", "follow", "Follow", "keep the newest line in sight, or not", True),
+    Key("slash", "search", "Search", "find a text in the log", 2),
+    Key("m", "match(-1)", "Match before", "go to the match before"),
+    Key("M", "match(1)", "Next match", "go to the next match"),
+    Key("F", "follow", "Follow", "keep the newest line in sight, or not", 3),
 )
 
 
 def bindings(keys: Sequence[Key]) -> list[Binding]:
     """The table as Textual takes it."""
-    return [Binding(key.keys, key.action, key.label, show=key.footer, tooltip=key.help) for key in keys]
+    made = []
+    for key in keys:
+        for name, action in (
+            [(digit, f"{key.action}({digit})") for digit in "123456789"]
+            if key.keys == "1-9"
+            else [(key.keys, key.action)]
+        ):
+            made.append(Binding(name, action, key.label, show=key.footer > 0, tooltip=key.help))
+    return made
 
 
 _NAMES = {
@@ -105,6 +164,7 @@ _NAMES = {
     "pagedown": "page down",
     "plus": "+",
     "minus": "-",
+    "equals_sign": "=",
     "up": "↑",
     "down": "↓",
     "left": "←",
@@ -115,8 +175,7 @@ _NAMES = {
 def key_text(keys: str) -> str:
     """Keys as a person finds them on the keyboard.
 
-    >>> key_text("up,k"), key_text("shift+tab"), key_text("slash")
-    ('↑ k', 'shift tab', '/')
+    >>> key_text("up,k"), key_text("shift+left"), key_text("slash")
+    ('↑ k', 'shift ←', '/')
     """
-    words = [" ".join(_NAMES.get(part, part) for part in key.split("+")) for key in keys.split(",")]
-    return " ".join(words)
+    return " ".join(" ".join(_NAMES.get(part, part) for part in key.split("+")) for key in keys.split(","))

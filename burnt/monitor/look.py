@@ -93,6 +93,8 @@ PLAIN = Theme(
     panel="ansi_default",
     ansi=True,
     variables={
+        "ansi-background": "ansi_default",
+        "ansi-foreground": "ansi_default",
         "dim": "ansi_default",
         "faint": "ansi_default",
         "stale": "ansi_default",

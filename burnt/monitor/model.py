@@ -11,6 +11,7 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from burnt.monitor.trace import Trace
 from burnt.monitor.words import better, fraction, main_metric, note
 from burnt.train.store import (
     Artefact,
+    ArtefactName,
     Attempt,
     Event,
     Extreme,
@@ -46,6 +48,7 @@ LIVE = ("running", "stale")
 _MAX_LOG_LINES = 20_000
 _MAX_SAMPLES = 1_800  # an hour
 _RETRY_SECONDS = 5.0
+_PACE_SECONDS = 180.0  # the time to the end is told by the pace of so long
 
 # A walk through the folders takes at most this share of the time.
 _WALKING_SHARE = 0.005
@@ -104,6 +107,8 @@ class RunView:
         self.version = 0
         self._lock = threading.RLock()
         self._reader: RunReader | None = None
+        self._paces: deque[tuple[float, int]] = deque()
+        self._paced = 0
         self._followers = 0
         self._followed = False
         self._stamp: object = None
@@ -166,17 +171,35 @@ class RunView:
 
     @property
     def eta(self) -> float | None:
-        """Seconds to the end at the pace of the newest attempt; None where that cannot be told."""
+        """Seconds to the end at the pace of the last minutes; None where that cannot be told."""
         progress, share = self.progress, self.fraction
         if not self.live or progress is None or share is None or not self.attempts:
             return None
-        newest = self.attempts[-1]
-        passed = progress.time - newest.started - float(progress.data.get("paused_seconds", 0.0))
-        done, left = share, 1.0 - share
-        if progress.total_steps:
-            done = progress.step - (newest.resumed_from_step or 0.0)
+        if progress.activity == "paused":
+            return None
+        if not progress.total_steps:
+            passed, done, left = _worked(progress) - self.attempts[-1].started, share, 1.0 - share
+        else:
+            since, step = self._paces[0]
+            passed, done = _worked(progress) - since, progress.step - step
             left = progress.total_steps - progress.step
         return None if done <= 0 or passed <= 0 else max(passed / done * left, 0.0)
+
+    def _note_pace(self) -> None:
+        """Remember when which step was reached: from the start of the attempt, then for some minutes."""
+        newest, progress = self.attempts[-1], self.progress
+        if len(self.attempts) != self._paced:
+            self._paced = len(self.attempts)
+            self._paces = deque([(newest.started, newest.resumed_from_step or 0)])
+        if progress is None or progress.attempt != newest.id:
+            return
+        worked = _worked(progress)
+        if progress.activity == "paused":
+            self._paces = deque([(worked, progress.step)])
+        elif progress.step > self._paces[-1][1] and worked - self._paces[-1][0] >= _PACE_SECONDS / 20:
+            self._paces.append((worked, progress.step))
+        while len(self._paces) > 2 and worked - self._paces[1][0] > _PACE_SECONDS:
+            self._paces.popleft()
 
     @property
     def seconds(self) -> float:
@@ -297,6 +320,7 @@ class RunView:
                 self.name, self.created, self.config = reader.name, reader.created, reader.config()
             self.progress, self.heads, self.newest = reader.progress(), reader.heads(), reader.newest_ids()
             self.attempts = attempts
+            self._note_pace()
             self.metric = main_metric(list(self.heads))
             self.metric_best = None if self.metric is None else self._best(self.metric)
             if self._followed and self.newest.event:
@@ -398,6 +422,24 @@ class RunView:
         """
         with self._reading() as reader:
             return reader.artefacts(kind, name)
+
+    def artefact_names(self) -> list[ArtefactName]:
+        """As `RunReader.artefact_names`.
+
+        Raises:
+            RunError: the run cannot be read.
+        """
+        with self._reading() as reader:
+            return reader.artefact_names()
+
+    def artefact(self, id: int) -> Artefact | None:
+        """As `RunReader.artefact`.
+
+        Raises:
+            RunError: the run cannot be read.
+        """
+        with self._reading() as reader:
+            return reader.artefact(id)
 
     def log_lines(self) -> Sequence[LogLine]:
         """The newest 20,000 lines of the log, oldest first.
@@ -516,6 +558,11 @@ class Library:
         """Let go of all files."""
         for view in self.views:
             view.close()
+
+
+def _worked(progress: Progress) -> float:
+    """The time of a progress on a clock that stands still while the training is paused."""
+    return progress.time - float(progress.data.get("paused_seconds", 0.0))
 
 
 def _stamp(folder: Path) -> tuple[tuple[int, int, int], tuple[int, int, int] | None] | None:

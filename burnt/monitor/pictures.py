@@ -79,14 +79,17 @@ def confusion(table: dict[str, Any], width: int, *, colors: bool = True) -> Line
     left = max(6, min(max(map(cell_len, names)), 16))
     number = max(max((len(_count(n)) for row in counts for n in row), default=1), 3)
     longest = max(map(cell_len, names))
-    for cell in (min(max(longest, number), 10), number):
-        if left + 1 + len(names) * (cell + 1) + 8 <= width:
+    for cell, recalls in ((min(max(longest, number), 10), True), (number, True), (number, False)):
+        if left + 1 + len(names) * (cell + 1) + 8 * recalls <= width:
             break
     else:
         return _shaded(counts, width, colors) + _confused(names, counts, targets, width)
     head = [Ink(f"{'true':>{left}} ", "$dim")]
     head += [Ink(f" {_fitted(name, cell, right=True)}", "$dim") for name in names]
-    lines: Lines = [[Ink(" " * (left + 2) + "predicted", "$dim")], [*head, Ink("  recall", "$dim")]]
+    lines: Lines = [
+        [Ink(" " * (left + 2) + "predicted", "$dim")],
+        [*head, *[Ink("  recall", "$dim")] * recalls],
+    ]
     for i, row in enumerate(counts):
         line = [Ink(_fitted(names[i], left, right=True) + " ", bold=True)]
         for j, n in enumerate(row):
@@ -94,12 +97,12 @@ def confusion(table: dict[str, Any], width: int, *, colors: bool = True) -> Line
             mark = " " if colors else _SHADES[round(share * (len(_SHADES) - 1))]
             line.append(Ink(f"{mark}{_count(n) if n else '.':>{cell}}", shade=share, bold=i == j))
         recall = row[i] / targets[i] if targets[i] else math.nan
-        lines.append([*line, Ink(f"  {_share(recall):>6}", "$dim")])
+        lines.append([*line, *[Ink(f"  {_share(recall):>6}", "$dim")] * recalls])
     precisions = [row[i] / predictions[i] if predictions[i] else math.nan for i, row in enumerate(counts)]
     foot = [Ink(_fitted("precision" if left >= 9 else "prec.", left, right=True) + " ", "$dim")]
     foot += [Ink(f" {_share(p, cell):>{cell}}", "$dim") for p in precisions]
     right, total = sum(row[i] for i, row in enumerate(counts)), sum(targets)
-    if total:
+    if total and recalls:
         foot.append(Ink(f"  {_share(right / total):>6}", bold=True))
     lines.append(foot)
     return lines + _confused(names, counts, targets, width)
@@ -110,7 +113,8 @@ def _shaded(counts: list[list[float]], width: int, colors: bool) -> Lines:
     size = len(counts)
     across = max(min(size, width // 2), 1)
     block = -(-size // across)
-    lines: Lines = [[Ink("true down, predicted across" + f", {block} classes a cell" * (block > 1), "$dim")]]
+    title = "true down, predicted across" + f", {block} classes a cell" * (block > 1)
+    lines: Lines = [[Ink(_cut(title, width), "$dim")]]
     for top in range(0, size, block):
         total = sum(sum(row) for row in counts[top : top + block])
         line = []
@@ -200,7 +204,8 @@ def histogram(
         return [[Ink("no finite values" if not finite else "no room", "$dim")]]
     low, high = min(finite), max(finite)
     if high <= low:
-        low, high = low - 0.5, high + 0.5
+        half = max(0.5, abs(low) * 1e-9)
+        low, high = low - half, high + half
     step, counts, edges = read[chosen]
     rest = min(len(read), height // 2) if len(read) > 1 else 0
     rows = max(height - 3 - (rest + 2 if rest else 0), 1)

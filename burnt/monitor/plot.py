@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from burnt.monitor.braille import CHARACTERS, line_masks, sample
 from burnt.monitor.curves import STYLES, Curve, extremes, nearest_index, reduce, smooth
-from burnt.monitor.ticks import Tick, count_text, linear_ticks, log_ticks, number_text, span_text, time_ticks
+from burnt.monitor.ticks import Tick, linear_ticks, log_ticks, number_text, span_text, time_ticks
 
 __all__ = ["Plot", "Range", "View", "XAxis"]
 
@@ -131,8 +131,10 @@ class Plot:
 
     def _dot_y(self, y: float) -> float:
         low, high = self.range_y
-        # Halved, as the difference of two huge numbers may be an infinity.
-        dot = (high / 2 - y / 2) / (high / 2 - low / 2) * (4 * self.rows - 1)
+        # Halved, as the difference of two huge numbers may be an infinity; not of two that are all but 0.
+        half = high / 2 - low / 2
+        share = (high / 2 - y / 2) / half if half else (high - y) / (high - low)
+        dot = share * (4 * self.rows - 1)
         return min(max(dot, -_FAR), _FAR) if dot == dot else dot
 
     def _cell(self, x: float, y: float) -> tuple[int, int]:
@@ -172,7 +174,7 @@ class Plot:
         bottom, top = min(seen), max(seen)
         span = top / 2 - bottom / 2
         if span <= 1e-12 * max(abs(top), abs(bottom)):
-            half = 0.5 if self.view.log_y or top == 0 else abs(top) / 10
+            half = 0.5 if self.view.log_y else abs(top) / 10 or 0.5
             return max(bottom - half, -1.7e308), min(top + half, 1.7e308)
         # Room for the markers above and below, if there are any.
         share = 1 / self.rows if self.view.markers and self.rows >= 8 else 0.25 / max(self.rows, 1)
@@ -190,7 +192,7 @@ class Plot:
                 [self._dot_y(y) if math.isfinite(y) else math.nan for y in line.ys],
                 2 * self.columns,
                 4 * self.rows,
-                STYLES[curve.style],
+                _dashes(line.curve, curve),
             )
             style = f"-{line.curve}" if line.faint else str(line.curve)
             for column in range(self.columns):
@@ -332,7 +334,7 @@ class Plot:
     def _x_text(self, x: float) -> str:
         if self.view.x == "time":
             return span_text(x)
-        return count_text(x) if self.view.x == "step" else f"{x:.4g}"
+        return f"{x:,.0f}" if self.view.x == "step" else f"{x:.4g}"
 
     def _x_axis(self) -> list[list[Span]]:
         if not self.bottom:
@@ -428,10 +430,15 @@ class Plot:
         value = "" if index is None else f" {number_text(curve.ys[index])}"
         tag = f"{curve.tag} " if curve.tag else ""
         return [
-            Span(f"{sample(STYLES[curve.style], _SAMPLE)} ", str(number)),
+            Span(f"{sample(_dashes(number, curve), _SAMPLE)} ", str(number)),
             Span(f"{tag}{curve.label}", "label"),
             Span(value, str(number)),
         ]
+
+
+def _dashes(number: int, curve: Curve) -> tuple[int, ...]:
+    """How a curve's line is broken: so that it is told from the others without colours as well."""
+    return STYLES[curve.style or list(STYLES)[number % len(STYLES)]]
 
 
 def _whole_range(curves: Sequence[Curve]) -> Range:
@@ -439,7 +446,8 @@ def _whole_range(curves: Sequence[Curve]) -> Range:
     high = max((curve.xs[-1] for curve in curves if curve.xs), default=1.0)
     if high > low:
         return float(low), float(high)
-    return low - 0.5, low + 0.5
+    half = max(0.5, abs(low) * 1e-9)
+    return low - half, low + half
 
 
 def _cut(spans: Sequence[Span], width: int) -> list[Span]:

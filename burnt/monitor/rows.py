@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from textual import events
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.geometry import Region, Size
 from textual.message import Message
@@ -58,7 +58,10 @@ class Rows(ScrollView, can_focus=True):
         head: whether there is a line of headings.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings(LIST)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings(LIST),
+        Binding("enter", "open_line", "Open", show=False),
+    ]
     KEYS = LIST
     COMPONENT_CLASSES: ClassVar[set[str]] = {"rows--head", "rows--cursor"}
     DEFAULT_CSS = """
@@ -296,6 +299,11 @@ class Rows(ScrollView, can_focus=True):
     def action_last(self) -> None:
         """To the last line."""
         self.cursor = len(self.keys) - 1
+
+    def action_open_line(self) -> None:
+        """Tell that the line was chosen."""
+        if self.keys:
+            self.post_message(self.Opened(self, self.key))
 
     def on_click(self, event: events.Click) -> None:
         """A click moves the cursor, a second one opens; one on a heading is told."""

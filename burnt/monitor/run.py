@@ -5,29 +5,34 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 from textual import events, on, work
-from textual.app import ComposeResult
+from textual.app import ComposeResult, SystemCommand
 from textual.binding import BindingType
 from textual.containers import Container
 from textual.content import Content
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from burnt.monitor.dialogs import AskScreen, ConfirmScreen
+from burnt.monitor.keybar import KeyBar
 from burnt.monitor.keys import RUN, bindings
+from burnt.monitor.line import Part, facts, sides, update
 from burnt.monitor.look import bar, state_cell
 from burnt.monitor.model import Library, RunView
+from burnt.monitor.panes.artefacts import ArtefactsPane
 from burnt.monitor.panes.checkpoints import CheckpointsPane
 from burnt.monitor.panes.config import ConfigPane
 from burnt.monitor.panes.events import EventsPane, countdown
+from burnt.monitor.panes.kernels import KernelsPane
 from burnt.monitor.panes.log import LogPane
 from burnt.monitor.panes.model import ModelPane
 from burnt.monitor.panes.numbers import NumbersPane
-from burnt.monitor.panes.pane import Pane, update
+from burnt.monitor.panes.pane import Pane
 from burnt.monitor.panes.plots import PlotsPane
 from burnt.monitor.panes.system import SystemPane
 from burnt.monitor.steering import Request, Steering, refusal, request_text
@@ -45,7 +50,10 @@ _PANES: tuple[type[Pane], ...] = (
     ConfigPane,
     ModelPane,
     EventsPane,
+    ArtefactsPane,
+    KernelsPane,
 )
+_NARROW = 108  # the panes' titles in full need as much
 _TICK_SECONDS = 1.0  # how often the time that is left is renewed
 
 
@@ -62,17 +70,27 @@ class Tabs(Static):
     def __init__(self) -> None:
         super().__init__(id="tabs")
         self._ends: list[int] = []
+        self._current = 0
 
     def show(self, current: int) -> None:
         """Mark a pane as shown."""
+        self._current = current
+        narrow = self.size.width < _NARROW
         parts: list[tuple[str, str]] = []
         self._ends = []
         for number, pane in enumerate(_PANES):
             here = number == current
             parts.append((f" {number + 1} ", "bold $primary" if here else "$dim"))
-            parts.append((f"{pane.TITLE} ", "bold underline" if here else "$dim"))
+            title = pane.SHORT or pane.TITLE if narrow else pane.TITLE
+            parts.append((title, "bold underline" if here else "$dim"))
+            if not narrow:
+                parts.append((" ", ""))
             self._ends.append(sum(len(text) for text, _ in parts))
         update(self, Content.assemble(*parts))
+
+    def on_resize(self) -> None:
+        """Shorter names where there is less room."""
+        self.show(self._current)
 
     def on_click(self, event: events.Click) -> None:
         """Show the pane whose name it is."""
@@ -109,7 +127,7 @@ class RunScreen(Screen[None]):
         yield Tabs()
         yield Container(id="panes")
         yield Static(id="commands")
-        yield Footer(compact=True)
+        yield KeyBar()
 
     async def on_mount(self) -> None:
         """Begin with the plots."""
@@ -146,42 +164,40 @@ class RunScreen(Screen[None]):
         view = self.view
         text, style = state_cell(view)
         progress = view.progress
-        left: list[tuple[str, str]] = [(f" {clean(view.label)} ", "bold"), (f" {text}", style)]
+        left: list[Part] = [(f" {clean(view.label)}", "bold"), (f"  {text}", style)]
         if view.activity not in ("", "training", "paused"):
             left.append((f" {clean(view.activity)}", "$dim"))
-        right: list[tuple[str, str]] = []
+        right: list[list[Part]] = []
+        if progress is not None and progress.epoch is not None:
+            of = f"/{progress.total_epochs:,}" if progress.total_epochs else ""
+            right.append([("  epoch ", "$dim"), (f"{progress.epoch:,}{of}", "")])
         if progress is not None:
-            if progress.epoch is not None:
-                of = f"/{progress.total_epochs:,}" if progress.total_epochs else ""
-                right += [("epoch ", "$dim"), (f"{progress.epoch:,}{of}  ", "")]
             of = f"/{progress.total_steps:,}" if progress.total_steps else ""
-            right += [("step ", "$dim"), (f"{progress.step:,}{of}  ", "")]
+            right.append([("  step ", "$dim"), (f"{progress.step:,}{of}", "")])
         if (share := view.fraction) is not None:
-            done, rest = bar(share, 16)
-            right += [(done, "$primary"), (rest, "$faint"), (f" {math.floor(share * 100)} %", "")]
+            done, rest = bar(share, 8 if self.size.width < 100 else 16)
+            right.append([("  " + done, "$primary"), (rest, "$faint"), (f" {math.floor(share * 100)} %", "")])
         if (eta := view.eta) is not None:
-            right += [("  eta ", "$dim"), (duration_text(eta), "")]
-        update(self.query_one("#title", Static), _sides(left, right, self.size.width))
+            right.append([("  eta ", "$dim"), (duration_text(eta), "")])
+        update(self.query_one("#title", Static), sides(left, right, self.size.width))
         update(self.query_one("#about", Static), self._about())
         self._show_commands()
 
     def _about(self) -> Content:
         view = self.view
-        parts: list[tuple[str, str]] = [(" ", "")]
-
-        def add(name: str, text: str, style: str = "") -> None:
-            parts.extend([(f"{name} ", "$dim"), (f"{text}   ", style)])
-
         if view.error is not None:
-            return Content.assemble(f" {clean(view.note)}", ("", "")).stylize("$error")
+            return Content.assemble((f" {clean(view.note)}", "$error"))
         if why := why_ended(view):
-            return Content.assemble(
-                (f" {clean(why)}", "bold $error" if view.state == "crashed" else "$warning")
-            )
+            style = "bold $error" if view.state == "crashed" else "$warning"
+            return Content.assemble((f" {clean(why)}", style))
+        pairs: list[tuple[str, Part]] = []
         if view.metric is not None:
-            add(label(view.metric), value_text(view.heads[view.metric].point.value), "bold")
+            pairs.append((label(view.metric), (value_text(view.heads[view.metric].point.value), "bold")))
             if view.metric_best is not None:
-                add("best", f"{value_text(view.metric_best.value)} at {view.metric_best.step:,}", "$success")
+                best = f"{value_text(view.metric_best.value)} at {view.metric_best.step:,}"
+                pairs.append(("best", (best, "$success")))
+        if view.live and (waits := countdown(view.events)):
+            pairs.append(("", (waits, "")))
         for name, text, form in (
             ("samples_per_second", "samples/s", "{:,.0f}"),
             ("learning_rate", "learning rate", "{:.3g}"),
@@ -189,13 +205,11 @@ class RunScreen(Screen[None]):
         ):
             head = view.heads.get(Series(name, "train"))
             if head is not None:
-                add(text, form.format(head.point.value))
-        add("worked", duration_text(view.seconds))
+                pairs.append((text, (form.format(head.point.value), "")))
+        pairs.append(("worked", (duration_text(view.seconds), "")))
         if not math.isnan(view.created):
-            add("began", f"{age_text(time.time() - view.created)} ago")
-        if view.live and (waits := countdown(view.events)):
-            parts.append((waits, "$dim"))
-        return Content.assemble(*parts)
+            pairs.append(("began", (f"{age_text(time.time() - view.created)} ago", "")))
+        return facts(pairs, self.size.width)
 
     async def _show_pane(self, number: int) -> None:
         container = self.query_one("#panes")
@@ -231,6 +245,12 @@ class RunScreen(Screen[None]):
     async def chosen(self, message: Tabs.Chosen) -> None:
         """A click on a name."""
         await self._show_pane(message.number)
+
+    def palette(self) -> Iterator[SystemCommand]:
+        """A command for each pane."""
+        for number, pane in enumerate(_PANES):
+            show = partial(self.call_later, self._show_pane, number)
+            yield SystemCommand(pane.TITLE, f"show the pane {pane.TITLE.lower()}", show)
 
     def action_back(self) -> None:
         """To the list."""
@@ -363,13 +383,3 @@ def _cause(event: Event) -> str:
     words = {"nan": "not a number", "out of memory": "out of memory"}.get(str(data.get("cause")))
     error = f"{data.get('error')}: {message}" if message else str(data.get("error"))
     return f"{words}{at}: {error}" if words else f"{error}{at}"
-
-
-def _sides(left: list[tuple[str, str]], right: list[tuple[str, str]], width: int) -> Content:
-    """Two parts of a line, one at each end; what is left over is cut from the middle."""
-    first, second = Content.assemble(*left), Content.assemble(*right)
-    room = width - second.cell_length - 1
-    if first.cell_length > room - 1:
-        first = first.truncate(max(room - 1, 8), ellipsis=True)
-    gap = " " * max(room - first.cell_length, 1)
-    return first.append(gap).append(second)

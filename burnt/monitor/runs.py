@@ -14,12 +14,14 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from burnt.monitor.curves import PALETTE
 from burnt.monitor.field import Field
 from burnt.monitor.filters import matcher
+from burnt.monitor.keybar import KeyBar
 from burnt.monitor.keys import RUNS, bindings
+from burnt.monitor.line import sides, update
 from burnt.monitor.look import bar, state_cell
 from burnt.monitor.model import Library, RunView
 from burnt.monitor.rows import Cell, Column, Rows, cell
@@ -83,7 +85,7 @@ class RunsScreen(Screen[None]):
         yield Rows(_COLUMNS, empty="reading ...", id="runs")
         yield Static(id="about")
         yield Field("words, or /regular expression/")
-        yield Footer(compact=True)
+        yield KeyBar()
 
     def on_mount(self) -> None:
         """The table has the keys."""
@@ -126,7 +128,7 @@ class RunsScreen(Screen[None]):
     def _show_title(self, shown: int) -> None:
         views = self.library.views
         running = sum(view.live for view in views)
-        parts: list[tuple[str, str]] = [
+        parts = [
             (" burnt monitor ", "bold $primary"),
             (" " + clean(", ".join(map(str, self.library.folders))), "$foreground"),
         ]
@@ -137,16 +139,14 @@ class RunsScreen(Screen[None]):
             facts.append(f"{shown} shown")
         if self.marked:
             facts.append(f"{len(self.marked)} marked")
-        text = "  ".join(facts) + " "
-        used = sum(len(part) for part, _ in parts)
-        gap = " " * max(self.size.width - used - len(text), 2)
-        _update(self.query_one("#title", Static), Content.assemble(*parts, gap, (text, "$dim")))
+        text = "  ".join(facts)
+        update(self.query_one("#title", Static), sides(parts, [[(text, "$dim")]], self.size.width))
 
     def _show_about(self) -> None:
         view = self.query_one(Rows).key
         about = self.query_one("#about", Static)
         if not isinstance(view, RunView):
-            _update(about, Content(""))
+            update(about, Content(""))
             return
         text, style = state_cell(view)
         parts: list[tuple[str, str]] = [(f" {text}", style), (f"  {clean(str(view.folder))}", "$foreground")]
@@ -160,7 +160,7 @@ class RunsScreen(Screen[None]):
         if not second and view.activity:
             second = view.activity
         style = "$error" if view.state in ("crashed", "unreadable") else "$dim"
-        _update(about, Content.assemble(*parts, "\n ", (clean(second), style)))
+        update(about, Content.assemble(*parts, "\n ", (clean(second), style)))
 
     def _cells(self, view: RunView) -> Sequence[Cell]:
         mark = "▐" if view not in self.marked else "◆"
@@ -279,12 +279,6 @@ class RunsScreen(Screen[None]):
     def filter_closed(self) -> None:
         """Back to the table."""
         self.query_one(Rows).focus()
-
-
-def _update(widget: Static, content: Content) -> None:
-    """Show something else; nothing is painted when it is the same."""
-    if widget.content != content:
-        widget.update(content)
 
 
 def _progress(share: float | None) -> Cell:

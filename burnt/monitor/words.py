@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from burnt.train.progress import duration_text, value_text
-from burnt.train.store import Progress, RunSummary, Series
+from burnt.train.wording import duration_text, value_text
+
+if TYPE_CHECKING:
+    from burnt.train.store import Progress, RunSummary, Series
 
 __all__ = [
     "age_text",
@@ -81,9 +84,13 @@ def better(name: str) -> str | None:
 
 def main_metric(known: Sequence[Series]) -> Series | None:
     """The validation loss; else the loss; else the first metric, of those whose better end is known."""
-    wanted = [Series("loss", "valid"), Series("loss", "train")]
-    judged = [series for series in known if better(series.name) is not None]
-    return next((series for series in [*wanted, *judged, *known] if series in known), None)
+
+    def place(series: Series) -> int:
+        if series.name == "loss" and series.split in ("valid", "train"):
+            return 0 if series.split == "valid" else 1
+        return 3 if better(series.name) is None else 2
+
+    return min(known, key=place, default=None)
 
 
 def fraction(progress: Progress | None) -> float | None:

@@ -112,7 +112,8 @@ class Companion:
         finally:
             os.close(writer)
         self._stdin = sys.stdin
-        sys.stdin = _Keyboard(sys.stdin, self._give_way)
+        # Kept here as well: `input` of older Pythons goes on using it when it is no longer sys.stdin.
+        self._keyboard = sys.stdin = _Keyboard(sys.stdin, self._give_way)
         self._thread = threading.Thread(
             target=self._attend, args=(terminal, reader), name="burnt-monitor", daemon=True
         )

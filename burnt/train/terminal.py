@@ -14,12 +14,20 @@ import sys
 import termios
 import threading
 from pathlib import Path
+from typing import Any
 
-__all__ = ["LentTerminal", "in_foreground", "no_full_screen", "no_terminal"]
+__all__ = [
+    "LentTerminal",
+    "in_foreground",
+    "leave_screen",
+    "no_full_screen",
+    "no_terminal",
+    "restore_terminal",
+]
 
 _RESET = b"".join(
     (
-        b"\x18",  # ends an escape sequence that was cut off
+        b"\x1b\\",  # ends an escape sequence that was cut off
         b"\x1b[?2026l",  # no synchronised update under way
         b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1005l\x1b[?1006l\x1b[?1015l\x1b[?1016l",  # no mouse reports
         b"\x1b[?2004l\x1b[?1004l\x1b[?2048l",  # no bracketed paste, no reports of focus and resizing
@@ -70,6 +78,34 @@ def in_foreground(descriptor: int) -> bool:
         return False
 
 
+def restore_terminal(descriptor: int, attributes: list[Any], *, tidy: bool) -> bool:
+    """Put a terminal's modes back, whatever a full-screen program left behind.
+
+    Args:
+        descriptor: leads to the terminal.
+        attributes: what `termios.tcgetattr` told before.
+        tidy: the program left the alternate screen itself.
+
+    Returns:
+        Whether there still is a terminal. One that is another process group's by now is let be.
+    """
+    try:
+        termios.tcgetattr(descriptor)
+        if in_foreground(descriptor):
+            os.write(descriptor, _RESET if tidy else _RESET + _LEAVE)
+            termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
+            termios.tcflush(descriptor, termios.TCIFLUSH)  # reports of the mouse that nobody read
+    except (OSError, termios.error):
+        return False
+    return True
+
+
+def leave_screen(descriptor: int) -> None:
+    """Make a terminal show what it did before a full-screen program; its modes are somebody else's affair."""
+    with contextlib.suppress(OSError):  # it is gone
+        os.write(descriptor, _RESET + _LEAVE)
+
+
 class LentTerminal:
     """Takes standard input, output and error off the terminal, as far as they lead there.
 
@@ -116,7 +152,7 @@ class LentTerminal:
             if not self._lent:
                 return True
             self._lent = False
-            alive = self._restore(tidy=tidy)
+            alive = restore_terminal(self.descriptor, self._attributes, tidy=tidy)
             if alive:
                 _flush()
             for number, copy in self._copies.items():
@@ -130,19 +166,6 @@ class LentTerminal:
         with self._lock:
             if not self._lent:
                 self._divert()
-
-    def _restore(self, *, tidy: bool) -> bool:
-        """The terminal's modes; False if it is gone."""
-        try:
-            termios.tcgetattr(self.descriptor)
-            if not in_foreground(self.descriptor):
-                return True  # another process has it, and has set it up for itself
-            os.write(self.descriptor, _RESET if tidy else _RESET + _LEAVE)
-            termios.tcsetattr(self.descriptor, termios.TCSANOW, self._attributes)
-            termios.tcflush(self.descriptor, termios.TCIFLUSH)  # reports of the mouse that nobody read
-        except (OSError, termios.error):
-            return False
-        return True
 
     def _divert(self) -> None:
         with self._output.open("ab") as output, open(os.devnull, "rb") as nothing:

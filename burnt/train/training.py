@@ -246,13 +246,13 @@ class SupervisedTraining:
                 self.duration.steps(self.train.num_batches()),
             )
             reason = ending.reason = loop.run()
+            seconds = perf_counter() - began
             if control.ending:
                 ending.reason = control.reason
                 reason = reason if interruption.signal is not None else "stopped"
         saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
         self.reporter.message(
-            f"{reason} after {position.epoch} epochs, {position.step} steps, "
-            f"{duration_text(perf_counter() - began)}"
+            f"{reason} after {position.epoch} epochs, {position.step} steps, {duration_text(seconds)}"
         )
         self.reporter.message(
             closing_text(self.folder, loop.values, train_metrics, saved, self.keepers or ())

@@ -968,9 +968,9 @@ def test_what_is_known_is_of_these_arguments():
     assert "complex64" in fused.why_plain(torch.ones(3, dtype=torch.complex64))
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 511, 512, 513, 70_001])
+@pytest.mark.parametrize("size", [1, 7, 8, 15, 16, 17, 33, 511, 70_001])
 def test_rows_of_float16(size: int) -> None:
-    """Blocks of a row are converted on the way in and out; a single op is rounded as in torch."""
+    """Parts of a row are converted on the way in and out; a single op is rounded as in torch."""
     base = torch.randn(3, 2 * size + 1, generator=torch.Generator().manual_seed(size)).half()
     base[0, 0], base[1, 0], base[2, 0] = math.inf, math.nan, 65504
     for x in base[:, 1:], base[:, :size], base[:, ::2], base.t():

@@ -114,7 +114,13 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
         }""")
     lines.append("""
         void call_f32_of_f16_row(float *y, const uint16_t *x, long n) { f32_of_f16_row(y, x, n); }
-        void call_f16_of_f32_row(uint16_t *y, const float *x, long n) { f16_of_f32_row(y, x, n); }""")
+        void call_f16_of_f32_row(uint16_t *y, const float *x, long n) { f16_of_f32_row(y, x, n); }
+        void call_f32_of_f16_strip(float *y, const uint16_t *x, long n) {
+            for (long i = 0; i < n; i += 16) f32_of_f16_strip(y + i, x + i);
+        }
+        void call_f16_of_f32_strip(uint16_t *y, const float *x, long n) {
+            for (long i = 0; i < n; i += 16) f16_of_f32_strip(y + i, x + i);
+        }""")
     folder = tmp_path_factory.mktemp("prelude")
     path, said = compile_c("\n".join(lines), folder, *VECTORISER_REPORT)
     found = re.findall(r"kernel\.c:(\d+):\d+: optimized: loop vectorized", said)
@@ -346,6 +352,18 @@ def test_rows_of_float16(library: Library) -> None:
         assert back[-1] == 7
 
 
+def test_strips_of_float16(library: Library) -> None:
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.uint16)
+    found, expected = torch.empty(1 << 16), every.view(torch.float16).float()
+    library.row("f32_of_f16_strip", found, every)
+    assert_same_bits(found.nan_to_num(7e4), expected.nan_to_num(7e4))
+    x = rounding_cases(torch.float16)
+    x = x[: len(x) // 16 * 16]
+    back = torch.empty(len(x), dtype=torch.uint16)
+    library.row("f16_of_f32_strip", back, x)
+    assert_same_bits(back.view(torch.float16).float().nan_to_num(7e4), x.half().float().nan_to_num(7e4))
+
+
 def test_rounding_to_float16(library: Library) -> None:
     x = rounding_cases(torch.float16)
     found, expected = library("round_f16", x), x.half().float()
@@ -476,6 +494,7 @@ def test_every_function_is_tested(library: Library) -> None:
     tested |= {f"{a}_of_{b}" for a in ("bool", "u8", "i8", "i16", "i32", "i64") for b in ("f32", "f64")}
     tested |= {"f32_of_bf16", "bf16_of_f32", "f32_of_f16", "f16_of_f32", "f32_of_f64", "f64_of_f32"}
     tested |= {"exp_term_f32", "exp_term_f64", "round_f16", "f32_of_f16_row", "f16_of_f32_row"}
+    tested |= {"f32_of_f16_strip", "f16_of_f32_strip"}
     tested |= {"philox", "uniform_f32", "philox_word", "philox_fill"}  # the last two in test_random.py
     assert {name for _, name, _ in FUNCTION.findall(source())} == tested | INNER
 

@@ -114,6 +114,9 @@ numbers = st.one_of(st.floats(), st.sampled_from([NAN, INF, -INF, 1e308, -1e308,
 @example([(0, 1e308), (1, -1e308)], 60, 20, False, 0.0, "step", None)
 @example([(0, 1e308), (1, 1e308)], 60, 20, False, 0.0, "step", 1.0)
 @example([(0, 5e-324), (1, 1e-323)], 60, 20, True, 0.0, "step", 1.0)
+@example([(0, 0.0), (1, 5e-324)], 60, 20, False, 0.0, "step", None)
+@example([(5, 5e-324)], 60, 20, False, 0.6, "time", 5.0)
+@example([(10**18, 3.0)], 60, 20, False, 0.0, "step", None)
 @example([(5, 3.0)], 60, 20, False, 0.6, "time", 5.0)
 def test_any_values_fit_any_size(
     found: list[tuple[int, float]],
@@ -213,7 +216,7 @@ def test_the_crosshair_reads_the_nearest_values() -> None:
     assert "train 4" in head
     assert "valid 7" in head
     assert "│" in shown.splitlines()[5][10:]
-    assert " 2.2 " in shown.splitlines()[-1]
+    assert " 2 " in shown.splitlines()[-1]
     assert shown.count("●") == 2
     # Without one, the last values.
     assert "train 8" in Plot(view._replace(crosshair=None), 60, 14).text().splitlines()[0]

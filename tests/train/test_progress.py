@@ -3,6 +3,7 @@
 import io
 import re
 import sys
+import threading
 
 import pytest
 import torch
@@ -11,12 +12,15 @@ from torch import nn
 
 from burnt import optim
 from burnt.data import Loader, TensorDataset
-from burnt.train import Learner, Position, StepOutput, SupervisedTraining
+from burnt.errors import UnsupportedError
+from burnt.train import Learner, Position, RunReader, StepOutput, SupervisedTraining, terminal
 from burnt.train import progress as module
 from burnt.train.progress import (
     LiveReporter,
+    MonitorReporter,
     PlainReporter,
     Reporter,
+    check_monitor,
     choose_reporter,
     duration_text,
     value_text,
@@ -48,9 +52,17 @@ def test_plain_lines_of_a_run(tmp_path, capsys):
     for epoch in range(1, 11):
         assert re.fullmatch(rf"epoch {epoch:>2}/10  train  loss {number}", lines[2 * epoch - 1])
         assert re.fullmatch(rf"epoch {epoch:>2}/10  valid  loss {number}", lines[2 * epoch])
-    last = rf"finished after 10 epochs, 30 steps, {number} s: train/loss {number}  valid/loss {number}"
-    assert re.fullmatch(last, lines[-1])
-    assert len(lines) == 22
+    assert re.fullmatch(rf"finished after 10 epochs, 30 steps, {number} s", lines[-5])
+    assert lines[-4].split() == ["train", "valid", "best", "valid"]
+    assert re.fullmatch(rf"loss +{number} +{number}  {number} at step 30", lines[-3])
+    folder = tmp_path / "run"
+    kept = "step-00000027, step-00000030 (newest, best valid/loss)"
+    assert lines[-2] == f"checkpoints in {folder / 'checkpoints'}: {kept}"
+    assert lines[-1] == f"to look again: burnt runs show {folder}, burnt monitor {folder}"
+    assert len(lines) == 26
+    with RunReader(folder) as reader:
+        kept_lines = [line.text for line in reader.log_lines()]
+    assert kept_lines == [lines[0], *(re.sub(r"^epoch +(\d+)/10", r"epoch \1", line) for line in lines[1:-5])]
     run(tmp_path / "run", duration="11 epochs", monitor="plain", resume=True)
     assert "going on after step 30" in capsys.readouterr().out.splitlines()[0].replace("run folder", "")
 
@@ -158,20 +170,86 @@ def test_a_live_run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("monitor", "terminal", "term", "kind"),
+    ("monitor", "place", "kind"),
     [
-        ("auto", True, "xterm", LiveReporter),
-        ("auto", True, "dumb", PlainReporter),
-        ("auto", False, "xterm", PlainReporter),
-        ("plain", True, "xterm", PlainReporter),
-        ("live", False, "xterm", LiveReporter),
-        ("off", True, "xterm", Reporter),
+        ("auto", {}, MonitorReporter),
+        ("auto", {"stdin": False}, LiveReporter),
+        ("auto", {"textual": False}, LiveReporter),
+        ("auto", {"stdout": False}, PlainReporter),
+        ("auto", {"TERM": "dumb"}, PlainReporter),
+        ("auto", {"TERM": ""}, PlainReporter),
+        ("auto", {"CI": "true"}, PlainReporter),
+        ("auto", {"CI": "false"}, MonitorReporter),
+        ("auto", {"PYTEST_CURRENT_TEST": "this"}, PlainReporter),
+        ("auto", {"foreground": False}, PlainReporter),
+        ("auto", {"BURNT_MONITOR": "plain"}, PlainReporter),
+        ("auto", {"BURNT_MONITOR": "live", "stdout": False}, LiveReporter),
+        ("tui", {"BURNT_MONITOR": "plain"}, MonitorReporter),
+        ("plain", {}, PlainReporter),
+        ("live", {"stdout": False}, LiveReporter),
+        ("off", {}, Reporter),
     ],
 )
-def test_the_reporter_fits_the_place(monkeypatch, monitor, terminal, term, kind):
-    monkeypatch.setenv("TERM", term)
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+def test_the_reporter_fits_the_place(at, monitor, place, kind):
+    at(**place)
     assert type(choose_reporter(monitor)) is kind
+
+
+@pytest.fixture
+def at(monkeypatch):
+    """A terminal in which everything can be done, but for what is said."""
+
+    def at(stdin=True, stdout=True, textual=True, foreground=True, **env):
+        for name in ("CI", "PYTEST_CURRENT_TEST", "BURNT_MONITOR"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in {"TERM": "xterm", **env}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: stdout, raising=False)
+        monkeypatch.setattr(sys.stdout, "fileno", lambda: 1, raising=False)
+        monkeypatch.setattr(terminal.os, "isatty", lambda number: stdin)
+        monkeypatch.setattr(terminal, "in_foreground", lambda number: foreground)
+        monkeypatch.setattr(terminal.importlib.util, "find_spec", lambda name: textual or None)
+
+    return at
+
+
+@pytest.mark.parametrize(
+    ("place", "found", "hint"),
+    [
+        ({"stdout": False}, "standard output is no terminal", "'auto' takes what the place allows"),
+        ({"stdin": False}, "standard input is no terminal", "'auto'"),
+        ({"TERM": "dumb"}, "TERM says that the terminal can do nothing", "'auto'"),
+        ({"foreground": False}, "the process runs in the background", "'auto'"),
+        ({"textual": False}, "textual is not installed", "pip install 'burnt[tui]'"),
+    ],
+)
+def test_a_monitor_that_was_asked_for_and_cannot_be(at, place, found, hint):
+    at(**place)
+    with pytest.raises(UnsupportedError) as caught:
+        check_monitor("tui")
+    assert "monitor='tui' cannot be shown here" in str(caught.value)
+    assert caught.value.found == found
+    assert hint in caught.value.hint
+
+
+def test_no_such_monitor(at, tmp_path):
+    at(BURNT_MONITOR="telly")
+    with pytest.raises(UnsupportedError, match="monitor='telly' does not exist") as caught:
+        run(tmp_path, duration="1 step")
+    assert caught.value.where == "the environment variable BURNT_MONITOR"
+    assert caught.value.expected == "auto, tui, live, plain or off"
+    with pytest.raises(UnsupportedError, match="monitor='radio' does not exist") as caught:
+        run(tmp_path, duration="1 step", monitor="radio")
+    assert caught.value.where is None
+
+
+def test_a_thread_is_no_place_for_a_full_screen(at):
+    at()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(type(choose_reporter("auto"))))
+    thread.start()
+    thread.join()
+    assert found == [LiveReporter]
 
 
 def test_numbers_as_people_read_them():

@@ -105,6 +105,13 @@ static inline void f16_of_f32_row(uint16_t *restrict y, const float *restrict x,
     f16_of_f32_vector(made, rest);
     __builtin_memcpy(y + i, made, (n - i) * sizeof *y);
 }
+/* Of a number of elements that the compiler knows, whose floats then stay in registers. */
+static inline void f32_of_f16_strip(float *restrict y, const uint16_t *restrict x) {
+    for (int i = 0; i < 16; i += burnt_halves) f32_of_f16_vector(y + i, x + i);
+}
+static inline void f16_of_f32_strip(uint16_t *restrict y, const float *restrict x) {
+    for (int i = 0; i < 16; i += burnt_halves) f16_of_f32_vector(y + i, x + i);
+}
 #else
 static inline void f32_of_f16_row(float *restrict y, const uint16_t *restrict x, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = f32_of_f16(x[i]);
@@ -112,6 +119,8 @@ static inline void f32_of_f16_row(float *restrict y, const uint16_t *restrict x,
 static inline void f16_of_f32_row(uint16_t *restrict y, const float *restrict x, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] = f16_of_f32(x[i]);
 }
+static inline void f32_of_f16_strip(float *restrict y, const uint16_t *restrict x) { f32_of_f16_row(y, x, 16); }
+static inline void f16_of_f32_strip(uint16_t *restrict y, const float *restrict x) { f16_of_f32_row(y, x, 16); }
 #endif
 
 static inline float f32_of_f64(double x) { return (float)x; }

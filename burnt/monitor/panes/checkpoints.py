@@ -31,6 +31,7 @@ class CheckpointsPane(Pane):
     """What the run can be resumed from."""
 
     TITLE = "Checkpoints"
+    SHORT = "Ckpts"
 
     def compose(self) -> ComposeResult:
         """A table."""

@@ -11,6 +11,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 
+from burnt.monitor.dialogs import TextScreen
 from burnt.monitor.field import Field
 from burnt.monitor.filters import matcher
 from burnt.monitor.keys import FILTER, bindings
@@ -54,6 +55,12 @@ class ConfigPane(Pane):
         ]
         rows.empty = "nothing in the configuration matches" if wanted else "the run has no configuration"
         rows.show([(key, (cell(key, "$dim"), cell(value))) for key, value in pairs])
+
+    @on(Rows.Opened)
+    def opened(self, message: Rows.Opened) -> None:
+        """All of a long value."""
+        key = str(message.key)
+        self.app.push_screen(TextScreen(key, flat(self.view.config or {}).get(key, "")))
 
     def action_filter(self) -> None:
         """Type a filter."""

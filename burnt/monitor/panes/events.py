@@ -9,11 +9,14 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from textual import on
 from textual.app import ComposeResult
 from textual.content import Content
 from textual.widgets import Static
 
-from burnt.monitor.panes.pane import Pane, update
+from burnt.monitor.dialogs import TextScreen
+from burnt.monitor.line import update
+from burnt.monitor.panes.pane import Pane
 from burnt.monitor.rows import Cell, Column, Rows, cell
 from burnt.monitor.words import clean, value_text
 from burnt.train.store import Event
@@ -61,6 +64,22 @@ class EventsPane(Pane):
         """Events were read with the run; commands that wait are files beside it."""
         return partial(self._show, waiting(self.view.folder) if self.view.live else [])
 
+    @on(Rows.Opened)
+    def opened(self, message: Rows.Opened) -> None:
+        """All that an event says, with the traceback of an error."""
+        event = next((event for event in self.view.events if event.id == message.key), None)
+        if event is not None:
+            data = dict(event.data)
+            trace = data.pop("traceback", None)
+            lines = [
+                f"{key}: {value if isinstance(value, str) else json.dumps(value)}"
+                for key, value in data.items()
+            ]
+            if trace:
+                lines += ["", str(trace)]
+            at = "" if event.step is None else f" at step {event.step:,}"
+            self.app.push_screen(TextScreen(f"{event.kind}{at}, {_clock(event.time)}", "\n".join(lines)))
+
     def _show(self, sent: Sequence[Command]) -> None:
         rows: list[tuple[object, Sequence[Cell]]] = [
             (
@@ -107,8 +126,8 @@ def countdown(events: Sequence[Event]) -> str:
     best = data.get("best")
     best_text = value_text(best) if isinstance(best, float | int) else str(best)
     return (
-        f"early stopping on {clean(str(data.get('metric')))}: waited {data.get('waited')} of "
-        f"{data.get('patience')}, best {best_text}"
+        f"early stopping: {data.get('waited')} of {data.get('patience')} without a better "
+        f"{clean(str(data.get('metric')))} than {best_text}"
     )
 
 

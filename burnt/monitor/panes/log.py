@@ -11,6 +11,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 
+from burnt.monitor.dialogs import TextScreen
 from burnt.monitor.field import Field
 from burnt.monitor.keys import LOG, bindings
 from burnt.monitor.panes.pane import Pane
@@ -70,6 +71,14 @@ class LogPane(Pane):
             cell(line.level, style or "$dim"),
             parts,
         )
+
+    @on(Rows.Opened)
+    def opened(self, message: Rows.Opened) -> None:
+        """All of a long line."""
+        line = next((line for line in self._lines if line.id == message.key), None)
+        if line is not None:
+            title = f"{datetime.fromtimestamp(line.time):%Y-%m-%d %H:%M:%S} {line.level}"
+            self.app.push_screen(TextScreen(title, line.text))
 
     @on(Rows.Moved)
     def moved(self) -> None:

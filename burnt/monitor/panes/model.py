@@ -10,7 +10,8 @@ from textual.app import ComposeResult
 from textual.content import Content
 from textual.widgets import Static
 
-from burnt.monitor.panes.pane import Pane, update
+from burnt.monitor.line import update
+from burnt.monitor.panes.pane import Pane
 from burnt.monitor.rows import Cell, Column, Rows, cell
 from burnt.monitor.words import clean
 

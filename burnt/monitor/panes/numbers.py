@@ -33,6 +33,7 @@ class NumbersPane(Pane):
     """Last and best of every metric."""
 
     TITLE = "Numbers"
+    SHORT = "Nums"
 
     def compose(self) -> ComposeResult:
         """A table."""

@@ -7,15 +7,13 @@ from functools import partial
 from typing import Any, ClassVar
 
 from textual.containers import Vertical
-from textual.content import Content
-from textual.widgets import Static
 
 from burnt.errors import BurntError
 from burnt.monitor.keys import Key
 from burnt.monitor.model import RunView
 from burnt.monitor.words import clean
 
-__all__ = ["Pane", "update"]
+__all__ = ["Pane"]
 
 
 class Pane(Vertical):
@@ -26,6 +24,7 @@ class Pane(Vertical):
     """
 
     TITLE: ClassVar[str]
+    SHORT: ClassVar[str] = ""  # the title where there is little room, if it is another
     KEYS: ClassVar[Sequence[Key]] = ()
 
     def __init__(self, view: RunView) -> None:
@@ -70,9 +69,3 @@ class Pane(Vertical):
         """The pane is shown: the keys go to its main part."""
         parts = self.query("Rows, Chart")
         self.screen.set_focus(parts.first() if parts else None)
-
-
-def update(widget: Static, content: Content) -> None:
-    """Show something else; nothing is painted when it is the same."""
-    if widget.content != content:
-        widget.update(content)

@@ -16,21 +16,23 @@ from textual.content import Content
 from textual.widgets import Static
 
 from burnt.monitor.chart import Chart
-from burnt.monitor.curves import PALETTE, Curve, elapsed, epochs
+from burnt.monitor.curves import PALETTE, STYLES, Curve, elapsed, epochs
 from burnt.monitor.field import Field
 from burnt.monitor.filters import matcher
 from burnt.monitor.keys import PLOTS, bindings
+from burnt.monitor.line import update
 from burnt.monitor.model import RunView
-from burnt.monitor.panes.pane import Pane, update
+from burnt.monitor.panes.pane import Pane
 from burnt.monitor.plot import Range, XAxis
 from burnt.monitor.words import better
 from burnt.train.store import Points, Series
 
 __all__ = ["PlotsPane", "metrics_in_order", "values_on_axis"]
 
-_WIDTH, _HEIGHT = 56, 10  # cells that a chart should have
+_WIDTH, _HEIGHT = 56, 8  # cells that a chart should have
 _SMOOTHING = (0.0, 0.6, 0.9, 0.97)
 _SPLITS = ("train", "valid")
+_STYLES = tuple(STYLES)
 _DETAIL = 400  # buckets of a part that was zoomed into
 # What the training tells of itself comes after what is measured of the model.
 _OF_TRAINING = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
@@ -104,13 +106,19 @@ class PlotsPane(Pane):
             key=lambda split: (_SPLITS.index(split) if split in _SPLITS else len(_SPLITS), split),
         )
         curves = []
-        for number, split in enumerate(splits):
+        for split in splits:
+            # A split has the same colour and kind of line in every chart.
+            number = _SPLITS.index(split) if split in _SPLITS else len(_SPLITS) + splits.index(split)
             points = self.view.points(name, split)
             xs = values_on_axis(self.view, points, axis)
             if zoomed is not None and xs:
                 points = self._closer(Series(name, split), points, xs, zoomed)
                 xs = values_on_axis(self.view, points, axis)
-            curves.append(Curve(split, PALETTE[number % len(PALETTE)], xs, points.values))
+            curves.append(
+                Curve(
+                    split, PALETTE[number % len(PALETTE)], xs, points.values, _STYLES[number % len(_STYLES)]
+                )
+            )
         return curves
 
     def _closer(self, series: Series, points: Points, xs: Sequence[float], zoomed: Range) -> Points:
@@ -226,6 +234,16 @@ class PlotsPane(Pane):
                 return
             self._alone = self._shown[focused]
         self.again()
+
+    def action_next_chart(self, direction: int) -> None:
+        """To another chart of the page, or of the next one."""
+        charts = list(self.query(Chart))
+        here = next((i for i, chart in enumerate(charts) if chart.has_focus), None)
+        if here is not None and not 0 <= here + direction < len(charts):
+            self.action_page(direction)
+            return
+        if charts:
+            charts[0 if here is None else here + direction].focus()
 
     def action_page(self, direction: int) -> None:
         """Other charts."""

@@ -15,8 +15,9 @@ from textual.widgets import Static
 
 from burnt.monitor.chart import Chart
 from burnt.monitor.curves import PALETTE, Curve, elapsed
+from burnt.monitor.line import update
 from burnt.monitor.model import RunView
-from burnt.monitor.panes.pane import Pane, update
+from burnt.monitor.panes.pane import Pane
 from burnt.monitor.words import size_text
 from burnt.train.store import SystemSample
 

@@ -13,33 +13,66 @@
 `tensorboard.py`   the TensorBoard file format
 =================  ==========================================================================
 
-Nothing here imports torch. The schema is documented in docs/run-store.md.
+Nothing here imports torch, and the module of a name is imported when it is first used, as viewers need to
+open at once. The schema is documented in docs/run-store.md.
 """
 
 from __future__ import annotations
 
-from burnt.train.store.export import export_csv, export_jsonl, export_tensorboard, iter_records
-from burnt.train.store.reader import (
-    Artefact,
-    Attempt,
-    Event,
-    Extreme,
-    LogLine,
-    Point,
-    Points,
-    Progress,
-    RunReader,
-    RunSummary,
-    Series,
-    SystemSample,
-    find_runs,
-)
-from burnt.train.store.schema import SCHEMA_VERSION
-from burnt.train.store.writer import RunWriter
+from typing import TYPE_CHECKING
+
+from burnt._lazy import attach
+
+if TYPE_CHECKING:
+    from burnt.train.store.export import export_csv, export_jsonl, export_tensorboard, iter_records
+    from burnt.train.store.reader import (
+        Artefact,
+        ArtefactName,
+        Attempt,
+        Event,
+        Extreme,
+        LogLine,
+        Point,
+        Points,
+        Progress,
+        RunReader,
+        RunSummary,
+        Series,
+        SystemSample,
+        find_runs,
+    )
+    from burnt.train.store.schema import SCHEMA_VERSION
+    from burnt.train.store.writer import RunWriter
+
+_HOMES = {
+    "SCHEMA_VERSION": "burnt.train.store.schema",
+    "Artefact": "burnt.train.store.reader",
+    "ArtefactName": "burnt.train.store.reader",
+    "Attempt": "burnt.train.store.reader",
+    "Event": "burnt.train.store.reader",
+    "Extreme": "burnt.train.store.reader",
+    "LogLine": "burnt.train.store.reader",
+    "Point": "burnt.train.store.reader",
+    "Points": "burnt.train.store.reader",
+    "Progress": "burnt.train.store.reader",
+    "RunReader": "burnt.train.store.reader",
+    "RunSummary": "burnt.train.store.reader",
+    "RunWriter": "burnt.train.store.writer",
+    "Series": "burnt.train.store.reader",
+    "SystemSample": "burnt.train.store.reader",
+    "export_csv": "burnt.train.store.export",
+    "export_jsonl": "burnt.train.store.export",
+    "export_tensorboard": "burnt.train.store.export",
+    "find_runs": "burnt.train.store.reader",
+    "iter_records": "burnt.train.store.export",
+}
+if not TYPE_CHECKING:  # a __getattr__ would make every name known to type checkers, misspelt ones too
+    __getattr__, __dir__ = attach(globals(), _HOMES)
 
 __all__ = [
     "SCHEMA_VERSION",
     "Artefact",
+    "ArtefactName",
     "Attempt",
     "Event",
     "Extreme",

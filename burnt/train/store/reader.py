@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -144,6 +144,17 @@ class Artefact(NamedTuple):
     time: float
     attempt: int
     data: Any
+
+
+class ArtefactName(NamedTuple):
+    """An artefact without its data."""
+
+    id: int
+    kind: str
+    name: str
+    step: int | None
+    time: float
+    attempt: int
 
 
 class Progress(NamedTuple):
@@ -626,12 +637,25 @@ class RunReader:
             name: only those of this name.
         """
         rows = self._rows(
-            "SELECT id, kind, name, step, time, attempt, data FROM artefacts"
+            f"SELECT {', '.join(Artefact._fields)} FROM artefacts"
             " WHERE (? IS NULL OR kind = ?) AND (? IS NULL OR name = ?) ORDER BY id",
             (kind, kind, name, name),
         )
-        read: dict[str, Callable[[Any], Any]] = {"image": bytes, "table": self._json, "histogram": self._json}
-        return [Artefact._make((*row[:-1], read[row[1]](row[-1]))) for row in rows]
+        return [self._artefact(row) for row in rows]
+
+    def artefact_names(self) -> list[ArtefactName]:
+        """The visible artefacts without their data, which may be large, oldest first."""
+        rows = self._rows(f"SELECT {', '.join(ArtefactName._fields)} FROM artefacts ORDER BY id")
+        return [ArtefactName._make(row) for row in rows]
+
+    def artefact(self, id: int) -> Artefact | None:
+        """One artefact; None if there is none of this id, or it is superseded."""
+        rows = self._rows(f"SELECT {', '.join(Artefact._fields)} FROM artefacts WHERE id = ?", (id,))
+        return self._artefact(rows[0]) if rows else None
+
+    def _artefact(self, row: tuple[Any, ...]) -> Artefact:
+        *names, data = row
+        return Artefact._make((*names, bytes(data) if names[1] == "image" else self._json(data)))
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:

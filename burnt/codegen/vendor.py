@@ -1,0 +1,115 @@
+"""Where torch's own kernel serves alone: single calls for which it is known to be faster than generated C.
+
+A function that is nothing but such a call, of a tensor large enough for its speed to matter, and of which no
+gradient is wanted, runs as it is. What it takes for that is here and nowhere else; figures are ratios of the
+times of torch's kernel and of ours with one thread of a Zen 4. Within larger functions these ops are
+lowered like all others, and by `fuse(single=True)` they are always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from burnt.codegen.trace import Traced, calls
+
+__all__ = ["Served", "served"]
+
+_MOST_NODES = 40  # of a graph in which any of these ops is taken apart
+_LARGE = 1 << 16  # elements: of fewer, torch's call takes less than some tens of microseconds
+
+
+class Served(NamedTuple):
+    """A function that torch's own kernels serve.
+
+    Args:
+        calls: the names of torch's ops.
+        bytes: of memory that goes in and out, each tensor counted once.
+        why: no generated kernel does.
+    """
+
+    calls: tuple[str, ...]
+    bytes: int
+    why: str
+
+
+def served(fn: Callable[..., Any], args: Sequence[Any], traced: Traced) -> Served | None:
+    """What serves a function on a CPU in place of kernels, or None.
+
+    Args:
+        fn: the function.
+        args: its arguments.
+        traced: its trace for these.
+    """
+    given = [n.meta["val"] for n in traced.graph.graph.nodes if n.op in ("placeholder", "get_attr")]
+    given = [t for t in given if isinstance(t, Tensor)]
+    large = any(t.numel() >= _LARGE for t in given)
+    if not large or len(traced.graph.graph.nodes) > _MOST_NODES or traced.changed:
+        return None
+    graph = calls(fn, args, traced).graph
+    nodes = [
+        n for n in graph.nodes if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)
+    ]
+    names = tuple(str(n.target) for n in nodes)
+    rule = _RULES.get(tuple(name.split(".")[1] for name in names))
+    x = nodes[0].args[0].meta["val"] if rule is not None else None
+    if rule is None or x is None or x.numel() < _LARGE or not x.is_contiguous():
+        return None
+    why = rule(nodes[0], x)
+    made = [n.meta["val"] for n in graph.find_nodes(op="output")[0].all_input_nodes]
+    moved = sum(t.numel() * t.dtype.itemsize for t in (*given, *made))
+    return None if why is None else Served(names, moved, why)
+
+
+def _row(node: Node, x: Tensor) -> int:
+    """The length of the rows that an op goes along where these are the last axis; 0 where they are not."""
+    axes = node.args[1] if len(node.args) > 1 else None
+    axes = axes if isinstance(axes, list | tuple) else [axes]
+    return x.shape[-1] if list(axes) in ([-1], [x.dim() - 1]) else 0
+
+
+def _log_softmax(node: Node, x: Tensor) -> str | None:
+    # 0.6 to 0.9 for rows of 16 to 100, 1.5 and more below and from 1000 on.
+    if 16 <= _row(node, x) < 256:
+        return "its rows are short, and torch takes the logarithms of several together"
+    return None
+
+
+def _sum(node: Node, x: Tensor) -> str | None:
+    # 0.7 to 0.9. A mean of 16-bit floats takes torch two passes: 1.5 to 2.5 from rows of 64 on.
+    if node.target.name().startswith("aten::mean") and x.dtype.itemsize == 2 and _row(node, x) >= 64:  # type: ignore[union-attr]
+        return None
+    return (
+        "its rows are a few vectors, whose sums torch adds up together" if 16 <= _row(node, x) < 512 else None
+    )
+
+
+def _running(node: Node, x: Tensor) -> str | None:
+    # 0.5 to 0.9; 2 for float16, 4 to 13 along other axes.
+    if _row(node, x) and x.dtype != torch.float16:
+        return "along rows each element waits for the one before it, whoever compares them"
+    return None
+
+
+def _gelu(node: Node, x: Tensor) -> str | None:
+    # 0.6 to 0.7: torch's erf for 16-bit floats is good for these alone.
+    approximate = node.kwargs.get("approximate", "none")
+    if x.dtype == torch.bfloat16 and approximate == "none":
+        return "torch's erf is less exact, which bfloat16 does not show"
+    return None
+
+
+_Rule = Callable[[Node, Tensor], str | None]
+_RULES: dict[tuple[str, ...], _Rule] = {
+    ("_log_softmax",): _log_softmax,
+    ("_log_softmax", "nll_loss_forward"): _log_softmax,
+    ("sum",): _sum,
+    ("mean",): _sum,
+    ("cummax",): _running,
+    ("cummin",): _running,
+    ("gelu",): _gelu,
+}

@@ -1,0 +1,104 @@
+"""The monitor as the child of a training, in whose terminal it shows; the parent is `burnt.train.companion`.
+
+The terminal is not the monitor's own. It draws on standard output, since its standard error is a log; it
+tells the parent that it lives; and it goes when the parent is gone, or when the terminal is somebody else's:
+a shell's, that has stopped the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import termios
+import threading
+import time
+from typing import Any
+
+from textual.app import App
+from textual.drivers.linux_driver import LinuxDriver
+
+from burnt.train.terminal import in_foreground, leave_screen, restore_terminal
+
+__all__ = ["AttachedDriver", "Attachment"]
+
+_PULSE_SECONDS = 0.5
+_GUARD_SECONDS = 0.25
+
+
+class Attachment:
+    """The ties to the parent; made before the app is started.
+
+    Args:
+        parent: its process id.
+        pulse: a pipe to it, if it listens.
+    """
+
+    def __init__(self, parent: int, pulse: int | None = None) -> None:
+        self.parent = parent
+        self._pulse = pulse
+        self._suspended = False
+        # The app's own way to the terminal can be cut off without losing this one.
+        self._terminal = os.dup(1)
+        self._attributes = termios.tcgetattr(0)
+        if pulse is not None:
+            os.set_blocking(pulse, False)
+
+    def begin(self, app: App[Any]) -> None:
+        """The first picture is about to be shown; called where the app handles its keys."""
+        if self._pulse is not None:
+            self._beat()
+            app.set_interval(_PULSE_SECONDS, self._beat)
+        # A thread, so that an app that hangs does not keep the terminal of a training that is gone.
+        threading.Thread(target=self._guard, name="burnt-monitor-guard", daemon=True).start()
+
+    def suspend(self, app: App[Any]) -> None:
+        """Ctrl-Z: give the terminal to the shell, and stop as every process of the job does."""
+        self._suspended = True
+        with app.suspend():
+            os.kill(0, signal.SIGTSTP)
+        self._suspended = False
+
+    def _beat(self) -> None:
+        assert self._pulse is not None
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # a parent that is stopped, or gone
+            os.write(self._pulse, b".")
+
+    def _guard(self) -> None:
+        while True:
+            orphaned, ours = os.getppid() != self.parent, in_foreground(self._terminal)
+            if orphaned or not ours:
+                self._go(orphaned=orphaned, ours=ours)
+            time.sleep(_GUARD_SECONDS)
+
+    def _go(self, *, orphaned: bool, ours: bool) -> None:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 1)  # what the app still draws is not to be seen
+        if not self._suspended:
+            if ours:
+                restore_terminal(self._terminal, self._attributes, tidy=False)
+            else:
+                leave_screen(self._terminal)
+        if orphaned:
+            text = (
+                f"the training (process {self.parent}) is gone without a word: it was killed, or crashed\r\n"
+            )
+            with contextlib.suppress(OSError):
+                os.write(self._terminal, text.encode())
+        os._exit(0)
+
+
+class AttachedDriver(LinuxDriver):
+    """Textual's driver, on standard output."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        assert sys.__stdout__ is not None
+        self._file = sys.__stdout__
+
+    def start_application_mode(self) -> None:
+        """Also after the process was stopped; perhaps the shell let it go on in the background."""
+        if not in_foreground(self.fileno):
+            os._exit(0)
+        super().start_application_mode()  # type: ignore[no-untyped-call]

@@ -1,0 +1,310 @@
+"""Several runs in one plot, their values side by side, and in what their configurations differ."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, get_args
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Static
+
+from burnt.errors import BurntError
+from burnt.monitor.chart import Chart, readable
+from burnt.monitor.curves import PALETTE, Curve
+from burnt.monitor.field import Field
+from burnt.monitor.filters import matcher
+from burnt.monitor.keybar import KeyBar
+from burnt.monitor.keys import COMPARE, bindings
+from burnt.monitor.line import update
+from burnt.monitor.look import state_cell
+from burnt.monitor.model import RunView
+from burnt.monitor.panes.config import flat
+from burnt.monitor.panes.plots import metrics_in_order, values_on_axis
+from burnt.monitor.plot import XAxis
+from burnt.monitor.rows import Cell, Column, Rows, cell
+from burnt.monitor.words import better, clean, duration_text, label, main_metric, value_text
+from burnt.train.store import Extreme, Series
+
+__all__ = ["MOST", "CompareScreen", "colours", "differences", "metrics"]
+
+MOST = 8  # runs in one plot: as many as there are colours that can be told apart
+
+_SMOOTHING = (0.0, 0.6, 0.9, 0.97)
+_VALUES = (
+    Column(""),
+    Column("run", grows=True),
+    Column("state", spare=3),
+    Column("last", right=True),
+    Column("at step", right=True, spare=2),
+    Column("best", right=True),
+    Column("at step ", right=True, spare=1),
+    Column("took", right=True, spare=4),
+)
+
+
+class CompareScreen(Screen[None]):
+    """Two to eight runs.
+
+    Args:
+        views: the runs; the screen follows them while it is open.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(COMPARE)]
+    KEYS = COMPARE
+    DEFAULT_CSS = """
+    CompareScreen Chart { height: 1fr; margin: 0 1; min-height: 6; }
+    CompareScreen #configs { margin-top: 1; }
+    CompareScreen.full Rows { display: none; }
+    """
+
+    def __init__(self, views: Sequence[RunView]) -> None:
+        super().__init__()
+        self.views = list(views[:MOST])
+        self.metric: Series | None = None
+        self._colours = colours(self.views)
+        self._axis: XAxis = "step"
+        self._log = False
+        self._smoothing = 0
+        self._asked = 0
+        self._seen: object = None
+        for view in self.views:
+            view.follow()
+
+    def compose(self) -> ComposeResult:
+        """What is compared, the chart, the tables, the keys."""
+        yield Static(id="title")
+        yield Chart()
+        yield Rows(_VALUES, id="values")
+        yield Rows([Column("")], empty="the configurations do not differ", id="configs")
+        yield Field("a part of a metric's name, or /regular expression/")
+        yield KeyBar()
+
+    def on_mount(self) -> None:
+        """The chart has the keys."""
+        self.query_one("#values").styles.height = len(self.views) + 1
+        self.query_one(Chart).focus()
+
+    def on_unmount(self) -> None:
+        """The runs are no longer followed."""
+        for view in self.views:
+            view.unfollow()
+
+    def on_screen_resume(self) -> None:
+        """The screen is shown (again)."""
+        self._again()
+
+    # --- in the reading thread
+
+    def load(self, changed: bool) -> Callable[[], Any] | None:
+        """The curves, values and configurations, if something changed."""
+        token = [view.version for view in self.views], self._asked
+        if token == self._seen:
+            return None
+        self._seen = token
+        known = metrics(self.views)
+        if self.metric not in known:
+            self.metric = main_metric(known)
+        chosen, axis = self.metric, self._axis
+        curves, rows, troubles = [], [], []
+        for number, view in enumerate(self.views):
+            best = None
+            curve = Curve(clean(view.label), self._colours[number], (), (), "solid", str(number + 1))
+            if chosen is not None and chosen in view.heads:
+                try:
+                    points = view.points(*chosen)
+                    xs = values_on_axis(view, points, axis)
+                    curve = curve._replace(xs=xs, ys=points.values)
+                    best = view.best(chosen)
+                except BurntError as error:
+                    troubles.append(f"{view.label}: {error.what}")
+            curves.append(curve)
+            rows.append((view, best))
+        differing = differences([view.config or {} for view in self.views])
+        return partial(self._show, known, chosen, axis, curves, rows, differing, troubles)
+
+    # --- in the app's thread
+
+    def _show(
+        self,
+        known: Sequence[Series],
+        chosen: Series | None,
+        axis: XAxis,
+        curves: Sequence[Curve],
+        rows: Sequence[tuple[RunView, Extreme | None]],
+        differing: Mapping[str, Sequence[str | None]],
+        troubles: Sequence[str],
+    ) -> None:
+        title = "no metric has been written yet" if chosen is None else label(chosen)
+        self.query_one(Chart).show(
+            curves, x=axis, log_y=self._log, smoothing=_SMOOTHING[self._smoothing], title=title
+        )
+        place = f"   metric {known.index(chosen) + 1} of {len(known)}" if chosen is not None else ""
+        axes = {"step": "steps", "epoch": "epochs", "time": "time at work"}
+        facts = f"{place}   x {axes[axis]}   {'log y' if self._log else 'linear y'}"
+        parts = [(f" compare {len(self.views)} runs", "bold $primary"), (facts, "$dim")]
+        parts += [(f"   {clean(trouble)}", "$error") for trouble in troubles]
+        update(self.query_one("#title", Static), Content.assemble(*parts))
+        self._show_values(chosen, rows)
+        self._show_configs(differing)
+
+    def _show_values(self, chosen: Series | None, rows: Sequence[tuple[RunView, Extreme | None]]) -> None:
+        way = None if chosen is None else better(chosen.name)
+        bests = [best.value for _, best in rows if best is not None]
+        winner = (min(bests) if way == "lower" else max(bests)) if bests else None
+        found: list[tuple[object, Sequence[Cell]]] = []
+        for number, (view, best) in enumerate(rows):
+            head = None if chosen is None else view.heads.get(chosen)
+            wins = best is not None and best.value == winner
+            state, style = state_cell(view)
+            found.append(
+                (
+                    view,
+                    (
+                        self._tag(number),
+                        cell(view.label),
+                        cell(state, style),
+                        cell("" if head is None else value_text(head.point.value), "bold"),
+                        cell("" if head is None else f"{head.point.step:,}", "$dim"),
+                        cell(
+                            "" if best is None else f"{'★ ' if wins else ''}{value_text(best.value)}",
+                            "bold $success" if wins else "",
+                        ),
+                        cell("" if best is None else f"{best.step:,}", "$dim"),
+                        cell(duration_text(view.seconds), "$dim"),
+                    ),
+                )
+            )
+        self.query_one("#values", Rows).show(found)
+
+    def _show_configs(self, differing: Mapping[str, Sequence[str | None]]) -> None:
+        columns = [Column("differs in", grows=True)]
+        columns += [Column(str(number + 1), right=True) for number in range(len(self.views))]
+        found: list[tuple[object, Sequence[Cell]]] = []
+        for key, values in differing.items():
+            usual = Counter(values).most_common(1)[0]
+            cells = [cell(key, "$dim")]
+            for value in values:
+                # What most have is quiet, so that the exception is seen.
+                quiet = value is None or (usual[1] > len(values) / 2 and value == usual[0])
+                cells.append(cell("-" if value is None else _short(value), "$dim" if quiet else ""))
+            found.append((key, cells))
+        table = self.query_one("#configs", Rows)
+        if not any(view.config for view in self.views):
+            table.empty = "no run has a configuration"
+        table.show(found, columns=columns)
+        table.styles.height = min(len(found) + 1, max(self.size.height // 4, 4)) if found else 2
+
+    def _tag(self, number: int) -> Cell:
+        _, background = self.background_colors
+        color = readable(self._colours[number], background)
+        return (("━━ ", color.hex if color.ansi is None else ""), (str(number + 1), "bold"))
+
+    # --- keys
+
+    def _again(self) -> None:
+        self._asked += 1
+        self.app.show_source(self)  # type: ignore[attr-defined]
+
+    def action_back(self) -> None:
+        """To the list."""
+        self.app.pop_screen()
+
+    def action_metric(self, direction: int) -> None:
+        """The next metric, or the one before."""
+        known = metrics(self.views)
+        if known:
+            at = known.index(self.metric) if self.metric in known else -1
+            self._choose(known[(at + direction) % len(known)])
+
+    def _choose(self, metric: Series) -> None:
+        if metric != self.metric:
+            self.metric = metric
+            self._again()
+
+    def action_choose(self) -> None:
+        """Type a part of a metric's name."""
+        self.query_one(Field).open()
+
+    @on(Field.Changed)
+    def changed(self, message: Field.Changed) -> None:
+        """The first metric that matches, while it is typed."""
+        message.stop()
+        try:
+            matches = matcher(message.value)
+        except re.error:
+            return  # not an expression yet
+        found = next((metric for metric in metrics(self.views) if matches(label(metric))), None)
+        self.query_one(Field).set_class(found is None, "wrong")
+        if found is not None and message.value:
+            self._choose(found)
+
+    @on(Field.Closed)
+    def closed(self, message: Field.Closed) -> None:
+        """Back to the chart."""
+        message.stop()
+        self.query_one(Field).close()
+        self.query_one(Chart).focus()
+
+    def action_axis(self) -> None:
+        """The next unit of the horizontal axis."""
+        axes = get_args(XAxis)
+        self._axis = axes[(axes.index(self._axis) + 1) % len(axes)]
+        if self._axis == "epoch" and not all(view.epoch_ends for view in self.views):
+            self._axis = axes[(axes.index(self._axis) + 1) % len(axes)]
+            self.notify("not every run has finished an epoch, so there is no axis of epochs")
+        self._again()
+
+    def action_log(self) -> None:
+        """Linear or logarithmic."""
+        self._log = not self._log
+        self._again()
+
+    def action_smooth(self) -> None:
+        """More smoothing, in turn."""
+        self._smoothing = (self._smoothing + 1) % len(_SMOOTHING)
+        self._again()
+
+    def action_full(self) -> None:
+        """The chart alone, or with the tables."""
+        self.toggle_class("full")
+        self.query_one(Chart).focus()
+
+
+def metrics(views: Sequence[RunView]) -> list[Series]:
+    """All metrics that one of the runs has: by name, validation first."""
+    found = {series for view in views for series in view.series()}
+    names = metrics_in_order(list(found))
+    return sorted(found, key=lambda series: (names.index(series.name), series.split != "valid", series.split))
+
+
+def colours(views: Sequence[RunView]) -> list[str]:
+    """A colour for each run: its own, unless one before it has the same."""
+    taken: list[int] = []
+    for view in views:
+        own = view.colour % len(PALETTE)
+        free = [number for number in range(len(PALETTE)) if number not in taken]
+        taken.append(own if own in free or not free else free[0])
+    return [PALETTE[number] for number in taken]
+
+
+def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
+    """The values of the keys in which configurations differ, nested keys dotted; None where one has none.
+
+    >>> differences([{"model": {"hidden": 64}, "seed": 1}, {"model": {"hidden": 32}, "seed": 1, "note": "a"}])
+    {'model.hidden': ['64', '32'], 'note': [None, 'a']}
+    """
+    rows = [flat(dict(config)) for config in configs]
+    keys = dict.fromkeys(key for row in rows for key in row)
+    found = {key: [row.get(key) for row in rows] for key in keys}
+    return {key: values for key, values in found.items() if len(set(values)) > 1}
+
+
+def _short(value: str, width: int = 16) -> str:
+    return value if len(value) <= width else value[: width - 1] + "…"

@@ -1,0 +1,624 @@
+"""The app as a person uses it: keys and clicks in, what is on the screen out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("textual")
+
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from burnt.monitor import app as app_module
+from burnt.monitor.app import MonitorApp
+from burnt.monitor.chart import Chart
+from burnt.monitor.compare import CompareScreen
+from burnt.monitor.dialogs import ConfirmScreen, EndScreen, HelpScreen, TextScreen, TooSmallScreen
+from burnt.monitor.keys import APP, CHART, LIST, RUNS
+from burnt.monitor.model import Library
+from burnt.monitor.panes.log import LogPane
+from burnt.monitor.rows import Rows
+from burnt.monitor.run import RunScreen
+from burnt.monitor.runs import RunsScreen
+from burnt.train.store import RunWriter
+from burnt.train.store.control import Inbox
+
+PATIENCE = 20.0
+
+
+def make(folder: Path, state: str = "finished", steps: int = 40, **values: float) -> None:
+    run = RunWriter.create(folder, config={"lr": 0.1, "model": {"hidden": 64}})
+    for step in range(1, steps + 1):
+        run.log(step, step // 10 + 1, {"loss": 1 / step, "accuracy": step / 100, **values})
+    run.log(steps, 4, {"loss": 0.5 / steps}, split="valid")
+    run.event("epoch", 20, epoch=1, values={})
+    run.log_line("first line")
+    run.log_line("a warning about something", "warning")
+    run.system({"cpu.percent": 12.0, "memory.used_bytes": 2.0**30, "memory.total_bytes": 2.0**32})
+    run.progress(steps, 4, total_steps=steps, total_epochs=4)
+    run.close(state, None if state == "finished" else f"it was {state}")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    for name, state in (("alpha", "finished"), ("beta", "crashed"), ("gamma-10", "stopped")):
+        make(tmp_path / name, state)
+    return tmp_path
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[RunWriter]:
+    """A run that this process writes."""
+    run = RunWriter.create(tmp_path / "live")
+    run.log(1, 1, {"loss": 0.5, "learning_rate": 0.1})
+    run.progress(1, 1, total_steps=10)
+    run.flush()
+    yield run
+    run.close("finished")
+
+
+def use(
+    folder: Path,
+    steps: Callable[[MonitorApp, Pilot[None]], Awaitable[Any]],
+    size: tuple[int, int] = (120, 40),
+    **options: Any,
+) -> None:
+    """Open the app on a folder, wait for the first picture, and do something."""
+
+    async def session() -> None:
+        app = MonitorApp(Library([folder]), fps=20, **options)
+        async with app.run_test(size=size) as pilot:
+            await app.settled(PATIENCE)
+            await steps(app, pilot)
+
+    asyncio.run(session())
+
+
+async def press(app: MonitorApp, pilot: Pilot[None], *keys: str) -> None:
+    """Press keys, each when what the one before asked for is on the screen."""
+    for key in keys:
+        await pilot.press(key)
+        await app.settled(PATIENCE)
+
+
+async def until(app: MonitorApp, condition: Callable[[], bool]) -> None:
+    """Wait until something has become true."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await app.settled(PATIENCE)
+
+
+def screen_text(app: MonitorApp) -> str:
+    """What is on the screen, without styles."""
+    return "\n".join(strip.text.rstrip() for strip in app.screen._compositor.render_strips())
+
+
+def table(app: MonitorApp) -> list[str]:
+    """The lines of the table that is shown, without the headings."""
+    rows = next(rows for rows in app.screen.query(Rows) if rows.region.height)
+    return [rows.render_line(y).text.strip() for y in range(rows.head, rows.head + len(rows.keys))]
+
+
+def test_the_list_shows_runs_states_and_why(runs: Path) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert isinstance(app.screen, RunsScreen)
+        text = screen_text(app)
+        for word in ("✓ finished", "✗ crashed", "■ stopped", "valid/loss", "100 %", "0.0125", "3 runs"):
+            assert word in text
+        await press(app, pilot, "down")
+        assert "it was crashed" in screen_text(app)
+
+    use(runs, steps)
+
+
+def test_filter_by_words_and_by_expression(runs: Path) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "slash", *"alph")
+        assert len(table(app)) == 1
+        await press(app, pilot, "escape")
+        assert len(table(app)) == 3
+        await press(app, pilot, "slash", "slash", "left_square_bracket")
+        assert app.screen.query_one(Input).has_class("wrong")
+        assert len(table(app)) == 3
+        await press(app, pilot, *"ag", "right_square_bracket", "enter")
+        assert len(table(app)) == 2 or len(table(app)) == 3
+        await press(app, pilot, "slash")
+        app.screen.query_one(Input).value = "/gamma-\\d+/"
+        await app.settled(PATIENCE)
+        assert [line.split()[1] for line in table(app)] == ["gamma-10"]
+        await press(app, pilot, "enter", "escape")
+        assert len(table(app)) == 3
+        app.screen.query_one(Input).value = "nothing like this"
+        await app.settled(PATIENCE)
+        assert "no run matches the filter" in screen_text(app)
+
+    use(runs, steps)
+
+
+def test_sorting_by_key_and_by_click(runs: Path) -> None:
+    def names(app: MonitorApp) -> list[str]:
+        return [line.split()[1] for line in table(app)]
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert names(app) == ["gamma-10", "beta", "alpha"]
+        await press(app, pilot, "s")
+        assert names(app) == ["alpha", "beta", "gamma-10"]
+        await press(app, pilot, "S")
+        assert names(app) == ["gamma-10", "beta", "alpha"]
+        column = screen_text(app).splitlines()[2].index("state")
+        await pilot.click(Rows, offset=(column, 0))
+        await app.settled(PATIENCE)
+        assert names(app) == ["beta", "gamma-10", "alpha"]
+
+    use(runs, steps)
+
+
+def test_marked_runs_are_compared(runs: Path) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "space", "c")
+        assert isinstance(app.screen, RunsScreen)  # one is not enough, and that is said
+        await press(app, pilot, "space", "c")
+        assert isinstance(app.screen, CompareScreen)
+        assert "beta" in screen_text(app)
+        await press(app, pilot, "escape")
+        assert isinstance(app.screen, RunsScreen)
+
+    use(runs, steps)
+
+
+def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
+    expected = {
+        "1": "loss",
+        "2": "accuracy",
+        "3": "CPU %",
+        "4": "a warning about something",
+        "5": "there are no checkpoints",
+        "6": "model.hidden",
+        "7": "has not recorded a summary",
+        "8": "epoch",
+    }
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "enter")
+        assert isinstance(app.screen, RunScreen)
+        assert [chart.view.title for chart in app.screen.query(Chart)] == ["loss", "accuracy"]
+        assert [curve.label for curve in app.screen.query(Chart).first().view.curves] == ["train", "valid"]
+        for key, word in expected.items():
+            await press(app, pilot, key)
+            assert word in screen_text(app), key
+        await press(app, pilot, "1", "right_square_bracket")
+        assert app.screen.current == 1
+        await press(app, pilot, "left_square_bracket", "left_square_bracket")
+        assert app.screen.current > 1
+        await pilot.click("#tabs", offset=(2, 0))
+        await app.settled(PATIENCE)
+        assert app.screen.current == 0
+        await press(app, pilot, "escape")
+        assert isinstance(app.screen, RunsScreen)
+
+    use(runs, steps)
+
+
+def test_a_double_click_opens_a_run(runs: Path) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.click(Rows, offset=(5, 2), times=2)
+        await app.settled(PATIENCE)
+        assert isinstance(app.screen, RunScreen)
+        assert app.screen.view.label == "beta"
+
+    use(runs, steps)
+
+
+def test_why_a_run_ended_is_told_in_its_head(tmp_path: Path) -> None:
+    run = RunWriter.create(tmp_path / "run")
+    run.log(7, 1, {"loss": float("nan")})
+    run.event(
+        "error", 7, error="NonFiniteError", message="the loss became nan", cause="nan", traceback="File x"
+    )
+    run.close("crashed", "NonFiniteError: the loss became nan")
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert isinstance(app.screen, RunScreen)
+        assert "not a number at step 7: NonFiniteError: the loss became nan" in screen_text(app)
+        await press(app, pilot, "8", "down", "enter")
+        assert isinstance(app.screen, TextScreen)
+        assert "File x" in screen_text(app)
+        await press(app, pilot, "escape")
+        assert isinstance(app.screen, RunScreen)
+
+    use(tmp_path / "run", steps)
+
+
+def test_plots_axis_log_smoothing_full_size_and_pages(tmp_path: Path) -> None:
+    make(tmp_path / "run", **{f"metric{i}": 1.0 for i in range(12)})
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        def views() -> list[Any]:
+            return [chart.view for chart in app.screen.query(Chart)]
+
+        assert {view.x for view in views()} == {"step"}
+        await press(app, pilot, "x")
+        assert {view.x for view in views()} == {"epoch"}
+        assert views()[0].curves[0].xs[19] == 1.0
+        await press(app, pilot, "x", "x", "y", "s")
+        assert [(view.x, view.log_y, view.smoothing > 0) for view in views()] == [("step", True, True)] * len(
+            views()
+        )
+        first = [view.title for view in views()]
+        await press(app, pilot, "pagedown")
+        assert [view.title for view in views()] != first
+        await press(app, pilot, "pageup", "down", "f")
+        assert [view.title for view in views()] == [first[1]]
+        await press(app, pilot, "f")
+        assert [view.title for view in views()] == first
+        await press(app, pilot, "slash", *"metric1")
+        assert [view.title for view in views()] == ["metric1", "metric10", "metric11"]
+
+    use(tmp_path / "run", steps)
+
+
+def test_zoom_and_crosshair_are_those_of_all_charts(tmp_path: Path) -> None:
+    make(tmp_path / "run", steps=5000)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        loss, accuracy = app.screen.query(Chart)
+        before = len(loss.view.curves[0].xs)
+        await press(app, pilot, *["plus"] * 12)
+        assert loss.view.range_x == accuracy.view.range_x
+        assert loss.view.range_x is not None
+        low, high = loss.view.range_x
+        steps_seen = [x for x in loss.view.curves[0].xs if low <= x <= high]
+        assert steps_seen == list(range(int(steps_seen[0]), int(steps_seen[-1]) + 1))  # every point there is
+        assert min(loss.view.curves[0].xs) == 1
+        assert max(loss.view.curves[0].xs) == 5000
+        await press(app, pilot, "left")
+        assert loss.view.crosshair is not None
+        assert loss.view.crosshair == accuracy.view.crosshair
+        await press(app, pilot, "0", "escape")
+        assert loss.view.range_x is None
+        assert len(loss.view.curves[0].xs) == before
+        assert isinstance(app.screen, RunScreen)
+
+    use(tmp_path / "run", steps)
+
+
+def test_a_chart_grows_with_its_run_and_stands_still_without(live: RunWriter) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        chart = app.screen.query(Chart).first()
+        assert len(chart.view.curves[0].xs) == 1
+        live.log(2, 1, {"loss": 0.25})
+        live.progress(2, 1, total_steps=10)
+        await asyncio.to_thread(live.flush)
+        await until(app, lambda: len(chart.view.curves[0].xs) == 2)
+        assert "2/10" in screen_text(app)
+        view = chart.view
+        await app.settled(PATIENCE)
+        assert chart.view is view
+
+    use(live.folder, steps)
+
+
+def test_the_log_is_searched_and_followed(live: RunWriter) -> None:
+    for number in range(200):
+        live.log_line(f"line {number}")
+    live.log_line("the needle")
+    for number in range(200, 400):
+        live.log_line(f"line {number}")
+    live.flush()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "4")
+        assert "line 399" in screen_text(app)
+        live.log_line("one more")
+        await asyncio.to_thread(live.flush)
+        await until(app, lambda: "one more" in screen_text(app))
+        await press(app, pilot, "slash", *"NEEDLE", "enter")
+        assert "the needle" in screen_text(app)
+        assert not app.screen.query_one(LogPane)._following
+        live.log_line("does not scroll")
+        await asyncio.to_thread(live.flush)
+        await app.settled(PATIENCE)
+        assert "the needle" in screen_text(app)
+        await press(app, pilot, "F")
+        await until(app, lambda: "does not scroll" in screen_text(app))
+
+    use(live.folder, steps)
+
+
+def answer(run: RunWriter, inbox: Inbox, status: str, reason: str | None = None) -> Any:
+    """What a training does with the next command."""
+    command = inbox.poll()[0]
+    run.event(
+        "command", 1, id=command.id, command=command.kind, value=command.value, status=status, reason=reason
+    )
+    run.flush()
+    inbox.answered(command.id)
+    return command
+
+
+def test_a_command_is_confirmed_sent_and_answered(live: RunWriter) -> None:
+    inbox = Inbox(live.folder, live.attempt)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "p")
+        assert isinstance(app.screen, ConfirmScreen)
+        await press(app, pilot, "escape")
+        assert inbox.poll() == []
+        await press(app, pilot, "p", "y")
+        await until(app, lambda: "pause: sent" in screen_text(app))
+        command = await asyncio.to_thread(answer, live, inbox, "done")
+        assert command.kind == "pause"
+        await until(app, lambda: "pause: done" in screen_text(app))
+        await press(app, pilot, "l")
+        await press(app, pilot, *"1e-4", "enter")
+        await until(app, lambda: "learning rate" in screen_text(app) and "sent" in screen_text(app))
+        command = await asyncio.to_thread(answer, live, inbox, "refused", "it is paused")
+        assert (command.kind, command.value) == ("lr", 1e-4)
+        await until(app, lambda: "refused, it is paused" in screen_text(app))
+
+    use(live.folder, steps)
+
+
+def test_stopping_needs_more_than_enter(live: RunWriter) -> None:
+    inbox = Inbox(live.folder, live.attempt)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "X", "enter")
+        assert isinstance(app.screen, RunScreen)
+        assert inbox.poll() == []
+        await press(app, pilot, "X")
+        await pilot.click("#yes")
+        await until(app, lambda: "stop with a checkpoint: sent" in screen_text(app))
+        assert [command.kind for command in inbox.poll()] == ["stop"]
+
+    use(live.folder, steps)
+
+
+def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "l", *"fast", "enter")
+        await until(app, lambda: "refused" in screen_text(app))
+        assert list((live.folder / "control").iterdir()) == []
+
+    use(live.folder, steps)
+
+
+def test_a_run_that_ended_takes_no_commands(runs: Path) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "enter")
+        for key in ("p", "X", "w", "l", "n"):
+            await press(app, pilot, key)
+            assert isinstance(app.screen, RunScreen), key
+        assert any("takes no commands: it is stopped" in note.message for note in app._notifications)
+
+    use(runs, steps)
+
+
+def test_a_read_only_folder_refuses_with_the_reason(live: RunWriter) -> None:
+    control = live.folder / "control"
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        shutil.rmtree(control)
+        await press(app, pilot, "w", "y")
+        await until(app, lambda: "refused, the command cannot be sent" in screen_text(app))
+
+    use(live.folder, steps)
+
+
+def test_help_is_what_can_be_pressed(runs: Path) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        actions = {key.action for _, key in app.keys_here()}
+        assert {key.action for key in (*LIST, *RUNS, *APP)} <= actions
+        await press(app, pilot, "question_mark")
+        assert isinstance(app.screen, HelpScreen)
+        for key in RUNS:
+            assert key.help in screen_text(app)
+        await press(app, pilot, "escape", "enter")
+        assert {key.action for key in CHART} <= {key.action for _, key in app.keys_here()}
+
+    use(runs, steps)
+
+
+def test_every_key_of_every_table_has_its_action(runs: Path) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "enter")
+        for pane in "12345678":
+            await press(app, pilot, pane)
+            for node, key in app.keys_here():
+                name = key.action.partition("(")[0].rpartition(".")[2]
+                assert hasattr(node, f"action_{name}"), (node, key)
+
+    use(runs, steps)
+
+
+def test_the_palette_finds_actions_and_panes(runs: Path) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "enter")
+        titles = {command.title for command in app.get_system_commands(app.screen)}
+        assert {"Stop", "Pause", "Checkpoints", "Quit", "Smooth"} <= titles
+        await pilot.press("ctrl+p")
+        await pilot.pause(0.2)
+        await pilot.press(*"checkpoints")
+        await pilot.pause(0.5)
+        await pilot.press("enter")
+        await until(app, lambda: "there are no checkpoints" in screen_text(app))
+
+    use(runs, steps)
+
+
+def test_too_small_says_so_and_comes_back(runs: Path) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "enter")
+        await pilot.resize_terminal(79, 24)
+        await app.settled(PATIENCE)
+        assert isinstance(app.screen, TooSmallScreen)
+        assert "80x24" in screen_text(app)
+        await pilot.resize_terminal(100, 30)
+        await app.settled(PATIENCE)
+        assert isinstance(app.screen, RunScreen)
+        assert app.screen.query(Chart)
+
+    use(runs, steps)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (81, 25), (120, 40), (200, 60)])
+def test_nothing_is_wider_than_the_screen(runs: Path, size: tuple[int, int]) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        for keys in ("down", "enter", *"12345678"):
+            await press(app, pilot, keys)
+            lines = app.screen._compositor.render_strips()
+            assert all(strip.cell_length == size[0] for strip in lines)
+            assert "?" in lines[-1].text
+            assert "quit" in lines[-1].text
+
+    use(runs, steps, size)
+
+
+def test_light_and_dark(runs: Path) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert app.current_theme.dark
+        await press(app, pilot, "t")
+        assert not app.current_theme.dark
+
+    use(runs, steps)
+
+
+def test_no_color_sends_no_colour(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        for keys in ("down", "enter", *"12345678", "question_mark"):
+            await press(app, pilot, keys)
+            for strip in app.screen._compositor.render_strips():
+                for segment in strip.apply_filter(app._filters[-1], app.screen.background_colors[1]):
+                    style = segment.style
+                    assert style is None or (style.color is None or style.color.is_default), (keys, segment)
+                    assert style is None or (style.bgcolor is None or style.bgcolor.is_default), (
+                        keys,
+                        segment,
+                    )
+
+    use(runs, steps)
+
+
+def test_new_deleted_and_damaged_runs_while_open(runs: Path) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        make(runs / "delta")
+        shutil.rmtree(runs / "beta")
+        (runs / "alpha" / "run.db").write_bytes(b"x" * 4096)
+        await press(app, pilot, "f5")
+        await until(app, lambda: "delta" in screen_text(app) and "! unreadable" in screen_text(app))
+        await press(app, pilot, "f5")
+        assert "beta" not in screen_text(app)
+
+    use(runs, steps)
+
+
+def test_a_run_deleted_or_damaged_while_it_is_shown(runs: Path) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "enter")
+        folder = app.screen.view.folder
+        shutil.rmtree(folder)
+        await until(app, lambda: "deleted" in screen_text(app))
+        for key in "12345678":
+            await press(app, pilot, key)
+        await press(app, pilot, "escape", "down", "enter")
+        (app.screen.view.folder / "run.db").write_bytes(b"x" * 4096)
+        await until(app, lambda: "unreadable" in screen_text(app))
+        for key in "12345678":
+            await press(app, pilot, key)
+
+    use(runs, steps)
+
+
+def test_an_empty_folder_waits_for_a_run(tmp_path: Path) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert "no runs in" in screen_text(app)
+        make(tmp_path / "first")
+        await press(app, pilot, "f5")
+        assert "first" in screen_text(app)
+
+    use(tmp_path, steps)
+
+
+def test_names_and_texts_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    run = RunWriter.create(tmp_path / "a[bold]b", name="\x1b[31mred", config={"key\x07": "\x1b]0;title\x07"})
+    run.log(1, 1, {"lo\x1bss": 1.0})
+    run.log_line("\x1b[2J [link=x]gone")
+    run.event("note", 1, text="\x1b[2J[/]")
+    run.close("crashed", "\x1b[2J [red]")
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        for keys in ("down", "enter", *"12345678"):
+            await press(app, pilot, keys)
+            text = screen_text(app)
+            assert "\x1b" not in text
+            assert "\x07" not in text
+        assert "[/]" in screen_text(app)
+
+    use(tmp_path, steps)
+
+
+def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
+    live: RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(app_module.os, "kill", lambda pid, number: sent.append((pid, number)))
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "ctrl+c")
+        assert sent == [(4321, signal.SIGINT)]
+        await press(app, pilot, "X", "ctrl+c")
+        assert len(sent) == 2
+
+    use(live.folder, steps, attached=4321)
+
+
+def test_an_attached_monitor_closes_after_the_end(live: RunWriter) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await asyncio.to_thread(live.close, "finished")
+        await until(app, lambda: isinstance(app.screen, EndScreen))
+        assert "any key closes" in screen_text(app)
+        await pilot.press("x")
+        async with asyncio.timeout(PATIENCE):
+            while app.is_running:
+                await asyncio.sleep(0.01)
+        assert app.return_code == 0
+
+    use(live.folder, steps, attached=os.getpid())
+
+
+def test_a_disk_that_hangs_does_not_hold_up_the_keys(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    hanging = threading.Event()
+    release = threading.Event()
+    refresh = Library.refresh
+
+    def slow(self: Library, *, look: bool = False) -> bool:
+        if hanging.is_set():
+            release.wait(PATIENCE)
+        return refresh(self, look=look)
+
+    monkeypatch.setattr(Library, "refresh", slow)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        hanging.set()
+        app.refresher.wake()
+        await pilot.press("down", "enter")
+        await pilot.pause(0.2)
+        assert isinstance(app.screen, RunScreen)
+        await pilot.press("escape", "question_mark")
+        assert isinstance(app.screen, HelpScreen)
+        hanging.clear()
+        release.set()
+
+    use(runs, steps)

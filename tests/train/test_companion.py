@@ -1,0 +1,569 @@
+"""The monitor as a child process: how the terminal is lent to it, and comes back however it ends.
+
+A small program without torch takes the place of a training, and another that of the monitor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from burnt.train.store import RunReader
+from tests.emulator import Emulator
+
+TRAINING = """\
+import ctypes, json, os, subprocess, sys, time, warnings
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from burnt.train import companion
+from burnt.train.duration import Position
+from burnt.train.interrupt import Interruption
+from burnt.train.progress import KeptReporter, choose_reporter
+from burnt.train.store import RunWriter
+
+folder = Path(sys.argv[1])
+companion.app_command = lambda: json.loads(os.environ["APP"])
+for name, value in json.loads(os.environ.get("LIMITS", "{}")).items():
+    setattr(companion, name, value)
+
+
+@contextmanager
+def impatient(self, original=companion.Companion._impatient):
+    with original(self):
+        (folder / "closing").touch()
+        yield
+
+
+companion.Companion._impatient = impatient
+
+
+class Counted(Interruption):
+    def _handle(self, number, frame):
+        (folder / "signals").open("a").write(f"{number}\\n")
+        super()._handle(number, frame)
+
+
+def work(interruption):
+    step = 0
+    while not (folder / "end").exists():
+        step += 1
+        writer.log(step, 1, {"loss": 1 / step})
+        reporter.step(Position(step, 0, step), {"loss": 1 / step}, SPEED)
+        if step % 50 == 0:
+            reporter.epoch(Position(step, step // 50 - 1, 0), "train", {"loss": 1 / step})
+        print("step", step)
+        (folder / "step").write_text(str(step))
+        for order in sorted(folder.glob("do-*")):
+            order.rename(folder / order.name.replace("do", "done"))
+            exec(order.with_name(order.name.replace("do", "done")).read_text())
+        if interruption.signal is not None:
+            return "stopped"
+        time.sleep(0.005)
+    return "finished"
+
+
+SPEED = dict(samples_per_second=1.0, steps_per_second=1.0, learning_rate=1.0, data_wait_share=0.0)
+reporter = KeptReporter(choose_reporter("tui"))
+writer = RunWriter.create(folder)
+print("before")
+reporter.open(writer)
+with ExitStack() as stack:
+    stack.callback(reporter.close)
+    ending = stack.enter_context(writer)
+    interruption = stack.enter_context(Counted(reporter.message, reporter.signalled))
+    reporter.start("the title", Position(), 1, None)
+    writer.close(work(interruption), "as it was asked")
+reporter.message("the last message")
+print("after")
+if interruption.signal is not None:
+    sys.exit(128 + interruption.signal)
+"""
+
+APP = """\
+import os, select, signal, sys, termios, time, tty
+from pathlib import Path
+
+folder, attached, pid, pulse, fd = sys.argv[-5:]
+assert (attached, pulse) == ("--attached", "--pulse")
+folder, pid, fd = Path(folder), int(pid), int(fd)
+mode = sys.argv[1]
+if mode == "cannot":
+    raise ImportError("no module for that, on purpose")
+if mode == "at once":
+    os._exit(3)
+before = termios.tcgetattr(0)
+
+
+def draw(text):
+    os.write(1, text.encode())
+
+
+def restore():
+    draw("\\x1b[?1000l\\x1b[?1003l\\x1b[?1006l\\x1b[?2004l\\x1b[?1004l\\x1b[?1049l\\x1b[?25h")
+    termios.tcsetattr(0, termios.TCSANOW, before)
+
+
+if mode == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+draw("\\x1b[?1049h\\x1b[?1000h\\x1b[?1003h\\x1b[?1006h\\x1b[?2004h\\x1b[?1004h\\x1b[?25l\\x1b[2J\\x1b[H")
+tty.setraw(0)
+draw("MONITOR of " + folder.name)
+(folder / "app").write_text(str(os.getpid()))
+count = 0
+while True:
+    if mode != "silent":
+        os.write(fd, b".")
+    count += 1
+    draw(f"\\x1b[3;1Hpicture {count}")
+    if mode == "painting":
+        draw("\\x1b[5;1H\\x1b[31m" + "#" * 500 + "\\x1b]0;a title that has no en")
+        continue
+    if (folder / "closing").exists() and mode not in ("deaf", "silent"):
+        draw("\\x1b[4;1Hover")
+    if select.select([0], [], [], 0.02)[0]:
+        key = os.read(0, 1)
+        if key == b"q":
+            restore()
+            sys.exit()
+        if key == b"\\x03":
+            os.kill(pid, signal.SIGINT)
+        if key == b"x":
+            raise RuntimeError("broken on purpose")
+        if key == b"h":
+            draw("\\x1b[4;1Hhanging")
+            while True:
+                time.sleep(1)
+"""
+
+
+class Desk:
+    """A training in a terminal, and what it left in its folder."""
+
+    def __init__(self, terminal: Emulator, folder: Path) -> None:
+        self.terminal = terminal
+        self.folder = folder
+        self.orders = 0
+
+    def step(self) -> int:
+        file = self.folder / "step"
+        return int(file.read_text() or 0) if file.exists() else 0
+
+    def app(self) -> psutil.Process:
+        return psutil.Process(int((self.folder / "app").read_text()))
+
+    def wait_for_monitor(self) -> None:
+        self.terminal.wait_for_screen("MONITOR of run", "picture")
+
+    def goes_on(self) -> None:
+        """The training makes steps."""
+        now = self.step()
+        self.terminal.wait_for(lambda: self.step() > now + 3)
+
+    def do(self, code: str) -> None:
+        """Let the training run code, and wait until it has begun to."""
+        self.orders += 1
+        draft = self.folder / "draft"
+        draft.write_text(code)
+        draft.rename(self.folder / f"do-{self.orders}")
+        self.terminal.wait_for((self.folder / f"done-{self.orders}").exists)
+
+    def end(self) -> None:
+        (self.folder / "end").touch()
+
+    def signals(self) -> list[int]:
+        file = self.folder / "signals"
+        return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+    def output(self) -> str:
+        return (self.folder / "logs" / "output.log").read_text()
+
+    def log(self) -> list[str]:
+        with RunReader(self.folder) as reader:
+            return [line.text for line in reader.log_lines()]
+
+    def steps_printed(self) -> list[int]:
+        """In the terminal and in the file together."""
+        lines = [*self.output().splitlines(), *self.terminal.written().splitlines()]
+        return sorted(int(line.removeprefix("step ")) for line in lines if line.startswith("step "))
+
+
+@pytest.fixture
+def training(tmp_path):  # type: ignore[no-untyped-def]
+    """Starts the training with a monitor that behaves in some way."""
+    program, app = tmp_path / "training.py", tmp_path / "app.py"
+    program.write_text(TRAINING)
+    app.write_text(APP)
+
+    @contextmanager
+    def start(mode: str = "well", **limits: float) -> Iterator[Desk]:
+        env = {
+            "APP": json.dumps([sys.executable, "-S", str(app), mode]),
+            "LIMITS": json.dumps(limits),
+            "PYTHONUNBUFFERED": None,
+        }
+        with Emulator([sys.executable, str(program), str(tmp_path / "run")], env=env) as terminal:
+            yield Desk(terminal, tmp_path / "run")
+
+    return start
+
+
+def test_it_is_left_and_the_training_goes_on(training) -> None:
+    with training() as desk:
+        desk.wait_for_monitor()
+        assert desk.app().ppid() == desk.terminal.process.pid
+        desk.terminal.wait_for(lambda: desk.app().nice() == 19)
+        desk.goes_on()
+        assert "step" not in desk.terminal.text()
+        desk.terminal.type("q")
+        desk.terminal.wait_for(
+            "the monitor is closed, the training goes on. To watch it again: burnt monitor "
+        )
+        desk.goes_on()
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+        assert desk.terminal.leftovers() == []
+        lines = desk.terminal.written().splitlines()
+        last = desk.step()
+    assert lines[:2] == ["before", "the title"]
+    assert lines[-3:] == [f"step {last}", "the last message", "after"]
+    assert f"what was printed meanwhile is in {desk.folder / 'logs' / 'output.log'}" in lines
+    assert desk.steps_printed() == list(range(1, last + 1))
+    assert not psutil.pid_exists(int((desk.folder / "app").read_text()))
+    with RunReader(desk.folder) as reader:
+        assert reader.points("loss").steps == list(range(1, last + 1))
+        assert reader.state() == "finished"
+
+
+def test_when_the_run_ends_it_waits_for_a_key(training) -> None:
+    with training() as desk:
+        desk.wait_for_monitor()
+        desk.end()
+        desk.terminal.wait_for_screen("over")
+        assert "the last message" not in desk.terminal.written()
+        desk.terminal.type("q")
+        assert desk.terminal.wait_for_end() == 0
+        assert desk.terminal.leftovers() == []
+        lines = desk.terminal.text().splitlines()
+    assert lines[0:2] == ["before", "the title"]  # the alternate screen is gone with what was on it
+    assert lines[-2:] == ["the last message", "after"]
+    assert "the training goes on" not in desk.terminal.written()
+
+
+@pytest.mark.parametrize("mode", ["well", "deaf"])
+def test_when_the_run_ends_and_nobody_is_there_it_is_ended(training, mode: str) -> None:
+    with training(mode, CLOSING_SECONDS=0.5, ENDING_SECONDS=0.5) as desk:
+        desk.wait_for_monitor()
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+        assert desk.terminal.leftovers() == []
+        assert desk.terminal.text().splitlines()[-2:] == ["the last message", "after"]
+
+
+@pytest.mark.parametrize("mode", ["well", "painting"])
+def test_killed(training, mode: str) -> None:
+    with training(mode) as desk:
+        desk.wait_for_monitor()
+        desk.app().kill()
+        desk.terminal.wait_for("the monitor was ended by SIGKILL; the training goes on")
+        desk.goes_on()
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+        assert desk.terminal.leftovers() == []
+        assert "MONITOR" not in desk.terminal.text()
+        assert "#" not in desk.terminal.text()
+        assert desk.steps_printed() == list(range(1, desk.step() + 1))
+
+
+def test_crashed(training) -> None:
+    with training() as desk:
+        desk.wait_for_monitor()
+        desk.terminal.type("x")
+        log = desk.folder / "logs" / "monitor.log"
+        desk.terminal.wait_for(
+            f"the monitor failed (RuntimeError: broken on purpose), see {log}; the training goes on"
+        )
+        desk.goes_on()
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+        assert desk.terminal.leftovers() == []
+    assert log.read_text().startswith("Traceback")
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("cannot", "the monitor could not be opened (ImportError: no module for that, on purpose), see "),
+        ("at once", "the monitor could not be opened, see "),
+    ],
+)
+def test_it_cannot_start(training, mode: str, said: str) -> None:
+    with training(mode) as desk:
+        desk.terminal.wait_for(said)
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+        assert desk.terminal.leftovers() == []
+        assert desk.terminal.written().count("the monitor") == 1
+        # What was printed while it was tried is shown.
+        lines = desk.terminal.written().splitlines()
+    shown = [int(line.removeprefix("step ")) for line in lines if line.startswith("step ")]
+    assert shown == list(range(1, desk.step() + 1))
+
+
+def test_the_program_is_not_there(training, tmp_path: Path) -> None:
+    with training():
+        pass
+    env = {"APP": json.dumps([str(tmp_path / "nothing")])}
+    with Emulator([sys.executable, tmp_path / "training.py", tmp_path / "other"], env=env) as terminal:
+        terminal.wait_for("the monitor cannot be opened: [Errno 2] No such file or directory")
+        (tmp_path / "other" / "end").touch()
+        assert terminal.wait_for_end() == 0
+        assert terminal.leftovers() == []
+        assert "after" in terminal.text()
+
+
+def test_stopped_it_is_ended(training) -> None:
+    with training(LOOK_SECONDS=0.05) as desk:
+        desk.wait_for_monitor()
+        desk.app().send_signal(signal.SIGSTOP)
+        desk.terminal.wait_for("the monitor did not answer and was ended; the training goes on")
+        desk.goes_on()
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+        assert desk.terminal.leftovers() == []
+
+
+@pytest.mark.parametrize("mode", ["silent", "deaf"])
+def test_hanging_it_is_ended(training, mode: str) -> None:
+    with training(mode, LOOK_SECONDS=0.05, SILENT_LOOKS=40, STOPPED_LOOKS=1000) as desk:
+        if mode == "deaf":
+            desk.wait_for_monitor()
+            desk.terminal.type("h")
+        desk.terminal.wait_for("the monitor did not answer and was ended; the training goes on")
+        desk.goes_on()
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+        assert desk.terminal.leftovers() == []
+
+
+def test_control_c_counts_once(training) -> None:
+    with training() as desk:
+        desk.wait_for_monitor()
+        desk.terminal.type("\x03")
+        desk.terminal.wait_for(lambda: desk.signals() == [signal.SIGINT])
+        desk.terminal.wait_for_screen("over")
+        desk.terminal.type("q")
+        assert desk.terminal.wait_for_end() == 130
+        assert desk.terminal.leftovers() == []
+    assert desk.signals() == [signal.SIGINT]
+    said = "SIGINT: finishing the step and saving; once more to stop at once"
+    assert said in desk.terminal.written().splitlines()
+    assert said in desk.log()
+
+
+def test_control_c_before_the_terminal_is_raw_counts_once_too(training) -> None:
+    """It reaches every process of the foreground; the monitor must not die of it."""
+    with training() as desk:
+        desk.wait_for_monitor()
+        os.killpg(desk.terminal.process.pid, signal.SIGINT)
+        desk.terminal.wait_for_screen("over")
+        assert desk.app().is_running()
+        desk.terminal.type("q")
+        assert desk.terminal.wait_for_end() == 130
+    assert desk.signals() == [signal.SIGINT]
+
+
+def test_sigterm_does_not_wait_for_the_monitor(training) -> None:
+    with training(CLOSING_SECONDS=10_000) as desk:
+        desk.wait_for_monitor()
+        desk.terminal.process.terminate()
+        assert desk.terminal.wait_for_end() == 143
+        assert desk.terminal.leftovers() == []
+        assert "after" in desk.terminal.text()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, 0)]
+)
+def test_a_signal_while_it_waits_for_a_key(training, number: signal.Signals, code: int) -> None:
+    with training(CLOSING_SECONDS=10_000) as desk:
+        desk.wait_for_monitor()
+        desk.end()
+        desk.terminal.wait_for_screen("over")
+        os.kill(desk.terminal.process.pid, number)
+        assert desk.terminal.wait_for_end() == code
+        assert desk.terminal.leftovers() == []
+        assert ("after" in desk.terminal.text()) == (code == 0)
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_the_terminal_is_closed(training, left: bool) -> None:
+    with training() as desk:
+        desk.wait_for_monitor()
+        if left:
+            desk.terminal.type("q")
+            desk.terminal.wait_for("the monitor is closed")
+        app = desk.app() if not left else None
+        desk.terminal.close()
+        desk.terminal.wait_for(lambda: signal.SIGHUP in desk.signals())
+        desk.goes_on()
+        desk.do("print('to nobody'); print('an error for nobody', file=sys.stderr)")
+        desk.goes_on()
+        if app is not None:
+            desk.terminal.wait_for(lambda: not app.is_running())
+        desk.end()
+        assert desk.terminal.process.wait(60) == 0
+    assert "SIGHUP: the training goes on without its terminal" in desk.log()
+    assert "to nobody\n" in desk.output()
+    assert "an error for nobody\n" in desk.output()
+    assert desk.output().splitlines()[-1] == "after"
+    assert "the last message" in desk.output()
+    with RunReader(desk.folder) as reader:
+        assert reader.state() == "finished"
+        assert reader.points("loss").steps == list(range(1, desk.step() + 1))
+
+
+def test_whatever_prints_goes_to_the_log(training) -> None:
+    with training() as desk:
+        desk.wait_for_monitor()
+        desk.do(
+            "print('one'); print('two', file=sys.stderr); os.write(1, b'three\\n')\n"
+            "ctypes.CDLL(None).puts(b'four'); os.system('echo five'); warnings.warn('six')\n"
+            "subprocess.run([sys.executable, '-c', 'import sys; print(sys.stdin.read() + \"seven\")'])\n"
+            "pid = os.fork()\n"
+            "if pid == 0: os.write(2, b'eight\\n'); os._exit(0)\n"
+            "os.waitpid(pid, 0); os.write(1, b'bar 1%\\rbar 2%\\rbar \\x1b[31m100%\\x1b[0m\\r\\n')\n"
+        )
+        desk.goes_on()
+        desk.terminal.type("q")
+        desk.terminal.wait_for("the monitor is closed")
+        desk.do("ctypes.CDLL(None).puts(b'nine')")
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+    for word in ("one", "two", "three", "five", "seven", "eight"):
+        assert f"{word}\n" in desk.output()
+        assert f"{word}\n" not in desk.terminal.written()
+        assert word in desk.log()
+    assert "UserWarning: six" in desk.output()
+    assert "four\n" in desk.output()
+    assert "nine\n" in desk.terminal.written()
+    assert "bar 100%" in desk.log()
+
+
+def test_very_much_is_printed(training) -> None:
+    with training() as desk:
+        desk.wait_for_monitor()
+        desk.do("print('\\n'.join(f'number {i}' for i in range(100_000)))")
+        desk.goes_on()
+        desk.terminal.type("q")
+        desk.terminal.wait_for("the monitor is closed")
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+    assert desk.output().count("number ") == 100_000
+    assert sum(line.startswith("number ") for line in desk.log()) < 2_000
+    assert f"... and more in {desk.folder / 'logs' / 'output.log'}" in desk.log()
+
+
+@pytest.mark.parametrize(
+    ("code", "prompt", "answer", "seen"),
+    [
+        ("print('got', input('how much? '))", "how much? ", "five\n", "got five"),
+        ("print('got', sys.stdin.readline())", "asks for input", "six\n", "got six"),
+        ("breakpoint(); x = 1", "(Pdb) ", "p 'got ' + str(6 * 7)\nc\n", "'got 42'"),
+    ],
+)
+def test_a_training_that_asks_gets_the_keyboard(
+    training, code: str, prompt: str, answer: str, seen: str
+) -> None:
+    with training() as desk:
+        desk.wait_for_monitor()
+        desk.do(code)
+        desk.terminal.wait_for("the training asks for input, so the monitor is closed. To watch it again: ")
+        desk.terminal.wait_for(prompt)
+        # An editor of lines, as pdb has one, sets the terminal up as it likes.
+        desk.terminal.wait_for(lambda: set(desk.terminal.leftovers()) <= {"termios"})
+        desk.terminal.type(answer)
+        desk.terminal.wait_for(seen)
+        desk.goes_on()
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+
+
+def test_an_exception_is_shown_where_the_user_is(training) -> None:
+    with training() as desk:
+        desk.wait_for_monitor()
+        desk.do("(folder / 'end').touch(); raise ZeroDivisionError('of the user')")
+        desk.terminal.wait_for_screen("over")
+        desk.terminal.type("q")
+        assert desk.terminal.wait_for_end() == 1
+        assert desk.terminal.leftovers() == []
+        assert "ZeroDivisionError: of the user" in desk.terminal.text()
+        assert "Traceback (most recent call last)" in desk.terminal.text()
+    assert "Traceback" not in desk.output()
+    with RunReader(desk.folder) as reader:
+        assert reader.state() == "crashed"
+
+
+def test_messages_come_after_the_monitor(training) -> None:
+    with training() as desk:
+        desk.wait_for_monitor()
+        desk.do("reporter.message('by the way')")
+        desk.goes_on()
+        assert "by the way" not in desk.terminal.written()
+        desk.terminal.type("q")
+        desk.terminal.wait_for("by the way\n")
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+    assert "by the way" in desk.log()
+
+
+def test_the_lines_of_a_training_go_to_its_log(training) -> None:
+    with training() as desk:
+        desk.wait_for_monitor()
+        desk.terminal.wait_for(lambda: desk.step() > 60)
+        desk.terminal.type("q")
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+    assert desk.log()[0] == "the title"
+    assert "epoch 1  train  loss 0.0200" in desk.log()
+    assert "epoch" not in desk.output()
+
+
+def test_standard_error_that_leads_elsewhere_stays_there(training, tmp_path: Path) -> None:
+    with training() as desk:
+        desk.wait_for_monitor()
+    script = f"exec {sys.executable} {tmp_path / 'training.py'} {tmp_path / 'other'} 2>{tmp_path / 'errors'}"
+    env = {"APP": json.dumps([sys.executable, "-S", str(tmp_path / "app.py"), "well"])}
+    with Emulator(["sh", "-c", script], env=env) as terminal:
+        desk = Desk(terminal, tmp_path / "other")
+        terminal.wait_for_screen("MONITOR of other", "picture")
+        desk.do("print('an error', file=sys.stderr)")
+        desk.goes_on()
+        terminal.type("q")
+        terminal.wait_for("the monitor is closed")
+        desk.end()
+        assert terminal.wait_for_end() == 0
+    assert (tmp_path / "errors").read_text() == "an error\n"
+
+
+def test_suspended_and_continued(training, tmp_path: Path) -> None:
+    """Both processes stop and go on together, and the monitor is not taken for one that hangs."""
+    with training(LOOK_SECONDS=0.05, SILENT_LOOKS=40, STOPPED_LOOKS=10) as desk:
+        desk.wait_for_monitor()
+        group = desk.terminal.process.pid
+        os.killpg(group, signal.SIGSTOP)
+        trainer = psutil.Process(group)
+        desk.terminal.wait_for(lambda: trainer.status() == desk.app().status() == psutil.STATUS_STOPPED)
+        os.killpg(group, signal.SIGCONT)
+        desk.goes_on()
+        desk.terminal.type("q")
+        desk.terminal.wait_for("the monitor is closed, the training goes on")
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
