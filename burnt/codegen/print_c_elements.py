@@ -187,7 +187,10 @@ class Elements:
             apart = row_of(buffer, place, self.span) if guard not in self.varying and self.span else None
             if apart is not None:
                 # The test is the same for the whole loop: a row that is there is loaded in place of another.
-                row, safe, along = (self.place(ix) for ix in apart)
+                shift = self.shifts.get(buffer, 0)
+                row, safe, along = (
+                    self.place(ix + by) for ix, by in zip(apart, (shift, shift, 0), strict=True)
+                )
                 start = self.named_value("int64_t", f"{guard} ? {row} : {safe}", hoisted=True)
                 text = f"{buffer.name}[{start} + {along}]"
             else:
