@@ -65,8 +65,8 @@ examples:
   burnt ctl digits lr 1e-4       the newest below runs named digits or digits-...
   burnt ctl runs/digits note "the new data from here on"
 
-The training answers within a step. Exit codes: 0 done, 1 refused or the run has
-ended, 2 no such command, value or run, 3 not answered yet.
+The training answers within a step. Exit codes: 0 done, 1 refused or the run
+has ended, 2 no such command, value or run, 3 not answered yet.
 """
 
 
