@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from textual import events
 from textual._callback import invoke
@@ -20,7 +20,7 @@ from burnt.monitor.attached import AttachedDriver, Attachment
 from burnt.monitor.keys import APP, Key, bindings
 from burnt.monitor.look import DARK, LIGHT, PLAIN
 from burnt.monitor.model import Library, RunView
-from burnt.monitor.refresher import Refresher
+from burnt.monitor.refresher import Refresher, Source
 from burnt.monitor.runs import RunsScreen
 
 __all__ = ["MIN_HEIGHT", "MIN_WIDTH", "MonitorApp"]
@@ -52,8 +52,8 @@ class MonitorApp(App[None]):
     class Loaded(Message):
         """Something was read, and is to be shown."""
 
-        def __init__(self, show: Callable[[], Any]) -> None:
-            self.show = show
+        def __init__(self, source: Source, show: Callable[[], Any]) -> None:
+            self.source, self.show = source, show
             super().__init__()
 
     class Failed(Message):
@@ -85,7 +85,7 @@ class MonitorApp(App[None]):
         self.refresher = Refresher(
             library,
             1.0 / fps,
-            lambda show: self.post_message(self.Loaded(show)),
+            lambda source, show: self.post_message(self.Loaded(source, show)),
             lambda error: self.post_message(self.Failed(error)),
         )
         self._shown_once = False
@@ -111,10 +111,13 @@ class MonitorApp(App[None]):
         """Stop reading."""
         self.refresher.stop()
 
-    def show_source(self, source: Any) -> None:
-        """From now on read what this needs: it has come on the screen."""
-        self.refresher.source = source
-        self.refresher.wake()
+    def show_source(self, source: Screen[Any]) -> None:
+        """From now on read what this needs, as soon as its parts are there: it has come on the screen."""
+        if source.is_mounted:
+            self.refresher.source = cast(Source, source)
+            self.refresher.wake()
+        else:
+            source.call_after_refresh(self.show_source, source)
 
     def open_run(self, view: RunView) -> None:
         """Show a run."""
@@ -125,7 +128,9 @@ class MonitorApp(App[None]):
     async def on_monitor_app_loaded(self, message: Loaded) -> None:
         """Show what was read."""
         try:
-            await invoke(message.show)
+            # Else the screen was left meanwhile, or the app is about to end.
+            if self.is_running and message.source in cast(list[object], self.screen_stack):
+                await invoke(message.show)
         finally:
             self.refresher.shown()
         views = self.library.views
@@ -139,10 +144,12 @@ class MonitorApp(App[None]):
 
     def on_monitor_app_failed(self, message: Failed) -> None:
         """An error of the app's own: end, and say which."""
-        raise message.error
+        if self.is_running:
+            raise message.error
 
     def _watch_end(self, view: RunView) -> None:
-        self._was_live |= view.live
+        # A training may end before the first look at it.
+        self._was_live |= view.live or any(attempt.pid == self.attached for attempt in view.attempts[-1:])
         if self._was_live and not view.live and not self._ending:
             from burnt.monitor.dialogs import EndScreen
 

@@ -92,14 +92,20 @@ PLAIN = Theme(
     surface="ansi_default",
     panel="ansi_default",
     ansi=True,
-    variables={
-        "ansi-background": "ansi_default",
-        "ansi-foreground": "ansi_default",
-        "dim": "ansi_default",
-        "faint": "ansi_default",
-        "stale": "ansi_default",
-        "cursor": "ansi_default",
-    },
+    boost="ansi_default",
+    variables=dict.fromkeys(
+        (
+            *("dim", "faint", "stale", "cursor", "border", "border-blurred"),
+            *("ansi-background", "ansi-foreground", "block-cursor-foreground", "block-cursor-background"),
+            *("input-cursor-background", "input-cursor-foreground", "input-selection-background"),
+            *("input-selection-foreground", "screen-selection-background", "screen-selection-foreground"),
+            *("button-foreground", "button-color-foreground", "scrollbar", "scrollbar-hover"),
+            *("scrollbar-active", "scrollbar-background", "scrollbar-background-hover"),
+            *("scrollbar-background-active", "scrollbar-corner-color"),
+        ),
+        "ansi_default",
+    )
+    | {"input-cursor-text-style": "reverse", "block-cursor-text-style": "reverse"},
 )
 
 _STATES = {
@@ -125,8 +131,8 @@ def bar(share: float, width: int) -> tuple[str, str]:
     """A progress bar in halves of a cell: what is done, and what is left.
 
     >>> bar(0.5, 5)
-    ('━━╸', '━━')
+    ('━━╸', '──')
     """
     halves = round(min(max(share, 0.0), 1.0) * width * 2)
     done = "━" * (halves // 2) + "╸" * (halves % 2)
-    return done, "━" * (width - len(done))
+    return done, "─" * (width - len(done))

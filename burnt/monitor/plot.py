@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple
 
+from rich.cells import cell_len, set_cell_size
+
 from burnt.monitor.braille import CHARACTERS, line_masks, sample
 from burnt.monitor.curves import STYLES, Curve, extremes, nearest_index, reduce, smooth
 from burnt.monitor.ticks import Tick, linear_ticks, log_ticks, number_text, span_text, time_ticks
+from burnt.monitor.words import clean
 
 __all__ = ["Plot", "Range", "View", "XAxis"]
 
@@ -387,12 +390,12 @@ class Plot:
         lines: list[list[Span]] = [[]]
         most = max(self.height // 4, 1)
         used = 0
-        entries = [[Span(self.view.title, "title")]] if self.view.title else []
+        entries = [[Span(clean(self.view.title), "title")]] if self.view.title else []
         for i, curve in enumerate(self.view.curves):
             entries.append(self._entry(i, curve))
         entries += [[Span(note, "note")] for note in self._notes()]
         for entry in entries:
-            length = sum(len(span.text) for span in entry)
+            length = sum(cell_len(span.text) for span in entry)
             gap = 2 if used else 0
             if used and used + gap + length > self.width:
                 if len(lines) == most:
@@ -431,7 +434,7 @@ class Plot:
         tag = f"{curve.tag} " if curve.tag else ""
         return [
             Span(f"{sample(_dashes(number, curve), _SAMPLE)} ", str(number)),
-            Span(f"{tag}{curve.label}", "label"),
+            Span(clean(f"{tag}{curve.label}"), "label"),
             Span(value, str(number)),
         ]
 
@@ -451,11 +454,12 @@ def _whole_range(curves: Sequence[Curve]) -> Range:
 
 
 def _cut(spans: Sequence[Span], width: int) -> list[Span]:
-    """Spans of at most this many characters."""
+    """Spans of at most this many cells."""
     kept = []
     for span in spans:
         if width <= 0:
             break
-        kept.append(span._replace(text=span.text[:width]))
-        width -= len(span.text)
+        size = cell_len(span.text)
+        kept.append(span if size <= width else span._replace(text=set_cell_size(span.text, width)))
+        width -= size
     return kept

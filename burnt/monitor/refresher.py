@@ -30,8 +30,8 @@ class Refresher:
     Args:
         library: the runs.
         seconds: between two looks.
-        deliver: called in the reading thread with something to be called, and awaited if it wants that, in
-            the app's thread, which then calls `shown`.
+        deliver: called in the reading thread with a source and something to be called, and awaited if it
+            wants that, in the app's thread, which then calls `shown`.
         failed: the same with an exception that nothing here expected.
     """
 
@@ -39,7 +39,7 @@ class Refresher:
         self,
         library: Library,
         seconds: float,
-        deliver: Callable[[Callable[[], Any]], Any],
+        deliver: Callable[[Source, Callable[[], Any]], Any],
         failed: Callable[[BaseException], Any],
     ) -> None:
         self.source: Source | None = None
@@ -84,10 +84,10 @@ class Refresher:
                 changed = self._library.refresh(look=looking) or looking
                 source = self.source
                 show = None if source is None else source.load(changed)
-                if show is not None and not self._stopping:
+                if source is not None and show is not None and not self._stopping:
                     # The next look waits until this one is shown, so that a slow terminal gets fewer.
                     self._shown.clear()
-                    self._deliver(show)
+                    self._deliver(source, show)
                     self._shown.wait(_PATIENCE_SECONDS)
                 self.rounds += 1
                 self._wake.wait(self._seconds)

@@ -74,6 +74,7 @@ class Rows(ScrollView, can_focus=True):
     Rows > .rows--head { color: $dim; }
     Rows > .rows--cursor { background: $panel; }
     Rows:focus > .rows--cursor { background: $cursor; }
+    Rows:nocolor:focus > .rows--cursor { text-style: reverse; }
     """
 
     cursor = reactive(0, repaint=False)

@@ -241,6 +241,16 @@ def test_legends_wrap_and_say_when_they_are_cut() -> None:
     assert "…" in narrow.splitlines()[1] or "…" in narrow.splitlines()[0]
 
 
+def test_names_cannot_steer_the_terminal_and_wide_ones_fit() -> None:
+    shown = Plot(View((curve([1.0, 2.0], label="a\x1b[2Jb"),), title="\x07loss"), 60, 10).text()
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "a\\x1b[2Jb" in shown
+    for width in range(4, 40):
+        wide = Plot(View((curve([1.0, 2.0], label="学習"),), title="損失関数"), width, 10)
+        assert all(cell_len(line) <= width for line in wide.text().splitlines())
+
+
 def test_cells_and_values_are_inverse() -> None:
     plot = Plot(View((curve([0.0, 10.0], [100.0, 300.0]),)), 60, 20)
     for column in (plot.left, plot.left + 7, plot.left + plot.columns - 1):

@@ -63,4 +63,7 @@ class NumbersPane(Pane):
                     ),
                 )
             )
-        return partial(self.query_one(Rows).show, rows)
+        return partial(self._show, rows)
+
+    def _show(self, rows: Sequence[tuple[object, Sequence[Cell]]]) -> None:
+        self.query_one(Rows).show(rows)

@@ -24,7 +24,7 @@ from burnt.monitor.line import update
 from burnt.monitor.model import RunView
 from burnt.monitor.panes.pane import Pane
 from burnt.monitor.plot import Range, XAxis
-from burnt.monitor.words import better
+from burnt.monitor.words import better, clean
 from burnt.train.store import Points, Series
 
 __all__ = ["PlotsPane", "metrics_in_order", "values_on_axis"]
@@ -116,7 +116,11 @@ class PlotsPane(Pane):
                 xs = values_on_axis(self.view, points, axis)
             curves.append(
                 Curve(
-                    split, PALETTE[number % len(PALETTE)], xs, points.values, _STYLES[number % len(_STYLES)]
+                    clean(split),
+                    PALETTE[number % len(PALETTE)],
+                    xs,
+                    points.values,
+                    _STYLES[number % len(_STYLES)],
                 )
             )
         return curves
@@ -155,7 +159,7 @@ class PlotsPane(Pane):
                 x=axis,
                 log_y=self._log,
                 smoothing=_SMOOTHING[self._smoothing],
-                title=name,
+                title=clean(name),
             )
             chart.zoom(self._range)
         self._shown = names

@@ -1,0 +1,111 @@
+"""`burnt monitor` from the shell."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from burnt.cli import main
+from burnt.train.store import RunWriter
+
+COMMAND = [sys.executable, "-m", "burnt", "monitor"]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    run = RunWriter.create(tmp_path / "runs" / "digits")
+    run.log(1, 1, {"loss": 0.5})
+    run.close("finished")
+    return tmp_path / "runs"
+
+
+def test_into_a_pipe_goes_a_snapshot_with_a_line_that_says_so(runs: Path) -> None:
+    done = subprocess.run([*COMMAND, str(runs)], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "digits" in done.stdout
+    assert "the output is no terminal: this is a snapshot" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_dumb_terminal_gets_no_escape_codes(runs: Path, term: str) -> None:
+    parent, child = pty.openpty()
+    environment = {**os.environ, "TERM": term}
+    with subprocess.Popen(
+        [*COMMAND, str(runs)], stdin=child, stdout=child, stderr=child, env=environment
+    ) as process:
+        os.close(child)
+        said = b""
+        try:
+            while chunk := os.read(parent, 65536):
+                said += chunk
+        except OSError:  # the other end is closed
+            pass
+        assert process.wait() == 0
+    os.close(parent)
+    assert b"digits" in said
+    assert b"TERM says" in said
+    assert b"\x1b" not in said
+
+
+def test_a_picture_is_svg(runs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("textual")
+    file = tmp_path / "screen.svg"
+    done = subprocess.run(
+        [*COMMAND, str(runs / "digits"), "--svg", str(file), "--size", "100x30"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    text = "".join(ElementTree.parse(file).getroot().itertext()).replace("\xa0", " ")
+    assert "finished" in text
+    assert "loss" in text
+    done = subprocess.run(
+        [*COMMAND, str(runs), "--svg", str(tmp_path / "no" / "x.svg")], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "the picture cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_monitor_takes_the_lowest_priority(runs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("textual")
+    code = (
+        "import os, sys; from burnt.cli import main; main(sys.argv[1:]);"
+        "print(os.getpriority(os.PRIO_PROCESS, 0), [m for m in ('torch', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "monitor", str(runs), "--svg", str(tmp_path / "x.svg")],
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "19 []", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["no-such"], "there is no folder 'no-such'"),
+        ([".", "--fps", "1000"], "as fast as that"),
+        ([".", "--svg", "x.svg", "--size", "big"], "cannot have that size"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["monitor", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_mistyped_folder_is_guessed(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs.parent)
+    assert main(["monitor", "rusn"]) == 2
+    assert "did you mean runs?" in capsys.readouterr().err
