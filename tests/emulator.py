@@ -38,6 +38,8 @@ for number in 0, 1, 2:
 os.execvp(sys.argv[2], sys.argv[2:])
 """
 _ALTERNATE = 1049
+_KEYBOARD = re.compile(rb"\x1b\[[<>=][0-9;]*u")  # which pyte takes for text
+_CUT_OFF = re.compile(rb"(\x1b(\[[<>=]?[0-9;]*)?)?\Z")
 _MODES = {1000, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 1049, 2004, 2026, 2048}
 
 
@@ -85,7 +87,7 @@ class Emulator:
         self.screen = Screen(columns, rows)
         self._stream = pyte.ByteStream(self.screen)
         self._changed = threading.Condition()
-        self._raw = bytearray()
+        self._raw, self._unfed = bytearray(), bytearray()
         self.master, slave = pty.openpty()
         self.resize(columns, rows)
         self.attributes = termios.tcgetattr(slave)
@@ -195,7 +197,10 @@ class Emulator:
             chunk = os.read(self.master, 65536)
             with self._changed:
                 self._raw += chunk
-                self._stream.feed(chunk)
+                self._unfed += chunk
+                complete = len(self._unfed) - len(_CUT_OFF.search(self._unfed)[0])  # type: ignore[index]
+                self._stream.feed(_KEYBOARD.sub(b"", self._unfed[:complete]))
+                del self._unfed[:complete]
                 self._changed.notify_all()
 
 

@@ -112,7 +112,8 @@ def _made(
     if traced is None:
         return None
     with torch.no_grad():
-        traced = taking(traced, forward.traced, forward.saved.all(forward.traced))
+        given = forward.saved.all(forward.traced)
+        traced = taking(traced, forward.traced, given, forward.target.torch_is_best)
         # Tensors that the function itself makes of Python numbers.
         constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
         try:

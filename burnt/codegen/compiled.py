@@ -64,6 +64,7 @@ class CompiledPlan:
             runs=target.runs,
             cuts=target.cuts,
             joins=target.joins,
+            torch_is_best=target.torch_is_best,
         )
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):
@@ -122,7 +123,7 @@ class CompiledPlan:
             fresh = [b for b in outputs if b not in there]
             there.update(outputs)
             allocate = [(self.slots[b], self.allocation(b)) for b in fresh]
-            runs.append(_Run(step, _names(step), allocate))
+            runs.append(_Run(step, _names(step), allocate, self.given(step)))
         # Results are kept; everything else goes with the last step that names it.
         kept = {r for r in self.results if r is not None}
         for run in reversed(runs):
@@ -189,10 +190,15 @@ class CompiledPlan:
         if isinstance(step, Kernel):
             self.launch[step](memory, numbers)
             return
-        held = {node: memory[self.slots[buffer]] for node, buffer in step.inputs.items()}
-        args, kwargs = torch.fx.node.map_aggregate(
-            (step.node.args, step.node.kwargs), lambda v: self.argument(v, held, numbers)
-        )
+        args: Any
+        kwargs: Any
+        if run.given is not None:
+            args, kwargs = [v if slot is None else memory[slot] for slot, v in run.given], {}
+        else:
+            held = {node: memory[self.slots[buffer]] for node, buffer in step.inputs.items()}
+            args, kwargs = torch.fx.node.map_aggregate(
+                (step.node.args, step.node.kwargs), lambda v: self.argument(v, held, numbers)
+            )
         made = step.node.target(*args, **kwargs)  # type: ignore[operator]
         made = list(made) if isinstance(made, tuple | list) else [made]
         for buffer, tensor in zip(step.outputs, made, strict=True):
@@ -203,6 +209,22 @@ class CompiledPlan:
                         tensor
                     )
                 memory[self.slots[buffer]] = tensor
+
+    def given(self, step: Kernel | Call) -> list[tuple[int | None, Any]] | None:
+        """The arguments of a call, each a slot or a constant, where they are no more than that."""
+        if isinstance(step, Kernel) or step.node.kwargs:
+            return None
+        found: list[tuple[int | None, Any]] = []
+        for value in step.node.args:
+            if isinstance(value, torch.fx.Node):
+                found.append((self.slots[step.inputs[value]], None))
+            elif isinstance(value, float) or (
+                isinstance(value, list | tuple) and not all(map(_is_whole, value))
+            ):
+                return None  # it may be a number that is known when it is run
+            else:
+                found.append((None, value))
+        return found
 
     def argument(self, value: Any, held: dict[torch.fx.Node, Tensor], numbers: Sequence[float]) -> Any:
         """An argument of a call: a tensor for its node, a run-time number for its stand-in."""
@@ -250,7 +272,12 @@ class _Run:
     step: Kernel | Call
     names: set[Buffer]
     allocate: list[tuple[int, _Allocation]]
+    given: list[tuple[int | None, Any]] | None = None
     release: list[int] = dataclasses.field(default_factory=list)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int)
 
 
 def _names(step: Kernel | Call) -> set[Buffer]:

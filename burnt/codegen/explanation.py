@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.function import Function, Planned
 from burnt.codegen.ir import Buffer, Expr, Fold, Kernel, Online, Running, Store, walk
-from burnt.codegen.schedule import Call, Plan, schedule
+from burnt.codegen.schedule import VIEWS, Call, Plan, schedule
 from burnt.codegen.target import TARGETS
 from burnt.codegen.trace import PLANNING
 from burnt.errors import ConfigError
@@ -30,7 +30,7 @@ class Step:
 
     Args:
         name: the kernel's function, or torch's op.
-        kind: ``elementwise``, ``reduction`` or ``vendor``.
+        kind: that of the kernel (`Kernel.kind`), ``vendor``, or ``view`` of what such a call reads or makes.
         ops: what is computed in it, in order.
         bytes: of memory that it reads and writes, each tensor counted once.
         why: why it is a step of its own.
@@ -181,6 +181,7 @@ def _elsewhere(planned: Planned, name: str) -> Explanation:
             runs=target.runs,
             cuts=target.cuts,
             joins=target.joins,
+            torch_is_best=target.torch_is_best,
         )
         kernels = [step for step in plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(kernels):
@@ -215,8 +216,10 @@ def _step(step: Kernel | Call, plan: Plan) -> Step:
     if isinstance(step, Call):
         moved = [*step.inputs.values(), *(b for b in step.outputs if b is not None)]
         name = str(step.node.target)
+        if step.node.target in VIEWS:
+            return Step(name, "view", (name.split(".")[1],), 0, "torch's own call reads or makes its memory")
         return Step(
-            name, "vendor", (name.split(".")[1],), _bytes(moved), "torch's own call serves: not lowered"
+            name, "vendor", (name.split(".")[1],), _bytes(moved), f"torch's own call serves: {step.why}"
         )
     exprs = [s.value if isinstance(s, Store) else s.body for s in step.steps]
     moved = [e.extra[0] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]

@@ -249,7 +249,7 @@ class Function(Dissolving):
             return Planned(None, captured, held, found.why, served=found)
         device = tensors[0].device if tensors else torch.device("cpu")
         derived = derive(traced, given, device) if wants_gradient else None
-        saved = worth_saving(traced, derived) if derived is not None else Saved([], [])
+        saved = worth_saving(traced, derived, target.torch_is_best) if derived is not None else Saved([], [])
         try:
             with torch.no_grad():
                 forward = CompiledPlan(returning(traced, saved.nodes), captured, self.name, target, device)

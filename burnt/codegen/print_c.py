@@ -50,6 +50,7 @@ _BLOCK = 512  # elements of a part: 32 for each lane of a vector
 _BLOCK_WITHOUT_SUMS = 8192
 _BLOCK_OF_ARG = 256  # which is gone through again for the place of its extreme
 _BLOCK_OF_EXP = 1024  # which is gone through twice
+_BLOCK_OF_HALVES = 512  # whose floats are an array
 _BLOCK_OF_ONLINE_LANES = 64  # with as many lanes, a half of the first cache
 _BLOCK_OF_LANES, _BLOCK_OF_LANES_WITHOUT_SUMS = 16, 128
 _TILE = 1024  # lanes of a tile; 256 where there is one for each chunk
@@ -296,16 +297,17 @@ class _Printer(Elements):
         after. Where that is all, blocks are so small that their floats stay in registers.
         """
         words = words_of(last, [step.value for step in stores])
-        if not words and not any(_halves(last, stores)):
+        if not words and not any(_halves(last, [step.value for step in stores], stores)):
             return False
+        before = self.hoist(last, span, stores)
         first, stop = map(mark, span)
         size = BLOCK if words else _STRIP
         whole = not words and span[1] - span[0] >= size
         if words or whole:
             if parallel:
                 self.line("#pragma omp parallel for schedule(static)")
-            before = f"{stop} - {size - 1}" if whole else stop
-            self.line(f"for (int64_t block = {first}; block < {before}; block += {size}) {{")
+            last_start = f"{stop} - {size - 1}" if whole else stop
+            self.line(f"for (int64_t block = {first}; block < {last_start}; block += {size}) {{")
             self.depth += 1
             if words:
                 self.line(f"const int64_t end = block + {size} < {stop} ? block + {size} : {stop};")
@@ -318,7 +320,20 @@ class _Printer(Elements):
             self.line(f"const int64_t end = {stop}, block = end - {count} % {size};")
             self.block(last, stores, words, size, whole=False)
             self.close(1)
+        self.hoisted_before(before)
         return True
+
+    def hoist(self, last: Var, span: tuple[int, int], stores: Sequence[Store]) -> list[str]:
+        """Begin to gather what is the same for all turns of a loop; the lines before."""
+        before, self.lines, self.hoisted, self.uniform, self.lifted = self.lines, [], [], {}, {}
+        self.sure = {e for e in unguarded([step.value for step in stores]) if e.op == "load"}
+        self.span, self.outside = (last, *span), self.depth
+        return before
+
+    def hoisted_before(self, before: list[str]) -> None:
+        """End it: the lines before, what was gathered, and the loop."""
+        self.span, self.sure, self.lifted = None, set(), {}
+        self.lines = before + self.hoisted + self.lines
 
     def block(
         self, last: Var, stores: Sequence[Store], words: Sequence[Words], size: int, *, whole: bool
@@ -327,9 +342,9 @@ class _Printer(Elements):
         name, begin = self.named(last), Var(last.extent + 1)
         self.names[begin] = "block"
         here = {last: Ix.of(begin)}
-        for group in words:
+        for i, group in enumerate(words):
             (seed,) = self.exprs([group.seed])
-            w, start = f"w{self.temporary}", self.place(group.first.replaced(here))
+            w, start = f"w{i}", self.place(group.first.replaced(here))
             self.line(f"const int64_t {w}_from = {start};")
             self.line(f"uint32_t {w}[{size * group.step + group.reach + 8}];")
             count = f"({w}_from % 4 + (end - block) * {group.step} + {group.reach + 3}) / 4"
@@ -337,23 +352,57 @@ class _Printer(Elements):
             self.line(f"const uint32_t *{w}_at = {w} + {w}_from % 4;")
             for e, offset in group.offsets.items():
                 self.words[id(e)] = f"{w}_at[({name} - block) * {group.step} + {offset}]"
-        loads, stored = _halves(last, stores)
+        loads, stored = _halves(last, [step.value for step in stores], stores)
+        after = self.rows_of_floats(loads, stored, last, size, whole=whole)
+        full = whole or (not words and self.in_arrays(stores))
+        self.line("#pragma omp simd")
+        self.loop(last, "block", f"block + {size}" if full else "end")
+        self.bodies(stores)
+        self.close(1)
+        self.put_lines(after)
+        self.words, self.halves = {}, {}
+
+    def in_arrays(self, stores: Sequence[Store]) -> bool:
+        """Whether stores can be computed where there are no elements any more, for a loop of whole vectors:
+        what varies is in arrays of floats, and nothing is a whole number, whose division may stop everything.
+        """
+
+        def is_harmless(e: Expr) -> bool:
+            if self.is_uniform(e):
+                return True
+            if e.op == "load":
+                return e.extra in self.halves
+            return e.op != "checked" and (e.dtype.is_floating_point or e.dtype == torch.bool)
+
+        written = all((step.buffer, step.place) in self.halves for step in stores)
+        return written and all(map(is_harmless, walk([step.value for step in stores])))
+
+    def rows_of_floats(
+        self,
+        loads: Sequence[tuple[Buffer, Ix]],
+        stored: Sequence[tuple[Buffer, Ix]],
+        last: Var,
+        size: int,
+        *,
+        whole: bool,
+    ) -> list[str]:
+        """Arrays of the floats that a block of what is float16 in memory is; the lines that store them.
+
+        Their size is a multiple of a vector's: a conversion may go beyond the end of the block.
+        """
+        name, begin = self.named(last), Var(last.extent + 1)
+        self.names[begin] = "block"
         form, count = ("strip", "") if whole else ("row", ", end - block")
         after = []
         for i, (buffer, place) in enumerate(dict.fromkeys([*loads, *stored])):
-            row, start = f"h{i}", self.element(buffer, place.replaced(here))
+            row, start = f"h{i}", self.element(buffer, place.replaced({last: Ix.of(begin)}))
             self.line(f"float {row}[{size}] __attribute__((aligned(64)));")
             if (buffer, place) in loads:
                 self.line(f"f32_of_f16_{form}({row}, &{start}{count});")
             if (buffer, place) in stored:
                 after.append(f"f16_of_f32_{form}(&{start}, {row}{count});")
             self.halves[buffer, place] = f"{row}[{name} - block]"
-        self.line("#pragma omp simd")
-        self.loop(last, "block", f"block + {size}" if whole else "end")
-        self.bodies(stores)
-        self.close(1)
-        self.put_lines(after)
-        self.words, self.halves = {}, {}
+        return after
 
     def spans(self, last: Var, stores: Sequence[Store]) -> None:
         """Stores for every turn of a loop, its middle, where tests of its place hold, apart from its ends."""
@@ -372,18 +421,17 @@ class _Printer(Elements):
             long = stop - first >= 8 and not known
             if long and self.in_blocks(last, (first, stop), stores, parallel=False):
                 continue
-            before, self.lines, self.hoisted, self.uniform = self.lines, [], [], {}
+            before = self.hoist(last, (first, stop), stores)
             if stop - first >= 8:
                 self.line("#pragma omp simd")
             begin = mark(first) if first else "0"
             self.line(f"for (int64_t {name} = {begin}; {name} < {mark(stop)}; {name}++) {{")
             self.depth += 1
-            self.sure = {e for e in unguarded([s.value for s in stores]) if e.op == "load"}
-            self.known, self.span = {id(test) for test in known}, (last, first, stop)
+            self.known = {id(test) for test in known}
             self.bodies(stores)
-            self.known, self.span, self.sure = set(), None, set()
+            self.known = set()
             self.close(1)
-            self.lines = before + self.hoisted + self.lines
+            self.hoisted_before(before)
 
     def turns(self, *, parallel: bool, split: bool) -> None:
         """Turns of the outer loops, of tiles of a lane, for the threads unless each pass is split."""
@@ -595,6 +643,11 @@ class _Printer(Elements):
                 block = _BLOCK_OF_ONLINE_LANES
         if args:
             block = min(block, _BLOCK_OF_ARG)
+        halves: list[tuple[Buffer, Ix]] = []
+        if self.lane is None:
+            halves, _ = _halves(last, [acc.step.body for acc in (*made, *later)])
+        if halves:
+            block = min(block, _BLOCK_OF_HALVES)
         start, stop = bounds(last)
         if squares:
             self.references(squares, [(var, bounds(var)[0]) for var in lead], last, block, bounds(last))
@@ -603,6 +656,7 @@ class _Printer(Elements):
         self.line(f"for (int64_t block = {start}; block < {stop}; block += {block}) {{")
         self.depth += 1
         self.line(f"const int64_t end = block + {block} < {stop} ? block + {block} : {stop};")
+        self.rows_of_floats(halves, [], last, block, whole=False)
         for acc in squares:
             self.line(f"{acc.name}_turns += end - block;")
         if self.lane is not None:
@@ -621,6 +675,7 @@ class _Printer(Elements):
             self.elements(several, stores if several is made else [], place, blocked=True)
             self.close(1)
             self.in_lanes([line for acc in several if acc not in args for line in acc.merge("part", "")])
+        self.halves = {}
         if self.lane is not None:
             self.close(1)
             self.inside = False
@@ -769,10 +824,12 @@ def _unrounded(step: Store) -> Expr:
     return value.args[0] if rounded else value
 
 
-def _halves(loop: Var, stores: Sequence[Store]) -> tuple[list[tuple[Buffer, Ix]], list[tuple[Buffer, Ix]]]:
-    """What a loop loads and stores of float16, an element after the other."""
+def _halves(
+    loop: Var, exprs: Sequence[Expr], stores: Sequence[Store] = ()
+) -> tuple[list[tuple[Buffer, Ix]], list[tuple[Buffer, Ix]]]:
+    """What a loop loads for some expressions, and stores, of float16, an element after the other."""
     found: list[list[tuple[Buffer, Ix]]] = [[], []]
-    for e in unguarded([step.value for step in stores]):
+    for e in unguarded(exprs):
         if e.op == "load" and not e.args:
             found[0].append(e.extra)  # type: ignore[arg-type]
     found[1] += [(step.buffer, step.place) for step in stores if type(step) is Store]

@@ -71,6 +71,8 @@ class Elements:
         self.halves: dict[tuple[Buffer, Ix], str] = {}  # where the floats of what is float16 in memory are
         self.words: dict[int, str] = {}  # random words that have been made, by what is drawn from them
         self.hoisted: list[str] = []  # lines that come before that loop
+        self.lifted: dict[int, str] = {}  # names of the expressions that these compute
+        self.outside = 1  # how deep they are
         self.computed: dict[int, str] = {}  # names of the expressions in indices
         self.opaque = False  # whether an index is computed
         self.failed = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
@@ -87,6 +89,8 @@ class Elements:
             key = (id(expr), guard)
             if key in memo:
                 return memo[key]
+            if id(expr) in self.lifted:
+                return self.lifted[id(expr)]
             if expr.op == "masked":
                 test, yes, no = expr.args
                 test_name = visit(test, guard)
@@ -134,14 +138,18 @@ class Elements:
 
     def define(self, expr: Expr, text: str) -> str:
         """A name for the element that a text computes."""
-        return self.named_value(C_TYPES[expr.dtype], text, hoisted=self.is_uniform(expr))
+        hoisted = self.is_uniform(expr)
+        name = self.named_value(C_TYPES[expr.dtype], text, hoisted=hoisted)
+        if hoisted:
+            self.lifted[id(expr)] = name
+        return name
 
     def named_value(self, ctype: str, text: str, *, hoisted: bool) -> str:
         """A name for a value; `hoisted`: it is the same for the whole loop, and is computed before it."""
         name = f"v{self.temporary}"
         self.temporary += 1
         (self.hoisted if hoisted else self.lines).append(
-            "    " * (self.depth - hoisted) + f"const {ctype} {name} = {text};"
+            "    " * (self.outside if hoisted else self.depth) + f"const {ctype} {name} = {text};"
         )
         return name
 
@@ -179,7 +187,10 @@ class Elements:
             apart = row_of(buffer, place, self.span) if guard not in self.varying and self.span else None
             if apart is not None:
                 # The test is the same for the whole loop: a row that is there is loaded in place of another.
-                row, safe, along = (self.place(ix) for ix in apart)
+                shift = self.shifts.get(buffer, 0)
+                row, safe, along = (
+                    self.place(ix + by) for ix, by in zip(apart, (shift, shift, 0), strict=True)
+                )
                 start = self.named_value("int64_t", f"{guard} ? {row} : {safe}", hoisted=True)
                 text = f"{buffer.name}[{start} + {along}]"
             else:

@@ -10,7 +10,8 @@ that of softmax, where it reads no more for that. Everything else is recomputed 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence, Set
+import operator
+from collections.abc import Callable, Sequence, Set
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from burnt.codegen.lower import LOWERINGS
+from burnt.codegen.lower.windows import POOLS, TAP, has_taps
 from burnt.codegen.trace import Traced, is_random
 
 __all__ = ["Saved", "returning", "taking", "worth_saving"]
@@ -29,7 +31,7 @@ _REDUCTIONS = frozenset(
 # Ops whose result torch keeps for their own backward, so that nobody expects to change it in between.
 _KEPT_BY_TORCH = frozenset(
     getattr(torch.ops.aten, name).default
-    for name in ("_softmax", "exp", "exp2", "expm1", "tanh", "sigmoid", "sqrt", "rsqrt")
+    for name in ("_softmax", "exp", "exp2", "expm1", "relu", "tanh", "sigmoid", "sqrt", "rsqrt")
 )
 _NAMES = [torch.ops.aten.alias.default, torch.ops.aten.detach.default]  # of something else
 
@@ -51,15 +53,21 @@ class Saved(NamedTuple):
         return [*self.nodes, *(_named(results[i]) for i in self.lent)]
 
 
-def worth_saving(forward: Traced, backward: Traced) -> Saved:
+def worth_saving(
+    forward: Traced,
+    backward: Traced,
+    torch_is_best: Callable[[Node], str | None] = lambda node: None,
+) -> Saved:
     """The values of a forward's graph that its backward had better be given.
 
     Args:
         forward: the trace.
         backward: of a function of cotangents, the forward's tensors (captured ones last) and its numbers.
+        torch_is_best: the target's.
     """
     if any(map(is_random, forward.graph.graph.nodes)):
         return Saved([], [])  # two draws look alike and are not the same
+    places = _places(forward, backward, torch_is_best)
     twins = _twins(forward, backward)
     inputs = [n.meta["val"].numel() for n in forward.graph.graph.nodes if n.op == "placeholder"]
     most = max(inputs, default=0) // _SMALL
@@ -76,10 +84,10 @@ def worth_saving(forward: Traced, backward: Traced) -> Saved:
             return False
         if node.target not in LOWERINGS and not value.is_contiguous():
             return False
-        return node.target not in LOWERINGS or (node in reduced and value.numel() <= most)
+        return node in places or node.target not in LOWERINGS or (node in reduced and value.numel() <= most)
 
     wanted = {twin for twin in twins.values() if is_saved(twin)}
-    lent = _lent(forward, backward, twins, wanted, most)
+    lent = _lent(forward, backward, twins, wanted, places, most)
     kept = wanted | {_named(_results(forward)[i]) for i in lent}
     found: dict[Node, None] = {}
     for node in _reached(backward, twins, kept):
@@ -88,8 +96,41 @@ def worth_saving(forward: Traced, backward: Traced) -> Saved:
     return Saved(sorted(found, key=order.__getitem__), lent)
 
 
+def _places(forward: Traced, backward: Traced, torch_is_best: Callable[[Node], str | None]) -> set[Node]:
+    """The nodes for places of maxima in a forward whose backward needs them, added where there are none.
+
+    Added ones are numbers of taps where the gradient is ours to compute.
+    """
+    found: set[Node] = set()
+    twins = _twins(forward, backward)
+    for node in backward.graph.graph.nodes:
+        pool = POOLS.get(node.target)
+        if pool is None or not (pool.maxima and pool.gradient):
+            continue
+        maker = _named(node.args[-1]).all_input_nodes
+        twin = twins.get(maker[0]) if maker else None
+        if twin is None:
+            continue
+        known = [user for user in twin.users if user.target is operator.getitem and user.args[1] == 1]
+        if not known:
+            if torch_is_best(node) is None and has_taps(twin):
+                maxima, indices = twin.meta["val"]
+                twin.meta["val"] = maxima, indices.to(TAP)
+            with forward.graph.graph.inserting_after(twin):
+                known = [forward.graph.graph.call_function(operator.getitem, (twin, 1))]
+            known[0].meta["val"] = twin.meta["val"][1]
+        twin.meta["keeps_places"] = True
+        found.update(known)
+    return found
+
+
 def _lent(
-    forward: Traced, backward: Traced, twins: dict[Node, Node], saved: set[Node], small: int
+    forward: Traced,
+    backward: Traced,
+    twins: dict[Node, Node],
+    saved: set[Node],
+    places: set[Node],
+    small: int,
 ) -> list[int]:
     """The positions of results that a backward is given: not more large tensors are read for that."""
     found: list[int] = []
@@ -103,9 +144,11 @@ def _lent(
         return len(large) + len(given)
 
     for i, (result, fact) in enumerate(zip(_results(forward), forward.results, strict=False)):
-        if fact is None or makers[i] not in _KEPT_BY_TORCH or not isinstance(result, Node):
+        if fact is None or not isinstance(result, Node):
             continue
         node = _named(result)
+        if makers[i] not in _KEPT_BY_TORCH and node not in places:
+            continue
         known = {_named(_results(forward)[k]) for k in found} | saved
         if node.op != "call_function" or tuple(node.meta["val"].stride()) != fact[0] or node in known:
             continue
@@ -122,8 +165,14 @@ def _reached(backward: Traced, twins: dict[Node, Node], kept: Set[Node]) -> list
         node = todo.pop()
         if node not in found and twins.get(node) not in kept:
             found[node] = None
-            todo += node.all_input_nodes
+            todo += [n for n in node.all_input_nodes if n is not _shape_alone(node)]
     return list(found)
+
+
+def _shape_alone(node: Node) -> Node | None:
+    """The argument of a gradient of a pool that tells a shape, and is not read."""
+    pool = POOLS.get(node.target)
+    return cast("Node", node.args[1]) if pool is not None and pool.gradient else None
 
 
 def _results(traced: Traced) -> list[Any]:
@@ -139,7 +188,12 @@ def returning(forward: Traced, saved: Sequence[Node]) -> Traced:
     return forward
 
 
-def taking(backward: Traced, forward: Traced, saved: Sequence[Node]) -> Traced:
+def taking(
+    backward: Traced,
+    forward: Traced,
+    saved: Sequence[Node],
+    torch_is_best: Callable[[Node], str | None] = lambda node: None,
+) -> Traced:
     """A backward that is given the saved values, after its other tensors."""
     twins = _twins(forward, backward)
     graph = backward.graph.graph
@@ -151,6 +205,18 @@ def taking(backward: Traced, forward: Traced, saved: Sequence[Node]) -> Traced:
         for node, other in twins.items():
             if other is twin:
                 node.replace_all_uses_with(last)
+    for node in list(graph.nodes):
+        shown = _shape_alone(node)
+        if shown is not None and shown.op == "call_function" and torch_is_best(node) is not None:
+            # torch's own call wants a tensor; it need not be computed.
+            value = shown.meta["val"]
+            like = {"dtype": value.dtype, "device": value.device}
+            with graph.inserting_before(node):
+                empty = graph.call_function(
+                    torch.ops.aten.empty_strided.default, (list(value.shape), list(value.stride())), like
+                )
+            empty.meta["val"] = value
+            node.update_arg(1, empty)
     graph.eliminate_dead_code()
     backward.graph.recompile()
     left = [str(n.target) for n in graph.nodes if n.op == "get_attr"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ from burnt.codegen.partials import join_sums
 from burnt.codegen.passes import Joins, arrange, join, keep, multiply, pick
 from burnt.codegen.trace import Traced, is_random
 
-__all__ = ["Call", "Plan", "schedule"]
+__all__ = ["VIEWS", "Call", "Plan", "schedule"]
 
 # Few rows of many elements are folded by all threads together, in a kernel of their own.
 _SPLIT_ROWS, _SPLIT_ELEMENTS = 16, 1 << 15
@@ -61,11 +61,13 @@ class Call:
         node: the op with its arguments; those that are tensors are given by `inputs`.
         inputs: FX node -> buffer that holds it.
         outputs: the buffers of its results; None for a result that is no tensor.
+        why: torch's own call serves.
     """
 
     node: torch.fx.Node
     inputs: dict[torch.fx.Node, Buffer]
     outputs: list[Buffer | None]
+    why: str = "not lowered"
 
 
 @dataclasses.dataclass(eq=False)
@@ -97,6 +99,7 @@ def schedule(
     runs: int = 0,
     cuts: bool = False,
     joins: Joins | None = None,
+    torch_is_best: Callable[[torch.fx.Node], str | None] = lambda node: None,
 ) -> Plan:
     """The plan of a traced function.
 
@@ -107,11 +110,12 @@ def schedule(
         runs: into how many runs of turns a kernel may be cut for sums over turns.
         cuts: whether each pass of a kernel may be cut for all threads.
         joins: from when on folds share a pass with one that they need; None for never.
+        torch_is_best: why a node that is lowered is better torch's own call, or None.
     """
-    return _Scheduler(traced, captured, scratch, runs, cuts, joins).plan()
+    return _Scheduler(traced, captured, scratch, runs, cuts, joins, torch_is_best).plan()
 
 
-_VIEWS = (
+VIEWS = (
     torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.unsqueeze.default,
     torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims,
 )  # fmt: skip
@@ -126,8 +130,10 @@ class _Scheduler:
         runs: int,
         cuts: bool,
         joins: Joins | None,
+        torch_is_best: Callable[[torch.fx.Node], str | None],
     ) -> None:
         self.traced = traced
+        self.torch_is_best = torch_is_best
         self.most_scratch, self.most_runs, self.cuts, self.joins = scratch, runs, cuts, joins
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
@@ -141,6 +147,7 @@ class _Scheduler:
         self.seed: Buffer | None = None
         self.count = 0
         self.viewed: dict[Buffer, tuple[int, ...]] = {}
+        self.views: dict[torch.fx.Node, Buffer] = {}
 
     def plan(self) -> Plan:
         nodes = list(self.traced.graph.graph.nodes)
@@ -186,10 +193,15 @@ class _Scheduler:
         lowering = LOWERINGS.get(node.target)
         metas = [node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)]
         plain = all(not isinstance(m, torch.Tensor) or _plain(m) for m in metas)
+        why = self.torch_is_best(node)
+        if why is not None:
+            return self.call(node, why)
         if lowering is not None and plain:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.argument)
             if is_random(node):
                 kwargs = {**kwargs, "source": self.source(node)}  # type: ignore[dict-item]
+            if "keeps_places" in node.meta:
+                kwargs = {**kwargs, "keeps_places": True}
             try:
                 return self.bounded(node, lowering(node.meta["val"], *args, **kwargs))
             except Unlowered:
@@ -227,13 +239,13 @@ class _Scheduler:
             return Number(self.traced.numbers[value])
         return value
 
-    def call(self, node: torch.fx.Node) -> Any:
+    def call(self, node: torch.fx.Node, why: str = "not lowered") -> Any:
         inputs = {n: self.realized(self.env[n], n) for n in node.all_input_nodes if _is_tensor(n)}
         self.flush()
         meta = node.meta["val"]
         metas = list(meta) if isinstance(meta, tuple | list) else [meta]
         outputs = [self.between(m) if isinstance(m, torch.Tensor) else None for m in metas]
-        self.steps.append(Call(node, inputs, outputs))
+        self.steps.append(Call(node, inputs, outputs, why))
         values = [None if buffer is None else self.loaded(buffer) for buffer in outputs]
         return values if isinstance(meta, tuple | list) else values[0]
 
@@ -245,6 +257,8 @@ class _Scheduler:
 
     def realized(self, value: Value, node: torch.fx.Node) -> Buffer:
         """The buffer that holds a value, which is computed before the next call if it is not there yet."""
+        if self.is_viewed(node):
+            return self.view(node)
         if id(value) in self.in_memory:
             buffer = self.in_memory[id(value)][1]
             meta = node.meta["val"]
@@ -254,6 +268,29 @@ class _Scheduler:
         self.pending.append((buffer, value))
         self.env[node] = self.loaded(buffer)
         return buffer
+
+    def is_viewed(self, node: torch.fx.Node, *, alone: bool = False) -> bool:
+        """Whether a node is a view of an argument or of what a call has made; `alone`: of the latter, whose
+        memory nothing else is a view of."""
+        if node.target not in VIEWS or id(self.env[node]) in self.in_memory:
+            return False
+        (base,) = node.all_input_nodes
+        if alone and len(base.users) > 1:
+            return False
+        held = self.in_memory.get(id(self.env[base]))
+        if held is None:
+            return self.is_viewed(base, alone=alone)
+        made = {buffer for step in self.steps if isinstance(step, Call) for buffer in step.outputs}
+        return held[1] in made or (held[1].role == "input" and not alone)
+
+    def view(self, node: torch.fx.Node) -> Buffer:
+        """The buffer of a view, which is no copy: torch's own call makes it."""
+        if node not in self.views:
+            (base,) = node.all_input_nodes
+            buffer = self.between(node.meta["val"])
+            self.steps.append(Call(node, {base: self.realized(self.env[base], base)}, [buffer]))
+            self.views[node] = buffer
+        return self.views[node]
 
     def result(self, node: Any, position: int) -> Any:
         if not isinstance(node, torch.fx.Node):
@@ -267,8 +304,10 @@ class _Scheduler:
         before = held is not None and held[1].position in self.traced.changed and node.op != "placeholder"
         if held is not None and held[1].strides == strides and not (before and held[1].role == "input"):
             return held[1]
+        if self.is_viewed(node, alone=True) and strides == tuple(meta.stride()):
+            return self.view(node)
         shape = tuple(meta.shape)
-        while node.target in _VIEWS and strides == _dense(shape) and _folds(value.at(_fresh(shape))):
+        while node.target in VIEWS and strides == _dense(shape) and _folds(value.at(_fresh(shape))):
             # It lies in memory as what it is a view of, whose axes are more likely those of its folds' rows.
             node = node.args[0]
             value, shape = self.env[node], tuple(node.meta["val"].shape)

@@ -18,6 +18,7 @@ import torch
 
 from burnt.codegen import toolchain
 from burnt.codegen.ir import Buffer, Check, Kernel
+from burnt.codegen.lower.vendor import torch_is_best
 from burnt.codegen.passes import Joins
 from burnt.codegen.sizes import Forms, parameters, plain
 
@@ -71,6 +72,7 @@ class Target:
         cuts: whether each pass of a kernel may be cut for all threads. Where not, few long rows are folded in
             kernels of their own.
         joins: from when on folds share a pass with one that they need; None for never.
+        torch_is_best: why a node that is lowered is better torch's own call, or None.
         show: the text of each kernel, also where none can be built: ``show(kernels, numbers)``.
     """
 
@@ -81,6 +83,7 @@ class Target:
     runs: int = 0
     cuts: bool = False
     joins: Joins | None = None
+    torch_is_best: Callable[[torch.fx.Node], str | None] = lambda node: None
     show: Callable[[Sequence[Kernel], Sequence[int]], dict[Kernel, str]] = lambda kernels, numbers: {}
 
 
@@ -167,7 +170,17 @@ _RUNS = 64
 # a cache; 1.2 to 1.4 times as fast where they come from memory. Columns: 1.1 to 4 times from 2000 float32 on.
 _JOINS = Joins(exp=1 << 9, squares=1 << 14, total=1 << 25, columns=120_000)
 
-C = Target("c", _build_c, _no_compiler, scratch=_SCRATCH, runs=_RUNS, cuts=True, joins=_JOINS, show=_show_c)
+C = Target(
+    "c",
+    _build_c,
+    _no_compiler,
+    scratch=_SCRATCH,
+    runs=_RUNS,
+    cuts=True,
+    joins=_JOINS,
+    torch_is_best=torch_is_best,
+    show=_show_c,
+)
 
 
 def build_metal(

@@ -126,7 +126,8 @@ class _Call:
 
     def __call__(self, memory: Sequence[Any], values: Sequence[float], held: dict[str, torch.Tensor]) -> None:
         tensors = [memory[slot] for slot in self.buffers]
-        device = tensors[0].device
+        # A part that folds what no tensor is read for has none of its own.
+        device = next(t.device for t in memory if t is not None)
         for work in self.works:
             if work.name not in held:
                 held[work.name] = torch.empty(work.size, dtype=work.dtype, device=device)

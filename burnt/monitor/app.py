@@ -144,10 +144,12 @@ class MonitorApp(App[None]):
 
     def on_monitor_app_failed(self, message: Failed) -> None:
         """An error of the app's own: end, and say which."""
-        raise message.error
+        if self.is_running:
+            raise message.error
 
     def _watch_end(self, view: RunView) -> None:
-        self._was_live |= view.live
+        # A training may end before the first look at it.
+        self._was_live |= view.live or any(attempt.pid == self.attached for attempt in view.attempts[-1:])
         if self._was_live and not view.live and not self._ending:
             from burnt.monitor.dialogs import EndScreen
 

@@ -74,6 +74,7 @@ RUNS = (
 RUN = (
     Key("escape", "back", "Back", "back to the list of runs", 1),
     Key("1-9", "pane", "Pane", "show the pane of that number"),
+    Key("K", "pane(10)", "Kernels", "show the pane of kernels"),
     Key("right_square_bracket", "next_pane", "Next pane", "show the next pane"),
     Key("left_square_bracket", "previous_pane", "Previous pane", "show the pane before"),
     Key("p", "pause", "Pause", "pause the training, or let it go on", 2),

@@ -47,12 +47,13 @@ _PANES: tuple[type[Pane], ...] = (
     SystemPane,
     LogPane,
     CheckpointsPane,
+    EventsPane,
     ConfigPane,
     ModelPane,
-    EventsPane,
     ArtefactsPane,
     KernelsPane,
 )
+_KEYS = "123456789K"  # as in the table of keys
 _NARROW = 108  # the panes' titles in full need as much
 _TICK_SECONDS = 1.0  # how often the time that is left is renewed
 
@@ -80,7 +81,7 @@ class Tabs(Static):
         self._ends = []
         for number, pane in enumerate(_PANES):
             here = number == current
-            parts.append((f" {number + 1} ", "bold $primary" if here else "$dim"))
+            parts.append((f" {_KEYS[number]} ", "bold $primary" if here else "$dim"))
             title = pane.SHORT or pane.TITLE if narrow else pane.TITLE
             parts.append((title, "bold underline" if here else "$dim"))
             if not narrow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Callable
@@ -15,11 +16,18 @@ from torch import Tensor
 from burnt.codegen import fuse
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.compiler import find_compiler
+from burnt.codegen.explanation import explain
+from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
 from burnt.codegen.schedule import Call, schedule
+from burnt.codegen.target import C
 from burnt.codegen.trace import trace
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+
+
+# Where torch's own kernel is known to be the faster one, what is lowered is looked at all the same.
+GENERATED = dataclasses.replace(C, torch_is_best=lambda node: None)
 
 
 def values(*shape: int, seed: int = 0, odd: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -33,27 +41,28 @@ def values(*shape: int, seed: int = 0, odd: bool = False, dtype: torch.dtype = t
 
 
 def same(fn: Callable[..., Any], x: Tensor, *, single: bool = True, rtol: float = 1e-5) -> CompiledPlan:
-    """Compare a function of one tensor and its gradient with torch; the forward plan."""
+    """Compare a function of one tensor and its gradient with torch, and without gradients; that plan."""
     ours, theirs = (x.detach().clone().requires_grad_(x.is_floating_point()) for _ in range(2))
-    fused = fuse(fn)
-    made, expected = fused(ours), fn(theirs)
-    plan = fused.plan(ours)
-    assert plan is not None, fused.why_plain(ours)
-    assert not any(isinstance(step, Call) for step in plan.plan.steps)
-    made = made if isinstance(made, tuple) else (made,)
-    expected = expected if isinstance(expected, tuple) else (expected,)
-    for a, b in zip(made, expected, strict=True):
-        torch.testing.assert_close(a, b, equal_nan=True, rtol=rtol, atol=rtol)
-        assert a.stride() == b.stride()
+    fused = Function(fn, target=GENERATED)
+    made, alone, expected = fused(ours), fused(x.detach()), fn(theirs)
+    made, alone, expected = (r if isinstance(r, tuple) else (r,) for r in (made, alone, expected))
+    for a, b, c in zip(made, alone, expected, strict=True):
+        for one in (a, b):
+            torch.testing.assert_close(one, c, equal_nan=True, rtol=rtol, atol=rtol)
+            assert one.stride() == c.stride()
+    plans = fused.plan(ours), fused.plan(x.detach())
+    for plan in plans:
+        assert plan is not None, fused.why_plain(ours)
+        assert not any(isinstance(step, Call) for step in plan.plan.steps)
     if x.is_floating_point():
         pull = torch.randn(expected[0].shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
         made[0].backward(pull)
         expected[0].backward(pull)
         torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True, rtol=10 * rtol, atol=10 * rtol)
-        ((backward),) = plan.backward.values()
+        ((backward),) = plans[0].backward.values()
         assert backward is not None
         assert not any(isinstance(step, Call) for step in backward.plan.plan.steps)
-    return plan
+    return plans[1]
 
 
 def kinds(plan: CompiledPlan) -> list[str]:
@@ -246,12 +255,12 @@ def body_of(source: str, kernel: int = -1) -> str:
 @pytest.mark.parametrize("window", [(3, 2, 1), (2, 2), (5, 3, 2), (3, 4), (5, 2, 2, 2), (3, 5, 1)])
 def test_gradients_by_phases_of_the_stride(window: tuple[int, ...]) -> None:
     same(lambda x, window=window: F.max_pool2d(x, *window), values(2, 3, 21, 43, odd=True))
-    plan = same(lambda x, window=window: F.max_pool2d(x, *window), values(1, 8, 64, 80, odd=True))
+    same(lambda x, window=window: F.max_pool2d(x, *window), values(1, 8, 64, 80, odd=True))
     if len(window) < 4:
         same(lambda x, window=window: F.avg_pool2d(x, *window), values(1, 3, 24, 41))
-    ((backward,),) = (plan.backward.values(),)
-    assert backward is not None
-    divides = "/" in body_of(backward.plan.source) or " % " in body_of(backward.plan.source)
+    fused = Function(lambda x, window=window: F.max_pool2d(x, *window), target=GENERATED)
+    body = body_of(backward_of(fused, values(1, 8, 64, 80).requires_grad_()).source)
+    divides = "/" in body or " % " in body
     assert divides == (window[1] > 4)  # of longer strides there would be too much text
 
 
@@ -280,3 +289,111 @@ def test_scratch_begins_where_the_middle_does() -> None:
     for padding, first in ((1, 15), (2, 14)):
         fn = lambda x, p=padding: F.max_pool2d(x, 5, 2, p)  # noqa: E731
         assert f"s1[i2 + {first}] = " in same(fn, values(1, 2, 40, 64)).source
+
+
+# --- gradients of maxima ----------------------------------------------------------------------------------
+
+
+def places_of(plan: CompiledPlan) -> list[torch.dtype]:
+    """The dtypes of what a forward keeps."""
+    return [node.meta["val"].dtype for node in plan.saved.nodes]
+
+
+def backward_of(fused: Function, x: Tensor) -> CompiledPlan:
+    """The plan of the gradient of a function's first result."""
+    made = fused(x)
+    first = made[0] if isinstance(made, tuple) else made
+    first.sum().backward()
+    plan = fused.plan(x)
+    assert plan is not None
+    (backward,) = plan.backward.values()
+    return backward.plan
+
+
+def test_places_are_kept_for_the_gradient() -> None:
+    x = values(2, 3, 10, 200).requires_grad_()
+    fused = fuse(lambda x: F.relu(F.max_pool2d(x * 2, 3, 2, 1)))
+    plan = fused.plan(x)
+    assert places_of(plan) == [torch.int32]
+    assert len(plan.kernels) == 1
+    backward = backward_of(fused, x)
+    assert kinds(backward) == ["elementwise"]
+    assert "gt" not in backward.source  # nothing is compared but places
+    assert places_of(fused.plan(x.detach())) == []
+
+
+def test_torch_scatters_where_it_is_faster() -> None:
+    for shape, window in (((2, 3, 9, 40), (3, 2, 1)), ((2, 3, 9, 200), (5, 1, 2))):
+        x = values(*shape).requires_grad_()
+        fused = fuse(lambda x, window=window: F.max_pool2d(x, *window))
+        assert kinds(backward_of(fused, x)) == ["aten.max_pool2d_with_indices_backward.default"]
+        expected = x.grad
+        assert places_of(fused.plan(x)) == [torch.int64]
+        assert kinds(fused.plan(x)) == ["elementwise"]
+        x.grad = None
+        F.max_pool2d(x, *window).sum().backward()
+        torch.testing.assert_close(x.grad, expected)
+    text = str(explain(fused, x, timed=False))
+    assert "it scatters where we would gather" in text
+
+
+def test_what_tells_torch_a_shape_is_not_computed() -> None:
+    x = values(2, 3, 9, 40).requires_grad_()
+    backward = backward_of(fuse(lambda x: F.max_pool2d(torch.tanh(x), 3, 2, 1)), x)
+    pool = "aten.max_pool2d_with_indices_backward.default"
+    assert kinds(backward) == ["aten.empty_strided.default", pool, "elementwise"]
+
+
+def test_torch_serves_windows_of_uneven_sizes_with_gradients() -> None:
+    x = values(2, 3, 10, 13)
+    for pool in (F.adaptive_max_pool2d, F.adaptive_avg_pool2d):
+        fused = fuse(lambda x, pool=pool: pool(x, 4) * 2)
+        assert "aten" not in " ".join(kinds(fused.plan(x)))
+        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        backward = backward_of(fused, ours)
+        assert any(isinstance(step, Call) for step in backward.plan.steps)
+        (pool(theirs, 4) * 2).sum().backward()
+        torch.testing.assert_close(ours.grad, theirs.grad)
+        assert "windows of uneven sizes" in str(explain(fused, ours, timed=False)) or pool is None
+    even = fuse(lambda x: F.adaptive_avg_pool2d(x, (5, 13)))
+    assert kinds(backward_of(even, x.clone().requires_grad_())) == ["elementwise"]
+
+
+def test_places_that_are_results_are_lent_to_the_gradient() -> None:
+    x = values(2, 3, 10, 200).requires_grad_()
+    for wanted in (slice(None), slice(1)):
+        fused = fuse(lambda x, wanted=wanted: F.max_pool2d(x, 3, 2, 1, return_indices=True)[wanted])
+        backward = backward_of(fused, x)
+        plan = fused.plan(x)
+        assert (places_of(plan), plan.saved.lent) == (
+            ([], [1]) if wanted == slice(None) else ([torch.int32], [])
+        )
+        assert kinds(backward) == ["elementwise"]
+
+
+def test_two_pools_of_one_tensor_keep_their_own_places() -> None:
+    def fn(x):
+        return F.max_pool2d(x, 3, 1, 1) * F.max_pool2d(x, 2, 1, 1)[..., :-1, :-1] + F.max_pool2d(x, 3, 1, 1)
+
+    x = values(2, 3, 6, 200)
+    same(fn, x)
+    plan = Function(fn, target=GENERATED).plan(x.requires_grad_())
+    assert places_of(plan) == [torch.int32, torch.int32]
+
+
+def test_rows_in_scratch_of_which_some_turns_have_none() -> None:
+    """Padding after a pool: a turn without a row loads another one, from where the row in scratch begins."""
+    same(lambda x: F.pad(F.max_pool2d(x, 3, 1, 1), (0, 1, 1, 1)), values(2, 3, 6, 200))
+
+
+def test_a_view_beside_a_call_is_no_copy() -> None:
+    x = values(2, 3, 100)
+    fused = fuse(lambda x: F.adaptive_avg_pool1d(x, 3))
+    steps = [step.node.target for step in fused.plan(x).plan.steps]
+    aten = torch.ops.aten
+    assert steps == [aten.unsqueeze.default, aten._adaptive_avg_pool2d.default, aten.squeeze.dim]
+    torch.testing.assert_close(fused(x), F.adaptive_avg_pool1d(x, 3))
+    assert [s.kind for s in explain(fused, x, timed=False).steps] == ["view", "vendor", "view"]
+    both = fuse(lambda x: (x.unsqueeze(0), F.adaptive_avg_pool1d(x, 3)))
+    made = both(x)[0]
+    torch.testing.assert_close(made, x.unsqueeze(0))

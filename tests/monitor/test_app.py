@@ -181,9 +181,11 @@ def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
         "3": "CPU %",
         "4": "a warning about something",
         "5": "there are no checkpoints",
-        "6": "model.hidden",
-        "7": "has not recorded a summary",
-        "8": "epoch",
+        "6": "epoch",
+        "7": "model.hidden",
+        "8": "has not recorded a summary",
+        "9": "recorded",
+        "K": "no kernel was chosen",
     }
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
@@ -228,7 +230,7 @@ def test_why_a_run_ended_is_told_in_its_head(tmp_path: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         assert isinstance(app.screen, RunScreen)
         assert "not a number at step 7: NonFiniteError: the loss became nan" in screen_text(app)
-        await press(app, pilot, "8", "down", "enter")
+        await press(app, pilot, "6", "down", "enter")
         assert isinstance(app.screen, TextScreen)
         assert "File x" in screen_text(app)
         await press(app, pilot, "escape")
@@ -430,7 +432,7 @@ def test_help_is_what_can_be_pressed(runs: Path) -> None:
 def test_every_key_of_every_table_has_its_action(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "enter")
-        for pane in "12345678":
+        for pane in "123456789K":
             await press(app, pilot, pane)
             for node, key in app.keys_here():
                 name = key.action.partition("(")[0].rpartition(".")[2]
@@ -472,7 +474,7 @@ def test_too_small_says_so_and_comes_back(runs: Path) -> None:
 @pytest.mark.parametrize("size", [(80, 24), (81, 25), (120, 40), (200, 60)])
 def test_nothing_is_wider_than_the_screen(runs: Path, size: tuple[int, int]) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        for keys in ("down", "enter", *"12345678"):
+        for keys in ("down", "enter", *"123456789K"):
             await press(app, pilot, keys)
             lines = app.screen._compositor.render_strips()
             assert all(strip.cell_length == size[0] for strip in lines)
@@ -495,7 +497,7 @@ def test_no_color_sends_no_colour(runs: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("NO_COLOR", "1")
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        for keys in ("down", "enter", *"12345678", "question_mark"):
+        for keys in ("down", "enter", *"123456789K", "question_mark"):
             await press(app, pilot, keys)
             for strip in app.screen._compositor.render_strips():
                 for segment in strip.apply_filter(app._filters[-1], app.screen.background_colors[1]):
@@ -528,12 +530,12 @@ def test_a_run_deleted_or_damaged_while_it_is_shown(runs: Path) -> None:
         folder = app.screen.view.folder
         shutil.rmtree(folder)
         await until(app, lambda: "deleted" in screen_text(app))
-        for key in "12345678":
+        for key in "123456789K":
             await press(app, pilot, key)
         await press(app, pilot, "escape", "down", "enter")
         (app.screen.view.folder / "run.db").write_bytes(b"x" * 4096)
         await until(app, lambda: "unreadable" in screen_text(app))
-        for key in "12345678":
+        for key in "123456789K":
             await press(app, pilot, key)
 
     use(runs, steps)
@@ -557,11 +559,12 @@ def test_names_and_texts_cannot_steer_the_terminal(tmp_path: Path) -> None:
     run.close("crashed", "\x1b[2J [red]")
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        for keys in ("down", "enter", *"12345678"):
+        for keys in ("down", "enter", *"123456789K"):
             await press(app, pilot, keys)
             text = screen_text(app)
             assert "\x1b" not in text
             assert "\x07" not in text
+        await press(app, pilot, "6")
         assert "[/]" in screen_text(app)
 
     use(tmp_path, steps)

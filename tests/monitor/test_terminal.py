@@ -240,8 +240,8 @@ def test_killed_attached_again_stopped_and_resumed(tmux: Tmux, tmp_path: Path) -
     window.type("C-c")
     window.wait_for("The training has ended")
     window.type("Space")
-    window.wait_for("to go on from there", "ready>")
-    assert window.history().count("SIGINT: finishing the step and saving") == 2
+    wait_until(lambda: window.history().count("SIGINT: finishing the step and saving") == 2)
+    wait_until(lambda: window.history().count("to go on from there") == 2)
     with RunReader(folder) as reader:
         assert [attempt.end_state for attempt in reader.attempts()] == ["stopped", "stopped"]
 
@@ -336,12 +336,13 @@ def test_losses_are_the_same_to_the_bit(training, tmp_path: Path, disturb, said:
         terminal.wait_for_screen("● running", "loss")
         terminal.wait_for(lambda: at_step(tmp_path, 100))
         disturb(terminal, folder)
+        if said is not None:
+            terminal.wait_for(said)
         (tmp_path / "go").touch()
         if said is None:
             assert terminal.process.wait(PATIENCE) == 0
             assert (folder / "logs" / "output.log").read_text().splitlines()[-1] == "the program ends"
         else:
-            terminal.wait_for(said)
             assert terminal.wait_for_end() == 0
             assert terminal.leftovers() == []
             assert terminal.text().splitlines()[-1] == "the program ends"

@@ -50,8 +50,9 @@ static inline float round_f16(float x) {
     return float_of_bits(bits_f32(y) | (u & 0x80000000u));
 }
 
-/* Rows, by the instructions that x86 has and gcc 12 does not take for loops. What is left goes by way of a whole
- * vector, too: a loop would become another one of vectors. Vectors are as wide as those of the loops that load
+/* Rows, by the instructions that x86 has and gcc 12 does not take for loops. Floats have room for whole vectors
+ * of `burnt_halves`, and what is left goes as one, too: a loop would become another one of vectors, and a part
+ * of a vector that was stored alone would be waited for. Vectors are as wide as those of the loops that load
  * what was just stored: of one in two parts, a load waits for both to have left the core. */
 #if defined(__F16C__) && defined(__AVX__)
 #ifdef __AVX512F__
@@ -83,27 +84,40 @@ static inline void f16_of_f32_vector(uint16_t *y, const float *x) {
     burnt_shorts h = shorts_of_floats(f);
     __builtin_memcpy(y, &h, sizeof h);
 }
+/* The n elements that are left of a row, fewer than a vector has. */
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+static inline burnt_shorts shorts_left(const uint16_t *x, int64_t n) {
+    return __builtin_ia32_loaddquhi256_mask((const short *)x, (burnt_shorts){0}, (1u << n) - 1);
+}
+static inline void put_shorts_left(uint16_t *y, burnt_shorts h, int64_t n) {
+    __builtin_ia32_storedquhi256_mask((short *)y, h, (1u << n) - 1);
+}
+#else
+static inline burnt_shorts shorts_left(const uint16_t *x, int64_t n) {
+    burnt_shorts h = {0};
+    __builtin_memcpy(&h, x, n * sizeof *x);
+    return h;
+}
+static inline void put_shorts_left(uint16_t *y, burnt_shorts h, int64_t n) {
+    __builtin_memcpy(y, &h, n * sizeof *y);
+}
+#endif
 static inline void f32_of_f16_row(float *restrict y, const uint16_t *restrict x, int64_t n) {
-    uint16_t rest[burnt_halves] = {0};
-    float made[burnt_halves];
     int64_t i = 0;
 #pragma GCC unroll 4
     for (; i + burnt_halves <= n; i += burnt_halves) f32_of_f16_vector(y + i, x + i);
     if (i == n) return;
-    __builtin_memcpy(rest, x + i, (n - i) * sizeof *x);
-    f32_of_f16_vector(made, rest);
-    __builtin_memcpy(y + i, made, (n - i) * sizeof *y);
+    burnt_floats f = floats_of_shorts(shorts_left(x + i, n - i));
+    __builtin_memcpy(y + i, &f, sizeof f);
 }
 static inline void f16_of_f32_row(uint16_t *restrict y, const float *restrict x, int64_t n) {
-    float rest[burnt_halves] = {0};
-    uint16_t made[burnt_halves];
     int64_t i = 0;
 #pragma GCC unroll 4
     for (; i + burnt_halves <= n; i += burnt_halves) f16_of_f32_vector(y + i, x + i);
     if (i == n) return;
-    __builtin_memcpy(rest, x + i, (n - i) * sizeof *x);
-    f16_of_f32_vector(made, rest);
-    __builtin_memcpy(y + i, made, (n - i) * sizeof *y);
+    burnt_floats f;
+    __builtin_memcpy(&f, x + i, sizeof f);
+    put_shorts_left(y + i, shorts_of_floats(f), n - i);
 }
 /* Of a number of elements that the compiler knows, whose floats then stay in registers. */
 static inline void f32_of_f16_strip(float *restrict y, const uint16_t *restrict x) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -21,18 +22,41 @@ _MOST_PARTS = 64
 def reshaped(x: Value, shape: Sequence[int]) -> Value:
     """The same elements in the same order under another shape."""
     shape = tuple(shape)
+    groups = _groups(x.shape, shape)
 
     def at(index: Index) -> Expr:
-        flat = Ix()
-        for ix, size in zip(index, shape, strict=True):
-            flat = flat * size + ix
-        inner: list[Ix] = []
-        for size in reversed(x.shape):
-            inner.append(flat % size if size else Ix())
-            flat = flat // size if size else Ix()
-        return x.at(tuple(reversed(inner)))
+        inner = [Ix()] * len(x.shape)
+        for (first, *rest), theirs in groups:
+            flat = Ix()
+            for axis in theirs:
+                flat = flat * shape[axis] + index[axis]
+            for axis in reversed(rest):
+                inner[axis] = flat % x.shape[axis]
+                flat = flat // x.shape[axis]
+            inner[first] = flat
+        return x.at(tuple(inner))
 
     return x if shape == x.shape else Value(shape, x.dtype, at)
+
+
+def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """The smallest neighbouring axes of two shapes that hold as many elements, without those of size 1.
+
+    An axis that both have needs no division, which an index that may be outside of it would not lose.
+    """
+    if 0 in old:
+        return []
+    ours, theirs = ([axis for axis, size in enumerate(shape) if size > 1] for shape in (old, new))
+    found = []
+    while ours:
+        one, other = [ours.pop(0)], [theirs.pop(0)]
+        while (count := math.prod(old[a] for a in one)) != (wanted := math.prod(new[a] for a in other)):
+            if count < wanted:
+                one.append(ours.pop(0))
+            else:
+                other.append(theirs.pop(0))
+        found.append((one, other))
+    return found
 
 
 @lowered(

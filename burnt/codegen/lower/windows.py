@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -39,7 +39,7 @@ _COSTLY = frozenset({
 
 
 @dataclasses.dataclass(frozen=True)
-class _Even:
+class Even:
     """Windows of one length at even distances.
 
     Args:
@@ -91,17 +91,20 @@ class _Even:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Adaptive:
+class Adaptive:
     """Windows that share an axis out: from ``floor(i * size / out)`` to ``ceil((i + 1) * size / out)``."""
 
     size: int
     out: int
     before: int = 0
+    dilation: int = 1
 
     def start(self, window: Ix) -> Ix:
+        """The first element of a window."""
         return (window * self.size) // self.out
 
     def end(self, window: Ix) -> Ix:
+        """The element after a window's last."""
         return (window * self.size + (self.size + self.out - 1)) // self.out
 
     @functools.cached_property
@@ -111,10 +114,12 @@ class _Adaptive:
 
     @property
     def reach(self) -> int:
+        """How many elements the windows reach over."""
         return self.size
 
     @functools.cached_property
     def taps(self) -> int:
+        """Elements of the largest window."""
         return max(end - start for start, end in self._each)
 
     @functools.cached_property
@@ -125,12 +130,15 @@ class _Adaptive:
         )
 
     def place(self, window: Ix, tap: int | Ix) -> Ix:
+        """The element that a tap of a window is; it may lie after the window."""
         return self.start(window) + tap
 
     def within(self, window: Ix, tap: int | Ix) -> list[Expr]:
+        """What has to hold for a tap to be in its window."""
         return [_compared("lt", self.place(window, tap) - self.end(window), 0)]
 
     def over(self, element: Ix) -> list[tuple[Ix, Ix, list[Expr]]]:
+        """The windows that may contain an element: which, as which tap, and what has to hold."""
         found = []
         for j in range(self.most):
             window = (element * self.out) // self.size + j
@@ -142,7 +150,7 @@ class _Adaptive:
         return found
 
 
-Axis: TypeAlias = "_Even | _Adaptive"
+Axis: TypeAlias = "Even | Adaptive"
 
 
 def _compared(op: str, ix: Ix, bound: int) -> Expr:
@@ -236,7 +244,7 @@ def folded(x: Value, windows: Sequence[Axis], kind: str) -> Value:
 
 def _is_whole(windows: Axis) -> bool:
     """Whether each window is the element itself."""
-    return windows == _Even(windows.size, windows.size, 1, 1, 0, 1)
+    return windows == Even(windows.size, windows.size, 1, 1, 0, 1)
 
 
 def _looped(x: Value, windows: Sequence[Axis], kind: str, fill: Expr) -> Value:
@@ -272,7 +280,12 @@ def _per_axis(value: Any, count: int, default: Sequence[int] | None = None) -> l
 
 
 def _even(
-    shape: Sequence[int], out: Sequence[int], kernel: Any, stride: Any, padding: Any, dilation: Any = 1
+    shape: Sequence[int],
+    out: Sequence[int],
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
 ) -> list[Axis]:
     """The windows of the last axes of `shape`, as many as `out` is long."""
     count = len(out)
@@ -280,13 +293,13 @@ def _even(
     steps = _per_axis(stride, count, kernels)
     pads, gaps = _per_axis(padding, count), _per_axis(dilation, count)
     sizes = shape[len(shape) - count :]
-    return [_Even(*each) for each in zip(sizes, out, kernels, steps, pads, gaps, strict=True)]
+    return [Even(*each) for each in zip(sizes, out, kernels, steps, pads, gaps, strict=True)]
 
 
 def _adaptive(shape: Sequence[int], out: Sequence[int]) -> list[Axis]:
     sizes = shape[len(shape) - len(out) :]
     return [
-        _Even(size, n, size // n, size // n, 0, 1) if size % n == 0 else _Adaptive(size, n)
+        Even(size, n, size // n, size // n, 0, 1) if size % n == 0 else Adaptive(size, n)
         for size, n in zip(sizes, out, strict=True)
     ]
 
@@ -294,11 +307,23 @@ def _adaptive(shape: Sequence[int], out: Sequence[int]) -> list[Axis]:
 # --- maxima -----------------------------------------------------------------------------------------------
 
 
+# A place within its window, as it is stored: as wide as a float, so that vectors of both have as many lanes.
+# With 8 bits, gradients of gcc take twice as long, and rows of less than 64 elements have no vectors.
+TAP = torch.int32
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Places(Value):
-    """Where the maxima of windows are, as torch's indices; `taps` has the same as numbers of taps."""
+    """Where the maxima of windows are, as torch's indices.
+
+    Args:
+        taps: the same as numbers of taps within their windows, of dtype `TAP`.
+        maxima: the maxima as they are found with their places, in the dtype that is computed in: to find them
+            by themselves takes less.
+    """
 
     taps: Value
+    maxima: Value
 
 
 def _places(x: Value, windows: Sequence[Axis]) -> Places:
@@ -310,59 +335,67 @@ def _places(x: Value, windows: Sequence[Axis]) -> Places:
         raise Unlowered
     x = settled(x)
 
-    def at(index: Index, dtype: torch.dtype, sizes: Sequence[int], flat: bool) -> Expr:
-        """`sizes`: how long each axis is that the place counts; `flat`: it counts elements, not taps."""
+    def found(index: Index, steps: Sequence[int]) -> tuple[Expr, Expr]:
+        """A maximum, and how far it is from the window's first tap, with a step's length for each axis."""
         outer = index[first:]
-
-        def named(coordinates: Sequence[Ix]) -> Expr:
-            result = Ix()
-            for ix, size in zip(coordinates, sizes, strict=True):
-                result = result * size + ix
-            return cast(place_of(result), dtype)
-
-        def coordinates(taps: Sequence[int]) -> list[Ix]:
-            given = zip(windows, outer, taps, strict=True)
-            return [w.place(o, k) if flat else Ix.of(k) for w, o, k in given]
-
+        farthest = sum(step * (w.taps - 1) for step, w in zip(steps, windows, strict=True))
+        dtype = _holding(farthest, inside)
         # What is not there counts as -inf at the first place that is: torch's answer where all are -inf.
-        begin = const(0, dtype)
-        for axis, (w, o) in enumerate(zip(windows, outer, strict=True)):
-            one = [Ix()] * len(windows)
-            found: Expr | None = None
-            for tap in reversed(range(w.taps)):
-                one[axis] = w.place(o, tap) if flat else Ix.of(tap)
-                here = named(one)
-                found = here if found is None else _guarded(_there([w], [o], [tap]), here, found)
-            assert found is not None
-            begin = Expr.make("add", (begin, found), dtype)
-
-        def leaf(taps: Sequence[int]) -> tuple[Expr, Expr]:
-            tests = _there(windows, outer, taps)
+        far = const(0, dtype)
+        for w, o, step in zip(windows, outer, steps, strict=True):
+            begin = const(step * (w.taps - 1), dtype)
+            for tap in reversed(range(w.taps - 1)):
+                begin = _guarded(_there([w], [o], [tap]), const(step * tap, dtype), begin)
+            far = begin if far.op == "const" and not far.extra[0] else Expr.make("add", (far, begin), dtype)
+        best: Expr | None = None
+        for taps in itertools.product(*(range(w.taps) for w in windows)):
             places = [w.place(o, k) for w, o, k in zip(windows, outer, taps, strict=True)]
             element = cast(x.at((*index[:first], *places)), inside)
-            return (
-                _guarded(tests, element, _lowest(inside)),
-                _guarded(tests, named(coordinates(taps)), begin),
-            )
-
-        best: Expr | None = None
-        place = begin
-        for taps in itertools.product(*(range(w.taps) for w in windows)):
-            element, here = leaf(taps)
+            element = _guarded(_there(windows, outer, taps), element, _lowest(inside))
             if best is None:
-                best, place = element, here
+                best = element
                 continue
             better = Expr.make("gt", (element, best), torch.bool)
             if inside.is_floating_point:
                 nan = Expr.make("ne", (element, element), torch.bool)
                 better = Expr.make("or", (better, nan), torch.bool)
-            best = Expr.make("maximum", (best, element), inside)
-            place = Expr.make("where", (better, here, place), dtype)
-        return place
+            # Not a maximum, which asks for NaN once more: gcc makes vectors of choices by one test.
+            best = Expr.make("where", (better, element, best), inside)
+            here = const(sum(step * tap for step, tap in zip(steps, taps, strict=True)), dtype)
+            far = Expr.make("where", (better, here, far), dtype)
+        assert best is not None
+        return best, far
 
-    sizes, counts = [w.size for w in windows], [w.taps for w in windows]
-    taps = Value(shape, torch.int16, lambda index: cast(at(index, torch.int32, counts, False), torch.int16))
-    return Places(shape, torch.int64, lambda index: at(index, torch.int64, sizes, True), taps)
+    lengths = _steps([w.size for w in windows], [w.dilation for w in windows])
+    counts = _steps([w.taps for w in windows], [1] * len(windows))
+
+    def flat(index: Index) -> Expr:
+        begin = Ix()
+        for w, o in zip(windows, index[first:], strict=True):
+            begin = begin * w.size + w.place(o, 0)
+        _, far = found(index, lengths)
+        if far.dtype == torch.float32:
+            far = cast(far, torch.int32)  # gcc has no vectors of int64 from floats
+        return Expr.make("add", (place_of(begin), cast(far, torch.int64)), torch.int64)
+
+    taps = Value(shape, TAP, lambda index: cast(found(index, counts)[1], TAP))
+    maxima = Value(shape, inside, lambda index: found(index, counts)[0])
+    return Places(shape, torch.int64, flat, taps, maxima)
+
+
+def _steps(sizes: Sequence[int], along: Sequence[int]) -> list[int]:
+    """How far a step along each axis goes, counted in elements of the last one."""
+    return [step * math.prod(sizes[axis + 1 :]) for axis, step in enumerate(along)]
+
+
+def _holding(most: int, dtype: torch.dtype) -> torch.dtype:
+    """The dtype for whole numbers beside elements of a dtype: the same, if it can hold them.
+
+    A vector of the one has as many lanes as one of the other then.
+    """
+    if dtype.is_floating_point:
+        return dtype if most * torch.finfo(dtype).eps < 1 else torch.int64
+    return dtype if most <= torch.iinfo(dtype).max else torch.int64
 
 
 def _there(windows: Sequence[Axis], outer: Sequence[Ix], taps: Sequence[int]) -> list[Expr]:
@@ -373,16 +406,20 @@ def _there(windows: Sequence[Axis], outer: Sequence[Ix], taps: Sequence[int]) ->
     return tests
 
 
-def _max_pool(metas: Sequence[torch.Tensor], x: Value, windows: Sequence[Axis]) -> tuple[Value, Value]:
-    return _given(folded(x, windows, "max"), metas[0].dtype), _places(x, windows)
+def _max_pool(
+    metas: Sequence[torch.Tensor], x: Value, windows: Sequence[Axis], keeps_places: bool
+) -> tuple[Value, Value]:
+    places = _places(x, windows)
+    maxima = places.maxima if keeps_places else folded(x, windows, "max")
+    return _given(maxima, metas[0].dtype), places.taps if metas[1].dtype == TAP else places
 
 
 def _max_pool_backward(meta: torch.Tensor, grad: Value, windows: Sequence[Axis], indices: Value) -> Value:
     """To each element what the windows got of which it is the maximum."""
     first = len(meta.shape) - len(windows)
     inside = compute_dtype(meta.dtype)
-    by_tap = isinstance(indices, Places)
     places = settled(indices.taps if isinstance(indices, Places) else indices)
+    by_tap = places.dtype == TAP
     grad = settled(grad)
 
     def at(index: Index) -> Expr:
@@ -403,6 +440,47 @@ def _max_pool_backward(meta: torch.Tensor, grad: Value, windows: Sequence[Axis],
     return _given(Value(tuple(meta.shape), inside, at), meta.dtype)
 
 
+class Pool(NamedTuple):
+    """An op on windows.
+
+    Args:
+        rank: over how many axes.
+        adaptive: whether windows share the axes out.
+        maxima: whether it is about maxima and their places; else about means.
+        gradient: whether it is the gradient, first of whose arguments is the cotangent.
+    """
+
+    rank: int
+    adaptive: bool
+    maxima: bool
+    gradient: bool
+
+
+POOLS: dict[Any, Pool] = {}
+"""Maxima over windows with their places, adaptive pools, and their gradients."""
+
+
+def windows_of(node: torch.fx.Node) -> list[Axis]:
+    """The windows of a node that is one of `POOLS`."""
+    pool = POOLS[node.target]
+    given, made = node.all_input_nodes[0].meta["val"], node.meta["val"]
+    x, out = (made, given) if pool.gradient else (given, made[0] if pool.maxima else made)
+    sizes = tuple(out.shape[len(out.shape) - pool.rank :])
+    if pool.adaptive:
+        return _adaptive(x.shape, sizes)
+    first = 2 if pool.gradient else 1
+    settings: list[Any] = list(node.args[first : first + 4])
+    return _even(x.shape, sizes, *settings)
+
+
+def has_taps(node: torch.fx.Node) -> bool:
+    """Whether the places of a node's maxima can be had as numbers of taps.
+
+    They are where `node.meta` describes the places as of dtype `TAP`, and then the gradient takes them.
+    """
+    return math.prod(w.taps for w in windows_of(node)) <= _MOST_PLACES
+
+
 def _spatial(metas: Sequence[torch.Tensor], rank: int) -> tuple[int, ...]:
     return tuple(metas[0].shape[len(metas[0].shape) - rank :])
 
@@ -417,9 +495,10 @@ def _max_pools(rank: int) -> None:
         padding: Any = 0,
         dilation: Any = 1,
         ceil: Any = 0,
+        keeps_places: bool = False,
     ) -> tuple[Value, Value]:
         windows = _even(x.shape, _spatial(metas, rank), kernel, stride, padding, dilation)
-        return _max_pool(metas, x, windows)
+        return _max_pool(metas, x, windows, keeps_places)
 
     @lowered(*overloads(f"max_pool{rank}d_with_indices_backward", "default"))
     def backward(
@@ -430,8 +509,8 @@ def _max_pools(rank: int) -> None:
         return _max_pool_backward(meta, grad, windows, indices)
 
     @lowered(*overloads(f"adaptive_max_pool{rank}d", "default"))
-    def adaptive(metas: Any, x: Value, size: Any) -> tuple[Value, Value]:
-        return _max_pool(metas, x, _adaptive(x.shape, _spatial(metas, rank)))
+    def adaptive(metas: Any, x: Value, size: Any, keeps_places: bool = False) -> tuple[Value, Value]:
+        return _max_pool(metas, x, _adaptive(x.shape, _spatial(metas, rank)), keeps_places)
 
     @lowered(*overloads(f"adaptive_max_pool{rank}d_backward", "default"))
     def adaptive_backward(meta: torch.Tensor, grad: Value, x: Value, indices: Value) -> Value:
@@ -572,3 +651,11 @@ def _avg_pools(rank: int) -> None:
 for _rank in (2, 3):
     _max_pools(_rank)
     _avg_pools(_rank)
+    for _gradient in (False, True):
+        _suffix = "_backward" if _gradient else ""
+        for _op in overloads(f"max_pool{_rank}d_with_indices{_suffix}", "default"):
+            POOLS[_op] = Pool(_rank, adaptive=False, maxima=True, gradient=_gradient)
+        for _op in overloads(f"adaptive_max_pool{_rank}d{_suffix}", "default"):
+            POOLS[_op] = Pool(_rank, adaptive=True, maxima=True, gradient=_gradient)
+        for _op in overloads(f"_adaptive_avg_pool{_rank}d{_suffix}", "default"):
+            POOLS[_op] = Pool(_rank, adaptive=True, maxima=False, gradient=_gradient)

@@ -65,7 +65,10 @@ class CheckpointsPane(Pane):
                     ),
                 )
             )
-        return partial(self.query_one(Rows).show, rows)
+        return partial(self._show, rows)
+
+    def _show(self, rows: Sequence[tuple[object, Sequence[Cell]]]) -> None:
+        self.query_one(Rows).show(rows)
 
 
 def best_checkpoint(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint | None, str]:

@@ -39,6 +39,7 @@ class SystemPane(Pane):
     """Plots of the last hour."""
 
     TITLE = "System"
+    SHORT = "Sys"
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)

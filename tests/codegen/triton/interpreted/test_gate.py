@@ -7,6 +7,7 @@ import functools
 import itertools
 
 import pytest
+import torch
 
 from burnt.codegen import triton_layout
 from burnt.codegen.function import Function
@@ -82,3 +83,12 @@ def test_what_went_wrong_once(name: str) -> None:
     arguments, lines, results, gradients = REGRESSIONS[name]
     families = frozenset({"f16"} if "f16" in arguments[0] else {"f32"})
     judge(Program(0, arguments, lines, results, gradients, families), fuse)
+
+
+def test_a_part_of_a_fold_that_reads_nothing() -> None:
+    split = chosen(Config(1, 16, chunks=4))
+    fused = Function(lambda x: torch.zeros_like(x).ceil().var(0, correction=0) + x.sum(0), target=split)
+    x = torch.randn(255)
+    torch.testing.assert_close(fused(x), x.sum())
+    of_nothing = Function(lambda x: torch.zeros_like(x).ceil().var(0, correction=0), target=split)
+    assert of_nothing(x) == 0
