@@ -52,7 +52,7 @@ _METRIC = 7
 _NARROW = 100
 _PREVIEW_LINES = 30
 _ORDER = ("running", "stale", "crashed", "stopped", "finished", "unreadable", "deleted")
-_AGES_SECONDS = 5.0  # how often ages are renewed when nothing else changes
+_AGES_SECONDS = 10.0  # how often ages are renewed when nothing else changes
 
 _SORTS: dict[str, Callable[[RunView], Any]] = {
     "age": lambda view: -view.created,
