@@ -40,13 +40,13 @@ _COLUMNS = (
     Column("progress", spare=1),
     Column("epoch", right=True, spare=5),
     Column("step", right=True, spare=6),
-    Column("eta", right=True, spare=2),
+    Column("eta", right=True, spare=3),
     Column("metric", spare=4),
     Column("last", right=True),
     Column("best", right=True),
     Column("at step", right=True, spare=7),
     Column("took", right=True, spare=8),
-    Column("age", right=True, spare=3),
+    Column("age", right=True, spare=2),
 )
 _METRIC = 7
 _NARROW = 100
