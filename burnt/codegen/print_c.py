@@ -342,9 +342,9 @@ class _Printer(Elements):
         name, begin = self.named(last), Var(last.extent + 1)
         self.names[begin] = "block"
         here = {last: Ix.of(begin)}
-        for group in words:
+        for i, group in enumerate(words):
             (seed,) = self.exprs([group.seed])
-            w, start = f"w{self.temporary}", self.place(group.first.replaced(here))
+            w, start = f"w{i}", self.place(group.first.replaced(here))
             self.line(f"const int64_t {w}_from = {start};")
             self.line(f"uint32_t {w}[{size * group.step + group.reach + 8}];")
             count = f"({w}_from % 4 + (end - block) * {group.step} + {group.reach + 3}) / 4"

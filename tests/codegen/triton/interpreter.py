@@ -4,6 +4,7 @@
 * Lanes that a masked load leaves out are 0: here NaN, or 77 for integers, as a GPU promises nothing.
 * `tl.fma` rounds twice: here once.
 * A comparison of scalars has their dtype: here int1, so that it can be used with blocks.
+* All bits of an unsigned number, which its inverse is made with, are no number to numpy: here they are.
 * A reduction or scan by a function of one's own calls it for every element: here for whole arrays, a few
   times, which takes milliseconds instead of minutes. Sums run that way too, and round as on a GPU.
 
@@ -63,7 +64,16 @@ def correct() -> None:
         made = binary(self, left, right, op)
         return handle(made.data, tl.int1) if made.data.dtype == np.bool_ else made
 
+    ones = builder.get_all_ones_value
+
+    def all_ones(self: Any, type: Any) -> Any:
+        dtype = plain(type)
+        if dtype.kind != "u":
+            return ones(self, type)
+        return handle(np.full(1, np.iinfo(dtype).max, dtype), type.scalar)
+
     interpreter._get_np_dtype = numpy_dtype
+    builder.get_all_ones_value = all_ones
     builder.binary_op = binary_op
     for name in (
         "cast_impl", "create_fp_to_fp", "create_fp_trunc", "create_fp_ext", "create_si_to_fp",

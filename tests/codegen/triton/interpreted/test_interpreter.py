@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import pytest
 import torch
 import triton
 import triton.language as tl
@@ -99,3 +100,17 @@ def test_comparisons_of_scalars_meet_blocks():
     y = torch.empty(8, dtype=torch.int32)
     _tested[(1,)](x, y, 1.5, BLOCK=8)
     assert torch.equal(y.bool(), x > 0)
+
+
+@triton.jit
+def _inverted(x, y, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(y + i, ~tl.load(x + i))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64, torch.bool])
+def test_inverses_of_whole_numbers(dtype):
+    x = torch.tensor([0, 1, 2, 127]).to(dtype)
+    y = torch.empty_like(x)
+    _inverted[(1,)](x, y, BLOCK=4)
+    assert torch.equal(y, ~x)
