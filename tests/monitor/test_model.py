@@ -196,7 +196,7 @@ def test_a_deleted_run_is_said_to_be_deleted_and_dropped_when_asked(tmp_path: Pa
     assert library.refresh()
     assert view.state == "deleted"
     assert "was deleted" in view.note
-    assert not library.refresh()
+    assert not library.refresh(look=True)
     library.drop_deleted()
     assert library.views == []
     make(folder)
@@ -291,6 +291,24 @@ def test_a_killed_training_is_crashed_within_ten_seconds(tmp_path: Path) -> None
     assert view.state == "crashed"
     assert "ended without a word" in view.note
     assert view.points("loss").values == [1.0]
+
+
+def test_runs_at_rest_are_looked_at_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make(tmp_path / "rests")
+    run = RunWriter.create(tmp_path / "lives")
+    library = Library([tmp_path])
+    library.refresh()
+    looks: list[str] = []
+    refresh = RunView.refresh
+    monkeypatch.setattr(RunView, "refresh", lambda view: looks.append(view.label) or refresh(view))
+    for _ in range(5):
+        library.refresh()
+    assert looks == ["lives"] * 5
+    monkeypatch.setattr(model, "_RESTING_SECONDS", 0.0)
+    RunWriter.create(folder, resume=True).close("stopped")
+    assert library.refresh()
+    assert {view.label: view.state for view in library.views} == {"rests": "stopped", "lives": "running"}
+    run.close("finished")
 
 
 def test_a_hundred_runs_open_fast(tmp_path: Path) -> None:
