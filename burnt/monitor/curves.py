@@ -35,6 +35,7 @@ class Curve(NamedTuple):
         ys: as many; NaN is a gap.
         style: a key of `STYLES`; by default the curves of a chart take one after the other.
         tag: a character or two, set beside the line's end.
+        means: xs and ys from which smoothing starts, if the curve's own are the extremes of many values.
     """
 
     label: str
@@ -43,6 +44,7 @@ class Curve(NamedTuple):
     ys: Sequence[float]
     style: str | None = None
     tag: str = ""
+    means: tuple[Sequence[float], Sequence[float]] | None = None
 
 
 def reduce(

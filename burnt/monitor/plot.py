@@ -156,11 +156,12 @@ class Plot:
         low, high = self.range_x
         lines = []
         for i, curve in enumerate(self.view.curves):
-            smoothed = smooth(curve.ys, self.view.smoothing) if self.view.smoothing else None
-            for values, faint in ((curve.ys, smoothed is not None), (smoothed, False)):
-                if values is None:
-                    continue
-                xs, ys = reduce(curve.xs, values, columns, low, high)
+            courses = [(curve.xs, curve.ys, self.view.smoothing > 0)]
+            if self.view.smoothing:
+                means_xs, means = curve.means or (curve.xs, curve.ys)
+                courses.append((means_xs, smooth(means, self.view.smoothing), False))
+            for xs, ys, faint in courses:
+                xs, ys = reduce(xs, ys, columns, low, high)
                 lines.append(_Line(i, xs, [self._unit(y) for y in ys], faint))
         return sorted(lines, key=lambda line: not line.faint)
 
