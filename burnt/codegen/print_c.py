@@ -363,8 +363,10 @@ class _Printer(Elements):
         self.words, self.halves = {}, {}
 
     def in_arrays(self, stores: Sequence[Store]) -> bool:
-        """Whether stores can be computed beyond the end, for a loop of whole vectors: what varies is in arrays
-        of floats, and nothing is checked, as whole numbers are before they are divided."""
+        """Whether stores can be computed beyond the end, for a loop of whole vectors.
+
+        What varies is in arrays of floats then, and nothing is checked, as divisors that are whole numbers are.
+        """
 
         def is_harmless(e: Expr) -> bool:
             if self.is_uniform(e):
