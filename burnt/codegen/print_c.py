@@ -365,7 +365,7 @@ class _Printer(Elements):
     def in_arrays(self, stores: Sequence[Store]) -> bool:
         """Whether stores can be computed beyond the end, for a loop of whole vectors.
 
-        What varies is in arrays of floats then, and nothing is checked, as divisors that are whole numbers are.
+        What varies is in arrays of floats then, and nothing is checked, as divisors of whole numbers are.
         """
 
         def is_harmless(e: Expr) -> bool:
