@@ -34,12 +34,10 @@ __all__ = ["main"]
 _EXAMPLES = """\
 examples:
   burnt train digits.py:main epochs=20 model.hidden=128
-  burnt monitor                        watch, compare and steer runs, full screen
+  burnt monitor                        watch and steer runs, full screen
   burnt runs list                      what runs there are, how far, how good
   burnt runs show runs/digits          one run: metrics, checkpoints, log
   burnt runs export runs/digits --format csv --out digits.csv
-  burnt ctl runs/digits pause          steer a training that runs: pause, resume, stop, save, lr, note
-  burnt tune run softmax               measure kernels on this machine
   burnt info                           versions, CPU, GPUs, what is missing
 """
 
@@ -56,19 +54,19 @@ _CTL_EXAMPLES = """\
 commands:
   pause        wait after the step under way; resume goes on
   resume       go on
-  stop         save a checkpoint, and end; training with resume=True goes on from there
+  stop         save a checkpoint, and end; resume=True goes on from there
   save         save a checkpoint now, and go on
-  lr VALUE     train at this learning rate, whatever the schedule says; checkpoints keep it
+  lr VALUE     train at this learning rate until lr auto; checkpoints keep it
   lr auto      go back to the schedule
   note TEXT    add a note to the run
 
 examples:
   burnt ctl runs/digits pause
-  burnt ctl digits lr 1e-4             the newest run below runs that is called digits, or digits-...
+  burnt ctl digits lr 1e-4       the newest in runs named digits or digits-...
   burnt ctl runs/digits note "the new data from here on"
 
-The training answers within a step. Exit codes: 0 done, 1 refused, or the run has ended, 2 no such command,
-value or run, 3 not answered yet.
+The training answers within a step. Exit codes: 0 done, 1 refused or the run
+has ended, 2 no such command, value or run, 3 not answered yet.
 """
 
 
@@ -247,7 +245,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.add_argument("--follow", action="store_true", help="jsonl: go on until the run ends")
 
-    ctl = _new(commands, "ctl", "steer a training that runs", _CTL_EXAMPLES)
+    ctl = _new(commands, "ctl", "steer a training: pause, resume, stop, save, lr, note", _CTL_EXAMPLES)
     ctl.add_argument("run", metavar="RUN", help="the run's folder, or its name below runs")
     ctl.add_argument("order", metavar="COMMAND", help="pause, resume, stop, save, lr or note")
     ctl.add_argument("value", nargs="*", metavar="VALUE", help="of lr a number or auto, of note the text")

@@ -8,10 +8,11 @@ are.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,17 @@ def pin(choices: dict[str, str]) -> None:
     _pinned.update(choices)
     for op in OPS.values():
         op.forget()
+
+
+@contextlib.contextmanager
+def pinned(choices: Mapping[str, str]) -> Iterator[None]:
+    """A context in which these are pinned besides what is."""
+    before = dict(_pinned)
+    pin({**before, **choices})
+    try:
+        yield
+    finally:
+        pin(before)
 
 
 def choose(op: Op[..., Any], args: Sequence[Any]) -> Choice:

@@ -17,6 +17,7 @@ from textual.widgets import Static
 
 from burnt.errors import BurntError
 from burnt.monitor.chart import Chart, readable
+from burnt.monitor.course import metrics_in_order, values_on_axis
 from burnt.monitor.curves import PALETTE, Curve
 from burnt.monitor.field import Field
 from burnt.monitor.filters import matcher
@@ -26,7 +27,6 @@ from burnt.monitor.line import update
 from burnt.monitor.look import state_cell
 from burnt.monitor.model import RunView
 from burnt.monitor.panes.config import flat
-from burnt.monitor.panes.plots import metrics_in_order, values_on_axis
 from burnt.monitor.plot import XAxis
 from burnt.monitor.rows import Cell, Column, Rows, cell
 from burnt.monitor.words import better, clean, duration_text, label, main_metric, value_text

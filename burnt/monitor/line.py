@@ -27,13 +27,13 @@ def facts(pairs: Sequence[tuple[str, Part]], width: int) -> Content:
         pairs: the most important first; what has no name is a value alone.
         width: of the line.
     """
-    found, left = Content(" "), width - 1
+    found, left = [], width - 1
     for name, (text, style) in pairs:
         one = Content.assemble((f"{name} ", "$dim") if name else "", (text, style))
         if one.cell_length <= left:
-            found = found.append(one).append("   ")
+            found.append(one)
             left -= one.cell_length + 3
-    return found
+    return Content.assemble(" ", Content("   ").join(found))
 
 
 def sides(left: Sequence[Part], right: Sequence[Sequence[Part]], width: int) -> Content:

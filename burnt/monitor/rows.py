@@ -25,7 +25,7 @@ Cell = tuple[tuple[str, str], ...]
 """Texts with their styles, as Textual writes them, side by side."""
 
 _GAP = 2
-_NARROW = 12  # what a column that gives way keeps
+_NARROW = 20  # what a column that gives way keeps
 
 
 def cell(text: str, style: str = "") -> Cell:
@@ -39,7 +39,7 @@ class Column(NamedTuple):
     Args:
         name: its heading.
         right: whether its cells are set to the right.
-        grows: whether it takes the space that is left, and gives way where there is not enough.
+        grows: whether it is as wide as there is room for, while others have the width that they need.
         spare: columns of higher numbers are left out first where there is no room; 0 stays.
     """
 
@@ -211,8 +211,8 @@ class Rows(ScrollView, can_focus=True):
         layout = []
         for i in kept:
             if i in growing:
-                share = max(left // len(growing) - _GAP, 1)
-                layout.append((i, share))
+                # Not wider than what is in it: cells that are read together stay side by side.
+                layout.append((i, max(min(left // len(growing) - _GAP, wide[i]), 1)))
             else:
                 layout.append((i, wide[i]))
         self._layout = layout

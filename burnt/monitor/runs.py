@@ -6,22 +6,26 @@ import math
 import re
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
+from textual.containers import Container
 from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
-from burnt.monitor.curves import PALETTE
+from burnt.errors import BurntError
+from burnt.monitor.course import curves_of
+from burnt.monitor.curves import PALETTE, Curve
 from burnt.monitor.field import Field
 from burnt.monitor.filters import matcher
 from burnt.monitor.keybar import KeyBar
 from burnt.monitor.keys import RUNS, bindings
-from burnt.monitor.line import sides, update
+from burnt.monitor.line import Part, facts, sides, update
 from burnt.monitor.look import bar, state_cell
 from burnt.monitor.model import Library, RunView
 from burnt.monitor.rows import Cell, Column, Rows, cell
@@ -33,18 +37,20 @@ _COLUMNS = (
     Column(""),
     Column("run", grows=True),
     Column("state"),
-    Column("progress", spare=4),
+    Column("progress", spare=1),
     Column("epoch", right=True, spare=5),
     Column("step", right=True, spare=6),
-    Column("eta", right=True, spare=3),
-    Column("metric", spare=2),
+    Column("eta", right=True, spare=2),
+    Column("metric", spare=4),
     Column("last", right=True),
     Column("best", right=True),
     Column("at step", right=True, spare=7),
     Column("took", right=True, spare=8),
-    Column("age", right=True, spare=1),
+    Column("age", right=True, spare=3),
 )
-_BAR = 12
+_METRIC = 7
+_NARROW = 100
+_PREVIEW_LINES = 30
 _ORDER = ("running", "stale", "crashed", "stopped", "finished", "unreadable", "deleted")
 _AGES_SECONDS = 5.0  # how often ages are renewed when nothing else changes
 
@@ -78,11 +84,14 @@ class RunsScreen(Screen[None]):
         self._sort, self._descending = "age", False
         self._shown_at = -math.inf
         self._read = False
+        self._previewing = False
+        self._under_cursor: RunView | None = None
 
     def compose(self) -> ComposeResult:
         """A line of title, the table, what is to be said of the run under the cursor, the keys."""
         yield Static(id="title")
         yield Rows(_COLUMNS, empty="reading ...", id="runs")
+        yield Container(id="preview")
         yield Static(id="about")
         yield Field("words, or /regular expression/")
         yield KeyBar()
@@ -103,7 +112,40 @@ class RunsScreen(Screen[None]):
         if not changed and time.monotonic() - self._shown_at < _AGES_SECONDS:
             return None
         self._shown_at = time.monotonic()
-        return partial(self._show, True)
+        curves = self._curves(self._under_cursor) if self._previewing else None
+        return partial(self._show_all, self._under_cursor, curves)
+
+    def _curves(self, view: RunView | None) -> list[Curve]:
+        """The key metric of the run under the cursor."""
+        metric = None if view is None else view.metric
+        if view is None or metric is None or view.error is not None:
+            return []
+        try:
+            return curves_of(view, metric.name)
+        except BurntError:  # the run's line will say so
+            return []
+
+    async def _show_all(self, view: RunView | None, curves: list[Curve] | None) -> None:
+        self._show(True)
+        if curves is None:
+            return
+        from burnt.monitor.chart import Chart  # not needed for the first picture
+
+        place = self.query_one("#preview")
+        if not place.query(Chart):
+            chart = Chart()
+            chart.can_focus = False  # it is for a look only
+            await place.mount(chart)
+        place.display = bool(curves)
+        metric = None if view is None else view.metric
+        place.query_one(Chart).show(curves, title="" if metric is None else clean(metric.name))
+
+    def on_resize(self) -> None:
+        """A preview where there is room for one."""
+        self._previewing = self.size.height >= _PREVIEW_LINES
+        if not self._previewing:
+            self.query_one("#preview").display = False
+        self._shown_at = -math.inf
 
     def _show(self, read: bool | None = None) -> None:
         self._read = self._read or bool(read)
@@ -114,7 +156,19 @@ class RunsScreen(Screen[None]):
         views = _sorted(views, self._sort, self._descending)
         rows = self.query_one(Rows)
         rows.empty = self._nothing()
-        rows.show([(view, self._cells(view)) for view in views], sorted_by=(self._sort, self._descending))
+        cells = [(view, self._cells(view)) for view in views]
+        columns = list(_COLUMNS)
+        metrics = {view.metric for view in views if view.metric is not None}
+        if len(metrics) == 1:
+            # Said once, it leaves room for the names of the runs.
+            columns[_METRIC : _METRIC + 2] = [Column(clean(label(*metrics)), right=True)]
+            cells = [(view, [*line[:_METRIC], *line[_METRIC + 1 :]]) for view, line in cells]
+        names = {"last": columns[_METRIC].name} if len(metrics) == 1 else {}
+        rows.show(
+            cells,
+            columns=None if columns == rows.columns else columns,
+            sorted_by=(names.get(self._sort, self._sort), self._descending),
+        )
         self._show_title(len(views))
         self._show_about()
 
@@ -156,11 +210,17 @@ class RunsScreen(Screen[None]):
             if len(view.attempts) > 1:
                 where += f", attempt {len(view.attempts)}"
             parts.append((where, "$dim"))
-        second = view.note
-        if not second and view.activity:
-            second = view.activity
-        style = "$error" if view.state in ("crashed", "unreadable") else "$dim"
-        update(about, Content.assemble(*parts, "\n ", (clean(second), style)))
+        if view.note:
+            style = "$error" if view.state in ("crashed", "unreadable") else "$warning"
+            second = Content.assemble((f" {clean(view.note)}", style))
+        else:
+            pairs: list[tuple[str, Part]] = []
+            if view.activity not in ("", "paused"):
+                pairs.append(("", (clean(view.activity), "")))
+            pairs += [("worked", (duration_text(view.seconds), ""))]
+            pairs += [("began", (f"{datetime.fromtimestamp(view.created):%Y-%m-%d %H:%M}", ""))]
+            second = facts(pairs, self.size.width)
+        update(about, Content("\n").join([Content.assemble(*parts), second]))
 
     def _cells(self, view: RunView) -> Sequence[Cell]:
         mark = "▐" if view not in self.marked else "◆"
@@ -177,7 +237,7 @@ class RunsScreen(Screen[None]):
             cell(mark, PALETTE[view.colour % len(PALETTE)]),
             cell(name, "bold" if view.live else ""),
             ((text, style),),
-            _progress(share),
+            _progress(share, 6 if self.size.width < _NARROW else 12),
             cell(_of(progress and progress.epoch, progress and progress.total_epochs)),
             cell(_of(progress and progress.step, progress and progress.total_steps)),
             cell("" if eta is None else duration_text(eta)),
@@ -197,7 +257,12 @@ class RunsScreen(Screen[None]):
     @on(Rows.Moved)
     def moved(self) -> None:
         """Something else is said below the table."""
+        view = self.query_one(Rows).key
+        self._under_cursor = view if isinstance(view, RunView) else None
         self._show_about()
+        if self._previewing:
+            self._shown_at = -math.inf
+            self.app.refresher.wake()  # type: ignore[attr-defined]
 
     @on(Rows.Opened)
     def opened(self) -> None:
@@ -207,10 +272,12 @@ class RunsScreen(Screen[None]):
     @on(Rows.Headed)
     def headed(self, message: Rows.Headed) -> None:
         """A click on a heading sorts by it, a second one the other way round."""
-        if message.column not in _SORTS:
+        # What is called as its metric is holds the last values.
+        column = message.column if message.column in {column.name for column in _COLUMNS} else "last"
+        if column not in _SORTS:
             return
-        self._descending = self._sort == message.column and not self._descending
-        self._sort = message.column
+        self._descending = self._sort == column and not self._descending
+        self._sort = column
         self._show()
 
     def action_open(self) -> None:
@@ -281,10 +348,10 @@ class RunsScreen(Screen[None]):
         self.query_one(Rows).focus()
 
 
-def _progress(share: float | None) -> Cell:
+def _progress(share: float | None, width: int) -> Cell:
     if share is None:
         return cell("")
-    done, left = bar(share, _BAR)
+    done, left = bar(share, width)
     # Rounded down: what is not done is not shown as 100 %.
     return ((done, "$primary"), (left, "$faint"), (f" {math.floor(share * 100):>3} %", ""))
 

@@ -17,6 +17,7 @@ __all__ = [
     "better",
     "clean",
     "duration_text",
+    "figure_text",
     "fraction",
     "label",
     "main_metric",
@@ -39,6 +40,15 @@ def clean(text: str) -> str:
     red \x1b[31m\n
     """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def figure_text(value: float) -> str:
+    """As `value_text`, with large numbers in full.
+
+    >>> figure_text(0.12345), figure_text(13559.2), figure_text(2e12)
+    ('0.1235', '13,559', '2e+12')
+    """
+    return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else value_text(value)
 
 
 def size_text(size: float) -> str:

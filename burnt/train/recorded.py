@@ -9,13 +9,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from burnt.inspect.layers import describe
 from burnt.train.store import RunWriter
 
-__all__ = ["KernelTables", "record_model"]
+__all__ = ["KernelTables", "chosen_kernels", "pinned_kernels", "record_model"]
 
 _ROWS = 1_000
 _SECONDS_BETWEEN = 60.0
@@ -68,6 +69,21 @@ class KernelTables:
             self._known[name] = _record(self._writer, name, table, self._known.get(name))
 
 
+def chosen_kernels() -> dict[str, str]:
+    """What the ops of this process run, for a checkpoint: tuning key -> candidate."""
+    choice = sys.modules.get("burnt.kernels.choice")  # not loaded, no kernel was chosen
+    return {} if choice is None else choice.choices()
+
+
+def pinned_kernels(chosen: Mapping[str, str]) -> AbstractContextManager[None]:
+    """A context in which ops run what a checkpoint says, whatever the tuner has found since."""
+    if not chosen:
+        return nullcontext()
+    from burnt.kernels.choice import pinned
+
+    return pinned(chosen)
+
+
 def _record(writer: RunWriter, name: str, table: Callable[[], Table], known: Table | None) -> Table | None:
     """Record a table, unless it is the known one or empty; which one is known now."""
     try:
@@ -86,8 +102,8 @@ def _record(writer: RunWriter, name: str, table: Callable[[], Table], known: Tab
 
 def _kernels() -> Table:
     """The candidates of ops that were chosen in this process."""
-    choice = sys.modules.get("burnt.kernels.choice")  # not loaded, no kernel was chosen
-    chosen: dict[str, str] = choice.choices() if choice is not None else {}
+    chosen = chosen_kernels()
+    choice = sys.modules.get("burnt.kernels.choice")
     why: dict[str, str] = choice.reasons() if choice is not None else {}
     rows: list[list[object]] = []
     for key, candidate in sorted(chosen.items()):

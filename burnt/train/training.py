@@ -30,7 +30,7 @@ from burnt.train.loop import Loop, run_validation
 from burnt.train.metrics import Loss, Metric, intervals, read
 from burnt.train.precision import autocast, check_precision, check_strategy
 from burnt.train.progress import KeptReporter, Reporter, check_monitor, choose_reporter, duration_text
-from burnt.train.recorded import KernelTables, record_model
+from burnt.train.recorded import KernelTables, chosen_kernels, pinned_kernels, record_model
 from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
@@ -196,6 +196,7 @@ class SupervisedTraining:
             ending = stack.enter_context(Ending(writer, position))
             if loaded is not None:
                 loaded.rng.restore()
+                stack.enter_context(pinned_kernels(loaded.document.get("kernels", {})))
             elif self.seed is not None:
                 torch.manual_seed(self.seed)
             record_model(writer, learner.model, shapes)
@@ -390,6 +391,7 @@ class SupervisedTraining:
             "built": repr(learner.optimizer),
             "stopping": None if self.stopping is None else self.stopping.state(),
             "learning_rate": control.override,
+            "kernels": chosen_kernels(),
         }
 
     def _title(self, learner: Learner, position: Position) -> str:

@@ -190,9 +190,10 @@ def test_help_tells_the_commands_and_the_codes(capsys):
     for kind in ("pause", "resume", "stop", "save", "lr VALUE", "lr auto", "note TEXT"):
         assert f"\n  {kind} " in text
     assert "3 not answered yet" in text
+    assert max(map(len, text.splitlines())) <= 80
     with pytest.raises(SystemExit):
         main(["--help"])
-    assert "steer a training that runs" in capsys.readouterr().out
+    assert "steer a training: pause, resume, stop, save, lr, note" in capsys.readouterr().out
 
 
 def test_a_command_loads_no_torch():

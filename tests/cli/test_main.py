@@ -43,7 +43,9 @@ def test_help_is_short_and_shows_every_command(capsys):
         assert f"\n  burnt {command}" in out
 
 
-@pytest.mark.parametrize("words", [["train"], ["runs"], ["runs", "list"], ["runs", "show"], ["info"]])
+@pytest.mark.parametrize(
+    "words", [["train"], ["runs"], ["runs", "list"], ["runs", "show"], ["ctl"], ["info"]]
+)
 def test_every_command_has_an_example(words, capsys):
     with pytest.raises(SystemExit):
         main([*words, "--help"])

@@ -317,3 +317,25 @@ def test_a_real_training_is_listed_and_shown(desk, capsys):
     out = capsys.readouterr().out
     assert re.search(r"^step-0+8 +[\d.]+ KiB +\ds  train/loss 0\.\d+  valid/loss 0\.\d+$", out, re.MULTILINE)
     assert re.search(r"^optimizer +Sgd", out, re.MULTILINE)
+
+
+def test_what_is_shown_meanwhile_can_be_said(desk, monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "xterm")
+    (desk / "shown.py").write_text(
+        "import burnt\n"
+        "from burnt.train.progress import choose_reporter\n"
+        "class C(burnt.Config):\n    monitor: str = 'auto'\n"
+        "def main(config: C): print(type(choose_reporter(config.monitor)).__name__)\n"
+    )
+    for words, kind in (
+        ([], "PlainReporter"),
+        (["--monitor", "live"], "LiveReporter"),
+        (["--monitor", "off"], "Reporter"),
+        (["monitor=plain", "--monitor", "off"], "PlainReporter"),  # the function's own word holds
+    ):
+        monkeypatch.setenv("BURNT_MONITOR", "")
+        assert main(["train", "shown:main", *words]) == 0
+        assert capsys.readouterr().out == f"{kind}\n"
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "shown:main", "--monitor", "telly"])
+    assert caught.value.code == 2

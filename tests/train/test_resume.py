@@ -18,6 +18,7 @@ from burnt import kernels, optim
 from burnt.codegen.compiler import find_compiler
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import CheckpointError
+from burnt.kernels.store import Row, Store
 from burnt.train import (
     ClassificationOutput,
     EarlyStopping,
@@ -245,6 +246,27 @@ def test_dropout_by_generated_kernels_goes_on_where_it_was(tmp_path, k):
     second = Run(folder, resume=True, init_seed=1000 + k, drop=DroppedWide())
     assert {**first.losses, **second.losses} == whole.losses
     assert_same(second, whole)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: the vendor serves")
+def test_kernels_are_those_of_the_checkpoint_whatever_the_tuner_has_found_since(tmp_path, monkeypatch):
+    monkeypatch.setenv("BURNT_CACHE", str(tmp_path / "cache"))
+    for op in kernels.OPS.values():
+        op.forget()
+    whole, folder = Run(tmp_path / "whole", drop=DroppedWide()), tmp_path / "stopped"
+    first = Run(folder, stop_at=6, drop=DroppedWide())
+    chosen = {k: c for k, c in kernels.choices().items() if k.startswith("dropout") and c == "generated"}
+    assert chosen
+    for key in chosen:
+        Store().add([Row(key, "generated", "ok", 2.0), Row(key, "vendor", "ok", 1.0)])
+    kernels.dropout.forget()
+    second = Run(folder, resume=True, init_seed=1006, drop=DroppedWide())
+    assert {**first.losses, **second.losses} == whole.losses
+    assert_same(second, whole)
+    # A run that starts anew goes by what was found: torch's dropout draws other numbers.
+    kernels.dropout.forget()
+    assert Run(tmp_path / "other", drop=DroppedWide()).losses != whole.losses
+    kernels.dropout.forget()
 
 
 KILLED = """

@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 
 from burnt.monitor.panes.pane import Pane
 from burnt.monitor.rows import Cell, Column, Rows, cell
-from burnt.monitor.words import age_text, better, value_text
+from burnt.monitor.words import age_text, better, figure_text
 
 __all__ = ["NumbersPane"]
 
@@ -52,11 +52,11 @@ class NumbersPane(Pane):
                         cell(series.name),
                         cell(series.split, "$dim"),
                         cell(
-                            value_text(point.value), "bold" if math.isfinite(point.value) else "bold $error"
+                            figure_text(point.value), "bold" if math.isfinite(point.value) else "bold $error"
                         ),
                         cell(f"{point.step:,}", "$dim"),
                         cell("" if point.epoch is None else f"{point.epoch:,}", "$dim"),
-                        cell("" if best is None else value_text(best.value), "$success"),
+                        cell("" if best is None else figure_text(best.value), "$success"),
                         cell("" if best is None else f"{best.step:,}", "$dim"),
                         cell(better(series.name) or "", "$dim"),
                         cell(age_text(now - point.time), "$dim"),

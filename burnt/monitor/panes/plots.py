@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, get_args
 
@@ -16,7 +15,8 @@ from textual.content import Content
 from textual.widgets import Static
 
 from burnt.monitor.chart import Chart
-from burnt.monitor.curves import PALETTE, STYLES, Curve, elapsed, epochs
+from burnt.monitor.course import curves_of, metrics_in_order
+from burnt.monitor.curves import Curve
 from burnt.monitor.field import Field
 from burnt.monitor.filters import matcher
 from burnt.monitor.keys import PLOTS, bindings
@@ -24,18 +24,12 @@ from burnt.monitor.line import update
 from burnt.monitor.model import RunView
 from burnt.monitor.panes.pane import Pane
 from burnt.monitor.plot import Range, XAxis
-from burnt.monitor.words import better, clean
-from burnt.train.store import Points, Series
+from burnt.monitor.words import clean
 
-__all__ = ["PlotsPane", "metrics_in_order", "values_on_axis"]
+__all__ = ["PlotsPane"]
 
 _WIDTH, _HEIGHT = 56, 8  # cells that a chart should have
 _SMOOTHING = (0.0, 0.6, 0.9, 0.97)
-_SPLITS = ("train", "valid")
-_STYLES = tuple(STYLES)
-_DETAIL = 400  # buckets of a part that was zoomed into
-# What the training tells of itself comes after what is measured of the model.
-_OF_TRAINING = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
 
 
 class PlotsPane(Pane):
@@ -97,44 +91,8 @@ class PlotsPane(Pane):
         """The curves of the charts that are shown."""
         names, total = self._chosen()
         axis, zoomed = self._axis, self._range
-        curves = {name: self._curves(name, axis, zoomed) for name in names}
+        curves = {name: curves_of(self.view, name, axis, zoomed) for name in names}
         return partial(self._show, curves, total, axis)
-
-    def _curves(self, name: str, axis: XAxis, zoomed: Range | None) -> list[Curve]:
-        splits = sorted(
-            (series.split for series in self.view.series() if series.name == name),
-            key=lambda split: (_SPLITS.index(split) if split in _SPLITS else len(_SPLITS), split),
-        )
-        curves = []
-        for split in splits:
-            # A split has the same colour and kind of line in every chart.
-            number = _SPLITS.index(split) if split in _SPLITS else len(_SPLITS) + splits.index(split)
-            points = self.view.points(name, split)
-            xs = values_on_axis(self.view, points, axis)
-            if zoomed is not None and xs:
-                points = self._closer(Series(name, split), points, xs, zoomed)
-                xs = values_on_axis(self.view, points, axis)
-            curves.append(
-                Curve(
-                    clean(split),
-                    PALETTE[number % len(PALETTE)],
-                    xs,
-                    points.values,
-                    _STYLES[number % len(_STYLES)],
-                )
-            )
-        return curves
-
-    def _closer(self, series: Series, points: Points, xs: Sequence[float], zoomed: Range) -> Points:
-        """The points, in more detail where the axis was zoomed into."""
-        left = max(bisect_left(xs, zoomed[0]) - 1, 0)
-        right = min(bisect_right(xs, zoomed[1]), len(xs) - 1)
-        detail = self.view.points_between(series, points.steps[left], points.steps[right], _DETAIL)
-        return Points(
-            [*points.steps[:left], *detail.steps, *points.steps[right + 1 :]],
-            [*points.times[:left], *detail.times, *points.times[right + 1 :]],
-            [*points.values[:left], *detail.values, *points.values[right + 1 :]],
-        )
 
     # --- in the app's thread
 
@@ -270,32 +228,3 @@ class PlotsPane(Pane):
         """Back to the charts."""
         message.stop()
         self.enter()
-
-
-def metrics_in_order(series: Sequence[Series]) -> list[str]:
-    """The names of metrics: loss, others that have a better end, the rest, what the training tells of itself.
-
-    >>> metrics_in_order([Series(name, "train") for name in ("learning_rate", "accuracy", "loss")])
-    ['loss', 'accuracy', 'learning_rate']
-    """
-
-    def place(name: str) -> tuple[int, str]:
-        if name in _OF_TRAINING:
-            return 3 + _OF_TRAINING.index(name), name
-        return 0 if name == "loss" else 1 if better(name) else 2, name
-
-    return sorted({one.name for one in series}, key=place)
-
-
-def values_on_axis(view: RunView, points: Points, axis: XAxis) -> Sequence[float]:
-    """Where points lie on the horizontal axis: steps, epochs with fractions, or seconds at work."""
-    if axis == "epoch":
-        return epochs(points.steps, view.epoch_ends)
-    if axis == "time":
-        # A clock that was set back must not make the axis run backwards.
-        latest, xs = 0.0, []
-        for x in elapsed(points.times, view.spans):
-            latest = max(latest, x)
-            xs.append(latest)
-        return xs
-    return points.steps
