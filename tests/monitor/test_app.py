@@ -147,16 +147,21 @@ def test_sorting_by_key_and_by_click(runs: Path) -> None:
     def names(app: MonitorApp) -> list[str]:
         return [line.split()[1] for line in table(app)]
 
+    (runs / "odd").mkdir()
+    (runs / "odd" / "run.db").write_bytes(b"nothing")
+
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        assert names(app) == ["gamma-10", "beta", "alpha"]
-        await press(app, pilot, "s")
-        assert names(app) == ["alpha", "beta", "gamma-10"]
+        assert names(app) == ["gamma-10", "beta", "alpha", "odd"]
         await press(app, pilot, "S")
-        assert names(app) == ["gamma-10", "beta", "alpha"]
+        assert names(app) == ["alpha", "beta", "gamma-10", "odd"]
+        await press(app, pilot, "s")
+        assert names(app) == ["alpha", "beta", "gamma-10", "odd"]
+        await press(app, pilot, "S")
+        assert names(app) == ["odd", "gamma-10", "beta", "alpha"]
         column = screen_text(app).splitlines()[2].index("state")
         await pilot.click(Rows, offset=(column, 0))
         await app.settled(PATIENCE)
-        assert names(app) == ["beta", "gamma-10", "alpha"]
+        assert names(app) == ["beta", "gamma-10", "alpha", "odd"]
 
     use(runs, steps)
 
