@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from burnt.train.store import Point, Points, RunReader, Series
 from burnt.train.store.pyramid import Bucket, single
-from burnt.train.store.reader import group, marked_points
+from burnt.train.store.reader import group, marked_points, mean_points
 
 __all__ = ["Trace"]
 
@@ -48,6 +48,7 @@ class Trace:
         self._attempt = 0
         self._written = 0
         self._points: Points | None = None
+        self._means: Points | None = None
 
     def refresh(self, reader: RunReader) -> None:
         """Read what is new; all of it the first time, and after the run was resumed.
@@ -62,10 +63,10 @@ class Trace:
             self._width = max((bucket.points for bucket in self._buckets), default=1)
             self._first, self._last = outline.first, outline.last
             self._attempt, self._written = outline.attempt, outline.written
-            self._points = None
+            self._points = self._means = None
             return
         while fresh := reader.raw_points(*self.series, self._attempt, self._written, _PAGE):
-            self._points = None
+            self._points = self._means = None
             for position, point in fresh:
                 self._add(point)
                 self._written = position + 1
@@ -89,6 +90,12 @@ class Trace:
         if self._points is None:
             self._points = marked_points(self._buckets, self._first, self._last)
         return self._points
+
+    def means(self) -> Points:
+        """The mean of the finite values of every bucket: what a smoothed curve starts from."""
+        if self._means is None:
+            self._means = mean_points(self._buckets)
+        return self._means
 
     @property
     def last(self) -> Point | None:
