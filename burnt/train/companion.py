@@ -142,7 +142,7 @@ class Companion:
     # --- on the threads of the training
 
     def _start(self, terminal: int, pulsing: int) -> subprocess.Popen[bytes]:
-        arguments = [str(self.folder.resolve()), "--attached", str(os.getpid()), "--pulse", str(pulsing)]
+        arguments = [str(self.folder), "--attached", str(os.getpid()), "--pulse", str(pulsing)]
         package = str(Path(burnt.__file__).parents[1])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)  # the child inherits it
