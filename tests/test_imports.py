@@ -30,6 +30,7 @@ WITHOUT_TORCH = [
         ("import burnt.train.store", "burnt.train.store"),
         ("import burnt.config", "burnt.config"),
         ("import burnt.cli", "burnt.cli"),
+        ("import burnt.cli.monitor, burnt.monitor.once, burnt.monitor.steering", "burnt.monitor"),
         ("import burnt.cli.ctl", "burnt.cli"),
     ]
     if importlib.util.find_spec(module) is not None
@@ -92,3 +93,15 @@ def test_dir_before_anything_is_loaded_lists_everything() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'burnt' has no attribute 'Modul'"):
         burnt.Modul
+
+
+@pytest.mark.skipif(importlib.util.find_spec("textual") is None, reason="Textual is not installed")
+def test_the_monitor_loads_no_torch_and_its_first_screen_not_what_runs_need() -> None:
+    modules = loaded("import burnt.monitor.app, burnt.monitor.run, burnt.monitor.compare")
+    assert modules.isdisjoint(["torch", "numpy", "triton", "textual_plot", "plotext", "PIL"])
+    code = (
+        "import sys, burnt.monitor.app; print([m for m in sys.modules if m in"
+        " ('burnt.monitor.run', 'burnt.monitor.chart', 'burnt.train.store.writer', 'burnt.train.progress')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -53,6 +53,7 @@ _PACE_SECONDS = 180.0  # the time to the end is told by the pace of so long
 # A walk through the folders takes at most this share of the time.
 _WALKING_SHARE = 0.005
 _WALK_SECONDS = 2.0
+_RESTING_SECONDS = 2.0
 
 
 class Checkpoint(NamedTuple):
@@ -246,6 +247,11 @@ class RunView:
     def unfollow(self) -> None:
         """The opposite of `follow`; what was read for screens is forgotten with the last of them."""
         self._followers -= 1
+
+    @property
+    def followed(self) -> bool:
+        """Whether a screen shows the run."""
+        return self._followers > 0
 
     def close(self) -> None:
         """Let go of the file; whatever reads opens it again."""
@@ -506,7 +512,7 @@ class Library:
         self.views: list[RunView] = []
         self._known: dict[Path, RunView] = {}
         self._colours = 0
-        self._walked = -math.inf
+        self._walked = self._asked_all = -math.inf
         self._pause = 0.0
 
     def refresh(self, *, look: bool = False) -> bool:
@@ -521,7 +527,12 @@ class Library:
             fresh = self._look()
             self._walked = time.monotonic()
             self._pause = max(_WALK_SECONDS, (self._walked - now) / _WALKING_SHARE)
-        changed = [view.refresh() for view in [*self.views, *fresh]]
+        # What nobody writes or looks at is asked for less often: it may be resumed or deleted.
+        resting = not look and now - self._asked_all < _RESTING_SECONDS
+        asked = [view for view in self.views if not resting or view.live or view.followed]
+        if not resting:
+            self._asked_all = now
+        changed = [view.refresh() for view in [*asked, *fresh]]
         if fresh:
             # Colours go by age, so that a run has the same one tomorrow. NaN is of those that are unreadable.
             fresh.sort(key=lambda view: (math.isnan(view.created), view.created))

@@ -14,6 +14,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
+from textual.style import Style
 from textual.visual import Visual
 
 from burnt.monitor.keys import LIST, bindings
@@ -25,7 +26,7 @@ Cell = tuple[tuple[str, str], ...]
 """Texts with their styles, as Textual writes them, side by side."""
 
 _GAP = 2
-_NARROW = 20  # what a column that gives way keeps
+_NARROW = 18  # what a column that gives way keeps
 
 
 def cell(text: str, style: str = "") -> Cell:
@@ -74,7 +75,6 @@ class Rows(ScrollView, can_focus=True):
     Rows > .rows--head { color: $dim; }
     Rows > .rows--cursor { background: $panel; }
     Rows:focus > .rows--cursor { background: $cursor; }
-    Rows:nocolor:focus > .rows--cursor { text-style: reverse; }
     """
 
     cursor = reactive(0, repaint=False)
@@ -234,7 +234,11 @@ class Rows(ScrollView, can_focus=True):
             elif i >= len(self._rows):
                 return Strip.blank(width, self.rich_style)
             else:
-                style = self.get_visual_style("rows--cursor") if i == self.cursor else self.visual_style
+                style = self.visual_style
+                if i == self.cursor:
+                    style = self.get_visual_style("rows--cursor")
+                    if self.app.no_color and self.has_focus:
+                        style += Style(reverse=True)
                 content = self._line(self._rows[i])
         strip = Visual.to_strips(self, content, width, 1, style)[0]
         return strip.extend_cell_length(width, style.rich_style).crop(0, width)

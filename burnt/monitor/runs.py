@@ -40,19 +40,19 @@ _COLUMNS = (
     Column("progress", spare=1),
     Column("epoch", right=True, spare=5),
     Column("step", right=True, spare=6),
-    Column("eta", right=True, spare=2),
+    Column("eta", right=True, spare=3),
     Column("metric", spare=4),
     Column("last", right=True),
     Column("best", right=True),
     Column("at step", right=True, spare=7),
     Column("took", right=True, spare=8),
-    Column("age", right=True, spare=3),
+    Column("age", right=True, spare=2),
 )
 _METRIC = 7
 _NARROW = 100
 _PREVIEW_LINES = 30
 _ORDER = ("running", "stale", "crashed", "stopped", "finished", "unreadable", "deleted")
-_AGES_SECONDS = 5.0  # how often ages are renewed when nothing else changes
+_AGES_SECONDS = 10.0  # how often ages are renewed when nothing else changes
 
 _SORTS: dict[str, Callable[[RunView], Any]] = {
     "age": lambda view: -view.created,

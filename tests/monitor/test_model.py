@@ -117,6 +117,24 @@ def test_a_resumed_run_shows_what_holds(tmp_path: Path) -> None:
     second.close("finished")
 
 
+def test_the_best_is_that_of_what_holds(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = RunWriter.create(folder)
+    for step, loss in ((1, 0.9), (2, 0.1)):
+        first.log(step, 1, {"loss": loss})
+    first.close("stopped")
+    view = RunView(folder)
+    view.refresh()
+    assert view.metric_best is not None
+    assert view.metric_best.value == 0.1
+    second = RunWriter.create(folder, resume=True, resumed_from_step=1)
+    for step, loss in ((2, 0.8), (3, 0.7)):
+        second.log(step, 1, {"loss": loss})
+    second.close("finished")
+    view.refresh()
+    assert (view.metric_best.value, view.metric_best.step) == (0.7, 3)
+
+
 @pytest.mark.parametrize("batches", [[1, 1, 1], [5000, 1, 3000, 4000], [15, 1, 16, 255, 4096]])
 def test_a_trace_extended_shows_what_one_read_at_once_does(tmp_path: Path, batches: list[int]) -> None:
     run = RunWriter.create(tmp_path / "run")
@@ -141,6 +159,7 @@ def test_a_trace_extended_shows_what_one_read_at_once_does(tmp_path: Path, batch
     assert (min(shown), max(shown)) == (min(finite), max(finite))
     assert any(map(math.isnan, points.values)) == (step >= 4321)
     assert len(points.steps) <= 3 * 1024 + 2
+    assert sum(bucket.points for bucket in trace._buckets) == step
     # No stretch is left out: the gaps between shown steps are a bucket or two wide.
     gaps = [b - a for a, b in zip(points.steps, points.steps[1:], strict=False)]
     assert not gaps or max(gaps) <= max(4 * step // 512, 2)
@@ -196,7 +215,7 @@ def test_a_deleted_run_is_said_to_be_deleted_and_dropped_when_asked(tmp_path: Pa
     assert library.refresh()
     assert view.state == "deleted"
     assert "was deleted" in view.note
-    assert not library.refresh()
+    assert not library.refresh(look=True)
     library.drop_deleted()
     assert library.views == []
     make(folder)
@@ -291,6 +310,46 @@ def test_a_killed_training_is_crashed_within_ten_seconds(tmp_path: Path) -> None
     assert view.state == "crashed"
     assert "ended without a word" in view.note
     assert view.points("loss").values == [1.0]
+
+
+def test_runs_at_rest_are_looked_at_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make(tmp_path / "rests")
+    run = RunWriter.create(tmp_path / "lives")
+    library = Library([tmp_path])
+    library.refresh()
+    looks: list[str] = []
+    refresh = RunView.refresh
+    monkeypatch.setattr(RunView, "refresh", lambda view: looks.append(view.label) or refresh(view))
+    for _ in range(5):
+        library.refresh()
+    assert looks == ["lives"] * 5
+    monkeypatch.setattr(model, "_RESTING_SECONDS", 0.0)
+    RunWriter.create(folder, resume=True).close("stopped")
+    assert library.refresh()
+    assert {view.label: view.state for view in library.views} == {"rests": "stopped", "lives": "running"}
+    run.close("finished")
+
+
+def test_a_run_that_closed_between_two_looks_has_not_crashed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    code = (
+        "import sys; from burnt.train.store import RunWriter; run = RunWriter.create(sys.argv[1]);"
+        "run.flush(); print('ready', flush=True); sys.stdin.read(); run.close('finished')"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        view = RunView(folder)
+        view.refresh()
+        assert view.state == "running"
+        stamp = model._stamp(folder)
+        monkeypatch.setattr(model, "_stamp", lambda folder: stamp)  # looked at just before it closed
+    view.refresh()
+    assert view.state == "finished"
 
 
 def test_a_hundred_runs_open_fast(tmp_path: Path) -> None:
