@@ -363,8 +363,9 @@ class _Printer(Elements):
         self.words, self.halves = {}, {}
 
     def in_arrays(self, stores: Sequence[Store]) -> bool:
-        """Whether stores can be computed where there are no elements any more, for a loop of whole vectors:
-        what varies is in arrays of floats, and nothing is a whole number, whose division may stop everything.
+        """Whether stores can be computed beyond the end, for a loop of whole vectors.
+
+        What varies is in arrays of floats then, and nothing is checked, as divisors of whole numbers are.
         """
 
         def is_harmless(e: Expr) -> bool:
@@ -372,7 +373,7 @@ class _Printer(Elements):
                 return True
             if e.op == "load":
                 return e.extra in self.halves
-            return e.op != "checked" and (e.dtype.is_floating_point or e.dtype == torch.bool)
+            return e.op != "checked"
 
         written = all((step.buffer, step.place) in self.halves for step in stores)
         return written and all(map(is_harmless, walk([step.value for step in stores])))

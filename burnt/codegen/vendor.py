@@ -73,9 +73,9 @@ def _row(node: Node, x: Tensor) -> int:
 
 
 def _log_softmax(node: Node, x: Tensor) -> str | None:
-    # 0.6 to 0.9 for rows of 16 to 100, 1.5 and more below and from 1000 on.
+    # 0.3 to 0.9 for rows of 32 to 255; 1.1 and more for rows of 10 and of 1000.
     if 16 <= _row(node, x) < 256:
-        return "its rows are short, and torch takes the logarithms of several together"
+        return "it was measured to be faster along short rows"
     return None
 
 
@@ -83,14 +83,14 @@ def _softmax(node: Node, x: Tensor) -> str | None:
     # 0.8 to 0.95; with float32 1 and more for longer rows.
     row = _row(node, x)
     if row >= 64 and (x.dtype.itemsize == 2 or row < 256):
-        return "torch's is written for vectors by hand, and keeps its exponentials in them"
+        return "it was measured to be faster along such rows"
     return None
 
 
 def _layer_norm(node: Node, x: Tensor) -> str | None:
-    # 0.8; 1.6 for shorter rows, and 1 and more for other dtypes.
+    # 0.7 to 1.1 without weights; 1.6 for rows of 32.
     if x.dtype == torch.float16 and list(node.args[1]) == [x.shape[-1]] and x.shape[-1] >= 64:  # type: ignore[arg-type]
-        return "torch converts float16 and adds it up at once"
+        return "it was measured to be faster for float16"
     return None
 
 
@@ -100,8 +100,8 @@ def _sum(node: Node, x: Tensor) -> str | None:
     if row < 16:
         return None
     if x.dtype == torch.float16:
-        return "torch converts float16 and adds it up at once"
-    return "its rows are a few vectors, whose sums torch adds up together" if row < 512 else None
+        return "it was measured to be faster for float16"
+    return "it was measured to be faster along short rows" if row < 512 else None
 
 
 def _mean(node: Node, x: Tensor) -> str | None:
@@ -110,17 +110,17 @@ def _mean(node: Node, x: Tensor) -> str | None:
 
 
 def _running(node: Node, x: Tensor) -> str | None:
-    # 0.5 to 0.9; 2 for float16, 4 to 13 along other axes.
+    # 0.5 to 1.1; 1.3 to 2.5 for float16, 4 to 13 along the first axis.
     if _row(node, x) and x.dtype != torch.float16:
-        return "along rows each element waits for the one before it, whoever compares them"
+        return "it was measured to be faster along rows"
     return None
 
 
 def _gelu(node: Node, x: Tensor) -> str | None:
-    # 0.6 to 0.7: torch's erf for 16-bit floats is good for these alone.
+    # 0.6 to 0.7.
     approximate = node.kwargs.get("approximate", "none")
     if x.dtype == torch.bfloat16 and approximate == "none":
-        return "torch's erf is less exact, which bfloat16 does not show"
+        return "it was measured to be faster for bfloat16"
     return None
 
 

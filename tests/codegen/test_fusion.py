@@ -1035,3 +1035,17 @@ def test_a_fused_function_in_another_is_fused_with_it() -> None:
 
 
 PAIR = (fuse(lambda x: x * 2), 0)
+
+
+def test_what_is_the_same_for_a_row_of_float16_is_computed_once() -> None:
+    x = torch.randn(40, 33).half()
+    (text,) = explain(fuse(lambda x: torch.log_softmax(x, -1)), x, timed=False).texts.values()
+    assert text.count("log_f32(") == 1
+    assert text.index("log_f32(") < text.index("f32_of_f16_strip(")
+
+
+@pytest.mark.parametrize("size", [5, 17, 32])
+def test_nothing_is_divided_beyond_the_end_of_float16(size: int) -> None:
+    x, y = (torch.arange(1, size + 1).roll(i).half() for i in (1, 2))
+    divide = fuse(lambda x, y: (x.int() // y.int()).half())
+    assert torch.equal(divide(x, y), (x.int() // y.int()).half())
