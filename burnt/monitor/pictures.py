@@ -203,7 +203,7 @@ def histogram(
     if not finite or width < 12 or height < 3:
         return [[Ink("no finite values" if not finite else "no room", "$dim")]]
     low, high = min(finite), max(finite)
-    if high <= low:
+    if high - low < 1e-300:  # nothing can be divided by less
         half = max(0.5, abs(low) * 1e-9)
         low, high = low - half, high + half
     step, counts, edges = read[chosen]

@@ -285,13 +285,18 @@ class Plot:
             text = f"{'▼' if lowest else '▲'}{number_text(y)}"
             beyond = row + 1 if lowest else row - 1
             middle = min(max(column - len(text) // 2, 0), self.columns - len(text))
-            for at, start in ((beyond, middle), (row, column + 1), (row, column - len(text))):
+            sides = (column + 1, column - len(text))
+            for at, start in (
+                (beyond, middle), *((r, c) for r in (row, beyond, row - 1, row + 1) for c in sides)
+            ):  # fmt: skip
                 places = [(at, start + k) for k in range(len(text))]
                 if 0 <= at < self.rows and all(
                     0 <= c < self.columns and not bits[r][c] and (r, c) not in self._cells for r, c in places
                 ):
                     self._overlay(at, start, text, str(i))
                     break
+            else:  # no room for the value beside it
+                self._overlay(row, column, text[0], str(i))
 
     def _overlay_crosshair(self, bits: list[list[int]]) -> None:
         x = self.view.crosshair

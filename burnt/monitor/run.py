@@ -55,6 +55,7 @@ _PANES: tuple[type[Pane], ...] = (
 )
 _KEYS = "123456789K"  # as in the table of keys
 _NARROW = 108  # the panes' titles in full need as much
+_ANSWER_SECONDS = 60.0  # how long an answered command is shown
 _TICK_SECONDS = 1.0  # how often the time that is left is renewed
 
 
@@ -338,19 +339,19 @@ class RunScreen(Screen[None]):
         self.app.refresher.wake()  # type: ignore[attr-defined]
 
     def _told(self, request: Request) -> None:
-        if request.status in ("done", "refused"):
-            bad = request.status == "refused"
-            self.notify(request_text(request), severity="error" if bad else "information", markup=False)
+        if request.status == "refused":  # what is done is said in the line of commands alone
+            self.notify(request_text(request), severity="error", markup=False)
         self._show_commands()
 
     def _show_commands(self) -> None:
         for request in self.steering.answered():
             self._told(request)
         line = self.query_one("#commands", Static)
-        if not self.steering.requests:
+        newest = self.steering.requests[-1] if self.steering.requests else None
+        over = newest is not None and newest.status in ("done", "refused")
+        if newest is None or (over and time.time() - newest.time > _ANSWER_SECONDS):
             line.display = False
             return
-        newest = self.steering.requests[-1]
         style = {"refused": "$error", "done": "$success"}.get(newest.status, "$warning")
         symbol = {"refused": "✗", "done": "✓"}.get(newest.status, "…")
         line.display = True

@@ -171,6 +171,17 @@ class RunsScreen(Screen[None]):
         )
         self._show_title(len(views))
         self._show_about()
+        self._look_at_cursor()
+
+    def _look_at_cursor(self) -> None:
+        """Have the preview read, if it is of another run than before."""
+        view = self.query_one(Rows).key
+        view = view if isinstance(view, RunView) else None
+        if view is not self._under_cursor:
+            self._under_cursor = view
+            if self._previewing:
+                self._shown_at = -math.inf
+                self.app.refresher.wake()  # type: ignore[attr-defined]
 
     def _nothing(self) -> str:
         if not self._read:
@@ -257,12 +268,8 @@ class RunsScreen(Screen[None]):
     @on(Rows.Moved)
     def moved(self) -> None:
         """Something else is said below the table."""
-        view = self.query_one(Rows).key
-        self._under_cursor = view if isinstance(view, RunView) else None
         self._show_about()
-        if self._previewing:
-            self._shown_at = -math.inf
-            self.app.refresher.wake()  # type: ignore[attr-defined]
+        self._look_at_cursor()
 
     @on(Rows.Opened)
     def opened(self) -> None:

@@ -244,6 +244,25 @@ def test_why_a_run_ended_is_told_in_its_head(tmp_path: Path) -> None:
     use(tmp_path / "run", steps)
 
 
+def test_events_are_filtered_and_the_newest_stays_in_sight(live: RunWriter) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        live.event("note", 1, text="remember this")
+        await asyncio.to_thread(live.flush)
+        await press(app, pilot, "6")
+        await until(app, lambda: "remember this" in table(app)[0])
+        live.event("learning_rate", 2, value=0.5)
+        await asyncio.to_thread(live.flush)
+        await until(app, lambda: len(table(app)) == 3)
+        rows = next(rows for rows in app.screen.query(Rows) if rows.region.height)
+        assert (rows.cursor, "learning rate" in table(app)[0]) == (0, True)
+        await press(app, pilot, "slash", *"note", "enter")
+        assert len(table(app)) == 1
+        await press(app, pilot, "slash", "escape")
+        assert len(table(app)) == 3
+
+    use(live.folder, steps)
+
+
 def test_plots_axis_log_smoothing_full_size_and_pages(tmp_path: Path) -> None:
     make(tmp_path / "run", **{f"metric{i}": 1.0 for i in range(12)})
 

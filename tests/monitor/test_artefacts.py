@@ -410,6 +410,12 @@ def test_new_ones_are_followed_unless_an_older_one_is_looked_at(tmp_path: Path) 
         run.flush()
         await app.settled(30)
         assert "2 of 4" in slider.render().plain
+        await press(app, pilot, "right", "right")
+        assert "4 of 4" in slider.render().plain
+        run.record_histogram("weights", [5], [0, 1], 5)
+        run.flush()
+        await app.settled(30)
+        assert "5 of 5" in slider.render().plain, "at the end it follows again"
 
     drive(tmp_path / "run", test)
     run.close("finished")

@@ -18,7 +18,7 @@ from textual.pilot import Pilot
 
 from burnt.monitor.braille import CHARACTERS, line_masks, sample
 from burnt.monitor.chart import Chart, readable
-from burnt.monitor.curves import PALETTE, STYLES, Curve
+from burnt.monitor.curves import PALETTE, STYLES, Curve, smooth
 from burnt.monitor.plot import Plot, View
 
 NAN, INF = math.nan, math.inf
@@ -199,12 +199,32 @@ def test_extremes_are_marked_with_their_values() -> None:
     assert "▼0.25" in shown
     assert "▲" not in text(ys)
     assert "▲" not in Plot(View((curve([2.0, 2.0]),)), 50, 14).text()
+    # Where there is no room for the value, the place is marked all the same.
+    cramped = Plot(View((curve([float(i * 7 % 11) for i in range(200)]),)), 30, 7).text()
+    assert cramped.count("▲") == cramped.count("▼") == 1
     # Of many curves only the ends of all.
     many = tuple(curve([i + 0.5, i + 1.0], label=str(i)) for i in range(5))
     shown = Plot(View(many), 60, 20).text()
     assert "▲5" in shown
     assert "▼0.5" in shown
     assert shown.count("▲") == shown.count("▼") == 1
+
+
+def test_what_is_smoothed_is_drawn_over_what_is_not() -> None:
+    noisy = [math.sin(i / 9) + (i * 7919 % 13) / 9 for i in range(300)]
+    plot = Plot(View((curve(noisy),), smoothing=0.9, markers=False), 60, 20)
+    alone = Plot(View((curve(smooth(noisy, 0.9)),), range_y=plot.range_y, markers=False), 60, 20)
+
+    def cells(plot: Plot) -> dict[tuple[int, int], tuple[str, str]]:
+        found, rows = {}, plot.lines[plot.top : plot.top + plot.rows]
+        for y, line in enumerate(rows):
+            styled = [(c, span.style) for span in line for c in span.text]
+            found |= {(x, y): cell for x, cell in enumerate(styled) if cell[1] in ("0", "-0")}
+        return found
+
+    both, smoothed = cells(plot), cells(alone)
+    assert {place: cell for place, cell in both.items() if cell[1] == "0"} == smoothed
+    assert sum(style == "-0" for _, style in both.values()) > 50
 
 
 def test_the_crosshair_reads_the_nearest_values() -> None:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
+from textual.binding import BindingType
 from textual.content import Content
 from textual.widgets import Static
 
 from burnt.monitor.dialogs import TextScreen
+from burnt.monitor.field import Field
+from burnt.monitor.filters import matcher
+from burnt.monitor.keys import FILTER, bindings
 from burnt.monitor.line import update
+from burnt.monitor.model import RunView
 from burnt.monitor.panes.pane import Pane
 from burnt.monitor.rows import Cell, Column, Rows, cell
 from burnt.monitor.words import clean, value_text
@@ -50,11 +56,18 @@ class EventsPane(Pane):
     """What happened."""
 
     TITLE = "Events"
+    KEYS = FILTER
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(FILTER)]
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self._matches = matcher("")
 
     def compose(self) -> ComposeResult:
-        """Why the run ended or how long it may go on, and the table."""
+        """How long early stopping still waits, the table, and a field to filter it."""
         yield Static(classes="facts")
         yield Rows(_COLUMNS, empty="nothing has happened yet")
+        yield Field("words, or /regular expression/")
 
     def token(self) -> object:
         """Waiting commands are files: when one is answered, there is an event too."""
@@ -63,6 +76,28 @@ class EventsPane(Pane):
     def read(self) -> Callable[[], Any]:
         """Events were read with the run; commands that wait are files beside it."""
         return partial(self._show, waiting(self.view.folder) if self.view.live else [])
+
+    def action_filter(self) -> None:
+        """Type a filter."""
+        self.query_one(Field).open()
+
+    @on(Field.Changed)
+    def changed(self, message: Field.Changed) -> None:
+        """Filter while it is typed."""
+        message.stop()
+        try:
+            self._matches = matcher(message.value)
+        except re.error:  # not an expression yet
+            message.input.add_class("wrong")
+            return
+        message.input.remove_class("wrong")
+        self.again()
+
+    @on(Field.Closed)
+    def closed(self, message: Field.Closed) -> None:
+        """Back to the table; the filter stays."""
+        message.stop()
+        self.query_one(Rows).focus()
 
     @on(Rows.Opened)
     def opened(self, message: Rows.Opened) -> None:
@@ -96,7 +131,8 @@ class EventsPane(Pane):
             for command in reversed(sent)
         ]
         for event in reversed(self.view.events):
-            if event.kind in _QUIET:
+            text, kind = event_text(event), event.kind.replace("_", " ")
+            if event.kind in _QUIET or not self._matches(f"{kind} {text}"):
                 continue
             style = _STYLES.get(event.kind, "")
             rows.append(
@@ -105,12 +141,17 @@ class EventsPane(Pane):
                     (
                         cell(_clock(event.time), "$dim"),
                         cell("" if event.step is None else f"{event.step:,}", "$dim"),
-                        cell(event.kind.replace("_", " "), style),
-                        cell(event_text(event), style if event.kind == "error" else ""),
+                        cell(kind, style),
+                        cell(text, style if event.kind == "error" else ""),
                     ),
                 )
             )
-        self.query_one(Rows).show(rows)
+        table = self.query_one(Rows)
+        newest = table.cursor == 0
+        table.empty = "nothing has happened yet" if not self.view.events else "no event matches"
+        table.show(rows)
+        if newest:  # who looks at the newest event wants to see the next one
+            table.action_first()
         facts = self.query_one(Static)
         text = countdown(self.view.events) if self.view.live else ""
         update(facts, Content.assemble((f" {text}", "$dim")) if text else Content(""))

@@ -1,0 +1,65 @@
+"""The benchmarks of the monitor run and print every row."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / name), *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "rows"),
+    [
+        ("opening", 8),
+        ("load", 3),
+        pytest.param("training", 2, marks=pytest.mark.full),
+    ],
+)
+def test_the_monitors_figures(tmp_path: Path, part: str, rows: int) -> None:
+    file = tmp_path / "results.json"
+    done = run("monitor.py", "--quick", "--only", part, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    results = json.loads(file.read_text())
+    assert results["machine"]["cores"] >= 1
+    assert len(results["rows"]) == rows
+    for name, row in results["rows"].items():
+        assert name.removesuffix(", s") in done.stdout
+        assert row["low"] <= row["median"] <= row["high"]
+        if "target" in row:
+            assert row["met"] == (row["median"] <= row["target"])
+        if part == "opening":
+            assert 0 < row["median"] < 60
+        if part == "load":
+            assert 0 <= row["median"] < 2
+
+
+def test_what_says_nothing_is_refused() -> None:
+    assert "figures of --quick say nothing" in run("monitor.py", "--quick", "--save").stderr
+    assert (
+        "there is no part closing, but opening, load, training"
+        in run("monitor.py", "--only", "closing").stderr
+    )
+
+
+@pytest.mark.full
+def test_every_widget_has_a_row() -> None:
+    done = run("chart_widgets.py", "--quick", "--points", "40")
+    assert done.returncode == 0, done.stderr
+    for name in ("burnt.monitor.chart", "textual_plot", "textual_plotext", "plotext"):
+        assert f"\n{name} " in done.stdout
