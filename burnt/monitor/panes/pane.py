@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from textual.containers import Vertical
 
 from burnt.errors import BurntError
+from burnt.monitor.host import host
 from burnt.monitor.keys import Key
 from burnt.monitor.model import RunView
 from burnt.monitor.words import clean
@@ -48,7 +49,7 @@ class Pane(Vertical):
     def again(self) -> None:
         """Something else is asked for, by a key."""
         self._asked += 1
-        self.app.refresher.wake()  # type: ignore[attr-defined]
+        host(self).refresher.wake()
 
     def load(self, changed: bool) -> Callable[[], Any] | None:
         """In the reading thread: what shows the news, if there are any."""
