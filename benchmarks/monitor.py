@@ -213,7 +213,7 @@ def opening(root: Path, quick: bool) -> Samples:
     for _ in range(repeats):
         for folder, name, texts in (
             ("empty", "first screen, empty folder, s", ["no runs in"]),
-            ("many", "first screen, 100 runs, s", [f"{runs} runs", "run-000"]),
+            ("many", "first screen, 100 runs, s", [f"{runs} runs", f"run-{runs - 1:03}"]),
             ("one/long", "run of 20 metrics and 1,000,000 points, from the shell, s", ["metric_00", "⠒⠒⠒"]),
         ):
             with monitor(root / folder) as app:

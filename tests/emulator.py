@@ -27,7 +27,7 @@ from typing import Any, Self
 import pyte
 
 ROOT = Path(__file__).parent.parent
-PATIENCE = float(os.environ.get("PAT", 90))
+PATIENCE = 90.0
 
 # Opening a terminal makes it that of the session, and the process its foreground.
 _ENTER = """\

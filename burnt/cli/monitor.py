@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from burnt.cli.output import UsageError, closest, print_json
 from burnt.errors import UnsupportedError
@@ -75,7 +76,7 @@ def run(
     if attached is not None:
         from burnt.monitor.attached import Attachment
 
-        attachment = Attachment(attached, pulse)
+        attachment = Attachment(attached, Path(folders[0]), pulse)
     app = MonitorApp(library, fps=fps, attached=attached, attachment=attachment)
     app.run()
     return app.return_code or 0

@@ -105,9 +105,8 @@ def load(source: str, names: Sequence[str]) -> Library:
         )
     # Of the runtime only the name counts, by which the library refers to it: environments may share.
     runtime = getattr(compiler.openmp_runtime(), "name", None)
-    key = compiler.digest(
-        [compiler.FORMAT, source, compiler.flags(), chosen, compiler.cpu_features(), runtime]
-    )
+    flags = (*compiler.flags(), *compiler.careful_flags(chosen.kind))
+    key = compiler.digest([compiler.FORMAT, source, flags, chosen, compiler.cpu_features(), runtime])
     found = _state.libraries.get(key)
     if found is None:
         with _state.lock:
@@ -260,7 +259,7 @@ def status() -> dict[str, Any]:
     facts: dict[str, Any] = {
         "compiler": asdict(chosen) if chosen else None,
         "rejected": list(rejected),
-        "flags": list(compiler.flags()),
+        "flags": [*compiler.flags(), *(compiler.careful_flags(chosen.kind) if chosen else ())],
         "openmp": str(runtime) if runtime else None,
         "folder": None,
         "entries": 0,

@@ -14,6 +14,7 @@ import sys
 import termios
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from textual.app import App
@@ -32,11 +33,13 @@ class Attachment:
 
     Args:
         parent: its process id.
+        folder: its run's folder.
         pulse: a pipe to it, if it listens.
     """
 
-    def __init__(self, parent: int, pulse: int | None = None) -> None:
+    def __init__(self, parent: int, folder: Path, pulse: int | None = None) -> None:
         self.parent = parent
+        self._output = folder / "logs" / "output.log"
         self._pulse = pulse
         self._suspended = False
         # The app's own way to the terminal can be cut off without losing this one.
@@ -84,6 +87,9 @@ class Attachment:
             text = (
                 f"the training (process {self.parent}) is gone without a word: it was killed, or crashed\r\n"
             )
+            with contextlib.suppress(OSError):
+                if self._output.stat().st_size:
+                    text += f"what it printed is in {self._output}\r\n"
             with contextlib.suppress(OSError):
                 os.write(self._terminal, text.encode())
         os._exit(0)

@@ -122,6 +122,9 @@ class CompareScreen(Screen[None]):
                     points = view.points(*chosen)
                     xs = values_on_axis(view, points, axis)
                     curve = curve._replace(xs=xs, ys=points.values)
+                    if self._smoothing:
+                        means = view.means(*chosen)
+                        curve = curve._replace(means=(values_on_axis(view, means, axis), means.values))
                     best = view.best(chosen)
                 except BurntError as error:
                     troubles.append(f"{view.label}: {error.what}")

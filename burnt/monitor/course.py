@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from burnt.monitor.curves import PALETTE, STYLES, Curve, elapsed, epochs
@@ -23,7 +23,14 @@ _DETAIL = 400  # buckets of a part that was zoomed into
 _OF_TRAINING = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
 
 
-def curves_of(view: RunView, name: str, axis: XAxis = "step", zoomed: Range | None = None) -> list[Curve]:
+def curves_of(
+    view: RunView,
+    name: str,
+    axis: XAxis = "step",
+    zoomed: Range | None = None,
+    *,
+    smoothed: bool = False,
+) -> list[Curve]:
     """A metric on every split it was computed on.
 
     Args:
@@ -31,6 +38,7 @@ def curves_of(view: RunView, name: str, axis: XAxis = "step", zoomed: Range | No
         name: the metric.
         axis: the unit of the horizontal axis.
         zoomed: the part of that axis to be read in more detail.
+        smoothed: whether the curves' means are read too, from which smoothing starts.
 
     Raises:
         BurntError: it cannot be read.
@@ -43,26 +51,37 @@ def curves_of(view: RunView, name: str, axis: XAxis = "step", zoomed: Range | No
     for split in splits:
         # A split has the same colour and kind of line in every chart.
         number = _SPLITS.index(split) if split in _SPLITS else len(_SPLITS) + splits.index(split)
-        points = view.points(name, split)
-        xs = values_on_axis(view, points, axis)
-        if zoomed is not None and xs:
-            points = _closer(view, Series(name, split), points, xs, zoomed)
-            xs = values_on_axis(view, points, axis)
+        series = Series(name, split)
+        xs, ys = _on_axis(view, view.points(*series), view.points_between, series, axis, zoomed)
+        means = None
+        if smoothed:
+            means = _on_axis(view, view.means(*series), view.means_between, series, axis, zoomed)
         color, style = PALETTE[number % len(PALETTE)], _STYLES[number % len(_STYLES)]
-        curves.append(Curve(clean(split), color, xs, points.values, style))
+        curves.append(Curve(clean(split), color, xs, ys, style, means=means))
     return curves
 
 
-def _closer(view: RunView, series: Series, points: Points, xs: Sequence[float], zoomed: Range) -> Points:
-    """The points, in more detail where the axis was zoomed into."""
+def _on_axis(
+    view: RunView,
+    points: Points,
+    between: Callable[[Series, int, int, int], Points],
+    series: Series,
+    axis: XAxis,
+    zoomed: Range | None,
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Points on the horizontal axis, in more detail where it was zoomed into."""
+    xs = values_on_axis(view, points, axis)
+    if zoomed is None or not xs:
+        return xs, points.values
     left = max(bisect_left(xs, zoomed[0]) - 1, 0)
     right = min(bisect_right(xs, zoomed[1]), len(xs) - 1)
-    detail = view.points_between(series, points.steps[left], points.steps[right], _DETAIL)
-    return Points(
+    detail = between(series, points.steps[left], points.steps[right], _DETAIL)
+    points = Points(
         [*points.steps[:left], *detail.steps, *points.steps[right + 1 :]],
         [*points.times[:left], *detail.times, *points.times[right + 1 :]],
         [*points.values[:left], *detail.values, *points.values[right + 1 :]],
     )
+    return values_on_axis(view, points, axis), points.values
 
 
 def metrics_in_order(series: Sequence[Series]) -> list[str]:

@@ -35,6 +35,7 @@ class Curve(NamedTuple):
         ys: as many; NaN is a gap.
         style: a key of `STYLES`; by default the curves of a chart take one after the other.
         tag: a character or two, set beside the line's end.
+        means: xs and ys from which smoothing starts, if the curve's own are the extremes of many values.
     """
 
     label: str
@@ -43,6 +44,7 @@ class Curve(NamedTuple):
     ys: Sequence[float]
     style: str | None = None
     tag: str = ""
+    means: tuple[Sequence[float], Sequence[float]] | None = None
 
 
 def reduce(
@@ -75,21 +77,18 @@ def reduce(
     start, stop = max(bisect_left(xs, low) - 1, 0), min(bisect_right(xs, high) + 1, len(xs))
     if stop - start <= 2 * columns:
         return list(xs[start:stop]), list(ys[start:stop])
+    first, last = bisect_left(xs, low, start, stop), bisect_right(xs, high, start, stop)
     scale = columns / (high - low) if high > low else 0.0
-    kept: list[int] = []
-    # The neighbours outside the range are columns of their own: -1 and `columns`.
-    left, column = start, -2
-    for i in range(start, stop + 1):
-        if i == stop:
-            here = columns + 1
-        elif low <= xs[i] <= high:
-            here = min(int((xs[i] - low) * scale), columns - 1)
-        else:
-            here = -1 if xs[i] < low else columns
-        if here != column:
-            if i > left:
-                kept += _column(ys, left, i)
-            left, column = i, here
+    places = [int((x - low) * scale) for x in xs[first:last]]
+    at_the_edge = bisect_left(places, columns)
+    places[at_the_edge:] = [columns - 1] * (len(places) - at_the_edge)
+    kept = list(range(start, first))  # the neighbour to the left
+    at = 0
+    while at < len(places):
+        end = bisect_right(places, places[at], at)
+        kept += _column(ys, first + at, first + end)
+        at = end
+    kept += range(last, stop)
     return [xs[i] for i in kept], [ys[i] for i in kept]
 
 
@@ -98,6 +97,9 @@ def _column(ys: Sequence[float], start: int, stop: int) -> list[int]:
     if stop - start < 3:
         return list(range(start, stop))
     keep = {start, stop - 1}
+    part = ys[start:stop]
+    if math.isfinite(sum(part)):
+        return sorted(keep | {start + part.index(min(part)), start + part.index(max(part))})
     finite = [i for i in range(start, stop) if math.isfinite(ys[i])]
     if finite:
         keep.add(min(finite, key=ys.__getitem__))

@@ -36,7 +36,7 @@ from burnt.train.store import (
     find_runs,
 )
 from burnt.train.store.liveness import SILENT_SECONDS, State
-from burnt.train.store.reader import Head, NewestIds, marked_points, state_of
+from burnt.train.store.reader import Head, NewestIds, marked_points, mean_points, state_of
 from burnt.train.store.schema import DATABASE
 
 __all__ = ["LIVE", "Checkpoint", "Library", "RunView", "ViewState"]
@@ -373,14 +373,29 @@ class RunView:
             MetricError: there is no such series.
             RunError: the run cannot be read.
         """
-        series = Series(name, split)
         with self._reading() as reader:
             if max_points is not None:
                 return reader.points(name, split, max_points)
-            trace = self._traces.get(series) or Trace(series)
-            trace.refresh(reader)
-            self._traces[series] = trace
-            return trace.points()
+            return self._trace(Series(name, split), reader).points()
+
+    def means(self, name: str, split: str = "train") -> Points:
+        """The course of a series as at most some hundred means: what a smoothed curve starts from.
+
+        The points of `points` are extremes where a series is long, and their average lies where the noise
+        is widest, not where the values are.
+
+        Raises:
+            MetricError: there is no such series.
+            RunError: the run cannot be read.
+        """
+        with self._reading() as reader:
+            return self._trace(Series(name, split), reader).means()
+
+    def _trace(self, series: Series, reader: RunReader) -> Trace:
+        trace = self._traces.get(series) or Trace(series)
+        trace.refresh(reader)
+        self._traces[series] = trace
+        return trace
 
     def points_between(self, series: Series, first: int, last: int, max_buckets: int) -> Points:
         """A part of a series in more detail than `points` has.
@@ -398,6 +413,11 @@ class RunView:
         with self._reading() as reader:
             buckets = reader.outline(*series, max_buckets, steps=(first, last)).buckets
         return marked_points(buckets, None, None)
+
+    def means_between(self, series: Series, first: int, last: int, max_buckets: int) -> Points:
+        """As `points_between`, for `means`."""
+        with self._reading() as reader:
+            return mean_points(reader.outline(*series, max_buckets, steps=(first, last)).buckets)
 
     def best(self, series: Series) -> Extreme | None:
         """The best value of a series; None where nobody knows which way is better.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def write_picture(
         for key in keys:
             await pilot.press(key)
             await app.settled(_PATIENCE_SECONDS)
-        drawn.append(app.export_screenshot(title="burnt monitor"))
+        drawn.append(_without_downloads(app.export_screenshot(title="burnt monitor")))
         app.exit()
 
     app.run(headless=True, size=size, auto_pilot=draw)
@@ -51,3 +52,8 @@ def write_picture(
         Path(path).write_text(drawn[0], encoding="utf-8")
     except OSError as error:
         raise RunError("the picture cannot be written", where=str(path), found=error.strerror) from error
+
+
+def _without_downloads(svg: str) -> str:
+    """Textual's picture has browsers fetch its font from the net; the reader's own will do."""
+    return re.sub(r"\s*@font-face\s*\{.*?\}", "", svg, flags=re.DOTALL)

@@ -22,6 +22,7 @@ __all__ = ["Plot", "Range", "View", "XAxis"]
 Range = tuple[float, float]
 XAxis = Literal["step", "epoch", "time"]
 
+_CELLS = " " + CHARACTERS[1:]
 _FAR = 1e6  # dots; what lies farther outside looks the same
 _SAMPLE = 3  # cells of a line in the legend
 
@@ -156,11 +157,12 @@ class Plot:
         low, high = self.range_x
         lines = []
         for i, curve in enumerate(self.view.curves):
-            smoothed = smooth(curve.ys, self.view.smoothing) if self.view.smoothing else None
-            for values, faint in ((curve.ys, smoothed is not None), (smoothed, False)):
-                if values is None:
-                    continue
-                xs, ys = reduce(curve.xs, values, columns, low, high)
+            courses = [(curve.xs, curve.ys, self.view.smoothing > 0)]
+            if self.view.smoothing:
+                means_xs, means = curve.means or (curve.xs, curve.ys)
+                courses.append((means_xs, smooth(means, self.view.smoothing), False))
+            for xs, ys, faint in courses:
+                xs, ys = reduce(xs, ys, columns, low, high)
                 lines.append(_Line(i, xs, [self._unit(y) for y in ys], faint))
         return sorted(lines, key=lambda line: not line.faint)
 
@@ -217,16 +219,20 @@ class Plot:
         self._overlay_crosshair(bits)
         tags = self._tags()
         ticks = {self._cell(self.range_x[0], tick.at)[0]: tick.text for tick in self._y_ticks}
+        over: dict[int, list[str]] = {}
+        for (row, column), (character, style) in self._cells.items():
+            if row not in over:
+                over[row] = [_CELLS[dots] for dots in bits[row]]
+            over[row][column], owners[row][column] = character, style
         body = []
         for row in range(self.rows):
-            cells = [
-                self._cells.get((row, column)) or (CHARACTERS[dots] if dots else " ", owner)
-                for column, (dots, owner) in enumerate(zip(bits[row], owners[row], strict=True))
-            ]
-            spans = [
-                Span("".join(text for text, _ in group), style)
-                for style, group in groupby(cells, key=lambda cell: cell[1])
-            ]
+            characters = over.get(row) or list(map(_CELLS.__getitem__, bits[row]))
+            spans = []
+            start = 0
+            for style, group in groupby(owners[row]):
+                end = start + len(list(group))
+                spans.append(Span("".join(characters[start:end]), style))
+                start = end
             if self.left:
                 text = ticks.get(row)
                 spans[:0] = [

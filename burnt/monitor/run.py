@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -37,7 +36,7 @@ from burnt.monitor.panes.pane import Pane
 from burnt.monitor.panes.plots import PlotsPane
 from burnt.monitor.panes.system import SystemPane
 from burnt.monitor.steering import Request, Steering, refusal, request_text
-from burnt.monitor.words import age_text, clean, duration_text, label, value_text
+from burnt.monitor.words import age_text, clean, duration_text, label, one_line, value_text
 from burnt.train.store import Event, Series
 
 __all__ = ["RunScreen", "why_ended"]
@@ -382,7 +381,7 @@ def _cause(event: Event) -> str:
     at = "" if event.step is None else f" at step {event.step:,}"
     if event.kind == "signal":
         return f"ended by {data.get('signal')}{at}"
-    message = re.sub(r"\s*\n\s*", "  ", str(data.get("message") or ""))
+    message = one_line(str(data.get("message") or ""))
     words = {"nan": "not a number", "out of memory": "out of memory"}.get(str(data.get("cause")))
     error = f"{data.get('error')}: {message}" if message else str(data.get("error"))
     return f"{words}{at}: {error}" if words else f"{error}{at}"

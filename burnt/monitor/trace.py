@@ -9,7 +9,7 @@ import operator
 
 from burnt.train.store import Point, Points, RunReader, Series
 from burnt.train.store.pyramid import Bucket, single
-from burnt.train.store.reader import group, marked_points
+from burnt.train.store.reader import group, marked_points, mean_points
 
 __all__ = ["Trace"]
 
@@ -50,6 +50,7 @@ class Trace:
         self._attempt = 0
         self._written = 0
         self._points: Points | None = None
+        self._means: Points | None = None
         self._settled = Points([], [], [])  # of the first `_closed` buckets, which change no more
         self._closed = 0
 
@@ -69,7 +70,7 @@ class Trace:
             self._unsettle()
             return
         while fresh := reader.raw_points(*self.series, self._attempt, self._written, _PAGE):
-            self._points = None
+            self._points = self._means = None
             for position, point in fresh:
                 self._add(point)
                 self._written = position + 1
@@ -90,7 +91,8 @@ class Trace:
             self._unsettle()
 
     def _unsettle(self) -> None:
-        self._points, self._settled, self._closed = None, Points([], [], []), 0
+        self._points = self._means = None
+        self._settled, self._closed = Points([], [], []), 0
 
     def points(self) -> Points:
         """The ends, and the lowest, the highest and the first NaN or infinite value of every bucket."""
@@ -108,6 +110,12 @@ class Trace:
                 # Steps that were not logged in ascending order.
                 self._points = marked_points(self._buckets, self._first, self._last)
         return self._points
+
+    def means(self) -> Points:
+        """The mean of the finite values of every bucket: what a smoothed curve starts from."""
+        if self._means is None:
+            self._means = mean_points(self._buckets)
+        return self._means
 
     @property
     def last(self) -> Point | None:

@@ -22,6 +22,7 @@ __all__ = [
     "label",
     "main_metric",
     "note",
+    "one_line",
     "progress_text",
     "size_text",
     "value_text",
@@ -40,6 +41,15 @@ def clean(text: str) -> str:
     red \x1b[31m\n
     """
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def one_line(text: str) -> str:
+    r"""A text of several lines in one.
+
+    >>> one_line("the loss became nan\n  expected    a finite number\n")
+    'the loss became nan; expected a finite number'
+    """
+    return "; ".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
 
 
 def figure_text(value: float) -> str:

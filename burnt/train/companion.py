@@ -99,12 +99,13 @@ class Companion:
             return
         self.showing = True
         reader, writer = os.pipe()
+        self._tail = self.output.open("rb")
+        self._began = self._tail.seek(0, os.SEEK_END)
         try:
-            self._tail = self.output.open("rb")
-            self._began = self._tail.seek(0, os.SEEK_END)
             self._child = self._start(terminal.descriptor, writer)
         except OSError as error:
             os.close(reader)
+            self._tail.close()
             terminal.take_back(tidy=True)
             self.showing = False
             self._returned(f"the monitor cannot be opened: {error}")
@@ -130,7 +131,7 @@ class Companion:
         self._closing = True
         with self._impatient():
             assert self._thread is not None
-            if not at_once:
+            if self._beaten and not at_once:  # else there is nothing to look at
                 self._thread.join(CLOSING_SECONDS)
             self._end()
 
@@ -142,7 +143,7 @@ class Companion:
     # --- on the threads of the training
 
     def _start(self, terminal: int, pulsing: int) -> subprocess.Popen[bytes]:
-        arguments = [str(self.folder.resolve()), "--attached", str(os.getpid()), "--pulse", str(pulsing)]
+        arguments = [str(self.folder), "--attached", str(os.getpid()), "--pulse", str(pulsing)]
         package = str(Path(burnt.__file__).parents[1])
         path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)  # the child inherits it
@@ -213,7 +214,9 @@ class Companion:
             code = self._reap()
             why = self._why or self._explain(code, hung=hung)
             tail.forward(self._printed, last=True)
-        finally:
+        finally:  # whatever fails here, the terminal must come back
+            self._child.kill()
+            self._child.wait()
             os.close(pulse)
             sys.stdin = self._stdin
             back = terminal.take_back(tidy=code == 0)

@@ -1049,3 +1049,14 @@ def test_nothing_is_divided_beyond_the_end_of_float16(size: int) -> None:
     x, y = (torch.arange(1, size + 1).roll(i).half() for i in (1, 2))
     divide = fuse(lambda x, y: (x.int() // y.int()).half())
     assert torch.equal(divide(x, y), (x.int() // y.int()).half())
+
+
+@pytest.mark.parametrize("columns", [2, 3, 4, 5])
+@pytest.mark.parametrize("rows", [4, 8, 13, 32])
+def test_places_that_are_divided_and_left_out(rows: int, columns: int) -> None:
+    x = randn(rows, columns)
+
+    def doubled(x):
+        return torch.cat([x, x], 0).reshape(-1).repeat(2).reshape(2, -1)
+
+    assert torch.equal(fuse(doubled)(x), doubled(x))

@@ -386,7 +386,7 @@ def test_the_users_exception_is_shown(training, tmp_path: Path) -> None:
 def test_a_killed_training_gives_the_terminal_back(training, tmp_path: Path) -> None:
     """By its monitor, which is all that is left of it."""
     folder = tmp_path / "run"
-    script = f"{sys.executable} {tmp_path / 'training.py'} {folder} {tmp_path}; echo the code is $?"
+    script = f"{sys.executable} {tmp_path / 'training.py'} {folder} {tmp_path}; echo the code is $?; read x"
     with Emulator(["sh", "-c", script]) as terminal:
         terminal.wait_for_screen("● running", "loss")
         with RunReader(folder) as reader:
@@ -394,10 +394,11 @@ def test_a_killed_training_gives_the_terminal_back(training, tmp_path: Path) -> 
         monitor = monitor_of(folder)
         trainer.kill()
         terminal.wait_for("is gone without a word: it was killed, or crashed")
-        assert terminal.wait_for_end() == 0
         terminal.wait_for(lambda: not monitor.is_running())
         assert terminal.leftovers() == []
         assert "the code is 137" in terminal.written()
+        terminal.type("\n")
+        assert terminal.wait_for_end() == 0
     assert state(folder) == "crashed"
 
 

@@ -511,6 +511,28 @@ def test_an_exception_is_shown_where_the_user_is(training) -> None:
         assert reader.state() == "crashed"
 
 
+def test_a_training_that_is_over_before_the_monitor_shows_does_not_wait(training) -> None:
+    with training("silent", CLOSING_SECONDS=10_000) as desk:
+        desk.wait_for_monitor()
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+        assert desk.terminal.leftovers() == []
+        assert desk.terminal.text().splitlines()[-2:] == ["the last message", "after"]
+
+
+def test_whatever_fails_the_terminal_comes_back(training) -> None:
+    with training() as desk:
+        desk.wait_for_monitor()
+        app = desk.app()
+        desk.do("reporter.shown._companion._printed = None; print('this cannot be forwarded')")
+        desk.terminal.wait_for("TypeError: 'NoneType' object is not callable")
+        desk.goes_on()
+        assert not app.is_running()
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+        assert desk.terminal.leftovers() == []
+
+
 def test_messages_come_after_the_monitor(training) -> None:
     with training() as desk:
         desk.wait_for_monitor()

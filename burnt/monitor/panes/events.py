@@ -24,7 +24,7 @@ from burnt.monitor.line import update
 from burnt.monitor.model import RunView
 from burnt.monitor.panes.pane import Pane
 from burnt.monitor.rows import Cell, Column, Rows, cell
-from burnt.monitor.words import clean, value_text
+from burnt.monitor.words import clean, one_line, value_text
 from burnt.train.store import Event
 from burnt.train.store.control import Command, waiting
 
@@ -180,10 +180,10 @@ def event_text(event: Event) -> str:
             return f"pid {data.get('pid')} on {data.get('host')}"
         case "end":
             reason = data.get("reason")
-            return str(data.get("state")) + (f": {reason}" if reason and reason != data.get("state") else "")
+            state = str(data.get("state"))
+            return one_line(f"{state}: {reason}") if reason and reason != state else state
         case "error":
-            text = f"{data.get('error')}: {data.get('message')}"
-            return text.replace("\n", "  ")
+            return one_line(f"{data.get('error')}: {data.get('message')}")
         case "command":
             text = f"{_command(data.get('command'), data.get('value'))}: {data.get('status')}"
             return text + (f", {data['reason']}" if data.get("reason") else "")

@@ -90,8 +90,8 @@ class PlotsPane(Pane):
     def read(self) -> Callable[[], Any]:
         """The curves of the charts that are shown."""
         names, total = self._chosen()
-        axis, zoomed = self._axis, self._range
-        curves = {name: curves_of(self.view, name, axis, zoomed) for name in names}
+        axis, zoomed, smoothed = self._axis, self._range, self._smoothing > 0
+        curves = {name: curves_of(self.view, name, axis, zoomed, smoothed=smoothed) for name in names}
         return partial(self._show, curves, total, axis)
 
     # --- in the app's thread

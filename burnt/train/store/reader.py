@@ -731,6 +731,23 @@ def marked_points(buckets: list[Bucket], first: Point | None, last: Point | None
     return _columns(sorted(unique.values(), key=lambda mark: mark[:2]))
 
 
+def mean_points(buckets: list[Bucket]) -> Points:
+    """The mean of the finite values of each bucket, in its middle; NaN where it has none."""
+    columns = Points([], [], [])
+    for bucket in buckets:
+        if bucket.finite:
+            mean = bucket.sum / bucket.finite
+            if not math.isfinite(mean):  # of the sum: the values themselves are finite
+                mean = (bucket.min or 0.0) / 2 + (bucket.max or 0.0) / 2
+            when = ((bucket.min_time or 0.0) + (bucket.max_time or 0.0)) / 2
+        else:
+            mean, when = math.nan, bucket.nonfinite_time or 0.0
+        columns.steps.append((bucket.first_step + bucket.last_step) // 2)
+        columns.times.append(when)
+        columns.values.append(mean)
+    return columns
+
+
 def _columns(marks: list[Extreme]) -> Points:
     return Points(
         [mark.step for mark in marks], [mark.time for mark in marks], [mark.value for mark in marks]
