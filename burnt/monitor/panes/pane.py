@@ -63,8 +63,9 @@ class Pane(Vertical):
             return partial(self.fail, error)
 
     def fail(self, error: BurntError) -> None:
-        """Say why there is nothing to show."""
-        self.app.notify(clean(error.what), severity="error", title=self.TITLE, markup=False)
+        """Say why there is nothing to show, unless the run's head says so already."""
+        if self.view.error is None:
+            self.app.notify(clean(error.what), severity="error", title=self.TITLE, markup=False)
 
     def enter(self) -> None:
         """The pane is shown: the keys go to its main part."""
