@@ -11,10 +11,10 @@ opening     Seconds from the start of the process (or from the key that opens a 
 load        The processor time of the monitor as a share of one core, over some seconds: with 6 charts on
             the screen whose run grows 20 times a second, at 2 updates a second; with a paused run, whose
             training still gives signs of life; with a run that has ended.
-training    A training runs on and on; the monitor is opened on it and closed again, in turn, and steps are
-            counted meanwhile. A round compares the steps per second of one stretch with the monitor open
-            (from when its first plot is drawn) with the mean of those before and after it without. The
-            median of the rounds, with the quartiles. Two trainings: the digits example as it ships, and a
+training    A training runs on and on, with a monitor open on it that is halted (SIGSTOP) and goes on, in turn,
+            and steps are counted meanwhile. A round compares the steps per second of a stretch in which the
+            monitor runs with the mean of those before and after it. The median of the rounds, with the
+            quartiles. Two trainings: the digits example as it ships, and a
             network whose matrix products keep every core busy.
 
 On a machine that has something else to do, `training` says how noisy the machine is, not what the monitor
@@ -339,7 +339,7 @@ def train(name: str, folder: Path, counter: Path) -> None:
 
 
 def training(root: Path, quick: bool) -> Samples:
-    rounds, seconds = (1, 0.5) if quick else (12, 5.0)
+    rounds, seconds = (1, 0.5) if quick else (60, 2.0)
     labels = dict(zip(TRAININGS, list(TARGETS)[7:], strict=True))
     found: Samples = {}
     for name, label in labels.items():
@@ -384,16 +384,19 @@ def _alternated(
             raise TrainingError("the training did not begin")
         time.sleep(0.1)
     slower = []
-    without = pace()
-    for _ in range(rounds):
-        with monitor(folder) as app:
-            app.wait_for("loss", "train")
-            time.sleep(min(seconds, 1.0))
+    with monitor(folder) as app:
+        app.wait_for("loss", "train")
+        time.sleep(min(seconds, 2.0))
+        os.kill(app.pid, signal.SIGSTOP)
+        without = pace()
+        for _ in range(rounds):
+            os.kill(app.pid, signal.SIGCONT)
             with_it = pace()
-        time.sleep(min(seconds, 0.5))
-        after = pace()
-        slower.append((without + after) / 2 / with_it - 1)
-        without = after
+            os.kill(app.pid, signal.SIGSTOP)
+            after = pace()
+            slower.append((without + after) / 2 / with_it - 1)
+            without = after
+        os.kill(app.pid, signal.SIGCONT)
     return slower
 
 
