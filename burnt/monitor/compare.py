@@ -21,6 +21,7 @@ from burnt.monitor.course import metrics_in_order, values_on_axis
 from burnt.monitor.curves import PALETTE, Curve
 from burnt.monitor.field import Field
 from burnt.monitor.filters import matcher
+from burnt.monitor.host import host
 from burnt.monitor.keybar import KeyBar
 from burnt.monitor.keys import COMPARE, bindings
 from burnt.monitor.line import update
@@ -213,7 +214,7 @@ class CompareScreen(Screen[None]):
 
     def _again(self) -> None:
         self._asked += 1
-        self.app.show_source(self)  # type: ignore[attr-defined]
+        host(self).show_source(self)
 
     def action_back(self) -> None:
         """To the list."""

@@ -10,6 +10,7 @@ from textual import events
 from textual.content import Content
 from textual.widgets import Static
 
+from burnt.monitor.host import host
 from burnt.monitor.keys import Key, key_text
 
 __all__ = ["KeyBar"]
@@ -36,7 +37,7 @@ class KeyBar(Static):
 
     def _renew(self, _: Any = None) -> None:
         if self.screen.is_current:
-            here = self.app.keys_here()  # type: ignore[attr-defined]
+            here = host(self).keys_here()
             self._here = [(node, key) for node, key in here if key.footer]
             self._arrange()
 

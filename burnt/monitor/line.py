@@ -27,7 +27,7 @@ def facts(pairs: Sequence[tuple[str, Part]], width: int) -> Content:
         pairs: the most important first; what has no name is a value alone.
         width: of the line.
     """
-    found, left = [], width - 1
+    found, left = [], width - 2
     for name, (text, style) in pairs:
         one = Content.assemble((f"{name} ", "$dim") if name else "", (text, style))
         if one.cell_length <= left:

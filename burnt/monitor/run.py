@@ -18,6 +18,7 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from burnt.monitor.dialogs import AskScreen, ConfirmScreen
+from burnt.monitor.host import host
 from burnt.monitor.keybar import KeyBar
 from burnt.monitor.keys import RUN, bindings
 from burnt.monitor.line import Part, facts, sides, update
@@ -141,7 +142,7 @@ class RunScreen(Screen[None]):
 
     def on_screen_resume(self) -> None:
         """The screen is shown (again)."""
-        self.app.show_source(self)  # type: ignore[attr-defined]
+        host(self).show_source(self)
 
     # --- showing
 
@@ -225,7 +226,7 @@ class RunScreen(Screen[None]):
         self.current = number
         self.query_one(Tabs).show(number)
         pane.enter()
-        self.app.show_source(self)  # type: ignore[attr-defined]
+        host(self).show_source(self)
 
     # --- panes
 
@@ -335,7 +336,7 @@ class RunScreen(Screen[None]):
     def _send(self, kind: str, value: str | None = None) -> None:
         request = self.steering.send(kind, value)
         self.app.call_from_thread(self._told, request)
-        self.app.refresher.wake()  # type: ignore[attr-defined]
+        host(self).refresher.wake()
 
     def _told(self, request: Request) -> None:
         if request.status == "refused":  # what is done is said in the line of commands alone

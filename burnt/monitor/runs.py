@@ -23,6 +23,7 @@ from burnt.monitor.course import curves_of
 from burnt.monitor.curves import PALETTE, Curve
 from burnt.monitor.field import Field
 from burnt.monitor.filters import matcher
+from burnt.monitor.host import host
 from burnt.monitor.keybar import KeyBar
 from burnt.monitor.keys import RUNS, bindings
 from burnt.monitor.line import Part, facts, sides, update
@@ -103,7 +104,7 @@ class RunsScreen(Screen[None]):
     def on_screen_resume(self) -> None:
         """The list is on the screen (again)."""
         self._shown_at = -math.inf
-        self.app.show_source(self)  # type: ignore[attr-defined]
+        host(self).show_source(self)
 
     # --- showing
 
@@ -181,7 +182,7 @@ class RunsScreen(Screen[None]):
             self._under_cursor = view
             if self._previewing:
                 self._shown_at = -math.inf
-                self.app.refresher.wake()  # type: ignore[attr-defined]
+                host(self).refresher.wake()
 
     def _nothing(self) -> str:
         if not self._read:
@@ -291,7 +292,7 @@ class RunsScreen(Screen[None]):
         """Show the run under the cursor."""
         view = self.query_one(Rows).key
         if isinstance(view, RunView):
-            self.app.open_run(view)  # type: ignore[attr-defined]
+            host(self).open_run(view)
 
     def action_sort(self) -> None:
         """Sort by the next column."""
@@ -323,7 +324,7 @@ class RunsScreen(Screen[None]):
         if not 2 <= len(readable) <= 8:
             self.notify(f"mark 2 to 8 runs with the space bar; {len(readable)} can be compared now")
             return
-        self.app.compare(readable)  # type: ignore[attr-defined]
+        host(self).compare(readable)
 
     def action_clear(self) -> None:
         """Drop the filter, else the marks."""

@@ -5,6 +5,8 @@ A plot of a million points reads a few thousand buckets once, and after that onl
 
 from __future__ import annotations
 
+import operator
+
 from burnt.train.store import Point, Points, RunReader, Series
 from burnt.train.store.pyramid import Bucket, single
 from burnt.train.store.reader import group, marked_points, mean_points
@@ -49,6 +51,8 @@ class Trace:
         self._written = 0
         self._points: Points | None = None
         self._means: Points | None = None
+        self._settled = Points([], [], [])  # of the first `_closed` buckets, which change no more
+        self._closed = 0
 
     def refresh(self, reader: RunReader) -> None:
         """Read what is new; all of it the first time, and after the run was resumed.
@@ -63,7 +67,7 @@ class Trace:
             self._width = max((bucket.points for bucket in self._buckets), default=1)
             self._first, self._last = outline.first, outline.last
             self._attempt, self._written = outline.attempt, outline.written
-            self._points = self._means = None
+            self._unsettle()
             return
         while fresh := reader.raw_points(*self.series, self._attempt, self._written, _PAGE):
             self._points = self._means = None
@@ -84,11 +88,27 @@ class Trace:
         if len(self._buckets) >= 2 * _BUCKETS:
             self._buckets = group(self._buckets, _BUCKETS)
             self._width = max(bucket.points for bucket in self._buckets)
+            self._unsettle()
+
+    def _unsettle(self) -> None:
+        self._points = self._means = None
+        self._settled, self._closed = Points([], [], []), 0
 
     def points(self) -> Points:
         """The ends, and the lowest, the highest and the first NaN or infinite value of every bucket."""
         if self._points is None:
-            self._points = marked_points(self._buckets, self._first, self._last)
+            # Only the last bucket still changes: of the others everything is known from the last time.
+            if len(self._buckets) - 1 > self._closed:
+                first = None if self._closed else self._first
+                fresh = marked_points(self._buckets[self._closed : -1], first, None)
+                self._settled = _joined(self._settled, fresh)
+                self._closed = len(self._buckets) - 1
+            first = None if self._closed else self._first
+            tail = marked_points(self._buckets[-1:], first, self._last)
+            self._points = _joined(self._settled, tail)
+            if any(map(operator.gt, self._points.steps, self._points.steps[1:])):
+                # Steps that were not logged in ascending order.
+                self._points = marked_points(self._buckets, self._first, self._last)
         return self._points
 
     def means(self) -> Points:
@@ -101,3 +121,7 @@ class Trace:
     def last(self) -> Point | None:
         """The newest point."""
         return self._last
+
+
+def _joined(left: Points, right: Points) -> Points:
+    return Points(left.steps + right.steps, left.times + right.times, left.values + right.values)

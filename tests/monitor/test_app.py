@@ -598,6 +598,27 @@ def test_names_and_texts_cannot_steer_the_terminal(tmp_path: Path) -> None:
     use(tmp_path, steps)
 
 
+def test_events_and_tables_of_other_writers_may_be_odd(tmp_path: Path) -> None:
+    run = RunWriter.create(tmp_path / "run", config={"a": [1, {"b": None}], "c": {}})
+    run.event("checkpoint", 1, path=None, values=[1])
+    run.event("epoch", 1, epoch="x")
+    run.event("learning_rate", value="x")
+    for kind in ("stopping", "error", "command", "signal", "note", "end", "something else"):
+        run.event(kind)
+    run.record_table("model", [], [])
+    run.system({})
+    run.log_line("")
+    run.log(1, None, {"": float("inf"), "loss": float("nan")}, split="")
+    run.close("crashed", "")
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        for keys in (*"123456789K", "6", "down", "enter", "escape", *"1xysf", "plus", "left"):
+            await press(app, pilot, keys)
+        assert "crashed" in screen_text(app)
+
+    use(tmp_path / "run", steps)
+
+
 def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:

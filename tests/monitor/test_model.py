@@ -148,8 +148,12 @@ def test_a_trace_extended_shows_what_one_read_at_once_does(tmp_path: Path, batch
         assert run.flush()
         with RunReader(tmp_path / "run") as reader:
             trace.refresh(reader)
+        trace.points()
     run.close("finished")
     points = trace.points()
+    again = Trace(Series("loss", "train"))
+    again._buckets, again._first, again._last = trace._buckets, trace._first, trace._last
+    assert [str(column) for column in points] == [str(column) for column in again.points()]
     known = dict(zip(range(1, step + 1), values, strict=True))
     assert points.steps == sorted(points.steps)
     assert all(known[s] == v or math.isnan(v) for s, v in zip(points.steps, points.values, strict=True))
@@ -163,6 +167,21 @@ def test_a_trace_extended_shows_what_one_read_at_once_does(tmp_path: Path, batch
     # No stretch is left out: the gaps between shown steps are a bucket or two wide.
     gaps = [b - a for a, b in zip(points.steps, points.steps[1:], strict=False)]
     assert not gaps or max(gaps) <= max(4 * step // 512, 2)
+
+
+def test_steps_in_any_order_are_shown_in_order(tmp_path: Path) -> None:
+    run = RunWriter.create(tmp_path / "run")
+    trace = Trace(Series("loss", "train"))
+    for steps in ([5, 6, 7], [1, 2, 3], [4]):
+        for step in steps:
+            run.log(step, 1, {"loss": float(step)})
+        assert run.flush()
+        with RunReader(tmp_path / "run") as reader:
+            trace.refresh(reader)
+        points = trace.points()
+        assert points.steps == sorted(points.steps)
+    assert points.steps == [1, 2, 3, 4, 5, 6, 7]
+    run.close("finished")
 
 
 def test_zooming_shows_points_that_the_whole_hides(tmp_path: Path) -> None:

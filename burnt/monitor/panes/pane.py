@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from textual.containers import Vertical
 
 from burnt.errors import BurntError
+from burnt.monitor.host import host
 from burnt.monitor.keys import Key
 from burnt.monitor.model import RunView
 from burnt.monitor.words import clean
@@ -48,7 +49,7 @@ class Pane(Vertical):
     def again(self) -> None:
         """Something else is asked for, by a key."""
         self._asked += 1
-        self.app.refresher.wake()  # type: ignore[attr-defined]
+        host(self).refresher.wake()
 
     def load(self, changed: bool) -> Callable[[], Any] | None:
         """In the reading thread: what shows the news, if there are any."""
@@ -62,8 +63,9 @@ class Pane(Vertical):
             return partial(self.fail, error)
 
     def fail(self, error: BurntError) -> None:
-        """Say why there is nothing to show."""
-        self.app.notify(clean(error.what), severity="error", title=self.TITLE, markup=False)
+        """Say why there is nothing to show, unless the run's head says so already."""
+        if self.view.error is None:
+            self.app.notify(clean(error.what), severity="error", title=self.TITLE, markup=False)
 
     def enter(self) -> None:
         """The pane is shown: the keys go to its main part."""
