@@ -74,7 +74,7 @@ def _read(folder: Path) -> _Row:
     try:
         with RunReader(folder) as reader:
             summary = reader.summary()
-            metric = main_metric(list(summary.last))
+            metric = main_metric(list(summary.last), reader.config())
             reached = None if metric is None else best(reader, metric)
             return _Row(folder, summary, None, metric, reached, seconds_of(reader))
     except RunError as error:  # the other runs are listed all the same
@@ -154,7 +154,7 @@ def _json(row: _Row) -> dict[str, Any]:
 
 def best(reader: RunReader, series: Series) -> Extreme | None:
     """The best value of a series; None where nobody knows which way is better."""
-    way = better(series.name)
+    way = better(series.name, reader.config())
     return None if way is None else reader.best(*series, higher=way == "higher")
 
 

@@ -111,7 +111,7 @@ class CompareScreen(Screen[None]):
         self._seen = token
         known = metrics(self.views)
         if self.metric not in known:
-            self.metric = main_metric(known)
+            self.metric = main_metric(known, self.views[0].config)
         chosen, axis = self.metric, self._axis
         curves, rows, troubles = [], [], []
         for number, view in enumerate(self.views):
@@ -159,7 +159,7 @@ class CompareScreen(Screen[None]):
         self._show_configs(differing)
 
     def _show_values(self, chosen: Series | None, rows: Sequence[tuple[RunView, Extreme | None]]) -> None:
-        way = None if chosen is None else better(chosen.name)
+        way = None if chosen is None else better(chosen.name, self.views[0].config)
         bests = [best.value for _, best in rows if best is not None]
         winner = (min(bests) if way == "lower" else max(bests)) if bests else None
         found: list[tuple[object, Sequence[Cell]]] = []

@@ -327,7 +327,7 @@ class RunView:
             self.progress, self.heads, self.newest = reader.progress(), reader.heads(), reader.newest_ids()
             self.attempts = attempts
             self._note_pace()
-            self.metric = main_metric(list(self.heads))
+            self.metric = main_metric(list(self.heads), self.config)
             self.metric_best = None if self.metric is None else self._best(self.metric)
             if self._followed and self.newest.event:
                 after = self.events[-1].id if self.events else 0
@@ -430,7 +430,7 @@ class RunView:
             return self._best(series)
 
     def _best(self, series: Series) -> Extreme | None:
-        way = better(series.name)
+        way = better(series.name, self.config)
         head = self.heads.get(series)
         if way is None or head is None:
             return None

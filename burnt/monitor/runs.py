@@ -386,7 +386,8 @@ def _number(value: float | None) -> float:
 
 def _worse(view: RunView, value: float) -> float:
     """Ascending order puts the better value first, as far as anyone knows which that is."""
-    return -value if view.metric is not None and better(view.metric.name) == "higher" else value
+    higher = view.metric is not None and better(view.metric.name, view.config) == "higher"
+    return -value if higher else value
 
 
 def _natural(text: str) -> list[tuple[int, int | str]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from burnt.train.wording import duration_text, value_text
 
@@ -92,23 +92,34 @@ def label(series: Series) -> str:
     return f"{series.split}/{series.name}"
 
 
-def better(name: str) -> str | None:
-    """Which end of a metric is the better one, ``"lower"`` or ``"higher"``, as far as its name tells.
+def better(name: str, config: Mapping[str, Any] | None = None) -> str | None:
+    """Which end of a metric is the better one, ``"lower"`` or ``"higher"``.
+
+    Args:
+        name: of the metric, also with its split.
+        config: of the run, which says so of the metrics that it was given; of others the name tells, or
+            nothing does.
 
     >>> better("loss"), better("accuracy_top5"), better("learning_rate")
     ('lower', 'higher', None)
+    >>> better("valid/words", {"metrics": {"words": "higher"}})
+    'higher'
     """
+    told = config.get("metrics") if config is not None else None
+    declared = told.get(name.rpartition("/")[2]) if isinstance(told, Mapping) else None
+    if declared in ("lower", "higher"):
+        return str(declared)
     words = set("".join(c if c.isalnum() else " " for c in name.lower()).split())
     return "lower" if words & _LOWER else "higher" if words & _HIGHER else None
 
 
-def main_metric(known: Sequence[Series]) -> Series | None:
+def main_metric(known: Sequence[Series], config: Mapping[str, Any] | None = None) -> Series | None:
     """The validation loss; else the loss; else the first metric, of those whose better end is known."""
 
     def place(series: Series) -> int:
         if series.name == "loss" and series.split in ("valid", "train"):
             return 0 if series.split == "valid" else 1
-        return 3 if better(series.name) is None else 2
+        return 3 if better(series.name, config) is None else 2
 
     return min(known, key=place, default=None)
 

@@ -380,6 +380,11 @@ class SupervisedTraining:
             "device": str(self.device),
             "loader": self.train.state(),
             "seed": self.seed,
+            # For viewers, who have to know which value is the best.
+            "metrics": {
+                metric.name: "higher" if metric.higher_is_better else "lower"
+                for metric in self.metrics if metric.higher_is_better is not None
+            },
         }  # fmt: skip
 
     def _document(self, learner: Learner, control: Control) -> dict[str, Any]:

@@ -211,6 +211,20 @@ def test_best_follows_the_way_that_is_better(tmp_path: Path) -> None:
     assert (view.metric, view.metric_best) == (Series("loss", "valid"), best["loss"])
 
 
+def test_a_run_says_which_values_are_the_better_ones(tmp_path: Path) -> None:
+    run = RunWriter.create(tmp_path / "run", config={"metrics": {"words": "higher", "accuracy": "lower"}})
+    for step, value in enumerate([3.0, 1.0, 2.0], 1):
+        run.log(step, 1, {"words": value, "accuracy": value}, split="valid")
+    run.close("finished")
+    view = RunView(tmp_path / "run")
+    view.refresh()
+    best = {series.name: view.best(series) for series in view.series()}
+    assert best["words"] is not None
+    assert best["words"].value == 3.0
+    assert best["accuracy"] is not None
+    assert best["accuracy"].value == 1.0
+
+
 def test_runs_are_found_while_open_and_keep_their_colours(tmp_path: Path) -> None:
     make(tmp_path / "b")
     make(tmp_path / "deep" / "a")

@@ -895,6 +895,7 @@ def test_the_config_of_a_run(tmp_path):
     assert config["schedule"] == "Cosine(lr=0.1, steps=5, end=0.0)"
     assert config["parameters"] == 99
     assert (config["seed"], config["duration"], config["device"]) == (3, "1 epoch", "cpu")
+    assert config["metrics"]["loss"] == "lower"
 
 
 def test_paths_may_be_text(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,7 @@ class CheckpointsPane(Pane):
     def read(self) -> Callable[[], Any]:
         """The folders, newest first."""
         found = self.view.checkpoints()
-        best, key = best_checkpoint(found)
+        best, key = best_checkpoint(found, self.view.config)
         now = time.time()
         rows: list[tuple[object, Sequence[Cell]]] = []
         for checkpoint in reversed(found):
@@ -71,17 +71,19 @@ class CheckpointsPane(Pane):
         self.query_one(Rows).show(rows)
 
 
-def best_checkpoint(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint | None, str]:
+def best_checkpoint(
+    checkpoints: Sequence[Checkpoint], config: Mapping[str, Any] | None = None
+) -> tuple[Checkpoint | None, str]:
     """The best checkpoint by the validation loss, else by the first value whose better end is known.
 
     Returns:
         It (the newest of equals) and the value's name; None when no checkpoint has such a value.
     """
     names = list(dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.values))
-    judged = [name for name in names if better(name) is not None]
+    judged = [name for name in names if better(name, config) is not None]
     for name in ("valid/loss", *[n for n in judged if n.startswith("valid/")], *judged):
         have = [c for c in checkpoints if isinstance(c.values.get(name), float | int)]
         if have:
-            sign = -1 if better(name) == "lower" else 1
+            sign = -1 if better(name, config) == "lower" else 1
             return max(reversed(have), key=lambda checkpoint: sign * checkpoint.values[name]), name
     return None, ""

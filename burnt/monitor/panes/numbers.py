@@ -58,7 +58,7 @@ class NumbersPane(Pane):
                         cell("" if point.epoch is None else f"{point.epoch:,}", "$dim"),
                         cell("" if best is None else figure_text(best.value), "$success"),
                         cell("" if best is None else f"{best.step:,}", "$dim"),
-                        cell(better(series.name) or "", "$dim"),
+                        cell(better(series.name, self.view.config) or "", "$dim"),
                         cell(age_text(now - point.time), "$dim"),
                     ),
                 )
