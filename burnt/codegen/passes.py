@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -249,16 +249,20 @@ def keep(kernel: Kernel, scratch: int) -> None:
         groups[first].append(store)
 
 
-def join(kernel: Kernel, joins: Joins) -> None:
+def join(kernel: Kernel, joins: Joins, several: Container[Reduction] = ()) -> None:
     """Let sums of exponentials, and of squares, share a pass with the fold whose result they need.
 
     It comes after `keep`: an exponential that a later pass needs again is not computed for this one, too.
+    What several kernels compute must come out the same in all of them, to the bit: the gradient of a maximum
+    asks which elements are equal to it. So sums that are among `several` are left as they are.
     """
     folds = {(s.reduction, s.index): s for s in kernel.steps if isinstance(s, Fold)}
     for step in list(folds.values()):
         made = _joined(step, folds)
         kept = any(isinstance(s, Store) and s.value is step.body for s in kernel.steps)
-        if made is not None and not kept and _gains(made, kernel, joins):
+        if made is None or kept or step.reduction in several:
+            continue
+        if _gains(made, kernel, joins):
             kernel.steps.remove(step)
             kernel.steps.insert(kernel.steps.index(made.beside) + 1, made)
 

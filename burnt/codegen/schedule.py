@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -328,6 +329,9 @@ class _Scheduler:
             if math.prod(buffer.shape):
                 self.store(buffer, value, fresh)
         self.count = join_sums(fresh, self.most_runs, self.count)
+        made = [step for step in self.steps if isinstance(step, Kernel)]
+        folded = Counter(f.reduction for k in (*made, *fresh) for f in k.steps if isinstance(f, Fold))
+        several = {reduction for reduction, kernels in folded.items() if kernels > 1}
         for kernel in fresh:
             if kernel.kind != "scan":
                 pick(kernel)
@@ -335,7 +339,7 @@ class _Scheduler:
                 multiply(kernel)
                 keep(kernel, self.most_scratch)
                 if self.joins is not None:
-                    join(kernel, self.joins)
+                    join(kernel, self.joins, several)
             collapse(kernel)
         self.steps += fresh
 
