@@ -97,7 +97,8 @@ def test_gradients_are_ours() -> None:
     assert function.why_plain(x) is None
     (found,) = torch.autograd.grad(function(x).square().sum(), x)
     (expected,) = torch.autograd.grad(F.log_softmax(x, -1).square().sum(), x)
-    torch.testing.assert_close(found, expected)
+    # Sums of squares of some tens, of which the gradient is a difference.
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     with torch.no_grad():
         assert function.why_plain(x) is not None
 

@@ -393,12 +393,15 @@ def test_kernels_by_count_and_class(name: str) -> None:
         given = op.bound([a.detach().requires_grad_(wanted) if is_float(a) else a for a in args], {})
         function, kept = generated.function(given)  # type: ignore[attr-defined]
         found = burnt.explain(function, *[given[i] for i in kept], timed=False)
-        assert [step.kind for step in found.steps] == forward, found
+        # A forward whose places are kept compares the elements of a window, and goes through no rows.
+        kinds = ["elementwise"] if wanted and name == "max_pool" else forward
+        assert [step.kind for step in found.steps] == kinds, found
         if wanted:
             assert found.backward is not None
             kinds = [step.kind for step in found.backward.steps]
             assert len([kind for kind in kinds if kind != "vendor"]) <= backward, found.backward
-            assert ("vendor" in kinds) == (op is kernels.embedding)  # whose gradient is a sort
+            # A sort, and a scatter: the pool's rows are short.
+            assert ("vendor" in kinds) == (name in ("embedding", "max_pool"))
 
 
 @needs_compiler
