@@ -123,10 +123,13 @@ def test_filter_by_words_and_by_expression(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "slash", *"alph")
         assert len(table(app)) == 1
+        assert screen_text(app).splitlines()[-2].strip() == "alph"
         await press(app, pilot, "escape")
         assert len(table(app)) == 3
         await press(app, pilot, "slash", "slash", "left_square_bracket")
         assert app.screen.query_one(Input).has_class("wrong")
+        assert screen_text(app).splitlines()[-2].startswith("/[")
+        assert "no expression: unterminated character set" in screen_text(app)
         assert len(table(app)) == 3
         await press(app, pilot, *"ag", "right_square_bracket", "enter")
         assert len(table(app)) == 2 or len(table(app)) == 3

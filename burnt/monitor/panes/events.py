@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
@@ -85,13 +84,10 @@ class EventsPane(Pane):
     def changed(self, message: Field.Changed) -> None:
         """Filter while it is typed."""
         message.stop()
-        try:
-            self._matches = matcher(message.value)
-        except re.error:  # not an expression yet
-            message.input.add_class("wrong")
-            return
-        message.input.remove_class("wrong")
-        self.again()
+        matches = self.query_one(Field).matches()
+        if matches is not None:
+            self._matches = matches
+            self.again()
 
     @on(Field.Closed)
     def closed(self, message: Field.Closed) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, get_args
@@ -47,6 +46,7 @@ class PlotsPane(Pane):
         self._alone: str | None = None
         self._first = 0
         self._wanted = ""
+        self._matches = matcher("")
         self._range: Range | None = None
         self._places = (1, 1)
         self._shown: list[str] = []
@@ -74,11 +74,7 @@ class PlotsPane(Pane):
 
     def _chosen(self) -> tuple[list[str], int]:
         """The metrics of this page, and how many there are in all."""
-        try:
-            matches = matcher(self._wanted)
-        except re.error:
-            matches = matcher("")
-        names = [name for name in metrics_in_order(self.view.series()) if matches(name)]
+        names = [name for name in metrics_in_order(self.view.series()) if self._matches(name)]
         if self._alone is not None and self._alone in names:
             return [self._alone], len(names)
         places = self._places[0] * self._places[1]
@@ -220,8 +216,10 @@ class PlotsPane(Pane):
     def changed(self, message: Field.Changed) -> None:
         """Filter while it is typed."""
         message.stop()
-        self._wanted, self._first = message.value, 0
-        self.again()
+        matches = self.query_one(Field).matches()
+        if matches is not None:
+            self._matches, self._wanted, self._first = matches, message.value, 0
+            self.again()
 
     @on(Field.Closed)
     def closed(self, message: Field.Closed) -> None:
