@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, cast
 
@@ -26,6 +29,8 @@ from burnt.monitor.runs import RunsScreen
 __all__ = ["MIN_HEIGHT", "MIN_WIDTH", "MonitorApp"]
 
 MIN_WIDTH, MIN_HEIGHT = 80, 24
+
+_KEY_SECONDS = 1.0  # so long a key may take before the next one is let through
 
 
 class MonitorApp(App[None]):
@@ -55,6 +60,9 @@ class MonitorApp(App[None]):
         def __init__(self, source: Source, show: Callable[[], Any]) -> None:
             self.source, self.show = source, show
             super().__init__()
+
+    class KeyDone(Message):
+        """A key was handled: posted after it, this comes back from the widget that got it."""
 
     class Failed(Message):
         """The reading thread met an error that nothing expected."""
@@ -91,6 +99,8 @@ class MonitorApp(App[None]):
         self._shown_once = False
         self._was_live = self._ending = False
         self._small: Screen[None] | None = None
+        self._keys: deque[events.Key] = deque()
+        self._key_sent = -math.inf
 
     # --- what is on the screen
 
@@ -183,6 +193,33 @@ class MonitorApp(App[None]):
             await wait_for_idle(0)
 
     # --- keys
+
+    async def on_event(self, event: events.Event) -> None:
+        """Keys one after another: each goes where the one before has set the focus, in a dialog it opened."""
+        if not isinstance(event, events.Key) or event.is_forwarded or not self.screen_stack:
+            await super().on_event(event)
+        elif time.monotonic() - self._key_sent < _KEY_SECONDS:
+            self._keys.append(event)
+            # The widget that has the key may go before it answers.
+            self.set_timer(_KEY_SECONDS, self._next_key)
+        else:
+            await self._send_key(event)
+
+    async def _send_key(self, key: events.Key) -> None:
+        target = self.focused or self.screen
+        self._key_sent = time.monotonic()
+        await super().on_event(key)
+        if not target.post_message(self.KeyDone()):
+            self.post_message(self.KeyDone())
+
+    async def on_monitor_app_key_done(self) -> None:
+        """The next key."""
+        self._key_sent = -math.inf
+        await self._next_key()
+
+    async def _next_key(self) -> None:
+        if self._keys and time.monotonic() - self._key_sent >= _KEY_SECONDS:
+            await self._send_key(self._keys.popleft())
 
     def keys_here(self) -> list[tuple[object, Key]]:
         """The keys that do something now, nearest first, with whom they belong to."""

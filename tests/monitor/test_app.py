@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("textual")
 
+from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -21,7 +22,7 @@ from burnt.monitor import app as app_module
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.chart import Chart
 from burnt.monitor.compare import CompareScreen
-from burnt.monitor.dialogs import ConfirmScreen, EndScreen, HelpScreen, TextScreen, TooSmallScreen
+from burnt.monitor.dialogs import AskScreen, ConfirmScreen, EndScreen, HelpScreen, TextScreen, TooSmallScreen
 from burnt.monitor.keys import APP, CHART, LIST, RUNS
 from burnt.monitor.model import Library
 from burnt.monitor.panes.log import LogPane
@@ -290,6 +291,9 @@ def test_plots_axis_log_smoothing_full_size_and_pages(tmp_path: Path) -> None:
         assert [view.title for view in views()] == first
         await press(app, pilot, "slash", *"metric1")
         assert [view.title for view in views()] == ["metric1", "metric10", "metric11"]
+        await press(app, pilot, "enter", "escape")
+        assert [view.title for view in views()] == first
+        assert isinstance(app.screen, RunScreen)
 
     use(tmp_path / "run", steps)
 
@@ -396,6 +400,16 @@ def test_a_command_is_confirmed_sent_and_answered(live: RunWriter) -> None:
     use(live.folder, steps)
 
 
+def test_a_paused_run_offers_to_go_on(live: RunWriter) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert "p pause" in screen_text(app).splitlines()[-1]
+        live.progress(1, 1, total_steps=10, activity="paused")
+        await asyncio.to_thread(live.flush)
+        await until(app, lambda: "p resume" in screen_text(app).splitlines()[-1])
+
+    use(live.folder, steps)
+
+
 def test_stopping_needs_more_than_enter(live: RunWriter) -> None:
     inbox = Inbox(live.folder, live.attempt)
 
@@ -411,10 +425,32 @@ def test_stopping_needs_more_than_enter(live: RunWriter) -> None:
     use(live.folder, steps)
 
 
+def test_keys_typed_at_once_go_to_the_window_that_the_first_one_opens(live: RunWriter) -> None:
+    inbox = Inbox(live.folder, live.attempt)
+
+    def type_at_once(app: MonitorApp, *keys: str) -> None:
+        for key in keys:
+            event = events.Key(key, key if len(key) == 1 else "." if key == "full_stop" else None)
+            event.set_sender(app)
+            app.post_message(event)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        type_at_once(app, "l", "0", "full_stop", "5", "enter")
+        await until(app, lambda: "learning rate 0.5: sent" in screen_text(app))
+        type_at_once(app, "n", *"pale", "enter")
+        await until(app, lambda: "note pale: sent" in screen_text(app))
+        assert [(command.kind, command.value) for command in inbox.poll()] == [("lr", 0.5), ("note", "pale")]
+
+    use(live.folder, steps)
+
+
 def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "l", *"fast", "enter")
-        await until(app, lambda: "refused" in screen_text(app))
+        assert isinstance(app.screen, AskScreen)
+        text = screen_text(app)
+        assert "the learning rate cannot be set to that" in text
+        assert "a finite number above 0" in text
         assert list((live.folder / "control").iterdir()) == []
 
     use(live.folder, steps)
@@ -423,6 +459,9 @@ def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
 def test_a_run_that_ended_takes_no_commands(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "enter")
+        bar = screen_text(app).splitlines()[-1]
+        assert "x axis" in bar
+        assert not any(word in bar for word in ("pause", "stop", "checkpoint", "rate", "note"))
         for key in ("p", "X", "w", "l", "n"):
             await press(app, pilot, key)
             assert isinstance(app.screen, RunScreen), key

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, get_args
 
 from textual import events, on
 from textual.app import ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import Grid
 from textual.content import Content
 from textual.widgets import Static
@@ -36,7 +36,10 @@ class PlotsPane(Pane):
 
     TITLE = "Plots"
     KEYS = PLOTS
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings(PLOTS)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings(PLOTS),
+        Binding("escape", "drop_filter", "Drop filter", show=False),
+    ]
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
@@ -207,6 +210,14 @@ class PlotsPane(Pane):
         """Other charts."""
         self._first = max(self._first + direction * self._places[0] * self._places[1], 0)
         self.again()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Escape drops the filter; without one it means what it means elsewhere."""
+        return action != "drop_filter" or bool(self._wanted)
+
+    def action_drop_filter(self) -> None:
+        """Show all metrics again."""
+        self.query_one(Field).close()
 
     def action_filter(self) -> None:
         """Type a filter."""
