@@ -6,6 +6,8 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -529,6 +531,10 @@ def test_too_small_says_so_and_comes_back(runs: Path) -> None:
         await app.settled(PATIENCE)
         assert isinstance(app.screen, TooSmallScreen)
         assert "80x24" in screen_text(app)
+        await pilot.resize_terminal(40, 10)
+        await app.settled(PATIENCE)
+        text = " ".join(screen_text(app).split())
+        assert "needs a terminal of 80x24 at least: make it larger, or press q to leave" in text
         await pilot.resize_terminal(100, 30)
         await app.settled(PATIENCE)
         assert isinstance(app.screen, RunScreen)
@@ -609,6 +615,35 @@ def test_a_run_deleted_or_damaged_while_it_is_shown(runs: Path) -> None:
             await press(app, pilot, key)
 
     use(runs, steps)
+
+
+def test_an_unreadable_run_has_no_pane_that_says_otherwise(runs: Path) -> None:
+    (runs / "odd").mkdir()
+    (runs / "odd" / "run.db").write_bytes(b"x" * 4096)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "end", "enter")
+        for key in "1245679":
+            await press(app, pilot, key)
+            assert "the run cannot be read" in screen_text(app), key
+
+    use(runs, steps)
+
+
+def test_the_events_of_a_killed_training_end_with_that(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from burnt.train.store import RunWriter\n"
+        "run = RunWriter.create(sys.argv[1]); run.log(1, 1, {'loss': 1.0}); run.flush(); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "6")
+        assert "crashed" in table(app)[0]
+        assert "ended without a word" in table(app)[0]
+        assert "start" in table(app)[1]
+
+    use(tmp_path / "run", steps)
 
 
 def test_an_empty_folder_waits_for_a_run(tmp_path: Path) -> None:

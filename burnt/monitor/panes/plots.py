@@ -129,7 +129,7 @@ class PlotsPane(Pane):
             text = (
                 "no metric matches: / changes the filter"
                 if self._wanted
-                else "no metric has been written yet"
+                else self.unreadable() or "no metric has been written yet"
             )
             return Content.assemble((f" {text}", "$dim"))
         axis = {"step": "steps", "epoch": "epochs", "time": "time at work"}[self._axis]
