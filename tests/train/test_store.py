@@ -486,6 +486,13 @@ def test_find_runs(tmp_path):
     assert find_runs(tmp_path / "nothing") == []
 
 
+def test_find_runs_while_a_run_ends(tmp_path, monkeypatch):
+    RunWriter.create(tmp_path / "a").close("finished")
+    (tmp_path / "a" / "run.db-wal").symlink_to("gone")  # is listed, and its stat fails
+    monkeypatch.setattr(Path, "exists", lambda path: True)  # as it did a moment ago
+    assert find_runs(tmp_path) == [tmp_path / "a"]
+
+
 # --- who lives
 
 

@@ -672,7 +672,11 @@ def find_runs(root: str | os.PathLike[str]) -> list[Path]:
 
 
 def _written(folder: Path) -> float:
-    return max((file.stat().st_mtime for file in folder.glob(f"{DATABASE}*") if file.exists()), default=0.0)
+    newest = 0.0
+    for file in folder.glob(f"{DATABASE}*"):
+        with contextlib.suppress(FileNotFoundError):  # run.db-wal goes when the run ends
+            newest = max(newest, file.stat().st_mtime)
+    return newest
 
 
 def state_of(attempt: Attempt) -> State:
