@@ -322,6 +322,43 @@ def test_a_damaged_file_is_named(folder, damage):
     assert "checkpoints/" in caught.value.hint
 
 
+def test_damaged_text_of_the_schema_is_named(folder):
+    RunWriter.create(folder).close("finished")
+    path = folder / "run.db"
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE log_line", b"CREATE TAB\xff\xfe log_line"))
+    with pytest.raises(RunError, match="damaged") as caught:
+        RunReader(folder)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["NULL", "'[]'", "'{'", "5", f"'{'[' * 100_000}'"])
+def test_what_is_no_json_object_is_named(folder, value):
+    with RunWriter.create(folder) as run:
+        run.progress(1, None)
+        run.event("note", text="a")
+        run.system({"cpu": 1.0})
+        run.record_histogram("h", [1], [0.0, 1.0])
+    with contextlib.closing(sqlite3.connect(folder / "run.db")) as connection, connection:
+        connection.execute("PRAGMA writable_schema = 1")  # a damaged file keeps to no constraint
+        connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'NOT NULL', '')")
+    for table in ("progress", "event", "system_sample", "artefact"):
+        query(folder, f"UPDATE {table} SET data = {value}")
+    with RunReader(folder) as reader:
+        for read in (reader.progress, reader.events, reader.system_samples, reader.artefacts):
+            with pytest.raises(RunError, match="damaged") as caught:
+                read()
+            assert str(folder / "run.db") in str(caught.value)
+            assert len(str(caught.value)) < 1000
+
+
+def test_an_image_that_is_no_blob_is_named(folder):
+    with RunWriter.create(folder) as run:
+        run.record_image("i", PNG)
+    query(folder, "UPDATE artefact SET data = 5")
+    with RunReader(folder) as reader, pytest.raises(RunError, match="image 'i' is no blob"):
+        reader.artefacts()
+
+
 def test_a_newer_schema_is_refused(folder):
     RunWriter.create(folder).close("finished")
     query(folder, "PRAGMA user_version = 2")
@@ -507,6 +544,7 @@ def test_states_of_an_attempt_without_an_end(monkeypatch):
     assert state(own, now - 11, now) == "stale"
     assert state(gone, now - 1, now) == "crashed"
     assert state(own._replace(pid=2**22 + 1), now - 1, now) == "crashed"
+    assert state(own._replace(pid=-5), now - 1, now) == "crashed"
     assert state(elsewhere, now - 9, now) == "running"
     assert state(elsewhere, now - 11, now) == "crashed"
 
