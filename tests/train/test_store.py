@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from burnt.errors import MetricError, RunError
-from burnt.train.store import RunReader, RunWriter, Series, find_runs, liveness, opening
+from burnt.train.store import RunReader, RunWriter, Series, find_runs, liveness, opening, schema
 from burnt.train.store import writer as writer_module
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
@@ -326,9 +326,10 @@ def test_damaged_text_of_the_schema_is_named(folder):
     RunWriter.create(folder).close("finished")
     path = folder / "run.db"
     path.write_bytes(path.read_bytes().replace(b"CREATE TABLE log_line", b"CREATE TAB\xff\xfe log_line"))
-    with pytest.raises(RunError, match="damaged") as caught:
-        RunReader(folder)
-    assert str(path) in str(caught.value)
+    for use in (RunReader, lambda folder: RunWriter.create(folder, resume=True)):
+        with pytest.raises(RunError, match="damaged") as caught:
+            use(folder)
+        assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize("value", ["NULL", "'[]'", "'{'", "5", f"'{'[' * 100_000}'"])
@@ -489,6 +490,29 @@ def test_the_journal_falls_back(folder, monkeypatch):
         assert not (folder / "run.db-wal").exists()
         assert query(folder, "PRAGMA journal_mode") == [("delete",)]
     assert reader.state() == "finished"
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_viewer_stopped_in_a_read_where_there_is_no_log(folder, monkeypatch, goes_on):
+    monkeypatch.setattr(opening, "_on_network", lambda path: True)
+    monkeypatch.setattr(schema, "BUSY_SECONDS", 0.05)
+    run = RunWriter.create(folder)
+    run.log(1, 1, {"x": 1.0})
+    assert run.flush()
+    reader = RunReader(folder)
+    with reader._snapshot():
+        assert reader.series() == [Series("x", "train")]
+        run.log(2, 1, {"x": 2.0})
+        assert not run.flush(0.5)
+        assert "locked" in run.warnings[0]
+        if not goes_on:
+            run.close("finished", timeout=0.5)
+            assert "the end of the run is not written" in run.warnings[-1]
+    if goes_on:
+        run.close("finished")
+        assert reader.state() == "finished"
+        assert [event.kind for event in reader.events()] == ["start", "write_error", "end"]
+    assert reader.points("x").values == [1.0, 2.0][: 1 + goes_on]
 
 
 def test_network_file_systems_are_known(monkeypatch, tmp_path):
