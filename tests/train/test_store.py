@@ -206,6 +206,23 @@ def test_a_reader_sees_the_run_grow(folder):
     assert (reader.state(), reader.summary().reason) == ("stopped", "enough")
 
 
+def test_a_series_that_grows_while_it_is_read_keeps_to_the_points_asked_for(folder, monkeypatch):
+    with RunWriter.create(folder) as run:
+        run.log(1, 1, {"x": 1.0})
+        assert run.flush()
+        reader = RunReader(folder)
+
+        def outline(*arguments, original=reader.outline):
+            read = original(*arguments)
+            for step in range(2, 101):
+                run.log(step, 1, {"x": float(step)})
+            assert run.flush()
+            return read
+
+        monkeypatch.setattr(reader, "outline", outline)
+        assert reader.points("x", max_points=8).steps == [1]
+
+
 def test_the_heartbeat_goes_on_when_nothing_is_written(folder, monkeypatch):
     monkeypatch.setattr(writer_module, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(writer_module, "_FLUSH_SECONDS", 0.01)

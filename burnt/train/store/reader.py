@@ -417,7 +417,9 @@ class RunReader:
                 return _columns(_marks_of_points(self._entries(self._series_id(name, split), 0)))
         outline = self.outline(name, split, (max_points - 2) // 2)
         if sum(bucket.points for bucket in outline.buckets) <= max_points:
-            return self.points(name, split)
+            whole = self.points(name, split)
+            if len(whole.steps) <= max_points:  # it may have grown since the outline was read
+                return whole
         buckets = outline.buckets
         if any(bucket.nonfinite_step is not None for bucket in buckets):
             buckets = group(buckets, (max_points - 2) // 3)
