@@ -62,7 +62,7 @@ commands:
 
 examples:
   burnt ctl runs/digits pause
-  burnt ctl digits lr 1e-4       the newest in runs named digits or digits-...
+  burnt ctl digits lr 1e-4       the one in runs named digits, or digits-<date>
   burnt ctl runs/digits note "the new data from here on"
 
 The training answers within a step. Exit codes: 0 done, 1 refused or the run

@@ -7,6 +7,7 @@ JSON document with the rest. It is written aside and renamed, so one that is the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -48,8 +49,13 @@ class Saved:
     values: Mapping[str, float]
 
     def bytes(self) -> int:
-        """What its files take on disk."""
-        return sum(file.stat().st_size for file in self.path.iterdir())
+        """What its files take on disk, without those that are removed meanwhile."""
+        size = 0
+        with contextlib.suppress(FileNotFoundError):  # the folder
+            for file in self.path.iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    size += file.stat().st_size
+        return size
 
 
 @dataclasses.dataclass(frozen=True)
