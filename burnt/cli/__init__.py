@@ -55,7 +55,7 @@ commands:
   pause        wait after the step under way; resume goes on
   resume       go on
   stop         save a checkpoint, and end; resume=True goes on from there
-  save         save a checkpoint now, and go on
+  save         save a checkpoint now, which is never removed, and go on
   lr VALUE     train at this learning rate until lr auto; checkpoints keep it
   lr auto      go back to the schedule
   note TEXT    add a note to the run

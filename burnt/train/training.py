@@ -72,7 +72,8 @@ class SupervisedTraining:
         duration: ``"10 epochs"`` or ``"500 steps"``, counted from the start of the run, also when resumed.
         metrics: what is measured on both splits; the loss always is. Those that are no single number, such as
             `ConfusionMatrix`, are measured on validation alone.
-        checkpoints: which checkpoints stay: by default the last two and the best by validation loss; None for
+        checkpoints: which checkpoints stay, beside those that somebody asks for while it runs: by default the
+            last two and the best by validation loss; None for
             no checkpoints at all.
         stopping: an `EarlyStopping`.
         precision: ``"float32"`` or ``"bfloat16"`` (autocast; parameters stay float32).
