@@ -278,7 +278,11 @@ class Loop:
 
     def save(self, *, kept: bool = False) -> None:
         """Write a checkpoint, of a finite loss and finite parameters only; `kept`: one that always stays."""
-        if self.checkpoints is None or (self.saved_step == self.position.step and self.saved_kept >= kept):
+        if (
+            self.checkpoints is None
+            or self.writer.gone
+            or (self.saved_step == self.position.step and self.saved_kept >= kept)
+        ):
             return
         with self.doing("saving"):
             self.log()
