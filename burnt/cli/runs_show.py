@@ -17,7 +17,7 @@ from burnt.train.store import Artefact, Attempt, Points, RunReader, Series, find
 from burnt.train.store.schema import DATABASE
 from burnt.train.wording import duration_text, value_text
 
-__all__ = ["run", "sparkline"]
+__all__ = ["open_run", "run", "run_folder", "sparkline"]
 
 _EVENTS, _LOG_LINES = 8, 10
 _CELLS = 20
@@ -56,13 +56,24 @@ def open_run(folder: str) -> RunReader:
     if Path(folder, DATABASE).is_file():
         return RunReader(folder)
     parent = os.path.dirname(folder.rstrip("/")) or "runs"
-    below = folder if os.path.isdir(folder) else parent
-    guess = closest(folder, map(str, find_runs(below)), "/")
+    here = os.path.isdir(folder)
+    runs = [str(run) for run in find_runs(folder if here else parent)]
+    guess = closest(folder, runs, "/")
+    below = folder if here and runs else parent
     raise UsageError(
-        f"{folder} holds no run" if os.path.isdir(folder) else f"there is no folder {folder!r}",
+        f"{folder} holds no run" if here else f"there is no folder {folder!r}",
         expected=os.path.join(folder, DATABASE),
         hint=f"did you mean {guess}?" if guess else f"`burnt runs list {below}` shows what runs there are",
     )
+
+
+def run_folder(name: str) -> str:
+    """The folder of a run: itself, or the newest below ``runs`` of that name, with or without a stamp."""
+    if Path(name, DATABASE).is_file() or os.path.dirname(name) or not os.path.isdir("runs"):
+        return name
+    named = [run for run in find_runs("runs") if run.name == name or run.name.startswith(f"{name}-")]
+    exact = [run for run in named if run.name == name]
+    return os.fspath([*exact, *named][0]) if named else name
 
 
 def _show(reader: RunReader) -> None:
