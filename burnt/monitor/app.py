@@ -104,9 +104,12 @@ class MonitorApp(App[None]):
 
     # --- what is on the screen
 
-    def on_mount(self) -> None:
-        """Show the list, and begin to read."""
-        self.push_screen(RunsScreen(self.library))
+    async def on_mount(self) -> None:
+        """Show the list, or the run of the training whose monitor this is; and begin to read."""
+        await self.push_screen(RunsScreen(self.library))
+        if self.attached is not None:
+            self.library.refresh(look=True)  # here: it is one run, and the list is not to be seen before it
+            self._open_only_run()
         self.refresher.start()
         if self.attachment is not None:
             self.attachment.begin(self)
@@ -143,14 +146,19 @@ class MonitorApp(App[None]):
                 await invoke(message.show)
         finally:
             self.refresher.shown()
-        views = self.library.views
         if not self._shown_once:
+            self._open_only_run()
             self._shown_once = True
-            # A folder that is a run itself, or a training's own monitor: there is nothing to choose from.
-            if len(views) == 1 and (self.attached or views[0].folder in self.library.folders):
-                self.open_run(views[0])
+        views = self.library.views
         if self.attached is not None and len(views) == 1:
             self._watch_end(views[0])
+
+    def _open_only_run(self) -> None:
+        """A folder that is a run itself, or a training's own monitor: there is nothing to choose from."""
+        views = self.library.views
+        if len(views) == 1 and (self.attached is not None or views[0].folder in self.library.folders):
+            self._shown_once = True
+            self.open_run(views[0])
 
     def on_monitor_app_failed(self, message: Failed) -> None:
         """An error of the app's own: end, and say which."""

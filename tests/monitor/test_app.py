@@ -711,6 +711,21 @@ def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
     use(live.folder, steps, attached=4321)
 
 
+def test_an_attached_monitor_begins_with_the_run(live: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    live.flush()
+    monkeypatch.setattr(app_module.Refresher, "start", lambda self: None)  # nothing is read later on
+
+    async def session() -> None:
+        app = MonitorApp(Library([live.folder]), attached=4321)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.pause()
+            assert isinstance(app.screen, RunScreen)
+            await pilot.press("escape")
+            assert isinstance(app.screen, RunsScreen)
+
+    asyncio.run(session())
+
+
 def test_an_attached_monitor_closes_after_the_end(live: RunWriter) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await asyncio.to_thread(live.close, "finished")
