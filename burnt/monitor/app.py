@@ -13,6 +13,7 @@ from textual._callback import invoke
 from textual._wait import wait_for_idle
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.geometry import Size
 from textual.message import Message
 from textual.screen import Screen
 
@@ -97,6 +98,7 @@ class MonitorApp(App[None]):
     def on_mount(self) -> None:
         """Show the list, and begin to read."""
         self.push_screen(RunsScreen(self.library))
+        self._fit(self.size)
         self.refresher.start()
         if self.attachment is not None:
             self.attachment.begin(self)
@@ -134,7 +136,8 @@ class MonitorApp(App[None]):
         finally:
             self.refresher.shown()
         views = self.library.views
-        if not self._shown_once:
+        # Below the smallest size nothing is put over the message; the list is read again when there is room.
+        if not self._shown_once and self._small is None:
             self._shown_once = True
             # A folder that is a run itself, or a training's own monitor: there is nothing to choose from.
             if len(views) == 1 and (self.attached or views[0].folder in self.library.folders):
@@ -154,19 +157,29 @@ class MonitorApp(App[None]):
             from burnt.monitor.dialogs import EndScreen
 
             self._ending = True
-            self.push_screen(EndScreen(view))
+            self._uncover()
+            self.push_screen(EndScreen(view))  # which needs little room
 
     def on_resize(self, event: events.Resize) -> None:
         """Below 80x24 say so; show what was there again when there is room."""
-        small = event.size.width < MIN_WIDTH or event.size.height < MIN_HEIGHT
-        if small and self._small is None:
+        # The first size comes before the first screen, which a message must not be put under.
+        if any(isinstance(screen, RunsScreen) for screen in self.screen_stack):
+            self._fit(event.size)
+
+    def _fit(self, size: Size) -> None:
+        if size.width >= MIN_WIDTH and size.height >= MIN_HEIGHT:
+            self._uncover()
+        elif self._small is None and not self._ending:
             from burnt.monitor.dialogs import TooSmallScreen
 
             self._small = TooSmallScreen()
             self.push_screen(self._small)
-        elif not small and self._small is not None:
-            self._small.dismiss()
+
+    def _uncover(self) -> None:
+        """Take the message away that there is no room; nothing is shown over it, so it is what shows."""
+        if self._small is not None:
             self._small = None
+            self.pop_screen()
 
     async def settled(self, patience: float) -> None:
         """Wait until what is on the screen has been read and shown; for pictures and tests.

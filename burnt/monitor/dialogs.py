@@ -255,6 +255,13 @@ class EndScreen(ModalScreen[None]):
 class TooSmallScreen(ModalScreen[None]):
     """There is no room; what was on the screen comes back when there is."""
 
+    # A modal screen keeps the app's own keys from the app.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "app.leave", "Leave", show=False),
+        Binding("ctrl+c", "app.interrupt", "Interrupt", show=False),
+        Binding("ctrl+z", "app.suspend", "Suspend", show=False),
+    ]
+
     def compose(self) -> ComposeResult:
         """What is needed."""
         yield Static(

@@ -392,4 +392,4 @@ def _worse(view: RunView, value: float) -> float:
 
 def _natural(text: str) -> list[tuple[int, int | str]]:
     """So that run-2 comes before run-10."""
-    return [(0, int(part)) if part.isdigit() else (1, part.lower()) for part in re.split(r"(\d+)", text)]
+    return [(0, int(part)) if part.isdecimal() else (1, part.lower()) for part in re.split(r"(\d+)", text)]

@@ -166,6 +166,17 @@ def test_sorting_by_key_and_by_click(runs: Path) -> None:
     use(runs, steps)
 
 
+def test_sorting_takes_digits_that_are_no_numbers(tmp_path: Path) -> None:
+    make(tmp_path / "exp-10²", steps=2)
+    make(tmp_path / "exp-9", steps=2)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "s")
+        assert [line.split()[1] for line in table(app)] == ["exp-9", "exp-10²"]
+
+    use(tmp_path, steps)
+
+
 def test_marked_runs_are_compared(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "space", "c")
@@ -493,6 +504,40 @@ def test_too_small_says_so_and_comes_back(runs: Path) -> None:
         assert app.screen.query(Chart)
 
     use(runs, steps)
+
+
+def test_a_terminal_too_small_from_the_start_is_left_or_made_larger(runs: Path) -> None:
+    async def leave(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert isinstance(app.screen, TooSmallScreen)
+        await pilot.press("q")
+        async with asyncio.timeout(PATIENCE):
+            while app.is_running:
+                await asyncio.sleep(0.01)
+
+    async def enlarge(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert isinstance(app.screen, TooSmallScreen)
+        await pilot.resize_terminal(100, 30)
+        await app.settled(PATIENCE)
+        await until(app, lambda: isinstance(app.screen, RunScreen))  # a single run is opened at once
+        assert not any(isinstance(screen, TooSmallScreen) for screen in app.screen_stack)
+
+    use(runs, leave, size=(60, 20))
+    use(runs / "alpha", enlarge, size=(60, 20))
+
+
+def test_a_training_that_ends_while_there_is_no_room_is_said_to_have_ended(live: RunWriter) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.resize_terminal(60, 20)
+        await app.settled(PATIENCE)
+        assert isinstance(app.screen, TooSmallScreen)
+        await asyncio.to_thread(live.close, "finished")
+        await until(app, lambda: isinstance(app.screen, EndScreen))
+        await pilot.resize_terminal(100, 30)
+        await app.settled(PATIENCE)
+        assert isinstance(app.screen, EndScreen)
+        assert not any(isinstance(screen, TooSmallScreen) for screen in app.screen_stack)
+
+    use(live.folder, steps, attached=os.getpid())
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
