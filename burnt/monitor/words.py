@@ -22,6 +22,7 @@ __all__ = [
     "label",
     "main_metric",
     "note",
+    "number",
     "one_line",
     "progress_text",
     "size_text",
@@ -50,6 +51,17 @@ def one_line(text: str) -> str:
     'the loss became nan; expected a finite number'
     """
     return "; ".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
+
+
+def number(value: object) -> float | None:
+    """A number out of the run store's JSON, which has words for those that JSON lacks; None for all else.
+
+    >>> number(1.5), number("NaN"), number("-Infinity"), number("many"), number(True)
+    (1.5, nan, -inf, None, None)
+    """
+    if isinstance(value, str):
+        return float(value) if value in ("NaN", "Infinity", "-Infinity") else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def figure_text(value: float) -> str:
@@ -105,7 +117,7 @@ def better(name: str, config: Mapping[str, Any] | None = None) -> str | None:
     >>> better("valid/words", {"metrics": {"words": "higher"}})
     'higher'
     """
-    told = config.get("metrics") if config is not None else None
+    told = config.get("metrics") if isinstance(config, Mapping) else None
     declared = told.get(name.rpartition("/")[2]) if isinstance(told, Mapping) else None
     if declared in ("lower", "higher"):
         return str(declared)

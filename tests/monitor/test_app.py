@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
 import signal
@@ -23,7 +24,8 @@ from burnt.monitor.chart import Chart
 from burnt.monitor.compare import CompareScreen
 from burnt.monitor.dialogs import ConfirmScreen, EndScreen, HelpScreen, TextScreen, TooSmallScreen
 from burnt.monitor.keys import APP, CHART, LIST, RUNS
-from burnt.monitor.model import Library
+from burnt.monitor.model import Checkpoint, Library
+from burnt.monitor.panes.checkpoints import best_checkpoint
 from burnt.monitor.panes.log import LogPane
 from burnt.monitor.rows import Rows
 from burnt.monitor.run import RunScreen
@@ -662,6 +664,37 @@ def test_events_and_tables_of_other_writers_may_be_odd(tmp_path: Path) -> None:
         assert "crashed" in screen_text(app)
 
     use(tmp_path / "run", steps)
+
+
+def test_numbers_that_are_none_are_shown_as_such(tmp_path: Path) -> None:
+    run = RunWriter.create(tmp_path / "diverged")
+    run.log(1, 1, {"loss": 0.5})
+    (run.folder / "checkpoints" / "step-1").mkdir(parents=True)
+    values = {"valid/loss": math.nan, "valid/top\x1b]0;x\x07": math.inf, "other": "a word"}
+    run.event("checkpoint", 1, path="step-1", values=values)
+    run.system({"cpu.percent": math.nan, "memory.used_bytes": math.inf, "gpu0\x1b[5m.watts": -math.inf})
+    run.close("finished")
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "enter", "3")
+        text = screen_text(app)
+        assert "CPU nan" in text and "memory inf" in text and "gpu0\\x1b[5m -inf" in text
+        await press(app, pilot, "5")
+        text = screen_text(app)
+        assert "valid/loss nan" in text and "valid/top\\x1b]0;x\\x07 inf" in text and "a word" in text
+        assert "\x1b" not in text and "★" not in text
+
+    use(tmp_path, steps)
+
+
+def test_the_best_checkpoint_is_the_oldest_of_equals() -> None:
+    def checkpoint(step: int, **values: Any) -> Checkpoint:
+        return Checkpoint(f"step-{step}", step, 1, 0.0, {f"valid/{name}": v for name, v in values.items()})
+
+    found = [checkpoint(1, loss="NaN"), checkpoint(2, loss=0.5), checkpoint(3, loss=0.5)]
+    assert best_checkpoint(found) == (found[1], "valid/loss")
+    found = [checkpoint(1, accuracy=0.5), checkpoint(2, accuracy=0.9), checkpoint(3, accuracy=0.9)]
+    assert best_checkpoint(found) == (found[1], "valid/accuracy")
 
 
 def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
