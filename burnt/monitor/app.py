@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
@@ -23,10 +24,13 @@ from burnt.monitor.look import DARK, LIGHT, PLAIN
 from burnt.monitor.model import Library, RunView
 from burnt.monitor.refresher import Refresher, Source
 from burnt.monitor.runs import RunsScreen
+from burnt.monitor.words import clean
 
 __all__ = ["MIN_HEIGHT", "MIN_WIDTH", "MonitorApp"]
 
 MIN_WIDTH, MIN_HEIGHT = 80, 24
+
+_LOG = logging.getLogger(__name__)
 
 
 class MonitorApp(App[None]):
@@ -60,7 +64,7 @@ class MonitorApp(App[None]):
     class Failed(Message):
         """The reading thread met an error that nothing expected."""
 
-        def __init__(self, error: BaseException) -> None:
+        def __init__(self, error: Exception) -> None:
             self.error = error
             super().__init__()
 
@@ -90,6 +94,7 @@ class MonitorApp(App[None]):
             lambda error: self.post_message(self.Failed(error)),
         )
         self._shown_once = False
+        self._told: set[str] = set()
         self._was_live = self._ending = False
         self._small: Screen[None] | None = None
 
@@ -133,6 +138,8 @@ class MonitorApp(App[None]):
             # Else the screen was left meanwhile, or the app is about to end.
             if self.is_running and message.source in cast(list[object], self.screen_stack):
                 await invoke(message.show)
+        except Exception as error:
+            self._tell(error, "cannot be shown")
         finally:
             self.refresher.shown()
         views = self.library.views
@@ -146,9 +153,17 @@ class MonitorApp(App[None]):
             self._watch_end(views[0])
 
     def on_monitor_app_failed(self, message: Failed) -> None:
-        """An error of the app's own: end, and say which."""
+        """Something could not be read."""
         if self.is_running:
-            raise message.error
+            self._tell(message.error, "cannot be read")
+
+    def _tell(self, error: Exception, what: str) -> None:
+        """Say once what is the matter with something; all else is shown as before."""
+        text = f"something {what}: {type(error).__name__}: {error}"
+        if text not in self._told:
+            self._told.add(text)
+            _LOG.error("%s", text, exc_info=error)
+            self.notify(clean(text), severity="error", timeout=30, markup=False)
 
     def _watch_end(self, view: RunView) -> None:
         # A training may end before the first look at it.

@@ -6,11 +6,11 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
+from burnt.errors import BurntError
 from burnt.monitor.model import Library, RunView
-from burnt.monitor.words import age_text, clean, duration_text, label, progress_text, value_text
+from burnt.monitor.words import age_text, clean, clock_text, duration_text, label, progress_text, value_text
 
 __all__ = ["lines", "state"]
 
@@ -30,7 +30,10 @@ def lines(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
         return [f"no runs in {', '.join(map(str, folders))}"]
     table = _aligned([_COLUMNS, *map(_row, views)], right=("eta", "last", "best", "at step", "age", "took"))
     if len(views) == 1 and views[0].error is None:
-        table += _details(views[0])
+        try:
+            table += _details(views[0])
+        except BurntError as error:
+            table += ["", clean(f"{error.what}: {error.found}" if error.found else error.what)]
     return table
 
 
@@ -79,7 +82,7 @@ def _details(view: RunView) -> list[str]:
         found += _aligned(
             [
                 (
-                    _clock(event.time),
+                    clock_text(event.time),
                     "" if event.step is None else str(event.step),
                     event.kind,
                     _text(event.data),
@@ -89,7 +92,7 @@ def _details(view: RunView) -> list[str]:
         )
     if logged := view.log_lines()[-_LOG_LINES:]:
         found += ["", "last log lines"]
-        found += _aligned([(_clock(line.time), line.level, clean(line.text)) for line in logged])
+        found += _aligned([(clock_text(line.time), line.level, clean(line.text)) for line in logged])
     view.close()
     return found
 
@@ -138,7 +141,3 @@ def _text(data: dict[str, Any]) -> str:
         text = value_text(value) if isinstance(value, float) else str(value)
         parts.append(f"{key} {clean(text)}")
     return "  ".join(parts)
-
-
-def _clock(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds):%H:%M:%S}"

@@ -6,7 +6,6 @@ import math
 import re
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
@@ -30,7 +29,7 @@ from burnt.monitor.line import Part, facts, sides, update
 from burnt.monitor.look import bar, state_cell
 from burnt.monitor.model import Library, RunView
 from burnt.monitor.rows import Cell, Column, Rows, cell
-from burnt.monitor.words import age_text, better, clean, duration_text, label, value_text
+from burnt.monitor.words import age_text, better, clean, clock_text, duration_text, label, value_text
 
 __all__ = ["RunsScreen"]
 
@@ -230,7 +229,7 @@ class RunsScreen(Screen[None]):
             if view.activity not in ("", "paused"):
                 pairs.append(("", (clean(view.activity), "")))
             pairs += [("worked", (duration_text(view.seconds), ""))]
-            pairs += [("began", (f"{datetime.fromtimestamp(view.created):%Y-%m-%d %H:%M}", ""))]
+            pairs += [("began", (clock_text(view.created, "%Y-%m-%d %H:%M"), ""))]
             second = facts(pairs, self.size.width)
         update(about, Content("\n").join([Content.assemble(*parts), second]))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from burnt.train.wording import duration_text, value_text
@@ -16,6 +17,7 @@ __all__ = [
     "age_text",
     "better",
     "clean",
+    "clock_text",
     "duration_text",
     "figure_text",
     "fraction",
@@ -62,6 +64,18 @@ def number(value: object) -> float | None:
     if isinstance(value, str):
         return float(value) if value in ("NaN", "Infinity", "-Infinity") else None
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def clock_text(seconds: float, form: str = "%H:%M:%S") -> str:
+    """A time of the clock; ``"?"`` for what is none.
+
+    >>> clock_text(1e20), clock_text(float("nan"))
+    ('?', '?')
+    """
+    try:
+        return datetime.fromtimestamp(seconds).strftime(form)
+    except (OverflowError, OSError, TypeError, ValueError):
+        return "?"
 
 
 def figure_text(value: float) -> str:

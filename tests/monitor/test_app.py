@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import signal
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from burnt.monitor import app as app_module
+from burnt.monitor import once
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.chart import Chart
 from burnt.monitor.compare import CompareScreen
@@ -678,11 +680,12 @@ def test_numbers_that_are_none_are_shown_as_such(tmp_path: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "enter", "3")
         text = screen_text(app)
-        assert "CPU nan" in text and "memory inf" in text and "gpu0\\x1b[5m -inf" in text
+        assert all(part in text for part in ("CPU nan", "memory inf", "gpu0\\x1b[5m -inf"))
         await press(app, pilot, "5")
         text = screen_text(app)
-        assert "valid/loss nan" in text and "valid/top\\x1b]0;x\\x07 inf" in text and "a word" in text
-        assert "\x1b" not in text and "★" not in text
+        assert all(part in text for part in ("valid/loss nan", "valid/top\\x1b]0;x\\x07 inf", "a word"))
+        assert "\x1b" not in text
+        assert "★" not in text
 
     use(tmp_path, steps)
 
@@ -695,6 +698,62 @@ def test_the_best_checkpoint_is_the_oldest_of_equals() -> None:
     assert best_checkpoint(found) == (found[1], "valid/loss")
     found = [checkpoint(1, accuracy=0.5), checkpoint(2, accuracy=0.9), checkpoint(3, accuracy=0.9)]
     assert best_checkpoint(found) == (found[1], "valid/accuracy")
+
+
+_ODD = {
+    "progress": "UPDATE progress SET data = '[]'",
+    "config": "UPDATE attempt SET config = '[1, 2]'",
+    "event": "INSERT INTO event SELECT NULL, attempt, time, step, kind, '[3]' FROM event LIMIT 1",
+    "time": "UPDATE event SET time = 1e20",
+    "created": "UPDATE run SET created = 1e20",
+    "log": "UPDATE log_line SET time = 1e20",
+    "words": "UPDATE event SET data = 'no JSON'",
+    "pid": "UPDATE attempt SET pid = -5, ended = NULL",
+}
+
+
+@pytest.mark.parametrize("what", _ODD)
+def test_odd_content_of_one_run_ends_neither_the_app_nor_a_snapshot(runs: Path, what: str) -> None:
+    with sqlite3.connect(runs / "beta" / "run.db", isolation_level=None) as connection:
+        connection.execute(_ODD[what])
+    connection.close()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert len(table(app)) == 3
+        await press(app, pilot, "down", "enter", *"4567", "escape")
+        assert app.is_running
+        assert len(table(app)) == 3
+
+    use(runs, steps)
+    assert any("gamma-10" in line for line in once.lines([runs]))
+    assert once.lines([runs / "beta"])
+
+
+def test_what_cannot_be_shown_is_told_and_the_rest_goes_on(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("of the pane")
+
+    def told(app: MonitorApp, text: str) -> bool:
+        return any(text in notification.message for notification in app._notifications)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "enter")
+        for place in ("read", "_show"):
+            with monkeypatch.context() as patch:
+                patch.setattr(LogPane, place, broken)
+                await press(app, pilot, "4")
+                await until(app, lambda: told(app, "of the pane"))
+            await press(app, pilot, "escape", "down", "enter")
+        with monkeypatch.context() as patch:
+            patch.setattr(Library, "refresh", broken)
+            await until(app, lambda: told(app, "something cannot be read: ZeroDivisionError"))
+        await press(app, pilot, "6")
+        assert app.is_running
+
+    use(runs, steps)
+    assert "Traceback" in caplog.text
 
 
 def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -15,6 +16,8 @@ from burnt.monitor.model import RunView
 from burnt.monitor.words import clean
 
 __all__ = ["Pane"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class Pane(Vertical):
@@ -61,11 +64,15 @@ class Pane(Vertical):
             return self.read()
         except BurntError as error:
             return partial(self.fail, error)
+        except Exception as error:  # anybody may write into a run's file
+            _LOG.exception("%s: the pane %s cannot be read", self.view.label, self.TITLE)
+            return partial(self.fail, error)
 
-    def fail(self, error: BurntError) -> None:
+    def fail(self, error: Exception) -> None:
         """Say why there is nothing to show, unless the run's head says so already."""
         if self.view.error is None:
-            self.app.notify(clean(error.what), severity="error", title=self.TITLE, markup=False)
+            what = error.what if isinstance(error, BurntError) else f"cannot be read: {error!r}"
+            self.app.notify(clean(what), severity="error", title=self.TITLE, markup=False)
 
     def enter(self) -> None:
         """The pane is shown: the keys go to its main part."""
