@@ -129,8 +129,8 @@ class ConfirmScreen(ModalScreen[bool]):
     def compose(self) -> ComposeResult:
         """The question and two buttons."""
         with Vertical(classes="window narrow"):
-            yield Static(self._question, classes="window-title", markup=False)
-            yield Static(self._detail, markup=False)
+            yield Static(clean(self._question), classes="window-title", markup=False)
+            yield Static(clean(self._detail), markup=False)
             with Horizontal(classes="buttons"):
                 yield Button(
                     f"{self._yes} (y)", id="yes", compact=True, variant="error" if self._grave else "primary"
@@ -174,8 +174,8 @@ class AskScreen(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         """The question, a line to type in, and two buttons."""
         with Vertical(classes="window narrow"):
-            yield Static(self._question, classes="window-title", markup=False)
-            yield Static(self._detail, markup=False)
+            yield Static(clean(self._question), classes="window-title", markup=False)
+            yield Static(clean(self._detail), markup=False)
             yield Input(placeholder=self._placeholder, compact=True)
             with Horizontal(classes="buttons"):
                 yield Button(f"{self._yes} (enter)", id="yes", compact=True, variant="primary")

@@ -188,7 +188,8 @@ class RunsScreen(Screen[None]):
             return "reading ..."
         if self.library.views:
             return "no run matches the filter: esc drops it"
-        return f"no runs in {', '.join(map(str, self.library.folders))} yet: they appear here when one begins"
+        folders = clean(", ".join(map(str, self.library.folders)))
+        return f"no runs in {folders} yet: they appear here when one begins"
 
     def _show_title(self, shown: int) -> None:
         views = self.library.views
@@ -217,7 +218,7 @@ class RunsScreen(Screen[None]):
         parts: list[tuple[str, str]] = [(f" {text}", style), (f"  {clean(str(view.folder))}", "$foreground")]
         if view.attempts:
             newest = view.attempts[-1]
-            where = f"  pid {newest.pid} on {newest.host}"
+            where = f"  pid {newest.pid} on {clean(newest.host)}"
             if len(view.attempts) > 1:
                 where += f", attempt {len(view.attempts)}"
             parts.append((where, "$dim"))

@@ -647,6 +647,27 @@ def test_names_and_texts_cannot_steer_the_terminal(tmp_path: Path) -> None:
     use(tmp_path, steps)
 
 
+def test_names_of_a_run_that_goes_on_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    run = RunWriter.create(tmp_path / "a\x1b]0;b\x07")
+    run.log(1, 1, {"lo\x1bss": 1.0}, split="va\x1blid")
+    run.log(1, 1, {"lo\x1bss": 2.0})
+    run.progress(1, 1, activity="\x1b[2Jtraining")
+    run.flush()
+    with sqlite3.connect(run.folder / "run.db", isolation_level=None) as connection:
+        connection.execute("UPDATE attempt SET host = 'h\x1b[5most'")
+    connection.close()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        for keys in ("down", "enter", "1", "6", "x", "escape", "escape", "slash", *"zz"):
+            await press(app, pilot, keys)
+            text = screen_text(app)
+            assert "\x1b" not in text
+            assert "\x07" not in text
+
+    use(tmp_path, steps)
+    run.close("finished")
+
+
 def test_events_and_tables_of_other_writers_may_be_odd(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "run", config={"a": [1, {"b": None}], "c": {}})
     run.event("checkpoint", 1, path=None, values=[1])
