@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import signal
@@ -16,6 +17,7 @@ from textual._callback import invoke
 from textual._wait import wait_for_idle
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.geometry import Size
 from textual.message import Message
 from textual.screen import Screen
 
@@ -25,12 +27,14 @@ from burnt.monitor.look import DARK, LIGHT, PLAIN
 from burnt.monitor.model import Library, RunView
 from burnt.monitor.refresher import Refresher, Source
 from burnt.monitor.runs import RunsScreen
+from burnt.monitor.words import clean
 
 __all__ = ["MIN_HEIGHT", "MIN_WIDTH", "MonitorApp"]
 
 MIN_WIDTH, MIN_HEIGHT = 80, 24
 
 _KEY_SECONDS = 1.0  # so long a key may take before the next one is let through
+_LOG = logging.getLogger(__name__)
 
 
 class MonitorApp(App[None]):
@@ -67,7 +71,7 @@ class MonitorApp(App[None]):
     class Failed(Message):
         """The reading thread met an error that nothing expected."""
 
-        def __init__(self, error: BaseException) -> None:
+        def __init__(self, error: Exception) -> None:
             self.error = error
             super().__init__()
 
@@ -97,6 +101,7 @@ class MonitorApp(App[None]):
             lambda error: self.post_message(self.Failed(error)),
         )
         self._shown_once = False
+        self._told: set[str] = set()
         self._was_live = self._ending = False
         self._small: Screen[None] | None = None
         self._keys: deque[events.Key] = deque()
@@ -110,6 +115,7 @@ class MonitorApp(App[None]):
         if self.attached is not None:
             self.library.refresh(look=True)  # here: it is one run, and the list is not to be seen before it
             self._open_only_run()
+        self._fit(self.size)
         self.refresher.start()
         if self.attachment is not None:
             self.attachment.begin(self)
@@ -144,9 +150,12 @@ class MonitorApp(App[None]):
             # Else the screen was left meanwhile, or the app is about to end.
             if self.is_running and message.source in cast(list[object], self.screen_stack):
                 await invoke(message.show)
+        except Exception as error:
+            self._tell(error, "cannot be shown")
         finally:
             self.refresher.shown()
-        if not self._shown_once:
+        # Below the smallest size nothing is put over the message; the list is read again when there is room.
+        if not self._shown_once and self._small is None:
             self._open_only_run()
             self._shown_once = True
         views = self.library.views
@@ -161,9 +170,17 @@ class MonitorApp(App[None]):
             self.open_run(views[0])
 
     def on_monitor_app_failed(self, message: Failed) -> None:
-        """An error of the app's own: end, and say which."""
+        """Something could not be read."""
         if self.is_running:
-            raise message.error
+            self._tell(message.error, "cannot be read")
+
+    def _tell(self, error: Exception, what: str) -> None:
+        """Say once what is the matter with something; all else is shown as before."""
+        text = f"something {what}: {type(error).__name__}: {error}"
+        if text not in self._told:
+            self._told.add(text)
+            _LOG.error("%s", text, exc_info=error)
+            self.notify(clean(text), severity="error", timeout=30, markup=False)
 
     def _watch_end(self, view: RunView) -> None:
         # A training may end before the first look at it.
@@ -172,19 +189,29 @@ class MonitorApp(App[None]):
             from burnt.monitor.dialogs import EndScreen
 
             self._ending = True
-            self.push_screen(EndScreen(view))
+            self._uncover()
+            self.push_screen(EndScreen(view))  # which needs little room
 
     def on_resize(self, event: events.Resize) -> None:
         """Below 80x24 say so; show what was there again when there is room."""
-        small = event.size.width < MIN_WIDTH or event.size.height < MIN_HEIGHT
-        if small and self._small is None:
+        # The first size comes before the first screen, which a message must not be put under.
+        if any(isinstance(screen, RunsScreen) for screen in self.screen_stack):
+            self._fit(event.size)
+
+    def _fit(self, size: Size) -> None:
+        if size.width >= MIN_WIDTH and size.height >= MIN_HEIGHT:
+            self._uncover()
+        elif self._small is None and not self._ending:
             from burnt.monitor.dialogs import TooSmallScreen
 
             self._small = TooSmallScreen()
             self.push_screen(self._small)
-        elif not small and self._small is not None:
-            self._small.dismiss()
+
+    def _uncover(self) -> None:
+        """Take the message away that there is no room; nothing is shown over it, so it is what shows."""
+        if self._small is not None:
             self._small = None
+            self.pop_screen()
 
     async def settled(self, patience: float) -> None:
         """Wait until what is on the screen has been read and shown; for pictures and tests.

@@ -37,6 +37,7 @@ from textual.widget import Widget
 from burnt.monitor.curves import Curve
 from burnt.monitor.keys import CHART, bindings
 from burnt.monitor.plot import Plot, Range, Span, View, XAxis
+from burnt.monitor.words import clean
 
 __all__ = ["Chart"]
 
@@ -145,7 +146,12 @@ class Chart(Widget, can_focus=True):
             view = view._replace(range_y=None)
         self._look(
             view._replace(
-                curves=tuple(curves), x=x, log_y=log_y, smoothing=smoothing, title=title, markers=markers
+                curves=tuple(curve._replace(label=clean(curve.label)) for curve in curves),
+                x=x,
+                log_y=log_y,
+                smoothing=smoothing,
+                title=clean(title),
+                markers=markers,
             )
         )
 

@@ -130,8 +130,8 @@ class ConfirmScreen(ModalScreen[bool]):
     def compose(self) -> ComposeResult:
         """The question and two buttons."""
         with Vertical(classes="window narrow"):
-            yield Static(self._question, classes="window-title", markup=False)
-            yield Static(self._detail, markup=False)
+            yield Static(clean(self._question), classes="window-title", markup=False)
+            yield Static(clean(self._detail), markup=False)
             with Horizontal(classes="buttons"):
                 yield Button(
                     f"{self._yes} (y)", id="yes", compact=True, variant="error" if self._grave else "primary"
@@ -179,8 +179,8 @@ class AskScreen(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         """The question, a line to type in, and two buttons."""
         with Vertical(classes="window narrow"):
-            yield Static(self._question, classes="window-title", markup=False)
-            yield Static(self._detail, markup=False)
+            yield Static(clean(self._question), classes="window-title", markup=False)
+            yield Static(clean(self._detail), markup=False)
             yield Input(placeholder=self._placeholder, compact=True)
             yield Static(id="fault", markup=False)
             with Horizontal(classes="buttons"):
@@ -267,6 +267,13 @@ class EndScreen(ModalScreen[None]):
 
 class TooSmallScreen(ModalScreen[None]):
     """There is no room; what was on the screen comes back when there is."""
+
+    # A modal screen keeps the app's own keys from the app.
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "app.leave", "Leave", show=False),
+        Binding("ctrl+c", "app.interrupt", "Interrupt", show=False),
+        Binding("ctrl+z", "app.suspend", "Suspend", show=False),
+    ]
 
     def compose(self) -> ComposeResult:
         """What is needed."""

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from textual.content import Content
 from textual.widgets import Static
 
+from burnt.monitor.words import clean
+
 __all__ = ["Part", "facts", "sides", "update"]
 
 Part = tuple[str, str]
-"""A text and its style, as Textual writes it."""
+"""A text and its style, as Textual writes it; what a terminal would obey is escaped when it is set."""
 
 
 def update(widget: Static, content: Content) -> None:
@@ -29,7 +31,7 @@ def facts(pairs: Sequence[tuple[str, Part]], width: int) -> Content:
     """
     found, left = [], width - 2
     for name, (text, style) in pairs:
-        one = Content.assemble((f"{name} ", "$dim") if name else "", (text, style))
+        one = Content.assemble((f"{clean(name)} ", "$dim") if name else "", (clean(text), style))
         if one.cell_length <= left:
             found.append(one)
             left -= one.cell_length + 3
@@ -44,8 +46,9 @@ def sides(left: Sequence[Part], right: Sequence[Sequence[Part]], width: int) -> 
         right: groups; the last ones are left out where there is no room.
         width: of the line.
     """
+    left = _clean(left)
     first = Content.assemble(*left)
-    groups = [Content.assemble(*group) for group in right]
+    groups = [Content.assemble(*_clean(group)) for group in right]
     while groups and first.cell_length + sum(group.cell_length for group in groups) + 2 > width:
         groups.pop()
     room = width - sum(group.cell_length for group in groups) - 1
@@ -57,3 +60,7 @@ def sides(left: Sequence[Part], right: Sequence[Sequence[Part]], width: int) -> 
         first = short.append(Content.assemble(*left[1:]))
     gap = " " * max(room - first.cell_length, 1)
     return Content("").join([first, Content(gap), *groups, Content(" ")])
+
+
+def _clean(parts: Sequence[Part]) -> list[Part]:
+    return [(clean(text), style) for text, style in parts]

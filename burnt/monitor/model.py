@@ -7,6 +7,7 @@ two calls of `stat`. What a screen asks for beyond the line of a list is read wh
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
@@ -17,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
-from burnt.errors import RunError
+from burnt.errors import BurntError, RunError
 from burnt.monitor.trace import Trace
-from burnt.monitor.words import better, fraction, main_metric, note
+from burnt.monitor.words import better, fraction, main_metric, note, number
 from burnt.train.store import (
     Artefact,
     ArtefactName,
@@ -44,6 +45,8 @@ __all__ = ["LIVE", "Checkpoint", "Library", "RunView", "ViewState"]
 ViewState = Literal["running", "finished", "stopped", "crashed", "stale", "unreadable", "deleted"]
 
 LIVE = ("running", "stale")
+
+_LOG = logging.getLogger(__name__)
 
 _MAX_LOG_LINES = 20_000
 _MAX_SAMPLES = 1_800  # an hour
@@ -273,7 +276,11 @@ class RunView:
     def refresh(self) -> bool:
         """Read what has changed; returns whether there is something else to show."""
         with self._lock:
-            self._refresh()
+            try:
+                self._refresh()
+            except Exception as error:
+                # Anybody may write into a run's file, and its content may be odd in ways nobody thought of.
+                self._fail(_unexpected(self.label, error))
             seen = (
                 self.state,
                 None if self.error is None else str(self.error),
@@ -331,10 +338,18 @@ class RunView:
         try:
             reader = self.reader
             attempts = reader.attempts()
+            if self.attempts and _beginning(attempts[0]) != _beginning(self.attempts[0]):
+                # Another run took its place, in a file that may even have the number of the one before.
+                self._forget()
+                self._paced, self.attempts = 0, ()
             if len(attempts) != len(self.attempts):
                 self._bests.clear()
                 self.name, self.created, self.config = reader.name, reader.created, reader.config()
+                if self.config is not None:
+                    self.config = _mapping(self.config)
             self.progress, self.heads, self.newest = reader.progress(), reader.heads(), reader.newest_ids()
+            if self.progress is not None:
+                self.progress = self.progress._replace(data=_mapping(self.progress.data))
             self.attempts = attempts
             self._note_pace()
             self.metric = main_metric(list(self.heads), self.config)
@@ -342,18 +357,26 @@ class RunView:
             if self._followed and self.newest.event:
                 after = self.events[-1].id if self.events else 0
                 if self.newest.event > after:
-                    self.events = [*self.events, *reader.events(after=after)]
+                    fresh = [
+                        event._replace(data=_mapping(event.data)) for event in reader.events(after=after)
+                    ]
+                    self.events = [*self.events, *fresh]
             # Asked last, since a process that closed the run meanwhile must not seem crashed.
             self.state = reader.state()
             self.error, self._stamp = None, stamp
         except RunError as error:
             self._fail(error)
             self._stamp = stamp
+        except Exception as error:
+            self._fail(_unexpected(self.label, error))
+            self._stamp = stamp
         if not self.live and not self._followed:
             self.close()
 
     def _fail(self, error: RunError) -> None:
         self.close()
+        if error.__cause__ is not None and str(error) != str(self.error):
+            _LOG.error("%s", error, exc_info=error)
         self.state, self.error = "unreadable", error
 
     def _forget(self) -> None:
@@ -367,6 +390,10 @@ class RunView:
             opened = self._reader is None
             try:
                 yield self.reader
+            except BurntError:
+                raise
+            except Exception as error:
+                raise _unexpected(self.label, error) from error
             finally:
                 if opened and not self._followed and not self.live:
                     self.close()
@@ -505,7 +532,7 @@ class RunView:
 
     def checkpoints(self) -> list[Checkpoint]:
         """The checkpoints that are there, oldest first."""
-        told = {event.data.get("path"): event for event in self.events if event.kind == "checkpoint"}
+        told = {str(event.data.get("path")): event for event in self.events if event.kind == "checkpoint"}
         found = []
         for folder in sorted((self.folder / "checkpoints").glob("step-*")):
             try:
@@ -516,7 +543,7 @@ class RunView:
             event = told.get(folder.name)
             values = event.data.get("values") if event is not None else None
             step = event.step if event is not None else None
-            found.append(Checkpoint(folder.name, step, size, written, values or {}))
+            found.append(Checkpoint(folder.name, step, size, written, _mapping(values or {})))
         return found
 
 
@@ -540,7 +567,7 @@ class Library:
     def __init__(self, folders: Sequence[str | os.PathLike[str]]) -> None:
         self.folders = [Path(folder) for folder in folders]
         self.views: list[RunView] = []
-        self._known: dict[Path, RunView] = {}
+        self._known: dict[str, RunView] = {}  # by absolute path
         self._colours = 0
         self._walked = self._asked_all = -math.inf
         self._pause = 0.0
@@ -569,17 +596,18 @@ class Library:
             for view in fresh:
                 view.colour = self._colours
                 self._colours += 1
-                self._known[view.folder] = view
+                self._known[os.path.abspath(view.folder)] = view
             self.views = [*self.views, *fresh]
         return any(changed)
 
     def _look(self) -> list[RunView]:
-        fresh = []
+        fresh: dict[str, RunView] = {}  # folders to look in may lie in each other
         for root in self.folders:
             for folder in find_runs(root):
-                if folder not in self._known:
-                    fresh.append(RunView(folder, self._label(root, folder)))
-        return fresh
+                path = os.path.abspath(folder)
+                if path not in self._known and path not in fresh:
+                    fresh[path] = RunView(folder, self._label(root, folder))
+        return list(fresh.values())
 
     def _label(self, root: Path, folder: Path) -> str:
         """A path that tells the runs apart, without what all of them share."""
@@ -592,7 +620,7 @@ class Library:
         for view in self.views:
             if view.state == "deleted":
                 view.close()
-                del self._known[view.folder]
+                del self._known[os.path.abspath(view.folder)]
         self.views = [view for view in self.views if view.state != "deleted"]
 
     def close(self) -> None:
@@ -603,7 +631,24 @@ class Library:
 
 def _worked(progress: Progress) -> float:
     """The time of a progress on a clock that stands still while the training is paused."""
-    return progress.time - float(progress.data.get("paused_seconds", 0.0))
+    return progress.time - (number(progress.data.get("paused_seconds")) or 0.0)
+
+
+def _beginning(attempt: Attempt) -> tuple[object, ...]:
+    """What tells a run from another in the same folder, of its first attempt."""
+    return attempt.host, attempt.pid, attempt.process_started, attempt.started
+
+
+def _mapping(data: Any) -> dict[str, Any]:
+    """An object of the run store's JSON; what is another thing than documented is its only value."""
+    return data if isinstance(data, dict) else {"?": data}
+
+
+def _unexpected(label: str, error: Exception) -> RunError:
+    """What says that reading met something that nothing here thought of."""
+    found = RunError(f"{label} cannot be read", found=f"{type(error).__name__}: {error}")
+    found.__cause__ = error
+    return found
 
 
 def _stamp(folder: Path) -> tuple[tuple[int, int, int], tuple[int, int, int] | None] | None:

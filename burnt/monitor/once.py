@@ -7,11 +7,22 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
+from rich.cells import cell_len
+
+from burnt.errors import BurntError
 from burnt.monitor.model import Library, RunView
-from burnt.monitor.words import age_text, clean, duration_text, label, progress_text, size_text, value_text
+from burnt.monitor.words import (
+    age_text,
+    clean,
+    clock_text,
+    duration_text,
+    label,
+    progress_text,
+    size_text,
+    value_text,
+)
 
 __all__ = ["event_text", "lines", "state"]
 
@@ -28,10 +39,13 @@ def lines(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
     """
     views = _read(folders)
     if not views:
-        return [f"no runs in {', '.join(map(str, folders))}"]
+        return [clean(f"no runs in {', '.join(map(str, folders))}")]
     table = _aligned([_COLUMNS, *map(_row, views)], right=("eta", "last", "best", "at step", "age", "took"))
     if len(views) == 1 and views[0].error is None:
-        table += _details(views[0])
+        try:
+            table += _details(views[0])
+        except BurntError as error:
+            table += ["", clean(f"{error.what}: {error.found}" if error.found else error.what)]
     return table
 
 
@@ -54,7 +68,7 @@ def _row(view: RunView) -> tuple[str, ...]:
     metric, best, eta = view.metric, view.metric_best, view.eta
     doing = f" ({view.activity})" if view.activity not in ("", "training") else ""
     return (
-        clean(view.label),
+        view.label,
         view.state + doing,
         progress_text(view.progress),
         "" if eta is None else duration_text(eta),
@@ -64,7 +78,7 @@ def _row(view: RunView) -> tuple[str, ...]:
         "" if best is None else str(best.step),
         "" if math.isnan(view.created) else age_text(time.time() - view.created),
         duration_text(view.seconds) if view.attempts else "",
-        clean(view.note),
+        view.note,
     )
 
 
@@ -73,7 +87,7 @@ def _details(view: RunView) -> list[str]:
     for series, head in view.heads.items():
         best = view.best(series)
         ends = ("", "") if best is None else (value_text(best.value), str(best.step))
-        rows.append((clean(label(series)), value_text(head.point.value), str(head.point.step), *ends))
+        rows.append((label(series), value_text(head.point.value), str(head.point.step), *ends))
     found = ["", *_aligned(rows, right=("last", "best", "at step"))]
     # Early stopping tells its patience after each validation.
     if events := [event for event in view.events if event.kind != "stopping"]:
@@ -81,7 +95,7 @@ def _details(view: RunView) -> list[str]:
         found += _aligned(
             [
                 (
-                    _clock(event.time),
+                    clock_text(event.time),
                     "" if event.step is None else str(event.step),
                     event.kind.replace("_", " "),
                     event_text(event.kind, event.data),
@@ -91,7 +105,7 @@ def _details(view: RunView) -> list[str]:
         )
     if logged := view.log_lines()[-_LOG_LINES:]:
         found += ["", "last log lines"]
-        found += _aligned([(_clock(line.time), line.level, clean(line.text)) for line in logged])
+        found += _aligned([(clock_text(line.time), line.level, line.text) for line in logged])
     view.close()
     return found
 
@@ -122,14 +136,14 @@ def _document(view: RunView) -> dict[str, Any]:
 
 def _aligned(rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
     """Columns two spaces apart; an empty cell is ``-``, so that programs can count them."""
-    cells = [[text or "-" for text in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    cells = [[clean(text) or "-" for text in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     found = []
     for row in cells:
-        parts = [
-            text.rjust(width) if name in right else text.ljust(width)
-            for name, text, width in zip(rows[0], row, widths, strict=True)
-        ]
+        parts = []
+        for name, text, width in zip(rows[0], row, widths, strict=True):
+            pad = " " * (width - cell_len(text))
+            parts.append(pad + text if name in right else text + pad)
         found.append("  ".join(parts).rstrip())
     return found
 
@@ -178,7 +192,3 @@ def _value(value: object) -> str:
     if isinstance(value, float):
         return value_text(value)
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _clock(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds):%H:%M:%S}"

@@ -32,7 +32,7 @@ class Refresher:
         seconds: between two looks.
         deliver: called in the reading thread with a source and something to be called, and awaited if it
             wants that, in the app's thread, which then calls `shown`.
-        failed: the same with an exception that nothing here expected.
+        failed: the same with an exception that nothing here expected; the next look comes all the same.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Refresher:
         library: Library,
         seconds: float,
         deliver: Callable[[Source, Callable[[], Any]], Any],
-        failed: Callable[[BaseException], Any],
+        failed: Callable[[Exception], Any],
     ) -> None:
         self.source: Source | None = None
         self.rounds = 0  # how often it has looked and what it found was shown
@@ -76,21 +76,24 @@ class Refresher:
         self._shown.set()
 
     def _work(self) -> None:
-        try:
-            while not self._stopping:
-                looking, self._looking = self._looking, False
-                if looking:
-                    self._library.drop_deleted()
-                changed = self._library.refresh(look=looking) or looking
-                source = self.source
-                show = None if source is None else source.load(changed)
-                if source is not None and show is not None and not self._stopping:
-                    # The next look waits until this one is shown, so that a slow terminal gets fewer.
-                    self._shown.clear()
-                    self._deliver(source, show)
-                    self._shown.wait(_PATIENCE_SECONDS)
-                self.rounds += 1
-                self._wake.wait(self._seconds)
-                self._wake.clear()
-        except BaseException as error:  # a thread that dies unseen would leave a picture that stands still
-            self._failed(error)
+        while not self._stopping:
+            try:
+                self._look()
+            except Exception as error:  # of one run or pane; the others are shown nevertheless
+                self._failed(error)
+            self.rounds += 1
+            self._wake.wait(self._seconds)
+            self._wake.clear()
+
+    def _look(self) -> None:
+        looking, self._looking = self._looking, False
+        if looking:
+            self._library.drop_deleted()
+        changed = self._library.refresh(look=looking) or looking
+        source = self.source
+        show = None if source is None else source.load(changed)
+        if source is not None and show is not None and not self._stopping:
+            # The next look waits until this one is shown, so that a slow terminal gets fewer.
+            self._shown.clear()
+            self._deliver(source, show)
+            self._shown.wait(_PATIENCE_SECONDS)

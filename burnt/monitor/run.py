@@ -353,7 +353,7 @@ class RunScreen(Screen[None]):
 
     def _told(self, request: Request) -> None:
         if request.status == "refused":  # what is done is said in the line of commands alone
-            self.notify(request_text(request), severity="error", markup=False)
+            self.notify(clean(request_text(request)), severity="error", markup=False)
         self._show_commands()
 
     def _show_commands(self) -> None:

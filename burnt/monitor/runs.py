@@ -6,7 +6,6 @@ import math
 import re
 import time
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
@@ -30,7 +29,7 @@ from burnt.monitor.line import Part, facts, sides, update
 from burnt.monitor.look import bar, state_cell
 from burnt.monitor.model import Library, RunView
 from burnt.monitor.rows import Cell, Column, Rows, cell
-from burnt.monitor.words import age_text, better, clean, duration_text, label, value_text
+from burnt.monitor.words import age_text, better, clean, clock_text, duration_text, label, value_text
 
 __all__ = ["RunsScreen"]
 
@@ -189,7 +188,8 @@ class RunsScreen(Screen[None]):
             return "reading ..."
         if self.library.views:
             return "no run matches the filter: esc drops it"
-        return f"no runs in {', '.join(map(str, self.library.folders))} yet: they appear here when one begins"
+        folders = clean(", ".join(map(str, self.library.folders)))
+        return f"no runs in {folders} yet: they appear here when one begins"
 
     def _show_title(self, shown: int) -> None:
         views = self.library.views
@@ -218,7 +218,7 @@ class RunsScreen(Screen[None]):
         parts: list[tuple[str, str]] = [(f" {text}", style), (f"  {clean(str(view.folder))}", "$foreground")]
         if view.attempts:
             newest = view.attempts[-1]
-            where = f"  pid {newest.pid} on {newest.host}"
+            where = f"  pid {newest.pid} on {clean(newest.host)}"
             if len(view.attempts) > 1:
                 where += f", attempt {len(view.attempts)}"
             parts.append((where, "$dim"))
@@ -230,7 +230,7 @@ class RunsScreen(Screen[None]):
             if view.activity not in ("", "paused"):
                 pairs.append(("", (clean(view.activity), "")))
             pairs += [("worked", (duration_text(view.seconds), ""))]
-            pairs += [("began", (f"{datetime.fromtimestamp(view.created):%Y-%m-%d %H:%M}", ""))]
+            pairs += [("began", (clock_text(view.created, "%Y-%m-%d %H:%M"), ""))]
             second = facts(pairs, self.size.width)
         update(about, Content("\n").join([Content.assemble(*parts), second]))
 
@@ -390,4 +390,4 @@ def _worse(view: RunView, value: float) -> float:
 
 def _natural(text: str) -> list[tuple[int, int | str]]:
     """So that run-2 comes before run-10."""
-    return [(0, int(part)) if part.isdigit() else (1, part.lower()) for part in re.split(r"(\d+)", text)]
+    return [(0, int(part)) if part.isdecimal() else (1, part.lower()) for part in re.split(r"(\d+)", text)]

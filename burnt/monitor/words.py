@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from burnt.train.wording import duration_text, value_text
@@ -16,12 +17,14 @@ __all__ = [
     "age_text",
     "better",
     "clean",
+    "clock_text",
     "duration_text",
     "figure_text",
     "fraction",
     "label",
     "main_metric",
     "note",
+    "number",
     "one_line",
     "progress_text",
     "size_text",
@@ -50,6 +53,29 @@ def one_line(text: str) -> str:
     'the loss became nan; expected a finite number'
     """
     return "; ".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
+
+
+def number(value: object) -> float | None:
+    """A number out of the run store's JSON, which has words for those that JSON lacks; None for all else.
+
+    >>> number(1.5), number("NaN"), number("-Infinity"), number("many"), number(True)
+    (1.5, nan, -inf, None, None)
+    """
+    if isinstance(value, str):
+        return float(value) if value in ("NaN", "Infinity", "-Infinity") else None
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def clock_text(seconds: float, form: str = "%H:%M:%S") -> str:
+    """A time of the clock; ``"?"`` for what is none.
+
+    >>> clock_text(1e20), clock_text(float("nan"))
+    ('?', '?')
+    """
+    try:
+        return datetime.fromtimestamp(seconds).strftime(form)
+    except (OverflowError, OSError, TypeError, ValueError):
+        return "?"
 
 
 def figure_text(value: float) -> str:
@@ -105,7 +131,7 @@ def better(name: str, config: Mapping[str, Any] | None = None) -> str | None:
     >>> better("valid/words", {"metrics": {"words": "higher"}})
     'higher'
     """
-    told = config.get("metrics") if config is not None else None
+    told = config.get("metrics") if isinstance(config, Mapping) else None
     declared = told.get(name.rpartition("/")[2]) if isinstance(told, Mapping) else None
     if declared in ("lower", "higher"):
         return str(declared)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,12 +23,14 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from burnt.monitor import app as app_module
+from burnt.monitor import once
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.chart import Chart
 from burnt.monitor.compare import CompareScreen
 from burnt.monitor.dialogs import AskScreen, ConfirmScreen, EndScreen, HelpScreen, TextScreen, TooSmallScreen
 from burnt.monitor.keys import APP, CHART, LIST, RUNS
-from burnt.monitor.model import Library
+from burnt.monitor.model import Checkpoint, Library
+from burnt.monitor.panes.checkpoints import best_checkpoint
 from burnt.monitor.panes.log import LogPane
 from burnt.monitor.rows import Rows
 from burnt.monitor.run import RunScreen
@@ -170,6 +174,17 @@ def test_sorting_by_key_and_by_click(runs: Path) -> None:
         assert names(app) == ["beta", "gamma-10", "alpha", "odd"]
 
     use(runs, steps)
+
+
+def test_sorting_takes_digits_that_are_no_numbers(tmp_path: Path) -> None:
+    make(tmp_path / "exp-10²", steps=2)
+    make(tmp_path / "exp-9", steps=2)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "s")
+        assert [line.split()[1] for line in table(app)] == ["exp-9", "exp-10²"]
+
+    use(tmp_path, steps)
 
 
 def test_marked_runs_are_compared(runs: Path) -> None:
@@ -543,6 +558,40 @@ def test_too_small_says_so_and_comes_back(runs: Path) -> None:
     use(runs, steps)
 
 
+def test_a_terminal_too_small_from_the_start_is_left_or_made_larger(runs: Path) -> None:
+    async def leave(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert isinstance(app.screen, TooSmallScreen)
+        await pilot.press("q")
+        async with asyncio.timeout(PATIENCE):
+            while app.is_running:
+                await asyncio.sleep(0.01)
+
+    async def enlarge(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert isinstance(app.screen, TooSmallScreen)
+        await pilot.resize_terminal(100, 30)
+        await app.settled(PATIENCE)
+        await until(app, lambda: isinstance(app.screen, RunScreen))  # a single run is opened at once
+        assert not any(isinstance(screen, TooSmallScreen) for screen in app.screen_stack)
+
+    use(runs, leave, size=(60, 20))
+    use(runs / "alpha", enlarge, size=(60, 20))
+
+
+def test_a_training_that_ends_while_there_is_no_room_is_said_to_have_ended(live: RunWriter) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.resize_terminal(60, 20)
+        await app.settled(PATIENCE)
+        assert isinstance(app.screen, TooSmallScreen)
+        await asyncio.to_thread(live.close, "finished")
+        await until(app, lambda: isinstance(app.screen, EndScreen))
+        await pilot.resize_terminal(100, 30)
+        await app.settled(PATIENCE)
+        assert isinstance(app.screen, EndScreen)
+        assert not any(isinstance(screen, TooSmallScreen) for screen in app.screen_stack)
+
+    use(live.folder, steps, attached=os.getpid())
+
+
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
 def test_nothing_is_wider_than_the_screen(runs: Path, size: tuple[int, int]) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
@@ -675,6 +724,27 @@ def test_names_and_texts_cannot_steer_the_terminal(tmp_path: Path) -> None:
     use(tmp_path, steps)
 
 
+def test_names_of_a_run_that_goes_on_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    run = RunWriter.create(tmp_path / "a\x1b]0;b\x07")
+    run.log(1, 1, {"lo\x1bss": 1.0}, split="va\x1blid")
+    run.log(1, 1, {"lo\x1bss": 2.0})
+    run.progress(1, 1, activity="\x1b[2Jtraining")
+    run.flush()
+    with sqlite3.connect(run.folder / "run.db", isolation_level=None) as connection:
+        connection.execute("UPDATE attempt SET host = 'h\x1b[5most'")
+    connection.close()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        for keys in ("down", "enter", "1", "6", "x", "escape", "escape", "slash", *"zz"):
+            await press(app, pilot, keys)
+            text = screen_text(app)
+            assert "\x1b" not in text
+            assert "\x07" not in text
+
+    use(tmp_path, steps)
+    run.close("finished")
+
+
 def test_events_and_tables_of_other_writers_may_be_odd(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "run", config={"a": [1, {"b": None}], "c": {}})
     run.event("checkpoint", 1, path=None, values=[1])
@@ -694,6 +764,94 @@ def test_events_and_tables_of_other_writers_may_be_odd(tmp_path: Path) -> None:
         assert "crashed" in screen_text(app)
 
     use(tmp_path / "run", steps)
+
+
+def test_numbers_that_are_none_are_shown_as_such(tmp_path: Path) -> None:
+    run = RunWriter.create(tmp_path / "diverged")
+    run.log(1, 1, {"loss": 0.5})
+    (run.folder / "checkpoints" / "step-1").mkdir(parents=True)
+    values = {"valid/loss": math.nan, "valid/top\x1b]0;x\x07": math.inf, "other": "a word"}
+    run.event("checkpoint", 1, path="step-1", values=values)
+    run.system({"cpu.percent": math.nan, "memory.used_bytes": math.inf, "gpu0\x1b[5m.watts": -math.inf})
+    run.close("finished")
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "enter", "3")
+        text = screen_text(app)
+        assert all(part in text for part in ("CPU nan", "memory inf", "gpu0\\x1b[5m -inf"))
+        await press(app, pilot, "5")
+        text = screen_text(app)
+        assert all(part in text for part in ("valid/loss nan", "valid/top\\x1b]0;x\\x07 inf", "a word"))
+        assert "\x1b" not in text
+        assert "★" not in text
+
+    use(tmp_path, steps)
+
+
+def test_the_best_checkpoint_is_the_oldest_of_equals() -> None:
+    def checkpoint(step: int, **values: Any) -> Checkpoint:
+        return Checkpoint(f"step-{step}", step, 1, 0.0, {f"valid/{name}": v for name, v in values.items()})
+
+    found = [checkpoint(1, loss="NaN"), checkpoint(2, loss=0.5), checkpoint(3, loss=0.5)]
+    assert best_checkpoint(found) == (found[1], "valid/loss")
+    found = [checkpoint(1, accuracy=0.5), checkpoint(2, accuracy=0.9), checkpoint(3, accuracy=0.9)]
+    assert best_checkpoint(found) == (found[1], "valid/accuracy")
+
+
+_ODD = {
+    "progress": "UPDATE progress SET data = '[]'",
+    "config": "UPDATE attempt SET config = '[1, 2]'",
+    "event": "INSERT INTO event SELECT NULL, attempt, time, step, kind, '[3]' FROM event LIMIT 1",
+    "time": "UPDATE event SET time = 1e20",
+    "created": "UPDATE run SET created = 1e20",
+    "log": "UPDATE log_line SET time = 1e20",
+    "words": "UPDATE event SET data = 'no JSON'",
+    "pid": "UPDATE attempt SET pid = -5, ended = NULL",
+}
+
+
+@pytest.mark.parametrize("what", _ODD)
+def test_odd_content_of_one_run_ends_neither_the_app_nor_a_snapshot(runs: Path, what: str) -> None:
+    with sqlite3.connect(runs / "beta" / "run.db", isolation_level=None) as connection:
+        connection.execute(_ODD[what])
+    connection.close()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert len(table(app)) == 3
+        await press(app, pilot, "down", "enter", *"4567", "escape")
+        assert app.is_running
+        assert len(table(app)) == 3
+
+    use(runs, steps)
+    assert any("gamma-10" in line for line in once.lines([runs]))
+    assert once.lines([runs / "beta"])
+
+
+def test_what_cannot_be_shown_is_told_and_the_rest_goes_on(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("of the pane")
+
+    def told(app: MonitorApp, text: str) -> bool:
+        return any(text in notification.message for notification in app._notifications)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "enter")
+        for place in ("read", "_show"):
+            with monkeypatch.context() as patch:
+                patch.setattr(LogPane, place, broken)
+                await press(app, pilot, "4")
+                await until(app, lambda: told(app, "of the pane"))
+            await press(app, pilot, "escape", "down", "enter")
+        with monkeypatch.context() as patch:
+            patch.setattr(Library, "refresh", broken)
+            await until(app, lambda: told(app, "something cannot be read: ZeroDivisionError"))
+        await press(app, pilot, "6")
+        assert app.is_running
+
+    use(runs, steps)
+    assert "Traceback" in caplog.text
 
 
 def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(

@@ -269,6 +269,39 @@ def test_another_run_in_the_place_of_a_deleted_one_is_read_anew(tmp_path: Path) 
     assert view.points("loss").steps == [1, 2]
 
 
+def test_another_run_in_the_file_of_a_deleted_one_is_read_anew(tmp_path: Path) -> None:
+    folder = make(tmp_path / "run", steps=5)
+    view = RunView(folder)
+    view.follow()
+    view.refresh()
+    assert view.points("loss").steps == [1, 2, 3, 4, 5]
+    seen = len(view.events)
+    aside = make(tmp_path / "other", steps=2)
+    view.close()
+    # As if the file system had given the new file the number of the old one, as some do.
+    with open(folder / DATABASE, "r+b") as file:
+        file.truncate(0)
+        file.write((aside / DATABASE).read_bytes())
+    assert view.refresh()
+    assert view.points("loss").steps == [1, 2]
+    assert (view.name, len(view.events)) == ("other", seen)
+
+
+def test_folders_within_each_other_give_each_run_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "a" / "run")
+    make(tmp_path / "b")
+    monkeypatch.chdir(tmp_path)
+    library = Library([tmp_path, tmp_path / "a", "a"])
+    library.refresh(look=True)
+    assert sorted(view.folder.name for view in library.views) == ["b", "run"]
+    shutil.rmtree(tmp_path / "a")
+    library.refresh(look=True)
+    library.drop_deleted()
+    assert [view.folder.name for view in library.views] == ["b"]
+
+
 @pytest.mark.parametrize("kind", ["empty", "garbage", "cut", "newer", "other"])
 def test_what_cannot_be_read_is_a_line_with_a_message(tmp_path: Path, kind: str) -> None:
     folder = make(tmp_path / "run", steps=2000)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 from burnt.monitor.once import lines, state
 from burnt.train.store import RunWriter
@@ -130,3 +131,16 @@ def test_events_are_told_in_words_with_rounded_values(tmp_path: Path) -> None:
     ):
         assert words in text
     assert "stopping" not in text
+
+
+def test_nothing_that_a_run_says_steers_the_terminal_and_columns_stay_in_line(tmp_path: Path) -> None:
+    run = RunWriter.create(tmp_path / "数字\x1b]0;x\x07")
+    run.log(1, 1, {"lo\x1bss": 0.5, "損失": 0.25})
+    run.event("no\x1bte", 1, text="\x1b[2J")
+    run.log_line("\x1b[2J", "le\x1bvel")
+    run.close("crashed", "\x1b[2J")
+    found = lines([tmp_path])
+    assert all(line.isprintable() for line in found)
+    metrics = [line for line in found if line.startswith(("metric  ", "train/"))]
+    assert len(metrics) == 3
+    assert len({cell_len(line) for line in metrics}) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,7 +13,7 @@ from textual.app import ComposeResult
 from burnt.monitor.model import Checkpoint
 from burnt.monitor.panes.pane import Pane
 from burnt.monitor.rows import Cell, Column, Rows, cell
-from burnt.monitor.words import age_text, better, size_text, value_text
+from burnt.monitor.words import age_text, better, clean, number, size_text, value_text
 
 __all__ = ["CheckpointsPane", "best_checkpoint"]
 
@@ -49,7 +50,10 @@ class CheckpointsPane(Pane):
         rows: list[tuple[object, Sequence[Cell]]] = []
         for checkpoint in reversed(found):
             values = [
-                (f"{name} {value_text(value)}  ", "$success" if checkpoint is best and name == key else "")
+                (
+                    f"{clean(name)} {_value_text(value)}  ",
+                    "$success" if checkpoint is best and name == key else "",
+                )
                 for name, value in checkpoint.values.items()
             ]
             rows.append(
@@ -77,13 +81,23 @@ def best_checkpoint(
     """The best checkpoint by the validation loss, else by the first value whose better end is known.
 
     Returns:
-        It (the newest of equals) and the value's name; None when no checkpoint has such a value.
+        It (the oldest of equals, which is the one that a training keeps) and the value's name; None when no
+        checkpoint has such a value.
     """
     names = list(dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.values))
     judged = [name for name in names if better(name, config) is not None]
     for name in ("valid/loss", *[n for n in judged if n.startswith("valid/")], *judged):
-        have = [c for c in checkpoints if isinstance(c.values.get(name), float | int)]
+        have = [
+            (value, checkpoint)
+            for checkpoint in checkpoints
+            if (value := number(checkpoint.values.get(name))) is not None and not math.isnan(value)
+        ]
         if have:
             sign = -1 if better(name, config) == "lower" else 1
-            return max(reversed(have), key=lambda checkpoint: sign * checkpoint.values[name]), name
+            return max(have, key=lambda one: sign * one[0])[1], name
     return None, ""
+
+
+def _value_text(value: object) -> str:
+    found = number(value)
+    return clean(str(value)) if found is None else value_text(found)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
@@ -23,7 +22,7 @@ from burnt.monitor.line import update
 from burnt.monitor.model import RunView
 from burnt.monitor.panes.pane import Pane
 from burnt.monitor.rows import Cell, Column, Rows, cell
-from burnt.monitor.words import clean, one_line, value_text
+from burnt.monitor.words import clean, clock_text, one_line, value_text
 from burnt.train.store import Event
 from burnt.train.store.control import Command, waiting
 
@@ -228,4 +227,4 @@ def _value(value: object) -> str:
 
 
 def _clock(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds):%m-%d %H:%M:%S}"
+    return clock_text(seconds, "%m-%d %H:%M:%S")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,7 +15,7 @@ from burnt.monitor.field import Field
 from burnt.monitor.keys import LOG, bindings
 from burnt.monitor.panes.pane import Pane
 from burnt.monitor.rows import Cell, Column, Rows, cell
-from burnt.monitor.words import clean
+from burnt.monitor.words import clean, clock_text
 from burnt.train.store import LogLine
 
 __all__ = ["LogPane"]
@@ -67,7 +66,7 @@ class LogPane(Pane):
             end = at + len(wanted)
             parts = ((text[:at], style), (text[at:end], "reverse"), (text[end:], style))
         return (
-            cell(f"{datetime.fromtimestamp(line.time):%H:%M:%S}", "$dim"),
+            cell(clock_text(line.time), "$dim"),
             cell(line.level, style or "$dim"),
             parts,
         )
@@ -77,7 +76,7 @@ class LogPane(Pane):
         """All of a long line."""
         line = next((line for line in self._lines if line.id == message.key), None)
         if line is not None:
-            title = f"{datetime.fromtimestamp(line.time):%Y-%m-%d %H:%M:%S} {line.level}"
+            title = f"{clock_text(line.time, '%Y-%m-%d %H:%M:%S')} {line.level}"
             self.app.push_screen(TextScreen(title, line.text))
 
     @on(Rows.Moved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -16,6 +17,8 @@ from burnt.monitor.rows import Rows
 from burnt.monitor.words import clean
 
 __all__ = ["Pane"]
+
+_LOG = logging.getLogger(__name__)
 
 
 class Pane(Vertical):
@@ -63,6 +66,9 @@ class Pane(Vertical):
             show = self.read()
         except BurntError as error:
             show = partial(self.fail, error)
+        except Exception as error:  # anybody may write into a run's file
+            _LOG.exception("%s: the pane %s cannot be read", self.view.label, self.TITLE)
+            show = partial(self.fail, error)
         return None if show is None and not unreadable else partial(self._show_read, show)
 
     async def _show_read(self, show: Callable[[], Any] | None) -> None:
@@ -81,10 +87,11 @@ class Pane(Vertical):
             return ""
         return "the run was deleted" if self.view.state == "deleted" else "the run cannot be read"
 
-    def fail(self, error: BurntError) -> None:
+    def fail(self, error: Exception) -> None:
         """Say why there is nothing to show, unless the run's head says so already."""
         if self.view.error is None:
-            self.app.notify(clean(error.what), severity="error", title=self.TITLE, markup=False)
+            what = error.what if isinstance(error, BurntError) else f"cannot be read: {error!r}"
+            self.app.notify(clean(what), severity="error", title=self.TITLE, markup=False)
 
     def enter(self) -> None:
         """The pane is shown: the keys go to its main part."""

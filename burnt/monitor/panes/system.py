@@ -18,7 +18,7 @@ from burnt.monitor.curves import PALETTE, Curve, elapsed
 from burnt.monitor.line import update
 from burnt.monitor.model import RunView
 from burnt.monitor.panes.pane import Pane
-from burnt.monitor.words import size_text
+from burnt.monitor.words import clean, number, size_text, value_text
 from burnt.train.store import SystemSample
 
 __all__ = ["SystemPane", "panels"]
@@ -66,7 +66,7 @@ class SystemPane(Pane):
         curves = {}
         for panel in panels(samples[-1].values if samples else {}):
             curves[panel.title] = [
-                Curve(label, PALETTE[i % len(PALETTE)], xs, _numbers(samples, name, panel.divisor))
+                Curve(clean(label), PALETTE[i % len(PALETTE)], xs, _numbers(samples, name, panel.divisor))
                 for i, (label, name) in enumerate(panel.names.items())
             ]
         return partial(self._show, curves, samples[-1].values if samples else None)
@@ -127,10 +127,8 @@ def panels(names: Sequence[str] | dict[str, Any]) -> list[Panel]:
 
 
 def _numbers(samples: Sequence[SystemSample], name: str, divisor: float) -> list[float]:
-    return [
-        value / divisor if isinstance(value := sample.values.get(name), int | float) else math.nan
-        for sample in samples
-    ]
+    found = [number(sample.values.get(name)) for sample in samples]
+    return [math.nan if value is None else value / divisor for value in found]
 
 
 def _facts(last: dict[str, Any] | None) -> list[tuple[str, str]]:
@@ -142,25 +140,31 @@ def _facts(last: dict[str, Any] | None) -> list[tuple[str, str]]:
     def add(name: str, text: str) -> None:
         parts.extend([(f" {name} ", "$dim"), (f"{text}  ", "")])
 
-    if "cpu.percent" in last:
-        add("CPU", f"{last['cpu.percent']:.0f} %")
-    if "process.cpu_percent" in last:
-        add("process", f"{last['process.cpu_percent']:.0f} %")
-    if "memory.used_bytes" in last:
-        add("memory", f"{size_text(last['memory.used_bytes'])} of {size_text(last['memory.total_bytes'])}")
-    if "process.rss_bytes" in last:
-        add("process", size_text(last["process.rss_bytes"]))
-    if "disk.free_bytes" in last:
-        add("disk free", size_text(last["disk.free_bytes"]))
+    def value(name: str, write: Callable[[float], str]) -> str | None:
+        found = number(last.get(name))
+        return None if found is None else write(found) if math.isfinite(found) else value_text(found)
+
+    cpu, process = value("cpu.percent", _percent), value("process.cpu_percent", _percent)
+    used, total = value("memory.used_bytes", size_text), value("memory.total_bytes", size_text)
+    for name, text in (
+        ("CPU", cpu),
+        ("process", process),
+        ("memory", f"{used} of {total}" if used and total else used),
+        ("process", value("process.rss_bytes", size_text)),
+        ("disk free", value("disk.free_bytes", size_text)),
+    ):
+        if text:
+            add(name, text)
     for gpu in sorted({name.partition(".")[0] for name in last if name.startswith("gpu")}):
-        values = []
-        if f"{gpu}.percent" in last:
-            values.append(f"{last[f'{gpu}.percent']:.0f} %")
-        if f"{gpu}.memory_used_bytes" in last:
-            values.append(size_text(last[f"{gpu}.memory_used_bytes"]))
-        if f"{gpu}.celsius" in last:
-            values.append(f"{last[f'{gpu}.celsius']:.0f} °C")
-        if f"{gpu}.watts" in last:
-            values.append(f"{last[f'{gpu}.watts']:.0f} W")
-        add(gpu, " ".join(values))
+        values = (
+            value(f"{gpu}.percent", _percent),
+            value(f"{gpu}.memory_used_bytes", size_text),
+            value(f"{gpu}.celsius", lambda celsius: f"{celsius:.0f} °C"),
+            value(f"{gpu}.watts", lambda watts: f"{watts:.0f} W"),
+        )
+        add(clean(gpu), " ".join(text for text in values if text))
     return parts
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f} %"
