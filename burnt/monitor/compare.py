@@ -16,7 +16,7 @@ from textual.widgets import Static
 
 from burnt.errors import BurntError
 from burnt.monitor.chart import Chart, readable
-from burnt.monitor.course import metrics_in_order, values_on_axis
+from burnt.monitor.course import curve_on_axis, metrics_in_order
 from burnt.monitor.curves import PALETTE, Curve
 from burnt.monitor.field import Field
 from burnt.monitor.host import host
@@ -26,7 +26,7 @@ from burnt.monitor.line import update
 from burnt.monitor.look import state_cell
 from burnt.monitor.model import RunView
 from burnt.monitor.panes.config import flat
-from burnt.monitor.plot import XAxis
+from burnt.monitor.plot import Range, XAxis
 from burnt.monitor.rows import Cell, Column, Rows, cell
 from burnt.monitor.words import better, clean, duration_text, label, main_metric, value_text
 from burnt.train.store import Extreme, Series
@@ -71,6 +71,7 @@ class CompareScreen(Screen[None]):
         self._axis: XAxis = "step"
         self._log = False
         self._smoothing = 0
+        self._range: Range | None = None
         self._asked = 0
         self._seen: object = None
         for view in self.views:
@@ -110,7 +111,7 @@ class CompareScreen(Screen[None]):
         known = metrics(self.views)
         if self.metric not in known:
             self.metric = main_metric(known, self.views[0].config)
-        chosen, axis = self.metric, self._axis
+        chosen, axis, zoomed = self.metric, self._axis, self._range
         curves, rows, troubles = [], [], []
         for number, view in enumerate(self.views):
             best = None
@@ -118,11 +119,13 @@ class CompareScreen(Screen[None]):
             if chosen is not None and chosen in view.heads:
                 try:
                     points = view.points(*chosen)
-                    xs = values_on_axis(view, points, axis)
-                    curve = curve._replace(xs=xs, ys=points.values)
+                    xs, ys = curve_on_axis(view, points, view.points_between, chosen, axis, zoomed)
+                    curve = curve._replace(xs=xs, ys=ys)
                     if self._smoothing:
                         means = view.means(*chosen)
-                        curve = curve._replace(means=(values_on_axis(view, means, axis), means.values))
+                        curve = curve._replace(
+                            means=curve_on_axis(view, means, view.means_between, chosen, axis, zoomed)
+                        )
                     best = view.best(chosen)
                 except BurntError as error:
                     troubles.append(f"{view.label}: {error.what}")
@@ -254,6 +257,13 @@ class CompareScreen(Screen[None]):
         self.query_one(Field).close()
         self.query_one(Chart).focus()
 
+    @on(Chart.Zoomed)
+    def zoomed(self, message: Chart.Zoomed) -> None:
+        """The part that is shown is read in more detail."""
+        message.stop()
+        self._range = message.range
+        self._again()
+
     def action_axis(self) -> None:
         """The next unit of the horizontal axis."""
         axes = get_args(XAxis)
@@ -261,6 +271,7 @@ class CompareScreen(Screen[None]):
         if self._axis == "epoch" and not all(view.epoch_ends for view in self.views):
             self._axis = axes[(axes.index(self._axis) + 1) % len(axes)]
             self.notify("not every run has finished an epoch, so there is no axis of epochs")
+        self._range = None
         self._again()
 
     def action_log(self) -> None:

@@ -14,7 +14,7 @@ from burnt.train.store import Points, Series
 if TYPE_CHECKING:
     from burnt.monitor.plot import Range, XAxis
 
-__all__ = ["curves_of", "metrics_in_order", "values_on_axis"]
+__all__ = ["curve_on_axis", "curves_of", "metrics_in_order", "values_on_axis"]
 
 _SPLITS = ("train", "valid")
 _STYLES = tuple(STYLES)
@@ -52,16 +52,16 @@ def curves_of(
         # A split has the same colour and kind of line in every chart.
         number = _SPLITS.index(split) if split in _SPLITS else len(_SPLITS) + splits.index(split)
         series = Series(name, split)
-        xs, ys = _on_axis(view, view.points(*series), view.points_between, series, axis, zoomed)
+        xs, ys = curve_on_axis(view, view.points(*series), view.points_between, series, axis, zoomed)
         means = None
         if smoothed:
-            means = _on_axis(view, view.means(*series), view.means_between, series, axis, zoomed)
+            means = curve_on_axis(view, view.means(*series), view.means_between, series, axis, zoomed)
         color, style = PALETTE[number % len(PALETTE)], _STYLES[number % len(_STYLES)]
         curves.append(Curve(clean(split), color, xs, ys, style, means=means))
     return curves
 
 
-def _on_axis(
+def curve_on_axis(
     view: RunView,
     points: Points,
     between: Callable[[Series, int, int, int], Points],
@@ -69,7 +69,19 @@ def _on_axis(
     axis: XAxis,
     zoomed: Range | None,
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Points on the horizontal axis, in more detail where it was zoomed into."""
+    """Points on the horizontal axis, in more detail where it was zoomed into.
+
+    Args:
+        view: the run.
+        points: of the whole course.
+        between: reads a part in more detail, as `RunView.points_between` does.
+        series: whose points they are.
+        axis: the unit of the horizontal axis.
+        zoomed: the part of that axis to be read in more detail.
+
+    Raises:
+        BurntError: it cannot be read.
+    """
     xs = values_on_axis(view, points, axis)
     if zoomed is None or not xs:
         return xs, points.values

@@ -49,6 +49,7 @@ LIVE = ("running", "stale")
 _LOG = logging.getLogger(__name__)
 
 _MAX_LOG_LINES = 20_000
+_MAX_LOG_CHARACTERS = 16_000_000
 _MAX_SAMPLES = 1_800  # an hour
 _RETRY_SECONDS = 5.0
 _PACE_SECONDS = 180.0  # the time to the end is told by the pace of so long
@@ -505,7 +506,7 @@ class RunView:
             return reader.artefact(id)
 
     def log_lines(self) -> Sequence[LogLine]:
-        """The newest 20,000 lines of the log, oldest first.
+        """The newest 20,000 lines of the log, fewer if they are very long, oldest first.
 
         Raises:
             RunError: the run cannot be read.
@@ -514,7 +515,11 @@ class RunView:
             after = self._log[-1].id if self._log else 0
             if self.newest.log_line > after:
                 fresh = reader.log_lines(after=after, newest=_MAX_LOG_LINES)
-                self._log = [*self._log, *fresh][-_MAX_LOG_LINES:]
+                lines = [*self._log, *fresh][-_MAX_LOG_LINES:]
+                first, left = len(lines), _MAX_LOG_CHARACTERS
+                while first > 0 and (left := left - len(lines[first - 1].text)) >= 0:
+                    first -= 1
+                self._log = lines[min(first, len(lines) - 1) :]
             return self._log
 
     def system_samples(self) -> Sequence[SystemSample]:

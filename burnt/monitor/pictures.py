@@ -73,10 +73,12 @@ def confusion(table: dict[str, Any], width: int, *, colors: bool = True) -> Line
         colors: whether there are any; otherwise shades are characters.
     """
     names = [clean(str(name)) for name in table["columns"][1:]]
-    counts = [[max(float(n), 0.0) for n in row[1:]] for row in table["rows"]]
-    targets = [sum(row) for row in counts]
-    predictions = [sum(column) for column in zip(*counts, strict=True)]
+    counts = [[n if n > 0 else 0 for n in row[1:]] for row in table["rows"]]
+    targets = [float(sum(row)) for row in counts]
     left = max(6, min(max(map(cell_len, names)), 16))
+    if left + 1 + len(names) * 4 > width:  # as it is with many classes, of which no number is looked at then
+        return _shaded(counts, width, colors) + _confused(names, counts, targets, width)
+    predictions = [float(sum(column)) for column in zip(*counts, strict=True)]
     number = max(max((len(_count(n)) for row in counts for n in row), default=1), 3)
     longest = max(map(cell_len, names))
     for cell, recalls in ((min(max(longest, number), 10), True), (number, True), (number, False)):
@@ -131,12 +133,17 @@ def _shaded(counts: list[list[float]], width: int, colors: bool) -> Lines:
 
 def _confused(names: list[str], counts: list[list[float]], targets: list[float], width: int) -> Lines:
     """The pairs that are confused most often."""
-    pairs = [(n, i, j) for i, row in enumerate(counts) for j, n in enumerate(row) if n and i != j]
-    pairs.sort(key=lambda pair: (-pair[0], pair[1], pair[2]))
+    pairs: list[tuple[float, int, int]] = []
+    for i, row in enumerate(counts):
+        # Of large matrices most are no larger than the smallest of those that are shown.
+        least = pairs[-1][0] if len(pairs) == _CONFUSED else 0.0
+        pairs += [(n, i, j) for j, n in enumerate(row) if n > least and i != j]
+        pairs.sort(key=lambda pair: (-pair[0], pair[1], pair[2]))
+        del pairs[_CONFUSED:]
     if not pairs:
         return [[], [Ink("nothing is confused" if sum(targets) else "nothing was counted", "$dim")]]
     lines: Lines = [[], [Ink("most confused", "$dim")]]
-    for n, i, j in pairs[:_CONFUSED]:
+    for n, i, j in pairs:
         text = f"  {names[i]} taken for {names[j]}"
         lines.append(
             [Ink(_cut(text, max(width - 24, 8))), Ink(f"  {_count(n)} of {_count(targets[i])}", bold=True)]

@@ -130,6 +130,7 @@ class Rows(ScrollView, can_focus=True):
         self._rows: list[Sequence[Cell]] = []
         self._layout: list[tuple[int, int]] = []  # (column, width)
         self._widths: list[int] = []
+        self._sizes: dict[object, tuple[Sequence[Cell], tuple[int, ...]]] = {}  # of each row's cells
         self._sorted: tuple[str, bool] | None = None
 
     def show(
@@ -142,7 +143,8 @@ class Rows(ScrollView, can_focus=True):
         """Show other rows; the cursor stays on the row of its key, and nothing is repainted that is the same.
 
         Args:
-            rows: (key, cells) pairs; keys tell rows apart, and are what messages carry.
+            rows: (key, cells) pairs; keys tell rows apart, and are what messages carry. Cells that are the
+                same object as before are not measured again.
             columns: other columns than before.
             sorted_by: the column whose heading says so, and whether it is descending.
         """
@@ -153,9 +155,13 @@ class Rows(ScrollView, can_focus=True):
             self.columns = list(columns)
         self.keys = [key for key, _ in rows]
         self._rows = [cells for _, cells in rows]
-        widths = [
-            max((_width(cells[i]) for cells in self._rows), default=0) for i in range(len(self.columns))
-        ]
+        known, self._sizes = self._sizes, {}
+        for key, cells in rows:
+            size = known.get(key)
+            # Of long tables most rows are those of before.
+            self._sizes[key] = size if size and size[0] is cells else (cells, tuple(map(_width, cells)))
+        widths = [max(column) for column in zip(*(sizes for _, sizes in self._sizes.values()), strict=False)]
+        widths = (widths or [0] * len(self.columns))[: len(self.columns)]
         if again or widths != self._widths or len(old) != len(self._rows):
             self._widths = widths
             self._arrange()

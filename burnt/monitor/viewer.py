@@ -46,9 +46,10 @@ class Picture(ScrollView, can_focus=False):
         self._styles: dict[Ink, Style] = {}
 
     def show(self, draw: Draw) -> None:
-        """Show something else."""
-        self._draw = draw
-        self._redraw()
+        """Show something else; nothing is drawn again for what is shown."""
+        if draw is not self._draw or self._drawn_for != (self.size, self._colors):
+            self._draw = draw
+            self._redraw()
 
     def on_resize(self) -> None:
         """Another size, another drawing."""
@@ -58,7 +59,7 @@ class Picture(ScrollView, can_focus=False):
         """Another theme has other colours."""
         super().notify_style_update()
         self._styles = {}
-        if self._draw is not None and self._drawn_for != self._colors:
+        if self._draw is not None and self._drawn_for != (self.size, self._colors):
             self._redraw()
 
     @property
@@ -69,7 +70,7 @@ class Picture(ScrollView, can_focus=False):
         self._styles = {}
         width, height = self.size
         if self._draw is not None and width and height:
-            self._drawn_for = self._colors
+            self._drawn_for = self.size, self._colors
             # A space before it, and one for the scrollbar that the drawing may bring about.
             self._lines = self._draw(max(width - 2, 1), height, self._colors)
             self.virtual_size = Size(width, len(self._lines))

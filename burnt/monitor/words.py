@@ -43,6 +43,8 @@ def clean(text: str) -> str:
     >>> print(clean("red \x1b[31m\n"))
     red \x1b[31m\n
     """
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 

@@ -30,6 +30,8 @@ from burnt.monitor.compare import CompareScreen
 from burnt.monitor.dialogs import AskScreen, ConfirmScreen, EndScreen, HelpScreen, TextScreen, TooSmallScreen
 from burnt.monitor.keys import APP, CHART, LIST, RUNS
 from burnt.monitor.model import Checkpoint, Library
+from burnt.monitor.panes import events as events_pane
+from burnt.monitor.panes import log
 from burnt.monitor.panes.checkpoints import best_checkpoint
 from burnt.monitor.panes.log import LogPane
 from burnt.monitor.rows import Rows
@@ -379,6 +381,49 @@ def test_the_log_is_searched_and_followed(live: RunWriter) -> None:
         assert "the needle" in screen_text(app)
         await press(app, pilot, "F")
         await until(app, lambda: "does not scroll" in screen_text(app))
+
+    use(live.folder, steps)
+
+
+def test_only_what_is_new_is_made_for_the_log_and_the_events(
+    live: RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def counted(module: Any, name: str) -> None:
+        original = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args: made.append(name) or original(*args))
+
+    counted(log, "_cells")
+    counted(events_pane, "_row")
+    live.log_line("x" * 20_000)
+    live.log_line("second")
+    live.event("note", 1, text="first")
+    live.flush()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "enter", "4")
+        rows = app.screen.query_one(LogPane).query_one(Rows)
+        assert made == ["_cells"] * 2
+        assert max(len(text) for cells in rows._rows for part in cells for text, _ in part) == 1_000
+        live.log_line("third")
+        live.flush()
+        await until(app, lambda: len(rows.keys) == 3)
+        assert made == ["_cells"] * 3
+        made.clear()
+        await press(app, pilot, "6")
+        shown = len(made)
+        reads: list[object] = []
+        read = events_pane.EventsPane.read
+        monkeypatch.setattr(events_pane.EventsPane, "read", lambda self: reads.append(1) or read(self))
+        live.progress(5, 1, total_steps=10)
+        live.flush()
+        await until(app, lambda: "5/10" in screen_text(app))
+        assert not reads
+        live.event("note", 2, text="another")
+        live.flush()
+        await until(app, lambda: "another" in screen_text(app))
+        assert len(made) == shown + 1
 
     use(live.folder, steps)
 

@@ -16,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 
+from burnt.monitor import pictures
 from burnt.monitor.app import MonitorApp
-from burnt.monitor.model import Library
+from burnt.monitor.model import Library, RunView
+from burnt.monitor.panes import artefacts
 from burnt.monitor.panes.artefacts import ArtefactsPane
 from burnt.monitor.panes.tables import table_rows
 from burnt.monitor.pictures import Lines, classes, confusion, histogram, image, is_classes, is_confusion
@@ -483,3 +485,46 @@ def test_names_are_read_without_data_and_superseded_ones_are_gone(tmp_path: Path
         assert steps == [10]
         gone = next(name for name in names if name.step == 30)
         assert reader.artefact(gone.id) is None
+
+
+def test_what_is_confused_most_is_found_in_a_large_matrix_and_drawn_once() -> None:
+    n = 60
+    counts = [[(i * 7 + j * 13) % 50 for j in range(n)] for i in range(n)]
+    table = {
+        "columns": ["target", *map(str, range(n))],
+        "rows": [[str(i), *row] for i, row in enumerate(counts)],
+    }
+    expected = sorted((-counts[i][j], i, j) for i in range(n) for j in range(n) if i != j)
+    text = ["".join(ink.text for ink in line) for line in pictures.confusion(table, 100)]
+    at = text.index("most confused") + 1
+    for line, (count, i, j) in zip(text[at:], expected, strict=False):
+        assert f"{i} taken for {j} " in f"{line} "
+        assert f"  {-count} of {sum(counts[i])}" in line
+
+
+def test_numbers_of_a_matrix_that_find_no_room_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[float] = []
+    count = pictures._count
+    monkeypatch.setattr(pictures, "_count", lambda n: written.append(n) or count(n))
+    n = 60
+    table = {
+        "columns": ["target", *map(str, range(n))],
+        "rows": [[str(i), *range(1, n + 1)] for i in range(n)],
+    }
+    pictures.confusion(table, 100)
+    assert len(written) <= 2 * pictures._CONFUSED
+
+
+def test_remembered_artefacts_are_bounded_by_their_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artefacts, "_KEPT_BYTES", 64 * 10)
+    with RunWriter.create(tmp_path / "run") as run:
+        for step in range(5):
+            run.record_table("t", ["a"], [[step]] * 3, step=step)
+    view = RunView(run.folder)
+    view.refresh()
+    pane = artefacts.ArtefactsPane(view)
+    for name in view.artefact_names():
+        assert pane._data(name)["rows"][0] == [name.step]
+    assert [size for _, size in pane._read.values()] == [64 * 4] * 2

@@ -215,3 +215,29 @@ def test_colours_are_the_runs_own_unless_taken() -> None:
     assert found[0] == PALETTE[3]
     assert found[2] == PALETTE[1]  # 0 was taken by the run that found 3 taken
     assert len(set(found)) == 4
+
+
+def test_zooming_reads_finer_points(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with RunWriter.create(tmp_path / name) as run:
+            for step in range(1, 20_001):
+                run.log(step, 1, {"loss": (step * 7919 % 1000) / 1000})
+
+    def within(screen: CompareScreen) -> list[int]:
+        view = screen.query_one(Chart).view
+        first, last = view.range_x or (0, 20_000)
+        return [sum(first <= x <= last for x in curve.xs) for curve in view.curves]
+
+    async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
+        chart = screen.query_one(Chart)
+        whole = len(chart.view.curves[0].xs)
+        chart.zoom((5_000.0, 5_400.0))
+        coarse = within(screen)
+        await press(app, pilot, "plus")
+        assert chart.view.range_x is not None
+        assert all(fine > 4 * before for fine, before in zip(within(screen), coarse, strict=True))
+        await press(app, pilot, "x")  # another axis has no such part
+        await press(app, pilot, "x", "x")
+        assert len(chart.view.curves[0].xs) == whole
+
+    drive(tmp_path, test)

@@ -287,6 +287,19 @@ def test_another_run_in_the_file_of_a_deleted_one_is_read_anew(tmp_path: Path) -
     assert (view.name, len(view.events)) == ("other", seen)
 
 
+def test_the_log_is_bounded_by_its_length_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "_MAX_LOG_CHARACTERS", 250)
+    run = RunWriter.create(tmp_path / "run")
+    view = RunView(run.folder)
+    for lines, expected in ((["x" * 100] * 4, 2), (["short"], 3), (["y" * 1000], 1)):
+        for line in lines:
+            run.log_line(line)
+        run.flush()
+        view.refresh()
+        assert len(view.log_lines()) == expected
+    run.close("finished")
+
+
 def test_folders_within_each_other_give_each_run_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ __all__ = ["ArtefactsPane"]
 _ELSEWHERE = ("model", *KERNEL_TABLES)  # tables that other panes show
 _KINDS = ("table", "image", "histogram")
 _HISTOGRAMS = 200  # of a name, at most so many are shown together
-_KEPT = 300  # artefacts that are remembered, so that moving along steps reads nothing twice
+_KEPT_BYTES = 128 * 2**20  # of artefacts that are remembered, so that moving along steps reads nothing twice
 
 
 class _Found(NamedTuple):
@@ -73,7 +73,8 @@ class ArtefactsPane(Pane):
         self._chosen: tuple[str, str] | None = None
         self._at: int | None = None  # None is the newest, also when there is a newer one
         self._count = 0
-        self._read: dict[int, Any] = {}
+        self._read: dict[int, tuple[Any, int]] = {}  # data and about how many bytes they take, by id
+        self._draw: tuple[int, Draw] | None = None  # the last matrix or table of classes, by its id
 
     def compose(self) -> ComposeResult:
         """The list to the left, what is chosen to the right."""
@@ -122,10 +123,12 @@ class ArtefactsPane(Pane):
             content = self._data(names[at])
             if kind == "image":
                 return partial(_image, content), None
-            if is_confusion(content):
-                return partial(_confusion, content), None
-            if is_classes(content):
-                return partial(_classes, content), None
+            if self._draw is not None and self._draw[0] == names[at].id:
+                return self._draw[1], None
+            draw = _confusion if is_confusion(content) else _classes if is_classes(content) else None
+            if draw is not None:
+                self._draw = names[at].id, partial(draw, content)
+                return self._draw[1], None
             table_rows(content)
             return None, content
         except PngError as error:
@@ -137,14 +140,15 @@ class ArtefactsPane(Pane):
     def _data(self, name: ArtefactName) -> Any:
         if name.id in self._read:
             self._read[name.id] = self._read.pop(name.id)  # the newest of the remembered
-            return self._read[name.id]
+            return self._read[name.id][0]
         found: Artefact | None = self.view.artefact(name.id)
         if found is None:
             raise ValueError("it was superseded a moment ago")
         data = decode(found.data) if found.kind == "image" else found.data
-        self._read[name.id] = data
-        while len(self._read) > _KEPT:
-            del self._read[next(iter(self._read))]
+        self._read[name.id] = data, _bytes(data)
+        used = sum(size for _, size in self._read.values())
+        while used > _KEPT_BYTES and len(self._read) > 1:
+            used -= self._read.pop(next(iter(self._read)))[1]
         return data
 
     # --- in the app's thread
@@ -208,6 +212,14 @@ class ArtefactsPane(Pane):
     def action_scroll(self, direction: int) -> None:
         """Move what is shown."""
         self.query_one(Picture).scroll_relative(y=direction * 4, animate=False)
+
+
+def _bytes(data: Any) -> int:
+    """About how much memory an artefact takes."""
+    if isinstance(data, Image):
+        return len(data.rgb)
+    lists = [part for part in data.values() if isinstance(part, list)] if isinstance(data, dict) else []
+    return 64 * sum(len(one) if isinstance(one, list) else 1 for part in lists for one in part)
 
 
 def _confusion(table: dict[str, Any], width: int, height: int, colors: bool) -> Lines:

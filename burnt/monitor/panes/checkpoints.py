@@ -40,7 +40,8 @@ class CheckpointsPane(Pane):
 
     def token(self) -> object:
         """The folder is looked at every few seconds: somebody may delete a checkpoint."""
-        return self.view.version, int(time.monotonic() / _RENEW_SECONDS)
+        told = sum(event.kind == "checkpoint" for event in self.view.events)
+        return told, self.view.live, int(time.monotonic() / _RENEW_SECONDS)
 
     def read(self) -> Callable[[], Any]:
         """The folders, newest first."""

@@ -47,6 +47,8 @@ _STYLES = {
     "paused": "$warning",
     "resumed": "$primary",
 }
+_MOST = 5_000  # events that are shown, the newest
+_LONGEST = 1_000  # characters of an event that its row has; enter shows all
 _QUIET = ("stopping",)  # after each validation; the countdown tells the newest of them
 
 
@@ -60,6 +62,7 @@ class EventsPane(Pane):
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
         self._matches = matcher("")
+        self._made: dict[int, tuple[str, Sequence[Cell]]] = {}  # what a filter looks at, and cells, by event
 
     def compose(self) -> ComposeResult:
         """How long early stopping still waits, the table, and a field to filter it."""
@@ -68,12 +71,20 @@ class EventsPane(Pane):
         yield Field("words, or /regular expression/")
 
     def token(self) -> object:
-        """Waiting commands are files: when one is answered, there is an event too."""
-        return self.view.version, self._asked
+        """The newest event, and the commands that wait."""
+        events = self.view.events
+        newest = events[-1].id if events else 0
+        sent = tuple(command.id for command in self._sent())
+        return newest, len(events), self.view.live, sent, self._asked
 
     def read(self) -> Callable[[], Any]:
         """Events were read with the run; commands that wait are files beside it."""
-        return partial(self._show, waiting(self.view.folder) if self.view.live else [])
+        events = self.view.events
+        countdown_text = countdown(events) if self.view.live else ""
+        return partial(self._show, self._rows(events, self._sent()), bool(events), countdown_text)
+
+    def _sent(self) -> Sequence[Command]:
+        return waiting(self.view.folder) if self.view.live else []
 
     def action_filter(self) -> None:
         """Type a filter."""
@@ -110,7 +121,7 @@ class EventsPane(Pane):
             at = "" if event.step is None else f" at step {event.step:,}"
             self.app.push_screen(TextScreen(f"{event.kind}{at}, {_clock(event.time)}", "\n".join(lines)))
 
-    def _show(self, sent: Sequence[Command]) -> None:
+    def _rows(self, events: Sequence[Event], sent: Sequence[Command]) -> list[tuple[object, Sequence[Cell]]]:
         rows: list[tuple[object, Sequence[Cell]]] = [
             (
                 command.id,
@@ -127,32 +138,28 @@ class EventsPane(Pane):
         ]
         if (death := self._death()) is not None and self._matches(f"crashed {self.view.note}"):
             rows.append((None, death))
-        for event in reversed(self.view.events):
-            text, kind = event_text(event), event.kind.replace("_", " ")
-            if event.kind in _QUIET or not self._matches(f"{kind} {text}"):
+        known, self._made = self._made, {}
+        for event in reversed(events[-_MOST:]):
+            if event.kind in _QUIET:
                 continue
-            style = _STYLES.get(event.kind, "")
-            rows.append(
-                (
-                    event.id,
-                    (
-                        cell(_clock(event.time), "$dim"),
-                        cell("" if event.step is None else f"{event.step:,}", "$dim"),
-                        cell(kind, style),
-                        cell(text, style if event.kind == "error" else ""),
-                    ),
-                )
-            )
+            # Cells are made for new events only, of which there are few.
+            text, cells = self._made[event.id] = known.get(event.id) or _row(event)
+            if self._matches(text):
+                rows.append((event.id, cells))
+        return rows
+
+    def _show(
+        self, rows: Sequence[tuple[object, Sequence[Cell]]], happened: bool, countdown_text: str
+    ) -> None:
         table = self.query_one(Rows)
         newest = table.cursor == 0
-        table.empty = "nothing has happened yet" if not self.view.events else "no event matches"
+        table.empty = "nothing has happened yet" if not happened else "no event matches"
         table.show(rows)
         if newest:  # who looks at the newest event wants to see the next one
             table.action_first()
         facts = self.query_one(Static)
-        text = countdown(self.view.events) if self.view.live else ""
-        update(facts, Content.assemble((f" {text}", "$dim")) if text else Content(""))
-        facts.display = bool(text)
+        update(facts, Content.assemble((f" {countdown_text}", "$dim")) if countdown_text else Content(""))
+        facts.display = bool(countdown_text)
 
     def _death(self) -> Sequence[Cell] | None:
         """The line of a training that was killed: it could not write an event of its end."""
@@ -164,6 +171,18 @@ class EventsPane(Pane):
             cell("crashed", _STYLES["error"]),
             cell(self.view.note, _STYLES["error"]),
         )
+
+
+def _row(event: Event) -> tuple[str, Sequence[Cell]]:
+    """What a filter looks at, and the cells."""
+    text, kind = event_text(event), event.kind.replace("_", " ")
+    style = _STYLES.get(event.kind, "")
+    return f"{kind} {text}", (
+        cell(_clock(event.time), "$dim"),
+        cell("" if event.step is None else f"{event.step:,}", "$dim"),
+        cell(kind, style),
+        cell(text[:_LONGEST], style if event.kind == "error" else ""),
+    )
 
 
 def countdown(events: Sequence[Event]) -> str:

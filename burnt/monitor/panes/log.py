@@ -21,6 +21,7 @@ from burnt.train.store import LogLine
 __all__ = ["LogPane"]
 
 _COLUMNS = (Column("time"), Column("level", spare=1), Column("text", grows=True))
+_LONGEST = 1_000  # characters of a line that its row has, more than any terminal is wide; enter shows all
 _LEVELS = {"error": "$error", "critical": "bold $error", "warning": "$warning", "debug": "$dim"}
 
 
@@ -36,6 +37,7 @@ class LogPane(Pane):
         self._following = True
         self._wanted = ""
         self._lines: Sequence[LogLine] = ()
+        self._made: dict[int, tuple[str, Sequence[Cell]]] = {}  # what was searched for, and cells, by line
 
     def compose(self) -> ComposeResult:
         """The lines, and a field to search in."""
@@ -48,28 +50,24 @@ class LogPane(Pane):
 
     def read(self) -> Callable[[], Any]:
         """New lines."""
-        return partial(self._show, self.view.log_lines())
+        lines = self.view.log_lines()
+        return partial(self._show, lines, self._rows(lines))
 
-    def _show(self, lines: Sequence[LogLine]) -> None:
+    def _rows(self, lines: Sequence[LogLine]) -> list[tuple[object, Sequence[Cell]]]:
+        """The lines as rows of the table; cells are made for new lines only, of which there are few."""
+        wanted, known, made = self._wanted, self._made, {}
+        for line in lines:
+            before = known.get(line.id)
+            made[line.id] = before if before and before[0] == wanted else (wanted, _cells(line, wanted))
+        self._made = made
+        return [(id, cells) for id, (_, cells) in made.items()]
+
+    def _show(self, lines: Sequence[LogLine], shown: Sequence[tuple[object, Sequence[Cell]]]) -> None:
         self._lines = lines
         rows = self.query_one(Rows)
-        rows.show([(line.id, self._cells(line)) for line in lines])
+        rows.show(shown)
         if self._following:
             rows.action_last()
-
-    def _cells(self, line: LogLine) -> Sequence[Cell]:
-        text, wanted = clean(line.text), self._wanted
-        style = _LEVELS.get(line.level.lower(), "")
-        at = text.lower().find(wanted) if wanted else -1
-        parts: Cell = ((text, style),)
-        if at >= 0:
-            end = at + len(wanted)
-            parts = ((text[:at], style), (text[at:end], "reverse"), (text[end:], style))
-        return (
-            cell(clock_text(line.time), "$dim"),
-            cell(line.level, style or "$dim"),
-            parts,
-        )
 
     @on(Rows.Opened)
     def opened(self, message: Rows.Opened) -> None:
@@ -103,7 +101,7 @@ class LogPane(Pane):
         self._wanted = message.field.value.lower()
         rows = self.query_one(Rows)
         rows.focus()
-        self._show(self._lines)
+        self._show(self._lines, self._rows(self._lines))
         if self._wanted:
             self._following = False
             rows.cursor = len(rows.keys)
@@ -125,3 +123,14 @@ class LogPane(Pane):
         found = any(self._wanted in clean(line.text).lower() for line in self._lines)
         where = ("earlier" if direction < 0 else "later") if found else "in the log"
         self.notify(f"{self._wanted!r} is not found {where}", markup=False)
+
+
+def _cells(line: LogLine, wanted: str) -> Sequence[Cell]:
+    text = clean(line.text[:_LONGEST])
+    style = _LEVELS.get(line.level.lower(), "")
+    at = text.lower().find(wanted) if wanted else -1
+    parts: Cell = ((text, style),)
+    if at >= 0:
+        end = at + len(wanted)
+        parts = ((text[:at], style), (text[at:end], "reverse"), (text[end:], style))
+    return cell(clock_text(line.time), "$dim"), cell(line.level, style or "$dim"), parts
