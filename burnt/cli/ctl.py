@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from burnt.cli.output import UsageError, clean
-from burnt.cli.runs_show import open_run
+from burnt.cli.runs_show import open_run, run_folder
 from burnt.errors import BurntError
-from burnt.train.store import RunReader, find_runs
+from burnt.train.store import RunReader
 from burnt.train.store.control import Acknowledgement, acknowledgement, check, send
-from burnt.train.store.schema import DATABASE
 
 __all__ = ["run"]
 
@@ -35,7 +32,7 @@ def run(name: str, kind: str, words: Sequence[str], timeout: float, wait: bool) 
         0 when it is done, 1 when it is refused or the run has ended, 3 when it is not answered yet.
 
     Raises:
-        UsageError: there is no such command, value or run.
+        UsageError: there is no such command, value or run, or several runs of the name are running.
         RunError: the run takes no commands, or this user may send none.
     """
     try:
@@ -44,7 +41,7 @@ def run(name: str, kind: str, words: Sequence[str], timeout: float, wait: bool) 
         raise UsageError(
             error.what, expected=error.expected, found=error.found, hint=error.hint or _hint(kind)
         ) from None
-    with open_run(_folder(name)) as reader:
+    with open_run(run_folder(name)) as reader:
         id = send(reader.folder, kind, value)
         if not wait:
             print(clean(f"{reader.folder}: {kind} is sent"))
@@ -96,15 +93,6 @@ def _tell(reader: RunReader, kind: str, value: float | str | None, answer: Ackno
         text += f", {answer.reason}"
     print(clean(f"{reader.folder}: {text}"))
     return 0
-
-
-def _folder(name: str) -> str:
-    """The folder of a run: itself, or the newest below ``runs`` of that name, with or without a stamp."""
-    if Path(name, DATABASE).is_file() or os.path.dirname(name) or not os.path.isdir("runs"):
-        return name
-    named = [run for run in find_runs("runs") if run.name == name or run.name.startswith(f"{name}-")]
-    exact = [run for run in named if run.name == name]
-    return os.fspath([*exact, *named][0]) if named else name
 
 
 def _hint(kind: str) -> str | None:

@@ -40,6 +40,8 @@ SILENT_LOOKS = (
 STOPPED_LOOKS = 5
 CLOSING_SECONDS = 15.0  # the monitor closes by itself 10 s after the end of the run
 ENDING_SECONDS = 5.0
+FREE_BYTES = 64 << 20  # of the disk with the file for what is printed: on a full one, print would raise
+OUTPUT_BYTES = 256 << 20  # that a training may print there while the monitor shows
 
 _FORWARD_LINES = 200  # at a look
 _FORWARD_BYTES = 1 << 20
@@ -101,7 +103,10 @@ class Companion:
         reader, writer = os.pipe()
         self._tail = self.output.open("rb")
         self._began = self._tail.seek(0, os.SEEK_END)
+        short = self._short()
         try:
+            if short is not None:
+                raise OSError(short)
             self._child = self._start(terminal.descriptor, writer)
         except OSError as error:
             os.close(reader)
@@ -250,6 +255,20 @@ class Companion:
                 if silent >= SILENT_LOOKS or stopped >= STOPPED_LOOKS:
                     return True
             tail.forward(self._printed)
+            if (short := self._short()) is not None and not self._closing:
+                self._why = f"the monitor is closed: {short}; the training goes on, and prints here again"
+                self._child.terminate()
+                return False
+
+    def _short(self) -> str | None:
+        """Why no more can be printed to the file; None if it can."""
+        disk = os.fstatvfs(self._tail.fileno())
+        free = disk.f_bavail * disk.f_frsize
+        if disk.f_blocks and free < FREE_BYTES:  # some file systems tell nothing
+            return f"{free >> 20} MiB are left on the disk with {self.output}"
+        if os.fstat(self._tail.fileno()).st_size - self._began > OUTPUT_BYTES:
+            return f"{OUTPUT_BYTES >> 20} MiB were printed to {self.output}"
+        return None
 
     def _reap(self) -> int:
         try:

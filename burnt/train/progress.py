@@ -256,10 +256,10 @@ class MonitorReporter(PlainReporter):
 
     def message(self, text: str) -> None:
         """The text, now or later."""
-        if self._showing():
-            self._unsaid.append(text)
-        else:
-            super().message(text)
+        # Appended before the look: the monitor may close on its thread, which empties this, at any moment.
+        self._unsaid.append(text)
+        if not self._showing():
+            self._say_unsaid()
 
     def signalled(self, number: signal.Signals) -> bool:
         """A terminal that is closed does not end a training that does not need it."""
@@ -281,14 +281,21 @@ class MonitorReporter(PlainReporter):
         if not self._showing():
             super()._say(text)
 
+    def _say_unsaid(self) -> None:
+        while True:
+            try:
+                text = self._unsaid.popleft()
+            except IndexError:  # all is said, by this thread or by another
+                return
+            self._say(text)
+
     def _printed(self, text: str) -> None:
         assert self._writer is not None
         _keep(self._writer, text, "output")
 
     def _returned(self, why: str | None) -> None:
         """The terminal is back; told on a thread of the monitor's."""
-        while self._unsaid:
-            self._say(self._unsaid.popleft())
+        self._say_unsaid()
         if self._companion is not None and self._companion.has_output:
             self._say(f"what was printed meanwhile is in {self._companion.output}")
         if why is not None:

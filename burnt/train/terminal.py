@@ -43,7 +43,7 @@ def no_terminal() -> str | None:
     """Why nobody is taken to look at a terminal that standard output leads to; None if somebody may."""
     if not sys.stdout.isatty():
         return "standard output is no terminal"
-    if os.environ.get("TERM", "dumb") in ("dumb", ""):
+    if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         return "TERM says that the terminal can do nothing"
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):
         return "the environment variable CI is set"

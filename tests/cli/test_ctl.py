@@ -129,17 +129,32 @@ def test_it_need_not_wait(capsys):
 
 
 def test_a_run_is_found_by_its_name_below_runs(answering, capsys):
-    for name in ("digits-old", "letters-1"):
+    for name in ("deep/digits-20260131-0915", "digits-large", "digits-large-20260131", "letters-1"):
         answering(f"runs/{name}").writer.flush()
-    stamp = time.time() + 5
-    answering("runs/deep/digits-new").writer.flush()
-    os.utime("runs/deep/digits-new/run.db", (stamp, stamp))
-    assert ctl(capsys, "digits", "pause")[:2] == (0, "runs/deep/digits-new: paused after step 7\n")
+    later = time.time() + 5
+    os.utime("runs/digits-large-20260131/run.db", (later, later))
+    stamped = "runs/deep/digits-20260131-0915"
+    assert ctl(capsys, "digits", "pause")[:2] == (0, f"{stamped}: paused after step 7\n")
     assert ctl(capsys, "letters", "pause")[:2] == (0, "runs/letters-1: paused after step 7\n")
     answering("runs/digits").writer.flush()
     assert ctl(capsys, "digits", "pause")[:2] == (0, "runs/digits: paused after step 7\n")
     answering("digits")
     assert ctl(capsys, "digits", "pause")[:2] == (0, "digits: paused after step 7\n")
+
+
+def test_of_several_runs_of_a_name_the_running_one_is_meant(answering, capsys):
+    answering("runs/digits-1")
+    later = time.time() + 5
+    for name in ("runs/digits-2", "runs/digits-3"):
+        RunWriter.create(name).close("finished")
+        os.utime(f"{name}/run.db", (later, later))
+    Path("runs/digits-3/run.db").write_bytes(b"damaged")
+    assert ctl(capsys, "digits", "pause")[:2] == (0, "runs/digits-1: paused after step 7\n")
+    fourth = answering("runs/digits-4")
+    code, out, err = ctl(capsys, "digits", "stop")
+    assert (code, out, fourth.got) == (2, "", [])
+    assert "2 trainings of the name 'digits' are running" in err
+    assert "runs/digits-1, runs/digits-4" in err
 
 
 def test_a_run_that_is_not_there_is_told_with_the_nearest(answering, capsys):
@@ -148,6 +163,23 @@ def test_a_run_that_is_not_there_is_told_with_the_nearest(answering, capsys):
         code, out, err = ctl(capsys, word, "pause")
         assert (code, out) == (2, "")
         assert "did you mean runs/digits?" in err
+
+
+def test_what_is_missing_is_named_and_no_more(capsys):
+    with pytest.raises(SystemExit):
+        main(["ctl"])
+    assert "required: RUN, COMMAND\n" in capsys.readouterr().err
+    with RunWriter.create("runs/digits"):
+        err = ctl(capsys, "digits", "lr")[2]
+        assert "lr needs a VALUE: a number, or auto" in err
+        assert "None" not in err
+
+
+def test_what_takes_no_commands_says_where_to_look_and_how_to_go_on(capsys):
+    RunWriter.create("runs/digits").close("finished")
+    assert "burnt train ... folder=runs/digits resume=true" in ctl(capsys, "digits", "pause")[2]
+    os.mkdir("runs/empty")
+    assert "`burnt runs list runs`" in ctl(capsys, "runs/empty", "pause")[2]
 
 
 @pytest.mark.parametrize(

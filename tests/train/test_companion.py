@@ -457,6 +457,40 @@ def test_whatever_prints_goes_to_the_log(training) -> None:
     assert "bar 100%" in desk.log()
 
 
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ("companion.FREE_BYTES = 1 << 62", "MiB are left on the disk with"),
+        ("companion.OUTPUT_BYTES = 0; print('much')", "0 MiB were printed to"),
+    ],
+)
+def test_no_room_for_what_is_printed_closes_the_monitor(training, order: str, said: str) -> None:
+    with training() as desk:
+        desk.wait_for_monitor()
+        app = desk.app()
+        desk.do(order)
+        desk.terminal.wait_for("prints here again\n")
+        written = desk.terminal.written()
+        assert "the monitor is closed: " in written
+        assert said in written
+        assert not app.is_running()
+        desk.do("print('on the terminal')")
+        desk.terminal.wait_for("on the terminal\n")
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+        assert desk.terminal.leftovers() == []
+    assert desk.steps_printed() == list(range(1, desk.step() + 1))
+
+
+def test_a_disk_without_room_shows_no_monitor(training) -> None:
+    with training(FREE_BYTES=1 << 62) as desk:
+        desk.terminal.wait_for("step 3\n")
+        desk.end()
+        assert desk.terminal.wait_for_end() == 0
+        assert "the monitor cannot be opened: " in desk.terminal.written()
+        assert "MONITOR" not in desk.terminal.written()
+
+
 def test_very_much_is_printed(training) -> None:
     with training() as desk:
         desk.wait_for_monitor()

@@ -245,6 +245,16 @@ def test_a_truncated_checkpoint_says_so_and_the_older_one_works(tmp_path, file, 
     assert checkpoints.load(checkpoints.newest(), model, [Loss()]).position.step == 1
 
 
+def test_the_size_of_a_checkpoint_whose_files_vanish(tmp_path):
+    saved = save(Checkpoints(tmp_path), Net(nn.Linear(2, 2)), 1)
+    size = saved.bytes()
+    assert size == sum(file.stat().st_size for file in saved.path.iterdir()) > 0
+    (saved.path / "gone").symlink_to("nowhere")  # is listed, and its stat fails
+    assert saved.bytes() == size
+    shutil.rmtree(saved.path)
+    assert saved.bytes() == 0
+
+
 def test_a_lost_file_and_the_only_checkpoint(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     newest = save(checkpoints, Net(nn.Linear(2, 2)), 1).path

@@ -177,6 +177,7 @@ def test_a_live_run(tmp_path, monkeypatch):
         ("auto", {"textual": False}, LiveReporter),
         ("auto", {"stdout": False}, PlainReporter),
         ("auto", {"TERM": "dumb"}, PlainReporter),
+        ("auto", {"TERM": "unknown"}, PlainReporter),
         ("auto", {"TERM": ""}, PlainReporter),
         ("auto", {"CI": "true"}, PlainReporter),
         ("auto", {"CI": "false"}, MonitorReporter),
@@ -250,6 +251,29 @@ def test_a_thread_is_no_place_for_a_full_screen(at):
     thread.start()
     thread.join()
     assert found == [LiveReporter]
+
+
+def test_a_message_while_the_terminal_comes_back_is_not_lost(capsys):
+    reporter = MonitorReporter()
+
+    class Closing:
+        has_output = False
+
+        def __init__(self):
+            self.looks = 0
+
+        @property
+        def showing(self):
+            """The monitor's thread gives the terminal back just after the first look."""
+            self.looks += 1
+            if self.looks > 1:
+                return False
+            reporter._returned("the monitor is closed")
+            return True
+
+    reporter._companion = Closing()
+    reporter.message("by the way")
+    assert capsys.readouterr().out == "by the way\nthe monitor is closed\n"
 
 
 def test_numbers_as_people_read_them():

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from burnt.errors import MetricError, RunError
-from burnt.train.store import RunReader, RunWriter, Series, find_runs, liveness, opening
+from burnt.train.store import RunReader, RunWriter, Series, find_runs, liveness, opening, schema
 from burnt.train.store import writer as writer_module
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 8
@@ -206,6 +206,23 @@ def test_a_reader_sees_the_run_grow(folder):
     assert (reader.state(), reader.summary().reason) == ("stopped", "enough")
 
 
+def test_a_series_that_grows_while_it_is_read_keeps_to_the_points_asked_for(folder, monkeypatch):
+    with RunWriter.create(folder) as run:
+        run.log(1, 1, {"x": 1.0})
+        assert run.flush()
+        reader = RunReader(folder)
+
+        def outline(*arguments, original=reader.outline):
+            read = original(*arguments)
+            for step in range(2, 101):
+                run.log(step, 1, {"x": float(step)})
+            assert run.flush()
+            return read
+
+        monkeypatch.setattr(reader, "outline", outline)
+        assert reader.points("x", max_points=8).steps == [1]
+
+
 def test_the_heartbeat_goes_on_when_nothing_is_written(folder, monkeypatch):
     monkeypatch.setattr(writer_module, "HEARTBEAT_SECONDS", 0.05)
     monkeypatch.setattr(writer_module, "_FLUSH_SECONDS", 0.01)
@@ -320,6 +337,44 @@ def test_a_damaged_file_is_named(folder, damage):
         read()
     assert str(path) in str(caught.value)
     assert "checkpoints/" in caught.value.hint
+
+
+def test_damaged_text_of_the_schema_is_named(folder):
+    RunWriter.create(folder).close("finished")
+    path = folder / "run.db"
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE log_line", b"CREATE TAB\xff\xfe log_line"))
+    for use in (RunReader, lambda folder: RunWriter.create(folder, resume=True)):
+        with pytest.raises(RunError, match="damaged") as caught:
+            use(folder)
+        assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["NULL", "'[]'", "'{'", "5", f"'{'[' * 100_000}'"])
+def test_what_is_no_json_object_is_named(folder, value):
+    with RunWriter.create(folder) as run:
+        run.progress(1, None)
+        run.event("note", text="a")
+        run.system({"cpu": 1.0})
+        run.record_histogram("h", [1], [0.0, 1.0])
+    with contextlib.closing(sqlite3.connect(folder / "run.db")) as connection, connection:
+        connection.execute("PRAGMA writable_schema = 1")  # a damaged file keeps to no constraint
+        connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'NOT NULL', '')")
+    for table in ("progress", "event", "system_sample", "artefact"):
+        query(folder, f"UPDATE {table} SET data = {value}")
+    with RunReader(folder) as reader:
+        for read in (reader.progress, reader.events, reader.system_samples, reader.artefacts):
+            with pytest.raises(RunError, match="damaged") as caught:
+                read()
+            assert str(folder / "run.db") in str(caught.value)
+            assert len(str(caught.value)) < 1000
+
+
+def test_an_image_that_is_no_blob_is_named(folder):
+    with RunWriter.create(folder) as run:
+        run.record_image("i", PNG)
+    query(folder, "UPDATE artefact SET data = 5")
+    with RunReader(folder) as reader, pytest.raises(RunError, match="image 'i' is no blob"):
+        reader.artefacts()
 
 
 def test_a_newer_schema_is_refused(folder):
@@ -454,6 +509,29 @@ def test_the_journal_falls_back(folder, monkeypatch):
     assert reader.state() == "finished"
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_viewer_stopped_in_a_read_where_there_is_no_log(folder, monkeypatch, goes_on):
+    monkeypatch.setattr(opening, "_on_network", lambda path: True)
+    monkeypatch.setattr(schema, "BUSY_SECONDS", 0.05)
+    run = RunWriter.create(folder)
+    run.log(1, 1, {"x": 1.0})
+    assert run.flush()
+    reader = RunReader(folder)
+    with reader._snapshot():
+        assert reader.series() == [Series("x", "train")]
+        run.log(2, 1, {"x": 2.0})
+        assert not run.flush(0.5)
+        assert "locked" in run.warnings[0]
+        if not goes_on:
+            run.close("finished", timeout=0.5)
+            assert "the end of the run is not written" in run.warnings[-1]
+    if goes_on:
+        run.close("finished")
+        assert reader.state() == "finished"
+        assert [event.kind for event in reader.events()] == ["start", "write_error", "end"]
+    assert reader.points("x").values == [1.0, 2.0][: 1 + goes_on]
+
+
 def test_network_file_systems_are_known(monkeypatch, tmp_path):
     mounts = [("/", "ext4"), (str(tmp_path), "nfs4"), (str(tmp_path / "local"), "xfs")]
     partitions = [SimpleNamespace(mountpoint=point, fstype=kind) for point, kind in mounts]
@@ -486,6 +564,13 @@ def test_find_runs(tmp_path):
     assert find_runs(tmp_path / "nothing") == []
 
 
+def test_find_runs_while_a_run_ends(tmp_path, monkeypatch):
+    RunWriter.create(tmp_path / "a").close("finished")
+    (tmp_path / "a" / "run.db-wal").symlink_to("gone")  # is listed, and its stat fails
+    monkeypatch.setattr(Path, "exists", lambda path: True)  # as it did a moment ago
+    assert find_runs(tmp_path) == [tmp_path / "a"]
+
+
 # --- who lives
 
 
@@ -500,6 +585,7 @@ def test_states_of_an_attempt_without_an_end(monkeypatch):
     assert state(own, now - 11, now) == "stale"
     assert state(gone, now - 1, now) == "crashed"
     assert state(own._replace(pid=2**22 + 1), now - 1, now) == "crashed"
+    assert state(own._replace(pid=-5), now - 1, now) == "crashed"
     assert state(elsewhere, now - 9, now) == "running"
     assert state(elsewhere, now - 11, now) == "crashed"
 

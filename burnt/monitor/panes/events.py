@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -76,7 +75,7 @@ class EventsPane(Pane):
         events = self.view.events
         newest = events[-1].id if events else 0
         sent = tuple(command.id for command in self._sent())
-        return newest, len(events), self.view.live, sent, self._asked
+        return newest, len(events), self.view.state, sent, self._asked
 
     def read(self) -> Callable[[], Any]:
         """Events were read with the run; commands that wait are files beside it."""
@@ -95,13 +94,10 @@ class EventsPane(Pane):
     def changed(self, message: Field.Changed) -> None:
         """Filter while it is typed."""
         message.stop()
-        try:
-            self._matches = matcher(message.value)
-        except re.error:  # not an expression yet
-            message.input.add_class("wrong")
-            return
-        message.input.remove_class("wrong")
-        self.again()
+        matches = self.query_one(Field).matches()
+        if matches is not None:
+            self._matches = matches
+            self.again()
 
     @on(Field.Closed)
     def closed(self, message: Field.Closed) -> None:
@@ -140,6 +136,8 @@ class EventsPane(Pane):
             )
             for command in reversed(sent)
         ]
+        if (death := self._death()) is not None and self._matches(f"crashed {self.view.note}"):
+            rows.append((None, death))
         known, self._made = self._made, {}
         for event in reversed(events[-_MOST:]):
             if event.kind in _QUIET:
@@ -149,6 +147,17 @@ class EventsPane(Pane):
             if self._matches(text):
                 rows.append((event.id, cells))
         return rows
+
+    def _death(self) -> Sequence[Cell] | None:
+        """The line of a training that was killed: it could not write an event of its end."""
+        if self.view.state != "crashed" or self.view.attempts[-1].ended is not None:
+            return None
+        return (
+            cell(_clock(self.view.attempts[-1].heartbeat), "$dim"),
+            cell(""),
+            cell("crashed", _STYLES["error"]),
+            cell(self.view.note, _STYLES["error"]),
+        )
 
     def _show(
         self, rows: Sequence[tuple[object, Sequence[Cell]]], happened: bool, countdown_text: str

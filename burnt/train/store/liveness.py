@@ -48,7 +48,7 @@ class ProcessName(NamedTuple):
             if process.status() == psutil.STATUS_ZOMBIE:
                 return False
             return bool(abs(process.create_time() - self.started) <= _START_TOLERANCE_SECONDS)
-        except psutil.NoSuchProcess:
+        except (psutil.NoSuchProcess, ValueError):  # the latter: a negative id, of a damaged file
             return False
         except psutil.AccessDenied:  # it exists, and its start time is hidden from this user
             return True

@@ -98,7 +98,7 @@ def begin_attempt(
     except sqlite3.OperationalError as error:
         connection.close()
         raise _unwritable(path, error) from error
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: a message with damaged SQL
         connection.close()
         raise unreadable(path, error) from error
     except OSError:  # RunError is one

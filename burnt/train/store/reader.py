@@ -263,9 +263,9 @@ class RunReader:
                 with contextlib.closing(connect(copy / DATABASE, "rw")) as connection:
                     connection.execute("SELECT 1 FROM run")
                 return self._connect(copy / DATABASE)
-            except (sqlite3.Error, OSError) as second:
+            except (sqlite3.Error, OSError, UnicodeDecodeError) as second:
                 raise unreadable(self._path, error) from second
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: a message with damaged SQL
             raise unreadable(self._path, error) from error
 
     def _connect(self, path: Path) -> sqlite3.Connection:
@@ -290,14 +290,20 @@ class RunReader:
                 return self._connection.execute(query, parameters).fetchall()
             except sqlite3.ProgrammingError:  # a closed reader, and no fault of the file
                 raise
-            except sqlite3.DatabaseError as error:
+            except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 raise unreadable(self._path, error) from error
 
-    def _json(self, text: str) -> Any:
+    def _json(self, text: Any) -> Any:
         try:
             return json.loads(text)
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise unreadable(self._path, error) from error
+
+    def _object(self, text: Any) -> dict[str, Any]:
+        value = self._json(text)
+        if not isinstance(value, dict):
+            raise unreadable(self._path, TypeError(f"a JSON object is expected, found {str(value)[:80]!r}"))
+        return value
 
     # --- the run
 
@@ -361,7 +367,7 @@ class RunReader:
             f"SELECT {', '.join(Progress._fields)} FROM progress"
             " WHERE attempt = (SELECT max(id) FROM attempt)"
         )
-        return Progress._make((*rows[0][:-1], self._json(rows[0][-1]))) if rows else None
+        return Progress._make((*rows[0][:-1], self._object(rows[0][-1]))) if rows else None
 
     def summary(self) -> RunSummary:
         """The run in one line, for lists."""
@@ -411,7 +417,9 @@ class RunReader:
                 return _columns(_marks_of_points(self._entries(self._series_id(name, split), 0)))
         outline = self.outline(name, split, (max_points - 2) // 2)
         if sum(bucket.points for bucket in outline.buckets) <= max_points:
-            return self.points(name, split)
+            whole = self.points(name, split)
+            if len(whole.steps) <= max_points:  # it may have grown since the outline was read
+                return whole
         buckets = outline.buckets
         if any(bucket.nonfinite_step is not None for bucket in buckets):
             buckets = group(buckets, (max_points - 2) // 3)
@@ -601,7 +609,7 @@ class RunReader:
             " ORDER BY id",
             (after, kind, kind),
         )
-        return [Event._make((*row[:-1], self._json(row[-1]))) for row in rows]
+        return [Event._make((*row[:-1], self._object(row[-1]))) for row in rows]
 
     def log_lines(self, *, after: int = 0, newest: int | None = None) -> list[LogLine]:
         """Log lines, oldest first, of every attempt.
@@ -621,7 +629,7 @@ class RunReader:
             newest: only so many of the newest.
         """
         rows = self._newest("SELECT id, attempt, time, data FROM system_sample", after, newest)
-        return [SystemSample._make((*row[:-1], self._json(row[-1]))) for row in rows]
+        return [SystemSample._make((*row[:-1], self._object(row[-1]))) for row in rows]
 
     def _newest(self, select: str, after: int, newest: int | None) -> list[tuple[Any, ...]]:
         rows = self._rows(
@@ -655,7 +663,11 @@ class RunReader:
 
     def _artefact(self, row: tuple[Any, ...]) -> Artefact:
         *names, data = row
-        return Artefact._make((*names, bytes(data) if names[1] == "image" else self._json(data)))
+        if names[1] != "image":
+            return Artefact._make((*names, self._object(data)))
+        if not isinstance(data, bytes):
+            raise unreadable(self._path, TypeError(f"image {names[2]!r} is no blob"))
+        return Artefact._make((*names, data))
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:
@@ -672,7 +684,11 @@ def find_runs(root: str | os.PathLike[str]) -> list[Path]:
 
 
 def _written(folder: Path) -> float:
-    return max((file.stat().st_mtime for file in folder.glob(f"{DATABASE}*") if file.exists()), default=0.0)
+    newest = 0.0
+    for file in folder.glob(f"{DATABASE}*"):
+        with contextlib.suppress(FileNotFoundError):  # run.db-wal goes when the run ends
+            newest = max(newest, file.stat().st_mtime)
+    return newest
 
 
 def state_of(attempt: Attempt) -> State:
