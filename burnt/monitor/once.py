@@ -9,8 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.cells import cell_len
-
 from burnt.errors import BurntError
 from burnt.monitor.model import Library, RunView
 from burnt.monitor.words import (
@@ -136,6 +134,8 @@ def _document(view: RunView) -> dict[str, Any]:
 
 def _aligned(rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
     """Columns two spaces apart; an empty cell is ``-``, so that programs can count them."""
+    from rich.cells import cell_len
+
     cells = [[clean(text) or "-" for text in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
     found = []
