@@ -31,7 +31,7 @@ from burnt.monitor.dialogs import AskScreen, ConfirmScreen, EndScreen, HelpScree
 from burnt.monitor.keys import APP, CHART, LIST, RUNS
 from burnt.monitor.model import Checkpoint, Library
 from burnt.monitor.panes import events as events_pane
-from burnt.monitor.panes import log
+from burnt.monitor.panes import log as log_pane
 from burnt.monitor.panes.checkpoints import best_checkpoint
 from burnt.monitor.panes.log import LogPane
 from burnt.monitor.rows import Rows
@@ -394,7 +394,7 @@ def test_only_what_is_new_is_made_for_the_log_and_the_events(
         original = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args: made.append(name) or original(*args))
 
-    counted(log, "_cells")
+    counted(log_pane, "_cells")
     counted(events_pane, "_row")
     live.log_line("x" * 20_000)
     live.log_line("second")

@@ -75,7 +75,7 @@ class EventsPane(Pane):
         events = self.view.events
         newest = events[-1].id if events else 0
         sent = tuple(command.id for command in self._sent())
-        return newest, len(events), self.view.live, sent, self._asked
+        return newest, len(events), self.view.state, sent, self._asked
 
     def read(self) -> Callable[[], Any]:
         """Events were read with the run; commands that wait are files beside it."""
@@ -147,6 +147,17 @@ class EventsPane(Pane):
             if self._matches(text):
                 rows.append((event.id, cells))
         return rows
+
+    def _death(self) -> Sequence[Cell] | None:
+        """The line of a training that was killed: it could not write an event of its end."""
+        if self.view.state != "crashed" or self.view.attempts[-1].ended is not None:
+            return None
+        return (
+            cell(_clock(self.view.attempts[-1].heartbeat), "$dim"),
+            cell(""),
+            cell("crashed", _STYLES["error"]),
+            cell(self.view.note, _STYLES["error"]),
+        )
 
     def _show(
         self, rows: Sequence[tuple[object, Sequence[Cell]]], happened: bool, countdown_text: str
