@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import re
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from burnt.cli.output import UsageError, clean
-from burnt.cli.runs_show import open_run
-from burnt.errors import BurntError, RunError
-from burnt.train.store import RunReader, find_runs
+from burnt.cli.runs_show import open_run, run_folder
+from burnt.errors import BurntError
+from burnt.train.store import RunReader
 from burnt.train.store.control import Acknowledgement, acknowledgement, check, send
-from burnt.train.store.schema import DATABASE
 
 __all__ = ["run"]
 
 _LOOK_SECONDS = 0.05
 _NOT_ANSWERED = 3
-_STAMP = r"-[0-9][0-9T_.:-]*Z?"  # a date, a time or a count: a word makes it another training's name
 
 
 def run(name: str, kind: str, words: Sequence[str], timeout: float, wait: bool) -> int:
@@ -46,7 +41,7 @@ def run(name: str, kind: str, words: Sequence[str], timeout: float, wait: bool) 
         raise UsageError(
             error.what, expected=error.expected, found=error.found, hint=error.hint or _hint(kind)
         ) from None
-    with open_run(_folder(name)) as reader:
+    with open_run(run_folder(name)) as reader:
         id = send(reader.folder, kind, value)
         if not wait:
             print(clean(f"{reader.folder}: {kind} is sent"))
@@ -98,33 +93,6 @@ def _tell(reader: RunReader, kind: str, value: float | str | None, answer: Ackno
         text += f", {answer.reason}"
     print(clean(f"{reader.folder}: {text}"))
     return 0
-
-
-def _folder(name: str) -> str:
-    """The folder of a run: itself, or the one below ``runs`` of that name, with or without a stamp."""
-    if Path(name, DATABASE).is_file() or os.path.dirname(name) or not os.path.isdir("runs"):
-        return name
-    stamped = re.compile(re.escape(name) + _STAMP)
-    below = find_runs("runs")
-    named = [run for run in below if run.name == name] or [
-        run for run in below if stamped.fullmatch(run.name)
-    ]
-    going = [run for run in named if _goes_on(run)]
-    if len(going) > 1:
-        raise UsageError(
-            f"{len(going)} trainings of the name {name!r} are running",
-            expected="the folder of one of them",
-            found=", ".join(sorted(map(os.fspath, going))),
-        )
-    return os.fspath(next(iter(going or named), name))
-
-
-def _goes_on(folder: Path) -> bool:
-    try:
-        with RunReader(folder) as reader:
-            return reader.state() in ("running", "stale")
-    except RunError:  # damaged, deleted just now or not started: nothing there takes commands
-        return False
 
 
 def _hint(kind: str) -> str | None:

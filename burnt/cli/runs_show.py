@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import time
 from datetime import datetime
 from pathlib import Path
@@ -12,15 +13,17 @@ from typing import Any, NamedTuple
 
 from burnt.cli.output import Cell, Page, UsageError, age_text, closest, print_json, size_text
 from burnt.cli.runs_list import STATE_STYLES, best, progress_json, seconds_of
+from burnt.errors import RunError
 from burnt.monitor.words import label, note, progress_text
 from burnt.train.store import Artefact, Attempt, Points, RunReader, Series, find_runs
 from burnt.train.store.schema import DATABASE
 from burnt.train.wording import duration_text, value_text
 
-__all__ = ["run", "sparkline"]
+__all__ = ["open_run", "run", "run_folder", "sparkline"]
 
 _EVENTS, _LOG_LINES = 8, 10
 _CELLS = 20
+_STAMP = r"-[0-9][0-9T_.:-]*Z?"  # a date, a time or a count: a word makes it another training's name
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -63,6 +66,37 @@ def open_run(folder: str) -> RunReader:
         expected=os.path.join(folder, DATABASE),
         hint=f"did you mean {guess}?" if guess else f"`burnt runs list {below}` shows what runs there are",
     )
+
+
+def run_folder(name: str) -> str:
+    """The folder of a run: itself, or the one below ``runs`` of that name, with or without a stamp.
+
+    Raises:
+        UsageError: several runs of that name are running.
+    """
+    if Path(name, DATABASE).is_file() or os.path.dirname(name) or not os.path.isdir("runs"):
+        return name
+    stamped = re.compile(re.escape(name) + _STAMP)
+    below = find_runs("runs")
+    named = [run for run in below if run.name == name] or [
+        run for run in below if stamped.fullmatch(run.name)
+    ]
+    going = [run for run in named if _goes_on(run)]
+    if len(going) > 1:
+        raise UsageError(
+            f"{len(going)} trainings of the name {name!r} are running",
+            expected="the folder of one of them",
+            found=", ".join(sorted(map(os.fspath, going))),
+        )
+    return os.fspath(next(iter(going or named), name))
+
+
+def _goes_on(folder: Path) -> bool:
+    try:
+        with RunReader(folder) as reader:
+            return reader.state() in ("running", "stale")
+    except RunError:  # damaged, deleted just now or not started: nothing there takes commands
+        return False
 
 
 def _show(reader: RunReader) -> None:
