@@ -55,7 +55,7 @@ commands:
   pause        wait after the step under way; resume goes on
   resume       go on
   stop         save a checkpoint, and end; resume=True goes on from there
-  save         save a checkpoint now, and go on
+  save         save a checkpoint now, which is never removed, and go on
   lr VALUE     train at this learning rate until lr auto; checkpoints keep it
   lr auto      go back to the schedule
   note TEXT    add a note to the run
@@ -74,6 +74,7 @@ _MONITOR_EXAMPLES = """\
 examples:
   burnt monitor                          all runs below runs/
   burnt monitor runs/digits              one run
+  burnt monitor digits                   the newest in runs named so or digits-...
   burnt monitor runs/a runs/b --once     a snapshot for a log
   burnt monitor runs --json | jq '.[].state'
 """
@@ -248,7 +249,9 @@ def _parser() -> argparse.ArgumentParser:
     ctl = _new(commands, "ctl", "steer a training: pause, resume, stop, save, lr, note", _CTL_EXAMPLES)
     ctl.add_argument("run", metavar="RUN", help="the run's folder, or its name below runs")
     ctl.add_argument("order", metavar="COMMAND", help="pause, resume, stop, save, lr or note")
-    ctl.add_argument("value", nargs="*", metavar="VALUE", help="of lr a number or auto, of note the text")
+    ctl.add_argument(
+        "value", nargs="*", default=[], metavar="VALUE", help="of lr a number or auto, of note the text"
+    )
     ctl.add_argument(
         "--timeout", type=float, default=10.0, metavar="SECONDS", help="wait so long at most; by default 10"
     )
@@ -266,7 +269,11 @@ def _monitor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> a
     """`burnt monitor`."""
     monitor = _new(commands, "monitor", "watch, compare and steer runs, full screen", _MONITOR_EXAMPLES)
     monitor.add_argument(
-        "folders", nargs="*", default=["runs"], metavar="FOLDER", help="a run, or a folder with runs below"
+        "folders",
+        nargs="*",
+        default=["runs"],
+        metavar="FOLDER",
+        help="a run, by its folder or its name below runs; or a folder with runs",
     )
     monitor.add_argument("--once", action="store_true", help="print a snapshot in plain text, and end")
     monitor.add_argument("--svg", metavar="FILE", help="write a picture of the app, and end")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from burnt.cli.output import UsageError, closest, print_json
+from burnt.cli.runs_show import run_folder
 from burnt.errors import UnsupportedError
 
 __all__ = ["run"]
@@ -28,7 +29,7 @@ def run(
     """Show runs.
 
     Args:
-        folders: runs, or folders with runs below.
+        folders: runs, folders with runs below, or names of runs below ``runs``.
         once: print a snapshot and end.
         svg: write a picture to this file and end.
         as_json: print the state and end.
@@ -41,6 +42,14 @@ def run(
         UsageError: there is no such folder; `fps` or `size` cannot be.
         UnsupportedError: the app is asked for and Textual is not installed.
     """
+    if svg is not None and (once or as_json):
+        raise UsageError(
+            "a snapshot and a picture are two things",
+            expected=f"--svg FILE or {'--json' if as_json else '--once'}",
+            found="both",
+            hint="ask for one after the other",
+        )
+    folders = [folder if os.path.isdir(folder) else run_folder(folder) for folder in folders]
     for folder in folders:
         if not os.path.isdir(folder):
             raise _no_folder(folder)
@@ -110,7 +119,7 @@ def _size(text: str) -> tuple[int, int]:
 
 def _no_folder(folder: str) -> UsageError:
     parent = os.path.dirname(folder.rstrip("/")) or "."
-    names = os.listdir(parent) if os.path.isdir(parent) else []
+    names = [entry.name for entry in os.scandir(parent) if entry.is_dir()] if os.path.isdir(parent) else []
     guess = closest(folder, [os.path.normpath(os.path.join(parent, name)) for name in names], "/")
     return UsageError(
         f"there is no folder {folder!r}",

@@ -59,10 +59,12 @@ def open_run(folder: str) -> RunReader:
     if Path(folder, DATABASE).is_file():
         return RunReader(folder)
     parent = os.path.dirname(folder.rstrip("/")) or "runs"
-    below = folder if os.path.isdir(folder) else parent
-    guess = closest(folder, map(str, find_runs(below)), "/")
+    here = os.path.isdir(folder)
+    runs = [str(run) for run in find_runs(folder if here else parent)]
+    guess = closest(folder, runs, "/")
+    below = folder if here and runs else parent
     raise UsageError(
-        f"{folder} holds no run" if os.path.isdir(folder) else f"there is no folder {folder!r}",
+        f"{folder} holds no run" if here else f"there is no folder {folder!r}",
         expected=os.path.join(folder, DATABASE),
         hint=f"did you mean {guess}?" if guess else f"`burnt runs list {below}` shows what runs there are",
     )
@@ -72,7 +74,7 @@ def run_folder(name: str) -> str:
     """The folder of a run: itself, or the one below ``runs`` of that name, with or without a stamp.
 
     Raises:
-        UsageError: several runs of that name are running.
+        UsageError: several of the name are running.
     """
     if Path(name, DATABASE).is_file() or os.path.dirname(name) or not os.path.isdir("runs"):
         return name

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, cast
 
@@ -26,6 +29,8 @@ from burnt.monitor.runs import RunsScreen
 __all__ = ["MIN_HEIGHT", "MIN_WIDTH", "MonitorApp"]
 
 MIN_WIDTH, MIN_HEIGHT = 80, 24
+
+_KEY_SECONDS = 1.0  # so long a key may take before the next one is let through
 
 
 class MonitorApp(App[None]):
@@ -55,6 +60,9 @@ class MonitorApp(App[None]):
         def __init__(self, source: Source, show: Callable[[], Any]) -> None:
             self.source, self.show = source, show
             super().__init__()
+
+    class KeyDone(Message):
+        """A key was handled: posted after it, this comes back from the widget that got it."""
 
     class Failed(Message):
         """The reading thread met an error that nothing expected."""
@@ -91,12 +99,17 @@ class MonitorApp(App[None]):
         self._shown_once = False
         self._was_live = self._ending = False
         self._small: Screen[None] | None = None
+        self._keys: deque[events.Key] = deque()
+        self._key_sent = -math.inf
 
     # --- what is on the screen
 
-    def on_mount(self) -> None:
-        """Show the list, and begin to read."""
-        self.push_screen(RunsScreen(self.library))
+    async def on_mount(self) -> None:
+        """Show the list, or the run of the training whose monitor this is; and begin to read."""
+        await self.push_screen(RunsScreen(self.library))
+        if self.attached is not None:
+            self.library.refresh(look=True)  # here: it is one run, and the list is not to be seen before it
+            self._open_only_run()
         self.refresher.start()
         if self.attachment is not None:
             self.attachment.begin(self)
@@ -133,14 +146,19 @@ class MonitorApp(App[None]):
                 await invoke(message.show)
         finally:
             self.refresher.shown()
-        views = self.library.views
         if not self._shown_once:
+            self._open_only_run()
             self._shown_once = True
-            # A folder that is a run itself, or a training's own monitor: there is nothing to choose from.
-            if len(views) == 1 and (self.attached or views[0].folder in self.library.folders):
-                self.open_run(views[0])
+        views = self.library.views
         if self.attached is not None and len(views) == 1:
             self._watch_end(views[0])
+
+    def _open_only_run(self) -> None:
+        """A folder that is a run itself, or a training's own monitor: there is nothing to choose from."""
+        views = self.library.views
+        if len(views) == 1 and (self.attached is not None or views[0].folder in self.library.folders):
+            self._shown_once = True
+            self.open_run(views[0])
 
     def on_monitor_app_failed(self, message: Failed) -> None:
         """An error of the app's own: end, and say which."""
@@ -183,6 +201,33 @@ class MonitorApp(App[None]):
             await wait_for_idle(0)
 
     # --- keys
+
+    async def on_event(self, event: events.Event) -> None:
+        """Keys one after another: each goes where the one before has set the focus, in a dialog it opened."""
+        if not isinstance(event, events.Key) or event.is_forwarded or not self.screen_stack:
+            await super().on_event(event)
+        elif time.monotonic() - self._key_sent < _KEY_SECONDS:
+            self._keys.append(event)
+            # The widget that has the key may go before it answers.
+            self.set_timer(_KEY_SECONDS, self._next_key)
+        else:
+            await self._send_key(event)
+
+    async def _send_key(self, key: events.Key) -> None:
+        target = self.focused or self.screen
+        self._key_sent = time.monotonic()
+        await super().on_event(key)
+        if not target.post_message(self.KeyDone()):
+            self.post_message(self.KeyDone())
+
+    async def on_monitor_app_key_done(self) -> None:
+        """The next key."""
+        self._key_sent = -math.inf
+        await self._next_key()
+
+    async def _next_key(self) -> None:
+        if self._keys and time.monotonic() - self._key_sent >= _KEY_SECONDS:
+            await self._send_key(self._keys.popleft())
 
     def keys_here(self) -> list[tuple[object, Key]]:
         """The keys that do something now, nearest first, with whom they belong to."""

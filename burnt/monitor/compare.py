@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,7 +19,6 @@ from burnt.monitor.chart import Chart, readable
 from burnt.monitor.course import metrics_in_order, values_on_axis
 from burnt.monitor.curves import PALETTE, Curve
 from burnt.monitor.field import Field
-from burnt.monitor.filters import matcher
 from burnt.monitor.host import host
 from burnt.monitor.keybar import KeyBar
 from burnt.monitor.keys import COMPARE, bindings
@@ -240,12 +238,12 @@ class CompareScreen(Screen[None]):
     def changed(self, message: Field.Changed) -> None:
         """The first metric that matches, while it is typed."""
         message.stop()
-        try:
-            matches = matcher(message.value)
-        except re.error:
-            return  # not an expression yet
+        field = self.query_one(Field)
+        matches = field.matches()
+        if matches is None:
+            return
         found = next((metric for metric in metrics(self.views) if matches(label(metric))), None)
-        self.query_one(Field).set_class(found is None, "wrong")
+        field.blame("no metric matches" if found is None else "")
         if found is not None and message.value:
             self._choose(found)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from textual import events, on
@@ -13,6 +13,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Button, Input, Static
 
+from burnt.errors import BurntError
 from burnt.monitor.keys import Key, key_text
 from burnt.monitor.look import state_cell
 from burnt.monitor.model import RunView
@@ -139,7 +140,7 @@ class ConfirmScreen(ModalScreen[bool]):
 
     def on_mount(self) -> None:
         """The button that enter presses."""
-        self.query_one("#no" if self._grave else "#yes").focus()
+        self.set_focus(self.query_one("#no" if self._grave else "#yes"))  # now: the next key goes there
 
     def action_answer(self, answer: bool) -> None:
         """Close with an answer."""
@@ -161,14 +162,18 @@ class AskScreen(ModalScreen[str | None]):
     Args:
         question: what is asked.
         detail: what can be entered.
-        placeholder: an example.
+        placeholder: what the empty line says.
         yes: what the button says that sends it.
+        check: raises `BurntError` if the text cannot be sent; the window then says so and stays.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel", show=False)]
 
-    def __init__(self, question: str, detail: str, placeholder: str, yes: str) -> None:
+    def __init__(
+        self, question: str, detail: str, placeholder: str, yes: str, check: Callable[[str], object]
+    ) -> None:
         super().__init__()
+        self._check = check
         self._question, self._detail, self._placeholder, self._yes = question, detail, placeholder, yes
 
     def compose(self) -> ComposeResult:
@@ -177,13 +182,14 @@ class AskScreen(ModalScreen[str | None]):
             yield Static(self._question, classes="window-title", markup=False)
             yield Static(self._detail, markup=False)
             yield Input(placeholder=self._placeholder, compact=True)
+            yield Static(id="fault", markup=False)
             with Horizontal(classes="buttons"):
                 yield Button(f"{self._yes} (enter)", id="yes", compact=True, variant="primary")
                 yield Button("Cancel (esc)", id="no", compact=True)
 
     def on_mount(self) -> None:
         """Type at once."""
-        self.query_one(Input).focus()
+        self.set_focus(self.query_one(Input))  # now: the next key goes there
 
     def action_cancel(self) -> None:
         """Close without an answer."""
@@ -204,7 +210,14 @@ class AskScreen(ModalScreen[str | None]):
 
     def _send(self) -> None:
         text = self.query_one(Input).value.strip()
-        if text:
+        if not text:
+            return
+        try:
+            self._check(text)
+        except BurntError as error:
+            expected = f"\nexpected {error.expected}" if error.expected else ""
+            self.query_one("#fault", Static).update(error.what + expected)
+        else:
             self.dismiss(text)
 
 

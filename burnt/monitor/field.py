@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import ClassVar
 
+from rich.segment import Segment
 from textual.binding import Binding, BindingType
 from textual.message import Message
+from textual.strip import Strip
 from textual.widgets import Input
+
+from burnt.monitor.filters import matcher
 
 __all__ = ["Field"]
 
@@ -20,7 +26,7 @@ class Field(Input):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel", show=False)]
     DEFAULT_CSS = """
-    Field { dock: bottom; height: 1; background: $surface; display: none; }
+    Field { height: 1; background: $surface; display: none; }
     Field.open { display: block; }
     Field.wrong { color: $error; }
     """
@@ -39,6 +45,35 @@ class Field(Input):
 
     def __init__(self, placeholder: str) -> None:
         super().__init__(placeholder=placeholder, compact=True)
+        self._fault = ""
+
+    def matches(self) -> Callable[[str], bool] | None:
+        """The test that is typed; None while it is no expression, and the line says why."""
+        try:
+            test = matcher(self.value)
+        except re.error as error:
+            self.blame(f"no expression: {error}")
+            return None
+        self.blame("")
+        return test
+
+    def blame(self, fault: str) -> None:
+        """Say at the end of the line what is wrong with the text; nothing, if that is empty."""
+        self._fault = fault
+        self.set_class(bool(fault), "wrong")
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """What is typed, and what is wrong with it."""
+        strip = super().render_line(y)
+        fault = f"  {self._fault} " if self._fault else ""
+        # What is typed comes first: the fault is cut where there is little room.
+        room = self.size.width - min(len(self.value) + 1, self.size.width)
+        fault = fault[:room]
+        if not fault:
+            return strip
+        width = self.size.width - len(fault)
+        return Strip([*strip.crop(0, width), Segment(fault, self.rich_style)])
 
     def open(self) -> None:
         """Show it, with the keys."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rich.cells import cell_len
@@ -32,14 +32,19 @@ class KeyBar(Static):
 
     def on_mount(self) -> None:
         """What can be pressed depends on what has the keys."""
-        self.screen.bindings_updated_signal.subscribe(self, self._renew)
-        self._renew()
+        self.screen.bindings_updated_signal.subscribe(self, self.renew)
+        self.renew()
 
-    def _renew(self, _: Any = None) -> None:
+    def renew(self, _: Any = None) -> None:
+        """Show the keys that can be pressed now, as the screen calls them."""
         if self.screen.is_current:
-            here = host(self).keys_here()
+            here = [(node, self._named(key)) for node, key in host(self).keys_here()]
             self._here = [(node, key) for node, key in here if key.footer]
             self._arrange()
+
+    def _named(self, key: Key) -> Key:
+        named: Callable[[Key], Key] | None = getattr(self.screen, "key_now", None)
+        return key if named is None else named(key)
 
     def on_resize(self) -> None:
         """More room, more keys."""

@@ -204,8 +204,18 @@ class RunView:
 
     @property
     def seconds(self) -> float:
-        """How long the run was worked on, over all its attempts."""
-        return sum(max(end - begin, 0.0) for begin, end in self.spans)
+        """How long the run was worked on, over all its attempts, without the newest one's pauses."""
+        return max(sum(max(end - begin, 0.0) for begin, end in self.spans) - self._paused_seconds, 0.0)
+
+    @property
+    def _paused_seconds(self) -> float:
+        progress = self.progress
+        if progress is None or not self.attempts or progress.attempt != self.attempts[-1].id:
+            return 0.0
+        paused = float(progress.data.get("paused_seconds", 0.0))
+        if progress.activity == "paused":  # this pause is counted when it is over
+            paused += max(self.spans[-1][1] - progress.time, 0.0)
+        return paused
 
     @property
     def spans(self) -> list[tuple[float, float]]:

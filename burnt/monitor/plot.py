@@ -363,7 +363,15 @@ class Plot:
         labels = [" "] * self.width
         unit = self.view.x
         end = self.width - self.right
-        if end >= 4 * len(unit):
+        x = self.view.crosshair
+        read = range(0)  # where the crosshair's label stands; what it would cover in part is left out
+        if x is not None and low <= x <= high:
+            cross = min(max(self._cell(x, self.range_y[0])[1], 0), self.columns - 1)
+            text = f" {self._x_text(x)} "[: self.width]
+            start = min(max(self.left + cross - len(text) // 2, 0), max(self.width - len(text), 0))
+            read = range(start, start + len(text))
+            labels[read.start : read.stop] = text
+        if end >= 4 * len(unit) and not (read and read.stop > end - len(unit)):
             labels[end - len(unit) : end] = unit
             end -= len(unit) + 1
         style = ["label"] * self.width
@@ -375,16 +383,12 @@ class Plot:
             start = max(self.left + column - len(tick.text) // 2, 0)
             place = slice(start, start + len(tick.text))
             around = labels[max(start - 1, 0) : place.stop + 1]
-            if place.stop <= end and not "".join(around).strip():
+            covered = place.start < read.stop and read.start < place.stop
+            if place.stop <= end and not covered and not "".join(around).strip():
                 labels[place] = tick.text
-        x = self.view.crosshair
-        if x is not None and low <= x <= high:
-            column = min(max(self._cell(x, self.range_y[0])[1], 0), self.columns - 1)
-            line[column] = "┴"
-            text = f" {self._x_text(x)} "[: self.width]
-            start = min(max(self.left + column - len(text) // 2, 0), max(self.width - len(text), 0))
-            labels[start : start + len(text)] = text
-            style[start : start + len(text)] = ["cross"] * len(text)
+        if read:
+            line[cross] = "┴"
+            style[read.start : read.stop] = ["cross"] * len(read)
         axis = [Span(" " * (self.left - 1) + "└", "axis")] if self.left else []
         bottom = [
             Span("".join(text for text, _ in group), key)

@@ -124,6 +124,7 @@ class Rows(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.columns = list(columns)
         self.empty = empty
+        self.fault = ""  # said instead of that when rows could not be read
         self.head = int(head)
         self.keys: list[object] = []
         self._rows: list[Sequence[Cell]] = []
@@ -230,7 +231,7 @@ class Rows(ScrollView, can_focus=True):
             i = y - self.head + int(self.scroll_offset.y)
             if i == 0 and not self._rows:
                 style = self.visual_style
-                content = Content.assemble(" ", (self.empty, "$dim"))
+                content = Content.assemble(" ", (self.fault or self.empty, "$dim"))
             elif i >= len(self._rows):
                 return Strip.blank(width, self.rich_style)
             else:

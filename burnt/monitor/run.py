@@ -20,7 +20,7 @@ from textual.widgets import Static
 from burnt.monitor.dialogs import AskScreen, ConfirmScreen
 from burnt.monitor.host import host
 from burnt.monitor.keybar import KeyBar
-from burnt.monitor.keys import RUN, bindings
+from burnt.monitor.keys import RUN, Key, bindings
 from burnt.monitor.line import Part, facts, sides, update
 from burnt.monitor.look import bar, state_cell
 from burnt.monitor.model import Library, RunView
@@ -38,6 +38,7 @@ from burnt.monitor.panes.system import SystemPane
 from burnt.monitor.steering import Request, Steering, refusal, request_text
 from burnt.monitor.words import age_text, clean, duration_text, label, one_line, value_text
 from burnt.train.store import Event, Series
+from burnt.train.store.control import check
 
 __all__ = ["RunScreen", "why_ended"]
 
@@ -55,7 +56,8 @@ _PANES: tuple[type[Pane], ...] = (
 )
 _KEYS = "123456789K"  # as in the table of keys
 _NARROW = 108  # the panes' titles in full need as much
-_ANSWER_SECONDS = 60.0  # how long an answered command is shown
+_ANSWER_SECONDS = 10.0  # how long an answered command is shown
+_COMMANDS = ("pause", "stop", "save", "learning_rate", "note")  # actions
 _TICK_SECONDS = 1.0  # how often the time that is left is renewed
 
 
@@ -120,6 +122,7 @@ class RunScreen(Screen[None]):
         self.current = 0
         self._panes: dict[int, Pane] = {}
         self._headed_at = -math.inf
+        self._steered: object = None
         view.follow()
 
     def compose(self) -> ComposeResult:
@@ -184,6 +187,18 @@ class RunScreen(Screen[None]):
         update(self.query_one("#title", Static), sides(left, right, self.size.width))
         update(self.query_one("#about", Static), self._about())
         self._show_commands()
+        if self._steered != (view.live, self._paused()):
+            self._steered = view.live, self._paused()
+            self.query_one(KeyBar).renew()
+
+    def key_now(self, key: Key) -> Key:
+        """The key as the key bar shows it: not at all if it commands a training that does not run."""
+        if key.action in _COMMANDS and not self.view.live:
+            return key._replace(footer=0)
+        return key._replace(label="Resume") if key.action == "pause" and self._paused() else key
+
+    def _paused(self) -> bool:
+        return self.view.activity == "paused"
 
     def _about(self) -> Content:
         view = self.view
@@ -266,71 +281,69 @@ class RunScreen(Screen[None]):
             self.notify(reason, severity="warning", markup=False)
         return reason is None
 
-    @work
+    async def _confirm(self, screen: ConfirmScreen, kind: str) -> None:
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._send(kind)
+
+        # Awaited, so that the next key goes to the window.
+        await self.app.push_screen(screen, answered)
+
+    async def _ask(self, screen: AskScreen, kind: str) -> None:
+        def answered(text: str | None) -> None:
+            if text is not None:
+                self._send(kind, text)
+
+        await self.app.push_screen(screen, answered)
+
     async def action_pause(self) -> None:
         """Pause, or go on."""
         if not self._can_steer():
             return
-        if self.view.activity == "paused":
+        if self._paused():
             question, detail, kind = "Let the training go on?", "It goes on with the next step.", "resume"
         else:
             question, kind = "Pause the training?", "pause"
             detail = "It stops after the step it is in, keeps its memory, and waits until it may go on."
-        if await self.app.push_screen_wait(ConfirmScreen(question, detail, kind.capitalize())):
-            self._send(kind)
+        await self._confirm(ConfirmScreen(question, detail, kind.capitalize()), kind)
 
-    @work
     async def action_save(self) -> None:
         """A checkpoint now."""
-        if self._can_steer() and await self.app.push_screen_wait(
-            ConfirmScreen(
-                "Write a checkpoint now?", "After the step it is in; the training goes on.", "Write"
-            )
-        ):
-            self._send("save")
+        if self._can_steer():
+            detail = "After the step it is in; the training goes on."
+            await self._confirm(ConfirmScreen("Write a checkpoint now?", detail, "Write"), "save")
 
-    @work
     async def action_stop(self) -> None:
         """Stop with a checkpoint."""
-        if self._can_steer() and await self.app.push_screen_wait(
-            ConfirmScreen(
-                f"Stop {self.view.label}?",
+        if self._can_steer():
+            detail = (
                 "It finishes the step it is in, writes a checkpoint and ends. "
-                "The run can be resumed from there.",
-                "Stop",
-                grave=True,
+                "The run can be resumed from there."
             )
-        ):
-            self._send("stop")
+            await self._confirm(ConfirmScreen(f"Stop {self.view.label}?", detail, "Stop", grave=True), "stop")
 
-    @work
     async def action_learning_rate(self) -> None:
         """Another learning rate."""
         if not self._can_steer():
             return
         head = self.view.heads.get(Series("learning_rate", "train"))
         now = "" if head is None else f" It is {head.point.value:.3g} now."
-        text = await self.app.push_screen_wait(
+        detail = f"A number, which holds instead of the schedule; or auto, to follow the schedule again.{now}"
+        await self._ask(
             AskScreen(
-                "Change the learning rate to",
-                f"A number, which holds instead of the schedule; or auto, to follow the schedule again.{now}",
-                "0.001",
-                "Change",
-            )
+                "Change the learning rate to", detail, "a number, or auto", "Change", partial(check, "lr")
+            ),
+            "lr",
         )
-        if text is not None:
-            self._send("lr", text)
 
-    @work
     async def action_note(self) -> None:
         """A note."""
-        if not self._can_steer():
-            return
-        text = await self.app.push_screen_wait(
-            AskScreen("Add a note", "It is kept among the run's events.", "what should be remembered", "Add")
-        )
-        if text is not None:
-            self._send("note", text)
+        if self._can_steer():
+            detail = "It is kept among the run's events."
+            await self._ask(
+                AskScreen("Add a note", detail, "what should be remembered", "Add", partial(check, "note")),
+                "note",
+            )
 
     @work(thread=True)
     def _send(self, kind: str, value: str | None = None) -> None:

@@ -342,13 +342,11 @@ class RunsScreen(Screen[None]):
     @on(Field.Changed)
     def filter_changed(self, message: Field.Changed) -> None:
         """Filter while it is typed."""
-        try:
-            self._matches = matcher(message.value)
-        except re.error:  # not an expression yet
-            message.input.add_class("wrong")
-            return
-        message.input.remove_class("wrong")
-        self._show()
+        message.stop()
+        matches = self.query_one(Field).matches()
+        if matches is not None:
+            self._matches = matches
+            self._show()
 
     @on(Field.Closed)
     def filter_closed(self) -> None:

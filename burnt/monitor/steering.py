@@ -23,7 +23,7 @@ _WORDS = {
 
 
 class Request(NamedTuple):
-    """A command that was given here; `status` is ``"sending"``, ``"sent"``, ``"done"`` or ``"refused"``."""
+    """A command given here; since `time` it is "sending", "sent", "done" or "refused"."""
 
     kind: str
     value: float | str | None
@@ -68,7 +68,7 @@ class Steering:
             answer = answers.get(request.id)
             if answer is not None:
                 status = "done" if answer.data.get("status") == "done" else "refused"
-                request = request._replace(status=status, reason=answer.data.get("reason"))
+                request = request._replace(status=status, reason=answer.data.get("reason"), time=time.time())
             elif not self.view.live:
                 request = request._replace(status="refused", reason="the training ended before it answered")
             else:

@@ -42,11 +42,13 @@ class Saved:
         path: its folder.
         position: how far the training had come.
         values: the monitored values then, ``{"valid/loss": 0.1}``.
+        kept: whether somebody asked for it; then it stays, whatever the keepers want.
     """
 
     path: Path
     position: Position
     values: Mapping[str, float]
+    kept: bool = False
 
     def bytes(self) -> int:
         """What its files take on disk, without those that are removed meanwhile."""
@@ -146,7 +148,8 @@ class Checkpoints:
                 # Loading it says what is wrong; saving the next one must not fail because of it.
                 continue
             if document is not None and document.keys() >= _KEYS:
-                found.append(Saved(path, Position(**document["position"]), document["values"]))
+                position = Position(**document["position"])
+                found.append(Saved(path, position, document["values"], bool(document.get("kept"))))
         return found
 
     def newest(self) -> Path | None:
@@ -163,10 +166,12 @@ class Checkpoints:
         epoch_rng: RandomStates,
         document: Mapping[str, Any],
         rng: RandomStates | None = None,
+        kept: bool = False,
     ) -> Saved:
         """Write a checkpoint, with the random states as they are; then remove those that no keeper wants.
 
-        `rng`: random states to go on with, instead of those as they are.
+        `rng`: random states to go on with, instead of those as they are. `kept`: somebody asked for it, and
+        it is never removed; nor is one that takes the place of such a one.
 
         Raises:
             OSError: the folder cannot be written or is full; older checkpoints are untouched.
@@ -176,6 +181,8 @@ class Checkpoints:
         rngs = {"rng": rng or RandomStates.capture(), "epoch_rng": epoch_rng}
         for kind, states in rngs.items():
             tensors |= {f"{kind}/{name}": state for name, state in states.tensors.items()}
+        target = self.folder / f"step-{position.step:08d}"
+        kept = kept or any(saved.kept for saved in self.saved() if saved.path == target)
         whole = {
             "format": FORMAT,
             "position": dataclasses.asdict(position),
@@ -183,10 +190,10 @@ class Checkpoints:
             "optimizer": {"class": optimizer.optimizer, "options": dict(optimizer.options)},
             "metrics": {metric.name: metric.count for metric in metrics},
             **{kind: states.document for kind, states in rngs.items()},
+            **({"kept": True} if kept else {}),
             **document,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        target = self.folder / f"step-{position.step:08d}"
         for left in self.folder.glob(".tmp-*"):  # by a process that was killed
             shutil.rmtree(left)
         aside, old = self.folder / f".tmp-{target.name}", self.folder / f".tmp-old-{target.name}"
@@ -208,7 +215,7 @@ class Checkpoints:
             raise
         if old.exists():
             shutil.rmtree(old)
-        new = Saved(target, dataclasses.replace(position), dict(values))
+        new = Saved(target, dataclasses.replace(position), dict(values), kept)
         self._prune()
         return new
 
@@ -216,7 +223,7 @@ class Checkpoints:
         saved = self.saved()
         wanted = {s.path for keeper in (KeepLast(1), *self.keepers) for s in keeper.keep(saved)}
         for old in saved:
-            if old.path not in wanted:
+            if not old.kept and old.path not in wanted:
                 self._remove(old.path)
 
     def _folders(self) -> list[Path]:

@@ -80,6 +80,9 @@ def _checkpoints(saved: Sequence[Saved], keepers: Sequence[Keeper]) -> str:
     """Each by its name, with what it is kept for."""
     why: dict[Path, list[str]] = {entry.path: [] for entry in saved}
     why[saved[-1].path].append("newest")
+    for entry in saved:
+        if entry.kept:
+            why[entry.path].append("asked for")
     for keeper in keepers:
         if isinstance(keeper, KeepBest):
             for entry in keeper.keep(saved):

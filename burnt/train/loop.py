@@ -7,6 +7,7 @@ objects: a loader, the steps of a Learner, metrics, checkpoints, stopping, the r
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -69,7 +70,7 @@ class Loop:
 
     def run(self) -> str:
         """Train until the duration is over, stopping says so, or somebody does; returns which of them."""
-        self.control.attach(self.save, self.doing)
+        self.control.attach(functools.partial(self.save, kept=True), self.doing)
         self.params = dict(self.learner.model.named_parameters())
         self.batches_per_epoch = self.train.num_batches()
         self.logged: Sequence[Sums] = read(self.train_metrics)
@@ -78,6 +79,7 @@ class Loop:
         self.logged_step, self.logged_seconds, self.waited = self.position.step, 0.0, 0.0
         self.learning_rate = math.nan
         self.validated_step = self.saved_step = -1
+        self.saved_kept = False
         self.steps.train()
         self.tell_progress()
         reason = None
@@ -274,9 +276,13 @@ class Loop:
             )
         return stop
 
-    def save(self) -> None:
-        """Write a checkpoint, of a finite loss and finite parameters only."""
-        if self.checkpoints is None or self.saved_step == self.position.step:
+    def save(self, *, kept: bool = False) -> None:
+        """Write a checkpoint, of a finite loss and finite parameters only; `kept`: one that always stays."""
+        if (
+            self.checkpoints is None
+            or self.writer.gone
+            or (self.saved_step == self.position.step and self.saved_kept >= kept)
+        ):
             return
         with self.doing("saving"):
             self.log()
@@ -295,10 +301,11 @@ class Loop:
                 self.epoch_rng,
                 self.document(),
                 rng=self.before_validation,
+                kept=kept,
             )
             self.writer.event("checkpoint", self.position.step, path=saved.path.name,
                               values=dict(saved.values), bytes=saved.bytes())  # fmt: skip
-        self.saved_step = -1 if validating else self.position.step
+        self.saved_step, self.saved_kept = -1 if validating else self.position.step, saved.kept
 
     def placed(self, batch: Any) -> Any:
         """A batch on the training's device."""

@@ -72,8 +72,8 @@ class SupervisedTraining:
         duration: ``"10 epochs"`` or ``"500 steps"``, counted from the start of the run, also when resumed.
         metrics: what is measured on both splits; the loss always is. Those that are no single number, such as
             `ConfusionMatrix`, are measured on validation alone.
-        checkpoints: which checkpoints stay: by default the last two and the best by validation loss; None for
-            no checkpoints at all.
+        checkpoints: which checkpoints stay, beside those that somebody asks for while it runs: by default the
+            last two and the best by validation loss; None for no checkpoints at all.
         stopping: an `EarlyStopping`.
         precision: ``"float32"`` or ``"bfloat16"`` (autocast; parameters stay float32).
         strategy: ``"auto"``: one device.
@@ -257,8 +257,10 @@ class SupervisedTraining:
         )
         self.reporter.message(
             closing_text(self.folder, loop.values, train_metrics, saved, self.keepers or ())
+            if not writer.gone
+            else f"nothing is kept of this run: its folder {self.folder} is gone, deleted or moved meanwhile"
         )
-        if control.ending:
+        if control.ending and not writer.gone:
             self.reporter.message(self._how_to_resume(position, saved))
         if interruption.signal is not None:
             raise interruption.error()

@@ -165,6 +165,23 @@ def test_a_run_that_is_not_there_is_told_with_the_nearest(answering, capsys):
         assert "did you mean runs/digits?" in err
 
 
+def test_what_is_missing_is_named_and_no_more(capsys):
+    with pytest.raises(SystemExit):
+        main(["ctl"])
+    assert "required: RUN, COMMAND\n" in capsys.readouterr().err
+    with RunWriter.create("runs/digits"):
+        err = ctl(capsys, "digits", "lr")[2]
+        assert "lr needs a VALUE: a number, or auto" in err
+        assert "None" not in err
+
+
+def test_what_takes_no_commands_says_where_to_look_and_how_to_go_on(capsys):
+    RunWriter.create("runs/digits").close("finished")
+    assert "burnt train ... folder=runs/digits resume=true" in ctl(capsys, "digits", "pause")[2]
+    os.mkdir("runs/empty")
+    assert "`burnt runs list runs`" in ctl(capsys, "runs/empty", "pause")[2]
+
+
 @pytest.mark.parametrize(
     ("words", "expected", "hint"),
     [

@@ -94,6 +94,7 @@ def test_the_monitor_takes_the_lowest_priority(runs: Path, tmp_path: Path) -> No
         (["no-such"], "there is no folder 'no-such'"),
         ([".", "--fps", "1000"], "as fast as that"),
         ([".", "--svg", "x.svg", "--size", "big"], "cannot have that size"),
+        ([".", "--svg", "x.svg", "--once"], "a snapshot and a picture are two things"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -109,3 +110,22 @@ def test_a_mistyped_folder_is_guessed(
     monkeypatch.chdir(runs.parent)
     assert main(["monitor", "rusn"]) == 2
     assert "did you mean runs?" in capsys.readouterr().err
+
+
+def test_a_name_is_looked_for_as_ctl_does(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs.parent)
+    assert main(["monitor", "digits", "--once"]) == 0
+    assert "finished" in capsys.readouterr().out
+
+
+def test_a_file_is_not_guessed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "README.md").touch()
+    assert main(["monitor", "README.md"]) == 2
+    said = capsys.readouterr().err
+    assert "a file" in said
+    assert "did you mean" not in said

@@ -6,6 +6,8 @@ import asyncio
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 pytest.importorskip("textual")
 
+from textual import events
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -21,7 +24,7 @@ from burnt.monitor import app as app_module
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.chart import Chart
 from burnt.monitor.compare import CompareScreen
-from burnt.monitor.dialogs import ConfirmScreen, EndScreen, HelpScreen, TextScreen, TooSmallScreen
+from burnt.monitor.dialogs import AskScreen, ConfirmScreen, EndScreen, HelpScreen, TextScreen, TooSmallScreen
 from burnt.monitor.keys import APP, CHART, LIST, RUNS
 from burnt.monitor.model import Library
 from burnt.monitor.panes.log import LogPane
@@ -123,10 +126,13 @@ def test_filter_by_words_and_by_expression(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "slash", *"alph")
         assert len(table(app)) == 1
+        assert screen_text(app).splitlines()[-2].strip() == "alph"
         await press(app, pilot, "escape")
         assert len(table(app)) == 3
         await press(app, pilot, "slash", "slash", "left_square_bracket")
         assert app.screen.query_one(Input).has_class("wrong")
+        assert screen_text(app).splitlines()[-2].startswith("/[")
+        assert "no expression: unterminated character set" in screen_text(app)
         assert len(table(app)) == 3
         await press(app, pilot, *"ag", "right_square_bracket", "enter")
         assert len(table(app)) == 2 or len(table(app)) == 3
@@ -287,6 +293,9 @@ def test_plots_axis_log_smoothing_full_size_and_pages(tmp_path: Path) -> None:
         assert [view.title for view in views()] == first
         await press(app, pilot, "slash", *"metric1")
         assert [view.title for view in views()] == ["metric1", "metric10", "metric11"]
+        await press(app, pilot, "enter", "escape")
+        assert [view.title for view in views()] == first
+        assert isinstance(app.screen, RunScreen)
 
     use(tmp_path / "run", steps)
 
@@ -393,6 +402,16 @@ def test_a_command_is_confirmed_sent_and_answered(live: RunWriter) -> None:
     use(live.folder, steps)
 
 
+def test_a_paused_run_offers_to_go_on(live: RunWriter) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert "p pause" in screen_text(app).splitlines()[-1]
+        live.progress(1, 1, total_steps=10, activity="paused")
+        await asyncio.to_thread(live.flush)
+        await until(app, lambda: "p resume" in screen_text(app).splitlines()[-1])
+
+    use(live.folder, steps)
+
+
 def test_stopping_needs_more_than_enter(live: RunWriter) -> None:
     inbox = Inbox(live.folder, live.attempt)
 
@@ -408,10 +427,32 @@ def test_stopping_needs_more_than_enter(live: RunWriter) -> None:
     use(live.folder, steps)
 
 
+def test_keys_typed_at_once_go_to_the_window_that_the_first_one_opens(live: RunWriter) -> None:
+    inbox = Inbox(live.folder, live.attempt)
+
+    def type_at_once(app: MonitorApp, *keys: str) -> None:
+        for key in keys:
+            event = events.Key(key, key if len(key) == 1 else "." if key == "full_stop" else None)
+            event.set_sender(app)
+            app.post_message(event)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        type_at_once(app, "l", "0", "full_stop", "5", "enter")
+        await until(app, lambda: "learning rate 0.5: sent" in screen_text(app))
+        type_at_once(app, "n", *"pale", "enter")
+        await until(app, lambda: "note pale: sent" in screen_text(app))
+        assert [(command.kind, command.value) for command in inbox.poll()] == [("lr", 0.5), ("note", "pale")]
+
+    use(live.folder, steps)
+
+
 def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "l", *"fast", "enter")
-        await until(app, lambda: "refused" in screen_text(app))
+        assert isinstance(app.screen, AskScreen)
+        text = screen_text(app)
+        assert "the learning rate cannot be set to that" in text
+        assert "a finite number above 0" in text
         assert list((live.folder / "control").iterdir()) == []
 
     use(live.folder, steps)
@@ -420,6 +461,9 @@ def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
 def test_a_run_that_ended_takes_no_commands(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "enter")
+        bar = screen_text(app).splitlines()[-1]
+        assert "x axis" in bar
+        assert not any(word in bar for word in ("pause", "stop", "checkpoint", "rate", "note"))
         for key in ("p", "X", "w", "l", "n"):
             await press(app, pilot, key)
             assert isinstance(app.screen, RunScreen), key
@@ -487,6 +531,10 @@ def test_too_small_says_so_and_comes_back(runs: Path) -> None:
         await app.settled(PATIENCE)
         assert isinstance(app.screen, TooSmallScreen)
         assert "80x24" in screen_text(app)
+        await pilot.resize_terminal(40, 10)
+        await app.settled(PATIENCE)
+        text = " ".join(screen_text(app).split())
+        assert "needs a terminal of 80x24 at least: make it larger, or press q to leave" in text
         await pilot.resize_terminal(100, 30)
         await app.settled(PATIENCE)
         assert isinstance(app.screen, RunScreen)
@@ -569,6 +617,35 @@ def test_a_run_deleted_or_damaged_while_it_is_shown(runs: Path) -> None:
     use(runs, steps)
 
 
+def test_an_unreadable_run_has_no_pane_that_says_otherwise(runs: Path) -> None:
+    (runs / "odd").mkdir()
+    (runs / "odd" / "run.db").write_bytes(b"x" * 4096)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "end", "enter")
+        for key in "1245679":
+            await press(app, pilot, key)
+            assert "the run cannot be read" in screen_text(app), key
+
+    use(runs, steps)
+
+
+def test_the_events_of_a_killed_training_end_with_that(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from burnt.train.store import RunWriter\n"
+        "run = RunWriter.create(sys.argv[1]); run.log(1, 1, {'loss': 1.0}); run.flush(); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "6")
+        assert "crashed" in table(app)[0]
+        assert "ended without a word" in table(app)[0]
+        assert "start" in table(app)[1]
+
+    use(tmp_path / "run", steps)
+
+
 def test_an_empty_folder_waits_for_a_run(tmp_path: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         assert "no runs in" in screen_text(app)
@@ -632,6 +709,21 @@ def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
         assert len(sent) == 2
 
     use(live.folder, steps, attached=4321)
+
+
+def test_an_attached_monitor_begins_with_the_run(live: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    live.flush()
+    monkeypatch.setattr(app_module.Refresher, "start", lambda self: None)  # nothing is read later on
+
+    async def session() -> None:
+        app = MonitorApp(Library([live.folder]), attached=4321)
+        async with app.run_test(size=(120, 40)) as pilot:
+            await pilot.pause()
+            assert isinstance(app.screen, RunScreen)
+            await pilot.press("escape")
+            assert isinstance(app.screen, RunsScreen)
+
+    asyncio.run(session())
 
 
 def test_an_attached_monitor_closes_after_the_end(live: RunWriter) -> None:

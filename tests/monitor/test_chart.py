@@ -362,6 +362,15 @@ def test_keys_zoom_pan_and_reset_all_charts() -> None:
     drive(test)
 
 
+def test_the_label_of_the_crosshair_cuts_no_tick() -> None:
+    view = View((curve([float(i) for i in range(101)]),), markers=False)
+    whole = set(Plot(view, 80, 14).text().splitlines()[-1].split())
+    for x in range(101):
+        labels = Plot(view._replace(crosshair=float(x)), 80, 14).text().splitlines()[-1].split()
+        assert str(x) in labels
+        assert set(labels) - {str(x)} <= whole, labels
+
+
 def test_keys_move_the_crosshair_of_all_charts() -> None:
     async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
         await pilot.press("left")

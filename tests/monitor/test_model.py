@@ -69,6 +69,7 @@ def test_a_pause_does_not_count_as_time_that_steps_take(tmp_path: Path, monkeypa
         view = RunView(tmp_path / "run")
         view.refresh()
         assert view.eta == pytest.approx(40.0, abs=5.0)
+        assert view.seconds == pytest.approx(40.0, abs=5.0)
         view.close()
 
 

@@ -108,3 +108,25 @@ def test_names_are_one_printable_line(tmp_path: Path, name: str) -> None:
     found = lines([tmp_path])
     assert found[1].isprintable()
     assert found[1].split()[1] == "finished"
+
+
+def test_events_are_told_in_words_with_rounded_values(tmp_path: Path) -> None:
+    run = RunWriter.create(tmp_path / "run")
+    run.event("stopping", 8, waited=1)
+    run.event(
+        "checkpoint", 8, path="step-00000008", values={"valid/loss": 0.29855883041083864}, bytes=1231200
+    )
+    run.event("command", 9, command="lr", value=0.001, status="done", reason=None, sender="me", id="x")
+    run.event("learning_rate", 9, value=None)
+    run.event("error", 9, error="ValueError", message="no\n  hint\x1b[31m", traceback="long")
+    run.close("crashed", "ValueError: no")
+    text = "\n".join(lines([tmp_path / "run"]))
+    for words in (
+        "checkpoint     step-00000008  valid/loss 0.2986  1.2 MiB",
+        "command        lr 0.0010: done",
+        "learning rate  as the schedule says",
+        "error          ValueError: no; hint\\x1b[31m",
+        "end            crashed: ValueError: no",
+    ):
+        assert words in text
+    assert "stopping" not in text

@@ -58,7 +58,7 @@ def test_a_command_is_one_small_file_that_says_who_sent_it(run, folder):
         ("lr", 10**400, "1000"),
         ("lr", "fast", "'fast'"),
         ("lr", True, "True"),
-        ("lr", None, "None"),
+        ("lr", None, "none"),
         ("note", "", "0 characters"),
         ("note", " \n ", "0 characters"),
         ("note", "x" * 2001, "2,001 characters"),

@@ -324,6 +324,20 @@ def test_a_checkpoint_is_saved_when_it_is_asked_for(tmp_path, whole):
     assert trial.losses == whole.losses
 
 
+def test_a_checkpoint_that_was_asked_for_stays_whatever_the_keepers_want(tmp_path, whole, capsys):
+    # Asked for between two steps, where an automatic one is due too, and in a validation.
+    at = {2: [("save", None)], 4: [("save", None)], (8, 2): [("save", None)], 10: [("stop", None)]}
+    settings = {"checkpoints": [KeepLast(1)], "checkpoint_every": "4 steps", "monitor": "plain"}
+    first = Trial(tmp_path / "run", at, **settings).run()
+    assert [(s.position.step, s.kept) for s in first.result.checkpoints] == [
+        *((2, True), (4, True), (8, True), (10, False))
+    ]
+    assert "step-00000002 (asked for)" in capsys.readouterr().out
+    second = Trial(tmp_path / "run", resume=True, init_seed=9, **settings).run()
+    assert [s.position.step for s in second.result.checkpoints] == [2, 4, 8, 12]
+    assert_ends_as(second, whole)
+
+
 @pytest.mark.parametrize("settings", [{}, {"checkpoint_every": "3 steps", "validate_every": "2 steps"}])
 def test_a_checkpoint_of_the_middle_of_a_validation_is_from_before_it(tmp_path, settings):
     whole = Trial(tmp_path / "whole", **settings).run()

@@ -1,5 +1,6 @@
 """Which folders a run may live in, and what is said when there is nothing to resume."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,25 @@ def test_a_monitored_value_may_be_named_as_it_is_kept(tmp_path: Path) -> None:
     assert keeper.monitored.key == "train/loss"
     with pytest.raises(MetricError, match="did you mean 'loss'"):
         training(tmp_path / "run", checkpoints=[KeepBest("train/los")])
+
+
+def test_a_run_whose_folder_is_deleted_is_told_once_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+
+    def deleting(model: nn.Module, batch: Batch) -> StepOutput:
+        if (folder / "checkpoints" / "step-00000002").exists():
+            shutil.rmtree(folder)
+        return step(model, batch)
+
+    train = Loader(TensorDataset(x=torch.randn(8, 2)), 4)
+    result = SupervisedTraining(folder, train=train, duration="4 epochs", monitor="plain", device="cpu").run(
+        Learner(nn.Linear(2, 1), optim.Sgd(), 1e-2, step=deleting)
+    )
+    said = capsys.readouterr().out
+    assert (result.position.step, result.checkpoints) == (8, ())
+    assert said.count("nothing is kept of the run") == 1
+    assert "nothing is kept of this run: its folder" in said
+    assert "to look again" not in said
+    assert not folder.exists()

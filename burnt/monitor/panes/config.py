@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -13,7 +12,6 @@ from textual.binding import BindingType
 
 from burnt.monitor.dialogs import TextScreen
 from burnt.monitor.field import Field
-from burnt.monitor.filters import matcher
 from burnt.monitor.keys import FILTER, bindings
 from burnt.monitor.panes.pane import Pane
 from burnt.monitor.rows import Column, Rows, cell
@@ -44,11 +42,10 @@ class ConfigPane(Pane):
         return self._show
 
     def _show(self) -> None:
-        wanted = self.query_one(Field).value
-        try:
-            matches = matcher(wanted)
-        except re.error:
-            return  # not an expression yet
+        field = self.query_one(Field)
+        wanted, matches = field.value, field.matches()
+        if matches is None:
+            return
         rows = self.query_one(Rows)
         pairs = [
             (key, value) for key, value in flat(self.view.config or {}).items() if matches(f"{key} {value}")

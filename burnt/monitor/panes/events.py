@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
@@ -85,13 +84,10 @@ class EventsPane(Pane):
     def changed(self, message: Field.Changed) -> None:
         """Filter while it is typed."""
         message.stop()
-        try:
-            self._matches = matcher(message.value)
-        except re.error:  # not an expression yet
-            message.input.add_class("wrong")
-            return
-        message.input.remove_class("wrong")
-        self.again()
+        matches = self.query_one(Field).matches()
+        if matches is not None:
+            self._matches = matches
+            self.again()
 
     @on(Field.Closed)
     def closed(self, message: Field.Closed) -> None:
@@ -130,6 +126,8 @@ class EventsPane(Pane):
             )
             for command in reversed(sent)
         ]
+        if (death := self._death()) is not None and self._matches(f"crashed {self.view.note}"):
+            rows.append((None, death))
         for event in reversed(self.view.events):
             text, kind = event_text(event), event.kind.replace("_", " ")
             if event.kind in _QUIET or not self._matches(f"{kind} {text}"):
@@ -156,6 +154,17 @@ class EventsPane(Pane):
         text = countdown(self.view.events) if self.view.live else ""
         update(facts, Content.assemble((f" {text}", "$dim")) if text else Content(""))
         facts.display = bool(text)
+
+    def _death(self) -> Sequence[Cell] | None:
+        """The line of a training that was killed: it could not write an event of its end."""
+        if self.view.state != "crashed" or self.view.attempts[-1].ended is not None:
+            return None
+        return (
+            cell(_clock(self.view.attempts[-1].heartbeat), "$dim"),
+            cell(""),
+            cell("crashed", _STYLES["error"]),
+            cell(self.view.note, _STYLES["error"]),
+        )
 
 
 def countdown(events: Sequence[Event]) -> str:

@@ -12,6 +12,7 @@ from burnt.errors import BurntError
 from burnt.monitor.host import host
 from burnt.monitor.keys import Key
 from burnt.monitor.model import RunView
+from burnt.monitor.rows import Rows
 from burnt.monitor.words import clean
 
 __all__ = ["Pane"]
@@ -53,14 +54,32 @@ class Pane(Vertical):
 
     def load(self, changed: bool) -> Callable[[], Any] | None:
         """In the reading thread: what shows the news, if there are any."""
-        token = self.token()
+        unreadable = self.view.error is not None
+        token = self.token(), unreadable
         if token == self._seen:
             return None
         self._seen = token
         try:
-            return self.read()
+            show = self.read()
         except BurntError as error:
-            return partial(self.fail, error)
+            show = partial(self.fail, error)
+        return None if show is None and not unreadable else partial(self._show_read, show)
+
+    async def _show_read(self, show: Callable[[], Any] | None) -> None:
+        """Show what was read; tables without rows say that the run cannot be read, if it cannot."""
+        for rows in self.query(Rows):
+            fault = self.unreadable()
+            if fault != rows.fault:
+                rows.fault = fault
+                rows.refresh()
+        if show is not None and (showing := show()) is not None:
+            await showing
+
+    def unreadable(self) -> str:
+        """What is said instead of what the run has, if it cannot be read; empty if it can."""
+        if self.view.error is None:
+            return ""
+        return "the run was deleted" if self.view.state == "deleted" else "the run cannot be read"
 
     def fail(self, error: BurntError) -> None:
         """Say why there is nothing to show, unless the run's head says so already."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, get_args
 
 from textual import events, on
 from textual.app import ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import Grid
 from textual.content import Content
 from textual.widgets import Static
@@ -37,7 +36,10 @@ class PlotsPane(Pane):
 
     TITLE = "Plots"
     KEYS = PLOTS
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings(PLOTS)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings(PLOTS),
+        Binding("escape", "drop_filter", "Drop filter", show=False),
+    ]
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
@@ -47,6 +49,7 @@ class PlotsPane(Pane):
         self._alone: str | None = None
         self._first = 0
         self._wanted = ""
+        self._matches = matcher("")
         self._range: Range | None = None
         self._places = (1, 1)
         self._shown: list[str] = []
@@ -74,11 +77,7 @@ class PlotsPane(Pane):
 
     def _chosen(self) -> tuple[list[str], int]:
         """The metrics of this page, and how many there are in all."""
-        try:
-            matches = matcher(self._wanted)
-        except re.error:
-            matches = matcher("")
-        names = [name for name in metrics_in_order(self.view.series()) if matches(name)]
+        names = [name for name in metrics_in_order(self.view.series()) if self._matches(name)]
         if self._alone is not None and self._alone in names:
             return [self._alone], len(names)
         places = self._places[0] * self._places[1]
@@ -130,7 +129,7 @@ class PlotsPane(Pane):
             text = (
                 "no metric matches: / changes the filter"
                 if self._wanted
-                else "no metric has been written yet"
+                else self.unreadable() or "no metric has been written yet"
             )
             return Content.assemble((f" {text}", "$dim"))
         axis = {"step": "steps", "epoch": "epochs", "time": "time at work"}[self._axis]
@@ -212,6 +211,14 @@ class PlotsPane(Pane):
         self._first = max(self._first + direction * self._places[0] * self._places[1], 0)
         self.again()
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Escape drops the filter; without one it means what it means elsewhere."""
+        return action != "drop_filter" or bool(self._wanted)
+
+    def action_drop_filter(self) -> None:
+        """Show all metrics again."""
+        self.query_one(Field).close()
+
     def action_filter(self) -> None:
         """Type a filter."""
         self.query_one(Field).open()
@@ -220,8 +227,10 @@ class PlotsPane(Pane):
     def changed(self, message: Field.Changed) -> None:
         """Filter while it is typed."""
         message.stop()
-        self._wanted, self._first = message.value, 0
-        self.again()
+        matches = self.query_one(Field).matches()
+        if matches is not None:
+            self._matches, self._wanted, self._first = matches, message.value, 0
+            self.again()
 
     @on(Field.Closed)
     def closed(self, message: Field.Closed) -> None:

@@ -125,6 +125,10 @@ def check(kind: str, value: object = None) -> float | str | None:
 
 
 def _rate(value: object) -> float | str:
+    if value is None:
+        raise RunError(
+            "lr needs a VALUE: a number, or auto", expected="a finite number above 0, or auto", found="none"
+        )
     if value == "auto":
         return "auto"
     try:
@@ -189,7 +193,8 @@ def send(folder: str | os.PathLike[str], kind: str, value: object = None) -> str
             where=os.fspath(folder),
             expected="a training that runs",
             found=state + (f": {attempt.end_reason}" if attempt.end_reason not in (None, state) else ""),
-            hint="start the training again with resume=True, if it has more to do",
+            hint="if it has more to do, start it again with resume=True in the program, or where the program "
+            f"takes both: burnt train ... folder={os.fspath(folder)} resume=true",
         )
     now = time.time_ns()
     # Names in order of sending, so that the training needs no more than their order.

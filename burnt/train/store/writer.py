@@ -78,6 +78,7 @@ class RunWriter:
         self.folder = folder
         self.attempt = attempt
         self._path = folder / DATABASE
+        self._file = _identity(self._path)
         self._connection: sqlite3.Connection | None = connection
         self._on_error = on_error
         self._queue: deque[Row] = deque()
@@ -98,7 +99,7 @@ class RunWriter:
         self._series_count = len(self._series)
         self._failing_since: float | None = None
         self._failures = 0
-        self._gave_up = False
+        self._gave_up = self._lost = False
         self._ended = False
         self._thread = threading.Thread(target=self._work, name=f"burnt-run-{folder.name}", daemon=True)
         self._thread.start()
@@ -307,6 +308,16 @@ class RunWriter:
         """Samples (`log`, `log_line` and `system` calls) lost because writing did not keep up or failed."""
         return self._dropped
 
+    @property
+    def gone(self) -> bool:
+        """Whether the run's file is not where it was: somebody has deleted or moved the folder."""
+        try:
+            return _identity(self._path) != self._file
+        except FileNotFoundError:
+            return True
+        except OSError:  # a disk that fails is another matter
+            return False
+
     def flush(self, timeout: float = 10.0) -> bool:
         """Wait until all that was written so far is in the file.
 
@@ -428,7 +439,7 @@ class RunWriter:
                         return True
                 elif self._gave_up:
                     return False
-                elif time.monotonic() > self._deadline:
+                elif time.monotonic() > self._deadline or (ending is not None and self._lost):
                     self._drop(batch.samples + sum(item[0] in _SAMPLES for item in self._queue))
                     return False
                 else:
@@ -486,6 +497,9 @@ class RunWriter:
     def _write(self, batch: Batch, ending: tuple[float, EndState, str | None] | None) -> bool:
         """One transaction; returns whether the batch is done with."""
         try:
+            self._lost = self.gone  # SQLite goes on writing to a deleted file
+            if self._lost:
+                raise sqlite3.OperationalError("the file is gone")
             if self._connection is None:
                 self._connection = connect(self._path, "rw")
             connection = self._connection
@@ -519,7 +533,12 @@ class RunWriter:
             self._failures += 1
             if self._failing_since is None:
                 self._failing_since = time.time()
-                self._report(f"writing {self._path} fails and is retried: {error}")
+                self._report(
+                    f"the run's folder {self.folder} is gone, deleted or moved: nothing is kept of the run "
+                    "any more, no metrics and no checkpoints, unless it comes back"
+                    if self._lost
+                    else f"writing {self._path} fails and is retried: {error}"
+                )
             return False
         self._failing_since = None
         self._failures = 0
@@ -564,6 +583,11 @@ class _OpenSeries:
     def __init__(self, number: int) -> None:
         self.id = number
         self.pyramid = Pyramid()
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_dev, stat.st_ino
 
 
 def _foreign(folder: Path) -> list[str]:
