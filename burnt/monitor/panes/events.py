@@ -172,17 +172,6 @@ class EventsPane(Pane):
         update(facts, Content.assemble((f" {countdown_text}", "$dim")) if countdown_text else Content(""))
         facts.display = bool(countdown_text)
 
-    def _death(self) -> Sequence[Cell] | None:
-        """The line of a training that was killed: it could not write an event of its end."""
-        if self.view.state != "crashed" or self.view.attempts[-1].ended is not None:
-            return None
-        return (
-            cell(_clock(self.view.attempts[-1].heartbeat), "$dim"),
-            cell(""),
-            cell("crashed", _STYLES["error"]),
-            cell(self.view.note, _STYLES["error"]),
-        )
-
 
 def _row(event: Event) -> tuple[str, Sequence[Cell]]:
     """What a filter looks at, and the cells."""
