@@ -175,7 +175,9 @@ def test_adaptive_pools(shape: tuple[int, ...], size: tuple[int, ...]) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 6))]
+)
 def test_pools_of_random_windows(seed: int) -> None:
     chance = random.Random(seed)
     rank = chance.choice([1, 2, 2, 3])

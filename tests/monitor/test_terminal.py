@@ -220,6 +220,7 @@ def commands(folder: Path) -> list[str]:
         return [e.data["command"] for e in reader.events("command") if e.data["status"] == "done"]
 
 
+@pytest.mark.full
 def test_killed_attached_again_stopped_and_resumed(tmux: Tmux, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     window, other = tmux.open("training"), tmux.open("other", 80, 24)
@@ -246,6 +247,7 @@ def test_killed_attached_again_stopped_and_resumed(tmux: Tmux, tmp_path: Path) -
         assert [attempt.end_state for attempt in reader.attempts()] == ["stopped", "stopped"]
 
 
+@pytest.mark.full
 def test_suspended_and_in_the_background(tmux: Tmux, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     window = tmux.open("training")
