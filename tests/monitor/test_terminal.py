@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import struct
@@ -118,7 +119,7 @@ class Window:
         self.tmux.command("send-keys", "-t", self.name, *keys)
 
     def run(self, words: Sequence[str]) -> None:
-        self.tmux.command("send-keys", "-t", self.name, "-l", " ".join(words))
+        self.tmux.command("send-keys", "-t", self.name, "-l", shlex.join(words))
         self.type("Enter")
 
     def wait_for(self, *texts: str) -> None:
@@ -388,7 +389,8 @@ def test_the_users_exception_is_shown(training, tmp_path: Path) -> None:
 def test_a_killed_training_gives_the_terminal_back(training, tmp_path: Path) -> None:
     """By its monitor, which is all that is left of it."""
     folder = tmp_path / "run"
-    script = f"{sys.executable} {tmp_path / 'training.py'} {folder} {tmp_path}; echo the code is $?; read x"
+    words = map(str, [sys.executable, tmp_path / "training.py", folder, tmp_path])
+    script = f"{shlex.join(words)}; echo the code is $?; read x"
     with Emulator(["sh", "-c", script]) as terminal:
         terminal.wait_for_screen("● running", "loss")
         with RunReader(folder) as reader:
