@@ -85,7 +85,8 @@ class Monitor:
         if self.pid == 0:
             os.chdir(ROOT)
             environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-            environment.pop("NO_COLOR", None)
+            for name in "NO_COLOR", "COLUMNS", "LINES":  # the size is that of the terminal
+                environment.pop(name, None)
             os.execve(sys.executable, [sys.executable, "-m", "burnt", "monitor", str(folder)], environment)
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
         self._output = bytearray()

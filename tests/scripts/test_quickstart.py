@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ def copy(tmp_path: Path) -> Path:
     programs.mkdir(parents=True)
     for name, words in (("python", ""), ("burnt", "-m burnt")):
         program = programs / name
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words} "$@"\n')
         program.chmod(0o755)
     # What the script notes when it has installed burnt, so that it does not try.
     note = subprocess.run(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -595,7 +596,8 @@ def test_the_lines_of_a_training_go_to_its_log(training) -> None:
 def test_standard_error_that_leads_elsewhere_stays_there(training, tmp_path: Path) -> None:
     with training() as desk:
         desk.wait_for_monitor()
-    script = f"exec {sys.executable} {tmp_path / 'training.py'} {tmp_path / 'other'} 2>{tmp_path / 'errors'}"
+    words = shlex.join(map(str, [sys.executable, tmp_path / "training.py", tmp_path / "other"]))
+    script = f"exec {words} 2>{shlex.quote(str(tmp_path / 'errors'))}"
     env = {"APP": json.dumps([sys.executable, "-S", str(tmp_path / "app.py"), "well"])}
     with Emulator(["sh", "-c", script], env=env) as terminal:
         desk = Desk(terminal, tmp_path / "other")

@@ -34,33 +34,33 @@ def tables(tmp_path):
 
 
 @kernels.op
-def halved(x: torch.Tensor) -> torch.Tensor:
+def shrunk(x: torch.Tensor) -> torch.Tensor:
     return x * 0.5
 
 
 def test_kernels_are_told_with_who_chose_them(tables):
-    halved(torch.ones(3))
+    shrunk(torch.ones(3))
     tables.record()
-    row = tables.read("kernels")[-1]["halved"]
+    row = tables.read("kernels")[-1]["shrunk"]
     assert row.keys() == {"op", "key", "candidate", "chosen by"}
     assert (row["candidate"], row["chosen by"]) == ("vendor", "heuristic")
     assert "float32" in row["key"]
-    assert kernels.choices()[f"halved|{row['key']}"] == "vendor"
+    assert kernels.choices()[f"shrunk|{row['key']}"] == "vendor"
 
 
 def test_what_has_not_changed_is_not_recorded_again_and_what_has_at_the_end_is(tables, monkeypatch):
-    halved(torch.ones(3))
+    shrunk(torch.ones(3))
     tables.record()
     tables.record(last=True)
     assert len(tables.read("kernels")) == 1
-    halved(torch.ones(3, requires_grad=True))
+    shrunk(torch.ones(3, requires_grad=True))
     tables.record()  # within the minute
     assert len(tables.read("kernels")) == 1
     later = time.monotonic() + 61
     monkeypatch.setattr("burnt.train.recorded.time.monotonic", lambda: later)
     tables.record()
     assert len(tables.read("kernels")) == 2
-    halved(torch.ones(3, dtype=torch.float64))
+    shrunk(torch.ones(3, dtype=torch.float64))
     tables.record(last=True)
     assert len(tables.read("kernels")) == 3
 
