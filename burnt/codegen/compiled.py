@@ -65,6 +65,7 @@ class CompiledPlan:
             cuts=target.cuts,
             joins=target.joins,
             torch_is_best=target.torch_is_best,
+            products=target.products,
         )
         self.kernels = [step for step in self.plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(self.kernels):

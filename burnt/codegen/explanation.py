@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.function import Function, Planned
 from burnt.codegen.ir import Buffer, Expr, Fold, Kernel, Online, Running, Store, walk
-from burnt.codegen.schedule import VIEWS, Call, Plan, schedule
+from burnt.codegen.schedule import NO_COPY, Call, Plan, schedule
 from burnt.codegen.target import TARGETS
 from burnt.codegen.trace import PLANNING
 from burnt.errors import ConfigError
@@ -182,6 +182,7 @@ def _elsewhere(planned: Planned, name: str) -> Explanation:
             cuts=target.cuts,
             joins=target.joins,
             torch_is_best=target.torch_is_best,
+            products=target.products,
         )
         kernels = [step for step in plan.steps if isinstance(step, Kernel)]
         for i, kernel in enumerate(kernels):
@@ -216,7 +217,7 @@ def _step(step: Kernel | Call, plan: Plan) -> Step:
     if isinstance(step, Call):
         moved = [*step.inputs.values(), *(b for b in step.outputs if b is not None)]
         name = str(step.node.target)
-        if step.node.target in VIEWS:
+        if step.node.target in NO_COPY:
             return Step(name, "view", (name.split(".")[1],), 0, "torch's own call reads or makes its memory")
         return Step(
             name, "vendor", (name.split(".")[1],), _bytes(moved), f"torch's own call serves: {step.why}"

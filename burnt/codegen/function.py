@@ -7,6 +7,7 @@ and `Function.why_plain` says why.
 
 from __future__ import annotations
 
+import dataclasses
 import dis
 import functools
 import inspect
@@ -146,6 +147,8 @@ class Function(Dissolving):
             key.append(torch.get_autocast_dtype(kind_of_device))
         if torch.get_default_dtype() is not torch.float32:
             key.append(torch.get_default_dtype())
+        if torch.get_float32_matmul_precision() != "highest":
+            key.append(torch.get_float32_matmul_precision())
         for holder, name in self._captures:
             key.append(_identity(_content(holder, name)))
         planned = self._entries.get(tuple(key))
@@ -229,6 +232,8 @@ class Function(Dissolving):
 
     def _made(self, args: Sequence[Any], tensors: Sequence[Tensor], held: list[Any]) -> Planned:
         target = self.target or (target_of(tensors[0].device) if tensors else C)
+        if self.lowered and self.target is None and isinstance(target, Target) and target.products:
+            target = dataclasses.replace(target, products=lambda node: None)
         reason = target if isinstance(target, str) else self._unsuited(tensors) or _unsuited_captures(held)
         if isinstance(target, str) or reason is not None:
             return self._plain(str(reason), held)

@@ -7,6 +7,7 @@ they can be; what a reshape leaves over is a division or a remainder.
     Ix          an index: sum of coefficient x (loop variable | quotient | remainder | computed) plus a number
     Expr        an element: a constant, a number given at run time, a load, an operation, a reduction's result
     Reduction   a fold of a body over extents
+    Product     a reduction that is a matrix product
     Scan        a running fold of a body along an axis
     Kept        a value that is read at several places, and so worth computing once
     Value       a tensor that is not in memory: shape, dtype, index -> Expr
@@ -237,6 +238,20 @@ class Reduction:
     extents: tuple[int, ...]
     dtype: torch.dtype
     body: Callable[[Index, Index], Expr]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Product(Reduction):
+    """A matrix product: the sum over one axis of ``mul`` of two factors.
+
+    Its shape ends in rows and columns: the first factor does not depend on the column, the second not on the
+    row. `stored` is the dtype that its elements have in memory; `precision` says how float32 is multiplied:
+    ``ieee``, ``tf32``, ``tf32x3``, or ``flex32``, as bfloat16. A kernel has at most one product, no other
+    folds, and loops whose turns are the product's elements.
+    """
+
+    stored: torch.dtype
+    precision: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -681,7 +696,9 @@ class Kernel:
 
     @property
     def kind(self) -> str:
-        """``scan``, ``reduction``, ``window`` (rows are kept in scratch) or ``elementwise``."""
+        """``matmul``, ``scan``, ``reduction``, ``window`` (rows are kept in scratch) or ``elementwise``."""
+        if self.product is not None:
+            return "matmul"
         if any(isinstance(step, Running) for step in self.steps):
             return "scan"
         if self.runs or any(isinstance(step, Fold) for step in self.steps):
@@ -689,6 +706,11 @@ class Kernel:
         if self.scratch:
             return "window"
         return "reduction" if any(step.inner for step in self.steps) else "elementwise"
+
+    @property
+    def product(self) -> Fold | None:
+        """The step that is a matrix product, if it has one."""
+        return next((s for s in self.steps if isinstance(s, Fold) and isinstance(s.reduction, Product)), None)
 
     @property
     def checks(self) -> tuple[Check, ...]:

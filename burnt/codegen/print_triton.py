@@ -18,10 +18,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
+from burnt.codegen.block_sizes import AnyConfig, AnyForm
 from burnt.codegen.ir import (
     Buffer,
     Fold,
@@ -34,74 +34,29 @@ from burnt.codegen.ir import (
     Var,
 )
 from burnt.codegen.print_triton_elements import TL, Elements, Value
-from burnt.codegen.triton_blocks import Config, Form, power
+from burnt.codegen.print_triton_product import print_product, product_form
+from burnt.codegen.product_blocks import ProductConfig
+from burnt.codegen.triton_blocks import Config, power
 from burnt.codegen.triton_layout import Layout, Space, computed
+from burnt.codegen.triton_printed import Failed, Function, Number, Printed, Work
 
 __all__ = ["Failed", "Function", "Number", "Printed", "Work", "form_of", "print_kernel"]
 
 
-class Work(NamedTuple):
-    """A tensor that one function of a kernel leaves for the next: a part of a fold for each chunk and row."""
-
-    name: str
-    size: int
-    dtype: torch.dtype
-
-
-class Failed(NamedTuple):
-    """A tensor of int64, one for each of the kernel's checks: ``2 * shown + 1`` of a failure."""
-
-
-class Number(NamedTuple):
-    """A run-time number, by its position."""
-
-    position: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Function:
-    """A printed function: how it is called.
-
-    Args:
-        name: its name in the text.
-        arguments: what it is called with, in order; sizes are integers.
-        constants: the block sizes, by name.
-        programs: how many are launched.
-    """
-
-    name: str
-    arguments: tuple[Buffer | Work | Failed | Number | int, ...]
-    constants: dict[str, int]
-    programs: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Printed:
-    """A kernel as Triton.
-
-    Args:
-        text: a Python module.
-        functions: those of it that are launched, in order.
-        config: the block sizes.
-    """
-
-    text: str
-    functions: tuple[Function, ...]
-    config: Config
-
-
-def form_of(kernel: Kernel) -> Form:
+def form_of(kernel: Kernel) -> AnyForm:
     """What the choice of a kernel's block sizes depends on."""
-    return Layout(kernel).form()
+    return product_form(kernel) if kernel.product is not None else Layout(kernel).form()
 
 
-def print_kernel(kernel: Kernel, config: Config) -> Printed:
+def print_kernel(kernel: Kernel, config: AnyConfig) -> Printed:
     """A kernel as Triton, for these block sizes.
 
     Args:
         kernel: what to print; its name is that of the last function, ``_part0`` and so on of those before.
         config: a text holds for all block sizes that need the same loops.
     """
+    if isinstance(config, ProductConfig):
+        return print_product(kernel, config)
     layout = Layout(kernel)
     groups = layout.groups(config)
     if config.chunks > 1 and layout.divisible:

@@ -330,8 +330,11 @@ class Elements:
         masks = [self.masks[axis] for axis in axes] + ([guard.text] if guard.text else [])
         extra = f", mask={' & '.join(masks)}, other=0" if masks else ""
         pointer = buffer.name if where == "0" else f"{buffer.name} + {where}"
-        convert = ".to(tl.float32)" if buffer.dtype in _SHORT else ""
-        return self.define(f"tl.load({pointer}{extra}){convert}", axes)
+        return self.define(f"tl.load({pointer}{extra}){self.widened(buffer)}", axes)
+
+    def widened(self, buffer: Buffer) -> str:
+        """The conversion of what is loaded to the dtype that it is computed in."""
+        return ".to(tl.float32)" if buffer.dtype in _SHORT else ""
 
     def put_all(self, group: Sequence[Fold | Running | Store]) -> None:
         """Stores of one tile: all is read before anything is written."""

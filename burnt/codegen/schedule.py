@@ -24,6 +24,7 @@ from burnt.codegen.ir import (
     Ix,
     Kept,
     Kernel,
+    Product,
     Reduction,
     Running,
     Scan,
@@ -39,12 +40,14 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
+from burnt.codegen.lower.products import PRODUCTS, is_cheap
 from burnt.codegen.lower.random import Source
+from burnt.codegen.lower.table import cast
 from burnt.codegen.partials import join_sums
 from burnt.codegen.passes import Joins, arrange, join, keep, multiply, pick
 from burnt.codegen.trace import Traced, is_random
 
-__all__ = ["VIEWS", "Call", "Plan", "schedule"]
+__all__ = ["NO_COPY", "Call", "Plan", "schedule"]
 
 # Few rows of many elements are folded by all threads together, in a kernel of their own.
 _SPLIT_ROWS, _SPLIT_ELEMENTS = 16, 1 << 15
@@ -101,6 +104,7 @@ def schedule(
     cuts: bool = False,
     joins: Joins | None = None,
     torch_is_best: Callable[[torch.fx.Node], str | None] = lambda node: None,
+    products: Callable[[torch.fx.Node], str | None] | None = None,
 ) -> Plan:
     """The plan of a traced function.
 
@@ -112,14 +116,21 @@ def schedule(
         cuts: whether each pass of a kernel may be cut for all threads.
         joins: from when on folds share a pass with one that they need; None for never.
         torch_is_best: why a node that is lowered is better torch's own call, or None.
+        products: why a matrix product is better torch's own call, or None where it is a kernel, with what is
+            computed of its elements; None for a target that has no such kernels.
     """
-    return _Scheduler(traced, captured, scratch, runs, cuts, joins, torch_is_best).plan()
+    return _Scheduler(traced, captured, scratch, runs, cuts, joins, torch_is_best, products).plan()
 
 
 VIEWS = (
     torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default, torch.ops.aten.unsqueeze.default,
     torch.ops.aten.squeeze.default, torch.ops.aten.squeeze.dim, torch.ops.aten.squeeze.dims,
 )  # fmt: skip
+
+# Views that go through memory in another order, or through a part of it.
+_TURNED = torch.ops.aten.t.default, torch.ops.aten.transpose.int, torch.ops.aten.permute.default
+_PARTS = torch.ops.aten.select.int, torch.ops.aten.slice.Tensor, torch.ops.aten.expand.default
+NO_COPY = (*VIEWS, *_TURNED, *_PARTS)
 
 
 class _Scheduler:
@@ -132,9 +143,11 @@ class _Scheduler:
         cuts: bool,
         joins: Joins | None,
         torch_is_best: Callable[[torch.fx.Node], str | None],
+        products: Callable[[torch.fx.Node], str | None] | None,
     ) -> None:
         self.traced = traced
         self.torch_is_best = torch_is_best
+        self.torch_multiplies = products
         self.most_scratch, self.most_runs, self.cuts, self.joins = scratch, runs, cuts, joins
         self.captured = dict(zip(traced.captured, captured, strict=True))
         self.env: dict[torch.fx.Node, Any] = {}
@@ -145,6 +158,7 @@ class _Scheduler:
         self.in_memory: dict[int, tuple[Value, Buffer]] = {}
         self.folded: dict[Reduction | Scan | Kept, Buffer] = {}
         self.rows_kept: dict[tuple[Kernel, Kept, Index], Buffer] = {}
+        self.homes: dict[Product, Kernel] = {}
         self.seed: Buffer | None = None
         self.count = 0
         self.viewed: dict[Buffer, tuple[int, ...]] = {}
@@ -197,6 +211,8 @@ class _Scheduler:
         why = self.torch_is_best(node)
         if why is not None:
             return self.call(node, why)
+        if node.target in PRODUCTS and plain and self.torch_multiplies is not None:
+            return self.product(node)
         if lowering is not None and plain:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.argument)
             if is_random(node):
@@ -209,6 +225,23 @@ class _Scheduler:
                 # This use of the op is beyond the table: torch's own call serves, as for any other op.
                 return self.call(node)
         return self.call(node)
+
+    def product(self, node: torch.fx.Node) -> Any:
+        """A matrix product. Factors that are dear are computed once, before it."""
+        assert self.torch_multiplies is not None
+        why = self.torch_multiplies(node)
+        if why is not None:
+            return self.call(node, why)
+        for factor in node.args[-2:]:
+            assert isinstance(factor, torch.fx.Node)
+            value = self.env[factor]
+            if not is_cheap(value.at(_fresh(value.shape))):
+                self.realized(value, factor)
+        args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.argument)
+        try:
+            return PRODUCTS[node.target](node.meta["val"], *args, **kwargs)
+        except Unlowered:
+            return self.call(node)
 
     def source(self, node: torch.fx.Node) -> Source:
         """What an op that draws random numbers draws from."""
@@ -273,7 +306,10 @@ class _Scheduler:
     def is_viewed(self, node: torch.fx.Node, *, alone: bool = False) -> bool:
         """Whether a node is a view of an argument or of what a call has made; `alone`: of the latter, whose
         memory nothing else is a view of."""
-        if node.target not in VIEWS or id(self.env[node]) in self.in_memory:
+        if (
+            node.target not in ((*VIEWS, *_TURNED) if alone else NO_COPY)
+            or id(self.env[node]) in self.in_memory
+        ):
             return False
         (base,) = node.all_input_nodes
         if alone and len(base.users) > 1:
@@ -333,7 +369,7 @@ class _Scheduler:
         folded = Counter(f.reduction for k in (*made, *fresh) for f in k.steps if isinstance(f, Fold))
         several = {reduction for reduction, kernels in folded.items() if kernels > 1}
         for kernel in fresh:
-            if kernel.kind != "scan":
+            if kernel.kind not in ("scan", "matmul"):
                 pick(kernel)
                 arrange(kernel)
                 multiply(kernel)
@@ -342,6 +378,7 @@ class _Scheduler:
                     join(kernel, self.joins, several)
             collapse(kernel)
         self.steps += fresh
+        self.homes.clear()
 
     def store(self, buffer: Buffer, value: Value, kernels: list[Kernel]) -> None:
         axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
@@ -351,6 +388,8 @@ class _Scheduler:
         if self.scanned(buffer, value, loops, kernels):
             return
         self.settle(element, kernels, [loops[a] for a in axes])
+        if self.torch_multiplies is not None and self.with_product(buffer, value, loops, kernels):
+            return
         rows = self.rows(element, kernels)
         if not _folds(self.resolved(element)):
             rows = None  # what others needed has put them all into memory
@@ -373,6 +412,49 @@ class _Scheduler:
         expr = self.resolved(value.at(index))
         walked = tuple(mapping[v] for v in inner)
         kernel.steps.append(Store(buffer, walked, buffer.at(index), expr, tuple(loops)))
+
+    def with_product(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
+        """Store a value of a matrix product's elements where these are made, if each is made for one turn.
+
+        Other products are put into memory, and all of them where something else is folded.
+        """
+        axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
+        turns = [loops[a] for a in axes if loops[a].extent > 1]
+        found = _folds(self.resolved(value.at(tuple(map(Ix.of, loops)))))
+        chosen: tuple[Reduction, Index] | None = None
+        if all(isinstance(fold, Product) for fold, _ in found):
+            alike = [(f, i) for f, i in found if all(g is not f or j == i for g, j in found)]
+            chosen = next(((f, i) for f, i in alike if _covers(i, f.shape, turns)), None)
+        for fold, index in found:
+            for inner, _ in self.products_below(fold, index):
+                self.materialise(inner, kernels)
+            if isinstance(fold, Product) and (fold, index) != chosen:
+                self.materialise(fold, kernels)
+        if chosen is None:
+            return False
+        product, index = chosen
+        assert isinstance(product, Product)
+        kernel = self.homes.get(product)
+        if kernel is None:
+            kernel = self.homes[product] = Kernel("", tuple(turns), [])
+            kernels.append(kernel)
+        mapping = dict(zip(turns, kernel.outer, strict=False))
+        at = [mapping.get(v, v) for v in loops]
+        step = kernel.product
+        same = [v.extent for v in turns] == [v.extent for v in kernel.outer]
+        if step is not None and not (same and step.index == tuple(_moved(ix, mapping) for ix in index)):
+            self.materialise(product, kernels)
+            return False
+        made = self.resolved(value.at(tuple(map(Ix.of, at))))
+        self.add_folds(kernel, [made])
+        kernel.steps.append(Store(buffer, (), buffer.at(tuple(map(Ix.of, at))), made, tuple(at)))
+        return True
+
+    def products_below(self, fold: Reduction, index: Index) -> list[tuple[Reduction, Index]]:
+        """The matrix products that a fold's elements are made of."""
+        inside = _folds(self.resolved(fold.body(index, _fresh(fold.extents))))
+        below = [found for inner in inside for found in self.products_below(*inner)]
+        return [*below, *(f for f in inside if isinstance(f[0], Product))]
 
     def beside(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
         """Store a value without folds in the loops of another store of its shape that reads the same."""
@@ -431,7 +513,16 @@ class _Scheduler:
         if fold in self.folded:
             return
         self.count += 1
-        buffer = Buffer(f"t{self.count}", "between", self.count, fold.shape, _dense(fold.shape), fold.dtype)
+        dtype = fold.stored if isinstance(fold, Product) else fold.dtype
+        buffer = Buffer(f"t{self.count}", "between", self.count, fold.shape, _dense(fold.shape), dtype)
+        if isinstance(fold, Product) and fold in self.homes:
+            kernel = self.homes[fold]
+            step = kernel.product
+            assert step is not None
+            made = cast(reduced(fold, step.index), dtype)
+            kernel.steps.append(Store(buffer, (), buffer.at(step.index), made, kernel.outer))
+            self.folded[fold] = buffer
+            return
         loops = [Var(size) for size in fold.shape]
         index = tuple(map(Ix.of, loops))
         self.nested(fold, index, {v for v in loops if v.extent > 1}, kernels)
@@ -440,7 +531,7 @@ class _Scheduler:
         kernels.append(kernel)
         made = reduced(fold, index)
         self.add_folds(kernel, [made])
-        kernel.steps.append(Store(buffer, (), buffer.at(index), made, tuple(loops)))
+        kernel.steps.append(Store(buffer, (), buffer.at(index), cast(made, dtype), tuple(loops)))
         self.folded[fold] = buffer
 
     def home(
@@ -460,7 +551,7 @@ class _Scheduler:
         extents = [v.extent for v in outer]
         reads = {e.extra[0] for e in self.reached([self.resolved(value.at(_fresh(value.shape)))])}
         for kernel in kernels:
-            if kernel.kind == "scan":
+            if kernel.kind in ("scan", "matmul"):
                 continue
             if [v.extent for v in kernel.outer] != extents or bool(kernel.scratch) != scratch:
                 continue
@@ -522,7 +613,7 @@ class _Scheduler:
             held, index = e.extra
             if held in self.folded:
                 buffer = self.folded[held]
-                return load(buffer, buffer.at(index))  # type: ignore[arg-type]
+                return cast(load(buffer, buffer.at(index)), e.dtype)  # type: ignore[arg-type]
             if inline and isinstance(held, Kept):
                 return self.resolved(held.value.at(index))  # type: ignore[arg-type]
             return None
@@ -803,6 +894,26 @@ def _way(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, bool] | N
     if rows != {v for v in loops if v is not loop and v.extent > 1}:
         return None
     return (loop, step < 0) if place.const == (0 if step > 0 else loop.extent - 1) else None
+
+
+def _moved(ix: Ix, mapping: dict[Var, Var]) -> Ix:
+    return ix.replaced({v: Ix.of(w) for v, w in mapping.items()})
+
+
+def _covers(index: Index, shape: Sequence[int], loops: Sequence[Var]) -> bool:
+    """Whether the turns of loops are the places of a shape, each once: every axis is a number whose digits
+    are loops of its own."""
+    left = set(loops)
+    for ix, size in zip(index, shape, strict=True):
+        digit = 1
+        for atom, weight in sorted(ix.terms.items(), key=lambda term: term[1]):
+            if not isinstance(atom, Var) or atom not in left or weight != digit:
+                return False
+            left.remove(atom)
+            digit *= atom.extent
+        if ix.const or digit != size:
+            return False
+    return not left
 
 
 def _plain_rows(index: Index) -> set[Var] | None:

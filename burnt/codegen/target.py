@@ -18,6 +18,7 @@ import torch
 
 from burnt.codegen import toolchain
 from burnt.codegen.ir import Buffer, Check, Kernel
+from burnt.codegen.lower.products import why_torch
 from burnt.codegen.lower.vendor import torch_is_best
 from burnt.codegen.passes import Joins
 from burnt.codegen.sizes import Forms, parameters, plain
@@ -73,6 +74,8 @@ class Target:
             kernels of their own.
         joins: from when on folds share a pass with one that they need; None for never.
         torch_is_best: why a node that is lowered is better torch's own call, or None.
+        products: why a matrix product is better torch's own call, or None where it is a kernel; None for a
+            target that has no such kernels.
         show: the text of each kernel, also where none can be built: ``show(kernels, numbers)``.
     """
 
@@ -84,6 +87,7 @@ class Target:
     cuts: bool = False
     joins: Joins | None = None
     torch_is_best: Callable[[torch.fx.Node], str | None] = lambda node: None
+    products: Callable[[torch.fx.Node], str | None] | None = None
     show: Callable[[Sequence[Kernel], Sequence[int]], dict[Kernel, str]] = lambda kernels, numbers: {}
 
 
@@ -299,10 +303,10 @@ def _build_triton(
     numbers: Sequence[int],
     blocks: Mapping[str, str] | None = None,
 ) -> Built:
-    from burnt.codegen.triton_blocks import Config
+    from burnt.codegen.block_sizes import config_of
     from burnt.codegen.triton_launch import build
 
-    given = {name: Config.of(text) for name, text in (blocks or {}).items()}
+    given = {name: config_of(text) for name, text in (blocks or {}).items()}
     return build(kernels, buffers, numbers, blocks=given)
 
 
@@ -321,17 +325,17 @@ def are_blocks(blocks: Mapping[Any, Any]) -> bool:
     >>> are_blocks({"softmax_0": "1x2048 w8"}), are_blocks({"softmax_0": "1x3"}), are_blocks({"BLOCK": 64})
     (True, False, False)
     """
-    from burnt.codegen.triton_blocks import Config
+    from burnt.codegen.block_sizes import config_of
 
     try:
-        return all(isinstance(name, str) and bool(Config.of(text)) for name, text in blocks.items())
+        return all(isinstance(name, str) and bool(config_of(text)) for name, text in blocks.items())
     except (ValueError, TypeError):
         return False
 
 
 def _show_triton(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:
+    from burnt.codegen.block_sizes import pick
     from burnt.codegen.print_triton import form_of, print_kernel
-    from burnt.codegen.triton_blocks import pick
 
     return {kernel: print_kernel(kernel, pick(form_of(kernel))).text.rstrip("\n") for kernel in kernels}
 
@@ -345,7 +349,7 @@ def _no_triton() -> str | None:
 
 
 # Of a row that is held whole, the printer makes two passes of it again.
-TRITON = Target("triton", _build_triton, _no_triton, joins=Joins(), show=_show_triton)
+TRITON = Target("triton", _build_triton, _no_triton, joins=Joins(), products=why_torch, show=_show_triton)
 
 
 TARGETS = {target.name: target for target in (C, TRITON, METAL)}

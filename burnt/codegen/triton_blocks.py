@@ -51,6 +51,11 @@ class Form:
     itemsize: int
     chunks: bool
 
+    @property
+    def work(self) -> int:
+        """Elements that are gone through: what kernels of a plan are weighed by."""
+        return self.rows * self.cols * self.programs
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:

@@ -28,10 +28,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from burnt.codegen.block_sizes import AnyConfig, too_much, variants
 from burnt.codegen.ir import Buffer, Expr, Kernel
-from burnt.codegen.print_triton import Failed, Number, Work, form_of, print_kernel
+from burnt.codegen.print_triton import form_of, print_kernel
 from burnt.codegen.trace import PLANNING
-from burnt.codegen.triton_blocks import Config, Limits, too_much, variants
+from burnt.codegen.triton_blocks import Limits
+from burnt.codegen.triton_printed import Failed, Number, Work
 from burnt.errors import CompileError
 
 __all__ = ["Job", "Pool", "choices_of", "jobs_of", "limits_of", "pool_of"]
@@ -63,7 +65,7 @@ class Job(NamedTuple):
     stages: int
 
 
-def jobs_of(kernel: Kernel, config: Config) -> list[Job]:
+def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
     """The functions of a kernel that was planned before, for tensors whose addresses are aligned."""
     with PLANNING:
         Expr.recall(kernel.exprs)
@@ -104,7 +106,7 @@ def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[tuple[str, str
     with PLANNING:
         forms = {kernel.name: form_of(kernel) for kernel in kernels}
         Expr.forget()
-    work = {name: form.rows * form.cols * form.programs for name, form in forms.items()}
+    work = {name: form.work for name, form in forms.items()}
     large = [name for name in forms if 16 * work[name] >= max(work.values())]
     found = [
         [(name, str(v), too_much(forms[name], v, limits)) for v in variants(forms[name])[1:]]

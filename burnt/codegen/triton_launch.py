@@ -16,22 +16,23 @@ from typing import Any
 
 import torch
 
+from burnt.codegen.block_sizes import AnyConfig, pick
 from burnt.codegen.ir import Buffer, Check, Kernel
-from burnt.codegen.print_triton import Failed, Function, Number, Printed, Work, form_of, print_kernel
+from burnt.codegen.print_triton import form_of, print_kernel
 from burnt.codegen.target import Built, Launch
-from burnt.codegen.triton_blocks import Config, Form, pick
+from burnt.codegen.triton_printed import Failed, Function, Number, Printed, Work
 
 __all__ = ["build", "load"]
 
-_NO_BLOCKS: Mapping[str, Config] = MappingProxyType({})
+_NO_BLOCKS: Mapping[str, AnyConfig] = MappingProxyType({})
 
 
 def build(
     kernels: Sequence[Kernel],
     buffers: Sequence[Buffer],
     numbers: Sequence[int],
-    choose: Callable[[Form], Config] = pick,
-    blocks: Mapping[str, Config] = _NO_BLOCKS,
+    choose: Callable[[Any], AnyConfig] = pick,
+    blocks: Mapping[str, AnyConfig] = _NO_BLOCKS,
 ) -> Built:
     """Kernels that can run.
 
@@ -107,7 +108,7 @@ class _Call:
         self,
         function: Any,
         printed: Function,
-        config: Config,
+        config: AnyConfig,
         slots: dict[Buffer, int],
         places: dict[int, int],
     ) -> None:

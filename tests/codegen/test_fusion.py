@@ -82,6 +82,11 @@ FUSED = {
         (randn(5, 7), randn(7, 3), randn(3)),
         ["aten.mm.default", "elementwise"],
     ),
+    "linear and relu": (
+        lambda x, w, b: F.relu(F.linear(x, w, b)),
+        (randn(5, 7), randn(3, 7), randn(3)),
+        ["aten.t.default", "aten.addmm.default", "elementwise"],
+    ),
     "cross entropy": (F.cross_entropy, (randn(50, 7), torch.arange(50) % 7), ["reduction", "reduction"]),
     "cross entropy of each row": (
         lambda x, y: F.cross_entropy(x, y, reduction="none", ignore_index=2),

@@ -17,12 +17,13 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import MockTensor
 
+from burnt.codegen.block_sizes import pick
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer, Kernel
-from burnt.codegen.print_triton import Failed, Number, Printed, Work, form_of, print_kernel
+from burnt.codegen.print_triton import form_of, print_kernel
 from burnt.codegen.target import TRITON, Built
-from burnt.codegen.triton_blocks import pick
 from burnt.codegen.triton_launch import load
+from burnt.codegen.triton_printed import Failed, Number, Printed, Work
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),

@@ -1,0 +1,47 @@
+"""Block sizes of Triton kernels of all kinds: those that walk (`triton_blocks`) and products."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from burnt.codegen import product_blocks, triton_blocks
+from burnt.codegen.product_blocks import ProductConfig, ProductForm
+from burnt.codegen.triton_blocks import Config, Form, Limits
+
+__all__ = ["AnyConfig", "AnyForm", "config_of", "pick", "too_much", "variants"]
+
+AnyForm: TypeAlias = Form | ProductForm
+AnyConfig: TypeAlias = Config | ProductConfig
+
+
+def pick(form: AnyForm) -> AnyConfig:
+    """Block sizes for a kernel, without measuring."""
+    return product_blocks.pick(form) if isinstance(form, ProductForm) else triton_blocks.pick(form)
+
+
+def variants(form: AnyForm) -> list[AnyConfig]:
+    """Block sizes worth measuring, the picked ones first."""
+    if isinstance(form, ProductForm):
+        return [*product_blocks.variants(form)]
+    return [*triton_blocks.variants(form)]
+
+
+def too_much(form: AnyForm, config: AnyConfig, limits: Limits) -> str | None:
+    """Why these block sizes cannot be fast on a device, or None; estimated, nothing is compiled."""
+    if isinstance(form, ProductForm):
+        assert isinstance(config, ProductConfig)
+        return product_blocks.too_much(form, config, limits)
+    assert isinstance(config, Config)
+    return triton_blocks.too_much(form, config, limits)
+
+
+def config_of(text: str) -> AnyConfig:
+    """The block sizes that a text names.
+
+    Raises:
+        ValueError: it names none.
+
+    >>> str(config_of("4x256 w8")), str(config_of("64x64x32 w4 s3"))
+    ('4x256 w8', '64x64x32 w4 s3')
+    """
+    return ProductConfig.of(text) if text.count("x") == 2 else Config.of(text)

@@ -1,0 +1,189 @@
+"""The matrix product in Triton, written once: what its factors are and where its elements go is passed in.
+
+`left`, `right` and `tail` are functions that a plan's kernel brings along (`print_triton_product`):
+
+    left(row, term, in_row, in_term, batch, args)        a tile of the first factor
+    right(term, column, in_term, in_column, batch, args)  a tile of the second
+    tail(sums, row, column, in_row, in_column, batch, args)   stores what is made of a tile of sums
+
+`args` holds the kernel's tensors, numbers and sizes. Rows, terms and columns are places in flattened axes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+__all__ = ["add_parts", "multiply"]
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations
+def _tile(  # type: ignore[no-untyped-def]
+    pid,
+    rows,
+    columns,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """A program's tile: GROUP rows of tiles are gone through together, for what they share to stay near."""
+    down = tl.cdiv(rows, BM)
+    across = tl.cdiv(columns, BN)
+    per_batch = down * across
+    batch = pid // per_batch
+    pid = pid % per_batch
+    first = pid // (GROUP * across) * GROUP
+    height = tl.minimum(down - first, GROUP)
+    m = first + pid % (GROUP * across) % height
+    n = pid % (GROUP * across) // height
+    return m, n, batch
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sums(  # type: ignore[no-untyped-def]
+    row,
+    column,
+    in_row,
+    in_column,
+    batch,
+    begin,
+    end,
+    args,
+    left: tl.constexpr,
+    right: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """A tile of the product, over the terms from `begin` to `end`; EVEN: BK divides their number."""
+    sums = tl.zeros([BM, BN], tl.float32)
+    for start in range(begin, end, BK):
+        term = start + tl.arange(0, BK)
+        if WIDE:
+            term = term.to(tl.int64)
+        if EVEN:
+            inside = tl.full([BK], True, tl.int1)
+        else:
+            inside = term < end
+        a = left(row, term[None, :], in_row, inside[None, :], batch, args)
+        b = right(term[:, None], column, inside[:, None], in_column, batch, args)
+        if PRECISION == "flex32":
+            sums = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), sums, input_precision="ieee")
+        else:
+            sums = tl.dot(a, b, sums, input_precision=PRECISION)
+    return sums
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _finish(  # type: ignore[no-untyped-def]
+    sums,
+    row,
+    start,
+    in_row,
+    columns,
+    batch,
+    args,
+    tail: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """The tail of a tile, WIDTH columns at a time: a whole one, and what a tail computes, is more than there
+    are registers for."""
+    if BN > WIDTH:
+        near, far = tl.split(tl.permute(tl.reshape(sums, [BM, 2, BN // 2]), [0, 2, 1]))
+        _finish(near, row, start, in_row, columns, batch, args, tail, BM, BN // 2, WIDTH)
+        _finish(far, row, start + BN // 2, in_row, columns, batch, args, tail, BM, BN // 2, WIDTH)
+    else:
+        column = start + tl.arange(0, BN)[None, :]
+        tail(sums, row, column, in_row, column < columns, batch, args)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def multiply(  # type: ignore[no-untyped-def]
+    args,
+    parts,  # [SPLIT, batches, rows, columns] float32, where SPLIT > 1
+    batches,
+    rows,
+    columns,
+    terms,
+    left: tl.constexpr,
+    right: tl.constexpr,
+    tail: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """A program makes a tile; with SPLIT, a part of its sums, which go to `parts`."""
+    pid = tl.program_id(0)
+    part = pid % SPLIT
+    m, n, batch = _tile(pid // SPLIT, rows, columns, BM, BN, GROUP)
+    row = m * BM + tl.arange(0, BM)[:, None]
+    column = n * BN + tl.arange(0, BN)[None, :]
+    if WIDE:
+        row, column, batch = row.to(tl.int64), column.to(tl.int64), batch.to(tl.int64)
+    in_row, in_column = row < rows, column < columns
+    length = tl.cdiv(tl.cdiv(terms, BK), SPLIT) * BK
+    sums = _sums(
+        row,
+        column,
+        in_row,
+        in_column,
+        batch,
+        part * length,
+        tl.minimum((part + 1) * length, terms),
+        args,
+        left,
+        right,
+        BM,
+        BN,
+        BK,
+        EVEN,
+        PRECISION,
+        WIDE,
+    )
+    if SPLIT > 1:
+        place = ((part.to(tl.int64) * batches + batch) * rows + row) * columns + column
+        tl.store(parts + place, sums, mask=in_row & in_column)
+    else:
+        start = n * BN
+        if WIDE:
+            start = start.to(tl.int64)
+        _finish(sums, row, start, in_row, columns, batch, args, tail, BM, BN, WIDTH)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def add_parts(  # type: ignore[no-untyped-def]
+    args,
+    parts,  # [SPLIT, batches, rows, columns] float32
+    batches,
+    rows,
+    columns,
+    tail: tl.constexpr,
+    SPLIT: tl.constexpr,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """A program adds a tile's parts up, in order."""
+    m, n, batch = _tile(tl.program_id(0), rows, columns, HEIGHT, WIDTH, 1)
+    row = m * HEIGHT + tl.arange(0, HEIGHT)[:, None]
+    column = n * WIDTH + tl.arange(0, WIDTH)[None, :]
+    if WIDE:
+        row, column, batch = row.to(tl.int64), column.to(tl.int64), batch.to(tl.int64)
+    in_row, in_column = row < rows, column < columns
+    place = (batch.to(tl.int64) * rows + row) * columns + column
+    step = tl.full([], 1, tl.int64) * batches * rows * columns
+    sums = tl.zeros([HEIGHT, WIDTH], tl.float32)
+    for part in range(SPLIT):
+        sums += tl.load(parts + part * step + place, mask=in_row & in_column, other=0.0)
+    tail(sums, row, column, in_row, in_column, batch, args)

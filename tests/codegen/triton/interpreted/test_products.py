@@ -1,0 +1,207 @@
+"""Matrix products with what is computed of their elements on the way in and out, run by the interpreter."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from burnt.codegen import explain
+from burnt.codegen.function import Function
+from burnt.codegen.product_blocks import ProductConfig, ProductForm
+from burnt.codegen.target import TRITON, Target
+from burnt.codegen.triton_launch import build
+from tests.codegen.compare import Verdict, compare
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def always(config: ProductConfig | None = None) -> Target:
+    """Every product is a kernel, of these block sizes."""
+    target = dataclasses.replace(TRITON, products=lambda node: None)
+    if config is None:
+        return target
+    from burnt.codegen.block_sizes import pick
+
+    def choose(form: Any) -> Any:
+        return config if isinstance(form, ProductForm) else pick(form)
+
+    return dataclasses.replace(target, build=functools.partial(build, choose=choose))
+
+
+def gelu(x: Tensor) -> Tensor:
+    return 0.5 * x * (1 + torch.erf(x * 0.5**0.5))
+
+
+def both(product: Tensor) -> tuple[Tensor, ...]:
+    return product.relu(), product.t() + 1, product.sum(0)
+
+
+A, B, C = (37, 50), (50, 70), (70, 16)
+CASES: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], list[str], list[str] | None]] = {
+    "plain": (lambda a, b: a @ b, [A, B], ["matmul"], ["matmul", "matmul"]),
+    "bias and gelu": (
+        lambda x, w, b: gelu(F.linear(x, w, b)),
+        [(4, 16, 48), (33, 48), (33,)],
+        ["matmul"],
+        ["elementwise", "matmul", "matmul", "reduction"],
+    ),
+    "residual": (lambda a, b, r: torch.relu(a @ b) + r, [A, B, (37, 70)], ["matmul"], None),
+    "batches": (
+        lambda a, b: (a @ b.transpose(1, 2)) * 0.5,
+        [(3, 20, 32), (3, 17, 32)],
+        ["matmul"],
+        ["matmul", "matmul"],
+    ),
+    "heads": (
+        lambda q, k: q.view(2, 20, 4, 16).transpose(1, 2) @ k.view(2, 20, 4, 16).permute(0, 2, 3, 1),
+        [(2, 20, 64), (2, 20, 64)],
+        ["matmul"],
+        None,
+    ),
+    "columns first": (lambda a, b: torch.tanh(a.t() @ b.t()), [(50, 37), (70, 50)], ["matmul"], None),
+    "one after another": (
+        lambda a, b, c: torch.relu(a @ b) @ c, [A, B, C], ["matmul", "matmul"], ["matmul"] * 4
+    ),
+    "of which one is a factor of the other's element": (
+        lambda x, a, b: F.silu(x @ a) * (x @ b), [A, B, B], ["matmul", "matmul"], None
+    ),
+    "read by a row's folds": (
+        lambda a, b: torch.softmax(a @ b, -1),
+        [A, B],
+        ["matmul", "reduction"],
+        ["reduction", "matmul", "matmul"],
+    ),
+    "read in three ways": (lambda a, b: both(a @ b), [A, B], ["matmul", "reduction"], None),
+    "and its transpose": (
+        lambda a, b: (a @ b) + (a @ b).t(), [(37, 50), (50, 37)], ["matmul", "matmul"], None
+    ),
+    "and itself turned around": (
+        lambda a, b: (lambda p: p + p.t())(a @ b), [(37, 50), (50, 37)], ["matmul", "elementwise"], None
+    ),
+    "a factor computed on the way": (
+        lambda a, b, s: (a * s.relu()) @ b, [A, B, (50,)], ["matmul"], None
+    ),
+    "a factor that is one beyond its edge": (lambda a, b: (1 - a) @ (b + 1), [A, B], ["matmul"], None),
+    "a factor that is dear": (lambda a, b: torch.exp(a) @ b, [A, B], ["elementwise", "matmul"], None),
+    "a factor that is folded": (
+        lambda a, b: F.rms_norm(a, (50,)) @ b, [A, B], ["reduction", "matmul"], None
+    ),
+    "a padded factor": (lambda a, b: F.pad(a, (0, 2, 3, 0)) @ b, [A, (52, 70)], ["matmul"], None),
+    "an expanded factor": (
+        lambda a, b: a.expand(50, 50) @ b, [(1, 50), B], ["matmul"], None
+    ),
+    "weighted": (
+        lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), [(70,), A, B], ["matmul"], None
+    ),
+    "a number": (lambda a, b: (a @ b) * 0.3 + 1, [A, B], ["matmul"], None),
+    "einsum": (
+        lambda x, w: torch.einsum("bsd,nd->bsn", x, w), [(4, 8, 32), (64, 32)], ["matmul"], None
+    ),
+    "too thin": (lambda a, b: a @ b, [(37, 50), (50, 7)], ["vendor"], None),
+}  # fmt: skip
+
+
+def leaves(made: Any) -> list[Tensor]:
+    return list(made) if isinstance(made, tuple) else [made]
+
+
+def check(name: str, dtype: torch.dtype, target: Target, *, gradients: bool = True) -> None:
+    fn, shapes, *_ = CASES[name]
+    source = torch.Generator().manual_seed(7)
+    args = [(torch.randn(s, generator=source) / s[-1] ** 0.5).to(dtype) for s in shapes]
+    cotangents = None
+    found: list[list[Tensor]] = []
+    for run, given in (
+        (Function(fn, target=target), args),
+        (fn, args),
+        (fn, [a.double() for a in args]),
+    ):
+        given = [a.clone().requires_grad_(gradients) for a in given]
+        made = leaves(run(*given))
+        if cotangents is None:
+            cotangents = [torch.randn(m.shape, generator=source).to(dtype) for m in made]
+        grads: Sequence[Tensor] = ()
+        if gradients:
+            grads = torch.autograd.grad(
+                made, given, [c.to(m.dtype) for c, m in zip(cotangents, made, strict=True)]
+            )
+        found.append([t.detach() for t in (*made, *grads)])
+    for i, (ours, theirs, exact) in enumerate(zip(*found, strict=True)):
+        slack = 4 * torch.finfo(dtype).eps * max(float(exact.abs().max()), 1.0)
+        compare(f"{name} {i}", ours, theirs, exact, [], slack, Verdict())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
+    check(name, dtype, always())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_one_kernel(name: str) -> None:
+    fn, shapes, forward, backward = CASES[name]
+    args = [torch.randn(s, requires_grad=True) for s in shapes]
+    shown = explain(Function(fn, target=always()), *args, timed=False)
+    with torch.no_grad():
+        alone = explain(Function(fn, target=always()), *args, timed=False)
+    assert [s.kind for s in alone.steps] == forward
+    if backward is not None:
+        assert shown.backward is not None
+        assert [s.kind for s in shown.backward.steps] == backward
+
+
+@pytest.mark.parametrize(
+    "text", ["16x32x16 w4 s2", "32x16x64 w4 s3 k3", "64x64x16 w4 s1 k2", "128x256x16 w8 s3"]
+)
+@pytest.mark.parametrize("name", ["bias and gelu", "batches", "read in three ways", "a padded factor"])
+def test_block_sizes(name: str, text: str) -> None:
+    """Tiles at the edge of the product, terms in parts, tails by parts of a tile."""
+    check(name, torch.float32, always(ProductConfig.of(text)), gradients=False)
+
+
+def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    from burnt.codegen import print_triton_product
+
+    monkeypatch.setattr(print_triton_product, "FAR", 10)
+    check("bias and gelu", torch.float32, always(ProductConfig.of("16x32x16 w4 s2 k2")), gradients=False)
+
+
+@pytest.mark.parametrize(("setting", "loss"), [("highest", 1e-6), ("high", 1e-2), ("medium", 1e-2)])
+def test_precision(setting: str, loss: float) -> None:
+    a, b = torch.randn(64, 64), torch.randn(64, 64)
+    function = Function(lambda a, b: (a @ b).relu(), target=always())
+    function(a, b)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(setting)
+    try:
+        made = function(a, b)
+        text = "\n".join(explain(function, a, b, timed=False).texts.values())
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert {"highest": '"ieee"', "high": '"tf32"', "medium": '"flex32"'}[setting] in text
+    off = (made.double() - (a.double() @ b.double()).relu()).abs().max() / 64**0.5
+    assert off < loss
+    assert (off > 1e-5) == (setting == "medium"), "the interpreter multiplies float32 as it is"
+
+
+def test_what_is_torchs_own() -> None:
+    """By default a product is a kernel where something is computed beside it, and units for it are there."""
+    a, b = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16()
+    for fn, kinds, why in (
+        (lambda a, b: a @ b, ["vendor"], "nothing is computed beside it"),
+        (lambda a, b: (a @ b.t()).view(8, 8, 64), ["vendor", "view"], "nothing is computed beside it"),
+        (lambda a, b: (a @ b).relu(), ["matmul"], ""),
+        (lambda a, b: (a * 2) @ b, ["matmul"], ""),
+        (lambda a, b: (a.float() @ b.float()).relu(), ["elementwise", "elementwise", "vendor", "elementwise"],
+         "float32 is multiplied without tensor cores unless torch.set_float32_matmul_precision allows it"),
+    ):  # fmt: skip
+        steps = explain(Function(fn, target=TRITON), a, b, timed=False).steps
+        assert [s.kind for s in steps] == kinds
+        assert why in next(s.why for s in steps if s.kind in ("vendor", "matmul"))
