@@ -14,6 +14,7 @@ without Textual
 `refresher.py`      the thread that reads
 `filters.py`        what a person types to filter
 `words.py`          numbers, sizes and states in words
+`events.py`         what events say, in words
 `once.py`           the snapshot in plain text, and as data
 
 the app

@@ -18,6 +18,7 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from burnt.monitor.dialogs import AskScreen, ConfirmScreen
+from burnt.monitor.events import countdown, why_ended
 from burnt.monitor.host import host
 from burnt.monitor.keybar import KeyBar
 from burnt.monitor.keys import RUN, Key, bindings
@@ -27,7 +28,7 @@ from burnt.monitor.model import Library, RunView
 from burnt.monitor.panes.artefacts import ArtefactsPane
 from burnt.monitor.panes.checkpoints import CheckpointsPane
 from burnt.monitor.panes.config import ConfigPane
-from burnt.monitor.panes.events import EventsPane, countdown
+from burnt.monitor.panes.events import EventsPane
 from burnt.monitor.panes.kernels import KernelsPane
 from burnt.monitor.panes.log import LogPane
 from burnt.monitor.panes.model import ModelPane
@@ -36,11 +37,11 @@ from burnt.monitor.panes.pane import Pane
 from burnt.monitor.panes.plots import PlotsPane
 from burnt.monitor.panes.system import SystemPane
 from burnt.monitor.steering import Request, Steering, refusal, request_text
-from burnt.monitor.words import age_text, clean, duration_text, label, one_line, value_text
-from burnt.train.store import Event, Series
+from burnt.monitor.words import age_text, clean, duration_text, label, value_text
+from burnt.train.store import Series
 from burnt.train.store.control import check
 
-__all__ = ["RunScreen", "why_ended"]
+__all__ = ["RunScreen"]
 
 _PANES: tuple[type[Pane], ...] = (
     PlotsPane,
@@ -369,32 +370,3 @@ class RunScreen(Screen[None]):
         symbol = {"refused": "✗", "done": "✓"}.get(newest.status, "…")
         line.display = True
         update(line, Content.assemble((f" {symbol} {clean(request_text(newest))}", style)))
-
-
-def why_ended(view: RunView) -> str:
-    """Why a run ended otherwise than by coming to its end, in a sentence; empty for the others."""
-    if view.live or view.state == "finished":
-        return ""
-    attempt = view.attempts[-1].id if view.attempts else 0
-    ending = next(
-        (
-            event
-            for event in reversed(view.events)
-            if event.attempt == attempt and event.kind in ("error", "signal")
-        ),
-        None,
-    )
-    if ending is None:
-        return view.note
-    return _cause(ending) or view.note
-
-
-def _cause(event: Event) -> str:
-    data = event.data
-    at = "" if event.step is None else f" at step {event.step:,}"
-    if event.kind == "signal":
-        return f"ended by {data.get('signal')}{at}"
-    message = one_line(str(data.get("message") or ""))
-    words = {"nan": "not a number", "out of memory": "out of memory"}.get(str(data.get("cause")))
-    error = f"{data.get('error')}: {message}" if message else str(data.get("error"))
-    return f"{words}{at}: {error}" if words else f"{error}{at}"
