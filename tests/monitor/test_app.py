@@ -557,6 +557,23 @@ def test_help_is_what_can_be_pressed(runs: Path) -> None:
     use(runs, steps)
 
 
+def test_a_long_help_says_how_much_of_it_is_out_of_sight(runs: Path) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "enter", "question_mark")
+        assert isinstance(app.screen, HelpScreen)
+        assert "more lines below: ↓ or page down   esc closes" in screen_text(app)
+        await press(app, pilot, "end")
+        assert "more line" not in screen_text(app)
+        assert "the mouse works too" in screen_text(app)
+        await press(app, pilot, "escape")
+        await pilot.resize_terminal(120, 60)
+        await press(app, pilot, "question_mark")
+        assert "more line" not in screen_text(app)
+        assert "esc closes" in screen_text(app)
+
+    use(runs, steps, size=(80, 24))
+
+
 def test_every_key_of_every_table_has_its_action(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "enter")
