@@ -448,6 +448,28 @@ def test_kernels_and_plans_and_what_fell_back(tmp_path: Path) -> None:
     drive(tmp_path / "run", test)
 
 
+def test_kernels_are_told_apart_by_their_arguments(tmp_path: Path) -> None:
+    keys = [f"7d07|cpu Some One, 1 threads|training|x=float32 4d row {n}x8|eps=float" for n in (16, 32)]
+    with RunWriter.create(tmp_path / "run") as run:
+        run.record_table(
+            "kernels",
+            ["op", "key", "candidate", "chosen by"],
+            [["softmax", key, "burnt", "measured"] for key in keys],
+        )
+
+    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "K")
+        first, second = text_of(app.screen.query_one("#kernels", Rows)).splitlines()[1:3]
+        assert "training  x=float32 4d row 16x8  eps=float" in first
+        assert "training  x=float32 4d row 32x8  eps=float" in second
+        assert "2, on cpu Some One, 1 threads" in str(app.screen.query_one("#kernels-title").render())
+        app.screen.query_one("#kernels", Rows).focus()
+        await press(app, pilot, "down", "enter")
+        assert keys[1] in "".join(str(part.render()) for part in app.screen.query("Static"))
+
+    drive(tmp_path / "run", test)
+
+
 def test_without_colours_nothing_is_coloured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(tmp_path / "run")
     monkeypatch.setenv("NO_COLOR", "1")
