@@ -10,13 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnt.monitor.words import clean, one_line, size_text, value_text
+from burnt.monitor.words import clean, number, one_line, size_text, value_text
 
 if TYPE_CHECKING:
     from burnt.monitor.model import RunView
     from burnt.train.store import Event
 
-__all__ = ["command_text", "countdown", "event_text", "why_ended"]
+__all__ = ["command_text", "countdown", "event_text", "held_rate", "why_ended"]
 
 
 def event_text(kind: str, data: Mapping[str, Any]) -> str:
@@ -77,6 +77,15 @@ def countdown(events: Sequence[Event]) -> str:
         f"early stopping: {data.get('waited')} of {data.get('patience')} without a better "
         f"{clean(str(data.get('metric')))} than {_value(data.get('best'))}"
     )
+
+
+def held_rate(view: RunView) -> float | None:
+    """The learning rate that somebody set, which holds instead of the schedule; None where that does."""
+    attempt = view.attempts[-1].id if view.attempts else 0
+    # An attempt that goes on with a rate of the one before begins by telling it.
+    told = (e for e in reversed(view.events) if e.kind == "learning_rate" and e.attempt == attempt)
+    newest = next(told, None)
+    return None if newest is None else number(newest.data.get("value"))
 
 
 def why_ended(view: RunView) -> str:

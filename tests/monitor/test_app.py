@@ -374,6 +374,7 @@ def test_the_log_is_searched_and_followed(live: RunWriter) -> None:
         await until(app, lambda: "one more" in screen_text(app))
         await press(app, pilot, "slash", *"NEEDLE", "enter")
         assert "the needle" in screen_text(app)
+        assert "match 1 of 1" in screen_text(app)
         assert not app.screen.query_one(LogPane)._following
         live.log_line("does not scroll")
         await asyncio.to_thread(live.flush)
@@ -381,6 +382,40 @@ def test_the_log_is_searched_and_followed(live: RunWriter) -> None:
         assert "the needle" in screen_text(app)
         await press(app, pilot, "F")
         await until(app, lambda: "does not scroll" in screen_text(app))
+
+    use(live.folder, steps)
+
+
+def test_the_matches_of_a_search_are_counted(live: RunWriter) -> None:
+    for number in range(40):
+        live.log_line(f"line {number}")
+    live.flush()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "4", "slash", *"line 1", "enter")
+        assert "match 11 of 11" in screen_text(app)
+        assert app.screen.query_one(Rows).cursor == 19
+        await press(app, pilot, "m")
+        assert "match 10 of 11" in screen_text(app)
+        await press(app, pilot, "M", "M")  # the second finds none, which is said
+        assert "match 11 of 11" in screen_text(app)
+        assert any("not found later" in note.message for note in app._notifications)
+        await press(app, pilot, "down")
+        assert "  11 matches" in screen_text(app)
+        await press(app, pilot, *"mmmmmmmmmmm")
+        assert "match 1 of 11" in screen_text(app)
+        assert app.screen.query_one(Rows).cursor == 1
+        live.log_line("line 1 again")
+        await asyncio.to_thread(live.flush)
+        await until(app, lambda: "match 1 of 12" in screen_text(app))
+        await press(app, pilot, "slash", "9")
+        assert "of 12" not in screen_text(app)
+        await press(app, pilot, "enter")
+        assert "match 4 of 4" in screen_text(app)
+        await press(app, pilot, "slash", "x", "enter")
+        assert "0 matches" in screen_text(app)
+        await press(app, pilot, "slash", "escape")
+        assert "matches" not in screen_text(app)
 
     use(live.folder, steps)
 
@@ -516,6 +551,39 @@ def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
         assert list((live.folder / "control").iterdir()) == []
 
     use(live.folder, steps)
+
+
+def test_a_learning_rate_far_from_the_present_one_is_asked_for_once_more(live: RunWriter) -> None:
+    inbox = Inbox(live.folder, live.attempt)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "l")
+        assert "It is 0.1 now." in screen_text(app).replace("│", "").replace("\n", "")
+        await press(app, pilot, *"1e9", "enter")
+        assert isinstance(app.screen, ConfirmScreen)
+        assert "1e+10 times the present 0.1" in screen_text(app)
+        await press(app, pilot, "enter")  # the button that has the focus cancels
+        assert isinstance(app.screen, RunScreen)
+        assert inbox.poll() == []
+        await press(app, pilot, "l", *"1e9", "enter", "y")
+        await until(app, lambda: "sent" in screen_text(app))
+        assert [command.value for command in inbox.poll()] == [1e9]
+
+    use(live.folder, steps)
+
+
+def test_a_learning_rate_set_by_hand_is_in_the_head(live: RunWriter) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert "by hand" not in screen_text(app)
+        live.event("learning_rate", 1, value=0.002)
+        await asyncio.to_thread(live.flush)
+        await until(app, lambda: "learning rate 0.002, set by hand" in screen_text(app))
+        live.event("learning_rate", 1, value=None)
+        await asyncio.to_thread(live.flush)
+        await until(app, lambda: "learning rate 0.1 " in screen_text(app))
+        assert "by hand" not in screen_text(app)
+
+    use(live.folder, steps, size=(80, 24))
 
 
 def test_a_run_that_ended_takes_no_commands(runs: Path) -> None:
