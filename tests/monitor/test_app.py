@@ -386,7 +386,7 @@ def test_the_log_is_searched_and_followed(live: RunWriter) -> None:
     use(live.folder, steps)
 
 
-def test_the_matches_of_a_search_are_counted(live: RunWriter) -> None:
+def test_a_search_counts_what_it_finds(live: RunWriter) -> None:
     for number in range(40):
         live.log_line(f"line {number}")
     live.flush()
