@@ -35,3 +35,8 @@ the app
 `picture.py`        the app as an SVG file
 ==================  =================================================================================
 """
+
+import logging
+
+# What is wrong with a run is said where the run is shown; its traceback is for a log that somebody keeps.
+logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -211,6 +211,7 @@ def test_colours_go_to_terminals_that_want_them(write):
     assert re.search(r"\x1b\[(\d+;)?32m", through_a_terminal("runs", "list"))
     assert not re.search(r"\x1b\[(\d+;)?3\dm", through_a_terminal("runs", "list", NO_COLOR="1"))
     assert "\x1b" not in through_a_terminal("runs", "list", TERM="dumb")
+    assert "\x1b" not in through_a_terminal("runs", "list", TERM="")
 
 
 # --- show

@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("textual")
 
 from textual import events
+from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -997,6 +998,47 @@ def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
         assert len(sent) == 2
 
     use(live.folder, steps, attached=4321)
+
+
+@pytest.mark.parametrize(
+    ("keys", "shown"),
+    [
+        (("question_mark",), HelpScreen),
+        (("p",), ConfirmScreen),
+        (("n", "a"), AskScreen),
+        (("l", *"1e9", "enter"), ConfirmScreen),
+        (("6", "enter"), TextScreen),
+        (("ctrl+p",), CommandPalette),
+        (("4", "slash", "a"), RunScreen),
+    ],
+)
+def test_ctrl_c_goes_to_the_training_whatever_is_open(
+    live: RunWriter, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], shown: type[Any]
+) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(app_module.os, "kill", lambda pid, number: sent.append(number))
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, *keys)
+        assert isinstance(app.screen, shown)
+        await press(app, pilot, "ctrl+c")
+        assert sent == [signal.SIGINT]
+        assert isinstance(app.screen, shown)
+
+    use(live.folder, steps, attached=4321)
+
+
+def test_ctrl_c_goes_to_the_training_where_there_is_no_room(
+    live: RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(app_module.os, "kill", lambda pid, number: sent.append(number))
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("ctrl+c")
+        assert sent == [signal.SIGINT]
+
+    use(live.folder, steps, size=(60, 20), attached=4321)
 
 
 def test_an_attached_monitor_begins_with_the_run(live: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
