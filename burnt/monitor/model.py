@@ -78,7 +78,7 @@ class RunView:
     Args:
         folder: the run's folder.
         label: what the run is called in lists; the folder's path by default.
-        colour: its number among the runs' colours.
+        colour: its number among the looks of runs, `burnt.monitor.curves.LOOKS`.
 
     `refresh` and what reads (`points`, `best`, `artefacts`, `log_lines`, `system_samples`, `checkpoints`) may
     be called from any thread, and belong into a worker; the attributes are what the last `refresh` found.

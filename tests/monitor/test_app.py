@@ -194,13 +194,29 @@ def test_marked_runs_are_compared(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "space", "c")
         assert isinstance(app.screen, RunsScreen)  # one is not enough, and that is said
-        await press(app, pilot, "space", "c")
+        await press(app, pilot, "space")
+        assert "◆" not in screen_text(app)
+        await press(app, pilot, "space", "down", "space")
+        assert "2 marked" in screen_text(app)
+        await press(app, pilot, "c")
         assert isinstance(app.screen, CompareScreen)
         assert "beta" in screen_text(app)
         await press(app, pilot, "escape")
         assert isinstance(app.screen, RunsScreen)
 
     use(runs, steps)
+
+
+def test_the_colours_of_runs_come_again_with_another_mark(tmp_path: Path) -> None:
+    for number in range(9):
+        with RunWriter.create(tmp_path / f"run-{number}") as run:
+            run.log(1, 1, {"loss": 1.0})
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        marks = {line.split()[1]: line.split()[0] for line in table(app)}
+        assert (marks["run-0"], marks["run-7"], marks["run-8"]) == ("▐", "▐", "┇")
+
+    use(tmp_path, steps)
 
 
 def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
