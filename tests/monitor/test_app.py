@@ -558,6 +558,21 @@ def test_keys_typed_at_once_go_to_the_window_that_the_first_one_opens(live: RunW
     use(live.folder, steps)
 
 
+def test_keys_keep_their_order_when_the_app_is_slow(live: RunWriter) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "n")
+        field = app.screen.query_one(Input)
+        # The first key has waited for so long that others may pass the one before it.
+        app._keys.append(events.Key("a", "a"))
+        app._key_sent = -math.inf
+        app.post_message(events.Key("b", "b"))
+        app.post_message(events.Key("c", "c"))
+        await until(app, lambda: len(field.value) == 3)
+        assert field.value == "abc"
+
+    use(live.folder, steps)
+
+
 def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "l", *"fast", "enter")
