@@ -950,6 +950,19 @@ def test_numbers_that_are_none_are_shown_as_such(tmp_path: Path) -> None:
     use(tmp_path, steps)
 
 
+def test_a_checkpoint_tells_first_what_it_is_judged_by(live: RunWriter) -> None:
+    (live.folder / "checkpoints" / "step-8").mkdir(parents=True)
+    values = {"train/loss": 0.1, "train/accuracy": 0.2, "valid/accuracy": 0.3, "valid/loss": 0.4}
+    live.event("checkpoint", 8, path="step-8", values=values, bytes=1)
+    live.flush()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "5")
+        assert "valid/loss 0.4000  valid/accuracy 0.3000  train/loss 0.1000" in table(app)[0]
+
+    use(live.folder, steps)
+
+
 def test_the_best_checkpoint_is_the_oldest_of_equals() -> None:
     def checkpoint(step: int, **values: Any) -> Checkpoint:
         return Checkpoint(f"step-{step}", step, 1, 0.0, {f"valid/{name}": v for name, v in values.items()})

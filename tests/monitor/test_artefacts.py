@@ -309,7 +309,7 @@ def record(folder: Path) -> None:
             run.record_histogram("weights", [1, step], [0, 1, 2], step)
             run.record_image("samples", png(2, 2, [b"\0\xff\x00", b"\0\x00\xff"], 8, 0), step)
         run.record_table("notes", ["what", "n"], [["x", 1]])
-        run.record_table("model", ["path"], [["conv"]])
+        run.record_table("model", ["path", "output shape"], [["conv", None]])
         run.record_table(
             "kernels", ["op", "key", "candidate", "chosen by"], [["softmax", "k", "burnt", "measured"]]
         )
@@ -439,6 +439,8 @@ def test_kernels_and_plans_and_what_fell_back(tmp_path: Path) -> None:
     record(tmp_path / "run")
 
     async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "8")
+        assert text_of(app.screen.query_one("ModelPane Rows")).splitlines()[1].split() == ["conv", "-"]
         await press(app, pilot, "9", "right_square_bracket")
         assert "softmax" in text_of(app.screen.query_one("#kernels", Rows))
         plans = app.screen.query_one("#plans", Rows)
