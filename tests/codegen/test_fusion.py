@@ -1060,3 +1060,17 @@ def test_places_that_are_divided_and_left_out(rows: int, columns: int) -> None:
         return torch.cat([x, x], 0).reshape(-1).repeat(2).reshape(2, -1)
 
     assert torch.equal(fuse(doubled)(x), doubled(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32])
+@pytest.mark.parametrize(("start", "end", "step"), [(2.1, -2.9, -1.0), (-1.5, 2.5, 1.0), (1.2, 9.0, 1.9)])
+def test_a_range_of_integers_from_floats(start: float, end: float, step: float, dtype: torch.dtype) -> None:
+    if dtype == torch.uint8 and min(start, end) < 0:
+        pytest.skip("no such range")
+
+    def ranged(x):
+        return x.sum().to(dtype) + torch.arange(start, end, step, dtype=dtype)
+
+    x = torch.ones(3)
+    assert fuse(ranged).why_plain(x) is None
+    assert torch.equal(fuse(ranged)(x), ranged(x))

@@ -291,6 +291,8 @@ def _scalar_tensor(meta: torch.Tensor, value: Any, **_: Any) -> Value:
 def _arange(meta: torch.Tensor, start: Any, end: Any = None, step: Any = 1, **_: Any) -> Value:
     if end is None:
         start = 0
+    if not meta.dtype.is_floating_point and not any(isinstance(v, Number) for v in (start, step)):
+        start, step = int(start), int(step)  # before they are added up, not after
     if all(isinstance(v, int) for v in (start, step)):
         return Value(
             tuple(meta.shape), meta.dtype, lambda index: cast(place_of(index[0] * step + start), meta.dtype)
