@@ -1074,3 +1074,27 @@ def test_a_range_of_integers_from_floats(start: float, end: float, step: float, 
     x = torch.ones(3)
     assert fuse(ranged).why_plain(x) is None
     assert torch.equal(fuse(ranged)(x), ranged(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32, torch.bfloat16])
+def test_evenly_spaced_numbers(dtype: torch.dtype) -> None:
+    sizes = (0, 1, 2, 7, 50)
+    ends = [
+        (4.3, 50.9),
+        (0.0, 7.0),
+        (torch.tensor(4.3), 50),
+        (9, torch.tensor(2.5)),
+        (*torch.tensor([4, 1.5]),),
+    ]
+
+    def spaced(x, *ends):
+        pairs = zip(ends[::2], ends[1::2], strict=True)
+        return [x[0].to(dtype) + torch.linspace(a, b, n, dtype=dtype) for a, b in pairs for n in sizes]
+
+    args = (torch.zeros(3), *(v for pair in ends for v in pair))
+    assert not any("linspace" in step for step in steps(spaced, *args))
+    for made, right in zip(fuse(spaced)(*args), spaced(*args), strict=True):
+        if dtype.is_floating_point:
+            torch.testing.assert_close(made, right)
+        else:
+            assert torch.equal(made, right)
