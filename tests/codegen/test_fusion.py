@@ -283,6 +283,15 @@ def test_a_number_that_is_looked_at_is_built_in() -> None:
         same(fused(x, s), fn(x, s))
 
 
+def test_a_number_that_is_looked_at_is_compiled_once() -> None:
+    fused, x = fuse(lambda x, s: x * s if s > 0 else x - s), randn(5)
+    fused(x, 1.0)
+    assert len({id(planned.forward) for planned in fused.known()}) == 1
+    fused(x, 1.0)
+    fused(x, -1.0)
+    assert len({id(planned.forward) for planned in fused.known()}) == 2
+
+
 def test_a_number_in_arithmetic_is_built_in() -> None:
     def fn(x, s):
         return x * (s * 2) + x / math.sqrt(s)

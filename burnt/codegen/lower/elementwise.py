@@ -310,7 +310,7 @@ def _arange(meta: torch.Tensor, start: Any, end: Any = None, step: Any = 1, **_:
 
 @lowered(*overloads("linspace", "default", "Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor"))
 def _linspace(meta: torch.Tensor, start: Any, end: Any, steps: int, **_: Any) -> Value:
-    """From both ends to the middle, which are what the result's dtype makes of them. Integers take float64."""
+    """From both ends, as the result's dtype holds them, to the middle. Integers are computed in float64."""
     if meta.dtype.is_complex:
         raise Unlowered
     inside = compute_dtype(meta.dtype) if meta.dtype.is_floating_point else torch.float64
