@@ -188,7 +188,7 @@ class Function(Dissolving):
 
     def known(self) -> list[Planned]:
         """What is known for the signatures that were met so far."""
-        return list(self._entries.values())
+        return list({id(planned): planned for planned in self._entries.values()}.values())
 
     # --- making plans -------------------------------------------------------------------------------------
 

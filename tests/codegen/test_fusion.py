@@ -286,10 +286,10 @@ def test_a_number_that_is_looked_at_is_built_in() -> None:
 def test_a_number_that_is_looked_at_is_compiled_once() -> None:
     fused, x = fuse(lambda x, s: x * s if s > 0 else x - s), randn(5)
     fused(x, 1.0)
-    assert len({id(planned.forward) for planned in fused.known()}) == 1
+    assert len(fused.known()) == 1
     fused(x, 1.0)
     fused(x, -1.0)
-    assert len({id(planned.forward) for planned in fused.known()}) == 2
+    assert len(fused.known()) == 2
 
 
 def test_a_number_in_arithmetic_is_built_in() -> None:

@@ -1,8 +1,9 @@
 """PyTorch's own samples of its operators (`op_db`), fused and compared with eager torch.
 
 An operator's samples of a dtype are fused together, a few to a function, which takes their tensors and
-floats: compilers take long for more, and each by itself would be a library of its own. What takes a call of torch's own is left out: it would compare torch with itself. Values and gradients are held against
-float64 by the gate's measure (`tests.codegen.compare`).
+floats: compilers take long for more, and each by itself would be a library of its own. What takes a call of
+torch's own is left out: it would compare torch with itself. Values and gradients are held against float64 by
+the gate's measure (`tests.codegen.compare`).
 """
 
 from __future__ import annotations
