@@ -26,7 +26,7 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen import cache
 from burnt.errors import CacheError, ConfigError, nearest
-from burnt.kernels.agreement import Truth, results_of
+from burnt.kernels.agreement import Truth
 from burnt.kernels.choice import named, runnable, tuning_key, written
 from burnt.kernels.clock import Clock, EventClock, NotCapturedError, clock_of
 from burnt.kernels.store import Row, Store, shipped, shipped_wrong
@@ -353,7 +353,7 @@ class _Race:
             if future is not None:
                 future.result(_PATIENCE)
             call = bound_call(self.op, candidate, config, self.args)
-            wrong = self.truth.mismatch(results_of(call, self.inputs[0]))
+            wrong = self.truth.wrong(call)
         except Exception as error:  # of any kind: a candidate that fails is noted, and the others measured
             self.rows.append(Row(self.key, name, "failed", None, f"{type(error).__name__}: {error}"[:500]))
             _refuse_broken(self.inputs[0])
@@ -431,15 +431,14 @@ def sets(size: int, wanted: int, most: int, room: int | None = None) -> int:
 def _copy(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    if 0 in value.stride():
-        # Elements that share memory cannot be copied one by one.
-        return value.detach().requires_grad_(value.requires_grad)
     reach = (
         1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
     )
     skipped = value.data_ptr() % 16 // value.element_size()
     memory = torch.empty(reach + skipped, dtype=value.dtype, device=value.device)
-    made = memory.as_strided(value.shape, value.stride(), skipped).copy_(value.detach())
+    # All of the memory, for elements that share theirs cannot be copied one by one.
+    memory[skipped:].copy_(value.detach().as_strided((reach,), (1,)))
+    made = memory.as_strided(value.shape, value.stride(), skipped)
     return made.requires_grad_(value.requires_grad)
 
 
