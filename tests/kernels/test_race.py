@@ -15,9 +15,10 @@ from torch import Tensor
 from burnt import kernels
 from burnt.errors import CompileError
 from burnt.kernels import tuner
+from burnt.kernels.candidate import Alternative, Candidate
 from burnt.kernels.choice import tuning_key
 from burnt.kernels.clock import NotCapturedError
-from burnt.kernels.op import Alternative, Candidate, Op
+from burnt.kernels.op import Op
 from burnt.kernels.store import Row, Store
 from burnt.kernels.tuner import rotated, tune
 

@@ -139,23 +139,23 @@ def test_a_candidate_that_changes_its_argument_is_banned_and_spoils_nothing(op: 
 
 def test_of_several_arguments_the_one_that_was_changed_is_named() -> None:
     @kernels.op
-    def scaled(x: Tensor, weight: Tensor) -> Tensor:
+    def weighed(x: Tensor, weight: Tensor) -> Tensor:
         return x * weight
 
-    @scaled.candidate("scaling the weight")
+    @weighed.candidate("scaling the weight")
     def _(x: Tensor, weight: Tensor) -> Tensor:
         made = x * weight
         weight.zero_()
         return made
 
-    @scaled.candidate("failing late")
+    @weighed.candidate("failing late")
     def _(x: Tensor, weight: Tensor) -> Tensor:
         x.zero_()
         raise RuntimeError("too late")
 
-    scaled.candidate("right")(torch.mul)
+    weighed.candidate("right")(torch.mul)
     args = torch.randn(3, 5), torch.randn(5)
-    found = {row.config: (row.status, row.note) for row in tuner.tune(scaled, args)}
+    found = {row.config: (row.status, row.note) for row in tuner.tune(weighed, args)}
     assert found["scaling the weight"] == ("wrong", "changes its argument weight")
     assert found["failing late"] == ("failed", "RuntimeError: too late")
     assert found["right"] == ("ok", "")
