@@ -26,11 +26,15 @@ __all__ = [
     "destroy",
     "fake_call",
     "fake_results",
+    "has_mkl",
     "in_forward_ad",
     "in_transform",
     "is_autocast",
     "is_plain_call",
     "normal_dispatch",
+    "onednn_linear",
+    "onednn_packed",
+    "onednn_takes",
     "share_memory",
     "trace_to_aten",
     "version_of",
@@ -228,3 +232,42 @@ def is_plain_call() -> bool:
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._len_torch_function_stack() == 0
     )
+
+
+def has_mkl() -> bool:
+    """Whether torch multiplies by Intel's MKL."""
+    return bool(torch._C.has_mkl)
+
+
+def onednn_takes(dtype: torch.dtype) -> bool:
+    """Whether torch has oneDNN's fully connected layer, and this CPU instructions for a dtype."""
+    ops = torch.ops.mkldnn
+    if not torch._C._has_mkldnn or not hasattr(ops, "_linear_pointwise"):
+        return False
+    if dtype == torch.float16:
+        return bool(ops._is_mkldnn_fp16_supported())
+    if dtype == torch.bfloat16:
+        return bool(ops._is_mkldnn_bf16_supported())
+    return dtype == torch.float32
+
+
+def onednn_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tail: str = "none", kind: str = "none"
+) -> torch.Tensor:
+    """``tail(x @ weight.T + bias)`` by oneDNN, which is not differentiated.
+
+    Args:
+        x: ``[rows, terms]``.
+        weight: ``[columns, terms]`` of any strides, or what `onednn_packed` made of it.
+        bias: ``[columns]``.
+        tail: ``"none"``, ``"relu"``, ``"gelu"``, ``"tanh"``, ``"sigmoid"`` or ``"swish"``.
+        kind: of the gelu, ``"none"`` or ``"tanh"``.
+    """
+    made: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, tail, [], kind)
+    return made
+
+
+def onednn_packed(weight: torch.Tensor, rows: int) -> torch.Tensor:
+    """A weight in the layout that oneDNN wants for inputs of so many rows."""
+    made: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    return made

@@ -154,3 +154,19 @@ def test_changes_in_place_are_counted() -> None:
     assert _torch.version_of(x) == before + 1, "a change of a view is not counted"
     with torch.inference_mode():
         assert _torch.version_of(torch.ones(3).add_(1)) == 0
+
+
+def test_onednn_multiplies_with_a_tail_and_packed_weights() -> None:
+    assert _torch.has_mkl() == torch.backends.mkl.is_available()
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    assert _torch.onednn_takes(torch.float32), "torch.ops.mkldnn._linear_pointwise is gone"
+    assert not _torch.onednn_takes(torch.float64)
+    x, weight, bias = torch.randn(5, 7), torch.randn(3, 7), torch.randn(3)
+    plain = torch.nn.functional.linear(x, weight, bias)
+    torch.testing.assert_close(_torch.onednn_linear(x, weight, bias), plain)
+    turned = weight.t().contiguous().t()
+    torch.testing.assert_close(_torch.onednn_linear(x, turned, None), plain - bias)
+    packed = _torch.onednn_packed(weight, 5)
+    expected = torch.nn.functional.gelu(plain, approximate="tanh")
+    torch.testing.assert_close(_torch.onednn_linear(x, packed, bias, "gelu", "tanh"), expected)

@@ -25,6 +25,7 @@ from burnt.kernels.embedding import embedding
 from burnt.kernels.explanation import explain
 from burnt.kernels.library import decompositions
 from burnt.kernels.loss import cross_entropy
+from burnt.kernels.matmul import linear, matmul
 from burnt.kernels.normalization import (
     batch_norm,
     batch_norm_inference,
@@ -77,7 +78,9 @@ __all__ = [
     "gelu",
     "group_norm",
     "layer_norm",
+    "linear",
     "log_softmax",
+    "matmul",
     "max_pool",
     "op",
     "pin",

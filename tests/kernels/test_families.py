@@ -258,6 +258,36 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
         lambda x, *_: torch.stack([x[: i + 1].sum(0) for i in range(7)]),
     ),
     "cumprod": (kernels.cumprod, (randn(7, 5), -1, None), lambda x, *_: x.cumprod(-1)),
+    "linear": (
+        kernels.linear,
+        (randn(5, 7), randn(3, 7), randn(3), None, None),
+        lambda x, w, b, *_: torch.einsum("mk,nk->mn", x, w) + b,
+    ),
+    "linear, bare": (
+        kernels.linear,
+        (randn(37), randn(19, 37), None, None, "relu2"),
+        lambda x, w, *_: (w * x).sum(-1).clamp(min=0) ** 2,
+    ),
+    "linear, tail": (
+        kernels.linear,
+        (randn(2, 5, 37), randn(19, 37), randn(19), randn(2, 5, 19, seed=1), "gelu"),
+        lambda x, w, b, r, _: F.gelu(torch.einsum("abk,nk->abn", x, w) + b) + r,
+    ),
+    "linear, other tail": (
+        kernels.linear,
+        (randn(5, 37), randn(37, 19).t(), randn(19), None, "gelu_tanh"),
+        lambda x, w, b, *_: F.gelu(torch.einsum("mk,nk->mn", x, w) + b, approximate="tanh"),
+    ),
+    "matmul": (
+        kernels.matmul,
+        (randn(37, 5).t(), randn(37, 11)),
+        lambda a, b: torch.einsum("mk,kn->mn", a, b),
+    ),
+    "matmul, batches": (
+        kernels.matmul,
+        (randn(3, 1, 5, 37), randn(4, 37, 11)),
+        lambda a, b: torch.einsum("abmk,bkn->abmn", a.expand(3, 4, 5, 37), b),
+    ),
     "embedding": (kernels.embedding, (ints(11, 3, 5), randn(11, 4), 1), lambda i, w, p: F.embedding(i, w, p)),
 }
 

@@ -1,0 +1,306 @@
+"""Matrix products, with what comes after them: `linear` and `matmul`.
+
+On a GPU the generated candidate is a kernel of our own with its tail inside (`burnt.codegen.triton_product`).
+On a CPU it is torch's product and a generated kernel for the tail; candidates by hand are oneDNN's product,
+which is far ahead of MKL's on processors that are not Intel's, also with weights that were put into its own
+layout once, and 16-bit products in float32 where the processor has no instructions for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
+
+from burnt import _torch
+from burnt.device import device_info
+from burnt.errors import InputRuntimeError
+from burnt.kernels.activation import activated, check_activation
+from burnt.kernels.checks import floating, one_device, one_dtype
+from burnt.kernels.choice import trains
+from burnt.kernels.op import op
+
+__all__ = ["linear", "matmul"]
+
+# Multiplications below which torch's call is as fast: it is reached sooner.
+_LARGE = 1 << 20
+
+
+def _check_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
+) -> None:
+    check_activation("linear", activation)
+    one_device("linear", x=x, weight=weight, bias=bias, residual=residual)
+    floating("linear", x=x, weight=weight)
+    if not _torch.is_autocast():
+        one_dtype("linear", x=x, weight=weight, bias=bias, residual=residual)
+    if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
+        raise InputRuntimeError(
+            "x and weight of linear do not fit each other",
+            where="burnt.kernels.linear",
+            expected=f"x [*, {weight.shape[-1]}] for a weight [columns, {weight.shape[-1]}]",
+            found=f"x {list(x.shape)}, weight {list(weight.shape)}",
+            hint="weight is [out_features, in_features]: weight.t() if yours is the other way round"
+            if weight.dim() == 2 and x.dim() and x.shape[-1] == weight.shape[0]
+            else None,
+        )
+    made = [*x.shape[:-1], weight.shape[0]]
+    for name, tensor, shape in (("bias", bias, made[-1:]), ("residual", residual, made)):
+        if tensor is not None and list(tensor.shape) != shape:
+            raise InputRuntimeError(
+                f"{name} of linear has another shape",
+                where="burnt.kernels.linear",
+                expected=shape,
+                found=list(tensor.shape),
+            )
+
+
+def _examples_of_linear(device: torch.device) -> list[tuple[object, ...]]:
+    sizes = [(1024, 1024, 1024), (2048, 768, 3072), (64, 300, 129), (5, 7, 3)]
+    made: list[tuple[object, ...]] = []
+    for rows, terms, columns in sizes:
+        x = torch.randn(rows, terms, device=device)
+        weight = torch.randn(columns, terms, device=device) / terms**0.5
+        bias, residual = torch.randn(columns, device=device), torch.randn(rows, columns, device=device)
+        made += [(x, weight, bias, None, None), (x, weight, bias, residual, "gelu")]
+    return made
+
+
+def _vendor_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
+    """Nothing is computed beside it: torch's libraries are hard to beat at that."""
+    _, residual, activation = rest
+    return residual is None and activation is None
+
+
+@op(check=_check_linear, examples=_examples_of_linear, vendor_best=_vendor_best)
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    r"""A linear map, :math:`f(x W^\top + b) + r`.
+
+    Args:
+        x: ``[*, in_features]``, of a floating-point dtype.
+        weight: ``[out_features, in_features]``, of the same dtype, as the others.
+        bias: ``[out_features]``.
+        residual: ``[*, out_features]``, added after the activation.
+        activation: a key of `burnt.kernels.ACTIVATIONS`.
+
+    Returns:
+        ``[*, out_features]``, as `x`.
+
+    Raises:
+        InputRuntimeError: shapes, dtypes or devices do not fit each other.
+        InputUnsupportedError: not of a floating-point dtype.
+        InputValueError: an activation that is not known.
+
+    As `torch.nn.functional.linear`, with what often follows in the same kernel.
+
+    >>> linear(torch.tensor([[1.0, 2.0]]), torch.eye(2), torch.tensor([0.5, -3.0]), activation="relu")
+    tensor([[1.5000, 0.0000]])
+    """
+    made = activated(F.linear(x, weight, bias), activation)
+    return made if residual is None else made + residual
+
+
+def _check_matmul(a: Tensor, b: Tensor) -> None:
+    one_device("matmul", a=a, b=b)
+    if not _torch.is_autocast():
+        one_dtype("matmul", a=a, b=b)
+    fits = a.dim() and b.dim() and a.shape[-1] == b.shape[-2 if b.dim() > 1 else -1]
+    if not fits:
+        raise InputRuntimeError(
+            "a and b of matmul do not fit each other",
+            where="burnt.kernels.matmul",
+            expected="a [*, rows, terms] and b [*, terms, columns]",
+            found=f"a {list(a.shape)}, b {list(b.shape)}",
+        )
+
+
+def _examples_of_matmul(device: torch.device) -> list[tuple[object, ...]]:
+    made: list[tuple[object, ...]] = []
+    for a, b in [
+        ((1024, 1024), (1024, 1024)),
+        ((12, 256, 64), (12, 64, 256)),
+        ((5, 37, 50), (50, 70)),
+        ((7,), (7, 3)),
+    ]:
+        made.append((torch.randn(a, device=device), torch.randn(b, device=device)))
+    return made
+
+
+@op(check=_check_matmul, examples=_examples_of_matmul, vendor_best=lambda a, b: True)
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix product, of batches too.
+
+    Args:
+        a: ``[*, rows, terms]``, or ``[terms]``.
+        b: ``[*, terms, columns]`` of the same dtype, or ``[terms]``; leading axes are broadcast.
+
+    Returns:
+        ``[*, rows, columns]``, without the axes that a vector has not.
+
+    Raises:
+        InputRuntimeError: shapes, dtypes or devices do not fit each other.
+
+    As `torch.matmul`.
+
+    >>> matmul(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0], [4.0]]))
+    tensor([[11.]])
+    """
+    return torch.matmul(a, b)
+
+
+# --- candidates on a CPU ----------------------------------------------------------------------------------
+
+
+_TAILS = {
+    None: ("none", "none"), "relu": ("relu", "none"), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"),
+    "silu": ("swish", "none"),
+}  # fmt: skip
+
+
+@cache
+def _mkl_is_slow() -> bool:
+    """Whether torch multiplies by MKL, which takes slow paths on processors that are not Intel's."""
+    return _torch.has_mkl() and "Intel" not in device_info("cpu").name
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """``[rows, terms] @ [terms, columns]`` by oneDNN."""
+    return _torch.onednn_linear(a, b.t(), None)
+
+
+class _OneDnn(torch.autograd.Function):
+    """A linear map of rows, and its gradients, by oneDNN."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _torch.onednn_linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        # A second derivative is wanted where gradients are recorded: torch's product has one.
+        multiply: Callable[[Tensor, Tensor], Tensor] = torch.mm if torch.is_grad_enabled() else _product
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            multiply(cotangent, weight) if of_x else None,
+            multiply(cotangent.t(), x) if of_weight else None,
+            cotangent.sum(0) if of_bias else None,
+        )
+
+
+def _why_not_onednn(x: Tensor, weight: Tensor, *rest: Any) -> str | None:
+    if not _torch.onednn_takes(x.dtype):
+        return f"no oneDNN here for {str(x.dtype).removeprefix('torch.')}"
+    return "an empty tensor" if not (x.numel() and weight.numel()) else None
+
+
+def _onednn_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
+    return x.dtype == torch.float32 and _mkl_is_slow() and x.numel() * weight.shape[0] >= _LARGE
+
+
+@linear.candidate("onednn", devices=["cpu"], when=_why_not_onednn, best=_onednn_best, differentiable=True)
+def _by_onednn(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
+) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    if trains(x, weight, bias):
+        made = activated(_OneDnn.apply(rows, weight, bias), activation)  # type: ignore[no-untyped-call]
+    elif activation in _TAILS:
+        made = _torch.onednn_linear(rows, weight, bias, *_TAILS[activation])
+    else:
+        made = activated(_torch.onednn_linear(rows, weight, bias), activation)
+    made = made.view(*x.shape[:-1], weight.shape[0])
+    return made if residual is None else made + residual
+
+
+_packed: MutableMapping[Tensor, Any] = WeakIdKeyDictionary()
+
+
+def _packed_weight(weight: Tensor, rows: int) -> Tensor:
+    """A weight in oneDNN's layout, kept until it changes or goes."""
+    version = _torch.version_of(weight), weight.data_ptr(), rows
+    known = _packed.get(weight)
+    if known is None or known[0] != version:
+        known = _packed[weight] = version, _torch.onednn_packed(weight.detach(), rows)
+    made: Tensor = known[1]
+    return made
+
+
+def _why_not_packed(x: Tensor, weight: Tensor, *rest: Any) -> str | None:
+    bias, residual, _ = rest
+    if trains(x, weight, bias, residual):
+        return "a gradient is wanted: the weight changes with each step"
+    if weight.is_inference() or not weight.is_contiguous():
+        return "a weight whose changes cannot be told, or that is a view"
+    return _why_not_onednn(x, weight)
+
+
+def _packed_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
+    return isinstance(weight, torch.nn.Parameter) and _onednn_best(x, weight)
+
+
+@linear.candidate(
+    "onednn packed", devices=["cpu"], when=_why_not_packed, best=_packed_best, differentiable=True
+)
+def _by_packed(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
+) -> Tensor:
+    rows = x.reshape(-1, x.shape[-1])
+    tail = _TAILS.get(activation, _TAILS[None])
+    made = _torch.onednn_linear(rows, _packed_weight(weight, rows.shape[0]), bias, *tail)
+    made = made if activation in _TAILS else activated(made, activation)
+    made = made.view(*x.shape[:-1], weight.shape[0])
+    return made if residual is None else made + residual
+
+
+def _why_not_wide(x: Tensor, *rest: Any) -> str | None:
+    return None if x.dtype.itemsize == 2 and x.is_floating_point() else f"{x.dtype}, which is as wide"
+
+
+def _wide_best(x: Tensor, other: Tensor, *rest: Any) -> bool:
+    large = x.numel() * other.numel() // max(x.shape[-1], 1) >= _LARGE
+    return _why_not_wide(x) is None and not _torch.onednn_takes(x.dtype) and large
+
+
+@linear.candidate("float32", devices=["cpu"], when=_why_not_wide, best=_wide_best, differentiable=True)
+def _in_float32(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
+) -> Tensor:
+    wide = [None if t is None else t.float() for t in (x, weight, bias)]
+    made = linear(*wide).to(x.dtype)  # type: ignore[arg-type]
+    made = activated(made, activation)
+    return made if residual is None else made + residual
+
+
+def _why_not_matmul_by_onednn(a: Tensor, b: Tensor) -> str | None:
+    if b.dim() != 2 or a.dim() < 2:
+        return "b is a batch or a vector"
+    return _why_not_onednn(a, b)
+
+
+@matmul.candidate(
+    "onednn",
+    devices=["cpu"],
+    when=_why_not_matmul_by_onednn,
+    best=lambda a, b: _onednn_best(a, b.t()),
+    differentiable=True,
+)
+def _matmul_by_onednn(a: Tensor, b: Tensor) -> Tensor:
+    return _by_onednn(a, b.t(), None, None, None)  # type: ignore[no-any-return]
+
+
+@matmul.candidate("float32", devices=["cpu"], when=_why_not_wide, best=_wide_best, differentiable=True)
+def _matmul_in_float32(a: Tensor, b: Tensor) -> Tensor:
+    return matmul(a.float(), b.float()).to(a.dtype)
