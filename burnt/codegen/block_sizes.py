@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from burnt.codegen import product_blocks, triton_blocks
-from burnt.codegen.product_blocks import ProductConfig, ProductForm
+from burnt.codegen.product_blocks import HOPPER, ProductConfig, ProductForm
 from burnt.codegen.triton_blocks import Config, Form, Limits
 
 __all__ = ["AnyConfig", "AnyForm", "config_of", "pick", "too_much", "variants"]
@@ -14,9 +14,9 @@ AnyForm: TypeAlias = Form | ProductForm
 AnyConfig: TypeAlias = Config | ProductConfig
 
 
-def pick(form: AnyForm) -> AnyConfig:
-    """Block sizes for a kernel, without measuring."""
-    return product_blocks.pick(form) if isinstance(form, ProductForm) else triton_blocks.pick(form)
+def pick(form: AnyForm, limits: Limits = HOPPER) -> AnyConfig:
+    """Block sizes for a kernel, without measuring; those of a product are such that `limits` has room."""
+    return product_blocks.pick(form, limits) if isinstance(form, ProductForm) else triton_blocks.pick(form)
 
 
 def variants(form: AnyForm) -> list[AnyConfig]:

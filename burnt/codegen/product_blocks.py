@@ -8,11 +8,12 @@ import re
 
 from burnt.codegen.triton_blocks import Limits, power
 
-__all__ = ["ProductConfig", "ProductForm", "pick", "too_much", "variants"]
+__all__ = ["HOPPER", "ProductConfig", "ProductForm", "pick", "too_much", "variants"]
 
 _PROGRAMS = 132  # that a large GPU runs at once, of this size
 _LONG = 1024  # terms of a part, at the least
 _MOST_SPLITS = 16
+_LARGE_SHARED = 128 << 10
 _STEPS = (
     {"bn": -1}, {"bm": -1}, {"bk": 1}, {"bk": -1}, {"warps": -1}, {"warps": 1}, {"bn": 1}, {"split": 1},
     {"bm": 1},
@@ -90,8 +91,11 @@ class ProductConfig:
         return cls(bm, bn, bk, warps, stages, split)
 
 
-def pick(form: ProductForm) -> ProductConfig:
-    """Block sizes for a product, without measuring.
+HOPPER = Limits(_PROGRAMS, shared=227 << 10)
+
+
+def pick(form: ProductForm, limits: Limits = HOPPER) -> ProductConfig:
+    """Block sizes for a product, without measuring, that a device has room for.
 
     >>> str(pick(ProductForm(1, 4096, 4096, 4096, itemsize=2)))
     '128x256x64 w8 s3'
@@ -103,6 +107,8 @@ def pick(form: ProductForm) -> ProductConfig:
     for bm, bn in sizes:
         if bm // 2 >= form.rows or bn // 2 >= form.columns:
             continue
+        if bn == 256 and limits.shared < _LARGE_SHARED and not limits.rocm:
+            continue  # such a device has no asynchronous units: sums and factors compete for registers
         tiles = form.batches * -(-form.rows // bm) * -(-form.columns // bn)
         small = (bm, bn) == (64, 64) or bm < 64
         if tiles < _PROGRAMS and not small:
@@ -110,8 +116,12 @@ def pick(form: ProductForm) -> ProductConfig:
         wanted = min(_PROGRAMS // max(tiles, 1), form.terms // _LONG, _MOST_SPLITS)
         split = 1 if wanted < 2 else power(wanted + 1) // 2
         warps = 8 if bm * bn >= 128 * 128 else 4
-        return ProductConfig(bm, bn, bk, warps, 3 if warps == 8 else 4, split)
-    return ProductConfig(16, 16, bk, 4, 4)
+        most = 2 if limits.rocm else 3 if warps == 8 else 4
+        for stages in range(most, 1, -1):
+            made = ProductConfig(bm, bn, bk, warps, stages, split)
+            if _shared(form, made, limits) <= limits.shared:
+                return made
+    return ProductConfig(16, 16, bk, 4, 2)
 
 
 def variants(form: ProductForm) -> list[ProductConfig]:
@@ -145,7 +155,13 @@ def too_much(form: ProductForm, config: ProductConfig, limits: Limits) -> str | 
     most = min(limits.own, limits.registers // threads)
     if registers > most:
         return f"{registers} registers a thread, where there are {most}"
-    shared = (config.bm + config.bn) * config.bk * form.itemsize * max(config.stages - 1, 1)
+    shared = _shared(form, config, limits)
     if shared > limits.shared:
         return f"{shared} bytes of shared memory, where there are {limits.shared}"
     return None
+
+
+def _shared(form: ProductForm, config: ProductConfig, limits: Limits) -> int:
+    """Bytes of shared memory: the tiles of both factors, for each step that is under way."""
+    steps = max(config.stages - limits.rocm, 1)
+    return (config.bm + config.bn) * config.bk * form.itemsize * steps

@@ -303,11 +303,15 @@ def _build_triton(
     numbers: Sequence[int],
     blocks: Mapping[str, str] | None = None,
 ) -> Built:
-    from burnt.codegen.block_sizes import config_of
+    from burnt.codegen.block_sizes import config_of, pick
+    from burnt.codegen.triton_compile import limits_of
     from burnt.codegen.triton_launch import build
 
     given = {name: config_of(text) for name, text in (blocks or {}).items()}
-    return build(kernels, buffers, numbers, blocks=given)
+    if not torch.cuda.is_available():
+        return build(kernels, buffers, numbers, blocks=given)
+    limits = limits_of(torch.device("cuda", torch.cuda.current_device()))
+    return build(kernels, buffers, numbers, choose=lambda form: pick(form, limits), blocks=given)
 
 
 def with_blocks(blocks: Mapping[str, str]) -> Target:

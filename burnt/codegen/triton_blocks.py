@@ -114,6 +114,7 @@ class Limits:
         own: of these, the most that a thread may have.
         shared: bytes that a program may share among its threads.
         lanes: threads of a warp.
+        rocm: whether it is one of AMD's, where fewer steps of a loop are under way at once.
     """
 
     multiprocessors: int
@@ -121,6 +122,7 @@ class Limits:
     own: int = 255
     shared: int = 99 << 10
     lanes: int = 32
+    rocm: bool = False
 
 
 def pick(form: Form) -> Config:

@@ -92,7 +92,8 @@ def limits_of(device: torch.device) -> Limits:
     if torch.version.hip is not None:
         # Four SIMD units with 512 registers for each lane; a wavefront takes half of them at the most.
         shared = found.shared_memory_per_block
-        return Limits(found.multi_processor_count, 2048 * found.warp_size, 256, shared, found.warp_size)
+        registers = 2048 * found.warp_size
+        return Limits(found.multi_processor_count, registers, 256, shared, found.warp_size, rocm=True)
     # What a block has is what it may have without asking for more, as Triton does; 1 KiB is the driver's.
     shared = found.shared_memory_per_multiprocessor - 1024
     return Limits(found.multi_processor_count, shared=shared, lanes=found.warp_size)

@@ -1,0 +1,127 @@
+"""Kernels with a matrix product compiled for GPUs that are not there; their block sizes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton exists for Linux alone")
+
+from burnt.codegen.block_sizes import config_of, pick, too_much, variants
+from burnt.codegen.print_triton import form_of, print_kernel
+from burnt.codegen.product_blocks import ProductConfig, ProductForm
+from burnt.codegen.target import are_blocks
+from burnt.codegen.triton_blocks import Limits
+from tests.codegen.triton.ahead import SHARED, TARGETS, compiled, planned
+
+H200 = Limits(132, shared=227 << 10)
+UNITS = {"sm_80": "mma.sync", "sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma", "sm_120": "mma.sync"}
+
+
+def gelu_of_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+def residual_of_linear(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    return torch.relu(F.linear(x * 2, w, b)) + r
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    return torch.tanh(q @ k.transpose(1, 2) * 0.125)
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape).bfloat16()
+
+
+CASES = {
+    "gelu": (gelu_of_linear, (randn(4096, 1024), randn(4096, 1024), randn(4096))),
+    "residual": (residual_of_linear, (randn(512, 768), randn(768, 768), randn(768), randn(512, 768))),
+    "few rows": (gelu_of_linear, (randn(64, 8192), randn(96, 8192), randn(96))),
+    "batches": (scores, (randn(16, 256, 64), randn(16, 256, 64))),
+}
+SAMPLE = [("gelu", "sm_90"), ("residual", "gfx942"), ("few rows", "sm_80"), ("batches", "sm_90")]
+EVERY = [
+    pytest.param(name, target, marks=() if (name, target) in SAMPLE else pytest.mark.full)
+    for name in CASES
+    for target in TARGETS
+]
+
+
+@pytest.mark.parametrize(("name", "target"), EVERY)
+def test_compiled_ahead(name: str, target: str, tmp_path: Path) -> None:
+    fn, args = CASES[name]
+    kernels = [k for k in planned(fn, *args) if k.product is not None]
+    assert len(kernels) == 1
+    (kernel,) = kernels
+    limits = Limits(
+        132, lanes=TARGETS[target].warp_size, shared=SHARED[target], rocm=target.startswith("gfx")
+    )
+    config = pick(form_of(kernel), limits)
+    for found in compiled([print_kernel(kernel, config)], target, tmp_path):
+        assert found.shared <= SHARED[target]
+        # 128 registers are what a thread may have for two programs to fit; ptxas takes them and a few words.
+        assert found.spilled <= 16, (
+            f"{found.registers} registers and {found.spilled} bytes of others: {config}"
+        )
+        assert not re.search(r"\.f64|_f64", found.assembly)
+        multiplies = found.name.endswith("_part0") or str(config).count(" k") == 0
+        if multiplies and target in UNITS:
+            assert UNITS[target] in found.assembly
+        elif multiplies:
+            assert re.search(r"v_(mfma|wmma)_", found.assembly)
+
+
+FORMS = [
+    ProductForm(batches, rows, columns, terms, itemsize)
+    for batches in (1, 96)
+    for rows in (16, 100, 4096)
+    for columns in (17, 768, 128_256)
+    for terms in (16, 1000, 65_536)
+    for itemsize in (2, 4)
+]
+
+
+def test_picked_blocks_fit() -> None:
+    for form in FORMS:
+        config = pick(form)
+        assert isinstance(config, ProductConfig)
+        assert config_of(str(config)) == config
+        assert too_much(form, config, H200) is None, (form, config)
+        assert config.bm < 4 * form.rows
+        assert config.bn < 4 * form.columns
+        assert config.split == 1 or config.split * config.bk <= form.terms
+
+
+def test_others_are_near_and_written_as_tables_hold_them() -> None:
+    for form in FORMS[::7]:
+        found = variants(form)
+        assert found[0] == pick(form)
+        assert len(found) == len(set(found)) > 5
+        assert are_blocks({f"linear_{i}": str(config) for i, config in enumerate(found)})
+
+
+def test_few_tiles_share_their_terms() -> None:
+    assert pick(ProductForm(1, 64, 64, 65_536, 2)).split == 16
+    assert pick(ProductForm(1, 4096, 4096, 65_536, 2)).split == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "128x128x48 w8 s3",
+        "8x128x64 w8 s3",
+        "512x512x64 w8 s3",
+        "128x128x64 w64 s3",
+        "128x128x64 w8 s9",
+        "128x128x64",
+    ],
+)
+def test_no_block_sizes(text: str) -> None:
+    with pytest.raises(ValueError, match="expected those of a product, as in '128x128x64 w8 s3'"):
+        config_of(text)
