@@ -24,6 +24,7 @@ from burnt.kernels.dropout import dropout
 from burnt.kernels.embedding import embedding
 from burnt.kernels.explanation import explain
 from burnt.kernels.library import decompositions
+from burnt.kernels.linear_loss import linear_cross_entropy
 from burnt.kernels.loss import cross_entropy
 from burnt.kernels.matmul import linear, matmul
 from burnt.kernels.normalization import (
@@ -79,6 +80,7 @@ __all__ = [
     "group_norm",
     "layer_norm",
     "linear",
+    "linear_cross_entropy",
     "log_softmax",
     "matmul",
     "max_pool",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -11,9 +13,49 @@ from burnt.errors import InputIndexError, InputRuntimeError, InputValueError, ra
 from burnt.kernels.checks import floating, one_device, one_dtype
 from burnt.kernels.op import op
 
-__all__ = ["cross_entropy"]
+__all__ = ["check_labels", "check_reduction", "cross_entropy", "look_at_labels"]
 
 _REDUCTIONS = ("mean", "sum", "none")
+
+
+def check_reduction(name: str, reduction: str, label_smoothing: float) -> None:
+    """What a loss is reduced by, and how its targets are smoothed, is known."""
+    if reduction not in _REDUCTIONS:
+        raise InputValueError(
+            f"{name} knows no reduction {reduction!r}",
+            where=f"burnt.kernels.{name}",
+            expected=", ".join(map(repr, _REDUCTIONS)),
+            found=repr(reduction),
+        )
+    if not 0 <= label_smoothing <= 1:
+        raise InputRuntimeError(
+            "the label smoothing is no share",
+            where=f"burnt.kernels.{name}",
+            expected="a number from 0 to 1",
+            found=label_smoothing,
+        )
+
+
+def check_labels(name: str, target: Tensor, shape: tuple[int, ...], *, flat: bool = False) -> None:
+    """Labels are of a shape, and can be looked up; `flat`: torch would look at their number alone."""
+    if tuple(target.shape) != shape:
+        sized = bool(shape) and target.dim() > 0
+        other = target.numel() != math.prod(shape) if flat else target.shape[:1] != shape[:1]
+        kind = InputValueError if sized and other else InputRuntimeError
+        raise kind(
+            "the labels do not fit what they are of",
+            where=f"burnt.kernels.{name}",
+            expected=f"labels of shape {shape}",
+            found=f"{target.dtype} of shape {tuple(target.shape)}",
+        )
+    if target.dtype not in (torch.int64, torch.uint8):
+        raise InputRuntimeError(
+            "labels of this dtype are not looked up",
+            where=f"burnt.kernels.{name}",
+            expected="int64 (or uint8)",
+            found=target.dtype,
+            hint="target.long()",
+        )
 
 
 def _check(
@@ -26,26 +68,15 @@ def _check(
     z_loss: float,
 ) -> None:
     where = "burnt.kernels.cross_entropy"
-    if reduction not in _REDUCTIONS:
-        raise InputValueError(
-            f"cross_entropy knows no reduction {reduction!r}",
-            where=where,
-            expected=", ".join(map(repr, _REDUCTIONS)),
-            found=repr(reduction),
-        )
-    if not 0 <= label_smoothing <= 1:
-        raise InputRuntimeError(
-            "the label smoothing is no share",
-            where=where,
-            expected="a number from 0 to 1",
-            found=label_smoothing,
-        )
+    check_reduction("cross_entropy", reduction, label_smoothing)
     floating("cross_entropy", logits=logits, weight=weight)
     one_device("cross_entropy", logits=logits, target=target, weight=weight)
     shape, axis = tuple(logits.shape), min(1, logits.dim() - 1)
     probabilities = target.is_floating_point()
     wanted = shape if probabilities else shape[:axis] + shape[axis + 1 :]
-    if logits.dim() == 0 or tuple(target.shape) != wanted:
+    if not probabilities and logits.dim() and tuple(target.shape) == wanted:
+        check_labels("cross_entropy", target, wanted)
+    elif logits.dim() == 0 or tuple(target.shape) != wanted:
         # torch's class differs: a batch of another size is a ValueError.
         sized = logits.dim() > 0 and target.dim() > 0
         kind = InputValueError if sized and target.shape[:1] != shape[:1] else InputRuntimeError
@@ -57,14 +88,6 @@ def _check(
             hint="classes are the second axis of the logits: logits.movedim(-1, 1)?"
             if logits.dim() > 2
             else None,
-        )
-    if not probabilities and target.dtype not in (torch.int64, torch.uint8):
-        raise InputRuntimeError(
-            "labels of this dtype are not looked up",
-            where=where,
-            expected="int64 (or uint8)",
-            found=target.dtype,
-            hint="target.long()",
         )
     if not _torch.is_autocast():
         one_dtype("cross_entropy", logits=logits, weight=weight)
@@ -86,9 +109,14 @@ def _look(
     label_smoothing: float,
     z_loss: float,
 ) -> None:
-    if target.is_floating_point() or not target.numel():
+    if not target.is_floating_point():
+        look_at_labels("cross_entropy", target, logits.shape[min(1, logits.dim() - 1)], ignore_index)
+
+
+def look_at_labels(name: str, target: Tensor, classes: int, ignore_index: int) -> None:
+    """Every label that counts is a class."""
+    if not target.numel():
         return
-    classes = logits.shape[min(1, logits.dim() - 1)]
     smallest, largest = (int(t) for t in torch.aminmax(target))
     if smallest >= 0 and largest < classes:
         return
@@ -99,7 +127,7 @@ def _look(
     if smallest < 0 or largest >= classes:
         raise InputIndexError(
             "a label is no class",
-            where="burnt.kernels.cross_entropy",
+            where=f"burnt.kernels.{name}",
             expected=f"labels from 0 to {classes - 1}, or ignore_index, which is {ignore_index}",
             found=f"labels from {smallest} to {largest}",
             hint=range_hint(smallest, largest, classes),

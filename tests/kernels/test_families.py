@@ -278,6 +278,30 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
         (randn(5, 37), randn(37, 19).t(), randn(19), None, "gelu_tanh"),
         lambda x, w, b, *_: F.gelu(torch.einsum("mk,nk->mn", x, w) + b, approximate="tanh"),
     ),
+    "linear_cross_entropy": (
+        kernels.linear_cross_entropy,
+        (randn(7, 5), randn(11, 5), ints(11, 7), None, -100, "mean", 0.0, 0.0),
+        lambda x, w, t, *_: F.cross_entropy(x @ w.t(), t),
+    ),
+    "linear_cross_entropy, all of it": (
+        kernels.linear_cross_entropy,
+        (randn(2, 9, 5), randn(11, 5), ints(11, 2, 9), randn(11), 3, "mean", 0.1, 1e-2),
+        lambda x, w, t, b, i, *rest: z_loss_by_hand(
+            (x @ w.t() + b).flatten(0, 1), t.flatten(), None, i, *rest
+        ),
+    ),
+    "linear_cross_entropy, summed": (
+        kernels.linear_cross_entropy,
+        (randn(13, 5), randn(11, 5), ints(11, 13), randn(11), 4, "sum", 0.0, 1e-2),
+        lambda x, w, t, b, i, *rest: z_loss_by_hand(x @ w.t() + b, t, None, i, *rest),
+    ),
+    "linear_cross_entropy, of each": (
+        kernels.linear_cross_entropy,
+        (randn(13, 5), randn(11, 5), ints(11, 13), None, 4, "none", 0.2, 0.0),
+        lambda x, w, t, *_: F.cross_entropy(
+            x @ w.t(), t, ignore_index=4, reduction="none", label_smoothing=0.2
+        ),
+    ),
     "matmul": (
         kernels.matmul,
         (randn(37, 5).t(), randn(37, 11)),

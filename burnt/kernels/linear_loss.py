@@ -1,0 +1,330 @@
+"""The loss of a language model's last layer without its logits: `linear_cross_entropy`.
+
+The candidate ``chunked`` goes through the rows a few at a time: logits of a chunk, their loss, and the
+gradient of the loss in one kernel more, which is multiplied into the gradients at once. What lives at a time
+is one chunk of logits, not all. Where the mean or the sum is wanted, the gradients are there when the forward
+is done (as in Liger-Kernel; Hsu et al., 2024); where each row's loss is, the backward makes the logits again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from burnt import _torch
+from burnt.codegen import fuse
+from burnt.errors import InputRuntimeError
+from burnt.kernels.checks import floating, one_device, one_dtype
+from burnt.kernels.choice import trains
+from burnt.kernels.loss import check_labels, check_reduction, cross_entropy, look_at_labels
+from burnt.kernels.matmul import matmul
+from burnt.kernels.op import op
+
+__all__ = ["linear_cross_entropy"]
+
+# Bytes of a chunk's logits: on a CPU, of some caches; on a GPU, what keeps it busy.
+_CHUNK = {"cpu": 8 << 20}
+_CHUNK_ELSEWHERE = 256 << 20
+_LEAST_ROWS = 64
+# Logits below which torch's calls are as fast.
+_LARGE = 1 << 20
+
+
+def _check(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    z_loss: float,
+) -> None:
+    name = "linear_cross_entropy"
+    check_reduction(name, reduction, label_smoothing)
+    floating(name, x=x, weight=weight, bias=bias)
+    one_device(name, x=x, weight=weight, target=target, bias=bias)
+    if not _torch.is_autocast():
+        one_dtype(name, x=x, weight=weight, bias=bias)
+    if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
+        raise InputRuntimeError(
+            "x and weight do not fit each other",
+            where=f"burnt.kernels.{name}",
+            expected="x [*, d] and weight [classes, d]",
+            found=f"x {list(x.shape)}, weight {list(weight.shape)}",
+        )
+    if bias is not None and list(bias.shape) != [weight.shape[0]]:
+        raise InputRuntimeError(
+            "the bias does not fit the classes",
+            where=f"burnt.kernels.{name}",
+            expected=[weight.shape[0]],
+            found=list(bias.shape),
+        )
+    check_labels(name, target, tuple(x.shape[:-1]), flat=True)
+
+
+def _look(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, ignore_index: int, *_: Any) -> None:
+    look_at_labels("linear_cross_entropy", target, weight.shape[0], ignore_index)
+
+
+def _examples(device: torch.device) -> list[tuple[object, ...]]:
+    made: list[tuple[object, ...]] = []
+    for rows, width, classes in [(1024, 512, 32000), (256, 64, 1000), (5, 7, 11)]:
+        x = torch.randn(rows, width, device=device)
+        weight = torch.randn(classes, width, device=device) / width**0.5
+        target = torch.randint(classes, (rows,), device=device)
+        made.append((x, weight, target, None, -100, "mean", 0.0, 0.0))
+    return made
+
+
+@op(check=_check, look=_look, examples=_examples)
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Tensor:
+    r"""Cross entropy of the logits :math:`x W^\top + b`, which need not exist all at a time.
+
+    Args:
+        x: ``[*, d]``, of a floating-point dtype.
+        weight: ``[classes, d]``, of the same dtype.
+        target: labels ``[*]``, int64.
+        bias: ``[classes]``.
+        ignore_index: label whose rows count neither in the sum nor in the mean.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        label_smoothing: share of the target that is spread over all classes, 0 to 1.
+        z_loss: weight of the squared logarithm of the partition function (`cross_entropy`).
+
+    Returns:
+        ``[]``, or with ``"none"`` the labels' shape, in the dtype of `x`.
+
+    Raises:
+        InputIndexError: a label that is no class, on the CPU.
+        InputRuntimeError: shapes, dtypes or devices do not fit each other.
+        InputValueError: another reduction.
+
+    As `cross_entropy` of `torch.nn.functional.linear`.
+
+    >>> linear_cross_entropy(torch.zeros(2, 4), torch.ones(10, 4), torch.tensor([3, 7]))
+    tensor(2.3026)
+    """
+    rows = F.linear(x, weight, bias).reshape(-1, weight.shape[0])
+    loss = cross_entropy.reference(
+        rows, target.reshape(-1), None, ignore_index, reduction, label_smoothing, z_loss
+    )
+    return loss.reshape(target.shape) if reduction == "none" else loss
+
+
+# --- chunks -----------------------------------------------------------------------------------------------
+
+
+def _losses(
+    logits: Tensor, target: Tensor, ignored: int, smoothed: bool, smoothing: float, squared: bool, z: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of each row, its logarithm of the sum of exponentials, and whether it counts."""
+    inside = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    total = torch.logsumexp(inside, 1)
+    counts = target != ignored
+    label = torch.where(counts, target, 0)
+    loss = total - inside.gather(1, label.unsqueeze(1)).squeeze(1)
+    if smoothed:
+        loss = (1 - smoothing) * loss + smoothing * (total - inside.mean(1))
+    if squared:
+        loss = loss + z * total * total
+    return torch.where(counts, loss, 0.0), total, counts
+
+
+@fuse
+def _loss_of(
+    logits: Tensor, target: Tensor, ignored: int, smoothed: bool, smoothing: float, squared: bool, z: float
+) -> Tensor:
+    return _losses(logits, target, ignored, smoothed, smoothing, squared, z)[0]
+
+
+@fuse
+def _loss_and_gradient(
+    logits: Tensor,
+    target: Tensor,
+    scale: Tensor,
+    ignored: int,
+    smoothed: bool,
+    smoothing: float,
+    squared: bool,
+    z: float,
+) -> tuple[Tensor, Tensor]:
+    """The loss of each row, and the gradient of the rows' sum, weighted by `scale`, for the logits."""
+    loss, total, counts = _losses(logits, target, ignored, smoothed, smoothing, squared, z)
+    inside = logits.to(total.dtype)
+    share = torch.exp(inside - total.unsqueeze(1))
+    if squared:
+        share = share * (1 + 2 * z * total).unsqueeze(1)
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    at_label = (classes == target.unsqueeze(1)).to(total.dtype)
+    if smoothed:
+        at_label = at_label * (1 - smoothing) + smoothing / logits.shape[1]
+    gradient = (share - at_label) * scale.unsqueeze(1)
+    return loss, torch.where(counts.unsqueeze(1), gradient, 0.0).to(logits.dtype)
+
+
+class _Sums:
+    """The gradients of what logits are made of, while chunks add to them; those that are wanted."""
+
+    def __init__(self, tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> None:
+        x, weight, bias = tensors
+        assert x is not None
+        assert weight is not None
+        # Many 16-bit sums, each rounded, would be none.
+        inside = torch.promote_types(x.dtype, torch.float32)
+        self.x = torch.empty_like(x) if wanted[0] else None
+        self.weight = torch.zeros_like(weight, dtype=inside) if wanted[1] else None
+        self.bias = torch.zeros_like(bias, dtype=inside) if bias is not None and wanted[2] else None
+        self.of = weight
+
+    def add(self, rows: slice, x: Tensor, gradient: Tensor) -> None:
+        """Add what a chunk's gradient makes."""
+        if self.x is not None:
+            self.x[rows] = matmul(gradient, self.of)
+        if self.weight is not None:
+            # By parts: a product of all classes would be as large as the weight.
+            step = max(_CHUNK["cpu"] // (4 * x.shape[1]), _LEAST_ROWS) if x.is_cpu else gradient.shape[1]
+            for first in range(0, gradient.shape[1], step):
+                self.weight[first : first + step] += matmul(gradient[:, first : first + step].t(), x)
+        if self.bias is not None:
+            self.bias += gradient.sum(0, dtype=self.bias.dtype)
+
+    def results(self) -> list[Tensor | None]:
+        """The gradients, in their tensors' dtypes."""
+        return [None if t is None else t.to(self.of.dtype) for t in (self.x, self.weight, self.bias)]
+
+
+class _Chunked(torch.autograd.Function):
+    """The loss, and gradients that are made with it, or made when they are asked for."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        target: Tensor,
+        bias: Tensor | None,
+        ignored: int,
+        reduction: str,
+        smoothing: float,
+        z: float,
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, target, bias)
+        ctx.settings = ignored, reduction, smoothing, z
+        wanted = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
+        count = _count(target, ignored, reduction, x)
+        scale = (1 / count).expand(target.shape) if any(wanted) and reduction != "none" else None
+        losses, ctx.made = _through((x, weight, bias), target, scale, wanted, ctx.settings)
+        if reduction == "none":
+            return losses.to(x.dtype)
+        total = losses.sum()
+        return (total / count).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        x, weight, target, bias = ctx.saved_tensors
+        ignored, reduction, smoothing, z = ctx.settings
+        wanted = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
+        if torch.is_grad_enabled():  # a second derivative is wanted: that of the definition
+            inputs = [t for t, asked in zip((x, weight, bias), wanted, strict=True) if asked]
+            loss = linear_cross_entropy.reference(x, weight, target, bias, ignored, reduction, smoothing, z)
+            found = iter(torch.autograd.grad(loss, inputs, cotangent, create_graph=True))
+            made = [next(found) if asked else None for asked in wanted]
+            return made[0], made[1], None, made[2], None, None, None, None
+        # They are given away: another backward through the same graph makes them again.
+        made, ctx.made = ctx.made, []
+        if not made:
+            scale = (cotangent.reshape(-1) / _count(target, ignored, reduction, x)).expand(target.shape)
+            _, made = _through((x, weight, bias), target, scale, wanted, ctx.settings)
+        elif not (cotangent.is_cpu and cotangent == 1):
+            made = [None if t is None else t.mul_(cotangent) for t in made]
+        return made[0], made[1], None, made[2], None, None, None, None
+
+
+def _count(target: Tensor, ignored: int, reduction: str, x: Tensor) -> Tensor:
+    """What a sum of losses is divided by, in the dtype that losses are computed in."""
+    inside = torch.promote_types(x.dtype, torch.float32)
+    one = torch.ones((), dtype=inside, device=x.device)
+    return (target != ignored).sum().to(inside) if reduction == "mean" else one
+
+
+def _through(
+    tensors: Sequence[Tensor | None],
+    target: Tensor,
+    scale: Tensor | None,
+    wanted: Sequence[bool],
+    settings: tuple[int, str, float, float],
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The loss of each row, and where rows have weights, the gradients of the weighted sum; else none."""
+    x, weight, bias = (None if t is None else t.detach() for t in tensors)
+    assert x is not None
+    assert weight is not None
+    ignored, _, smoothing, z = settings
+    rest = ignored, bool(smoothing), float(smoothing), bool(z), float(z)
+    chunk = max(
+        _CHUNK.get(x.device.type, _CHUNK_ELSEWHERE) // (weight.shape[0] * x.dtype.itemsize), _LEAST_ROWS
+    )
+    sums = None if scale is None else _Sums((x, weight, bias), wanted)
+    losses: list[Tensor] = []
+    with torch.no_grad():
+        for first in range(0, len(x), chunk):
+            rows = slice(first, first + chunk)
+            logits = matmul(x[rows], weight.t())
+            if bias is not None:
+                logits += bias
+            if sums is None or scale is None:
+                losses.append(_loss_of(logits, target[rows], *rest))
+                continue
+            loss, gradient = _loss_and_gradient(logits, target[rows], scale[rows].contiguous(), *rest)
+            del logits
+            losses.append(loss)
+            sums.add(rows, x[rows], gradient)
+    return torch.cat(losses), [] if sums is None else sums.results()
+
+
+def _why_not_chunked(x: Tensor, weight: Tensor, *rest: Any) -> str | None:
+    return "an empty tensor" if not (x.numel() and weight.numel()) else None
+
+
+@linear_cross_entropy.candidate(
+    "chunked",
+    when=_why_not_chunked,
+    best=lambda x, weight, *_: x.numel() // x.shape[-1] * weight.shape[0] >= _LARGE,
+    differentiable=True,
+)
+def _chunked(
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+    z_loss: float,
+) -> Tensor:
+    if not trains(x, weight, bias):
+        # A function of autograd's is told of parameters, not of `torch.no_grad`.
+        x, weight, bias = x.detach(), weight.detach(), None if bias is None else bias.detach()
+    made: Tensor = _Chunked.apply(  # type: ignore[no-untyped-call]
+        x.reshape(-1, x.shape[-1]),
+        weight,
+        target.reshape(-1),
+        bias,
+        ignore_index,
+        reduction,
+        label_smoothing,
+        z_loss,
+    )
+    return made.reshape(target.shape) if reduction == "none" else made

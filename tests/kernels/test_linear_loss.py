@@ -1,0 +1,146 @@
+"""`linear_cross_entropy` by chunks: many of them, used twice, without gradients, and its memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from burnt.kernels import linear_cross_entropy, linear_loss
+
+ROOT = Path(__file__).parents[2]
+CHUNKED = linear_cross_entropy.candidates["chunked"]
+
+
+def given(rows: int = 150, width: int = 12, classes: int = 40) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    source = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, width, generator=source, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(classes, width, generator=source, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(classes, generator=source, dtype=torch.float64, requires_grad=True)
+    target = torch.randint(classes, (rows,), generator=source)
+    target[::7] = 3
+    return x, weight, target, bias
+
+
+def chunked(*args: Tensor, reduction: str = "mean", smoothing: float = 0.0) -> Tensor:
+    made: Tensor = CHUNKED(*args, 3, reduction, smoothing, 0.0)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_loss, "_CHUNK", {"cpu": 1 << 12})
+    monkeypatch.setattr(linear_loss, "_LEAST_ROWS", 8)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_many_chunks(reduction: str, smoothing: float) -> None:
+    x, weight, target, bias = args = given()
+    wanted = [x, weight, bias]
+    expected = F.cross_entropy(
+        x @ weight.t() + bias, target, ignore_index=3, reduction=reduction, label_smoothing=smoothing
+    )
+    found = chunked(*args, reduction=reduction, smoothing=smoothing)
+    torch.testing.assert_close(found, expected)
+    pull = (
+        torch.linspace(-1, 2, 150, dtype=torch.float64) if reduction == "none" else torch.tensor(0.7).double()
+    )
+    for ours, right in zip(
+        torch.autograd.grad(found, wanted, pull), torch.autograd.grad(expected, wanted, pull), strict=True
+    ):
+        torch.testing.assert_close(ours, right)
+
+
+def test_the_loss_is_used_twice_and_the_graph_is_gone_through_twice() -> None:
+    x, weight, target, bias = args = given()
+    loss = chunked(*args)
+    expected = F.cross_entropy(x @ weight.t() + bias, target, ignore_index=3)
+    total, right = loss * 2 + loss**2, expected * 2 + expected**2
+    wanted = [x, weight, bias]
+    first = torch.autograd.grad(total, wanted, retain_graph=True)
+    again = torch.autograd.grad(total, wanted)
+    for one, two, exact in zip(first, again, torch.autograd.grad(right, wanted), strict=True):
+        torch.testing.assert_close(one, exact)
+        torch.testing.assert_close(two, exact)
+
+
+def test_gradients_for_some_of_the_arguments() -> None:
+    x, weight, target, bias = given()
+    loss = chunked(x.detach(), weight, target, bias.detach())
+    (found,) = torch.autograd.grad(loss, [weight])
+    expected = F.cross_entropy(x @ weight.t() + bias, target, ignore_index=3)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, [weight])[0])
+
+
+def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_loss, "_loss_and_gradient", None)
+    x, weight, target, bias = given()
+    with torch.no_grad():
+        loss = chunked(x, weight, target, bias)
+    torch.testing.assert_close(loss, F.cross_entropy(x @ weight.t() + bias, target, ignore_index=3).detach())
+
+
+def test_no_row_counts() -> None:
+    x, weight, _, bias = given()
+    target = torch.full((150,), 3)
+    assert chunked(x, weight, target, bias).isnan(), "as torch has it"
+    assert chunked(x, weight, target, bias, reduction="sum") == 0
+
+
+def test_16_bit_gradients_are_summed_in_32() -> None:
+    """Of many chunks, each rounded: the error is that of one product."""
+    x, weight, target, bias = (t.detach() for t in given(rows=4000))
+    args = [x.bfloat16().requires_grad_(), weight.bfloat16().requires_grad_(), target, bias.bfloat16()]
+    exact = [t.detach().double().requires_grad_() if t.is_floating_point() else t for t in args]
+    (right,) = torch.autograd.grad(
+        F.cross_entropy(exact[0] @ exact[1].t() + exact[3], target, ignore_index=3, reduction="sum"), exact[1]
+    )
+    (ours,) = torch.autograd.grad(chunked(*args, reduction="sum"), args[1])
+    (theirs,) = torch.autograd.grad(
+        F.cross_entropy(F.linear(args[0], args[1], args[3]).float(), target, ignore_index=3, reduction="sum"),
+        args[1],
+    )
+    assert (ours - right).abs().max() <= 2 * (theirs - right).abs().max()
+
+
+PEAK = """
+import resource, sys, torch
+from torch.nn import functional as F
+from burnt.kernels import linear_cross_entropy
+import burnt
+burnt.memory.disable()
+torch.set_num_threads(1)
+rows, width, classes = 1024, 128, 32000
+x, weight = torch.randn(rows, width, requires_grad=True), torch.randn(classes, width, requires_grad=True)
+target = torch.randint(classes, (rows,))
+small = target[:256] % 100
+def run(fn, *args):
+    fn(*args).backward()
+way = linear_cross_entropy.candidates[sys.argv[1]]
+rest = None, -100, "mean", 0.0, 0.0
+run(way, x[:256, :16], weight[:100, :16], small, *rest)
+x.grad = weight.grad = None
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run(way, x, weight, target, *rest)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_the_logits_are_never_there_as_a_whole() -> None:
+    peaks = {}
+    for name in ("vendor", "chunked"):
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, name], capture_output=True, text=True, cwd=ROOT, timeout=240
+        )
+        assert done.returncode == 0, done.stderr
+        peaks[name] = int(done.stdout) << 10
+    gradients = 4 * (1024 * 128 + 32000 * 128)
+    logits = 4 * 1024 * 32000
+    assert peaks["vendor"] - gradients > logits
+    assert peaks["chunked"] - gradients < 0.15 * (peaks["vendor"] - gradients), peaks
