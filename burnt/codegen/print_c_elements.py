@@ -75,7 +75,9 @@ class Elements:
         self.outside = 1  # how deep they are
         self.computed: dict[int, str] = {}  # names of the expressions in indices
         self.opaque = False  # whether an index is computed
-        self.vectors: int | None = None  # how deep the vector loop around the current place is, in which one is
+        self.vectors: int | None = (
+            None  # how deep the vector loop around the current place is, in which one is
+        )
         self.conditional = False  # whether the current body loads under a test
         self.failed = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
 
