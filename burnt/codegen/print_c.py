@@ -61,9 +61,9 @@ _STRIP = 16  # elements of float16 that are converted together: those of the wid
 _LINE = 64  # bytes of memory that come together
 _CACHE = 1 << 19  # bytes that stay in a core's second cache from one pass to the next
 
-# When a turn stores neighbours, gcc packs what they come from into vectors. gcc before 14 (11.5, 12.4 and 13.3
-# apart; its bug 114375) drops the order of packed loads that are under a test. It packs nothing in a loop with
-# such a statement, and has no other way to be told so.
+# When a turn stores neighbours, gcc packs what they come from into vectors. gcc before 14 (but for 11.5, 12.4
+# and 13.3; its bug 114375) drops the order of packed loads that are under a test. It packs nothing in a loop
+# with such a statement, and has no other way to be told so.
 _HELPERS = """
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 14
 #define LOADS_UNDER_TESTS __asm__ volatile("")
