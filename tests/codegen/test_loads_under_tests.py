@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from burnt.codegen import fuse, target
+from burnt.codegen import explain, fuse, target
 from burnt.codegen.compiler import find_compiler
 from burnt.codegen.sizes import Forms
 
@@ -74,3 +74,21 @@ def test_more_neighbours(dtype: torch.dtype, words: str, monkeypatch: pytest.Mon
         pytest.skip("flags of a compiler for x86")
     monkeypatch.setenv("BURNT_CC", f"{compiler.path} {words}")
     assert wrong(SHAPES, dtype, monkeypatch) == []
+
+
+@pytest.mark.parametrize(
+    ("width", "by_vectors"), [(4, False), (64, True)], ids=["unrolled within another", "of vectors"]
+)
+def test_which_loops_have_the_statement(width: int, by_vectors: bool) -> None:
+    """A loop of few turns becomes part of the loop around it; one of vectors with one store is safe."""
+
+    def ends(x: Tensor) -> Tensor:
+        return F.pad(x, (width, width, 1, 1)) + 1
+
+    x = torch.arange(16.0 * width).reshape(16, width)
+    fused = fuse(ends)
+    assert torch.equal(fused(x), ends(x))
+    (text,) = explain(fused, x).texts.values()
+    body = text[text.index("void ends") :]
+    assert " : 0)" in body
+    assert ("LOADS_UNDER_TESTS;" in body) is not by_vectors
