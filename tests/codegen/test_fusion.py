@@ -908,6 +908,15 @@ class TestExplain:
         told = json.loads(json.dumps(explain(lambda x: x.cos() @ x, torch.randn(8, 8)).as_dict()))
         assert [s["kind"] for s in told["steps"]] == ["elementwise", "vendor"]
 
+    def test_where_nothing_is_computed(self) -> None:
+        x = torch.randn(4, 4, requires_grad=True)
+        for fn, arg in ((lambda x: x + 1, x), (lambda x: x, x), (lambda x: x, x.detach())):
+            told = explain(fn, arg)
+            assert all(step.seconds is not None for step in told.steps)
+            assert "kernel" in str(told)
+        assert explain(lambda x: x, x.detach()).steps == ()
+        assert "kernel" in str(explain(lambda x: x + 1, torch.randn(0, 4)))
+
     def test_says_why_the_plain_function_runs(self):
         assert "captures a list" in str(explain(lambda x: x * held[0], torch.ones(2)))
 
