@@ -33,6 +33,7 @@ __all__ = [
     "normal_dispatch",
     "share_memory",
     "trace_to_aten",
+    "version_of",
 ]
 
 BatchNormBase = _BatchNorm
@@ -202,6 +203,11 @@ def in_forward_ad() -> bool:
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether tensors are views of one storage."""
     return bool(torch._C._is_alias_of(a, b))  # type: ignore[attr-defined]
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place, as far as torch knows; always 0 in inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def destroy(library: torch.library.Library) -> None:

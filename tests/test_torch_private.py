@@ -145,3 +145,12 @@ def test_arguments_that_do_not_fit_raise_and_are_not_logged() -> None:
         assert kept.records, "torch does not log these any more: the filter can go"
     finally:
         logger.removeHandler(kept)
+
+
+def test_changes_in_place_are_counted() -> None:
+    x = torch.ones(3)
+    before = _torch.version_of(x)
+    x[1:].add_(1)
+    assert _torch.version_of(x) == before + 1, "a change of a view is not counted"
+    with torch.inference_mode():
+        assert _torch.version_of(torch.ones(3).add_(1)) == 0

@@ -243,6 +243,8 @@ class CompiledPlan:
             budget: seconds.
         """
         runs = self.runs or self.prepared()
+        if not runs:
+            return []  # what is returned is an argument or a constant
         samples: list[list[float]] = [[] for _ in runs]
         if self.plan.seed is not None:
             tensors = [*tensors, cast("Tensor", self.draw())]

@@ -2,6 +2,7 @@
 
 ====================  ==========================================================================
 `op.py`               an op: its reference, its candidates, the Python front
+`candidate.py`        a way to compute an op: its limits, configurations, gradient
 `choice.py`           which candidate runs, and the tuning key
 `tuner.py, store.py`  measuring candidates, and the table of what was measured
 `clock.py`            taking the time of calls: by the host, by events, by replaying graphs
@@ -17,6 +18,7 @@ the others            a family each
 from __future__ import annotations
 
 from burnt.kernels.activation import ACTIVATIONS, geglu, gelu, relu2, silu, swiglu
+from burnt.kernels.candidate import Candidate
 from burnt.kernels.choice import choices, pin
 from burnt.kernels.dropout import dropout
 from burnt.kernels.embedding import embedding
@@ -31,7 +33,7 @@ from burnt.kernels.normalization import (
     layer_norm,
     rms_norm,
 )
-from burnt.kernels.op import OPS, Candidate, Op, op
+from burnt.kernels.op import OPS, Op, op
 from burnt.kernels.pool import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
 from burnt.kernels.reduction import (
     reduce_all,

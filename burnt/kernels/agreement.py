@@ -1,7 +1,7 @@
 """Whether a candidate computes what an op means: its results and gradients beside the reference in float64.
 
 The error may be four times that of torch's own call in the same dtype, plus four ulp of the largest number on
-the way there.
+the way there. What a candidate is given it must leave alone: arguments, and the gradients of results.
 """
 
 from __future__ import annotations
@@ -35,21 +35,35 @@ class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
+class Meddled(Exception):
+    """A call has changed what it was given; the text says what."""
+
+
 def results_of(call: Callable[..., Any], args: Sequence[Any]) -> list[Tensor]:
-    """The results of a call, and the gradients of the arguments that want one, for fixed cotangents."""
+    """The results of a call, and the gradients of the arguments that want one, for fixed cotangents.
+
+    Raises:
+        Meddled: the backward has changed a cotangent.
+    """
     made = call(*args)
     results = list(made) if isinstance(made, tuple | list) else [made]
     wanted = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
     roots = [r for r in results if r.requires_grad]
     if not (torch.is_grad_enabled() and wanted and roots):
         return [r.detach() for r in results]
-    # Different for neighbours, and exact in every dtype.
-    pulls = [
-        ((torch.arange(r.numel(), device=r.device) % 7 - 2.5) / 4).view(r.shape).to(r.dtype) for r in roots
-    ]
+    pulls = [_cotangent(r) for r in roots]
     found = torch.autograd.grad(roots, wanted, pulls, allow_unused=True)
+    for i, (pull, root) in enumerate(zip(pulls, roots, strict=True)):
+        if not torch.equal(pull, _cotangent(root)):
+            raise Meddled(f"its backward changes the cotangent {i}")
     gradients = [torch.zeros_like(a) if g is None else g for a, g in zip(wanted, found, strict=True)]
     return [*(r.detach() for r in results), *gradients]
+
+
+def _cotangent(result: Tensor) -> Tensor:
+    """Of a result: numbers that differ between neighbours, and are exact in every dtype."""
+    numbers = (torch.arange(result.numel(), device=result.device) % 7 - 2.5) / 4
+    return numbers.view(result.shape).to(result.dtype)
 
 
 class Truth:
@@ -57,11 +71,14 @@ class Truth:
 
     Args:
         op: the op.
-        args: its arguments.
+        args: its arguments; tensors in memory that nothing else needs.
     """
 
     def __init__(self, op: Op[..., Any], args: Sequence[Any]) -> None:
         self.random = op.random
+        self.args = args
+        tensors = {name: a for name, a in zip(op.positions, args, strict=True) if isinstance(a, Tensor)}
+        self.memory = [(name, _bytes(a), _bytes(a).clone()) for name, a in tensors.items()]
         wide = [
             a.detach().double().requires_grad_(a.requires_grad)
             if isinstance(a, Tensor) and a.is_floating_point()
@@ -72,6 +89,28 @@ class Truth:
             self.exact = results_of(op.reference, wide)
         self.eager = results_of(op.candidates["vendor"], args)
         self.largest = largest.value
+
+    def wrong(self, call: Callable[..., Any]) -> str | None:
+        """What is wrong with a candidate, or None. It is called once; arguments it changes are put back."""
+        try:
+            results = results_of(call, self.args)
+        except Meddled as meddled:
+            self.restored()
+            return str(meddled)
+        except BaseException:
+            self.restored()
+            raise
+        changed = self.restored()
+        return f"changes its argument {changed}" if changed is not None else self.mismatch(results)
+
+    def restored(self) -> str | None:
+        """Put back what was changed of the arguments; the name of the first that was."""
+        changed = None
+        for name, now, before in self.memory:
+            if not torch.equal(now, before):
+                now.copy_(before)
+                changed = changed or name
+        return changed
 
     def mismatch(self, results: Sequence[Tensor]) -> str | None:
         """What is wrong with a candidate's results and gradients, or None."""
@@ -99,3 +138,9 @@ class Truth:
             if bool((other & ~finite).any()):
                 return f"result {i}: other infinities or NaNs than torch's"
         return None
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The memory that a tensor lies in: NaNs are equal to themselves, and no version is counted."""
+    memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return memory.set_(tensor.untyped_storage())

@@ -20,7 +20,7 @@ from burnt.errors import (
 if TYPE_CHECKING:
     from burnt.kernels.op import Op
 
-__all__ = ["described", "explained", "floating", "one_device", "one_dtype", "one_of"]
+__all__ = ["described", "explained", "floating", "one_device", "one_dtype", "one_of", "signature_text"]
 
 _LIKE: dict[type[Exception], type[InputError]] = {
     RuntimeError: InputRuntimeError,
@@ -32,7 +32,11 @@ _LIKE: dict[type[Exception], type[InputError]] = {
 
 
 def explained(
-    op: Op[..., Any], args: Sequence[Any], error: Exception, candidate: str | None = None
+    op: Op[..., Any],
+    args: Sequence[Any],
+    error: Exception,
+    candidate: str | None = None,
+    part: str = "",
 ) -> Exception:
     """An error of torch's about an op's arguments, as ours and of the same class; others as they are.
 
@@ -40,20 +44,35 @@ def explained(
         op: the op.
         args: all its arguments.
         error: what was raised.
-        candidate: which one raised it, where it is somebody's own.
+        candidate: which one raised it, where it is somebody's own: then of other classes, too.
+        part: of the candidate, such as ``"the backward of "``.
     """
     kind = _LIKE.get(type(error))
+    found = str(error)
+    if kind is None and candidate is not None and not isinstance(error, RuntimeError | MemoryError):
+        kind, found = InputRuntimeError, f"{type(error).__name__}: {error}"
     if kind is None or isinstance(error, BurntError):
         return error
     return kind(
         f"{op.name} cannot take these arguments"
         if candidate is None
-        else f"the candidate {candidate!r} of {op.name} fails with these arguments",
+        else f"{part}the candidate {candidate!r} of {op.name} fails with these arguments",
         where=f"burnt.kernels.{op.name}",
-        expected=str(op.signature).replace("'", "").replace("torch.", ""),
-        found=str(error),
+        expected=signature_text(op),
+        found=found,
         origin=[f"{name} = {described(a)}" for name, a in zip(op.positions, args, strict=True)],
+        hint=_NO_DRIVER if "active drivers" in found else None,
     )
+
+
+_NO_DRIVER = (
+    "Triton finds no GPU. It runs kernels on a CPU where TRITON_INTERPRET=1 is set before triton is imported"
+)
+
+
+def signature_text(op: Op[..., Any]) -> str:
+    """An op's arguments and result: ``(x: Tensor, eps: float = 1e-06) -> Tensor``."""
+    return str(op.signature).replace("'", "").replace("torch.", "")
 
 
 def described(value: Any) -> str:

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
-from burnt.errors import UnsupportedError
+from burnt.errors import DefinitionError, UnsupportedError
 
 if TYPE_CHECKING:
-    from burnt.kernels.op import Candidate, Op
+    from burnt.kernels.candidate import Candidate
+    from burnt.kernels.op import Op
 
 __all__ = [
     "Choice",
@@ -87,12 +88,15 @@ def pinned(choices: Mapping[str, str]) -> Iterator[None]:
         pin(before)
 
 
-def choose(op: Op[..., Any], args: Sequence[Any]) -> Choice:
-    """The candidate for these arguments, its configuration, why it was chosen, and the tuning key."""
+def choose(op: Op[..., Any], args: Sequence[Any], broken: dict[str, str] | None = None) -> Choice:
+    """The candidate for these arguments, its configuration, why it was chosen, and the tuning key.
+
+    With `broken`, the others than those that `runnable` notes there.
+    """
     from burnt.kernels import tuner
 
     key = tuning_key(op, args)
-    able = runnable(op, args)
+    able = runnable(op, args, broken)
     if not able:
         raise UnsupportedError(
             f"no candidate of {op.name} can run here",
@@ -108,9 +112,31 @@ def choose(op: Op[..., Any], args: Sequence[Any]) -> Choice:
     return (*chosen, key)
 
 
-def runnable(op: Op[..., Any], args: Sequence[Any]) -> list[Candidate]:
-    """The candidates that can run for these arguments."""
-    return [c for c in op.candidates.values() if c.why_not(args) is None]
+def runnable(op: Op[..., Any], args: Sequence[Any], broken: dict[str, str] | None = None) -> list[Candidate]:
+    """The candidates that can run for these arguments.
+
+    Args:
+        op: the op.
+        args: all its arguments.
+        broken: where to note those whose limits cannot be used, and why; without it, the first is raised.
+
+    Raises:
+        DefinitionError: a limit of a candidate raises, or answers something else than it must.
+    """
+    found = []
+    for candidate in op.candidates.values():
+        try:
+            able = candidate.why_not(args) is None
+            if able and broken is not None and candidate.name not in ("vendor", "generated"):
+                candidate.alternatives(args)
+                candidate.is_best(args)
+        except DefinitionError as error:
+            if broken is None:
+                raise
+            broken[candidate.name] = f"{error.what}: {error.found}"
+        else:
+            found += [candidate] if able else []
+    return found
 
 
 def pick(
@@ -121,7 +147,7 @@ def pick(
     A candidate that somebody registered is meant to be used, the last one first, unless it says otherwise
     (`Candidate`, `best`); then generated kernels, where they are not known to be slower; the vendor's last.
     """
-    added = [c for c in able if c.name not in ("vendor", "generated") and (c.best is None or c.best(*args))]
+    added = [c for c in able if c.name not in ("vendor", "generated") and c.is_best(args)]
     if added:
         return added[-1], _first_config(added[-1], args)
     known = {c.name: c for c in able}

@@ -9,8 +9,9 @@ from typing import Any
 from burnt.codegen.explanation import Explanation
 from burnt.codegen.explanation import explain as explain_function
 from burnt.errors import UnsupportedError
+from burnt.kernels.candidate import Candidate
 from burnt.kernels.choice import named, written
-from burnt.kernels.op import Candidate, Entry, Generated, Op
+from burnt.kernels.op import Entry, Generated, Op
 from burnt.kernels.store import Row
 from burnt.kernels.tuner import known_of
 
@@ -69,7 +70,7 @@ class OpExplanation:
                 "->" if c.chosen else "",
                 c.name,
                 "" if c.ms is None else f"{c.ms:.4g}",
-                c.why_not or (self.why if c.chosen else ""),
+                (c.why_not or (self.why if c.chosen else "")).replace("\n", "\\n"),
             )
             for c in self.candidates
         ]
@@ -109,12 +110,12 @@ def explain(op: Op[..., Any], *args: Any, **kwargs: Any) -> OpExplanation:
             "or batch_norm_inference",
         )
     full = op.bound(args, kwargs)
-    entry = op.chosen(*full)
+    entry, broken = op.chosen_despite(full)
     measured = known_of(entry.key)
     known = {row.config: row for row in measured.rows}
     found = []
     for candidate in op.candidates.values():
-        why_not = candidate.why_not(full)
+        why_not = broken.get(candidate.name) or candidate.why_not(full)
         for config in _configs(candidate, full, entry, known) if why_not is None else [None]:
             name = written(candidate, config)
             row = known.get(name)

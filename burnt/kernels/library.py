@@ -117,7 +117,8 @@ def _schema(op: Op[..., Any]) -> tuple[list[str], str]:
         raise DefinitionError(
             f"the result of the op {op.name} is not annotated as a tensor or a tuple of tensors",
             where=op.reference.__module__,
-            found=result,
+            expected="-> Tensor, or -> tuple[Tensor, Tensor] of as many as there are",
+            found="no annotation" if result is None else result,
         )
     return made, ""
 
@@ -136,8 +137,8 @@ def _type(op: Op[..., Any], name: str, hint: Any) -> str:
     raise DefinitionError(
         f"the argument {name} of the op {op.name} has no type that torch's schemas know",
         where=op.reference.__module__,
-        expected=", ".join(sorted(_TYPES.values())),
-        found=hint,
+        expected="Tensor, int, float, bool, str, torch.dtype, Sequence[int], or one `| None`",
+        found="no annotation" if hint is None else hint.__qualname__ if isinstance(hint, type) else hint,
     )
 
 

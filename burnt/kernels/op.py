@@ -14,7 +14,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, overload
 from weakref import WeakValueDictionary
 
 import torch
@@ -25,12 +25,13 @@ from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
 from burnt.codegen.target import TRITON, are_blocks, target_of, with_blocks
 from burnt.codegen.trace import Dissolving, is_tracing
-from burnt.errors import DefinitionError
+from burnt.errors import DefinitionError, InputTypeError
 from burnt.kernels.agreement import results_of
-from burnt.kernels.checks import described, explained
+from burnt.kernels.candidate import Alternative, Candidate
+from burnt.kernels.checks import described, explained, signature_text
 from burnt.kernels.gradient import Vjp
 
-__all__ = ["OPS", "Candidate", "Entry", "Generated", "Op", "bound_call", "gradient", "op"]
+__all__ = ["OPS", "Entry", "Generated", "Op", "bound_call", "gradient", "op"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,120 +40,8 @@ OPS: dict[str, Op[..., Any]] = {}
 """Every op by name."""
 
 _CONSTANTS = frozenset({bool, int, str, type(None), torch.dtype})
+_OURS = ("vendor", "generated")
 _MOST_ENTRIES = 4096  # of an op: a program with ever new shapes must not keep them all
-
-
-class Candidate:
-    """A way to compute an op.
-
-    Args:
-        name: what the tuner's table and explanations call it.
-        call: takes the op's arguments, all of them, by position; also ``config=`` where there are `configs`.
-        devices: the kinds of device that it runs on, such as ``["cpu"]``; None for any.
-        dtypes: the dtypes that every floating-point tensor must have one of; None for any.
-        when: of the arguments; why it cannot take them, or None. Shapes and strides are looked at here.
-        configs: of the arguments; the configurations to choose from, each a dictionary that JSON can hold,
-            the best guess first.
-        best: of the arguments; whether to take it where nothing was measured, by default always.
-        differentiable: autograd follows the call. Otherwise gradients are `backward`'s, or, without one, the
-            reference's.
-        autocast: under autocast it does what torch's own ops do. Others do not run there.
-        checks_values: bad values (a label that is no class) raise; otherwise the op looks at them first.
-
-    Raises:
-        DefinitionError: a limit is of another kind than said here.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        call: Callable[..., Any],
-        *,
-        devices: Sequence[str] | None = None,
-        dtypes: Sequence[torch.dtype] | None = None,
-        when: Callable[..., str | None] | None = None,
-        configs: Callable[..., Sequence[dict[str, Any]]] | None = None,
-        best: Callable[..., bool] | None = None,
-        differentiable: bool = False,
-        autocast: bool = False,
-        checks_values: bool = False,
-    ) -> None:
-        for limit, value in (("devices", devices), ("dtypes", dtypes)):
-            if isinstance(value, str | torch.dtype):
-                raise _misdefined(name, f"{limit}=", "a list", repr(value), f"{limit}=[{value!r}]")
-        for limit, fn in (("when", when), ("configs", configs), ("best", best)):
-            if fn is not None and not callable(fn):
-                raise _misdefined(name, f"{limit}=", "a function of the op's arguments", repr(fn))
-        self.name = name
-        self.call = call
-        self.devices = None if devices is None else tuple(devices)
-        self.dtypes = None if dtypes is None else tuple(dtypes)
-        self.when = when
-        self.configs = configs
-        self.best = best
-        self.differentiable = differentiable
-        self.autocast = autocast
-        self.checks_values = checks_values
-        self.pull: Callable[..., Sequence[Tensor | None]] | None = None
-        functools.update_wrapper(self, call, updated=())
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it, whatever the op would choose."""
-        return self.call(*args, **kwargs)
-
-    def alternatives(self, args: Sequence[Any]) -> list[Alternative]:
-        """The configurations for these arguments, the best guess first; without any, None is the only one."""
-        return [Alternative(c) for c in ([None] if self.configs is None else self.configs(*args))]
-
-    def accepts(self, config: dict[str, Any] | None, args: Sequence[Any]) -> bool:
-        """Whether it can run these arguments with a configuration that was noted before."""
-        return any(config == known.config for known in self.alternatives(args))
-
-    def combined(self, timed: Sequence[tuple[dict[str, Any] | None, float]]) -> dict[str, Any] | None:
-        """A further configuration that the times of others suggest, if one does."""
-        return None
-
-    def compiling(self, config: dict[str, Any] | None, args: Sequence[Any]) -> Future[None] | None:
-        """What says that a configuration is compiled, if that can be done before a call is made."""
-        return None
-
-    def backward(self, fn: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Any]:
-        """Register the gradient: a decorator.
-
-        The function is given the cotangents of the results (a tuple), the results (a tuple) and the op's
-        arguments, and returns a gradient, or None, for each tensor among the arguments, in order.
-        """
-        self.pull = fn
-        return fn
-
-    def why_not(self, args: Sequence[Any]) -> str | None:
-        """Why it cannot run for these arguments, or None."""
-        tensors = [a for a in args if isinstance(a, Tensor)]
-        for tensor in tensors:
-            if self.devices is not None and tensor.device.type not in self.devices:
-                return f"a tensor on {tensor.device}; it runs on {', '.join(self.devices)}"
-            if self.dtypes is not None and tensor.is_floating_point() and tensor.dtype not in self.dtypes:
-                return f"a tensor of {tensor.dtype}; it takes {', '.join(map(str, self.dtypes))}"
-        if not self.autocast and _torch.is_autocast():
-            return "autocast is on, which it does not follow"
-        why: object = None if self.when is None else self.when(*args)
-        if why is not None and not isinstance(why, str):
-            hint = "it says why the candidate cannot run, not whether it can"
-            raise _misdefined(self.name, "when=", "a text, or None where it can run", repr(why), hint)
-        return why
-
-
-def _misdefined(name: str, what: str, expected: str, found: str, hint: str | None = None) -> DefinitionError:
-    return DefinitionError(
-        f"{what} of the candidate {name!r} cannot be used", expected=expected, found=found, hint=hint
-    )
-
-
-class Alternative(NamedTuple):
-    """A configuration of a candidate; `left_out` says why it is not worth measuring, where it is not."""
-
-    config: dict[str, Any] | None
-    left_out: str | None = None
 
 
 class Entry(NamedTuple):
@@ -192,7 +81,7 @@ class Op(Dissolving, Generic[P, R]):
 
     Raises:
         DefinitionError: another op has the name, an argument of the reference has no annotation that says
-            what it is, or `examples` is no function.
+            what it is or cannot be given by position, or `examples` is no function.
     """
 
     def __init__(
@@ -221,6 +110,15 @@ class Op(Dissolving, Generic[P, R]):
         self.check, self.look = check, look
         self.examples, self.vendor_best, self.random = examples, vendor_best, random
         parameters = list(self.signature.parameters.values())
+        for p in parameters:
+            if p.kind is not p.POSITIONAL_OR_KEYWORD:
+                raise DefinitionError(
+                    f"the argument {p.name} of the op {self.name} is {p.kind.description}",
+                    where=f"{reference.__module__}.{reference.__qualname__}",
+                    expected="arguments that are given by position or by name",
+                    found=f"{self.name}{self.signature}",
+                    hint="leave out the *" if p.kind is p.KEYWORD_ONLY else None,
+                )
         self.positions = {p.name: i for i, p in enumerate(parameters)}
         self.defaults = tuple(p.default for p in parameters)
         self.arity = len(parameters)
@@ -256,6 +154,9 @@ class Op(Dissolving, Generic[P, R]):
         self.listed = [
             "[]" in str(a.type) or "List" in str(a.type) for a in self.overloads[0]._schema.arguments
         ]
+        kinds = [str(a.type) for a in self.overloads[0]._schema.arguments]
+        self.tensors = ["Tensor" in kind for kind in kinds]
+        self.optional = [kind.startswith("Optional") for kind in kinds]
 
     def __repr__(self) -> str:
         return f"<op {self.name}: {', '.join(self.candidates)}>"
@@ -282,6 +183,7 @@ class Op(Dissolving, Generic[P, R]):
             elif kind is list or kind is tuple:
                 key.append(tuple(arg))
             else:  # a tensor of a class of its own, or what stands in for one: torch's ops know what to do
+                self._check_tensors(args)
                 return self.candidates["vendor"](*args)
         if _torch.is_autocast():
             key += [torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")]
@@ -293,10 +195,8 @@ class Op(Dissolving, Generic[P, R]):
             self.look(*args)  # type: ignore[misc]
         try:
             return entry.call(*args)
-        except IndexError:
-            if self.look is not None:
-                self.look(*args)  # says it better
-            raise
+        except Exception as error:
+            self._fail(entry.candidate, args, error)
 
     def bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """All arguments by position, defaults filled in.
@@ -313,6 +213,36 @@ class Op(Dissolving, Generic[P, R]):
         if len(full) != self.arity or any(value is inspect.Parameter.empty for value in full):
             self.signature.bind(*args, **kwargs)  # raises
         return tuple(full)
+
+    def example_args(self, device: torch.device) -> list[tuple[Any, ...]]:
+        """All arguments of each example, defaults filled in.
+
+        Raises:
+            DefinitionError: an example is no tuple, or one without an argument that has no default.
+        """
+        found = []
+        for i, example in enumerate(() if self.examples is None else self.examples(device)):
+            missing = "no tuple of arguments"
+            if isinstance(example, tuple | list):
+                full = (*example, *self.defaults[len(example) :])
+                names = [
+                    n for n, v in zip(self.positions, full, strict=False) if v is inspect.Parameter.empty
+                ]
+                if len(example) <= self.arity and not names:
+                    found.append(full)
+                    continue
+                missing = f"without {', '.join(names)}" if names else f"one of {len(example)} arguments"
+            given = example if isinstance(example, tuple | list) else [example]
+            raise DefinitionError(
+                f"the example {i} of the op {self.name} is {missing}",
+                where=f"{self.reference.__module__}.{self.reference.__qualname__}",
+                expected=f"arguments for {self.name}{signature_text(self)}",
+                found=", ".join(described(a) for a in given),
+                hint="examples=lambda device: [(x,)], with a comma, for one argument"
+                if given is not example
+                else None,
+            )
+        return found
 
     def recorded(self, args: Sequence[Any]) -> Any:
         """A call through ``torch.ops.burnt``, which modes, transforms and compilers see.
@@ -332,12 +262,27 @@ class Op(Dissolving, Generic[P, R]):
         """What a call with these arguments runs, chosen if need be; the call is not made."""
         return self._new_entry(self.bound(args, kwargs))
 
+    def chosen_despite(self, args: Sequence[Any]) -> tuple[Entry, dict[str, str]]:
+        """As `chosen`, of all arguments by position, without the candidates whose limits cannot be used.
+
+        Why they cannot, by the candidate's name, is returned too; a call raises it.
+        """
+        broken: dict[str, str] = {}
+        return self._new_entry(args, broken), broken
+
     def candidate(self, name: str, **limits: Any) -> Callable[[Callable[..., Any]], Candidate]:
         """Register a way to compute this op: a decorator of a function that takes the op's arguments.
 
         Args:
-            name: what it is called; one that is there already is replaced.
-            limits: where it can run, and how: see `Candidate`.
+            name: what it is called; one that is there already is replaced, without a word.
+            limits: where it can run, and how, as `Candidate` has it: ``devices=["cuda"]``,
+                ``dtypes=[torch.float32]``, ``when=`` why it cannot take some arguments, ``configs=`` what to
+                choose from, ``best=`` whether to take it where nothing was measured, ``differentiable=True``
+                where autograd follows it, ``autocast=True``, ``checks_values=True``. Functions are of all
+                arguments.
+
+        Raises:
+            DefinitionError: there is no name, or a limit is of another kind.
 
         >>> from burnt import kernels
         >>> @kernels.silu.candidate("by hand", devices=["cpu"])
@@ -348,8 +293,17 @@ class Op(Dissolving, Generic[P, R]):
         >>> kernels.silu.discard("by hand")
         """
 
+        if not isinstance(name, str):
+            raise DefinitionError(
+                f"a candidate of {self.name} has no name",
+                where=f"burnt.kernels.{self.name}",
+                expected="a text",
+                found=getattr(name, "__qualname__", repr(name)),
+                hint=f'@{self.name}.candidate("mine")',
+            )
+
         def register(call: Callable[..., Any]) -> Candidate:
-            made = Candidate(name, call, **limits)
+            made = Candidate(name, call, op=self.name, **limits)
             self._add(made)
             return made
 
@@ -374,24 +328,71 @@ class Op(Dissolving, Generic[P, R]):
 
     def _first(self, signature: tuple[Any, ...], args: Sequence[Any]) -> Any:
         """The first call with a signature, where what does not fit shows."""
-        entry = self._new_entry(args)
+        self._check_tensors(args)
+        try:
+            entry = self._new_entry(args)
+        except DefinitionError:
+            # What a limit stumbles over may be what the reference does not take either.
+            refused = self._refusal(args)
+            if refused is None:
+                raise
+            raise explained(self, args, refused) from None
+        versions = [_torch.version_of(a) for a in args if isinstance(a, Tensor)]
         try:
             if entry.look:
                 self.look(*args)  # type: ignore[misc]
             made = entry.call(*args)
-        except (RuntimeError, IndexError, ValueError, TypeError) as error:
-            if self.look is not None and isinstance(error, IndexError):
-                self.look(*args)
-            if entry.candidate.name in ("vendor", "generated") or self._refuses(args):
-                raise explained(self, args, error) from None
-            # The fault is the candidate's own: where it arose is to be seen.
-            raise explained(self, args, error, entry.candidate.name) from error
-        if entry.candidate.name not in ("vendor", "generated"):
+        except Exception as error:
+            self._fail(entry.candidate, args, error)
+        if entry.candidate.name not in _OURS:
+            self._check_arguments(entry.candidate, args, versions)
             self._check_results(entry.candidate, args, made)
         if len(self._entries) >= _MOST_ENTRIES:
             self._entries.clear()
         self._entries[signature] = entry
         return made
+
+    def _fail(self, candidate: Candidate, args: Sequence[Any], error: Exception) -> NoReturn:
+        """Raise what a candidate has raised, said better where that can be."""
+        if self.look is not None and isinstance(error, IndexError):
+            self.look(*args)
+        if candidate.name in _OURS:
+            raise explained(self, args, error) from None
+        refused = self._refusal(args)
+        if refused is not None:
+            raise explained(self, args, refused) from None
+        told = explained(self, args, error, candidate.name)
+        if told is error:
+            raise error
+        raise told from error  # the fault is the candidate's own: where it arose is to be seen
+
+    def _check_tensors(self, args: Sequence[Any]) -> None:
+        """What must be a tensor is one, or stands in for one."""
+        for name, value, wanted, optional in zip(
+            self.positions, args, self.tensors, self.optional, strict=True
+        ):
+            if not wanted or hasattr(type(value), "__torch_function__") or (optional and value is None):
+                continue
+            raise InputTypeError(
+                f"the argument {name} of {self.name} is no tensor",
+                where=f"burnt.kernels.{self.name}",
+                expected=f"{name}: {'Tensor | None' if optional else 'Tensor'}",
+                found=repr(value) if value is None else f"{type(value).__name__}: {value!r:.60}",
+                hint=None if value is None else f"torch.as_tensor({name})",
+            )
+
+    def _check_arguments(self, candidate: Candidate, args: Sequence[Any], before: Sequence[int]) -> None:
+        """Somebody's own candidate leaves its arguments alone, as far as torch can tell."""
+        tensors = [(name, a) for name, a in zip(self.positions, args, strict=True) if isinstance(a, Tensor)]
+        for (name, tensor), version in zip(tensors, before, strict=True):
+            if _torch.version_of(tensor) != version:
+                raise DefinitionError(
+                    f"the candidate {candidate.name!r} of {self.name} changes its argument {name}",
+                    where=f"burnt.kernels.{self.name}",
+                    expected="arguments that are left alone, as the reference leaves them",
+                    found=f"{name} = {described(tensor)}, which was changed in place",
+                    hint="write into a tensor of its own: torch.empty_like, or clone it first",
+                )
 
     def _check_results(self, candidate: Candidate, args: Sequence[Any], made: Any) -> None:
         """Somebody's own candidate gives as many results as the reference, of its shapes and dtypes."""
@@ -411,21 +412,21 @@ class Op(Dissolving, Generic[P, R]):
                 origin=[f"{name} = {described(a)}" for name, a in zip(self.positions, args, strict=True)],
             )
 
-    def _refuses(self, args: Sequence[Any]) -> bool:
-        """Whether the reference does not take the arguments either."""
+    def _refusal(self, args: Sequence[Any]) -> Exception | None:
+        """What the reference raises for these arguments, if it does not take them either."""
         try:
             with torch.no_grad():
                 self.reference(*args)  # type: ignore[call-arg]
-        except Exception:  # of any kind: it is a question
-            return True
-        return False
+        except Exception as error:  # of any kind: it is a question
+            return error
+        return None
 
-    def _new_entry(self, args: Sequence[Any]) -> Entry:
+    def _new_entry(self, args: Sequence[Any], broken: dict[str, str] | None = None) -> Entry:
         from burnt.kernels.choice import choose
 
         if self.check is not None:
             self.check(*args)
-        candidate, config, why, key = choose(self, args)
+        candidate, config, why, key = choose(self, args, broken)
         call = bound_call(self, candidate, config, args)
         on_cpu = any(isinstance(a, Tensor) and a.device.type == "cpu" for a in args)
         look = self.look is not None and not candidate.checks_values and on_cpu
@@ -612,8 +613,42 @@ class _Custom(torch.autograd.Function):
         if ctx.candidate.pull is None or torch.is_grad_enabled():
             gradients = iter(gradient(ctx.op, cotangents, args, wanted))
             return (None, None, None, *[next(gradients) if want else None for want in wanted])
-        pulled = iter(ctx.candidate.pull(cotangents, tuple(saved), *args))
+        pulled = iter(_pulled(ctx.op, ctx.candidate, cotangents, tuple(saved), args))
         return (None, None, None, *[next(pulled) if isinstance(a, Tensor) else None for a in args])
+
+
+def _pulled(
+    op: Op[..., Any],
+    candidate: Candidate,
+    cotangents: Sequence[Tensor],
+    results: Sequence[Tensor],
+    args: Sequence[Any],
+) -> Sequence[Tensor | None]:
+    """The gradients that somebody's own candidate gives, as many as there are tensors and of their shapes."""
+    assert candidate.pull is not None
+    try:
+        made: Any = candidate.pull(cotangents, results, *args)
+    except Exception as error:
+        told = explained(op, args, error, candidate.name, "the backward of ")
+        if told is error:
+            raise
+        raise told from error
+    tensors = {name: a for name, a in zip(op.positions, args, strict=True) if isinstance(a, Tensor)}
+    good = isinstance(made, tuple | list) and len(made) == len(tensors)
+    if not good or any(
+        g is not None and not (isinstance(g, Tensor) and g.shape == t.shape)
+        for g, t in zip(made, tensors.values(), strict=True)
+    ):
+        expected = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors.items())
+        listed = isinstance(made, tuple | list)
+        found = ", ".join(_outlines(made)) or "nothing"
+        raise candidate.misdefined(
+            "the backward",
+            f"a tuple of {len(tensors)}, a gradient or None for each tensor: {expected}",
+            f"a {type(made).__name__} of {len(made)}: {found}" if listed else f"no tuple: {found}",
+            "return (dx,), with a comma" if isinstance(made, Tensor) and len(tensors) == 1 else None,
+        )
+    return tuple(made)
 
 
 _TENSOR = object()

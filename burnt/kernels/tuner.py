@@ -26,13 +26,15 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen import cache
 from burnt.errors import CacheError, ConfigError, nearest
-from burnt.kernels.agreement import Truth, results_of
+from burnt.kernels.agreement import Truth
+from burnt.kernels.candidate import Alternative
 from burnt.kernels.choice import named, runnable, tuning_key, written
 from burnt.kernels.clock import Clock, EventClock, NotCapturedError, clock_of
 from burnt.kernels.store import Row, Store, shipped, shipped_wrong
 
 if TYPE_CHECKING:
-    from burnt.kernels.op import Candidate, Op
+    from burnt.kernels.candidate import Candidate
+    from burnt.kernels.op import Op
 
 __all__ = ["POLICIES", "measured", "policy", "tune", "tuning", "why_not_now"]
 
@@ -206,7 +208,8 @@ def tune(
 
     Args:
         op: the op.
-        args: all its arguments. Where one requires a gradient, forward and backward are measured together.
+        args: its arguments; those with defaults may be left out at the end. Where one requires a gradient,
+            forward and backward are measured together.
         effort: ``"quick"`` or ``"full"``.
         known: rows that need not be measured again.
         store: where rows are kept, by default the user's table.
@@ -218,7 +221,7 @@ def tune(
     """
     settings = _EFFORTS[_checked(effort, "effort")]
     device = next((a.device for a in args if isinstance(a, Tensor)), torch.device("cpu"))
-    race = _Race(op, list(args), clock or clock_of(device), settings)
+    race = _Race(op, list(op.bound(args, {})), clock or clock_of(device), settings)
     _active.tuning = True
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -309,10 +312,9 @@ class _Race:
 
     def entrants(self, known: set[str]) -> list[tuple[Candidate, dict[str, Any] | None]]:
         """What is to be measured: not known yet, and estimated to be worth it."""
-        from burnt.kernels.op import Alternative
-
         found = []
-        for candidate in runnable(self.op, self.args):
+        broken: dict[str, str] = {}
+        for candidate in runnable(self.op, self.args, broken):
             worth = 0
             try:
                 alternatives = candidate.alternatives(self.args)
@@ -326,6 +328,7 @@ class _Race:
                 worth += 1
                 if worth <= self.settings.configs and name not in known:
                     found.append((candidate, config))
+        self.rows += [Row(self.key, name, "failed", None, why) for name, why in broken.items()]
         return found
 
     def compiling(self, candidate: Candidate, config: dict[str, Any] | None) -> Future[None] | None:
@@ -353,7 +356,7 @@ class _Race:
             if future is not None:
                 future.result(_PATIENCE)
             call = bound_call(self.op, candidate, config, self.args)
-            wrong = self.truth.mismatch(results_of(call, self.inputs[0]))
+            wrong = self.truth.wrong(call)
         except Exception as error:  # of any kind: a candidate that fails is noted, and the others measured
             self.rows.append(Row(self.key, name, "failed", None, f"{type(error).__name__}: {error}"[:500]))
             _refuse_broken(self.inputs[0])
@@ -431,15 +434,14 @@ def sets(size: int, wanted: int, most: int, room: int | None = None) -> int:
 def _copy(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    if 0 in value.stride():
-        # Elements that share memory cannot be copied one by one.
-        return value.detach().requires_grad_(value.requires_grad)
     reach = (
         1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
     )
     skipped = value.data_ptr() % 16 // value.element_size()
     memory = torch.empty(reach + skipped, dtype=value.dtype, device=value.device)
-    made = memory.as_strided(value.shape, value.stride(), skipped).copy_(value.detach())
+    # All of the memory, for elements that share theirs cannot be copied one by one.
+    memory[skipped:].copy_(value.detach().as_strided((reach,), (1,)))
+    made = memory.as_strided(value.shape, value.stride(), skipped)
     return made.requires_grad_(value.requires_grad)
 
 

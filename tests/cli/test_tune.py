@@ -7,8 +7,8 @@ import torch
 
 from burnt import kernels
 from burnt.cli import main
+from burnt.kernels.candidate import Alternative
 from burnt.kernels.choice import machine
-from burnt.kernels.op import Alternative
 from burnt.kernels.store import Row, Store, read_table
 
 

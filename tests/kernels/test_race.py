@@ -15,9 +15,10 @@ from torch import Tensor
 from burnt import kernels
 from burnt.errors import CompileError
 from burnt.kernels import tuner
+from burnt.kernels.candidate import Alternative, Candidate
 from burnt.kernels.choice import tuning_key
 from burnt.kernels.clock import NotCapturedError
-from burnt.kernels.op import Alternative, Candidate, Op
+from burnt.kernels.op import Op
 from burnt.kernels.store import Row, Store
 from burnt.kernels.tuner import rotated, tune
 
@@ -253,3 +254,15 @@ def test_copies_lie_as_the_originals_do() -> None:
             assert given[0].stride() == x.stride()
             assert given[0].data_ptr() % 16 == x.data_ptr() % 16
             assert given[0].requires_grad
+
+
+def test_copies_of_what_shares_its_elements_share_nothing_with_the_original() -> None:
+    base = torch.arange(40.0)
+    for x in (base[:1].expand(8), base[:5].expand(3, 5), base.as_strided((6, 4), (2, 1), 3)):
+        copies = rotated([x])
+        for (given,) in copies:
+            assert torch.equal(given, x)
+            assert given.stride() == x.stride()
+            given.as_strided((1,), (1,)).fill_(-1)
+        assert base.min() == 0
+        assert len({given.data_ptr() for (given,) in copies}) == len(copies)

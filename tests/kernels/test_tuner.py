@@ -124,6 +124,69 @@ def test_a_candidate_with_a_wrong_gradient_is_banned(op: Op[..., Any]) -> None:
     assert rows(op, x)["wrong"].status == "wrong"
 
 
+def test_a_candidate_that_changes_its_argument_is_banned_and_spoils_nothing(op: Op[..., Any]) -> None:
+    op.candidate("in place")(lambda x: x.mul_(3))
+    op.candidate("beside it")(lambda x: x * 3)
+    for x in (torch.randn(64), torch.tensor([1.0, torch.nan]), torch.randn(5, requires_grad=True)):
+        before = x.detach().clone()
+        with kernels.tuning("quick"):
+            op.chosen(x)
+        found = rows(op, x)
+        assert (found["in place"].status, found["in place"].note) == ("wrong", "changes its argument x")
+        assert {row.status for name, row in found.items() if name != "in place"} == {"ok"}
+        torch.testing.assert_close(x.detach(), before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_of_several_arguments_the_one_that_was_changed_is_named() -> None:
+    @kernels.op
+    def weighed(x: Tensor, weight: Tensor) -> Tensor:
+        return x * weight
+
+    @weighed.candidate("scaling the weight")
+    def _(x: Tensor, weight: Tensor) -> Tensor:
+        made = x * weight
+        weight.zero_()
+        return made
+
+    @weighed.candidate("failing late")
+    def _(x: Tensor, weight: Tensor) -> Tensor:
+        x.zero_()
+        raise RuntimeError("too late")
+
+    weighed.candidate("right")(torch.mul)
+    args = torch.randn(3, 5), torch.randn(5)
+    found = {row.config: (row.status, row.note) for row in tuner.tune(weighed, args)}
+    assert found["scaling the weight"] == ("wrong", "changes its argument weight")
+    assert found["failing late"] == ("failed", "RuntimeError: too late")
+    assert found["right"] == ("ok", "")
+
+
+def test_a_backward_that_changes_its_cotangents_is_banned(op: Op[..., Any]) -> None:
+    @op.candidate("in place")
+    def in_place(x: Tensor) -> Tensor:
+        return x * 3
+
+    @in_place.backward
+    def _(cotangents: Any, results: Any, x: Tensor) -> Any:
+        return (cotangents[0].mul_(3),)
+
+    @op.candidate("zeroing")
+    def zeroing(x: Tensor) -> Tensor:
+        return x * 3
+
+    @zeroing.backward
+    def _(cotangents: Any, results: Any, x: Tensor) -> Any:
+        with torch.no_grad():
+            x.zero_()
+        return (cotangents[0] * 3,)
+
+    x = torch.randn(64, requires_grad=True)
+    found = {row.config: (row.status, row.note) for row in tuner.tune(op, (x,))}
+    assert found["in place"] == ("wrong", "its backward changes the cotangent 0")
+    assert found["zeroing"] == ("wrong", "changes its argument x")
+    assert found["vendor"] == found["generated"] == ("ok", "")
+
+
 def test_a_wrong_result_that_is_not_finite_is_banned(op: Op[..., Any]) -> None:
     op.candidate("wrong")(lambda x: torch.where(x > 1, torch.nan, x * 3))
     x = torch.linspace(0, 2, 64)
