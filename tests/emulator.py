@@ -29,9 +29,11 @@ import pyte
 ROOT = Path(__file__).parent.parent
 PATIENCE = 90.0
 
-# Opening a terminal makes it that of the session, and the process its foreground.
+# Opening a terminal makes it that of the session, and the process its foreground. Under nohup, SIGHUP would
+# stay ignored.
 _ENTER = """\
-import os, sys
+import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 terminal = os.open(sys.argv[1], os.O_RDWR)
 for number in 0, 1, 2:
     os.dup2(terminal, number)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from burnt.cli.output import UsageError, clean
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.errors import BurntError
-from burnt.train.store import RunReader
+from burnt.monitor.words import rate_leap
+from burnt.train.store import RunReader, Series
 from burnt.train.store.control import Acknowledgement, acknowledgement, check, send
 
 __all__ = ["run"]
@@ -42,13 +43,15 @@ def run(name: str, kind: str, words: Sequence[str], timeout: float, wait: bool) 
             error.what, expected=error.expected, found=error.found, hint=error.hint or _hint(kind)
         ) from None
     with open_run(run_folder(name)) as reader:
+        now = reader.heads().get(Series("learning_rate", "train"))
+        leap = rate_leap(value, now.point.value) if isinstance(value, float) and now is not None else ""
         id = send(reader.folder, kind, value)
         if not wait:
             print(clean(f"{reader.folder}: {kind} is sent"))
             return 0
         answer = _answer(reader, id, timeout)
         if answer is not None:
-            return _tell(reader, kind, value, answer)
+            return _tell(reader, kind, value, answer, leap)
         state = reader.state()
         if state == "running":
             why = f"not answered within {timeout:g} s; it is carried out when the step under way is done"
@@ -75,7 +78,7 @@ def _answer(reader: RunReader, id: str, timeout: float) -> Acknowledgement | Non
         time.sleep(0.0 if ended else min(_LOOK_SECONDS, max(until - now, 0.0)))
 
 
-def _tell(reader: RunReader, kind: str, value: float | str | None, answer: Acknowledgement) -> int:
+def _tell(reader: RunReader, kind: str, value: float | str | None, answer: Acknowledgement, leap: str) -> int:
     at = "" if answer.step is None else f" {answer.step}"
     if answer.status == "refused":
         print(clean(f"{reader.folder}: {kind} is refused: {answer.reason}"), file=sys.stderr)
@@ -91,6 +94,8 @@ def _tell(reader: RunReader, kind: str, value: float | str | None, answer: Ackno
     }[kind]
     if kind == "stop" and answer.reason:
         text += f", {answer.reason}"
+    if leap:
+        text += f": {leap.replace('present', 'former')}"
     print(clean(f"{reader.folder}: {text}"))
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -49,6 +50,8 @@ def run(
             found="both",
             hint="ask for one after the other",
         )
+    if attached is not None or os.environ.get("BURNT_DEBUG") == "1":
+        logging.basicConfig()
     folders = [folder if os.path.isdir(folder) else run_folder(folder) for folder in folders]
     for folder in folders:
         if not os.path.isdir(folder):
@@ -105,7 +108,7 @@ def _no_terminal() -> str | None:
     """Why the app cannot be shown here; None if it can."""
     if not (sys.stdout.isatty() and sys.stdin.isatty()):
         return "the output is no terminal" if not sys.stdout.isatty() else "the input is no terminal"
-    if os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+    if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
         return "TERM says that this terminal cannot place text"
     return None
 

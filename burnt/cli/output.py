@@ -62,7 +62,7 @@ class Page:
     """Writes to the standard output, as its reader can take it."""
 
     def __init__(self) -> None:
-        self.fancy = os.environ.get("TERM") not in ("dumb", "unknown") and (
+        self.fancy = os.environ.get("TERM") not in ("dumb", "unknown", "") and (
             sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
         )
         if self.fancy:

@@ -28,7 +28,7 @@ STATE_STYLES = {
     "stopped": "yellow",
     "stale": "bold yellow",
     "crashed": "bold red",
-    "damaged": "bold magenta",
+    "unreadable": "bold magenta",
 }
 
 
@@ -109,7 +109,7 @@ def _print(rows: list[_Row]) -> None:
 def _cells(row: _Row) -> list[str | Cell]:
     summary = row.summary
     if summary is None:
-        return [str(row.folder), Cell("damaged", STATE_STYLES["damaged"]), *[""] * 6, _note(row)]
+        return [str(row.folder), Cell("unreadable", STATE_STYLES["unreadable"]), *[""] * 6, _note(row)]
     name = str(row.folder)
     if summary.name not in (row.folder.name, row.folder.resolve().name):
         name += f" ({summary.name})"
@@ -136,7 +136,7 @@ def _json(row: _Row) -> dict[str, Any]:
     summary = row.summary
     if summary is None:
         assert row.error is not None
-        return {"folder": row.folder, "state": "damaged", "error": str(row.error)}
+        return {"folder": row.folder, "state": "unreadable", "error": str(row.error)}
     return {
         "folder": row.folder,
         "name": summary.name,

@@ -152,7 +152,7 @@ class Function(Dissolving):
         if planned is None:
             planned = self._prepare(key, args, tensors)
         if planned.by_value:
-            key.append(tuple(arg.hex() for arg in args if type(arg) is float))
+            key.append(_values(args))
             planned = self._entries.get(tuple(key)) or self._prepare(key, args, tensors, by_value=True)
         return planned, tensors, wants_gradient and with_gradients
 
@@ -188,7 +188,7 @@ class Function(Dissolving):
 
     def known(self) -> list[Planned]:
         """What is known for the signatures that were met so far."""
-        return list(self._entries.values())
+        return list({id(planned): planned for planned in self._entries.values()}.values())
 
     # --- making plans -------------------------------------------------------------------------------------
 
@@ -217,6 +217,10 @@ class Function(Dissolving):
                     # Another thread may be looking it up: taken out of a copy.
                     self._entries = dict(list(self._entries.items())[_MOST_PLANS // 2 :])
                 self._entries[signature] = entry
+                if entry.by_value and not by_value:
+                    # It was made for these values.
+                    self._variants += 1
+                    self._entries[*signature, _values(args)] = entry
             return entry
 
     def _taken(self, args: Sequence[Any]) -> Planned | None:
@@ -295,6 +299,11 @@ class Function(Dissolving):
             if tensor.is_conj() or tensor.is_neg() or type(tensor) not in (Tensor, torch.nn.Parameter):
                 return "a tensor that is more than its memory"
         return None
+
+
+def _values(args: Sequence[Any]) -> tuple[str, ...]:
+    """What the floats among arguments are, in a signature that they are built into."""
+    return tuple(arg.hex() for arg in args if type(arg) is float)
 
 
 def functions() -> list[Function]:

@@ -39,7 +39,7 @@ _COMPOSITE = (
     "lerp", "std", "std_mean", "square", "frac", "logaddexp", "xlogy", "masked_fill", "glu", "glu_backward",
     "nan_to_num", "rsub", "native_dropout_backward", "addr", "_safe_softmax", "binary_cross_entropy",
     "binary_cross_entropy_backward", "binary_cross_entropy_with_logits", "block_diag", "count_nonzero",
-    "deg2rad", "rad2deg", "dist", "heaviside", "ldexp", "linspace", "logspace", "logaddexp2", "logit",
+    "deg2rad", "rad2deg", "dist", "heaviside", "ldexp", "logspace", "logaddexp2", "logit",
     "logit_backward", "multi_margin_loss", "nansum", "norm", "pixel_shuffle", "pixel_unshuffle",
     "channel_shuffle", "_prelu_kernel", "_prelu_kernel_backward", "rot90", "sgn", "sinc",
     "soft_margin_loss", "soft_margin_loss_backward", "special_entr", "special_log_ndtr", "special_xlog1py",

@@ -14,6 +14,7 @@ without Textual
 `refresher.py`      the thread that reads
 `filters.py`        what a person types to filter
 `words.py`          numbers, sizes and states in words
+`events.py`         what events say, in words
 `once.py`           the snapshot in plain text, and as data
 
 the app
@@ -34,3 +35,8 @@ the app
 `picture.py`        the app as an SVG file
 ==================  =================================================================================
 """
+
+import logging
+
+# What is wrong with a run is said where the run is shown; its traceback is for a log that somebody keeps.
+logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -233,16 +233,15 @@ class MonitorApp(App[None]):
         """Keys one after another: each goes where the one before has set the focus, in a dialog it opened."""
         if not isinstance(event, events.Key) or event.is_forwarded or not self.screen_stack:
             await super().on_event(event)
-        elif time.monotonic() - self._key_sent < _KEY_SECONDS:
-            self._keys.append(event)
-            # The widget that has the key may go before it answers.
-            self.set_timer(_KEY_SECONDS, self._next_key)
         else:
-            await self._send_key(event)
+            self._keys.append(event)
+            await self._next_key()
 
     async def _send_key(self, key: events.Key) -> None:
         target = self.focused or self.screen
         self._key_sent = time.monotonic()
+        # The widget that has the key may go before it answers.
+        self.set_timer(_KEY_SECONDS, self._next_key)
         await super().on_event(key)
         if not target.post_message(self.KeyDone()):
             self.post_message(self.KeyDone())

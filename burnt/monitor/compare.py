@@ -15,9 +15,10 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from burnt.errors import BurntError
+from burnt.monitor.braille import sample
 from burnt.monitor.chart import Chart, readable
 from burnt.monitor.course import curve_on_axis, metrics_in_order
-from burnt.monitor.curves import PALETTE, Curve
+from burnt.monitor.curves import LOOKS, STYLES, Curve
 from burnt.monitor.field import Field
 from burnt.monitor.host import host
 from burnt.monitor.keybar import KeyBar
@@ -31,10 +32,11 @@ from burnt.monitor.rows import Cell, Column, Rows, cell
 from burnt.monitor.words import better, clean, duration_text, label, main_metric, value_text
 from burnt.train.store import Extreme, Series
 
-__all__ = ["MOST", "CompareScreen", "colours", "differences", "metrics"]
+__all__ = ["MOST", "CompareScreen", "differences", "looks", "metrics"]
 
 MOST = 8  # runs in one plot: as many as there are colours that can be told apart
 
+_SAMPLE = 3  # cells of a line, beside a run's name
 _SMOOTHING = (0.0, 0.6, 0.9, 0.97)
 _VALUES = (
     Column(""),
@@ -67,7 +69,7 @@ class CompareScreen(Screen[None]):
         super().__init__()
         self.views = list(views[:MOST])
         self.metric: Series | None = None
-        self._colours = colours(self.views)
+        self._looks = looks(self.views)
         self._axis: XAxis = "step"
         self._log = False
         self._smoothing = 0
@@ -115,7 +117,8 @@ class CompareScreen(Screen[None]):
         curves, rows, troubles = [], [], []
         for number, view in enumerate(self.views):
             best = None
-            curve = Curve(clean(view.label), self._colours[number], (), (), "solid", str(number + 1))
+            color, style = self._looks[number]
+            curve = Curve(clean(view.label), color, (), (), style, str(number + 1))
             if chosen is not None and chosen in view.heads:
                 try:
                     points = view.points(*chosen)
@@ -208,8 +211,10 @@ class CompareScreen(Screen[None]):
 
     def _tag(self, number: int) -> Cell:
         _, background = self.background_colors
-        color = readable(self._colours[number], background)
-        return (("━━ ", color.hex if color.ansi is None else ""), (str(number + 1), "bold"))
+        name, style = self._looks[number]
+        color = readable(name, background)
+        line = sample(STYLES[style], _SAMPLE)
+        return ((f"{line} ", color.hex if color.ansi is None else ""), (str(number + 1), "bold"))
 
     # --- keys
 
@@ -297,14 +302,13 @@ def metrics(views: Sequence[RunView]) -> list[Series]:
     return sorted(found, key=lambda series: (names.index(series.name), series.split != "valid", series.split))
 
 
-def colours(views: Sequence[RunView]) -> list[str]:
-    """A colour for each run: its own, unless one before it has the same."""
-    taken: list[int] = []
+def looks(views: Sequence[RunView]) -> list[tuple[str, str]]:
+    """Colour and kind of line for each run: its own, unless one before it has the same."""
+    found: list[tuple[str, str]] = []
     for view in views:
-        own = view.colour % len(PALETTE)
-        free = [number for number in range(len(PALETTE)) if number not in taken]
-        taken.append(own if own in free or not free else free[0])
-    return [PALETTE[number] for number in taken]
+        own = LOOKS[view.colour % len(LOOKS)]
+        found.append(own if own not in found else next(look for look in LOOKS if look not in found))
+    return found
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:

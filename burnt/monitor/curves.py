@@ -10,7 +10,18 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["PALETTE", "STYLES", "Curve", "elapsed", "epochs", "extremes", "nearest_index", "reduce", "smooth"]
+__all__ = [
+    "LOOKS",
+    "PALETTE",
+    "STYLES",
+    "Curve",
+    "elapsed",
+    "epochs",
+    "extremes",
+    "nearest_index",
+    "reduce",
+    "smooth",
+]
 
 # Paul Tol's bright and vibrant schemes, ordered so that neighbours differ for the colour-blind as well. All
 # are of middle lightness; the chart moves them towards black or white where the background needs it.
@@ -23,6 +34,9 @@ STYLES: dict[str, tuple[int, ...]] = {
     "dotted": (1, 3),
     "dashdot": (5, 2, 1, 2),
 }
+
+# Colour and kind of line of runs, by their number: when the colours come again, the lines are others.
+LOOKS = tuple((color, style) for style in STYLES for color in PALETTE)
 
 
 class Curve(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -22,43 +24,53 @@ from burnt.monitor.words import clean
 __all__ = ["AskScreen", "ConfirmScreen", "EndScreen", "HelpScreen", "TextScreen", "TooSmallScreen"]
 
 _END_SECONDS = 10
+_WINDOW_LINES = 7  # border, padding and title of a window, and a line above it
+_MOUSE = "the mouse works too: click, double click, drag and wheel; ctrl+p finds what can be done by name"
 
 
-class HelpScreen(ModalScreen[None]):
-    """The keys that can be pressed, from the table that dispatches them.
+class _ReadScreen(ModalScreen[None]):
+    """Something to read, which scrolls; closed by a key, or by a click beside it.
 
     Args:
-        keys: nearest first.
+        title: what it is.
+        wide: whether it takes all the room there is.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,q,question_mark,enter", "close", "Close", show=False)
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "close", "Close", show=False)]
 
-    def __init__(self, keys: Sequence[Key]) -> None:
+    def __init__(self, title: str, *, wide: bool = False) -> None:
         super().__init__()
-        self._keys = keys
+        self._title, self._wide = title, wide
+
+    @abstractmethod
+    def text(self) -> Content:
+        """What is to be read."""
 
     def compose(self) -> ComposeResult:
-        """A line for each key."""
-        width = max(len(key_text(key.keys)) for key in self._keys)
-        lines = [
-            Content.assemble((f"{key_text(key.keys):>{width}}", "bold $primary"), f"  {key.help}")
-            for key in self._keys
-        ]
-        mouse = (
-            "the mouse works too: click, double click, drag and wheel; ctrl+p finds what can be done by name"
-        )
-        with Vertical(classes="window"):
-            yield Static("Keys", classes="window-title")
+        """The title and the text; in the border, how to get on and away."""
+        with Vertical(classes="window wide" if self._wide else "window"):
+            yield Static(clean(self._title), classes="window-title", markup=False)
             with VerticalScroll():
-                yield Static(Content("\n").join(lines))
-                yield Static(mouse, classes="hint")
-            yield Static("esc closes", classes="hint")
+                yield Static(self.text())
 
     def on_mount(self) -> None:
         """The keys scroll."""
-        self.query_one(VerticalScroll).focus()
+        scroll = self.query_one(VerticalScroll)
+        scroll.focus()
+        self.watch(scroll, "scroll_y", self._tell)
+        self.watch(scroll, "virtual_size", self._tell)
+
+    def on_resize(self) -> None:
+        """The text has the room that the rest of the window leaves."""
+        self.query_one(VerticalScroll).styles.max_height = max(self.size.height - _WINDOW_LINES, 1)
+        self.call_after_refresh(self._tell)
+
+    def _tell(self) -> None:
+        """Whether there is more than can be seen: a thin scrollbar is easily overlooked."""
+        scroll = self.query_one(VerticalScroll)
+        below = math.ceil(scroll.max_scroll_y - scroll.scroll_y)
+        more = f"{below:,} more line{'s' * (below != 1)} below: ↓ or page down   " if below > 0 else ""
+        self.query_one(".window", Vertical).border_subtitle = f"{more}esc closes"
 
     def action_close(self) -> None:
         """Back."""
@@ -70,7 +82,31 @@ class HelpScreen(ModalScreen[None]):
             self.dismiss()
 
 
-class TextScreen(ModalScreen[None]):
+class HelpScreen(_ReadScreen):
+    """The keys that can be pressed, from the table that dispatches them.
+
+    Args:
+        keys: nearest first.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("question_mark", "close", "Close", show=False)]
+
+    def __init__(self, keys: Sequence[Key]) -> None:
+        super().__init__("Keys")
+        self._keys = keys
+
+    def text(self) -> Content:
+        """A line for each key."""
+        width = max(len(key_text(key.keys)) for key in self._keys)
+        lines = [
+            Content.assemble((f"{key_text(key.keys):>{width}}", "bold $primary"), f"  {key.help}")
+            for key in self._keys
+        ]
+        lines += [Content(""), Content.assemble((_MOUSE, "$dim"))]
+        return Content("\n").join(lines)
+
+
+class TextScreen(_ReadScreen):
     """A text in full, of which a line of a table shows the beginning.
 
     Args:
@@ -78,33 +114,13 @@ class TextScreen(ModalScreen[None]):
         text: control characters are escaped, lines stay.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,enter", "close", "Close", show=False)]
-
     def __init__(self, title: str, text: str) -> None:
-        super().__init__()
-        self._title, self._text = title, text
+        super().__init__(title, wide=True)
+        self._text = text
 
-    def compose(self) -> ComposeResult:
-        """The text, which scrolls."""
-        text = "\n".join(clean(line) for line in self._text.expandtabs(4).splitlines())
-        with Vertical(classes="window wide"):
-            yield Static(clean(self._title), classes="window-title", markup=False)
-            with VerticalScroll():
-                yield Static(text, markup=False)
-            yield Static("esc closes", classes="hint")
-
-    def on_mount(self) -> None:
-        """The keys scroll."""
-        self.query_one(VerticalScroll).focus()
-
-    def action_close(self) -> None:
-        """Back."""
-        self.dismiss()
-
-    def on_click(self, event: events.Click) -> None:
-        """A click beside the window closes it."""
-        if event.widget is self:
-            self.dismiss()
+    def text(self) -> Content:
+        """The text."""
+        return Content("\n".join(clean(line) for line in self._text.expandtabs(4).splitlines()))
 
 
 class ConfirmScreen(ModalScreen[bool]):

@@ -45,7 +45,7 @@ class Field(Input):
 
     def __init__(self, placeholder: str) -> None:
         super().__init__(placeholder=placeholder, compact=True)
-        self._fault = ""
+        self._fault = self._remark = ""
 
     def matches(self) -> Callable[[str], bool] | None:
         """The test that is typed; None while it is no expression, and the line says why."""
@@ -63,17 +63,23 @@ class Field(Input):
         self.set_class(bool(fault), "wrong")
         self.refresh()
 
+    def remark(self, text: str) -> None:
+        """Say something of the text at the end of the line; nothing, if that is empty."""
+        if text != self._remark:
+            self._remark = text
+            self.refresh()
+
     def render_line(self, y: int) -> Strip:
-        """What is typed, and what is wrong with it."""
+        """What is typed, and what is to be said of it."""
         strip = super().render_line(y)
-        fault = f"  {self._fault} " if self._fault else ""
-        # What is typed comes first: the fault is cut where there is little room.
+        said = self._fault or self._remark
+        # What is typed comes first: the rest is cut where there is little room.
         room = self.size.width - min(len(self.value) + 1, self.size.width)
-        fault = fault[:room]
-        if not fault:
+        said = f"  {said} "[:room] if said else ""
+        if not said:
             return strip
-        width = self.size.width - len(fault)
-        return Strip([*strip.crop(0, width), Segment(fault, self.rich_style)])
+        width = self.size.width - len(said)
+        return Strip([*strip.crop(0, width), Segment(said, self.rich_style)])
 
     def open(self) -> None:
         """Show it, with the keys."""

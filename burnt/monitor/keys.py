@@ -71,8 +71,10 @@ RUNS = (
     Key("escape", "clear", "Clear", "drop the filter, then the marks"),
 )
 
+_BACK = Key("escape", "back", "Back", "back to the list of runs", 1)
+
 RUN = (
-    Key("escape", "back", "Back", "back to the list of runs", 1),
+    _BACK,
     Key("1-9", "pane", "Pane", "show the pane of that number"),
     Key("K", "pane(10)", "Kernels", "show the pane of kernels"),
     Key("right_square_bracket", "next_pane", "Next pane", "show the next pane"),
@@ -84,9 +86,14 @@ RUN = (
     Key("n", "note", "Note", "add a note to the run", 6),
 )
 
-PLOTS = (
+# Where there are curves.
+_AXES = (
     Key("x", "axis", "X axis", "horizontal axis: steps, epochs or time", 3),
     Key("y", "log", "Log y", "vertical axis: linear or logarithmic", 3),
+)
+
+PLOTS = (
+    *_AXES,
     Key("s", "smooth", "Smooth", "smooth the curves more, in turn", 5),
     Key("f", "focus_one", "Full size", "the chart with the underlined name alone, or all again", 3),
     Key("slash", "filter", "Filter", "show only metrics that match words or /an expression/", 6),
@@ -112,12 +119,11 @@ CHART = (
 )
 
 COMPARE = (
-    Key("escape", "back", "Back", "back to the list of runs", 1),
+    _BACK,
     Key("m", "metric(1)", "Metric", "show the next metric", 2),
     Key("M", "metric(-1)", "Metric before", "show the metric before"),
     Key("slash", "choose", "Find metric", "type a part of a metric's name", 3),
-    Key("x", "axis", "X axis", "horizontal axis: steps, epochs or time", 3),
-    Key("y", "log", "Log y", "vertical axis: linear or logarithmic", 3),
+    *_AXES,
     Key("s", "smooth", "Smooth", "smooth the curves more, in turn", 4),
     Key("f", "full", "Full size", "show the chart alone, or the tables too", 2),
     Key("tab", "focus_next", "Next part", "give the keys to the next part of the screen"),

@@ -2,16 +2,59 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from textual.theme import Theme
 
 from burnt.monitor.model import RunView
 
 __all__ = ["DARK", "LIGHT", "PLAIN", "bar", "state_cell"]
 
+
+def _theme(
+    name: str, *, dim: str, faint: str, cursor: str, stale: str, bars: tuple[str, str], **colours: Any
+) -> Theme:
+    """A theme of Textual.
+
+    Args:
+        name: its name.
+        dim: of text that may be overlooked.
+        faint: of lines that should be.
+        cursor: behind the line under the cursor.
+        stale: of runs that are.
+        bars: of scrollbars, and of the one under the mouse.
+        colours: as `Theme` takes them.
+    """
+    scrollbar, hover = bars
+    backgrounds = ("background", "background-hover", "background-active", "corner-color")
+    return Theme(
+        name=name,
+        **colours,
+        variables={
+            "dim": dim,
+            "faint": faint,
+            "stale": stale,
+            "cursor": cursor,
+            "border": faint,
+            "footer-background": colours["surface"],
+            "footer-key-foreground": colours["primary"],
+            "footer-description-foreground": dim,
+            "block-cursor-foreground": colours["foreground"],
+            "block-cursor-background": cursor,
+            "input-selection-background": f"{colours['primary']} {35 if colours['dark'] else 25}%",
+            "scrollbar": scrollbar,
+            "scrollbar-hover": hover,
+            "scrollbar-active": colours["primary"],
+            **{f"scrollbar-{part}": colours["background"] for part in backgrounds},
+        },
+    )
+
+
 # Blue, green and orange are those of Okabe and Ito, which people of every colour vision tell apart, moved to
 # a lightness at which they can be read on the background.
-DARK = Theme(
-    name="burnt-dark",
+DARK = _theme(
+    "burnt-dark",
+    dark=True,
     primary="#5ab4e5",
     secondary="#8c9bb0",
     accent="#e69f00",
@@ -22,30 +65,15 @@ DARK = Theme(
     background="#0f1319",
     surface="#161b23",
     panel="#1f2630",
-    dark=True,
-    variables={
-        "dim": "#8290a3",
-        "faint": "#3a4554",
-        "stale": "#c9a0e6",
-        "cursor": "#24313f",
-        "footer-background": "#161b23",
-        "footer-key-foreground": "#5ab4e5",
-        "footer-description-foreground": "#8290a3",
-        "block-cursor-foreground": "#d3d9e2",
-        "block-cursor-background": "#24313f",
-        "input-selection-background": "#5ab4e5 35%",
-        "scrollbar": "#2b3542",
-        "scrollbar-hover": "#3a4554",
-        "scrollbar-active": "#5ab4e5",
-        "scrollbar-background": "#0f1319",
-        "scrollbar-background-hover": "#0f1319",
-        "scrollbar-background-active": "#0f1319",
-        "scrollbar-corner-color": "#0f1319",
-        "border": "#3a4554",
-    },
+    dim="#8290a3",
+    faint="#3a4554",
+    stale="#c9a0e6",
+    cursor="#24313f",
+    bars=("#2b3542", "#3a4554"),
 )
-LIGHT = Theme(
-    name="burnt-light",
+LIGHT = _theme(
+    "burnt-light",
+    dark=False,
     primary="#0067a6",
     secondary="#5c6b80",
     accent="#9a5b00",
@@ -56,27 +84,11 @@ LIGHT = Theme(
     background="#fbfbf9",
     surface="#f1f2f0",
     panel="#e6e8e8",
-    dark=False,
-    variables={
-        "dim": "#5f6b7a",
-        "faint": "#c3cad2",
-        "stale": "#7c3fa6",
-        "cursor": "#dbe6ef",
-        "footer-background": "#f1f2f0",
-        "footer-key-foreground": "#0067a6",
-        "footer-description-foreground": "#5f6b7a",
-        "block-cursor-foreground": "#1c232c",
-        "block-cursor-background": "#dbe6ef",
-        "input-selection-background": "#0067a6 25%",
-        "scrollbar": "#c3cad2",
-        "scrollbar-hover": "#a5aeb9",
-        "scrollbar-active": "#0067a6",
-        "scrollbar-background": "#fbfbf9",
-        "scrollbar-background-hover": "#fbfbf9",
-        "scrollbar-background-active": "#fbfbf9",
-        "scrollbar-corner-color": "#fbfbf9",
-        "border": "#c3cad2",
-    },
+    dim="#5f6b7a",
+    faint="#c3cad2",
+    stale="#7c3fa6",
+    cursor="#dbe6ef",
+    bars=("#c3cad2", "#a5aeb9"),
 )
 # For NO_COLOR: the terminal's own two colours; what stands out is bold, reversed or dim.
 PLAIN = Theme(

@@ -13,10 +13,10 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from burnt.errors import BurntError, RunError
 from burnt.monitor.trace import Trace
@@ -45,6 +45,8 @@ __all__ = ["LIVE", "Checkpoint", "Library", "RunView", "ViewState"]
 ViewState = Literal["running", "finished", "stopped", "crashed", "stale", "unreadable", "deleted"]
 
 LIVE = ("running", "stale")
+
+_Row = TypeVar("_Row", LogLine, SystemSample)
 
 _LOG = logging.getLogger(__name__)
 
@@ -76,7 +78,7 @@ class RunView:
     Args:
         folder: the run's folder.
         label: what the run is called in lists; the folder's path by default.
-        colour: its number among the runs' colours.
+        colour: its number among the looks of runs, `burnt.monitor.curves.LOOKS`.
 
     `refresh` and what reads (`points`, `best`, `artefacts`, `log_lines`, `system_samples`, `checkpoints`) may
     be called from any thread, and belong into a worker; the attributes are what the last `refresh` found.
@@ -512,10 +514,8 @@ class RunView:
             RunError: the run cannot be read.
         """
         with self._reading() as reader:
-            after = self._log[-1].id if self._log else 0
-            if self.newest.log_line > after:
-                fresh = reader.log_lines(after=after, newest=_MAX_LOG_LINES)
-                lines = [*self._log, *fresh][-_MAX_LOG_LINES:]
+            lines = _grown(self._log, self.newest.log_line, reader.log_lines, _MAX_LOG_LINES)
+            if lines is not self._log:
                 first, left = len(lines), _MAX_LOG_CHARACTERS
                 while first > 0 and (left := left - len(lines[first - 1].text)) >= 0:
                     first -= 1
@@ -529,10 +529,8 @@ class RunView:
             RunError: the run cannot be read.
         """
         with self._reading() as reader:
-            after = self._samples[-1].id if self._samples else 0
-            if self.newest.system_sample > after:
-                fresh = reader.system_samples(after=after, newest=_MAX_SAMPLES)
-                self._samples = [*self._samples, *fresh][-_MAX_SAMPLES:]
+            newest = self.newest.system_sample
+            self._samples = _grown(self._samples, newest, reader.system_samples, _MAX_SAMPLES)
             return self._samples
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -632,6 +630,16 @@ class Library:
         """Let go of all files."""
         for view in self.views:
             view.close()
+
+
+def _grown(known: list[_Row], newest: int, read: Callable[..., Sequence[_Row]], most: int) -> list[_Row]:
+    """The known rows of a table and those written since, so many of the newest; `known` if there are none."""
+    after: int = known[-1].id if known else 0
+    if newest <= after:
+        return known
+    rows = list(known)
+    rows += read(after=after, newest=most)
+    return rows[-most:]
 
 
 def _worked(progress: Progress) -> float:

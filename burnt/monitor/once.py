@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from burnt.errors import BurntError
+from burnt.monitor.events import event_text
 from burnt.monitor.model import Library, RunView
 from burnt.monitor.words import (
     age_text,
@@ -18,11 +18,10 @@ from burnt.monitor.words import (
     duration_text,
     label,
     progress_text,
-    size_text,
     value_text,
 )
 
-__all__ = ["event_text", "lines", "state"]
+__all__ = ["lines", "state"]
 
 _COLUMNS = ("run", "state", "progress", "eta", "metric", "last", "best", "at step", "age", "took", "note")
 _EVENTS, _LOG_LINES = 5, 5
@@ -146,49 +145,3 @@ def _aligned(rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[s
             parts.append(pad + text if name in right else text + pad)
         found.append("  ".join(parts).rstrip())
     return found
-
-
-def event_text(kind: str, data: Mapping[str, Any]) -> str:
-    """What an event says beside its kind, on one line, with rounded values.
-
-    >>> event_text("epoch", {"epoch": 3, "values": {"loss": 0.29855883041083864}})
-    '3  loss 0.2986'
-    >>> event_text("checkpoint", {"path": "step-00000008", "values": {}, "bytes": 1231200})
-    'step-00000008  1.2 MiB'
-    """
-    match kind:
-        case "start" | "resume":
-            parts = [f"pid {data.get('pid')} on {data.get('host')}"]
-        case "end":
-            state, reason = data.get("state"), data.get("reason")
-            parts = [f"{state}: {reason}" if reason and reason != state else str(state)]
-        case "error":
-            parts = [f"{data.get('error')}: {data.get('message')}"]
-        case "command":
-            value, reason = data.get("value"), data.get("reason")
-            asked = f"{data.get('command')}" + ("" if value is None else f" {_value(value)}")
-            parts = [f"{asked}: {data.get('status')}" + (f", {reason}" if reason else "")]
-        case "checkpoint":
-            size = data.get("bytes")
-            parts = [str(data.get("path")), _value(data.get("values") or {})]
-            parts += [size_text(size)] if isinstance(size, int) else []
-        case "epoch":
-            parts = [str(data.get("epoch")), _value(data.get("values") or {})]
-        case "note":
-            parts = [str(data.get("text"))]
-        case "learning_rate":
-            value = data.get("value")
-            parts = ["as the schedule says" if value is None else _value(value)]
-        case _:
-            parts = [f"{key} {_value(value)}" for key, value in data.items()]
-    return clean(
-        "; ".join(line.strip() for line in "  ".join(filter(None, parts)).splitlines() if line.strip())
-    )
-
-
-def _value(value: object) -> str:
-    if isinstance(value, Mapping):
-        return "  ".join(f"{name} {_value(entry)}" for name, entry in value.items())
-    if isinstance(value, float):
-        return value_text(value)
-    return value if isinstance(value, str) else json.dumps(value, default=str)

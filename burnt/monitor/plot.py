@@ -445,7 +445,9 @@ class Plot:
     def _entry(self, number: int, curve: Curve) -> list[Span]:
         at = self.range_x[1] if self.view.crosshair is None else self.view.crosshair
         index = nearest_index(curve.xs, at)
-        value = "" if index is None else f" {number_text(curve.ys[index])}"
+        # Under a smoothed line the values are still those that were measured.
+        raw = " raw" if self.view.smoothing else ""
+        value = "" if index is None else f"{raw} {number_text(curve.ys[index])}"
         tag = f"{curve.tag} " if curve.tag else ""
         return [
             Span(f"{sample(_dashes(number, curve), _SAMPLE)} ", str(number)),

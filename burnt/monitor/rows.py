@@ -50,6 +50,27 @@ class Column(NamedTuple):
     spare: int = 0
 
 
+class _OfRows(Message):
+    """What a table tells."""
+
+    def __init__(self, rows: Rows) -> None:
+        super().__init__()
+        self.rows = rows
+
+    @property
+    def control(self) -> Rows:
+        """The table."""
+        return self.rows
+
+
+class _OfLine(_OfRows):
+    """What it tells of a line."""
+
+    def __init__(self, rows: Rows, key: object) -> None:
+        super().__init__(rows)
+        self.key = key
+
+
 class Rows(ScrollView, can_focus=True):
     """A table with a line of headings that stays.
 
@@ -79,44 +100,18 @@ class Rows(ScrollView, can_focus=True):
 
     cursor = reactive(0, repaint=False)
 
-    class Opened(Message):
+    class Opened(_OfLine):
         """A line was chosen by enter or a double click."""
 
-        def __init__(self, rows: Rows, key: object) -> None:
-            self.rows = rows
-            self.key = key
-            super().__init__()
-
-        @property
-        def control(self) -> Rows:
-            """The table."""
-            return self.rows
-
-    class Moved(Message):
+    class Moved(_OfLine):
         """The cursor is on another line."""
 
-        def __init__(self, rows: Rows, key: object) -> None:
-            self.rows = rows
-            self.key = key
-            super().__init__()
-
-        @property
-        def control(self) -> Rows:
-            """The table."""
-            return self.rows
-
-    class Headed(Message):
+    class Headed(_OfRows):
         """A heading was clicked."""
 
         def __init__(self, rows: Rows, column: str) -> None:
-            self.rows = rows
+            super().__init__(rows)
             self.column = column
-            super().__init__()
-
-        @property
-        def control(self) -> Rows:
-            """The table."""
-            return self.rows
 
     def __init__(
         self, columns: Sequence[Column], *, empty: str = "", head: bool = True, id: str | None = None

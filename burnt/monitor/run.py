@@ -18,6 +18,7 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from burnt.monitor.dialogs import AskScreen, ConfirmScreen
+from burnt.monitor.events import countdown, held_rate, why_ended
 from burnt.monitor.host import host
 from burnt.monitor.keybar import KeyBar
 from burnt.monitor.keys import RUN, Key, bindings
@@ -27,7 +28,7 @@ from burnt.monitor.model import Library, RunView
 from burnt.monitor.panes.artefacts import ArtefactsPane
 from burnt.monitor.panes.checkpoints import CheckpointsPane
 from burnt.monitor.panes.config import ConfigPane
-from burnt.monitor.panes.events import EventsPane, countdown
+from burnt.monitor.panes.events import EventsPane
 from burnt.monitor.panes.kernels import KernelsPane
 from burnt.monitor.panes.log import LogPane
 from burnt.monitor.panes.model import ModelPane
@@ -36,11 +37,11 @@ from burnt.monitor.panes.pane import Pane
 from burnt.monitor.panes.plots import PlotsPane
 from burnt.monitor.panes.system import SystemPane
 from burnt.monitor.steering import Request, Steering, refusal, request_text
-from burnt.monitor.words import age_text, clean, duration_text, label, one_line, value_text
-from burnt.train.store import Event, Series
+from burnt.monitor.words import age_text, clean, duration_text, label, rate_leap, value_text
+from burnt.train.store import Series
 from burnt.train.store.control import check
 
-__all__ = ["RunScreen", "why_ended"]
+__all__ = ["RunScreen"]
 
 _PANES: tuple[type[Pane], ...] = (
     PlotsPane,
@@ -215,11 +216,16 @@ class RunScreen(Screen[None]):
                 pairs.append(("best", (best, "$success")))
         if view.live and (waits := countdown(view.events)):
             pairs.append(("", (waits, "")))
+        held = held_rate(view) if view.live else None
+        if held is not None:
+            pairs.append(("learning rate", (f"{held:.3g}, set by hand", "$warning")))
         for name, text, form in (
             ("samples_per_second", "samples/s", "{:,.0f}"),
             ("learning_rate", "learning rate", "{:.3g}"),
             ("data_wait_share", "waits for data", "{:.0%}"),
         ):
+            if name == "learning_rate" and held is not None:
+                continue
             head = view.heads.get(Series(name, "train"))
             if head is not None:
                 pairs.append((text, (form.format(head.point.value), "")))
@@ -281,20 +287,36 @@ class RunScreen(Screen[None]):
             self.notify(reason, severity="warning", markup=False)
         return reason is None
 
-    async def _confirm(self, screen: ConfirmScreen, kind: str) -> None:
+    async def _confirm(self, screen: ConfirmScreen, kind: str, value: str | None = None) -> None:
         def answered(yes: bool | None) -> None:
             if yes:
-                self._send(kind)
+                self._send(kind, value)
 
         # Awaited, so that the next key goes to the window.
         await self.app.push_screen(screen, answered)
 
     async def _ask(self, screen: AskScreen, kind: str) -> None:
-        def answered(text: str | None) -> None:
-            if text is not None:
+        async def answered(text: str | None) -> None:
+            if text is None:
+                return
+            leap = self._leap(text) if kind == "lr" else ""
+            if leap:
+                question = f"Set the learning rate to {text}?"
+                await self._confirm(ConfirmScreen(question, f"It is {leap}.", "Set", grave=True), kind, text)
+            else:
                 self._send(kind, text)
 
         await self.app.push_screen(screen, answered)
+
+    def _leap(self, text: str) -> str:
+        """How far a learning rate that was typed is from the present one, if it may be mistyped."""
+        rate = check("lr", text)
+        return rate_leap(rate, self._rate()) if isinstance(rate, float) else ""
+
+    def _rate(self) -> float | None:
+        """The learning rate of the newest step."""
+        head = self.view.heads.get(Series("learning_rate", "train"))
+        return None if head is None else head.point.value
 
     async def action_pause(self) -> None:
         """Pause, or go on."""
@@ -326,9 +348,10 @@ class RunScreen(Screen[None]):
         """Another learning rate."""
         if not self._can_steer():
             return
-        head = self.view.heads.get(Series("learning_rate", "train"))
-        now = "" if head is None else f" It is {head.point.value:.3g} now."
-        detail = f"A number, which holds instead of the schedule; or auto, to follow the schedule again.{now}"
+        now, held = self._rate(), held_rate(self.view)
+        detail = "A number, which holds instead of the schedule; or auto, to follow the schedule again."
+        if now is not None:
+            detail += f" It is {now:.3g} now{'' if held is None else ', set by hand'}."
         await self._ask(
             AskScreen(
                 "Change the learning rate to", detail, "a number, or auto", "Change", partial(check, "lr")
@@ -369,32 +392,3 @@ class RunScreen(Screen[None]):
         symbol = {"refused": "✗", "done": "✓"}.get(newest.status, "…")
         line.display = True
         update(line, Content.assemble((f" {symbol} {clean(request_text(newest))}", style)))
-
-
-def why_ended(view: RunView) -> str:
-    """Why a run ended otherwise than by coming to its end, in a sentence; empty for the others."""
-    if view.live or view.state == "finished":
-        return ""
-    attempt = view.attempts[-1].id if view.attempts else 0
-    ending = next(
-        (
-            event
-            for event in reversed(view.events)
-            if event.attempt == attempt and event.kind in ("error", "signal")
-        ),
-        None,
-    )
-    if ending is None:
-        return view.note
-    return _cause(ending) or view.note
-
-
-def _cause(event: Event) -> str:
-    data = event.data
-    at = "" if event.step is None else f" at step {event.step:,}"
-    if event.kind == "signal":
-        return f"ended by {data.get('signal')}{at}"
-    message = one_line(str(data.get("message") or ""))
-    words = {"nan": "not a number", "out of memory": "out of memory"}.get(str(data.get("cause")))
-    error = f"{data.get('error')}: {message}" if message else str(data.get("error"))
-    return f"{words}{at}: {error}" if words else f"{error}{at}"

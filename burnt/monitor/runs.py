@@ -19,7 +19,7 @@ from textual.widgets import Static
 
 from burnt.errors import BurntError
 from burnt.monitor.course import curves_of
-from burnt.monitor.curves import PALETTE, Curve
+from burnt.monitor.curves import LOOKS, STYLES, Curve
 from burnt.monitor.field import Field
 from burnt.monitor.filters import matcher
 from burnt.monitor.host import host
@@ -49,6 +49,7 @@ _COLUMNS = (
     Column("age", right=True, spare=2),
 )
 _METRIC = 7
+_LINES = dict(zip(STYLES, "▐┇┊╏", strict=True))  # upright, as runs are drawn when they are compared
 _NARROW = 100
 _PREVIEW_LINES = 30
 _ORDER = ("running", "stale", "crashed", "stopped", "finished", "unreadable", "deleted")
@@ -235,7 +236,8 @@ class RunsScreen(Screen[None]):
         update(about, Content("\n").join([Content.assemble(*parts), second]))
 
     def _cells(self, view: RunView) -> Sequence[Cell]:
-        mark = "▐" if view not in self.marked else "◆"
+        color, line = LOOKS[view.colour % len(LOOKS)]
+        mark = _LINES[line] if view not in self.marked else "◆"
         text, style = state_cell(view)
         name = clean(view.label)
         if view.name not in (view.folder.name, view.folder.resolve().name):
@@ -246,7 +248,7 @@ class RunsScreen(Screen[None]):
         best = view.metric_best
         eta = view.eta
         return (
-            cell(mark, PALETTE[view.colour % len(PALETTE)]),
+            cell(mark, color),
             cell(name, "bold" if view.live else ""),
             ((text, style),),
             _progress(share, 6 if self.size.width < _NARROW else 12),
@@ -307,15 +309,13 @@ class RunsScreen(Screen[None]):
         self._show()
 
     def action_mark(self) -> None:
-        """Mark the run, or unmark it, and go on to the next."""
-        rows = self.query_one(Rows)
-        view = rows.key
+        """Mark the run, or unmark it."""
+        view = self.query_one(Rows).key
         if isinstance(view, RunView):
             if view in self.marked:
                 self.marked.remove(view)
             else:
                 self.marked.append(view)
-            rows.action_cursor_down()
             self._show()
 
     def action_compare(self) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "number",
     "one_line",
     "progress_text",
+    "rate_leap",
     "size_text",
     "value_text",
 ]
@@ -35,6 +36,9 @@ __all__ = [
 _LOWER = {"loss", "error", "perplexity", "nll", "mse", "rmse", "mae", "wer", "cer", "fid", "bpc", "bpb"}
 _HIGHER = {"accuracy", "precision", "recall", "f1", "fbeta", "auc", "auroc", "iou", "dice", "bleu", "rouge",
            "map", "psnr", "ssim", "r2"}  # fmt: skip
+
+# By so much people change a learning rate; beyond they may have mistyped it.
+_LEAST_TIMES, _MOST_TIMES = 1e-4, 10.001
 
 
 def clean(text: str) -> str:
@@ -113,6 +117,20 @@ def age_text(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds // length:.0f}{unit}"
     return f"{seconds:.0f}s"
+
+
+def rate_leap(rate: float, now: float | None) -> str:
+    """How a learning rate differs from the present one, if it does so by orders of magnitude; else empty.
+
+    Args:
+        rate: one that somebody wants.
+        now: the present one; None where it is not known.
+
+    >>> rate_leap(1e9, 1e-3), rate_leap(1e-3, 1e-2), rate_leap(1e-3, None)
+    ('1e+12 times the present 0.001', '', '')
+    """
+    times = rate / now if now else 1.0
+    return "" if _LEAST_TIMES <= times <= _MOST_TIMES else f"{times:.3g} times the present {now:.3g}"
 
 
 def label(series: Series) -> str:

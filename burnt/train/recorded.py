@@ -10,16 +10,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 
 from burnt.inspect.layers import describe
 from burnt.train.store import RunWriter
 
+if TYPE_CHECKING:
+    from burnt.codegen.compiled import CompiledPlan
+
 __all__ = ["KernelTables", "chosen_kernels", "pinned_kernels", "record_model"]
 
 _ROWS = 1_000
 _SECONDS_BETWEEN = 60.0
+_NO_GRADIENT = "torch differentiates the plain function"
 
 Table = tuple[Sequence[str], list[list[object]]]
 
@@ -113,16 +118,24 @@ def _kernels() -> Table:
 
 
 def _plans() -> Table:
-    """What the traced functions of this process run, and why the plain function runs where it does."""
+    """What the traced functions of this process run, and why the plain function runs where it does.
+
+    The gradients of a function have plans of their own, which are made when they are first wanted.
+    """
     module = sys.modules.get("burnt.codegen.function")
     counted: Counter[tuple[str, int | None, int | None, str | None]] = Counter()
     for function in module.functions() if module is not None else ():
         for planned in function.known():
-            if planned.forward is None:
-                counted[function.name, None, None, planned.plain] += 1
-            else:
-                kernels = len(planned.forward.kernels)
-                calls = len(planned.forward.plan.steps) - kernels
-                counted[function.name, kernels, calls, None] += 1
+            counted[function.name, *_planned(planned.forward, planned.plain)] += 1
+            for gradient in () if planned.forward is None else list(planned.forward.backward.values()):
+                plan = None if gradient is None else gradient.plan
+                counted[f"{function.name}, gradients", *_planned(plan, _NO_GRADIENT)] += 1
     rows: list[list[object]] = [[*row, count] for row, count in counted.items()]
     return ("function", "kernels", "calls of torch's own", "fell back", "signatures"), rows
+
+
+def _planned(plan: CompiledPlan | None, reason: str | None) -> tuple[int | None, int | None, str | None]:
+    """How many kernels and calls of torch's own a plan has; why there is none."""
+    if plan is None:
+        return None, None, reason
+    return len(plan.kernels), len(plan.plan.steps) - len(plan.kernels), None

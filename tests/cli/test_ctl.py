@@ -91,6 +91,15 @@ def test_a_command_is_sent_and_its_answer_printed(answering, capsys, words, sent
     assert run.got == [sent]
 
 
+def test_a_learning_rate_far_from_the_former_one_is_remarked_on(answering, capsys):
+    run = answering("runs/digits")
+    run.writer.log(1, 1, {"learning_rate": 0.001})
+    run.writer.flush()
+    said = "learning rate 1e+09 after step 7: 1e+12 times the former 0.001"
+    assert ctl(capsys, "runs/digits", "lr", "1e9") == (0, f"runs/digits: {said}\n", "")
+    assert ctl(capsys, "runs/digits", "lr", "2e-3")[1] == "runs/digits: learning rate 0.002 after step 7\n"
+
+
 def test_a_refusal_is_told_with_its_reason(answering, capsys):
     answering("runs/digits", lambda command: ("refused", "the run keeps no checkpoints"))
     assert ctl(capsys, "runs/digits", "save") == (
@@ -177,7 +186,7 @@ def test_what_is_missing_is_named_and_no_more(capsys):
 
 def test_what_takes_no_commands_says_where_to_look_and_how_to_go_on(capsys):
     RunWriter.create("runs/digits").close("finished")
-    assert "burnt train ... folder=runs/digits resume=true" in ctl(capsys, "digits", "pause")[2]
+    assert "burnt train PROGRAM folder=runs/digits resume=true" in ctl(capsys, "digits", "pause")[2]
     os.mkdir("runs/empty")
     assert "`burnt runs list runs`" in ctl(capsys, "runs/empty", "pause")[2]
 

@@ -33,7 +33,7 @@ def test_into_a_pipe_goes_a_snapshot_with_a_line_that_says_so(runs: Path) -> Non
     assert "\x1b" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("term", ["dumb", "unknown"])
+@pytest.mark.parametrize("term", ["dumb", "unknown", ""])
 def test_a_dumb_terminal_gets_no_escape_codes(runs: Path, term: str) -> None:
     parent, child = pty.openpty()
     environment = {**os.environ, "TERM": term}
@@ -52,6 +52,17 @@ def test_a_dumb_terminal_gets_no_escape_codes(runs: Path, term: str) -> None:
     assert b"digits" in said
     assert b"TERM says" in said
     assert b"\x1b" not in said
+
+
+def test_a_damaged_run_is_a_line_and_no_traceback(runs: Path) -> None:
+    (runs / "bad").mkdir()
+    (runs / "bad" / "run.db").write_bytes(b"damaged")
+    for folder in (runs, runs / "bad"):
+        done = subprocess.run([*COMMAND, str(folder), "--once"], capture_output=True, text=True)
+        assert done.returncode == 0
+        assert "unreadable" in done.stdout
+        assert "the run's database is damaged" in done.stdout
+        assert done.stderr == ""
 
 
 def test_a_picture_is_svg(runs: Path, tmp_path: Path) -> None:

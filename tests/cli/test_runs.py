@@ -120,11 +120,11 @@ def test_a_damaged_run_is_a_row(write, capsys, monkeypatch, content, fancy):
     if fancy:
         on_terminal(monkeypatch, 120)
     out = plain(printed(capsys, "list"))
-    assert re.search(r"^runs/bad\S* +damaged +-", out, re.MULTILINE)
+    assert re.search(r"^runs/bad\S* +unreadable +-", out, re.MULTILINE)
     assert re.search(r"runs/bad.*(damaged: |database, or it was cut|newer burnt)", out)
     assert re.search(r"^runs/good +finished", out, re.MULTILINE)
     bad = next(run for run in json.loads(printed(capsys, "list", "--json")) if "bad" in run["folder"])
-    assert bad["state"] == "damaged"
+    assert bad["state"] == "unreadable"
     assert "run.db" in bad["error"]
 
 
@@ -211,6 +211,7 @@ def test_colours_go_to_terminals_that_want_them(write):
     assert re.search(r"\x1b\[(\d+;)?32m", through_a_terminal("runs", "list"))
     assert not re.search(r"\x1b\[(\d+;)?3\dm", through_a_terminal("runs", "list", NO_COLOR="1"))
     assert "\x1b" not in through_a_terminal("runs", "list", TERM="dumb")
+    assert "\x1b" not in through_a_terminal("runs", "list", TERM="")
 
 
 # --- show

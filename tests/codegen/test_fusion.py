@@ -283,6 +283,15 @@ def test_a_number_that_is_looked_at_is_built_in() -> None:
         same(fused(x, s), fn(x, s))
 
 
+def test_a_number_that_is_looked_at_is_compiled_once() -> None:
+    fused, x = fuse(lambda x, s: x * s if s > 0 else x - s), randn(5)
+    fused(x, 1.0)
+    assert len(fused.known()) == 1
+    fused(x, 1.0)
+    fused(x, -1.0)
+    assert len(fused.known()) == 2
+
+
 def test_a_number_in_arithmetic_is_built_in() -> None:
     def fn(x, s):
         return x * (s * 2) + x / math.sqrt(s)
@@ -1069,3 +1078,41 @@ def test_places_that_are_divided_and_left_out(rows: int, columns: int) -> None:
         return torch.cat([x, x], 0).reshape(-1).repeat(2).reshape(2, -1)
 
     assert torch.equal(fuse(doubled)(x), doubled(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32])
+@pytest.mark.parametrize(("start", "end", "step"), [(2.1, -2.9, -1.0), (-1.5, 2.5, 1.0), (1.2, 9.0, 1.9)])
+def test_a_range_of_integers_from_floats(start: float, end: float, step: float, dtype: torch.dtype) -> None:
+    if dtype == torch.uint8 and min(start, end) < 0:
+        pytest.skip("no such range")
+
+    def ranged(x):
+        return x.sum().to(dtype) + torch.arange(start, end, step, dtype=dtype)
+
+    x = torch.ones(3)
+    assert fuse(ranged).why_plain(x) is None
+    assert torch.equal(fuse(ranged)(x), ranged(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32, torch.bfloat16])
+def test_evenly_spaced_numbers(dtype: torch.dtype) -> None:
+    sizes = (0, 1, 2, 7, 50)
+    ends = [
+        (4.3, 50.9),
+        (0.0, 7.0),
+        (torch.tensor(4.3), 50),
+        (9, torch.tensor(2.5)),
+        (*torch.tensor([4, 1.5]),),
+    ]
+
+    def spaced(x, *ends):
+        pairs = zip(ends[::2], ends[1::2], strict=True)
+        return [x[0].to(dtype) + torch.linspace(a, b, n, dtype=dtype) for a, b in pairs for n in sizes]
+
+    args = (torch.zeros(3), *(v for pair in ends for v in pair))
+    assert not any("linspace" in step for step in steps(spaced, *args))
+    for made, right in zip(fuse(spaced)(*args), spaced(*args), strict=True):
+        if dtype.is_floating_point:
+            torch.testing.assert_close(made, right)
+        else:
+            assert torch.equal(made, right)

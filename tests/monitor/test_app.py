@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("textual")
 
 from textual import events
+from textual.command import CommandPalette
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -193,13 +194,29 @@ def test_marked_runs_are_compared(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "space", "c")
         assert isinstance(app.screen, RunsScreen)  # one is not enough, and that is said
-        await press(app, pilot, "space", "c")
+        await press(app, pilot, "space")
+        assert "◆" not in screen_text(app)
+        await press(app, pilot, "space", "down", "space")
+        assert "2 marked" in screen_text(app)
+        await press(app, pilot, "c")
         assert isinstance(app.screen, CompareScreen)
         assert "beta" in screen_text(app)
         await press(app, pilot, "escape")
         assert isinstance(app.screen, RunsScreen)
 
     use(runs, steps)
+
+
+def test_the_colours_of_runs_come_again_with_another_mark(tmp_path: Path) -> None:
+    for number in range(9):
+        with RunWriter.create(tmp_path / f"run-{number}") as run:
+            run.log(1, 1, {"loss": 1.0})
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        marks = {line.split()[1]: line.split()[0] for line in table(app)}
+        assert (marks["run-0"], marks["run-7"], marks["run-8"]) == ("▐", "▐", "┇")
+
+    use(tmp_path, steps)
 
 
 def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
@@ -374,6 +391,7 @@ def test_the_log_is_searched_and_followed(live: RunWriter) -> None:
         await until(app, lambda: "one more" in screen_text(app))
         await press(app, pilot, "slash", *"NEEDLE", "enter")
         assert "the needle" in screen_text(app)
+        assert "match 1 of 1" in screen_text(app)
         assert not app.screen.query_one(LogPane)._following
         live.log_line("does not scroll")
         await asyncio.to_thread(live.flush)
@@ -381,6 +399,40 @@ def test_the_log_is_searched_and_followed(live: RunWriter) -> None:
         assert "the needle" in screen_text(app)
         await press(app, pilot, "F")
         await until(app, lambda: "does not scroll" in screen_text(app))
+
+    use(live.folder, steps)
+
+
+def test_a_search_counts_what_it_finds(live: RunWriter) -> None:
+    for number in range(40):
+        live.log_line(f"line {number}")
+    live.flush()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "4", "slash", *"line 1", "enter")
+        assert "match 11 of 11" in screen_text(app)
+        assert app.screen.query_one(Rows).cursor == 19
+        await press(app, pilot, "m")
+        assert "match 10 of 11" in screen_text(app)
+        await press(app, pilot, "M", "M")  # the second finds none, which is said
+        assert "match 11 of 11" in screen_text(app)
+        assert any("not found later" in note.message for note in app._notifications)
+        await press(app, pilot, "down")
+        assert "  11 matches" in screen_text(app)
+        await press(app, pilot, *"mmmmmmmmmmm")
+        assert "match 1 of 11" in screen_text(app)
+        assert app.screen.query_one(Rows).cursor == 1
+        live.log_line("line 1 again")
+        await asyncio.to_thread(live.flush)
+        await until(app, lambda: "match 1 of 12" in screen_text(app))
+        await press(app, pilot, "slash", "9")
+        assert "of 12" not in screen_text(app)
+        await press(app, pilot, "enter")
+        assert "match 4 of 4" in screen_text(app)
+        await press(app, pilot, "slash", "x", "enter")
+        assert "0 matches" in screen_text(app)
+        await press(app, pilot, "slash", "escape")
+        assert "matches" not in screen_text(app)
 
     use(live.folder, steps)
 
@@ -506,6 +558,21 @@ def test_keys_typed_at_once_go_to_the_window_that_the_first_one_opens(live: RunW
     use(live.folder, steps)
 
 
+def test_keys_keep_their_order_when_the_app_is_slow(live: RunWriter) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "n")
+        field = app.screen.query_one(Input)
+        # The first key has waited for so long that others may pass the one before it.
+        app._keys.append(events.Key("a", "a"))
+        app._key_sent = -math.inf
+        app.post_message(events.Key("b", "b"))
+        app.post_message(events.Key("c", "c"))
+        await until(app, lambda: len(field.value) == 3)
+        assert field.value == "abc"
+
+    use(live.folder, steps)
+
+
 def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "l", *"fast", "enter")
@@ -516,6 +583,39 @@ def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
         assert list((live.folder / "control").iterdir()) == []
 
     use(live.folder, steps)
+
+
+def test_a_learning_rate_far_from_the_present_one_is_asked_for_once_more(live: RunWriter) -> None:
+    inbox = Inbox(live.folder, live.attempt)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "l")
+        assert "It is 0.1 now." in screen_text(app).replace("│", "").replace("\n", "")
+        await press(app, pilot, *"1e9", "enter")
+        assert isinstance(app.screen, ConfirmScreen)
+        assert "1e+10 times the present 0.1" in screen_text(app)
+        await press(app, pilot, "enter")  # the button that has the focus cancels
+        assert isinstance(app.screen, RunScreen)
+        assert inbox.poll() == []
+        await press(app, pilot, "l", *"1e9", "enter", "y")
+        await until(app, lambda: "sent" in screen_text(app))
+        assert [command.value for command in inbox.poll()] == [1e9]
+
+    use(live.folder, steps)
+
+
+def test_a_learning_rate_set_by_hand_is_in_the_head(live: RunWriter) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        assert "by hand" not in screen_text(app)
+        live.event("learning_rate", 1, value=0.002)
+        await asyncio.to_thread(live.flush)
+        await until(app, lambda: "learning rate 0.002, set by hand" in screen_text(app))
+        live.event("learning_rate", 1, value=None)
+        await asyncio.to_thread(live.flush)
+        await until(app, lambda: "learning rate 0.1 " in screen_text(app))
+        assert "by hand" not in screen_text(app)
+
+    use(live.folder, steps, size=(80, 24))
 
 
 def test_a_run_that_ended_takes_no_commands(runs: Path) -> None:
@@ -555,6 +655,23 @@ def test_help_is_what_can_be_pressed(runs: Path) -> None:
         assert {key.action for key in CHART} <= {key.action for _, key in app.keys_here()}
 
     use(runs, steps)
+
+
+def test_a_long_help_says_how_much_of_it_is_out_of_sight(runs: Path) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "enter", "question_mark")
+        assert isinstance(app.screen, HelpScreen)
+        assert "more lines below: ↓ or page down   esc closes" in screen_text(app)
+        await press(app, pilot, "end")
+        assert "more line" not in screen_text(app)
+        assert "the mouse works too" in screen_text(app)
+        await press(app, pilot, "escape")
+        await pilot.resize_terminal(120, 60)
+        await press(app, pilot, "question_mark")
+        assert "more line" not in screen_text(app)
+        assert "esc closes" in screen_text(app)
+
+    use(runs, steps, size=(80, 24))
 
 
 def test_every_key_of_every_table_has_its_action(runs: Path) -> None:
@@ -833,6 +950,19 @@ def test_numbers_that_are_none_are_shown_as_such(tmp_path: Path) -> None:
     use(tmp_path, steps)
 
 
+def test_a_checkpoint_tells_first_what_it_is_judged_by(live: RunWriter) -> None:
+    (live.folder / "checkpoints" / "step-8").mkdir(parents=True)
+    values = {"train/loss": 0.1, "train/accuracy": 0.2, "valid/accuracy": 0.3, "valid/loss": 0.4}
+    live.event("checkpoint", 8, path="step-8", values=values, bytes=1)
+    live.flush()
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "5")
+        assert "valid/loss 0.4000  valid/accuracy 0.3000  train/loss 0.1000" in table(app)[0]
+
+    use(live.folder, steps)
+
+
 def test_the_best_checkpoint_is_the_oldest_of_equals() -> None:
     def checkpoint(step: int, **values: Any) -> Checkpoint:
         return Checkpoint(f"step-{step}", step, 1, 0.0, {f"valid/{name}": v for name, v in values.items()})
@@ -912,6 +1042,47 @@ def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
         assert len(sent) == 2
 
     use(live.folder, steps, attached=4321)
+
+
+@pytest.mark.parametrize(
+    ("keys", "shown"),
+    [
+        (("question_mark",), HelpScreen),
+        (("p",), ConfirmScreen),
+        (("n", "a"), AskScreen),
+        (("l", *"1e9", "enter"), ConfirmScreen),
+        (("6", "enter"), TextScreen),
+        (("ctrl+p",), CommandPalette),
+        (("4", "slash", "a"), RunScreen),
+    ],
+)
+def test_ctrl_c_goes_to_the_training_whatever_is_open(
+    live: RunWriter, monkeypatch: pytest.MonkeyPatch, keys: tuple[str, ...], shown: type[Any]
+) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(app_module.os, "kill", lambda pid, number: sent.append(number))
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, *keys)
+        assert isinstance(app.screen, shown)
+        await press(app, pilot, "ctrl+c")
+        assert sent == [signal.SIGINT]
+        assert isinstance(app.screen, shown)
+
+    use(live.folder, steps, attached=4321)
+
+
+def test_ctrl_c_goes_to_the_training_where_there_is_no_room(
+    live: RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(app_module.os, "kill", lambda pid, number: sent.append(number))
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("ctrl+c")
+        assert sent == [signal.SIGINT]
+
+    use(live.folder, steps, size=(60, 20), attached=4321)
 
 
 def test_an_attached_monitor_begins_with_the_run(live: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -309,7 +309,7 @@ def record(folder: Path) -> None:
             run.record_histogram("weights", [1, step], [0, 1, 2], step)
             run.record_image("samples", png(2, 2, [b"\0\xff\x00", b"\0\x00\xff"], 8, 0), step)
         run.record_table("notes", ["what", "n"], [["x", 1]])
-        run.record_table("model", ["path"], [["conv"]])
+        run.record_table("model", ["path", "output shape"], [["conv", None]])
         run.record_table(
             "kernels", ["op", "key", "candidate", "chosen by"], [["softmax", "k", "burnt", "measured"]]
         )
@@ -439,11 +439,35 @@ def test_kernels_and_plans_and_what_fell_back(tmp_path: Path) -> None:
     record(tmp_path / "run")
 
     async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "8")
+        assert text_of(app.screen.query_one("ModelPane Rows")).splitlines()[1].split() == ["conv", "-"]
         await press(app, pilot, "9", "right_square_bracket")
         assert "softmax" in text_of(app.screen.query_one("#kernels", Rows))
         plans = app.screen.query_one("#plans", Rows)
         assert "no sort" in text_of(plans)
         assert "1 of them fell back" in str(app.screen.query_one("#plans-title").render())
+
+    drive(tmp_path / "run", test)
+
+
+def test_kernels_are_told_apart_by_their_arguments(tmp_path: Path) -> None:
+    keys = [f"7d07|cpu Some One, 1 threads|training|x=float32 4d row {n}x8|eps=float" for n in (16, 32)]
+    with RunWriter.create(tmp_path / "run") as run:
+        run.record_table(
+            "kernels",
+            ["op", "key", "candidate", "chosen by"],
+            [["softmax", key, "burnt", "measured"] for key in keys],
+        )
+
+    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "K")
+        first, second = text_of(app.screen.query_one("#kernels", Rows)).splitlines()[1:3]
+        assert "training  x=float32 4d row 16x8  eps=float" in first
+        assert "training  x=float32 4d row 32x8  eps=float" in second
+        assert "2, on cpu Some One, 1 threads" in str(app.screen.query_one("#kernels-title").render())
+        app.screen.query_one("#kernels", Rows).focus()
+        await press(app, pilot, "down", "enter")
+        assert keys[1] in "".join(str(part.render()) for part in app.screen.query("Static"))
 
     drive(tmp_path / "run", test)
 

@@ -222,6 +222,8 @@ def test_what_is_smoothed_is_drawn_over_what_is_not() -> None:
             found |= {(x, y): cell for x, cell in enumerate(styled) if cell[1] in ("0", "-0")}
         return found
 
+    assert " raw " in plot.text().splitlines()[0]
+    assert " raw " not in alone.text()
     both, smoothed = cells(plot), cells(alone)
     assert {place: cell for place, cell in both.items() if cell[1] == "0"} == smoothed
     assert sum(style == "-0" for _, style in both.values()) > 50

@@ -13,8 +13,8 @@ from textual.pilot import Pilot
 
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.chart import Chart
-from burnt.monitor.compare import CompareScreen, colours, differences
-from burnt.monitor.curves import PALETTE
+from burnt.monitor.compare import CompareScreen, differences, looks
+from burnt.monitor.curves import LOOKS, PALETTE
 from burnt.monitor.model import Library
 from burnt.monitor.rows import Rows
 from burnt.train.store import RunWriter, Series
@@ -209,11 +209,11 @@ def test_configurations_differ_by_dotted_key() -> None:
     assert differences([{}, {}]) == {}
 
 
-def test_colours_are_the_runs_own_unless_taken() -> None:
-    views: Any = [SimpleNamespace(colour=number) for number in (3, 11, 0, 8)]
-    found = colours(views)
-    assert found[0] == PALETTE[3]
-    assert found[2] == PALETTE[1]  # 0 was taken by the run that found 3 taken
+def test_runs_look_as_they_always_do_and_later_ones_have_other_lines() -> None:
+    views: Any = [SimpleNamespace(colour=number) for number in (3, 11, 0, 35)]
+    found = looks(views)
+    assert found[:3] == [(PALETTE[3], "solid"), (PALETTE[3], "dashed"), (PALETTE[0], "solid")]
+    assert found[3] == LOOKS[1]  # its own is that of the first
     assert len(set(found)) == 4
 
 

@@ -90,6 +90,35 @@ def test_plans_are_told_with_their_kernels(tables):
     assert (row["kernels"], row["calls of torch's own"], row["fell back"]) == (2, 1, None)
 
 
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: nothing is planned")
+def test_plans_of_gradients_are_told_once_they_are_made(tables):
+    @codegen.fuse
+    def squared(x):
+        return (x * x).sum()
+
+    x = torch.rand(5, requires_grad=True)
+    result = squared(x)
+    tables.record()
+    assert "squared, gradients" not in tables.read("plans")[-1]
+    result.backward()
+    tables.record(last=True)
+    row = tables.read("plans")[-1]["squared, gradients"]
+    assert (row["kernels"], row["calls of torch's own"], row["fell back"]) == (1, 0, None)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: nothing is planned")
+def test_gradients_that_cannot_be_planned_are_told(tables, monkeypatch):
+    @codegen.fuse
+    def cubed(x):
+        return (x * x * x).sum()
+
+    monkeypatch.setattr("burnt.codegen.backward._derived", lambda *_: None)
+    cubed(torch.rand(5, requires_grad=True)).backward()
+    tables.record()
+    row = tables.read("plans")[-1]["cubed, gradients"]
+    assert (row["kernels"], row["fell back"]) == (None, "torch differentiates the plain function")
+
+
 def test_functions_that_are_gone_are_forgotten():
     @codegen.fuse
     def passing(x):

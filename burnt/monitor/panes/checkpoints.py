@@ -55,7 +55,7 @@ class CheckpointsPane(Pane):
                     f"{clean(name)} {_value_text(value)}  ",
                     "$success" if checkpoint is best and name == key else "",
                 )
-                for name, value in checkpoint.values.items()
+                for name, value in _in_order(checkpoint.values, key)
             ]
             rows.append(
                 (
@@ -97,6 +97,11 @@ def best_checkpoint(
             sign = -1 if better(name, config) == "lower" else 1
             return max(have, key=lambda one: sign * one[0])[1], name
     return None, ""
+
+
+def _in_order(values: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
+    """What tells the best first, then the other values of validation: the last ones may find no room."""
+    return sorted(values.items(), key=lambda one: (one[0] != key, not one[0].startswith("valid/")))
 
 
 def _value_text(value: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from burnt.monitor.dialogs import TextScreen
+from burnt.monitor.events import command_text, countdown, event_text
 from burnt.monitor.field import Field
 from burnt.monitor.filters import matcher
 from burnt.monitor.keys import FILTER, bindings
@@ -22,11 +22,11 @@ from burnt.monitor.line import update
 from burnt.monitor.model import RunView
 from burnt.monitor.panes.pane import Pane
 from burnt.monitor.rows import Cell, Column, Rows, cell
-from burnt.monitor.words import clean, clock_text, one_line, value_text
+from burnt.monitor.words import clock_text
 from burnt.train.store import Event
 from burnt.train.store.control import Command, waiting
 
-__all__ = ["EventsPane", "countdown", "event_text"]
+__all__ = ["EventsPane"]
 
 _COLUMNS = (
     Column("time"),
@@ -129,12 +129,10 @@ class EventsPane(Pane):
                     cell(_clock(command.time), "$dim"),
                     cell(""),
                     cell("command", "$primary"),
-                    cell(
-                        f"{_command(command.kind, command.value)}: sent by {command.sender}, not answered yet"
-                    ),
+                    cell(f"{asked}: sent by {command.sender}, not answered yet"),
                 ),
             )
-            for command in reversed(sent)
+            for command, asked in ((one, command_text(one.kind, one.value)) for one in reversed(sent))
         ]
         if (death := self._death()) is not None and self._matches(f"crashed {self.view.note}"):
             rows.append((None, death))
@@ -175,7 +173,7 @@ class EventsPane(Pane):
 
 def _row(event: Event) -> tuple[str, Sequence[Cell]]:
     """What a filter looks at, and the cells."""
-    text, kind = event_text(event), event.kind.replace("_", " ")
+    text, kind = event_text(event.kind, event.data), event.kind.replace("_", " ")
     style = _STYLES.get(event.kind, "")
     return f"{kind} {text}", (
         cell(_clock(event.time), "$dim"),
@@ -183,66 +181,6 @@ def _row(event: Event) -> tuple[str, Sequence[Cell]]:
         cell(kind, style),
         cell(text[:_LONGEST], style if event.kind == "error" else ""),
     )
-
-
-def countdown(events: Sequence[Event]) -> str:
-    """How long early stopping still waits, as the newest validation left it; empty if there is none."""
-    newest = next((event for event in reversed(events) if event.kind == "stopping"), None)
-    if newest is None:
-        return ""
-    data = newest.data
-    best = data.get("best")
-    best_text = value_text(best) if isinstance(best, float | int) else str(best)
-    return (
-        f"early stopping: {data.get('waited')} of {data.get('patience')} without a better "
-        f"{clean(str(data.get('metric')))} than {best_text}"
-    )
-
-
-def event_text(event: Event) -> str:
-    """What an event says beside its kind, on one line."""
-    data = event.data
-    match event.kind:
-        case "start" | "resume":
-            return f"pid {data.get('pid')} on {data.get('host')}"
-        case "end":
-            reason = data.get("reason")
-            state = str(data.get("state"))
-            return one_line(f"{state}: {reason}") if reason and reason != state else state
-        case "error":
-            return one_line(f"{data.get('error')}: {data.get('message')}")
-        case "command":
-            text = f"{_command(data.get('command'), data.get('value'))}: {data.get('status')}"
-            return text + (f", {data['reason']}" if data.get("reason") else "")
-        case "checkpoint":
-            return f"{data.get('path')}  {_values(data.get('values'))}"
-        case "epoch":
-            return f"{data.get('epoch')}  {_values(data.get('values'))}"
-        case "note":
-            return str(data.get("text"))
-        case "signal":
-            return str(data.get("signal"))
-        case "learning_rate":
-            value = data.get("value")
-            return "as the schedule says" if value is None else _value(value)
-        case _:
-            return "  ".join(f"{key} {_value(value)}" for key, value in data.items())
-
-
-def _command(kind: object, value: object) -> str:
-    return f"{kind}" if value is None else f"{kind} {_value(value)}"
-
-
-def _values(values: object) -> str:
-    if not isinstance(values, dict):
-        return ""
-    return "  ".join(f"{name} {_value(value)}" for name, value in values.items())
-
-
-def _value(value: object) -> str:
-    if isinstance(value, float) and math.isfinite(value):
-        return value_text(value)
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _clock(seconds: float) -> str:

@@ -6,14 +6,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from textual import on
 from textual.app import ComposeResult
 from textual.content import Content
 from textual.widgets import Static
 
+from burnt.monitor.dialogs import TextScreen
 from burnt.monitor.line import update
+from burnt.monitor.model import RunView
 from burnt.monitor.panes.pane import Pane
 from burnt.monitor.panes.tables import table_rows
 from burnt.monitor.rows import Cell, Column, Rows
+from burnt.monitor.words import clean
 from burnt.train.store import Artefact
 
 __all__ = ["TABLES", "KernelsPane"]
@@ -29,8 +33,12 @@ class KernelsPane(Pane):
     SHORT = "Kern"
     DEFAULT_CSS = """
     KernelsPane .table-title { height: 1; padding: 0 1; }
-    KernelsPane #plans { margin-bottom: 1; }
+    KernelsPane #kernels-title { margin-top: 1; }
     """
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self._tables: dict[str, Artefact | None] = {}
 
     def compose(self) -> ComposeResult:
         """Two tables with their titles."""
@@ -43,6 +51,15 @@ class KernelsPane(Pane):
         """They are artefacts."""
         return self.view.newest.artefact, len(self.view.attempts)
 
+    @on(Rows.Opened)
+    def opened(self, message: Rows.Opened) -> None:
+        """All of a row, as it was recorded."""
+        artefact = self._tables.get(str(message.rows.id))
+        if artefact is not None and isinstance(message.key, int):
+            row = zip(artefact.data["columns"], artefact.data["rows"][message.key], strict=False)
+            lines = [f"{name}: {value}" for name, value in row if value is not None]
+            self.app.push_screen(TextScreen(str(message.rows.id), "\n".join(lines)))
+
     def read(self) -> Callable[[], Any]:
         """The newest of both tables."""
         newest: dict[str, int] = {}
@@ -51,13 +68,24 @@ class KernelsPane(Pane):
                 newest[name.name] = name.id
         return partial(self._show, {name: self.view.artefact(id) for name, id in newest.items()})
 
+    def on_resize(self) -> None:
+        """Both tables have room."""
+        self._share()
+
+    def _share(self) -> None:
+        """Plans, which are fewer, have the room that they need, up to the half."""
+        plans = self.query_one("#plans", Rows)
+        plans.styles.height = min(len(plans.keys) + 1, max(self.size.height // 2 - 2, 3))
+
     def _show(self, tables: dict[str, Artefact | None]) -> None:
+        self._tables = tables
         for name in TABLES:
             artefact = tables.get(name)
             facts = f"{name}: the training has recorded none"
             if artefact is not None:
-                columns, rows = table_rows(artefact.data)
-                facts = f"{name}: {len(rows):,}"
+                data, machine = _readable(artefact.data)
+                columns, rows = table_rows(data)
+                facts = f"{name}: {len(rows):,}{machine}"
                 if _FELL_BACK in artefact.data["columns"]:
                     rows, fallen = _marked(rows, artefact.data["columns"].index(_FELL_BACK))
                     facts += (
@@ -65,13 +93,31 @@ class KernelsPane(Pane):
                     )
                 shown = self.query_one(f"#{name}", Rows)
                 shown.show(rows, columns=columns)
-                if name == "plans":
-                    shown.styles.height = min(len(rows) + 1, max(self.size.height // 2 - 2, 3))
             title, _, rest = facts.partition(":")
             update(
                 self.query_one(f"#{name}-title", Static),
                 Content.assemble((title, "bold"), (f" {rest}", "$dim")),
             )
+        self._share()
+
+
+def _readable(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The table of kernels with what tells its rows apart, and on which machine they run; others as they are.
+
+    A tuning key is ``version|machine|mode|argument|...``: its beginning is the same in all rows.
+    """
+    if table["columns"][:2] != ["op", "key"]:
+        return table, ""
+    keys = [str(key or "").split("|", 2) for _, key, *_ in table["rows"]]
+    machines = list(dict.fromkeys(key[1] for key in keys if len(key) == 3))
+    rows = []
+    for (op, _, *others), key in zip(table["rows"], keys, strict=True):
+        arguments = key[-1].split("|")
+        if len(key) == 3 and len(machines) > 1:
+            arguments.append(key[1])
+        rows.append([op, "  ".join(arguments), *others])
+    columns = [table["columns"][0], "arguments", *table["columns"][2:]]
+    return {"columns": columns, "rows": rows}, f", on {clean('; '.join(machines))}" if machines else ""
 
 
 def _marked(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -37,7 +38,8 @@ class LogPane(Pane):
         self._following = True
         self._wanted = ""
         self._lines: Sequence[LogLine] = ()
-        self._made: dict[int, tuple[str, Sequence[Cell]]] = {}  # what was searched for, and cells, by line
+        self._made: dict[int, tuple[str, Sequence[Cell], bool]] = {}  # by line: search, cells, a match
+        self._hits: Sequence[int] = ()  # which lines are matches
 
     def compose(self) -> ComposeResult:
         """The lines, and a field to search in."""
@@ -51,23 +53,43 @@ class LogPane(Pane):
     def read(self) -> Callable[[], Any]:
         """New lines."""
         lines = self.view.log_lines()
-        return partial(self._show, lines, self._rows(lines))
+        return partial(self._show, lines, *self._rows(lines))
 
-    def _rows(self, lines: Sequence[LogLine]) -> list[tuple[object, Sequence[Cell]]]:
-        """The lines as rows of the table; cells are made for new lines only, of which there are few."""
+    def _rows(self, lines: Sequence[LogLine]) -> tuple[list[tuple[object, Sequence[Cell]]], list[int]]:
+        """The lines as rows of the table, and which are matches; made for new lines only, which are few."""
         wanted, known, made = self._wanted, self._made, {}
         for line in lines:
             before = known.get(line.id)
-            made[line.id] = before if before and before[0] == wanted else (wanted, _cells(line, wanted))
+            if before and before[0] == wanted:
+                made[line.id] = before
+            else:
+                # The whole line is searched, of which its row may have the beginning only.
+                hit = bool(wanted) and wanted in clean(line.text).lower()
+                made[line.id] = wanted, _cells(line, wanted), hit
         self._made = made
-        return [(id, cells) for id, (_, cells) in made.items()]
+        hits = [number for number, (_, _, hit) in enumerate(made.values()) if hit]
+        return [(id, cells) for id, (_, cells, _) in made.items()], hits
 
-    def _show(self, lines: Sequence[LogLine], shown: Sequence[tuple[object, Sequence[Cell]]]) -> None:
-        self._lines = lines
+    def _show(
+        self, lines: Sequence[LogLine], shown: Sequence[tuple[object, Sequence[Cell]]], hits: Sequence[int]
+    ) -> None:
+        self._lines, self._hits = lines, hits
         rows = self.query_one(Rows)
         rows.show(shown)
         if self._following:
             rows.action_last()
+        self._count()
+
+    def _count(self) -> None:
+        """Say beside the search which match the cursor is on, of how many."""
+        text, rows = "", self.query_one(Rows)
+        if self._wanted:
+            all_of_them = f"{len(self._hits):,}"
+            at = bisect_left(self._hits, rows.cursor)
+            here = at < len(self._hits) and self._hits[at] == rows.cursor
+            matches = "match" if len(self._hits) == 1 else "matches"
+            text = f"match {at + 1:,} of {all_of_them}" if here else f"{all_of_them} {matches}"
+        self.query_one(Field).remark(text)
 
     @on(Rows.Opened)
     def opened(self, message: Rows.Opened) -> None:
@@ -82,6 +104,7 @@ class LogPane(Pane):
         """Who goes up stops following; who comes to the end follows again."""
         rows = self.query_one(Rows)
         self._following = rows.cursor >= len(rows.keys) - 1
+        self._count()
 
     def action_follow(self) -> None:
         """Follow, or stay."""
@@ -94,6 +117,13 @@ class LogPane(Pane):
         """Type what to look for."""
         self.query_one(Field).open()
 
+    @on(Field.Changed)
+    def changed(self, message: Field.Changed) -> None:
+        """What is typed has not been looked for yet."""
+        message.stop()
+        if message.value.lower() != self._wanted:
+            self.query_one(Field).remark("")
+
     @on(Field.Closed)
     def closed(self, message: Field.Closed) -> None:
         """Mark the matches and go to the last one."""
@@ -101,7 +131,7 @@ class LogPane(Pane):
         self._wanted = message.field.value.lower()
         rows = self.query_one(Rows)
         rows.focus()
-        self._show(self._lines, self._rows(self._lines))
+        self._show(self._lines, *self._rows(self._lines))
         if self._wanted:
             self._following = False
             rows.cursor = len(rows.keys)
@@ -113,15 +143,15 @@ class LogPane(Pane):
             self.action_search()
             return
         rows = self.query_one(Rows)
-        number = rows.cursor if here else rows.cursor + direction
-        while 0 <= number < len(self._lines):
-            if self._wanted in clean(self._lines[number].text).lower():
-                self._following = False
-                rows.cursor = number
-                return
-            number += direction
-        found = any(self._wanted in clean(line.text).lower() for line in self._lines)
-        where = ("earlier" if direction < 0 else "later") if found else "in the log"
+        if direction < 0:
+            at = bisect_right(self._hits, rows.cursor if here else rows.cursor - 1) - 1
+        else:
+            at = bisect_right(self._hits, rows.cursor)
+        if 0 <= at < len(self._hits):
+            self._following = False
+            rows.cursor = self._hits[at]
+            return
+        where = ("earlier" if direction < 0 else "later") if self._hits else "in the log"
         self.notify(f"{self._wanted!r} is not found {where}", markup=False)
 
 

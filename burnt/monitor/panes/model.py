@@ -12,7 +12,8 @@ from textual.widgets import Static
 
 from burnt.monitor.line import update
 from burnt.monitor.panes.pane import Pane
-from burnt.monitor.rows import Cell, Column, Rows, cell
+from burnt.monitor.panes.tables import table_rows
+from burnt.monitor.rows import Cell, Column, Rows
 from burnt.monitor.words import clean
 
 __all__ = ["ModelPane"]
@@ -37,9 +38,9 @@ class ModelPane(Pane):
     def read(self) -> Callable[[], Any]:
         """The newest table."""
         tables = self.view.artefacts("table", "model")
-        return partial(self._show, tables[-1].data if tables else None)
+        return partial(self._show, table_rows(tables[-1].data) if tables else None)
 
-    def _show(self, table: dict[str, Any] | None) -> None:
+    def _show(self, table: tuple[Sequence[Column], Sequence[tuple[object, Sequence[Cell]]]] | None) -> None:
         config = self.view.config or {}
         facts = [(name, config[name]) for name in _FACTS if config.get(name) is not None]
         parts: list[tuple[str, str]] = []
@@ -47,19 +48,6 @@ class ModelPane(Pane):
             text = f"{value:,}" if isinstance(value, int) else str(value)
             parts += [(f" {name} ", "$dim"), (f"{clean(text)} ", "")]
         update(self.query_one(Static), Content.assemble(*parts))
-        if table is None:
-            return
-        names = [str(name) for name in table["columns"]]
-        numbers = [all(isinstance(row[i], int | float) for row in table["rows"]) for i in range(len(names))]
-        columns = [
-            Column(clean(name), right=right, grows=i == 0)
-            for i, (name, right) in enumerate(zip(names, numbers, strict=True))
-        ]
-        rows: list[tuple[object, Sequence[Cell]]] = [
-            (number, [cell(_text(value)) for value in row]) for number, row in enumerate(table["rows"])
-        ]
-        self.query_one(Rows).show(rows, columns=columns)
-
-
-def _text(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int | float) else str(value)
+        if table is not None:
+            columns, rows = table
+            self.query_one(Rows).show(rows, columns=columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
@@ -38,13 +39,13 @@ class Pane(Vertical):
         self._asked = 0
         self._seen: object = None
 
+    @abstractmethod
     def read(self) -> Callable[[], Any] | None:
         """In the reading thread: read what is shown; returns what shows it in the app's thread.
 
         Raises:
             BurntError: it cannot be read, which the pane then says.
         """
-        raise NotImplementedError
 
     def token(self) -> object:
         """What is shown depends on this alone: as long as it is the same, nothing is read."""

@@ -193,8 +193,8 @@ def send(folder: str | os.PathLike[str], kind: str, value: object = None) -> str
             where=os.fspath(folder),
             expected="a training that runs",
             found=state + (f": {attempt.end_reason}" if attempt.end_reason not in (None, state) else ""),
-            hint="if it has more to do, start it again with resume=True in the program, or where the program "
-            f"takes both: burnt train ... folder={os.fspath(folder)} resume=true",
+            hint="to train it further, start its program again, if that takes these settings: "
+            f"burnt train PROGRAM folder={os.fspath(folder)} resume=true",
         )
     now = time.time_ns()
     # Names in order of sending, so that the training needs no more than their order.
