@@ -32,7 +32,7 @@ def candidates(names: list[str], device: torch.device, quick: bool) -> None:
     effort = tuner._Effort(0.2, 1, 3) if quick else tuner._Effort(1.5, 1, 15)
     for name in names or list(kernels.OPS):
         op = kernels.OPS[name]
-        for args in op.examples(device) if op.examples is not None else ():
+        for args in op.example_args(device):
             for training in (False, True):
                 given = with_gradients(args) if training else list(args)
                 able = runnable(op, given)

@@ -67,6 +67,37 @@ def test_the_kernel_is_as_printed(tmp_path: Path) -> None:
     assert run(code, tmp_path) == printed
 
 
+OP_OF_ONES_OWN = next(
+    block
+    for _, block in FENCE.findall((ROOT / "docs" / "kernels.md").read_text())
+    if "def forward_kernel" in block
+)
+OTHER_INPUTS = """
+    x, bias, wide = torch.randn(6, 40), torch.randn(40), torch.randn(40, 2)
+    for args in [
+        (x, bias), (x, wide[:, 0]), (x, bias[:1]), (x, bias[0]), (x, bias[None]), (x.t(), bias[:6]),
+        (x, wide[:1, 0].expand(40)), (x[:, ::2], bias[:20]), (x.int(), bias), (x.int(), bias.int()),
+        (x, bias.int()), (x, bias.double()), (x.double(), bias), (x[0], bias), (x[0, 0], bias[0]),
+        (x.view(2, 3, 40), bias), (x[:, :1], bias), (x[:0], bias), (x[:, :0], bias[:0]), (x, bias > 0),
+    ]:
+        args = [a.to(DEVICE) for a in args]
+        torch.testing.assert_close(bias_relu2(*args), bias_relu2.reference(*args))
+        given = [a.detach().requires_grad_() if a.is_floating_point() else a for a in args]
+        wanted = [a for a in given if a.requires_grad]
+        ours, theirs = bias_relu2(*given), bias_relu2.reference(*given)
+        if wanted:
+            gradients = torch.autograd.grad(theirs.sum(), wanted)
+            torch.testing.assert_close(torch.autograd.grad(ours.sum(), wanted), gradients)
+    assert bias_relu2.chosen(x.to(DEVICE), bias.to(DEVICE)).candidate.name == "mine"
+"""
+
+
+@NEEDS_A_COMPILER
+def test_the_op_of_ones_own_is_right_for_all_that_its_reference_takes(tmp_path: Path) -> None:
+    assert sum(bool(line.strip()) for line in OP_OF_ONES_OWN.splitlines()) <= 60
+    run(OP_OF_ONES_OWN + OTHER_INPUTS, tmp_path)
+
+
 def test_links_lead_somewhere() -> None:
     for document in [*DOCUMENTS, ROOT / "CONTRIBUTING.md"]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", FENCE.sub("", document.read_text())):

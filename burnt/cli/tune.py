@@ -43,8 +43,6 @@ def run(
     Raises:
         UsageError: there is no such op, module, device or dtype, or an op that is named has no examples.
     """
-    import torch
-
     from burnt.kernels import OPS
 
     for module in modules:
@@ -63,13 +61,7 @@ def run(
                 f"the op {name} has no examples to be measured with",
                 hint=f"@kernels.op(examples=lambda device: [...]), tuples of arguments for {name}",
             )
-    try:
-        torch.empty(1, device=device)
-        on = torch.device(device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(
-            f"torch cannot use the device {device!r}", found=str(error).partition("\n")[0], hint="burnt info"
-        ) from None
+    on = _device(device)
     kinds = [_dtype(name) for name in dtypes] or [None]
     store = Store()
     _usable(store)
@@ -83,7 +75,12 @@ def run(
         if time.monotonic() > end:
             left[op.name] = None
             continue
-        for args, kind in [(args, kind) for args in op.examples(on) for kind in kinds]:
+        try:
+            examples = op.example_args(on)
+        except Exception as error:  # of any kind: the other ops are measured all the same
+            problems.append(f"{op.name}, its examples: {type(error).__name__}: {error}")
+            continue
+        for args, kind in [(args, kind) for args in examples for kind in kinds]:
             if time.monotonic() > end:
                 left[op.name] = None
                 break
@@ -100,6 +97,31 @@ def run(
     if left:
         print(f"left out for want of time: {', '.join(left)}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _device(name: str) -> Any:
+    import torch
+
+    try:
+        torch.empty(1, device=name)
+        return torch.device(name)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(
+            f"torch cannot use the device {name!r}", found=str(error).partition("\n")[0], hint="burnt info"
+        ) from None
+
+
+def _refuse_unknown(name: str | None, rows: Iterable[Row]) -> None:
+    """Raise where there is no op of a name, and nothing was measured of one that is not imported now."""
+    from burnt.kernels import OPS
+
+    known = {*OPS, *(row.op for row in rows)}
+    if name is not None and name not in known:
+        close = nearest(name, known)
+        raise UsageError(
+            f"there is no op {name!r}, and nothing was measured of one",
+            hint=f"{close}?" if close else "`burnt tune show` lists what was measured",
+        )
 
 
 def _dtype(name: str) -> Any:
@@ -185,8 +207,14 @@ def _usable(store: Store) -> None:
 
 
 def show(name: str | None, as_json: bool) -> int:
-    """Print the table, or an op's part of it."""
-    rows = [row for row in Store().rows() if name is None or row.op == name]
+    """Print the table, or an op's part of it.
+
+    Raises:
+        UsageError: there is no such op.
+    """
+    found = Store().rows()
+    _refuse_unknown(name, found)
+    rows = [row for row in found if name is None or row.op == name]
     if as_json:
         print_json([row._asdict() for row in rows])
     elif rows:
@@ -208,6 +236,8 @@ def _print(rows: Iterable[Row]) -> None:
         for row in sorted(found, key=lambda r: math.inf if r.ms is None else r.ms):
             won = row.ms is not None and row.ms == best
             state = Cell(row.status, "" if row.status == "ok" else "bold red")
+            if row.status == "ok" and row.note:
+                state = Cell("ok (disturbed)", "yellow")
             table.append(
                 [
                     row.op,
@@ -216,7 +246,7 @@ def _print(rows: Iterable[Row]) -> None:
                     "" if row.ms is None else f"{row.ms:.4g}",
                     "" if row.ms is None else f"{row.ms / best:.2f}",
                     age_text(time.time() - row.at) if row.at else "now",
-                    row.note or row.key.split("|", 3)[-1].replace("|", "  "),
+                    row.note if row.ms is None else row.key.split("|", 3)[-1].replace("|", "  "),
                 ]
             )
     columns = ["op", "candidate", "state", "ms", "of best", "age", "for"]
@@ -232,19 +262,23 @@ def export(path: str, name: str | None, device: str | None = None) -> int:
         device: what was measured on it alone, as torch names it; None is all devices.
 
     Raises:
-        UsageError: there is nothing to write.
+        UsageError: there is nothing to write, no such op or device, or no such folder.
     """
-    rows = [row for row in Store().rows() if name is None or row.op == name]
+    if not Path(path).parent.is_dir():
+        raise UsageError(f"the folder {str(Path(path).parent)!r} of {path} does not exist")
+    found = Store().rows()
+    _refuse_unknown(name, found)
+    rows = [row for row in found if name is None or row.op == name]
     if device is not None:
-        import torch
-
         from burnt.kernels.choice import machine
 
-        on = torch.device(device)
+        on = _device(device)
         here = machine(on.type, on.index or 0)
         rows = [row for row in rows if row.machine == here]
     if not rows:
-        raise UsageError("nothing was measured yet", hint="burnt tune run")
+        of_op = "" if name is None else f" of {name}"
+        on_device = "" if device is None else f" on {device}"
+        raise UsageError(f"nothing was measured yet{of_op}{on_device}", hint="burnt tune run")
     write_table(Path(path), rows)
     Page().line(f"{len(rows)} rows written to {path}")
     return 0
@@ -261,8 +295,13 @@ def load(path: str) -> int:
 
 
 def clear(name: str | None) -> int:
-    """Delete the table's rows, or an op's; a damaged table is moved aside."""
+    """Delete the table's rows, or an op's; a damaged table is moved aside.
+
+    Raises:
+        UsageError: there is no such op.
+    """
     store = Store()
     _usable(store)
+    _refuse_unknown(name, store.rows())
     Page().line(f"{store.clear(name)} rows deleted")
     return 0

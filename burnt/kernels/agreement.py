@@ -35,15 +35,15 @@ class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
-class Meddled(Exception):
-    """A call has changed what it was given; the text says what."""
-
-
-def results_of(call: Callable[..., Any], args: Sequence[Any]) -> list[Tensor]:
+def results_of(
+    call: Callable[..., Any], args: Sequence[Any], given: list[Tensor] | None = None
+) -> list[Tensor]:
     """The results of a call, and the gradients of the arguments that want one, for fixed cotangents.
 
-    Raises:
-        Meddled: the backward has changed a cotangent.
+    Args:
+        call: the function.
+        args: its arguments.
+        given: where to note the cotangents that its backward was given.
     """
     made = call(*args)
     results = list(made) if isinstance(made, tuple | list) else [made]
@@ -52,18 +52,17 @@ def results_of(call: Callable[..., Any], args: Sequence[Any]) -> list[Tensor]:
     if not (torch.is_grad_enabled() and wanted and roots):
         return [r.detach() for r in results]
     pulls = [_cotangent(r) for r in roots]
+    if given is not None:
+        given += pulls
     found = torch.autograd.grad(roots, wanted, pulls, allow_unused=True)
-    for i, (pull, root) in enumerate(zip(pulls, roots, strict=True)):
-        if not torch.equal(pull, _cotangent(root)):
-            raise Meddled(f"its backward changes the cotangent {i}")
     gradients = [torch.zeros_like(a) if g is None else g for a, g in zip(wanted, found, strict=True)]
     return [*(r.detach() for r in results), *gradients]
 
 
-def _cotangent(result: Tensor) -> Tensor:
-    """Of a result: numbers that differ between neighbours, and are exact in every dtype."""
-    numbers = (torch.arange(result.numel(), device=result.device) % 7 - 2.5) / 4
-    return numbers.view(result.shape).to(result.dtype)
+def _cotangent(like: Tensor) -> Tensor:
+    """Numbers that differ between neighbours, and are exact in every dtype."""
+    numbers = (torch.arange(like.numel(), device=like.device) % 7 - 2.5) / 4
+    return numbers.view(like.shape).to(like.dtype)
 
 
 class Truth:
@@ -92,16 +91,17 @@ class Truth:
 
     def wrong(self, call: Callable[..., Any]) -> str | None:
         """What is wrong with a candidate, or None. It is called once; arguments it changes are put back."""
+        given: list[Tensor] = []
         try:
-            results = results_of(call, self.args)
-        except Meddled as meddled:
-            self.restored()
-            return str(meddled)
-        except BaseException:
-            self.restored()
-            raise
-        changed = self.restored()
-        return f"changes its argument {changed}" if changed is not None else self.mismatch(results)
+            results = results_of(call, self.args, given)
+        finally:
+            changed = self.restored()
+        if changed is not None:
+            return f"changes its argument {changed}"
+        for i, cotangent in enumerate(given):
+            if not torch.equal(cotangent, _cotangent(cotangent)):
+                return f"its backward changes the cotangent {i}"
+        return self.mismatch(results)
 
     def restored(self) -> str | None:
         """Put back what was changed of the arguments; the name of the first that was."""

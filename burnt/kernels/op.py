@@ -222,25 +222,24 @@ class Op(Dissolving, Generic[P, R]):
         """
         found = []
         for i, example in enumerate(() if self.examples is None else self.examples(device)):
-            missing = "no tuple of arguments"
-            if isinstance(example, tuple | list):
-                full = (*example, *self.defaults[len(example) :])
-                names = [
-                    n for n, v in zip(self.positions, full, strict=False) if v is inspect.Parameter.empty
-                ]
-                if len(example) <= self.arity and not names:
-                    found.append(full)
-                    continue
-                missing = f"without {', '.join(names)}" if names else f"one of {len(example)} arguments"
             given = example if isinstance(example, tuple | list) else [example]
+            full = (*given, *self.defaults[len(given) :])
+            missing = [n for n, v in zip(self.positions, full, strict=False) if v is inspect.Parameter.empty]
+            if given is not example:
+                fault = "no tuple of arguments"
+            elif missing:
+                fault = f"without {', '.join(missing)}"
+            elif len(given) > self.arity:
+                fault = f"one of {len(given)} arguments"
+            else:
+                found.append(full)
+                continue
             raise DefinitionError(
-                f"the example {i} of the op {self.name} is {missing}",
+                f"the example {i} of the op {self.name} is {fault}",
                 where=f"{self.reference.__module__}.{self.reference.__qualname__}",
                 expected=f"arguments for {self.name}{signature_text(self)}",
                 found=", ".join(described(a) for a in given),
-                hint="examples=lambda device: [(x,)], with a comma, for one argument"
-                if given is not example
-                else None,
+                hint="[(x,)], with a comma, for one argument" if given is not example else None,
             )
         return found
 

@@ -47,7 +47,7 @@ class Row(NamedTuple):
             one that does not compile or run. ``"pruned"`` for one that was not tried, as `tune` returns it:
             no table keeps it.
         ms: the median time of a call, where it is ok.
-        note: what was wrong.
+        note: what was wrong; of one that is ok, that its samples scatter too much to be relied upon.
         at: when it was measured, as a Unix time.
     """
 

@@ -55,6 +55,7 @@ _ROTATED = 64 << 20
 """Bytes of inputs that calls take turns with on a CPU, so that none finds its own in a cache."""
 _MOST_SETS = 8  # of inputs, on a CPU; on a GPU four times as many, as small ones take no time
 _DROPPED_AT = 3.0  # times the best
+_CALM = 0.25  # of the median: what the middle half of samples may span
 _PATIENCE = 90.0  # seconds that compilers are waited for: some to start them, and for each configuration 0.3
 
 _active = threading.local()
@@ -264,6 +265,19 @@ class _Run:
         """The median of its samples."""
         return statistics.median(self.times)
 
+    @property
+    def scatter(self) -> float:
+        """What the middle half of its samples spans, as a part of the median."""
+        if len(self.times) < 2:
+            return 0.0
+        low, median, high = statistics.quantiles(self.times, n=4)
+        return (high - low) / median
+
+    def row(self, key: str) -> Row:
+        """What the table keeps of it."""
+        note = "" if self.scatter <= _CALM else f"disturbed: samples differ by {self.scatter:.0%}"
+        return Row(key, self.name, "ok", self.seconds * 1e3, note)
+
 
 class _Race:
     """The candidates of an op for some arguments: checked, and timed beside one another.
@@ -308,7 +322,7 @@ class _Race:
             if config is not None and written(candidate, config) not in known:
                 self.enter(candidate, config, self.compiling(candidate, config))
                 self.take_turns()
-        self.rows += [Row(self.key, run.name, "ok", run.seconds * 1e3) for run in self.runs]
+        self.rows += [run.row(self.key) for run in self.runs]
 
     def entrants(self, known: set[str]) -> list[tuple[Candidate, dict[str, Any] | None]]:
         """What is to be measured: not known yet, and estimated to be worth it."""
@@ -384,8 +398,10 @@ class _Race:
             return self.clock.sampler(call, self.inputs)
 
     def take_turns(self) -> None:
-        """Rounds until the time is up."""
-        for turn in range(self.settings.rounds):
+        """Rounds until the time is up, up to twice as many where something else disturbs them."""
+        for turn in range(2 * self.settings.rounds):
+            if turn >= self.settings.rounds and all(run.scatter <= _CALM for run in self.alive):
+                break
             self.round(self.alive, turn)
             if self.left <= 0:
                 break

@@ -95,6 +95,53 @@ def test_export_of_a_device(capsys, desk):
     assert [row.machine for row in read_table(desk / "out.json")] == [here]
 
 
+def test_export_says_what_is_not_there(capsys):
+    Store().add(ROWS)
+    assert main(["tune", "export", "nowhere/out.json"]) == 2
+    assert "the folder 'nowhere' of nowhere/out.json does not exist" in capsys.readouterr().err
+    assert main(["tune", "export", "out.json", "--device", "toaster"]) == 2
+    assert "torch cannot use the device 'toaster'" in (err := capsys.readouterr().err)
+    assert "burnt info" in err
+    if not torch.cuda.is_available():
+        assert main(["tune", "export", "out.json", "--device", "cuda"]) == 2
+        assert "torch cannot use the device 'cuda'" in capsys.readouterr().err
+    assert main(["tune", "export", "out.json", "softmax"]) == 2
+    assert "nothing was measured yet of softmax" in capsys.readouterr().err
+    assert main(["tune", "export", "out.json", "--device", "cpu"]) == 2
+    assert "nothing was measured yet on cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["export", "out.json"], ["clear"], ["show"]])
+def test_an_unknown_op_is_named_with_the_nearest(capsys, command):
+    Store().add([*ROWS, ROWS[0]._replace(key="of_mine|a|cpu|inference|x=float32 1d row 1x64")])
+    assert main(["tune", *command, "sofmax"]) == 2
+    assert "there is no op 'sofmax'" in (err := capsys.readouterr().err)
+    assert "softmax?" in err
+    assert main(["tune", *command, "of_min"]) == 2
+    assert "of_mine?" in capsys.readouterr().err  # it was measured, and is not imported now
+    assert main(["tune", *command, "of_mine"]) == 0
+
+
+def test_examples_that_cannot_be_used_are_told_and_the_others_measured(capsys, example):
+    @kernels.op(examples=lambda device: [(torch.ones(10), torch.ones(10)), (torch.ones(10),)])
+    def added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y
+
+    assert main(["tune", "run", "added", "negated", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert "the example 1 of the op added is without y" in err
+    assert {row["key"].split("|")[0] for row in json.loads(out)} == {"negated"}
+
+
+def test_what_was_disturbed_is_marked(capsys):
+    Store().add([ROWS[0], ROWS[1]._replace(note="disturbed: samples differ by 80%")])
+    assert main(["tune", "show"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "ok (disturbed)" in lines[1]
+    assert "float32 1d row 1x64" in lines[1]
+    assert "disturbed" not in lines[2]
+
+
 def test_run_imports_ops_of_ones_own(capsys, desk):
     (desk / "ops_of_mine.py").write_text(
         "import torch\nfrom burnt import kernels\n\n"

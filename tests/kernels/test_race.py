@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -22,7 +23,7 @@ from burnt.kernels.op import Op
 from burnt.kernels.store import Row, Store
 from burnt.kernels.tuner import rotated, tune
 
-COSTS = {"vendor": 2.0}
+COSTS: dict[str, Any] = {"vendor": 2.0}
 
 
 class Clock:
@@ -50,7 +51,8 @@ class Clock:
 
 
 def _cost(name: str) -> float:
-    return COSTS.get(name, 1.0) * 1e-3
+    cost = COSTS.get(name, 1.0)
+    return (cost if isinstance(cost, float) else next(cost)) * 1e-3
 
 
 def _name(call: Any) -> str:
@@ -109,6 +111,20 @@ def test_who_is_far_behind_drops_out(op: Op[..., Any]) -> None:
     assert names.count("slow") == 1
     assert names.count("late") == names.count("fast") == 7
     assert {row.config: row.ms for row in rows}["slow"] == 3.5  # what was seen of it is kept
+
+
+def test_samples_that_scatter_are_taken_again_and_marked(op: Op[..., Any]) -> None:
+    entered(op, "calm", itertools.cycle((1.0, 1.1)))
+    entered(op, "restless", itertools.cycle((1.0, 2.0)))
+    clock = Clock()
+    rows = {row.config: row.note for row in tune(op, (torch.randn(64),), clock=clock)}
+    assert rows == {"vendor": "", "calm": "", "restless": "disturbed: samples differ by 67%"}
+    assert sampled(clock) == ["vendor", "calm", "restless"] * 14
+    # Once it has calmed down no more are taken.
+    entered(op, "restless", itertools.chain((1.0, 2.0), itertools.repeat(1.0)))
+    clock = Clock()
+    tune(op, (torch.randn(64),), clock=clock)
+    assert sampled(clock) == ["vendor", "calm", "restless"] * 7
 
 
 def test_time_is_limited(op: Op[..., Any]) -> None:

@@ -158,7 +158,7 @@ def test_of_several_arguments_the_one_that_was_changed_is_named() -> None:
     found = {row.config: (row.status, row.note) for row in tuner.tune(weighed, args)}
     assert found["scaling the weight"] == ("wrong", "changes its argument weight")
     assert found["failing late"] == ("failed", "RuntimeError: too late")
-    assert found["right"] == ("ok", "")
+    assert found["right"][0] == "ok"
 
 
 def test_a_backward_that_changes_its_cotangents_is_banned(op: Op[..., Any]) -> None:
@@ -184,7 +184,7 @@ def test_a_backward_that_changes_its_cotangents_is_banned(op: Op[..., Any]) -> N
     found = {row.config: (row.status, row.note) for row in tuner.tune(op, (x,))}
     assert found["in place"] == ("wrong", "its backward changes the cotangent 0")
     assert found["zeroing"] == ("wrong", "changes its argument x")
-    assert found["vendor"] == found["generated"] == ("ok", "")
+    assert found["vendor"][0] == found["generated"][0] == "ok"
 
 
 def test_a_wrong_result_that_is_not_finite_is_banned(op: Op[..., Any]) -> None:

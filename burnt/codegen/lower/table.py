@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from burnt.codegen.ir import Expr, Index, Ix, Value
+from burnt.errors import BurntError, DefinitionError
 
 aten = torch.ops.aten
 Lowering = Callable[..., Any]
@@ -63,14 +65,52 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def lowered(*ops: Any) -> Callable[[F], F]:
-    """Register a lowering: called with the FX node's meta and its arguments, tensors as Values."""
+    """Register a lowering: a decorator.
+
+    Functions that are traced from then on use it; those that have their plan keep it.
+
+    Args:
+        ops: overloads, such as ``torch.ops.aten.relu.default``. The function is called with the node's meta
+            tensor and the op's arguments, tensors as Values.
+
+    Raises:
+        DefinitionError: an op stands for several overloads.
+    """
+    for op in ops:
+        if callable(getattr(op, "overloads", None)):
+            raise DefinitionError(
+                f"a lowering cannot be registered for {op}, which has several overloads",
+                where="burnt.codegen.lower.lowered",
+                expected="an overload, of which a traced function is made",
+                found=f"torch.ops.{op}",
+                hint=" or ".join(f"torch.ops.{op}.{name}" for name in op.overloads()[:3]),
+            )
 
     def register(fn: F) -> F:
         for op in ops:
-            LOWERINGS[op] = fn
+            LOWERINGS[op] = _named(fn, op)
         return fn
 
     return register
+
+
+def _named(fn: Lowering, op: Any) -> Lowering:
+    """A lowering whose own faults are told with its name."""
+
+    @functools.wraps(fn)
+    def call(meta: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return fn(meta, *args, **kwargs)
+        except (Unlowered, BurntError, RecursionError):
+            raise
+        except Exception as error:
+            raise DefinitionError(
+                f"the lowering of {op} raises {type(error).__name__}",
+                where=f"{fn.__module__}.{fn.__qualname__}",
+                found=str(error),
+            ) from error
+
+    return call
 
 
 def broadcast(value: Value, shape: Sequence[int]) -> Callable[[Index], Expr]:
@@ -99,7 +139,18 @@ def operand(value: Any, shape: Sequence[int], dtype: torch.dtype) -> Callable[[I
 
 
 def pointwise(name: str, meta: torch.Tensor, inputs: Sequence[Any], dtype: torch.dtype) -> Value:
-    """An operation on inputs in one dtype, element by element."""
+    """An operation on inputs in one dtype, element by element.
+
+    Args:
+        name: a word that every printer knows. Of any numbers: ``identity add sub mul neg abs sign relu
+            maximum minimum fmax fmin``, and with a bool as the result ``eq ne lt le gt ge``. Of integers:
+            ``and or xor not``. Of floats: ``div reciprocal sqrt rsqrt pow exp exp2 expm1 log log2 log10
+            log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh atan2 erf erfc sigmoid floor
+            ceil trunc round copysign fmod``.
+        meta: a tensor of the result's shape and dtype.
+        inputs: values, which are broadcast, and numbers.
+        dtype: that the inputs are converted to.
+    """
     if meta.dtype.is_complex or dtype.is_complex:
         raise Unlowered
     shape = tuple(meta.shape)
