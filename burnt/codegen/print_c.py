@@ -32,7 +32,7 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.passes import LANES, lane_of, unguarded
-from burnt.codegen.print_c_elements import Elements
+from burnt.codegen.print_c_elements import Elements, has_neighbours
 from burnt.codegen.print_c_folds import MOVES, Accumulator, Exponentials, Squares, accumulators
 from burnt.codegen.print_c_phases import period_of, phases
 from burnt.codegen.print_c_random import BLOCK, Words, words_of
@@ -61,7 +61,15 @@ _STRIP = 16  # elements of float16 that are converted together: those of the wid
 _LINE = 64  # bytes of memory that come together
 _CACHE = 1 << 19  # bytes that stay in a core's second cache from one pass to the next
 
+# When a turn stores neighbours, gcc packs what they come from into vectors. gcc before 14 (but for 11.5, 12.4
+# and 13.3; its bug 114375) drops the order of packed loads that are under a test. It packs nothing in a loop
+# with such a statement, and has no other way to be told so.
 _HELPERS = """
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 14
+#define LOADS_UNDER_TESTS __asm__ volatile("")
+#else
+#define LOADS_UNDER_TESTS
+#endif
 static inline int64_t pick_i64(int t, int64_t a, int64_t b)
 {
     return (a & -(int64_t)t) | (b & ((int64_t)t - 1));
@@ -277,9 +285,15 @@ class _Printer(Elements):
         self.squares, self.halves = {}, {}
 
     def bodies(self, stores: Sequence[Store]) -> None:
-        names = self.exprs([_unrounded(step) for step in stores])
+        values = [_unrounded(step) for step in stores]
+        first: list[Expr] = []
+        if has_neighbours(stores):
+            # Between two choices by the same test they would come under it (`LOADS_UNDER_TESTS`).
+            first = [e for e in unguarded(values) if e.op == "load" and not e.args]
+        names = self.exprs(values, first)
         for step, name in zip(stores, names, strict=True):
             self.put(step, name)
+        self.end_of_body(stores)
 
     def threaded(self, last: Var, stores: Sequence[Store]) -> None:
         """Stores for every turn of a loop, which is cut for the threads."""
@@ -720,6 +734,7 @@ class _Printer(Elements):
         begun = self.lane_by_lane()
         for acc, value in zip(squares, self.exprs([acc.step.body for acc in squares]), strict=True):
             self.put_lines(acc.first(value))
+        self.end_of_body(())
         self.close(begun + 1)
         self.in_lanes([line for acc in squares for line in acc.begun(f"end - ({start})")])
         if self.lane is not None:
@@ -747,6 +762,7 @@ class _Printer(Elements):
         self.line(f"    best = {value};")
         self.line(f"    {acc.name}_whole_at = {place(self.named)};")
         self.line("}")
+        self.end_of_body(())
         self.close(2)
 
     def elements(
@@ -765,6 +781,7 @@ class _Printer(Elements):
             self.put_lines(acc.add(value, level, place(self.named)))
         for step, value in zip(stores, values[len(made) :], strict=True):
             self.put(step, value)
+        self.end_of_body(stores)
         self.close(begun)
 
     def along(self, inner: tuple[Var, ...], stores: Sequence[Store], *, parallel: bool) -> None:

@@ -25,7 +25,7 @@ from burnt.codegen.print_c_types import C_TYPES, SHORT, constant
 from burnt.codegen.print_c_windows import row_of
 from burnt.codegen.sizes import mark
 
-__all__ = ["Elements"]
+__all__ = ["Elements", "has_neighbours"]
 
 
 # By bits where the test is the same for a whole loop, and of whole numbers: of such a choice, or a chain of
@@ -75,12 +75,21 @@ class Elements:
         self.outside = 1  # how deep they are
         self.computed: dict[int, str] = {}  # names of the expressions in indices
         self.opaque = False  # whether an index is computed
+        self.vectors: int | None = (
+            None  # how deep the vector loop around the current place is, in which one is
+        )
+        self.conditional = False  # whether the current body loads under a test
         self.failed = {check: f"failed{i}" for i, check in enumerate(kernel.checks)}
 
     # --- expressions --------------------------------------------------------------------------------------
 
-    def exprs(self, wanted: Sequence[Expr]) -> list[str]:
-        """Statements that compute expressions at the current place; the names of their results."""
+    def exprs(self, wanted: Sequence[Expr], first: Sequence[Expr] = ()) -> list[str]:
+        """Statements that compute expressions at the current place; the names of their results.
+
+        Args:
+            wanted: the expressions.
+            first: those of their parts that are computed before all others.
+        """
         memo: dict[tuple[int, str], str] = {}
 
         def visit(expr: Expr, guard: str) -> str:
@@ -134,6 +143,8 @@ class Elements:
             memo[key] = name
             return name
 
+        for expr in first:
+            visit(expr, "")
         return [visit(expr, "") for expr in wanted]
 
     def define(self, expr: Expr, text: str) -> str:
@@ -195,6 +206,7 @@ class Elements:
                 text = f"{buffer.name}[{start} + {along}]"
             else:
                 text = f"({guard} ? {text} : 0)"
+                self.conditional = True
         return f"f32_of_{SHORT[buffer.dtype]}({text})" if buffer.dtype in SHORT else text
 
     def put(self, step: Store, name: str) -> None:
@@ -254,8 +266,11 @@ class Elements:
 
     def line(self, text: str) -> None:
         """A line, as deep as the loops are; failures are gathered over threads and lanes."""
-        if self.failed and text.startswith("#pragma omp"):
-            text += f" reduction(max:{', '.join(self.failed.values())})"
+        if text.startswith("#pragma omp"):
+            if " simd" in text:
+                self.vectors = self.depth
+            if self.failed:
+                text += f" reduction(max:{', '.join(self.failed.values())})"
         self.lines.append("    " * self.depth + text)
 
     def put_lines(self, lines: Sequence[str]) -> None:
@@ -280,6 +295,22 @@ class Elements:
         for _ in range(count):
             self.depth -= 1
             self.line("}")
+            if self.vectors is not None and self.depth <= self.vectors:
+                self.vectors = None
+
+    def end_of_body(self, stores: Sequence[Store]) -> None:
+        """End the body of a loop, when all its elements have been computed and stored (`LOADS_UNDER_TESTS`).
+
+        A loop that is not one of vectors may be unrolled within another, whose stores these are then.
+        """
+        if self.conditional and (self.vectors is None or has_neighbours(stores)):
+            self.line("LOADS_UNDER_TESTS;")
+        self.conditional = False
+
+
+def has_neighbours(stores: Sequence[Store]) -> bool:
+    """Whether one turn stores several elements of a buffer."""
+    return len({step.buffer for step in stores}) < len(stores)
 
 
 def _of_word(expr: Expr, word: str) -> str:

@@ -94,6 +94,7 @@ class MonitorApp(App[None]):
         self.library = library
         self.attached = attached
         self.attachment = attachment
+        self.smallest = Size(MIN_WIDTH, MIN_HEIGHT)  # below this it says that there is no room
         self.refresher = Refresher(
             library,
             1.0 / fps,
@@ -193,13 +194,13 @@ class MonitorApp(App[None]):
             self.push_screen(EndScreen(view))  # which needs little room
 
     def on_resize(self, event: events.Resize) -> None:
-        """Below 80x24 say so; show what was there again when there is room."""
+        """Below the smallest size say so; show what was there again when there is room."""
         # The first size comes before the first screen, which a message must not be put under.
         if any(isinstance(screen, RunsScreen) for screen in self.screen_stack):
             self._fit(event.size)
 
     def _fit(self, size: Size) -> None:
-        if size.width >= MIN_WIDTH and size.height >= MIN_HEIGHT:
+        if size.width >= self.smallest.width and size.height >= self.smallest.height:
             self._uncover()
         elif self._small is None and not self._ending:
             from burnt.monitor.dialogs import TooSmallScreen

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from textual.geometry import Size
 from textual.pilot import Pilot
 
 from burnt.errors import RunError
@@ -33,6 +34,7 @@ def write_picture(
         RunError: the file cannot be written, or the runs are not read within 30 s.
     """
     app = MonitorApp(library)
+    app.smallest = Size(0, 0)  # a picture may be a strip
     drawn: list[str] = []
 
     async def draw(pilot: Pilot[Any]) -> None:

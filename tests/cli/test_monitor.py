@@ -78,6 +78,12 @@ def test_a_picture_is_svg(runs: Path, tmp_path: Path) -> None:
     assert "finished" in text
     assert "loss" in text
     done = subprocess.run(
+        [*COMMAND, str(runs), "--svg", str(file), "--size", "100x12"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    text = "".join(ElementTree.parse(file).getroot().itertext()).replace("\xa0", " ")
+    assert "finished" in text
+    done = subprocess.run(
         [*COMMAND, str(runs), "--svg", str(tmp_path / "no" / "x.svg")], capture_output=True, text=True
     )
     assert done.returncode == 1

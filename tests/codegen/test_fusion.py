@@ -220,6 +220,20 @@ def test_special_values_of_reductions() -> None:
                 torch.testing.assert_close(ours, theirs, equal_nan=True, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("axes", [0, 1, (0, 1), None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
+def test_a_mean_beside_an_infinity(dtype: torch.dtype, axes: int | tuple[int, int] | None) -> None:
+    """torch's is NaN, unless only the last element is infinite."""
+
+    def mean_of(x: torch.Tensor) -> torch.Tensor:
+        return torch.var_mean(x, axes)[1]
+
+    for at in (0, 12, 23, 34):
+        x = randn(5, 7).to(dtype)
+        x.view(-1)[at] = -math.inf
+        torch.testing.assert_close(fuse(mean_of)(x), mean_of(x), equal_nan=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize(
     "name", ["hardtanh", "relu6", "elu", "celu", "selu", "hardswish", "silu", "softplus"]

@@ -173,27 +173,6 @@ class TestNumbers:
         assert x.tolist() == [1.0, 2.0, 0.0, -5.0]
         assert torch.signbit(x).tolist() == [False, False, True, True]
 
-    @pytest.mark.parametrize("end", [0, 2])
-    @pytest.mark.parametrize("kind", ["float", "double", "int32_t"])
-    def test_masked_loads_of_every_few_elements(self, folder: Path, kind: str, end: int) -> None:
-        """A compiler that takes constant masks for empty gives zeros here, as gcc 12 does without flags."""
-        cases = [(n, k, at) for n in (8, 16, 24, 48) for k in (2, 3, 4) for at in (3, 8, 13) if at < n]
-        text = PREAMBLE
-        for n, k, at in cases:
-            each = "".join(f"y[i * {k} + {j}] = in ? x[i * {k} + {j}] : 0; " for j in range(k))
-            text += (
-                f"void f{n}_{k}_{at}(const burnt_arg *a) {{ const {kind} *restrict x = a[0].p; "
-                f"{kind} *restrict y = a[1].p; for (int64_t i = 0; i < {n}; i++) "
-                f"{{ const int in = i >= {at} && i < {n - end}; {each}}} }}\n"
-            )
-        library = load(text, [f"f{n}_{k}_{at}" for n, k, at in cases])
-        dtype = {"float": torch.float32, "double": torch.float64, "int32_t": torch.int32}[kind]
-        for n, k, at in cases:
-            x, y = torch.arange(1, n * k + 1).to(dtype), torch.zeros(n * k, dtype=dtype)
-            launcher(library[f"f{n}_{k}_{at}"], pointers=2, floats=0)(x.data_ptr(), y.data_ptr())
-            turn = torch.arange(n * k) // k
-            assert torch.equal(y, torch.where((turn >= at) & (turn < n - end), x, 0)), (n, k, at)
-
 
 class TestThreads:
     def test_one_openmp_runtime_is_mapped_and_no_second_pool(self) -> None:
