@@ -249,8 +249,11 @@ SCANS = _templates("""
 """)
 
 
-# Programs with an argmax among values that are a rounding step apart, which `judge`'s nudges do not show.
-TIES = {86: "xlogy of bfloat16 numbers, in two of 37,000 rows"}
+# Programs in which torch and we differ for a reason that `judge` does not find.
+SET_ASIDE = {
+    86: "an argmax among values of xlogy that are a rounding step apart, in two of 37,000 rows of bfloat16",
+    3502: "the mean of var_mean beside an infinity: torch's is NaN, that of torch.mean, and ours, infinite",
+}
 
 
 def program(seed: int) -> Program:

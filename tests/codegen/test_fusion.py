@@ -226,17 +226,12 @@ def test_special_values_of_reductions() -> None:
 
 
 @pytest.mark.parametrize("axes", [0, 1, (0, 1), None])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64], ids=str)
-def test_a_mean_beside_an_infinity(dtype: torch.dtype, axes: int | tuple[int, int] | None) -> None:
-    """torch's is NaN, unless only the last element is infinite."""
-
-    def mean_of(x: torch.Tensor) -> torch.Tensor:
-        return torch.var_mean(x, axes)[1]
-
-    for at in (0, 12, 23, 34):
-        x = randn(5, 7).to(dtype)
-        x.view(-1)[at] = -math.inf
-        torch.testing.assert_close(fuse(mean_of)(x), mean_of(x), equal_nan=True)
+def test_a_mean_beside_an_infinity(axes: int | tuple[int, int] | None) -> None:
+    """It is infinite, from `var_mean` too, where torch's is NaN (but for rows that end in the infinity)."""
+    x = randn(5, 7)
+    x[2, 3] = -math.inf
+    for fn in (torch.mean, lambda x, axes: torch.var_mean(x, axes)[1]):
+        torch.testing.assert_close(fuse(lambda x, fn=fn: fn(x, axes))(x), torch.mean(x, axes))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

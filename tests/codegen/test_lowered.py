@@ -18,17 +18,19 @@ from burnt.errors import DefinitionError
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
 
 
+@torch.library.custom_op("burnt_tests::word", mutates_args=())
+def word(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """An op that nobody has lowered."""
+    return torch.zeros_like(x, dtype=dtype)
+
+
+word.register_fake(lambda x, dtype: torch.zeros_like(x, dtype=dtype))
+
+
 @pytest.fixture
 def op() -> Iterator[Any]:
-    """An op that nobody has lowered; of the dtype that its second argument says."""
-    made = torch.library.custom_op("burnt_tests::word", _word, mutates_args=())
-    made.register_fake(_word)
     yield torch.ops.burnt_tests.word
     LOWERINGS.pop(torch.ops.burnt_tests.word.default, None)
-
-
-def _word(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros_like(x, dtype=dtype)
 
 
 @needs_compiler

@@ -202,34 +202,8 @@ def _var_mean(
             return shaped
         return Value(shaped.shape, meta.dtype, lambda index: Expr.make("as", (shaped.at(index),), meta.dtype))
 
-    return given(variance), given(_mean_in_steps(mean, x, axes, inside))
-
-
-def _mean_in_steps(mean: Value, x: Value, axes: Any, inside: torch.dtype) -> Value:
-    """A mean that is NaN where torch's is, which moves it from element to element.
-
-    Beside an infinity it moves by what it is off next, infinity again, unless no element is left. Two
-    infinities of which one is the last element are told from that one alone by nothing that is known here.
-    """
-    rank = len(x.shape)
-    if not x.numel:
-        return mean
-    over = {axis % rank for axis in axes} if axes else set(range(rank))
-    keep = torch.empty(mean.shape, dtype=inside, device="meta")
-
-    def last(index: Index) -> Expr:
-        return x.at(tuple(Ix(const=x.shape[a] - 1) if a in over else index[a] for a in range(rank)))
-
-    end = Value(mean.shape, x.dtype, last)
-    nothing = pointwise("sub", keep, [end, end], inside)
-    is_finite = pointwise("eq", meta_of(mean.shape, torch.bool), [nothing, 0], inside)
-    # Less, rather than more, by 0: of -0 it leaves -0.
-    moved = pointwise("sub", keep, [mean, pointwise("sub", keep, [mean, mean], inside)], inside)
-    return Value(
-        mean.shape,
-        inside,
-        lambda index: Expr.make("where", [v.at(index) for v in (is_finite, moved, mean)], inside),
-    )
+    # Beside an infinity it is infinite, as that of `mean`; torch's, which goes from element to element, is NaN.
+    return given(variance), given(mean)
 
 
 @lowered(aten.var.correction)
