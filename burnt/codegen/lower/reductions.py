@@ -202,7 +202,7 @@ def _var_mean(
             return shaped
         return Value(shaped.shape, meta.dtype, lambda index: Expr.make("as", (shaped.at(index),), meta.dtype))
 
-    # Beside an infinity it is infinite, as that of `mean`; torch's, which goes from element to element, is NaN.
+    # Beside an infinity it is infinite, as that of `mean`; torch's, made element by element, is NaN.
     return given(variance), given(mean)
 
 
