@@ -26,8 +26,8 @@ from burnt.kernels.op import op
 
 __all__ = ["linear_cross_entropy"]
 
-# Bytes of a chunk's logits. On a CPU (1024 rows, 512 wide, 32000 classes, two threads) chunks of 8, 16, 32 and
-# 128 MiB took 1.12, 0.99, 0.93 and 0.87 of the time of torch's calls. On a GPU, what keeps it busy.
+# Bytes of a chunk's logits. On a CPU (1024 rows, 512 wide, 32000 classes, two threads) chunks of 8, 16, 32
+# and 128 MiB took 1.12, 0.99, 0.93 and 0.87 of the time of torch's calls. On a GPU, what keeps it busy.
 _CHUNK = {"cpu": 32 << 20}
 _CHUNK_ELSEWHERE = 256 << 20
 _LEAST_ROWS = 64

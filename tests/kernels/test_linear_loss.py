@@ -149,4 +149,4 @@ def test_the_logits_are_never_there_as_a_whole() -> None:
     gradients = 4 * (1024 * 128 + 32000 * 128)
     logits = 4 * 1024 * 32000
     assert peaks["vendor"] - gradients > logits
-    assert peaks["chunked"] - gradients < 0.4 * (peaks["vendor"] - gradients), peaks
+    assert peaks["chunked"] - gradients < 0.5 * (peaks["vendor"] - gradients), peaks
