@@ -16,7 +16,6 @@ from burnt.codegen.ir import (
     Kernel,
     Product,
     Reduction,
-    Split,
     Store,
     Var,
     places,
@@ -24,7 +23,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.print_triton_elements import Elements, Value
 from burnt.codegen.product_blocks import ProductConfig, ProductForm
-from burnt.codegen.triton_layout import FAR
+from burnt.codegen.triton_layout import FAR, reach
 from burnt.codegen.triton_printed import Failed, Function, Number, Printed, Work
 
 __all__ = ["print_product", "product_form"]
@@ -73,19 +72,9 @@ class _Product:
         """Whether an index reaches beyond int32."""
         found = [math.prod(self.sizes()[1:3])]
         for expr in walk(self.kernel.exprs):
-            found += [_reach(place) for place in places(expr)]
-        found += [_reach(s.place) for s in self.stores]
+            found += [reach(place) for place in places(expr)]
+        found += [reach(s.place) for s in self.stores]
         return max(found) > FAR
-
-
-def _reach(place: Ix) -> int:
-    total = abs(place.const)
-    for atom, c in place.terms.items():
-        low, high = Ix({atom: c}).bounds()
-        total += max(abs(low), abs(high))
-        if isinstance(atom, Split):
-            total = max(total, _reach(atom.inner))
-    return total
 
 
 def product_form(kernel: Kernel) -> ProductForm:

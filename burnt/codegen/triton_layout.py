@@ -31,7 +31,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.triton_blocks import Config, Form, power
 
-__all__ = ["FAR", "Layout", "Space", "computed"]
+__all__ = ["FAR", "Layout", "Space", "computed", "reach"]
 
 FAR = 2**31 - 2**20
 """Indices beyond need 64 bits; what is added to one in a tile stays below 2^31."""
@@ -202,8 +202,8 @@ class Layout:
 
     def _wide(self) -> bool:
         """Whether an index reaches beyond int32."""
-        found = [_reach(place) for s in self.steps for e in walk([computed(s)]) for place in places(e)]
-        found += [_reach(s.place) for s in self.steps if isinstance(s, Store)]
+        found = [reach(place) for s in self.steps for e in walk([computed(s)]) for place in places(e)]
+        found += [reach(s.place) for s in self.steps if isinstance(s, Store)]
         found += [math.prod(v.extent for v in self.kernel.outer), *(s.total for s in self.spaces.values())]
         return max(found) > FAR
 
@@ -217,14 +217,14 @@ def _reads(step: Fold | Running | Store, buffer: Buffer) -> bool:
     return any(e.op == "load" and e.extra[0] is buffer for e in walk([computed(step)]))
 
 
-def _reach(place: Ix) -> int:
+def reach(place: Ix) -> int:
     """The largest number that turns up while an index is computed."""
     total = abs(place.const)
     for atom, c in place.terms.items():
         low, high = Ix({atom: c}).bounds()
         total += max(abs(low), abs(high))
         if isinstance(atom, Split):
-            total = max(total, _reach(atom.inner))
+            total = max(total, reach(atom.inner))
     return total
 
 
