@@ -71,9 +71,10 @@ def run(
             "the full-screen monitor needs Textual, which is not installed",
             hint='pip install "burnt[tui]"; or `burnt monitor --once` prints a snapshot without it',
         )
-    if pulse is None:  # else the training does so, once it has seen the first picture
-        # Looking at a training must not take time from it.
-        os.setpriority(os.PRIO_PROCESS, 0, 19)
+    if pulse is None:  # else the training sees to it, once it has seen the first picture
+        from burnt.train.priority import give_way
+
+        give_way()
     from burnt.monitor.model import Library
 
     library = Library(folders)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,6 +13,8 @@ from burnt.monitor.model import Library
 __all__ = ["Refresher", "Source"]
 
 _PATIENCE_SECONDS = 5.0
+# Of a core, at the most, on a machine whose cores are all busy; and how long it waits for that.
+_SHARE, _LONGEST_SECONDS = 0.03, 2.0
 
 
 class Source(Protocol):
@@ -29,7 +33,7 @@ class Refresher:
 
     Args:
         library: the runs.
-        seconds: between two looks.
+        seconds: between two looks; more where the machine is busy and a look takes long.
         deliver: called in the reading thread with a source and something to be called, and awaited if it
             wants that, in the app's thread, which then calls `shown`.
         failed: the same with an exception that nothing here expected; the next look comes all the same.
@@ -77,13 +81,20 @@ class Refresher:
 
     def _work(self) -> None:
         while not self._stopping:
+            before = time.process_time()
             try:
                 self._look()
             except Exception as error:  # of one run or pane; the others are shown nevertheless
                 self._failed(error)
             self.rounds += 1
-            self._wake.wait(self._seconds)
+            self._wake.wait(self.pause(time.process_time() - before))
             self._wake.clear()
+
+    def pause(self, spent: float) -> float:
+        """Seconds until the next look, after one that took so much of the processor's time, also to draw."""
+        if not hasattr(os, "getloadavg") or os.getloadavg()[0] < (os.cpu_count() or 1):
+            return self._seconds
+        return max(self._seconds, min(spent / _SHARE, _LONGEST_SECONDS))
 
     def _look(self) -> None:
         looking, self._looking = self._looking, False

@@ -28,11 +28,11 @@ from typing import IO, Any
 import psutil
 
 import burnt
+from burnt.train.priority import give_way
 from burnt.train.terminal import LentTerminal
 
 __all__ = ["Companion"]
 
-NICENESS = 19
 LOOK_SECONDS = 1.0
 SILENT_LOOKS = (
     60  # at the lowest priority, beside a training that keeps every core busy, a picture takes long
@@ -247,7 +247,7 @@ class Companion:
                 if not self._beaten:
                     # Until its first picture it has the priority that it needs to get there.
                     self._beaten = True
-                    self._lower()
+                    give_way(self._child.pid)
             else:
                 # Looks are counted, not seconds: this process may have been stopped together with the child.
                 silent += 1
@@ -282,13 +282,6 @@ class Companion:
             return bool(psutil.Process(self._child.pid).status() == psutil.STATUS_STOPPED)
         except psutil.Error:
             return False
-
-    def _lower(self) -> None:
-        # On Linux the priority is each thread's own.
-        tasks = Path(f"/proc/{self._child.pid}/task")
-        with contextlib.suppress(OSError):  # it, or one of its threads, has ended
-            for name in [task.name for task in tasks.iterdir()] if tasks.exists() else [self._child.pid]:
-                os.setpriority(os.PRIO_PROCESS, int(name), NICENESS)
 
     def _explain(self, code: int, *, hung: bool) -> str | None:
         if self._closing:

@@ -221,6 +221,8 @@ def test_it_is_left_and_the_training_goes_on(training) -> None:
         desk.wait_for_monitor()
         assert desk.app().ppid() == desk.terminal.process.pid
         desk.terminal.wait_for(lambda: desk.app().nice() == 19)
+        if hasattr(os, "SCHED_IDLE"):
+            desk.terminal.wait_for(lambda: os.sched_getscheduler(desk.app().pid) == os.SCHED_IDLE)
         desk.goes_on()
         assert "step" not in desk.terminal.text()
         desk.terminal.type("q")
