@@ -81,14 +81,22 @@ class Monitor:
 
     def __init__(self, folder: Path) -> None:
         self.began = time.perf_counter()
-        self.pid, self._terminal = pty.fork()
-        if self.pid == 0:
-            os.chdir(ROOT)
-            environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
-            for name in "NO_COLOR", "COLUMNS", "LINES":  # the size is that of the terminal
-                environment.pop(name, None)
-            os.execve(sys.executable, [sys.executable, "-m", "burnt", "monitor", str(folder)], environment)
-        fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+        environment = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        for name in "NO_COLOR", "COLUMNS", "LINES":  # the size is that of the terminal
+            environment.pop(name, None)
+        self._terminal, inside = pty.openpty()
+        fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+        # In this process's session, as a training is: Linux may weigh priorities within sessions alone.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "burnt", "monitor", str(folder)],
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            cwd=ROOT,
+            env=environment,
+        )
+        self.pid = self._process.pid
+        os.close(inside)
         self._output = bytearray()
         self._news = threading.Condition()
         self._over = False
@@ -131,9 +139,8 @@ class Monitor:
         return times.user + times.system
 
     def close(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
-        os.waitpid(self.pid, 0)
+        self._process.terminate()
+        self._process.wait()
         self._thread.join(5)
         os.close(self._terminal)
 

@@ -14,7 +14,7 @@ __all__ = ["Refresher", "Source"]
 
 _PATIENCE_SECONDS = 5.0
 # Of a core, at the most, on a machine whose cores are all busy; and how long it waits for that.
-_SHARE, _LONGEST_SECONDS = 0.03, 2.0
+_SHARE, _LONGEST_SECONDS = 0.02, 2.0
 
 
 class Source(Protocol):

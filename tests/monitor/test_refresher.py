@@ -12,7 +12,7 @@ from burnt.monitor.refresher import Refresher
 
 @pytest.mark.parametrize(
     ("load", "spent", "seconds"),
-    [(0.0, 0.04, 0.5), (100.0, 0.001, 0.5), (100.0, 0.04, 0.04 / 0.03), (100.0, 5.0, 2.0)],
+    [(0.0, 0.04, 0.5), (100.0, 0.001, 0.5), (100.0, 0.03, 1.5), (100.0, 5.0, 2.0)],
 )
 def test_a_busy_machine_is_looked_at_less_often(
     monkeypatch: pytest.MonkeyPatch, load: float, spent: float, seconds: float
