@@ -19,10 +19,10 @@ def pick(form: AnyForm, limits: Limits = HOPPER) -> AnyConfig:
     return product_blocks.pick(form, limits) if isinstance(form, ProductForm) else triton_blocks.pick(form)
 
 
-def variants(form: AnyForm) -> list[AnyConfig]:
+def variants(form: AnyForm, limits: Limits = HOPPER) -> list[AnyConfig]:
     """Block sizes worth measuring, the picked ones first."""
     if isinstance(form, ProductForm):
-        return [*product_blocks.variants(form)]
+        return [*product_blocks.variants(form, limits)]
     return [*triton_blocks.variants(form)]
 
 

@@ -124,9 +124,9 @@ def pick(form: ProductForm, limits: Limits = HOPPER) -> ProductConfig:
     return ProductConfig(16, 16, bk, 4, 2)
 
 
-def variants(form: ProductForm) -> list[ProductConfig]:
+def variants(form: ProductForm, limits: Limits = HOPPER) -> list[ProductConfig]:
     """Block sizes worth measuring: the picked ones, then those that differ in one size, then in two."""
-    picked = pick(form)
+    picked = pick(form, limits)
     pairs = [a | b for a, b in itertools.combinations(_STEPS, 2) if not a.keys() & b.keys()]
     found = {picked: None}
     for changes in [*_STEPS, {"stages": 1}, {"stages": -1}, *pairs]:

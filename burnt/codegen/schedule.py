@@ -441,10 +441,15 @@ class _Scheduler:
         mapping = dict(zip(turns, kernel.outer, strict=False))
         at = [mapping.get(v, v) for v in loops]
         step = kernel.product
-        same = [v.extent for v in turns] == [v.extent for v in kernel.outer]
-        if step is not None and not (same and step.index == tuple(_moved(ix, mapping) for ix in index)):
-            self.materialise(product, kernels)
-            return False
+        if step is not None:
+            same = [v.extent for v in turns] == [v.extent for v in kernel.outer]
+            same = same and step.index == tuple(_moved(ix, mapping) for ix in index)
+            reads = {e.extra[0] for e in self.reached([self.resolved(value.at(tuple(map(Ix.of, loops))))])}
+            later = kernels[kernels.index(kernel) :]
+            written = {s.buffer for k in later for s in k.steps if isinstance(s, Store)}
+            if not same or reads & written:
+                self.materialise(product, kernels)
+                return False
         made = self.resolved(value.at(tuple(map(Ix.of, at))))
         self.add_folds(kernel, [made])
         kernel.steps.append(Store(buffer, (), buffer.at(tuple(map(Ix.of, at))), made, tuple(at)))

@@ -110,7 +110,7 @@ def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[tuple[str, str
     work = {name: form.work for name, form in forms.items()}
     large = [name for name in forms if 16 * work[name] >= max(work.values())]
     found = [
-        [(name, str(v), too_much(forms[name], v, limits)) for v in variants(forms[name])[1:]]
+        [(name, str(v), too_much(forms[name], v, limits)) for v in variants(forms[name], limits)[1:]]
         for name in large
     ]
     return [choice for turn in itertools.zip_longest(*found) for choice in turn if choice is not None]

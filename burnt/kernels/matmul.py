@@ -229,8 +229,8 @@ _packed: MutableMapping[Tensor, Any] = WeakIdKeyDictionary()
 
 
 def _packed_weight(weight: Tensor, rows: int) -> Tensor:
-    """A weight in oneDNN's layout, kept until it changes or goes."""
-    version = _torch.version_of(weight), weight.data_ptr(), rows
+    """A weight in oneDNN's layout, best for as many rows as came first; kept until it changes or goes."""
+    version = _torch.version_of(weight), weight.data_ptr()
     known = _packed.get(weight)
     if known is None or known[0] != version:
         known = _packed[weight] = version, _torch.onednn_packed(weight.detach(), rows)

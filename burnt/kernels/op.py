@@ -569,10 +569,10 @@ class Generated(Candidate):
         device = next(a.device for a in args if isinstance(a, Tensor))
         if config is None or device.type != "cuda":
             return None
-        from burnt.codegen.triton_blocks import Config
+        from burnt.codegen.block_sizes import config_of
         from burnt.codegen.triton_compile import jobs_of, pool_of
 
-        named = [(k, Config.of(config[k.name])) for k in self.kernels(args) if k.name in config]
+        named = [(k, config_of(config[k.name])) for k in self.kernels(args) if k.name in config]
         jobs = [job for kernel, blocks in named for job in jobs_of(kernel, blocks)]
         return pool_of(torch.cuda.current_device() if device.index is None else device.index).submit(jobs)
 

@@ -22,8 +22,11 @@ def give_way(pid: int = 0) -> None:
     """
     # On Linux the priority is each thread's own.
     tasks = Path(f"/proc/{pid or os.getpid()}/task")
-    with contextlib.suppress(OSError):  # it, or one of its threads, has ended
-        for name in [task.name for task in tasks.iterdir()] if tasks.exists() else [pid]:
-            os.setpriority(os.PRIO_PROCESS, int(name), NICENESS)
+    threads: list[int] = [pid]
+    with contextlib.suppress(OSError):  # no such system, or it has ended
+        threads = [int(task.name) for task in tasks.iterdir()]
+    for thread in threads:
+        with contextlib.suppress(OSError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
             if hasattr(os, "SCHED_IDLE"):
-                os.sched_setscheduler(int(name), os.SCHED_IDLE, os.sched_param(0))
+                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))

@@ -17,6 +17,7 @@ from burnt.codegen.print_triton import form_of, print_kernel
 from burnt.codegen.product_blocks import ProductConfig, ProductForm
 from burnt.codegen.target import are_blocks
 from burnt.codegen.triton_blocks import Limits
+from burnt.codegen.triton_compile import jobs_of
 from tests.codegen.triton.ahead import SHARED, TARGETS, compiled, planned
 
 H200 = Limits(132, shared=227 << 10)
@@ -75,6 +76,16 @@ def test_compiled_ahead(name: str, target: str, tmp_path: Path) -> None:
             assert UNITS[target] in found.assembly
         elif multiplies:
             assert re.search(r"v_(mfma|wmma)_", found.assembly)
+
+
+def test_block_sizes_of_a_table_are_compiled_in_other_processes() -> None:
+    """What the tuner asks for, by the text that a table holds."""
+    fn, args = CASES["few rows"]
+    (kernel,) = (k for k in planned(fn, *args) if k.product is not None)
+    jobs = jobs_of(kernel, config_of("64x64x64 w4 s3 k4"))
+    assert [job.name for job in jobs] == [f"{kernel.name}_part0", kernel.name]
+    assert jobs[0].constants == {"BM": 64, "BN": 64, "BK": 64}
+    assert (jobs[0].warps, jobs[0].stages) == (4, 3)
 
 
 FORMS = [
