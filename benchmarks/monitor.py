@@ -13,12 +13,12 @@ load        The processor time of the monitor as a share of one core, over some 
             training still gives signs of life; with a run that has ended.
 training    A training runs on and on, with a monitor open on it that is halted (SIGSTOP) and goes on, in
             turn, and steps are counted meanwhile. A round compares the steps per second of a stretch in
-            which the monitor runs with the mean of those before and after it. The median of the rounds,
-            with the quartiles. Two trainings: the digits example as it ships, and a
-            network whose matrix products keep every core busy.
-
-On a machine that has something else to do, `training` says how noisy the machine is, not what the monitor
-costs: look at the quartiles.
+            which the monitor runs with the mean of those before and after it. What the monitor catches up
+            with when it goes on is not counted. The median of the rounds, with the quartiles. Two trainings:
+            the digits example as it ships, and a network whose matrix products keep every core busy.
+            Beside it: by how much two stretches without a monitor differ, which is the noise; and the
+            processor time of the monitor as a share of one core. A training whose threads wait for each
+            other loses at most that share.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ def train(name: str, folder: Path, counter: Path) -> None:
 
 
 def training(root: Path, quick: bool) -> Samples:
-    rounds, seconds = (1, 0.5) if quick else (40, 2.0)
+    rounds, seconds = (1, 0.5) if quick else (30, 6.0)
     labels = dict(zip(TRAININGS, list(TARGETS)[7:], strict=True))
     found: Samples = {}
     for name, label in labels.items():
@@ -362,7 +362,11 @@ def training(root: Path, quick: bool) -> Samples:
         environment = {**os.environ, "PYTHONPATH": paths}
         child = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT, env=environment)
         try:
-            found[label] = _alternated(child, folder, Steps(counter), rounds, seconds)
+            slower, noise, share = _alternated(child, folder, Steps(counter), rounds, seconds)
+            found[label] = slower
+            subject = label.removesuffix(", slower by")
+            found[f"{subject}, two stretches without a monitor differ by"] = noise
+            found[f"{subject}, the monitor's share of a core"] = share
         except TrainingError as error:
             written = (root / f"{name}.log").read_text(errors="replace")
             raise SystemExit(f"{error}\n{written[-2000:]}") from error
@@ -375,8 +379,8 @@ def training(root: Path, quick: bool) -> Samples:
 
 def _alternated(
     child: subprocess.Popen[bytes], folder: Path, steps: Steps, rounds: int, seconds: float
-) -> list[float]:
-    """How much slower the training was in each round, as a share."""
+) -> tuple[list[float], list[float], list[float]]:
+    """In each round: how much slower the training was, how much it differs without, the monitor's share."""
 
     def pace() -> float:
         before, start = steps.count, time.perf_counter()
@@ -391,21 +395,25 @@ def _alternated(
         if child.poll() is not None or time.perf_counter() > deadline:
             raise TrainingError("the training did not begin")
         time.sleep(0.1)
-    slower = []
+    slower, noise, share = [], [], []
     with monitor(folder) as app:
         app.wait_for("loss", "train")
-        time.sleep(min(seconds, 2.0))
+        time.sleep(seconds / 3)
         os.kill(app.pid, signal.SIGSTOP)
         without = pace()
         for _ in range(rounds):
             os.kill(app.pid, signal.SIGCONT)
+            time.sleep(seconds / 3)
+            before, start = app.cpu_seconds(), time.perf_counter()
             with_it = pace()
+            share.append((app.cpu_seconds() - before) / (time.perf_counter() - start))
             os.kill(app.pid, signal.SIGSTOP)
             after = pace()
             slower.append((without + after) / 2 / with_it - 1)
+            noise.append(abs(without / after - 1))
             without = after
         os.kill(app.pid, signal.SIGCONT)
-    return slower
+    return slower, noise, share
 
 
 # --- the table

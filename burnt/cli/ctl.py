@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from burnt.cli.output import UsageError, clean
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.errors import BurntError
-from burnt.monitor.words import rate_leap
+from burnt.monitor.words import highest_rate, rate_leap
 from burnt.train.store import RunReader, Series
 from burnt.train.store.control import Acknowledgement, acknowledgement, check, send
 
@@ -43,8 +43,7 @@ def run(name: str, kind: str, words: Sequence[str], timeout: float, wait: bool) 
             error.what, expected=error.expected, found=error.found, hint=error.hint or _hint(kind)
         ) from None
     with open_run(run_folder(name)) as reader:
-        now = reader.heads().get(Series("learning_rate", "train"))
-        leap = rate_leap(value, now.point.value) if isinstance(value, float) and now is not None else ""
+        leap = _leap(reader, value) if isinstance(value, float) else ""
         id = send(reader.folder, kind, value)
         if not wait:
             print(clean(f"{reader.folder}: {kind} is sent"))
@@ -61,6 +60,12 @@ def run(name: str, kind: str, words: Sequence[str], timeout: float, wait: bool) 
             why = f"not carried out: the run has ended ({state})"
     print(clean(f"{reader.folder}: {kind} is {why}"), file=sys.stderr)
     return _NOT_ANSWERED if state in ("running", "stale") else 1
+
+
+def _leap(reader: RunReader, rate: float) -> str:
+    """How far a learning rate is from the present one, if it may be mistyped."""
+    now = reader.heads().get(Series("learning_rate", "train"))
+    return "" if now is None else rate_leap(rate, now.point.value, highest_rate(reader.config()))
 
 
 def _answer(reader: RunReader, id: str, timeout: float) -> Acknowledgement | None:

@@ -56,6 +56,10 @@ def run(
     for folder in folders:
         if not os.path.isdir(folder):
             raise _no_folder(folder)
+        try:
+            os.scandir(folder).close()
+        except OSError as error:  # else it would seem to hold no runs
+            raise UsageError(f"the folder {folder!r} cannot be read", found=error.strerror) from None
     if not 0.1 <= fps <= 30:
         raise UsageError(
             "the monitor cannot be as fast as that", expected="--fps 0.1 to 30", found=f"{fps:g}"

@@ -19,10 +19,12 @@ from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.message import Message
+from textual.message_pump import MessagePump
 from textual.screen import Screen
+from textual.timer import Timer
 
 from burnt.monitor.attached import AttachedDriver, Attachment
-from burnt.monitor.keys import APP, Key, bindings
+from burnt.monitor.keys import APP, Key, bindings, key_text
 from burnt.monitor.look import DARK, LIGHT, PLAIN
 from burnt.monitor.model import Library, RunView
 from burnt.monitor.refresher import Refresher, Source
@@ -33,7 +35,12 @@ __all__ = ["MIN_HEIGHT", "MIN_WIDTH", "MonitorApp"]
 
 MIN_WIDTH, MIN_HEIGHT = 80, 24
 
-_KEY_SECONDS = 1.0  # so long a key may take before the next one is let through
+_GONE_SECONDS = (
+    1.0  # after so long the next key is let through, if the widget that had the one before is gone
+)
+_STUCK_SECONDS = (
+    30.0  # and after so long in any case: beside a training that keeps every core busy a key takes long
+)
 _LOG = logging.getLogger(__name__)
 
 
@@ -107,6 +114,8 @@ class MonitorApp(App[None]):
         self._small: Screen[None] | None = None
         self._keys: deque[events.Key] = deque()
         self._key_sent = -math.inf
+        self._key_target: MessagePump = self
+        self._key_timer: Timer | None = None
 
     # --- what is on the screen
 
@@ -239,10 +248,12 @@ class MonitorApp(App[None]):
             await self._next_key()
 
     async def _send_key(self, key: events.Key) -> None:
-        target = self.focused or self.screen
+        target = self._key_target = self.focused or self.screen
         self._key_sent = time.monotonic()
         # The widget that has the key may go before it answers.
-        self.set_timer(_KEY_SECONDS, self._next_key)
+        if self._key_timer is not None:
+            self._key_timer.stop()
+        self._key_timer = self.set_interval(_GONE_SECONDS, self._next_key)
         await super().on_event(key)
         if not target.post_message(self.KeyDone()):
             self.post_message(self.KeyDone())
@@ -253,14 +264,23 @@ class MonitorApp(App[None]):
         await self._next_key()
 
     async def _next_key(self) -> None:
-        if self._keys and time.monotonic() - self._key_sent >= _KEY_SECONDS:
+        patience = _STUCK_SECONDS if self._key_target.is_running else _GONE_SECONDS
+        if time.monotonic() - self._key_sent < patience:
+            return
+        if self._keys:
             await self._send_key(self._keys.popleft())
+        elif self._key_timer is not None:
+            self._key_timer.stop()
 
-    def keys_here(self) -> list[tuple[object, Key]]:
-        """The keys that do something now, nearest first, with whom they belong to."""
+    def keys_here(self, screen: Screen[Any] | None = None) -> list[tuple[object, Key]]:
+        """The keys that do something now, nearest first, with whom they belong to.
+
+        Args:
+            screen: on which they are pressed; by default the one that is shown.
+        """
         here: list[tuple[object, Key]] = []
         taken: set[str] = set()
-        for node, _ in self.screen._modal_binding_chain:
+        for node, _ in (screen or self.screen)._modal_binding_chain:
             for key in getattr(node, "KEYS", ()):
                 if key.keys not in taken:
                     taken.add(key.keys)
@@ -308,12 +328,13 @@ class MonitorApp(App[None]):
             self.attachment.suspend(self)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """The command palette: every key that does something now."""
-        for node, key in self.keys_here():
+        """The command palette: every key that does something on the screen that it covers."""
+        for node, key in self.keys_here(screen):
 
             def run(node: object = node, key: Key = key) -> None:
                 self.call_later(self.run_action, key.action, node)
 
             if key.keys != "1-9":
-                yield SystemCommand(key.label, key.help, run)
+                # The palette looks at titles alone, which must have every word that a person may think of.
+                yield SystemCommand(f"{key.label}: {key.help}", f"key {key_text(key.keys)}", run)
         yield from getattr(screen, "palette", tuple)()

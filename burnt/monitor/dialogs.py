@@ -212,21 +212,21 @@ class AskScreen(ModalScreen[str | None]):
         self.dismiss(None)
 
     @on(Input.Submitted)
-    def submitted(self) -> None:
-        """Enter."""
-        self._send()
+    def submitted(self, message: Input.Submitted) -> None:
+        """Enter: what stood there then, as more may have been typed since."""
+        self._send(message.value)
 
     @on(Button.Pressed)
     def pressed(self, message: Button.Pressed) -> None:
         """A button."""
         if message.button.id == "yes":
-            self._send()
+            self._send(self.query_one(Input).value)
         else:
             self.dismiss(None)
 
-    def _send(self) -> None:
-        text = self.query_one(Input).value.strip()
-        if not text:
+    def _send(self, text: str) -> None:
+        text = text.strip()
+        if not text or not self.is_current:  # it is sent already
             return
         try:
             self._check(text)

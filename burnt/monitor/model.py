@@ -312,7 +312,7 @@ class RunView:
         if stamp is None:
             self.close()
             # The folder is looked at first: a run is deleted when somebody deleted it, not before it began.
-            if self.attempts:
+            if self.attempts or self._stamp is not None:
                 self.state, self.error = "deleted", RunError(f"{self.label} was deleted")
             else:
                 self._fail(RunError(f"{self.label} holds no run", expected=DATABASE))

@@ -37,7 +37,7 @@ from burnt.monitor.panes.pane import Pane
 from burnt.monitor.panes.plots import PlotsPane
 from burnt.monitor.panes.system import SystemPane
 from burnt.monitor.steering import Request, Steering, refusal, request_text
-from burnt.monitor.words import age_text, clean, duration_text, label, rate_leap, value_text
+from burnt.monitor.words import age_text, clean, duration_text, highest_rate, label, rate_leap, value_text
 from burnt.train.store import Series
 from burnt.train.store.control import check
 
@@ -124,6 +124,7 @@ class RunScreen(Screen[None]):
         self._panes: dict[int, Pane] = {}
         self._headed_at = -math.inf
         self._steered: object = None
+        self._telling = False
         view.follow()
 
     def compose(self) -> ComposeResult:
@@ -154,7 +155,8 @@ class RunScreen(Screen[None]):
         """In the reading thread: the head's news, and those of the pane."""
         pane = self._panes.get(self.current)
         show = None if pane is None else pane.load(changed)
-        due = self.view.live and time.monotonic() - self._headed_at > _TICK_SECONDS
+        ticks = self.view.live or self._telling  # what is told of a command goes away by itself
+        due = ticks and time.monotonic() - self._headed_at > _TICK_SECONDS
         if show is None and not changed and not due:
             return None
         self._headed_at = time.monotonic()
@@ -311,7 +313,9 @@ class RunScreen(Screen[None]):
     def _leap(self, text: str) -> str:
         """How far a learning rate that was typed is from the present one, if it may be mistyped."""
         rate = check("lr", text)
-        return rate_leap(rate, self._rate()) if isinstance(rate, float) else ""
+        if not isinstance(rate, float):
+            return ""
+        return rate_leap(rate, self._rate(), highest_rate(self.view.config))
 
     def _rate(self) -> float | None:
         """The learning rate of the newest step."""
@@ -385,10 +389,10 @@ class RunScreen(Screen[None]):
         line = self.query_one("#commands", Static)
         newest = self.steering.requests[-1] if self.steering.requests else None
         over = newest is not None and newest.status in ("done", "refused")
-        if newest is None or (over and time.time() - newest.time > _ANSWER_SECONDS):
-            line.display = False
+        self._telling = newest is not None and not (over and time.time() - newest.time > _ANSWER_SECONDS)
+        line.display = self._telling
+        if newest is None or not self._telling:
             return
         style = {"refused": "$error", "done": "$success"}.get(newest.status, "$warning")
         symbol = {"refused": "✗", "done": "✓"}.get(newest.status, "…")
-        line.display = True
         update(line, Content.assemble((f" {symbol} {clean(request_text(newest))}", style)))

@@ -151,7 +151,7 @@ class RunsScreen(Screen[None]):
     def _show(self, read: bool | None = None) -> None:
         self._read = self._read or bool(read)
         views = [
-            view for view in self.library.views if self._matches(f"{view.label} {view.name} {view.state}")
+            view for view in self.library.views if self._matches(f"{view.label}\n{view.name}\n{view.state}")
         ]
         self.marked = [view for view in self.marked if view in self.library.views]
         views = _sorted(views, self._sort, self._descending)
@@ -298,7 +298,9 @@ class RunsScreen(Screen[None]):
 
     def action_sort(self) -> None:
         """Sort by the next column."""
-        names = list(_SORTS)
+        columns = {column.name for column in self.query_one(Rows).columns}
+        # A metric that all runs have is no column; sorting by it would seem to do nothing.
+        names = [name for name in _SORTS if name != "metric" or name in columns or name == self._sort]
         self._sort = names[(names.index(self._sort) + 1) % len(names)]
         self._descending = False
         self._show()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -21,6 +22,7 @@ __all__ = [
     "duration_text",
     "figure_text",
     "fraction",
+    "highest_rate",
     "label",
     "main_metric",
     "note",
@@ -39,6 +41,7 @@ _HIGHER = {"accuracy", "precision", "recall", "f1", "fbeta", "auc", "auroc", "io
 
 # By so much people change a learning rate; beyond they may have mistyped it.
 _LEAST_TIMES, _MOST_TIMES = 1e-4, 10.001
+_RATE = re.compile(r"\b(?:lr|start|end)=(\d+(?:\.\d*)?(?:e[+-]?\d+)?)", re.ASCII)
 
 
 def clean(text: str) -> str:
@@ -119,18 +122,39 @@ def age_text(seconds: float) -> str:
     return f"{seconds:.0f}s"
 
 
-def rate_leap(rate: float, now: float | None) -> str:
+def rate_leap(rate: float, now: float | None, highest: float | None = None) -> str:
     """How a learning rate differs from the present one, if it does so by orders of magnitude; else empty.
 
     Args:
         rate: one that somebody wants.
         now: the present one; None where it is not known.
+        highest: of the schedule's; what lies between it and the present one is no leap.
 
     >>> rate_leap(1e9, 1e-3), rate_leap(1e-3, 1e-2), rate_leap(1e-3, None)
     ('1e+12 times the present 0.001', '', '')
+    >>> rate_leap(2e-3, 1e-5, 1e-3), rate_leap(2e-2, 1e-5, 1e-3)
+    ('', '2e+03 times the present 1e-05')
     """
-    times = rate / now if now else 1.0
-    return "" if _LEAST_TIMES <= times <= _MOST_TIMES else f"{times:.3g} times the present {now:.3g}"
+    if not now:
+        return ""
+    nearest = min(max(rate, now), max(now, highest or 0.0))
+    times = rate / nearest
+    return "" if _LEAST_TIMES <= times <= _MOST_TIMES else f"{rate / now:.3g} times the present {now:.3g}"
+
+
+def highest_rate(config: Mapping[str, Any] | None) -> float | None:
+    """The highest learning rate that a run's schedule names; None where it names none.
+
+    Args:
+        config: of the run, which has the schedule as text.
+
+    >>> highest_rate({"schedule": "Warmup(steps=200, then=Cosine(lr=0.003, steps=5000, end=0.0), start=0.0)"})
+    0.003
+    >>> highest_rate({"schedule": "a function"}), highest_rate(None)
+    (None, None)
+    """
+    schedule = config.get("schedule") if isinstance(config, Mapping) else None
+    return max(map(float, _RATE.findall(schedule)), default=None) if isinstance(schedule, str) else None
 
 
 def label(series: Series) -> str:

@@ -28,7 +28,7 @@ def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
     [
         ("opening", 8),
         ("load", 3),
-        pytest.param("training", 2, marks=pytest.mark.full),
+        pytest.param("training", 6, marks=pytest.mark.full),
     ],
 )
 def test_the_monitors_figures(tmp_path: Path, part: str, rows: int) -> None:

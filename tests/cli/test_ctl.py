@@ -26,8 +26,8 @@ ROOT = Path(burnt.__file__).parents[1]
 class Answering:
     """A run whose training answers each command by what a function says: (status, reason)."""
 
-    def __init__(self, folder, answer):
-        self.writer = RunWriter.create(folder)
+    def __init__(self, folder, answer, config):
+        self.writer = RunWriter.create(folder, config=config)
         self.got = []
         self._answer, self._over = answer, threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True)
@@ -57,8 +57,8 @@ class Answering:
 def answering():
     with contextlib.ExitStack() as stack:
 
-        def begin(folder, answer=lambda command: ("done", None)):
-            run = Answering(folder, answer)
+        def begin(folder, answer=lambda command: ("done", None), config=None):
+            run = Answering(folder, answer, config)
             stack.callback(run.close)
             return run
 
@@ -97,6 +97,13 @@ def test_a_learning_rate_far_from_the_former_one_is_remarked_on(answering, capsy
     run.writer.flush()
     said = "learning rate 1e+09 after step 7: 1e+12 times the former 0.001"
     assert ctl(capsys, "runs/digits", "lr", "1e9") == (0, f"runs/digits: {said}\n", "")
+    assert ctl(capsys, "runs/digits", "lr", "2e-3")[1] == "runs/digits: learning rate 0.002 after step 7\n"
+
+
+def test_a_rate_that_a_warm_up_leads_to_is_not_remarked_on(answering, capsys):
+    run = answering("runs/digits", config={"schedule": "Warmup(steps=9, then=Constant(lr=0.003), start=0.0)"})
+    run.writer.log(1, 1, {"learning_rate": 1e-5})
+    run.writer.flush()
     assert ctl(capsys, "runs/digits", "lr", "2e-3")[1] == "runs/digits: learning rate 0.002 after step 7\n"
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -119,6 +121,23 @@ def test_what_cannot_be_is_refused(
 ) -> None:
     assert main(["monitor", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_read_does_not_seem_empty(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+
+    def refuse(path: Any = ".") -> Any:  # permissions do not hold for a test that root runs
+        if os.fspath(path) == str(tmp_path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert main(["monitor", str(tmp_path), "--once"]) == 2
+    message = capsys.readouterr().err
+    assert f"the folder '{tmp_path}' cannot be read" in message
+    assert "Permission denied" in message
 
 
 def test_a_mistyped_folder_is_guessed(

@@ -25,11 +25,13 @@ from textual.widgets import Input
 
 from burnt.monitor import app as app_module
 from burnt.monitor import once
+from burnt.monitor import run as run_module
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.chart import Chart
 from burnt.monitor.compare import CompareScreen
 from burnt.monitor.dialogs import AskScreen, ConfirmScreen, EndScreen, HelpScreen, TextScreen, TooSmallScreen
 from burnt.monitor.keys import APP, CHART, LIST, RUNS
+from burnt.monitor.look import LIGHT
 from burnt.monitor.model import Checkpoint, Library
 from burnt.monitor.panes import events as events_pane
 from burnt.monitor.panes import log as log_pane
@@ -147,6 +149,10 @@ def test_filter_by_words_and_by_expression(runs: Path) -> None:
         app.screen.query_one(Input).value = "/gamma-\\d+/"
         await app.settled(PATIENCE)
         assert [line.split()[1] for line in table(app)] == ["gamma-10"]
+        for text in ("/^gamma-[0-9]+$", "/10$", "/gam.*stopped", "/^(?!.*(finished|crashed))"):
+            app.screen.query_one(Input).value = text
+            await app.settled(PATIENCE)
+            assert [line.split()[1] for line in table(app)] == ["gamma-10"], text
         await press(app, pilot, "enter", "escape")
         assert len(table(app)) == 3
         app.screen.query_one(Input).value = "nothing like this"
@@ -171,6 +177,9 @@ def test_sorting_by_key_and_by_click(runs: Path) -> None:
         assert names(app) == ["alpha", "beta", "gamma-10", "odd"]
         await press(app, pilot, "S")
         assert names(app) == ["odd", "gamma-10", "beta", "alpha"]
+        for _ in range(11):  # all columns: every time it can be seen what it is sorted by
+            await press(app, pilot, "s")
+            assert "▲" in screen_text(app).splitlines()[2]
         column = screen_text(app).splitlines()[2].index("state")
         await pilot.click(Rows, offset=(column, 0))
         await app.settled(PATIENCE)
@@ -514,6 +523,23 @@ def test_a_command_is_confirmed_sent_and_answered(live: RunWriter) -> None:
     use(live.folder, steps)
 
 
+def test_what_is_told_of_a_command_goes_away_when_the_run_has_ended(
+    live: RunWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_ANSWER_SECONDS", 1.0)
+    inbox = Inbox(live.folder, live.attempt)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "p", "y")
+        await until(app, lambda: "pause: sent" in screen_text(app))
+        await asyncio.to_thread(answer, live, inbox, "done")
+        await asyncio.to_thread(live.close, "stopped", "enough")
+        await until(app, lambda: "pause: done" in screen_text(app) and "■ stopped" in screen_text(app))
+        await until(app, lambda: "pause: done" not in screen_text(app))
+
+    use(live.folder, steps)
+
+
 def test_a_paused_run_offers_to_go_on(live: RunWriter) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         assert "p pause" in screen_text(app).splitlines()[-1]
@@ -573,6 +599,44 @@ def test_keys_keep_their_order_when_the_app_is_slow(live: RunWriter) -> None:
     use(live.folder, steps)
 
 
+def test_keys_wait_for_a_window_that_opens_slowly(live: RunWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside a training that keeps every core busy: else they would do something on the screen behind it."""
+    inbox = Inbox(live.folder, live.attempt)
+    note = RunScreen.action_note
+
+    async def slow(self: RunScreen) -> None:
+        await asyncio.sleep(0.5)
+        await note(self)
+
+    monkeypatch.setattr(RunScreen, "action_note", slow)
+    monkeypatch.setattr(app_module, "_GONE_SECONDS", 0.05)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        for key in ("n", *"pale", "enter"):
+            event = events.Key(key, key if len(key) == 1 else None)
+            event.set_sender(app)
+            app.post_message(event)
+        await until(app, lambda: "note pale: sent" in screen_text(app))
+        assert [command.value for command in inbox.poll()] == ["pale"]
+
+    use(live.folder, steps)
+
+
+def test_what_is_typed_after_enter_is_no_part_of_the_answer(live: RunWriter) -> None:
+    inbox = Inbox(live.folder, live.attempt)
+
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "n", *"pale", "6")
+        field = app.screen.query_one(Input)
+        for _ in range(2):  # enter, pressed twice
+            field.post_message(Input.Submitted(field, "pale"))
+        await until(app, lambda: "note pale: sent" in screen_text(app))
+        assert isinstance(app.screen, RunScreen)
+        assert [command.value for command in inbox.poll()] == ["pale"]
+
+    use(live.folder, steps)
+
+
 def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "l", *"fast", "enter")
@@ -602,6 +666,25 @@ def test_a_learning_rate_far_from_the_present_one_is_asked_for_once_more(live: R
         assert [command.value for command in inbox.poll()] == [1e9]
 
     use(live.folder, steps)
+
+
+def test_a_rate_that_a_warm_up_leads_to_is_not_asked_for_once_more(tmp_path: Path) -> None:
+    with RunWriter.create(
+        tmp_path,
+        config={"schedule": "Warmup(steps=200, then=Cosine(lr=0.003, steps=900, end=0.0), start=0.0)"},
+    ) as run:
+        run.log(1, 1, {"loss": 0.5, "learning_rate": 1.5e-5})
+        run.flush()
+        inbox = Inbox(run.folder, run.attempt)
+
+        async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+            await press(app, pilot, "l", *"0.005", "enter")
+            await until(app, lambda: "learning rate 0.005: sent" in screen_text(app))
+            assert [command.value for command in inbox.poll()] == [0.005]
+            await press(app, pilot, "l", *"0.05", "enter")
+            assert "3.33e+03 times the present 1.5e-05" in screen_text(app)
+
+        use(tmp_path, steps)
 
 
 def test_a_learning_rate_set_by_hand_is_in_the_head(live: RunWriter) -> None:
@@ -689,7 +772,7 @@ def test_every_key_of_every_table_has_its_action(runs: Path) -> None:
 def test_the_palette_finds_actions_and_panes(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "enter")
-        titles = {command.title for command in app.get_system_commands(app.screen)}
+        titles = {command.title.partition(":")[0] for command in app.get_system_commands(app.screen)}
         assert {"Stop", "Pause", "Checkpoints", "Quit", "Smooth"} <= titles
         await pilot.press("ctrl+p")
         await pilot.pause(0.2)
@@ -697,8 +780,31 @@ def test_the_palette_finds_actions_and_panes(runs: Path) -> None:
         await pilot.pause(0.5)
         await pilot.press("enter")
         await until(app, lambda: "there are no checkpoints" in screen_text(app))
+        await pilot.press("ctrl+p")
+        await pilot.pause(0.2)
+        await pilot.press(*"light")
+        async with asyncio.timeout(PATIENCE):
+            while "Dark or light: " not in screen_text(app):
+                await pilot.pause(0.1)
+        await pilot.press("enter")
+        await until(app, lambda: app.theme == LIGHT.name)
 
     use(runs, steps)
+
+
+def test_the_palette_does_what_the_keys_of_the_screen_under_it_do(live: RunWriter) -> None:
+    async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await pilot.press("ctrl+p")
+        await pilot.pause(0.2)
+        await pilot.press(*"learning")
+        async with asyncio.timeout(PATIENCE):
+            while "Rate: change the learning rate" not in screen_text(app):
+                await pilot.pause(0.1)
+        assert "key l" in screen_text(app)
+        await pilot.press("enter")
+        await until(app, lambda: isinstance(app.screen, AskScreen))
+
+    use(live.folder, steps)
 
 
 def test_too_small_says_so_and_comes_back(runs: Path) -> None:

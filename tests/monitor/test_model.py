@@ -257,6 +257,19 @@ def test_a_deleted_run_is_said_to_be_deleted_and_dropped_when_asked(tmp_path: Pa
     assert [view.state for view in library.views] == ["finished"]
 
 
+def test_a_deleted_run_that_nobody_could_read_is_dropped_too(tmp_path: Path) -> None:
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "run.db").write_bytes(b"x" * 4096)
+    library = Library([tmp_path])
+    library.refresh(look=True)
+    assert [view.state for view in library.views] == ["unreadable"]
+    shutil.rmtree(tmp_path / "odd")
+    library.refresh(look=True)
+    assert [view.state for view in library.views] == ["deleted"]
+    library.drop_deleted()
+    assert library.views == []
+
+
 def test_another_run_in_the_place_of_a_deleted_one_is_read_anew(tmp_path: Path) -> None:
     folder = make(tmp_path / "run", steps=5)
     view = RunView(folder)

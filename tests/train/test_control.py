@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import burnt
 from burnt import optim
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import BurntError, NonFiniteError
@@ -426,6 +427,22 @@ def test_a_learning_rate_that_is_set_holds_until_auto(tmp_path):
         (0.25, "done", 5),
         ("auto", "done", 7),
     ]
+
+
+class ShellConfig(burnt.Config):
+    """What a program takes that `burnt train` starts."""
+
+    folder: Path | None = None
+    resume: bool = False
+
+
+@pytest.mark.parametrize("config", [None, ShellConfig()])
+def test_a_stopped_training_tells_how_to_go_on(tmp_path, capsys, config):
+    Trial(tmp_path / "the run", {2: [("stop", None)]}, monitor="plain", config=config).run()
+    said = capsys.readouterr().out
+    assert f"run the same again with the folder {tmp_path / 'the run'} and resume=True" in said
+    shell = f"from the shell: burnt train ... 'folder={tmp_path / 'the run'}' resume=true"
+    assert (shell in said) == (config is not None)
 
 
 def test_a_checkpoint_keeps_the_learning_rate_that_was_set(tmp_path, capsys):

@@ -67,7 +67,7 @@ class EventsPane(Pane):
     def compose(self) -> ComposeResult:
         """How long early stopping still waits, the table, and a field to filter it."""
         yield Static(classes="facts")
-        yield Rows(_COLUMNS, empty="nothing has happened yet")
+        yield Rows(_COLUMNS, empty="reading ...")
         yield Field("words, or /regular expression/")
 
     def token(self) -> object:
