@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from burnt.inspect import CheckReport, Summary, TensorSpec, check, freeze, num_params, summary, unfreeze
     from burnt.module import Module, field
     from burnt.record import Record
+    from burnt.swapping import swap, unswap
 
 __version__ = "0.1.0"
 
@@ -45,8 +46,10 @@ _HOMES = {
     "optim": "burnt.optim",
     "record": "burnt.record",
     "summary": "burnt.inspect",
+    "swap": "burnt.swapping",
     "train": "burnt.train",
     "unfreeze": "burnt.inspect",
+    "unswap": "burnt.swapping",
 }
 if not TYPE_CHECKING:  # a __getattr__ would make every name known to type checkers, misspelt ones too
     __getattr__, __dir__ = attach(globals(), _HOMES)
@@ -75,6 +78,8 @@ __all__ = [
     "optim",
     "record",
     "summary",
+    "swap",
     "train",
     "unfreeze",
+    "unswap",
 ]

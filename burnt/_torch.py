@@ -32,8 +32,10 @@ __all__ = [
     "is_autocast",
     "is_plain_call",
     "normal_dispatch",
+    "onednn_conv",
     "onednn_linear",
     "onednn_packed",
+    "onednn_packed_conv",
     "onednn_takes",
     "share_memory",
     "trace_to_aten",
@@ -270,4 +272,56 @@ def onednn_linear(
 def onednn_packed(weight: torch.Tensor, rows: int) -> torch.Tensor:
     """A weight in the layout that oneDNN wants for inputs of so many rows."""
     made: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    return made
+
+
+def onednn_conv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    tail: str = "none",
+    kind: str = "",
+) -> torch.Tensor:
+    """``tail(conv(x, weight) + bias + residual)`` of images or volumes by oneDNN; not differentiated.
+
+    Args:
+        x: ``[batch, channels, *axes]``, channels-last, as the residual.
+        weight: what `onednn_packed_conv` made.
+        bias: ``[out_channels]``.
+        residual: of the result's shape.
+        padding: for each axis, as the next two.
+        stride: of the outputs.
+        dilation: of the kernel.
+        groups: of the channels.
+        tail: ``"none"``, ``"relu"``, ``"gelu"`` or ``"swish"``.
+        kind: of the gelu, ``"none"`` or ``"tanh"``.
+    """
+    call = torch.ops.mkldnn._convolution_pointwise
+    sizes = (padding, stride, dilation, groups)
+    made: torch.Tensor
+    if residual is None:
+        made = call.default(x, weight, bias, *sizes, tail, [], kind)
+    else:
+        unary = None if tail == "none" else tail
+        made = call.binary(x, residual, weight, bias, *sizes, "add", 1.0, unary, [], kind)
+    return made
+
+
+def onednn_packed_conv(
+    weight: torch.Tensor,
+    size: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> torch.Tensor:
+    """A weight in the layout that oneDNN wants for inputs of such a size."""
+    made: torch.Tensor = torch.ops.mkldnn._reorder_convolution_weight(
+        weight, padding, stride, dilation, groups, list(size)
+    )
     return made

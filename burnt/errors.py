@@ -10,6 +10,7 @@
     ├── OptimError         an optimizer or schedule is asked the impossible (also ValueError)
     ├── RecordError        a saved file is damaged or does not fit          (also ValueError)
     │   └── CheckpointError    the same of a run's checkpoint
+    ├── SwapError          a model cannot be swapped, or put back           (also ValueError)
     ├── RunError           a run folder cannot be used                      (also OSError)
     ├── MetricError        a metric does not exist or cannot be computed    (also ValueError)
     ├── CompileError       generated code does not compile                  (also RuntimeError)
@@ -59,6 +60,7 @@ __all__ = [
     "RecordError",
     "RunError",
     "ShapeError",
+    "SwapError",
     "UnsupportedError",
     "nearest",
     "range_hint",
@@ -152,6 +154,10 @@ class RecordError(BurntError, ValueError):
 
 class CheckpointError(RecordError):
     """A checkpoint of a run is damaged, or does not fit the run."""
+
+
+class SwapError(BurntError, ValueError):
+    """burnt's kernels cannot be put into a model, or taken out again."""
 
 
 class RunError(BurntError, OSError):

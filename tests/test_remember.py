@@ -14,13 +14,14 @@ CONFTEST = Path(__file__).parent / "conftest.py"
 def test_what_passed_is_left_out_until_a_source_changes(tmp_path: Path, workers: str) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "conftest.py").write_text(CONFTEST.read_text())
-    for name in ("pyproject.toml", "constraints.txt", "README.md"):
+    for name in ("constraints.txt", "README.md"):
         (tmp_path / name).write_text("")
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["tests"]\n')
     test = tmp_path / "tests" / "test_it.py"
     test.write_text("import os\ndef test_a(): pass\ndef test_b(): assert os.environ['GOOD'] == '1'\n")
 
     def run(good: str) -> str:
-        command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "--remember", "memory.json", "tests"]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "--remember=memory.json"]
         done = subprocess.run(
             command,
             cwd=tmp_path,

@@ -170,3 +170,20 @@ def test_onednn_multiplies_with_a_tail_and_packed_weights() -> None:
     packed = _torch.onednn_packed(weight, 5)
     expected = torch.nn.functional.gelu(plain, approximate="tanh")
     torch.testing.assert_close(_torch.onednn_linear(x, packed, bias, "gelu", "tanh"), expected)
+
+
+def test_onednn_convolves_with_a_tail_and_packed_weights() -> None:
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    form = torch.channels_last
+    x, residual = (torch.randn(2, n, 6, 5).to(memory_format=form) for n in (4, 8))
+    weight, bias = torch.randn(8, 2, 3, 3), torch.randn(8)
+    sizes: tuple[list[int], list[int], list[int], int] = ([1, 1], [1, 1], [1, 1], 2)
+    packed = _torch.onednn_packed_conv(weight.to(memory_format=form), x.shape, *sizes)
+    plain = torch.nn.functional.conv2d(x, weight, bias, padding=1, groups=2)
+    torch.testing.assert_close(_torch.onednn_conv(x, packed, bias, None, *sizes), plain)
+    made = _torch.onednn_conv(x, packed, None, residual, *sizes, "relu")
+    torch.testing.assert_close(made, torch.relu(plain - bias.view(-1, 1, 1) + residual))
+    assert made.is_contiguous(memory_format=form)
+    tanh = torch.nn.functional.gelu(plain, approximate="tanh")
+    torch.testing.assert_close(_torch.onednn_conv(x, packed, bias, None, *sizes, "gelu", "tanh"), tanh)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import json
@@ -65,6 +66,7 @@ class Family:
         liger: the name in Liger-Kernel's functional module, and how it is called.
         backward: is timed, too, as a row of its own.
         share: whether its bytes say what it has to move.
+        label: names its rows; without one, the op does.
     """
 
     op: str
@@ -75,6 +77,7 @@ class Family:
     liger: tuple[str, Callable[..., Any]] | None = None
     backward: bool = True
     share: bool = True
+    label: str = ""
 
     def inputs(self, device: torch.device, gradients: bool, divisor: int) -> list[Tensor]:
         made = []
@@ -92,6 +95,8 @@ def smaller(shape: Any, divisor: int) -> tuple[int, ...]:
     """Fewer rows, images or heads; parameters, angles of positions and tables stay."""
     if divisor == 1 or len(shape) == 1 or tuple(shape) in (ANGLES, TABLE):
         return tuple(shape)
+    if tuple(shape) == HEADS:
+        return (1, 1, 32, shape[3])
     return (max(shape[0] // divisor, 1), *shape[1:])
 
 
@@ -152,6 +157,33 @@ def dropout(x: Tensor) -> Tensor:
     return x * (torch.rand_like(x) > 0.5) * 2.0
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor, score: Callable[..., Tensor] | None = None) -> Tensor:
+    scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    if score is not None:
+        b, h, i, j = (torch.arange(n, device=q.device) for n in scores.shape)
+        scores = score(scores, b[:, None, None, None], h[:, None, None], i[:, None], j)
+    return torch.softmax(scores, -1) @ v
+
+
+def causal(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return torch.where(j <= i, s, -torch.inf)
+
+
+def soft_cap(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return torch.tanh(s / 20.0) * 20.0
+
+
+def relative(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return s - (h + 1) * 0.01 * (i - j).abs()
+
+
+@functools.cache
+def flex() -> Callable[..., Tensor]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
 def windows(x: Tensor) -> Tensor:
     return x.unfold(2, 3, 2).unfold(3, 3, 2)
 
@@ -164,6 +196,7 @@ def variance(x: Tensor) -> Tensor:
 MATRIX, IMAGES, GROUPS = (8192, 4096), (64, 256, 48, 48), 32  # 67 and 75 MB
 CHANNELS, WIDE = (256,), (4096,)
 ANGLES, TABLE = (2048, 64), (4096, 4096)
+HEADS = (4, 32, 4096, 128)
 FAMILIES: tuple[Family, ...] = (
     Family("layer_norm", [MATRIX, WIDE, WIDE], lambda op, x, w, b: op(x, w, b), layer_norm,
            lambda x, w, b: F.layer_norm(x, WIDE, w, b),
@@ -210,6 +243,19 @@ FAMILIES: tuple[Family, ...] = (
            lambda x: x.cumprod(-1), backward=False),
     Family("embedding", [("classes", 4096, (32_768, 1)), TABLE], lambda op, i, w: op(i.flatten(), w),
            lambda i, w: w[i.flatten()], lambda i, w: F.embedding(i.flatten(), w), share=False),
+    # torch's own is the best backend of its call; with functions of the scores, flex_attention.
+    Family("attention", [HEADS] * 3, lambda op, q, k, v: op(q, k, v), attention,
+           F.scaled_dot_product_attention, share=False),
+    Family("attention", [HEADS] * 3, lambda op, q, k, v: op(q, k, v, causal=True),
+           lambda q, k, v: attention(q, k, v, causal),
+           lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), share=False,
+           label="attention, causal"),
+    Family("attention", [HEADS] * 3, lambda op, q, k, v: op(q, k, v, score=soft_cap),
+           lambda q, k, v: attention(q, k, v, soft_cap), lambda q, k, v: flex()(q, k, v, score_mod=soft_cap),
+           share=False, label="attention, soft cap beside flex_attention"),
+    Family("attention", [HEADS] * 3, lambda op, q, k, v: op(q, k, v, score=relative),
+           lambda q, k, v: attention(q, k, v, relative), lambda q, k, v: flex()(q, k, v, score_mod=relative),
+           share=False, label="attention, distances beside flex_attention"),
 )  # fmt: skip
 
 
@@ -432,7 +478,7 @@ def run(options: argparse.Namespace) -> None:
         (family, gradients) for family in FAMILIES for gradients in ((False, True)[: 1 + family.backward])
     ]
     for family, gradients in rows:
-        name = family.op + (" fwd+bwd" if gradients else "")
+        name = (family.label or family.op) + (" fwd+bwd" if gradients else "")
         if not re.search(options.rows, name):
             continue
         if time.monotonic() - began > options.seconds:

@@ -25,7 +25,14 @@ class Labels:
     classes: int
 
 
-Spec = tuple[int, ...] | Labels
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    """An input of weights, whose sums over the last axis stay as large as what they weigh."""
+
+    shape: tuple[int, ...]
+
+
+Spec = tuple[int, ...] | Labels | Weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +68,11 @@ class Row:
         for spec in self.specs(divisor):
             if isinstance(spec, Labels):
                 made.append(torch.randint(spec.classes, spec.shape, generator=generator))
-            else:
-                made.append(torch.randn(spec, generator=generator).requires_grad_(self.backward))
+                continue
+            shape = spec.shape if isinstance(spec, Weights) else spec
+            scale = shape[-1] ** -0.5 if isinstance(spec, Weights) else 1.0
+            values = torch.randn(shape, generator=generator) * scale
+            made.append(values.requires_grad_(self.backward))
         return made
 
 
@@ -113,12 +123,59 @@ def cross_entropy(rows: int, classes: int) -> Row:
     )
 
 
+def recurrent(kind: str, batch: int, steps: int, width: int) -> Row:
+    """A layer as wide as its input, against one call of torch's."""
+    rows = (4 if kind == "lstm" else 3) * width
+
+    def layer(x: Tensor, *weights: Tensor) -> Tensor:
+        zeros = x.new_zeros(1, x.shape[0], width)
+        settings = (list(weights), True, 1, 0.0, True, False, True)
+        output: Tensor = (
+            torch.lstm(x, (zeros, zeros), *settings) if kind == "lstm" else torch.gru(x, zeros, *settings)
+        )[0]
+        return output
+
+    return Row(
+        f"{kind} fwd+bwd {batch}x{steps}x{width}",
+        layer,
+        lambda d: [
+            (batch, max(steps // d, 1), width),
+            *(Weights((rows, width)) for _ in range(2)),
+            *(Weights((rows,)) for _ in range(2)),
+        ],
+        op=(kind, lambda op, x, *weights: op(x, [weights])[0]),
+        backward=True,
+        targets=targets(1.3, 1.3),
+    )
+
+
 MATRIX = (4096, 1024)
 
 
 def matrix(*others: tuple[int, ...]) -> Callable[[int], Sequence[Spec]]:
     """A matrix of 4,096 x 1,024, and other inputs: None for another such matrix."""
     return lambda d: [(s[0] // d, *s[1:]) if len(s) > 1 else s for s in (MATRIX, *others)]
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def windowed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A query sees itself and the 127 keys before it."""
+    place = torch.arange(q.shape[2], device=q.device)
+    behind = place[:, None] - place
+    return F.scaled_dot_product_attention(q, k, v, (behind >= 0) & (behind < 128))
+
+
+def soft_capped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    return torch.softmax(torch.tanh(scores / 30) * 30, -1) @ v
+
+
+def heads(batch: int, count: int, length: int) -> Callable[[int], Sequence[Spec]]:
+    """Queries, keys and values of heads of 64."""
+    return lambda d: [(max(batch // d, 1), max(count // d, 1), length, 64)] * 3
 
 
 ROWS: tuple[Row, ...] = (
@@ -154,8 +211,21 @@ ROWS: tuple[Row, ...] = (
     Row("layer_norm fwd+bwd 4096x1024", lambda x, w, b: F.layer_norm(x, (1024,), w, b),
         matrix((1024,), (1024,)), ("layer_norm", lambda op, x, w, b: op(x, w, b)),
         backward=True, targets=targets(0.97, 0.97)),
+    Row("attention 2x12x512x64", F.scaled_dot_product_attention, heads(2, 12, 512),
+        ("attention", lambda op, q, k, v: op(q, k, v)), targets=targets(0.97, 0.97)),
+    Row("attention, causal fwd+bwd 2x12x512x64", causal, heads(2, 12, 512),
+        ("attention", lambda op, q, k, v: op(q, k, v, causal=True)),
+        backward=True, targets=targets(0.97, 0.97)),
+    Row("attention, window of 128 fwd+bwd 1x8x2048x64", windowed, heads(1, 8, 2048),
+        ("attention", lambda op, q, k, v: op(q, k, v, causal=True, window=(127, 0))),
+        backward=True, targets=targets(1, 1)),
+    Row("attention, soft cap fwd+bwd 2x12x512x64", soft_capped, heads(2, 12, 512),
+        ("attention", lambda op, q, k, v: op(q, k, v, softcap=30.0)),
+        backward=True, targets=targets(1, 1)),
     Row("dropout, 4 M", lambda x: F.dropout(x, 0.5), matrix(), ("dropout", lambda op, x: op(x, 0.5)),
         targets=targets(3, 1), share=0.6, random=True),
+    recurrent("lstm", 16, 128, 256),
+    recurrent("gru", 16, 128, 256),
     Row("relu(a * w + b) + r, 16 M", lambda a, w, b, r: F.relu(a * w + b) + r,
         lambda d: [(4096 // d, 4096), (4096,), (4096,), (4096 // d, 4096)], share=0.6),
     Row("sum, first axis, 4096x1024", lambda x: x.sum(0), matrix(), ("reduce_sum", lambda op, x: op(x, 0))),

@@ -8,6 +8,7 @@
 `runs_export.py`  `burnt runs export`
 `ctl.py`          `burnt ctl RUN pause`, `resume`, `stop`, `save`, `lr`, `note`
 `tune.py`         `burnt tune run`, `show`, `export`, `import`, `clear`
+`bench.py`        `burnt bench MODULE:MODEL`
 `info.py`         `burnt info`
 `output.py`       tables for terminals, plain columns for pipes, JSON, errors
 ================  ===========================================================
@@ -34,7 +35,6 @@ __all__ = ["main"]
 _EXAMPLES = """\
 examples:
   burnt train digits.py:main epochs=20 model.hidden=128
-  burnt monitor                        watch and steer runs, full screen
   burnt runs list                      what runs there are, how far, how good
   burnt runs show runs/digits          one run: metrics, checkpoints, log
   burnt runs export runs/digits --format csv --out digits.csv
@@ -69,6 +69,15 @@ The training answers within a step. Exit codes: 0 done, 1 refused or the run
 has ended, 2 no such command, value or run, 3 not answered yet.
 """
 
+
+_BENCH_EXAMPLES = """\
+examples:
+  burnt bench models.py:resnet --input 8x3x224x224
+  burnt bench my.models:bert --input 4x256:int64:30522 --step training
+  burnt bench models.py:pair --device cpu --report     it returns (model, batch)
+
+A training step is forward, loss and backward, without an optimizer.
+"""
 
 _MONITOR_EXAMPLES = """\
 examples:
@@ -169,6 +178,18 @@ def _run(args: argparse.Namespace) -> int:
                 pulse=args.pulse,
                 size=args.size,
             )
+        case "bench":
+            from burnt.cli import bench
+
+            return bench.run(
+                args.target,
+                args.input or (),
+                args.device or (),
+                args.seconds,
+                args.step,
+                args.report,
+                args.json,
+            )
         case "info":
             from burnt.cli import info
 
@@ -259,8 +280,10 @@ def _parser() -> argparse.ArgumentParser:
 
     tuned = _tuned(commands)
 
+    bench = _bench(commands)
+
     info = _new(commands, "info", "versions, CPU, GPUs, what is missing", "example: burnt info --json")
-    for command in (listing, show, info, monitor, *tuned):
+    for command in (listing, show, info, monitor, bench, *tuned):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -282,6 +305,27 @@ def _monitor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> a
     monitor.add_argument("--attached", type=int, metavar="PID", help=argparse.SUPPRESS)
     monitor.add_argument("--pulse", type=int, metavar="FD", help=argparse.SUPPRESS)
     return monitor
+
+
+def _bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """`burnt bench`."""
+    bench = _new(commands, "bench", "a model eager, by Inductor and swapped", _BENCH_EXAMPLES)
+    bench.add_argument(
+        "target", metavar="MODULE:MODEL", help="a model, or a function that makes one, or (model, batch)"
+    )
+    bench.add_argument(
+        "--input",
+        action="append",
+        metavar="SHAPE[:DTYPE[:VALUES]]",
+        help="random numbers to call it with; again for further arguments",
+    )
+    bench.add_argument("--device", action="append", help="where, as torch names it; by default all at hand")
+    bench.add_argument("--seconds", type=float, default=10.0, help="of each comparison, by default 10")
+    bench.add_argument(
+        "--step", choices=["both", "forward", "training"], default="both", help="what is measured"
+    )
+    bench.add_argument("--report", action="store_true", help="print what was swapped where, too")
+    return bench
 
 
 def _tuned(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> list[argparse.ArgumentParser]:

@@ -13,7 +13,7 @@ from typing import Any
 from burnt import __version__
 from burnt.cli.output import Cell, Page, print_json, size_text
 
-__all__ = ["gather", "run"]
+__all__ = ["accelerators", "gather", "run"]
 
 
 def run(as_json: bool) -> int:
@@ -59,11 +59,11 @@ def gather() -> dict[str, Any]:
         "memory_pool": asdict(pool.stats()),
         "compiler": _compiler(),
         "kernels": _kernels(),
-        "gpus": [asdict(device_info(name)) for name in _gpus(torch)],
+        "gpus": [asdict(device_info(name)) for name in accelerators(torch)],
     }
 
 
-def _gpus(torch: Any) -> list[str]:
+def accelerators(torch: Any) -> list[str]:
     """The accelerators that torch sees, by its names."""
     names = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     return [*names, "mps"] if torch.backends.mps.is_available() else names

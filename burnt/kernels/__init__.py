@@ -18,8 +18,11 @@ the others            a family each
 from __future__ import annotations
 
 from burnt.kernels.activation import ACTIVATIONS, geglu, gelu, relu2, silu, swiglu
+from burnt.kernels.attention_definition import dot_product_attention
+from burnt.kernels.attention_options import attention
 from burnt.kernels.candidate import Candidate
 from burnt.kernels.choice import choices, pin
+from burnt.kernels.conv import conv, conv_transpose, folded_norm
 from burnt.kernels.dropout import dropout
 from burnt.kernels.embedding import embedding
 from burnt.kernels.explanation import explain
@@ -27,6 +30,7 @@ from burnt.kernels.library import decompositions
 from burnt.kernels.linear_loss import linear_cross_entropy
 from burnt.kernels.loss import cross_entropy
 from burnt.kernels.matmul import linear, matmul
+from burnt.kernels.muon import muon_step, orthogonalized
 from burnt.kernels.normalization import (
     batch_norm,
     batch_norm_inference,
@@ -36,7 +40,9 @@ from burnt.kernels.normalization import (
     rms_norm,
 )
 from burnt.kernels.op import OPS, Op, op
+from burnt.kernels.optimizer import StepResult, adam_step, adamw_step, sgd_step
 from burnt.kernels.pool import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
+from burnt.kernels.recurrent import gru, gru_layer, lstm, lstm_layer
 from burnt.kernels.reduction import (
     reduce_all,
     reduce_any,
@@ -61,30 +67,44 @@ __all__ = [
     "OPS",
     "Candidate",
     "Op",
+    "StepResult",
+    "adam_step",
+    "adamw_step",
     "adaptive_avg_pool",
     "adaptive_max_pool",
+    "attention",
     "avg_pool",
     "batch_norm",
     "batch_norm_inference",
     "batch_norm_training",
     "choices",
+    "conv",
+    "conv_transpose",
     "cross_entropy",
     "cumprod",
     "cumsum",
     "decompositions",
+    "dot_product_attention",
     "dropout",
     "embedding",
     "explain",
+    "folded_norm",
     "geglu",
     "gelu",
     "group_norm",
+    "gru",
+    "gru_layer",
     "layer_norm",
     "linear",
     "linear_cross_entropy",
     "log_softmax",
+    "lstm",
+    "lstm_layer",
     "matmul",
     "max_pool",
+    "muon_step",
     "op",
+    "orthogonalized",
     "pin",
     "reduce_all",
     "reduce_any",
@@ -101,6 +121,7 @@ __all__ = [
     "relu2",
     "rms_norm",
     "rope",
+    "sgd_step",
     "silu",
     "softmax",
     "swiglu",

@@ -17,6 +17,7 @@ from burnt.nn.loss import CrossEntropy, Mse
 from burnt.nn.norm import BatchNorm, LayerNorm, RmsNorm
 from burnt.nn.pool import AdaptiveAvgPool2d, AvgPool2d, MaxPool2d
 from burnt.nn.position import PositionalEncoding
+from burnt.nn.recurrent import Gru, Lstm
 from burnt.nn.transformer import TransformerEncoder, TransformerEncoderLayer
 
 __all__ = [
@@ -29,8 +30,10 @@ __all__ = [
     "Embedding",
     "Flatten",
     "Gelu",
+    "Gru",
     "LayerNorm",
     "Linear",
+    "Lstm",
     "MaxPool2d",
     "Mse",
     "MultiHeadAttention",

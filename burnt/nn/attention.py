@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
 
+from burnt import kernels
 from burnt.errors import BurntError, ShapeError, UnsupportedError
 from burnt.module import Module
 from burnt.nn.linear import Linear
@@ -182,16 +183,14 @@ class MultiHeadAttention(Module):
             BurntError: a mask that is neither boolean nor floating.
         """
         q_BHLD, k_BKSD, v_BKSD = self._project(query, key, value)
-        causal_only = is_causal and attn_mask is None and key_padding_mask is None
-        mask = None if causal_only else self._mask(q_BHLD, k_BKSD, attn_mask, key_padding_mask, is_causal)
-        heads_BHLD = F.scaled_dot_product_attention(
+        mask = self._mask(q_BHLD, k_BKSD, attn_mask, key_padding_mask, False)
+        heads_BHLD = kernels.attention(
             q_BHLD,
             k_BKSD,
             v_BKSD,
             ~mask if mask is not None and mask.dtype == torch.bool else mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=causal_only,
-            enable_gqa=self.num_kv_heads != self.num_heads,
+            causal=is_causal,
+            dropout=self.dropout if self.training else 0.0,
         )
         output: Tensor = self.out_proj(heads_BHLD.transpose(1, 2).flatten(2))
         return output if query.dim() == 3 else output[0]

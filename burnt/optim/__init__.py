@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from burnt.optim.adam import Adam, AdamW
+from burnt.optim.muon import Muon
 from burnt.optim.optimizer import Optimizer, OptimizerRecord
 from burnt.optim.schedules import Constant, Cosine, Linear, Schedule, Sequential, Warmup
 from burnt.optim.sgd import Sgd
@@ -13,6 +14,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "Linear",
+    "Muon",
     "Optimizer",
     "OptimizerRecord",
     "Schedule",

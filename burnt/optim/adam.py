@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
+import torch
+from torch import Tensor
+
+from burnt.kernels import StepResult, adam_step, adamw_step
 from burnt.optim.optimizer import Optimizer
 
 __all__ = ["Adam", "AdamW"]
 
 
-class Adam(Optimizer):
+class _Adam(Optimizer):
+    """What Adam and AdamW share: their state, and all but one line of the step."""
+
+    _step: ClassVar[Callable[..., StepResult]]
+
+    def _advance(
+        self,
+        lr: float,
+        params: Sequence[torch.nn.Parameter],
+        grads: Sequence[Tensor],
+        states: Sequence[dict[str, Any]],
+        limits: Mapping[str, Any],
+    ) -> StepResult:
+        options = self._options
+        for parameter, state in zip(params, states, strict=True):
+            if not state:
+                state["step"] = torch.zeros((), device=parameter.device, dtype=torch.float32)
+                names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * options["amsgrad"]
+                state |= {name: torch.zeros_like(parameter, requires_grad=False) for name in names}
+        first, second, steps = ([s[name] for s in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        largest = [s["max_exp_avg_sq"] for s in states] if options["amsgrad"] else None
+        return type(self)._step(
+            params, grads, first, second, steps, largest,
+            lr=lr, betas=options["betas"], eps=options["eps"], weight_decay=options["weight_decay"], **limits,
+        )  # fmt: skip
+
+
+class Adam(_Adam):
     """Adam, with weight decay as a penalty on the loss.
 
     Args:
@@ -24,10 +56,11 @@ class Adam(Optimizer):
     >>> from burnt import Gradients, nn
     >>> model = nn.Linear(2, 1)
     >>> optimizer = Adam()
-    >>> optimizer.step(1e-3, model, Gradients.of(model(torch.ones(3, 2)).sum(), model))
+    >>> result = optimizer.step(1e-3, model, Gradients.of(model(torch.ones(3, 2)).sum(), model))
     """
 
     _torch = torch.optim.Adam
+    _step = staticmethod(adam_step)
 
     def __init__(
         self,
@@ -39,7 +72,7 @@ class Adam(Optimizer):
         super().__init__(betas=tuple(betas), eps=eps, weight_decay=weight_decay, amsgrad=amsgrad)
 
 
-class AdamW(Optimizer):
+class AdamW(_Adam):
     """Adam with decoupled weight decay.
 
     Args:
@@ -55,6 +88,7 @@ class AdamW(Optimizer):
     """
 
     _torch = torch.optim.AdamW
+    _step = staticmethod(adamw_step)
 
     def __init__(
         self,

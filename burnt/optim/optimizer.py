@@ -1,10 +1,14 @@
-"""Optimizer: `torch.optim` behind `step(lr, model, grads)`, with its state kept by parameter path."""
+"""Optimizer: burnt's steps behind `step(lr, model, grads)`, with their state kept by parameter path.
+
+The state lies in an optimizer of `torch.optim`, in its form and under its names. It also does the steps that
+`burnt.kernels` has none for, of sparse gradients and complex parameters.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -13,12 +17,13 @@ from torch import Tensor
 from burnt.config import Config as _Config
 from burnt.config import DerivedConfig, derive_config, field_values
 from burnt.errors import OptimError, nearest
+from burnt.gradients import Gradients
+from burnt.kernels import StepResult
 from burnt.record import read_tensors, write_tensors
 
 __all__ = ["Optimizer", "OptimizerRecord"]
 
-# Devices and dtypes for which torch has one kernel for the whole step (measured on a CPU: 6 tensors of an MLP
-# in 42 microseconds instead of 143).
+# Devices for which torch has one kernel for the whole step; its counters lie on the parameters' device.
 _FUSED_DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 
 
@@ -68,6 +73,7 @@ class Optimizer:
     """
 
     _torch: ClassVar[type[torch.optim.Optimizer]]
+    _shape: ClassVar[tuple[int, ...]] = (0,)  # of a parameter that any such optimizer takes
 
     if TYPE_CHECKING:
 
@@ -86,13 +92,14 @@ class Optimizer:
 
     def __init__(self, **options: Any) -> None:
         try:
-            self._torch([torch.nn.Parameter(torch.empty(0))], lr=0.0, **options)  # type: ignore[call-arg]
+            self._torch([torch.nn.Parameter(torch.empty(self._shape))], lr=0.0, **options)  # type: ignore[call-arg]
         except ValueError as error:
             raise OptimError(f"{type(self).__name__} cannot be built", found=str(error)) from None
         self._options = options
         self._inner: torch.optim.Optimizer | None = None
         self._bound_to: object = None
         self._params: dict[str, torch.nn.Parameter] = {}
+        self._plain = True
         self._waiting: Mapping[str, Tensor] = {}
 
     def __repr__(self) -> str:
@@ -104,16 +111,32 @@ class Optimizer:
         lr: float,
         model: torch.nn.Module | Mapping[str, torch.nn.Parameter],
         grads: Mapping[str, Tensor],
-    ) -> None:
-        """Change the parameters, in place.
+        *,
+        clip_norm: float | None = None,
+        grad_scale: float | Tensor | None = None,
+        ema: torch.nn.Module | Mapping[str, Tensor] | None = None,
+        ema_decay: float = 0.999,
+    ) -> StepResult:
+        """Change the parameters, in place. What is asked for besides is done in the same passes over memory.
 
         Args:
             lr: the learning rate of this step.
             model: a module, or parameters by path; the same mapping is taken to hold the same parameters.
             grads: gradients by path, such as `burnt.Gradients`; parameters without one stay as they are.
+            clip_norm: gradients are scaled down to this global norm, as by `Gradients.clip_norm`; infinity to
+                have the norm alone.
+            grad_scale: what the loss was multiplied by, so that float16 holds its gradients: they are divided
+                by it, and one that is NaN or infinite makes the step change nothing.
+            ema: averages of the parameters, by the same paths, such as ``model.fork()``; they move towards
+                the new parameters.
+            ema_decay: the share that an average keeps.
+
+        Returns:
+            The gradients' norm where it was asked for, whether the step was skipped, and by what it was done.
 
         Raises:
-            OptimError: a gradient belongs to no parameter of the model.
+            OptimError: a gradient belongs to no parameter of the model, or a parameter has no average.
+            InputRuntimeError: a gradient does not fit its parameter.
         """
         if isinstance(model, torch.nn.Module):
             # The module of the last step may have been moved, or given other parameters, by now.
@@ -126,12 +149,9 @@ class Optimizer:
             self._bind(model)
             self._bound_to = model
         assert self._inner is not None
-        params = self._params
-        for path, gradient in grads.items():
-            parameter = params.get(path)
-            if parameter is None:
-                self._release()
-                guess = nearest(path, params)
+        for path in grads:
+            if path not in self._params:
+                guess = nearest(path, self._params)
                 raise OptimError(
                     "a gradient belongs to no parameter of the model",
                     where=path,
@@ -139,11 +159,37 @@ class Optimizer:
                     if guess
                     else "were the gradients taken from another model?",
                 )
-            parameter.grad = gradient
-        for group in self._inner.param_groups:
-            group["lr"] = lr
-        self._advance(self._inner)
-        self._release()
+        moved = [self._params[path] for path in grads]
+        averages = None if ema is None else self._averages(ema)
+        limits: dict[str, Any] = {"max_norm": clip_norm, "grad_scale": grad_scale, "ema_decay": ema_decay}
+        if self._plain and not any(gradient.is_sparse for gradient in grads.values()):
+            limits["ema"] = None if averages is None else [averages[path] for path in grads]
+            states = [self._inner.state[parameter] for parameter in moved]
+            result = self._advance(lr, moved, list(grads.values()), states, limits)
+            rest = [path for path in averages or () if path not in grads]
+        else:
+            result = self._by_torch(self._inner, lr, grads, clip_norm, grad_scale)
+            rest = list(averages or ())
+        if averages is not None and rest:
+            weight = torch.where(result.skipped, 0.0, 1 - ema_decay)
+            with torch.no_grad():
+                for path in rest:
+                    average = averages[path]
+                    average.lerp_(self._params[path], weight.to(average.device, average.dtype))
+        return result
+
+    def _averages(self, ema: torch.nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The average of every parameter."""
+        named = dict(ema.named_parameters()) if isinstance(ema, torch.nn.Module) else ema
+        missing = next((path for path in self._params if path not in named), None)
+        if missing is not None:
+            raise OptimError(
+                "a parameter has no average",
+                where=missing,
+                expected="averages by the paths of the parameters",
+                hint="average = model.fork(), before the first step",
+            )
+        return {path: named[path] for path in self._params}
 
     def into_record(self) -> OptimizerRecord:
         """The state, sharing memory with the optimizer."""
@@ -180,18 +226,72 @@ class Optimizer:
         self._params = {}
         self._waiting = {name: tensor.clone() for name, tensor in record.tensors.items()}
 
-    def _advance(self, inner: torch.optim.Optimizer) -> None:
-        inner.step()
+    def _advance(
+        self,
+        lr: float,
+        params: Sequence[torch.nn.Parameter],
+        grads: Sequence[Tensor],
+        states: Sequence[dict[str, Any]],
+        limits: Mapping[str, Any],
+    ) -> StepResult:
+        """A step by `burnt.kernels`.
 
-    def _release(self) -> None:
-        for parameter in self._params.values():
-            parameter.grad = None
+        Args:
+            lr: the learning rate.
+            params: those that have a gradient.
+            grads: theirs, dense.
+            states: a dictionary for each, empty before its first step.
+            limits: what is asked for besides, as keyword arguments.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say what its step is")
+
+    def _by_torch(
+        self,
+        inner: torch.optim.Optimizer,
+        lr: float,
+        grads: Mapping[str, Tensor],
+        clip_norm: float | None,
+        grad_scale: float | Tensor | None,
+    ) -> StepResult:
+        """A step by torch's optimizer; where there is a scale, it waits for the device."""
+        given, norm, skipped = Gradients(grads), None, torch.tensor(False)
+        if grad_scale is not None:
+            given = given.scale(1 / grad_scale)
+        if clip_norm is not None or grad_scale is not None:
+            norm = given.norm()
+        if grad_scale is not None and not given.finite():
+            return StepResult(norm, torch.tensor(True), "torch.optim: sparse or complex")
+        if clip_norm is not None:
+            given = given.clip_norm(clip_norm)
+        (group,) = inner.param_groups
+        fused, group["lr"] = group.get("fused"), lr
+        try:
+            for path, gradient in given.items():
+                self._params[path].grad = gradient
+            if fused and any(gradient.is_sparse for gradient in given.values()):
+                group["fused"] = False
+            inner.step()
+        finally:
+            if "fused" in group:
+                group["fused"] = fused
+            for parameter in self._params.values():
+                parameter.grad = None
+        return StepResult(norm, skipped, "torch.optim: sparse or complex")
 
     def _bind(self, named: Mapping[str, torch.nn.Parameter]) -> None:
         """Make torch's optimizer for these parameters, keeping the state that their paths had."""
         state, params = self.into_record().tensors, dict(named)
         fused = all(p.is_floating_point() and p.device.type in _FUSED_DEVICES for p in params.values())
-        inner = self._torch(list(params.values()), lr=0.0, **self._options, fused=fused or None)  # type: ignore[call-arg]
+        # torch's Muon has no fused step to ask for.
+        kernel: dict[str, Any] = {"fused": fused or None} if len(self._shape) == 1 else {}
+        try:
+            inner = self._torch(list(params.values()), lr=0.0, **self._options, **kernel)  # type: ignore[call-arg]
+        except ValueError as error:
+            raise OptimError(
+                f"{type(self).__name__} cannot step this model",
+                found=str(error),
+                hint="give it a part of the parameters, by path, and the others to another optimizer",
+            ) from None
         for key, value in state.items():
             path, _, name = key.rpartition("/")
             parameter = params.get(path)
@@ -203,7 +303,8 @@ class Optimizer:
                 )
             # A fused step counts on the parameter's device, the plain one on the CPU.
             if name == "step":
-                inner.state[parameter][name] = value.clone().to(parameter.device if fused else "cpu")
+                counter = value.clone().to(parameter.device if fused else "cpu")
+                inner.state[parameter][name] = counter.float() if fused else counter
                 continue
             if value.shape != parameter.shape:
                 raise OptimError(
@@ -213,4 +314,4 @@ class Optimizer:
                     found=tuple(value.shape),
                 )
             inner.state[parameter][name] = value.clone().to(parameter.device, parameter.dtype)
-        self._inner, self._params, self._waiting = inner, params, {}
+        self._inner, self._params, self._plain, self._waiting = inner, params, fused, {}

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from burnt.kernels import StepResult, sgd_step
 from burnt.optim.optimizer import Optimizer
 
 __all__ = ["Sgd"]
@@ -35,16 +40,18 @@ class Sgd(Optimizer):
     ) -> None:
         super().__init__(momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov)
 
-    def _advance(self, inner: torch.optim.Optimizer) -> None:
-        # torch's fused kernel wants the momentum of all parameters or of none, and a parameter whose first
-        # gradient comes late has none yet; that one step is taken the plain way, as are sparse gradients.
-        (group,) = inner.param_groups
-        fused = group["fused"]
-        moved = [p for p in group["params"] if p.grad is not None]
+    def _advance(
+        self,
+        lr: float,
+        params: Sequence[torch.nn.Parameter],
+        grads: Sequence[Tensor],
+        states: Sequence[dict[str, Any]],
+        limits: Mapping[str, Any],
+    ) -> StepResult:
+        buffers = [state.get("momentum_buffer") for state in states]
+        result = sgd_step(params, grads, buffers, lr=lr, **self._options, **limits)
         if self._options["momentum"]:
-            moving = [bool(inner.state.get(p)) for p in moved]
-            group["fused"] = fused and (all(moving) or not any(moving))
-        if any(p.grad.is_sparse for p in moved):
-            group["fused"] = False
-        inner.step()
-        group["fused"] = fused
+            for state, buffer in zip(states, buffers, strict=True):
+                if buffer is not None:
+                    state["momentum_buffer"] = buffer
+        return result

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -73,6 +74,8 @@ class Loop:
         self.control.attach(functools.partial(self.save, kept=True), self.doing)
         self.params = dict(self.learner.model.named_parameters())
         self.batches_per_epoch = self.train.num_batches()
+        # A step of somebody's own may take no more than it has to.
+        self.clips_in_step = "clip_norm" in inspect.signature(self.learner.optimizer.step).parameters
         self.logged: Sequence[Sums] = read(self.train_metrics)
         self.clock, self.activity = TrainingClock(), "training"
         self.before_validation: RandomStates | None = None
@@ -104,10 +107,13 @@ class Loop:
             with self.autocast():
                 output = self.steps(self.placed(batch))
             grads = Gradients.of(output.loss, self.params)
-            if self.clip_norm is not None:
-                grads = grads.clip_norm(self.clip_norm)
             self.learning_rate = control.learning_rate(position.step)
-            optimizer.step(self.learning_rate, self.params, grads)
+            if self.clip_norm is None:
+                optimizer.step(self.learning_rate, self.params, grads)
+            elif self.clips_in_step:
+                optimizer.step(self.learning_rate, self.params, grads, clip_norm=self.clip_norm)
+            else:
+                optimizer.step(self.learning_rate, self.params, grads.clip_norm(self.clip_norm))
             for metric in self.train_metrics:
                 metric.update(output)
             # The next step must not find the memory of this one's gradients and outputs taken.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -413,10 +414,10 @@ class SupervisedTraining:
     def _how_to_resume(self, position: Position, saved: Sequence[Saved]) -> str:
         if not saved:
             return f"stopped after step {position.step}; nothing is saved, as the run has no checkpoints"
-        return (
-            f"stopped after step {position.step}, saved in {saved[-1].path}\n"
-            f"to go on from there, run the same again with the folder {self.folder} and resume=True"
-        )
+        how = f"to go on from there, run the same again with the folder {self.folder} and resume=True"
+        if all(hasattr(self.config, name) for name in ("folder", "resume")):  # as words for `burnt train`
+            how += f"\nfrom the shell: burnt train ... {shlex.quote(f'folder={self.folder}')} resume=true"
+        return f"stopped after step {position.step}, saved in {saved[-1].path}\n{how}"
 
 
 def evaluate(

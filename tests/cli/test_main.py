@@ -44,7 +44,7 @@ def test_help_is_short_and_shows_every_command(capsys):
 
 
 @pytest.mark.parametrize(
-    "words", [["train"], ["runs"], ["runs", "list"], ["runs", "show"], ["ctl"], ["info"]]
+    "words", [["train"], ["runs"], ["runs", "list"], ["runs", "show"], ["ctl"], ["bench"], ["info"]]
 )
 def test_every_command_has_an_example(words, capsys):
     with pytest.raises(SystemExit):

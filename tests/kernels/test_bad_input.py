@@ -12,7 +12,7 @@ from burnt import kernels
 from burnt.codegen.compiler import find_compiler
 from burnt.errors import InputError
 from burnt.kernels.op import Op
-from tests.kernels.test_families import CASES, is_float
+from tests.kernels.test_families import CASES, ONE_OF_EACH, is_float
 
 KINDS = (NotImplementedError, IndexError, ValueError, TypeError, RuntimeError)
 
@@ -56,7 +56,9 @@ def spoilt() -> Iterator[Any]:
                 ways += [too_large, below_zero]
             for way in ways:
                 changed = (*args[:i], way(args[i]), *args[i + 1 :])
-                yield pytest.param(op, changed, id=f"{name}-{list(op.positions)[i]}-{way.__name__}")
+                marks = () if name in ONE_OF_EACH else pytest.mark.full
+                told = f"{name}-{list(op.positions)[i]}-{way.__name__}"
+                yield pytest.param(op, changed, id=told, marks=marks)
 
 
 def raised(call: Callable[[], Any]) -> Exception | None:

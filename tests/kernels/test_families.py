@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from burnt import kernels
 from burnt.codegen.compiler import find_compiler
 from burnt.kernels.op import OPS, Op
 from tests.codegen.compare import Watched
+from tests.kernels.attention_by_hand import attention_by_hand
 
 CPU = torch.device("cpu")
 
@@ -49,6 +51,46 @@ def z_loss_by_hand(logits: Tensor, target: Tensor, *rest: Any) -> Tensor:
     return loss + z * (squares.mean() if reduction == "mean" else squares.sum())
 
 
+def conv_by_hand(x: Tensor, weight: Tensor, step: int, pad: int, apart: int, groups: int) -> Tensor:
+    """A sum over the kernel's taps, for any number of axes."""
+    axes = weight.dim() - 2
+    x = F.pad(x, [pad, pad] * axes)
+    made = 0
+    for tap in itertools.product(*map(range, weight.shape[2:])):
+        counts = [
+            (n - apart * (k - 1) - 1) // step + 1 for n, k in zip(x.shape[2:], weight.shape[2:], strict=True)
+        ]
+        at = [
+            slice(t * apart, t * apart + step * (n - 1) + 1, step) for t, n in zip(tap, counts, strict=True)
+        ]
+        seen = x[(..., *at)].unflatten(1, (groups, -1))
+        taps = weight[(..., *tap)].unflatten(0, (groups, -1))
+        made = made + torch.einsum("bgi...,goi->bgo...", seen, taps).flatten(1, 2)
+    return made
+
+
+def transposed_by_hand(
+    x: Tensor, weight: Tensor, step: int, pad: int, more: int, groups: int, apart: int
+) -> Tensor:
+    """Each element of `x` times the kernel, added where it lies."""
+    counts = [
+        (n - 1) * step + apart * (k - 1) + 1 + more
+        for n, k in zip(x.shape[2:], weight.shape[2:], strict=True)
+    ]
+    made = x.new_zeros(x.shape[0], weight.shape[1] * groups, *counts)
+    for tap in itertools.product(*map(range, weight.shape[2:])):
+        at = [
+            slice(t * apart, t * apart + step * (n - 1) + 1, step)
+            for t, n in zip(tap, x.shape[2:], strict=True)
+        ]
+        taps = weight[(..., *tap)].unflatten(0, (groups, -1))
+        added = torch.einsum("bgi...,gio->bgo...", x.unflatten(1, (groups, -1)), taps).flatten(1, 2)
+        placed = torch.zeros_like(made)
+        placed[(..., *at)] = added
+        made = made + placed
+    return made[(..., *[slice(pad, n - pad) for n in counts])]
+
+
 def norm_then(norm: Callable[..., Tensor], *rest: Any) -> Callable[..., Any]:
     def run(x: Tensor, *args: Any) -> Any:
         *parameters, residual, activation = args
@@ -79,6 +121,22 @@ def after(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return {None: lambda t: t, "relu": F.relu, "silu": F.silu}[activation](made)
 
     return run
+
+
+def recurrent_by_hand(kind: str, x: Tensor, weights: tuple[Tensor, ...], h: Tensor) -> tuple[Tensor, ...]:
+    """torch's layer, the steps first."""
+    settings = (weights, True, 1, 0.0, True, False, False)
+    if kind == "gru":
+        output, last = torch.gru(x.transpose(0, 1), h[None], *settings)
+        return output.transpose(0, 1), last[0]
+    output, last, cells = torch.lstm(x.transpose(0, 1), (h[None], torch.zeros_like(h)[None]), *settings)
+    return output.transpose(0, 1), last[0], cells[0]
+
+
+def plain(**given: Any) -> tuple[Any, ...]:
+    """The options of an attention, those that are given and the defaults of the others."""
+    op = kernels.dot_product_attention
+    return tuple(given.get(n, d) for n, d in zip(list(op.positions)[3:], op.defaults[3:], strict=True))
 
 
 # Op, its arguments, and an independent definition of the same.
@@ -312,6 +370,122 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
         (randn(3, 1, 5, 37), randn(4, 37, 11)),
         lambda a, b: torch.einsum("abmk,bkn->abmn", a.expand(3, 4, 5, 37), b),
     ),
+    "dot_product_attention": (
+        kernels.dot_product_attention,
+        (randn(2, 4, 5, 8), randn(2, 2, 7, 8, seed=1), randn(2, 2, 7, 8, seed=2), *plain(after=0)),
+        attention_by_hand,
+    ),
+    "dot_product_attention, biased": (
+        kernels.dot_product_attention,
+        (
+            randn(2, 2, 7, 5),
+            randn(2, 2, 5, 5, seed=1),
+            randn(2, 2, 5, 3, seed=2),
+            *plain(mask=randn(2, 1, 7, 5, seed=3), before=2, slopes=randn(2).abs(), lengths=ints(6, 2)),
+        ),
+        attention_by_hand,
+    ),
+    "dot_product_attention, masked": (
+        kernels.dot_product_attention,
+        (
+            randn(5, 2, 3, 4).transpose(0, 2),
+            randn(3, 2, 11, 4, seed=1),
+            randn(3, 2, 11, 4, seed=2),
+            *plain(mask=ints(2, 5, 11) > 0, bottom_right=True, scale=0.3, softcap=1.5, after=1),
+        ),
+        attention_by_hand,
+    ),
+    "dot_product_attention, packed": (
+        kernels.dot_product_attention,
+        (
+            randn(1, 2, 11, 4),
+            randn(1, 1, 13, 4, seed=1),
+            randn(1, 1, 13, 4, seed=2),
+            *plain(
+                after=0,
+                bottom_right=True,
+                q_starts=torch.tensor([0, 3, 3, 10]),
+                k_starts=torch.tensor([1, 6, 8, 13]),
+                dropout=0.25,
+                seed=torch.tensor(12345678901),
+            ),
+        ),
+        attention_by_hand,
+    ),
+    "conv": (
+        kernels.conv,
+        (randn(2, 3, 9, 7), randn(5, 3, 3, 2), randn(5), None, None, None, 2, 1, 1, 1),
+        lambda x, w, b, s, r, a, *sizes: conv_by_hand(x, w, *sizes) + b.view(-1, 1, 1),
+    ),
+    "conv, all of it": (
+        kernels.conv,
+        (
+            randn(2, 4, 9, 7).to(memory_format=torch.channels_last),
+            torch.nn.Parameter(randn(6, 2, 3, 3), requires_grad=False),
+            randn(6),
+            randn(6, seed=1),
+            randn(2, 6, 7, 5).to(memory_format=torch.channels_last),
+            "relu",
+            1,
+            1,
+            2,
+            2,
+        ),
+        lambda x, w, b, s, r, a, *sizes: F.relu(
+            conv_by_hand(x, w, *sizes) * s.view(-1, 1, 1) + b.view(-1, 1, 1) + r
+        ),
+    ),
+    "conv, one axis": (
+        kernels.conv,
+        (randn(2, 3, 17), randn(4, 3, 5), None, None, None, "gelu", 3, 2, 1, 1),
+        lambda x, w, b, s, r, a, *sizes: F.gelu(conv_by_hand(x, w, *sizes)),
+    ),
+    "conv, volumes": (
+        kernels.conv,
+        (
+            randn(2, 3, 5, 4, 6).to(memory_format=torch.channels_last_3d),
+            randn(2, 3, 2, 2, 2),
+            randn(2),
+            None,
+            None,
+            "silu",
+            1,
+            0,
+            1,
+            1,
+        ),
+        lambda x, w, b, s, r, a, *sizes: F.silu(conv_by_hand(x, w, *sizes) + b.view(-1, 1, 1, 1)),
+    ),
+    "conv_transpose": (
+        kernels.conv_transpose,
+        (randn(2, 4, 5, 3), randn(4, 3, 3, 2), randn(6), "relu", 2, 1, 1, 2, 1),
+        lambda x, w, b, a, *sizes: F.relu(transposed_by_hand(x, w, *sizes) + b.view(-1, 1, 1)),
+    ),
+    "conv_transpose, one axis": (
+        kernels.conv_transpose,
+        (randn(2, 4, 5), randn(4, 3, 3), None, None, 1, 0, 0, 1, 2),
+        lambda x, w, b, a, *sizes: transposed_by_hand(x, w, *sizes),
+    ),
+    "lstm_layer": (
+        kernels.lstm_layer,
+        (
+            randn(3, 4, 5),
+            randn(28, 5),
+            randn(28, 7),
+            randn(28),
+            randn(28, seed=1),
+            randn(3, 7),
+            None,
+            None,
+            False,
+        ),
+        lambda x, w, u, a, b, h, *_: recurrent_by_hand("lstm", x, (w, u, a, b), h),
+    ),
+    "gru_layer": (
+        kernels.gru_layer,
+        (randn(3, 4, 5), randn(21, 5), randn(21, 7), randn(21), randn(21, seed=1), randn(3, 7), None, False),
+        lambda x, w, u, a, b, h, *_: recurrent_by_hand("gru", x, (w, u, a, b), h),
+    ),
     "embedding": (kernels.embedding, (ints(11, 3, 5), randn(11, 4), 1), lambda i, w, p: F.embedding(i, w, p)),
 }
 
@@ -357,7 +531,7 @@ def through_library(op: Op[..., Any]) -> Callable[..., Any]:
 
 def routes(op: Op[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "vendor", op.candidates["vendor"]
-    if find_compiler() is not None:
+    if find_compiler() is not None and "generated" in op.candidates:
         yield "generated", op.candidates["generated"].bound(args)  # type: ignore[attr-defined]
     for name, candidate in op.candidates.items():
         if name not in ("vendor", "generated") and candidate.why_not(args) is None:
@@ -368,14 +542,18 @@ def routes(op: Op[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[str, Calla
 
 # What runs at every change; the others take a minute each.
 SAMPLE = {"softmax", "layer_norm, two axes", "cross_entropy", "rope, partial", "swiglu, packed", "max_pool"}
-NO_SECOND = {"max_pool", "adaptive_max_pool", "reduce_max", "reduce_min"}
+# Of attention torch's own call has none on a CPU.
+NO_SECOND = {"max_pool", "adaptive_max_pool", "reduce_max", "reduce_min", "dot_product_attention"}
+
+
+ONE_OF_EACH = {case[0].name: name for name, case in reversed(CASES.items())}.values()
 
 
 def sampled(names: Any, others: Any = ()) -> list[Any]:
     return [n if n in SAMPLE or n in others else pytest.param(n, marks=pytest.mark.full) for n in names]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sampled(CASES, ONE_OF_EACH))
 def test_each_candidate_beside_float64(name: str) -> None:
     beside_float64(name, torch.float32)
 
@@ -411,9 +589,6 @@ def beside_float64(name: str, dtype: torch.dtype) -> None:
                 atol=tolerance,
                 msg=lambda m, r=route, i=i: f"{r}, result {i}: {m}",
             )
-
-
-ONE_OF_EACH = {case[0].name: name for name, case in reversed(CASES.items())}.values()
 
 
 @pytest.mark.parametrize("name", sampled(CASES, ONE_OF_EACH))

@@ -72,9 +72,9 @@ def test_as_torch(ours, theirs, options):
     advance(ours(**options), model, 0, 6)
     torch_advance(theirs(fused.parameters(), lr=0.1, fused=True, **options), fused, 0, 6)
     torch_advance(theirs(plain.parameters(), lr=0.1, foreach=False, **options), plain, 0, 6)
-    assert same(model, fused)
-    for mine, other, before in zip(model.parameters(), plain.parameters(), start.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+    for mine, *others, before in zip(*(m.parameters() for m in (model, fused, plain, start)), strict=True):
+        for other in others:
+            torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
         assert not torch.equal(mine, before)
 
 
@@ -177,6 +177,95 @@ def test_options_that_cannot_be_are_refused_when_the_optimizer_is_made(make, wor
         make()
     for word in words:
         assert word.lower() in str(caught.value).lower()
+
+
+# what is done in the same passes
+
+
+@pytest.mark.parametrize(("ours", "theirs", "options"), CASES, ids=IDS)
+def test_clipping_is_that_of_torch(ours, theirs, options):
+    model, twin = net(), net()
+    optimizer, reference = ours(**options), theirs(twin.parameters(), lr=0.1, foreach=False, **options)
+    for step in range(4):
+        grads = Gradients.of(loss_of(model, step), model)
+        result = optimizer.step(rate(step), model, grads, clip_norm=0.3)
+        reference.zero_grad()
+        loss_of(twin, step).backward()
+        norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.3)
+        for group in reference.param_groups:
+            group["lr"] = rate(step)
+        reference.step()
+        torch.testing.assert_close(result.norm, norm)
+        assert not result.skipped
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "options"), CASES, ids=IDS)
+def test_a_scaled_loss(ours, theirs, options):
+    """Twice the same, but for one step whose gradients overflow, which changes nothing."""
+    model, twin = net(), net()
+    scaled, plain = ours(**options), ours(**options)
+    for step in range(4):
+        grads = Gradients.of(loss_of(model, step) * 1024, model)
+        if step == 2:
+            before = [p.detach().clone() for p in model.parameters()]
+            state = {name: t.clone() for name, t in scaled.into_record().tensors.items()}
+            broken = grads.map(lambda g: torch.where(g == g.amax(), torch.inf, g))
+            assert scaled.step(0.1, model, broken, clip_norm=1.0, grad_scale=1024.0).skipped
+            assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+            assert all(torch.equal(t, state[name]) for name, t in scaled.into_record().tensors.items())
+        scaled.step(0.1, model, grads, clip_norm=1.0, grad_scale=torch.tensor(1024.0))
+        plain.step(0.1, twin, Gradients.of(loss_of(twin, step), twin), clip_norm=1.0)
+    for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
+
+
+def test_averages_move_towards_all_parameters_also_those_without_a_gradient():
+    model = net()
+    average = copy.deepcopy(model)
+    by_hand = {path: p.detach().clone() for path, p in model.named_parameters()}
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    burnt.freeze(model, "0.*")
+    optimizer = optim.AdamW()
+    for step in range(3):
+        grads = Gradients.of(loss_of(model, step), model)
+        optimizer.step(0.1, model, grads, ema=average, ema_decay=0.75)
+        for path, parameter in model.named_parameters():
+            by_hand[path].lerp_(parameter.detach(), 0.25)
+    for path, parameter in average.named_parameters():
+        torch.testing.assert_close(parameter.detach(), by_hand[path])
+    with pytest.raises(OptimError) as caught:
+        optimizer.step(0.1, model, {}, ema=dict(list(average.named_parameters())[1:]))
+    assert "a parameter has no average" in str(caught.value)
+    assert "0.weight" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "complex"])
+def test_what_torch_steps_is_clipped_scaled_and_averaged_too(kind):
+    if kind == "sparse":
+        parameter = nn.Parameter(torch.ones(4, 2))
+        gradient = torch.tensor([[3.0, 0.0], [0, 0], [0, 4], [0, 0]]).to_sparse(1)
+        right = torch.tensor([[0.4, 1.0], [1, 1], [1, 0.2], [1, 1]])
+    else:
+        parameter = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        gradient, right = torch.tensor([3.0, 4.0j]), torch.tensor([0.4 + 0j, 1 - 0.8j])
+    average = {"w": torch.zeros_like(parameter)}
+    optimizer = optim.Sgd()
+    result = optimizer.step(
+        1.0, {"w": parameter}, {"w": gradient * 8}, clip_norm=1.0, grad_scale=8.0, ema=average, ema_decay=0.5
+    )
+    torch.testing.assert_close(result.norm, torch.tensor(5.0))
+    assert result.by == "torch.optim: sparse or complex"
+    torch.testing.assert_close(parameter.detach(), right)
+    torch.testing.assert_close(average["w"], right / 2)
+    result = optimizer.step(
+        1.0, {"w": parameter}, {"w": gradient * torch.inf}, grad_scale=8.0, ema=average, ema_decay=0.5
+    )
+    assert result.skipped
+    torch.testing.assert_close(parameter.detach(), right)
+    torch.testing.assert_close(average["w"], right / 2)
 
 
 # the state

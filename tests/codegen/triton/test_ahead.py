@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,9 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
+import triton.language as tl
+
+from burnt.kernels import optimizer_triton, recurrent_triton
 from burnt.kernels.embedding_triton import add_runs
 from tests.codegen.triton.ahead import SHARED, TARGETS, compiled, compiled_as_written, printed
 
@@ -206,3 +209,95 @@ def test_runs_of_an_embedding_are_added_up_without_spills(target: str, tmp_path:
         assert made.spilled == 0
         assert made.shared <= SHARED[target]
         assert dtype == torch.float64 or "f64" not in made.assembly
+
+
+def steps_of_optimizers(element: tl.dtype) -> dict[str, tuple[Any, list[Any]]]:
+    """Each kernel with all that it may be asked for."""
+    table, owners, outcome = torch.int64, torch.int32, torch.float32
+    size, chunk = optimizer_triton.BLOCK, optimizer_triton.CHUNK
+    begin, end = [table, owners, outcome], [element, True, size]
+    return {
+        "squares": (
+            optimizer_triton.squares,
+            [table, owners, outcome, outcome, torch.int32, True, 4, element, True, chunk, size],
+        ),
+        "finish": (
+            optimizer_triton.finish,
+            [outcome, torch.int32, outcome, outcome, 1000, 1.5, True, True, 1024],
+        ),
+        "adam": (optimizer_triton.adam, [*begin, *[0.5] * 10, True, 2, True, True, 9, *end]),
+        "sgd": (optimizer_triton.sgd, [*begin, *[0.5] * 5, True, 1, True, True, True, 7, *end]),
+        "momentum": (optimizer_triton.momentum, [*begin, 0.5, 0.5, True, True, 6, *end]),
+        "muon": (optimizer_triton.muon, [*begin, 0.5, 0.5, True, True, 6, *end]),
+    }
+
+
+def check_steps_of_optimizers(target: str, folder: Any, elements: Sequence[tl.dtype]) -> None:
+    for element in elements:
+        for name, (kernel, arguments) in steps_of_optimizers(element).items():
+            made = compiled_as_written(kernel, arguments, target, folder)
+            assert made.spilled == 0, (name, target, made.registers)
+            assert made.shared <= SHARED[target]
+            assert "f64" not in made.assembly, (name, target)
+            # 16 bytes at once of what begins there.
+            if name != "finish" and target == "sm_90" and element == tl.float32:
+                assert "ld.global.v4.b32" in made.assembly, name
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_steps_of_optimizers(target: str, tmp_path: Any) -> None:
+    check_steps_of_optimizers(target, tmp_path, [tl.float32])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", TARGETS)
+def test_steps_of_optimizers_on_all_targets(target: str, tmp_path: Any) -> None:
+    check_steps_of_optimizers(target, tmp_path, [tl.float32, tl.bfloat16, tl.float16])
+
+
+def of_recurrent_layers(dtype: torch.dtype, lstm: bool) -> dict[str, list[Any]]:
+    """Arguments of the kernels of a recurrent layer with all that it may have."""
+    width, block = 12, 16
+    sizes = [128, 640, width]
+    bias = None if lstm else dtype
+    cells = [dtype if lstm else None]
+    before = [torch.float32, torch.float32] if lstm else [torch.float32] * 2
+    return {
+        "forward_all": [dtype, bias, dtype, dtype, *cells, torch.int64, dtype, dtype, dtype, *cells, *sizes,
+                        lstm, True, True, 16, block],
+        "backward_all": [dtype, dtype, *cells, dtype, dtype, dtype, dtype, dtype, torch.int64, dtype, dtype,
+                         dtype, dtype, *sizes, 640 * width, width, lstm, True, 16, block],
+        "forward_cell": [dtype, bias, dtype, dtype, torch.float32 if lstm else None, torch.int64, dtype,
+                         dtype, 3, *sizes[1:], lstm, True, 256],
+        "backward_cell": [dtype, *before, dtype, dtype, dtype, dtype, dtype, torch.int64, dtype, dtype, 3,
+                          *sizes, 640 * width, width, lstm, True, 256],
+    }  # fmt: skip
+
+
+def check_recurrent(name: str, dtype: torch.dtype, lstm: bool, target: str, folder: Any) -> None:
+    arguments = of_recurrent_layers(dtype, lstm)[name]
+    made = compiled_as_written(getattr(recurrent_triton, name), arguments, target, folder)
+    assert made.spilled <= _AROUND_A_CALL, f"{made.registers} registers, {made.spilled} bytes spilled"
+    assert made.shared <= SHARED[target]
+    assert not re.findall(r"\S*\.f64\S*|v_\S*_f64\S*", made.assembly)
+
+
+RECURRENT = ["forward_all", "backward_all", "forward_cell", "backward_cell"]
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize(("dtype", "target"), [(torch.bfloat16, "sm_90"), (torch.float32, "gfx942")], ids=str)
+def test_steps_of_recurrent_layers(name: str, dtype: torch.dtype, target: str, tmp_path: Any) -> None:
+    check_recurrent(name, dtype, True, target, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("lstm", [True, False], ids=["lstm", "gru"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("target", TARGETS)
+def test_steps_of_recurrent_layers_everywhere(
+    name: str, lstm: bool, dtype: torch.dtype, target: str, tmp_path: Any
+) -> None:
+    check_recurrent(name, dtype, lstm, target, tmp_path)

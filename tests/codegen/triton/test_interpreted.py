@@ -40,7 +40,13 @@ def run(file: str, *options: str, seconds: float) -> None:
     assert done.returncode == 0 or "full" in options, f"{file} holds no tests"
 
 
-@pytest.mark.parametrize("file", FILES)
+# Of folds that these two are about, the gate's programs have some, at every change.
+RARELY = {"test_online.py", "test_tuning.py"}
+
+
+@pytest.mark.parametrize(
+    "file", [pytest.param(f, marks=pytest.mark.full) if f in RARELY else f for f in FILES]
+)
 @pytest.mark.timeout(900)
 def test_in_the_interpreter(file: str) -> None:
     run(file, "-m", "not full", seconds=900)

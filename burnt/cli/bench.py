@@ -1,0 +1,213 @@
+"""`burnt bench module:model`: a model eager, by Inductor and swapped, on every device. Imports torch.
+
+What is named is a module, or a function that makes one, or makes the pair ``(model, batch)``. Without a
+batch, ``--input`` says what the model is called with.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from burnt.cli.output import Cell, Page, UsageError, print_json
+from burnt.cli.train import module_of
+from burnt.errors import nearest
+
+__all__ = ["run"]
+
+_ROUNDS = 25
+
+
+def run(
+    target: str,
+    inputs: Sequence[str],
+    devices: Sequence[str],
+    seconds: float,
+    steps: str,
+    report: bool,
+    as_json: bool,
+) -> int:
+    """Measure, and print a table for each device.
+
+    Args:
+        target: ``"module:model"`` or ``"path/file.py:model"``.
+        inputs: ``"4x256"``, ``"4x256:int64:30000"``, one for each argument of the model.
+        devices: as torch names them; none are all at hand.
+        seconds: for the rounds of each table's row.
+        steps: ``"forward"``, ``"training"`` or ``"both"``.
+        report: print what was swapped where, too.
+        as_json: print JSON.
+
+    Returns:
+        the exit code.
+
+    Raises:
+        UsageError: there is no such model, input or device.
+    """
+    import torch
+
+    from burnt.swapping import comparing
+
+    model, batch = _found(target)
+    if inputs:
+        batch = tuple(_input(text) for text in inputs)
+    if batch is None:
+        raise UsageError(
+            f"nothing is known to call {target} with",
+            expected="a function that returns (model, batch), or --input for each argument",
+            hint="--input 8x3x224x224, --input 4x256:int64:30000",
+        )
+    found = []
+    for device in devices or _at_hand():
+        try:
+            there = copy.deepcopy(model).to(device)
+            given = torch.utils._pytree.tree_map(
+                lambda value, device=device: _moved(value, device), _plain(batch)
+            )
+        except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for a device
+            raise UsageError(
+                f"the model cannot be moved to {device!r}", found=f"{type(error).__name__}: {error}"
+            ) from error
+        for train in [train for train in (False, True) if steps in ("both", ("forward", "training")[train])]:
+            what = "training" if train else "forward"
+
+            def say(text: str, what: str = what, device: str = device) -> None:
+                print(f"{device} {what}: {text}", file=sys.stderr, flush=True)
+
+            compared = comparing.compare(there, given, train, seconds=seconds, rounds=_ROUNDS, say=say)
+            found.append(_row(device, what, compared))
+    if as_json:
+        print_json(found)
+    else:
+        _print(found, report)
+    return 0
+
+
+def _row(device: str, step: str, compared: Any) -> dict[str, Any]:
+    """What was found for a device and a kind of step, as JSON can hold it."""
+    rivals = {
+        name: {
+            "ms": 1e3 * compared.median(name),
+            "speed": compared.ratio(name)[0],
+            "quartiles": compared.ratio(name)[1:],
+            "rounds": len(compared.seconds[name]),
+        }
+        for name in compared.seconds
+    }
+    return {
+        "device": device,
+        "step": step,
+        "rivals": rivals,
+        "failed": compared.failed,
+        "error": compared.error,
+        "report": str(compared.report),
+    }
+
+
+def _print(found: Sequence[dict[str, Any]], report: bool) -> None:
+    page = Page()
+    rows: list[list[str | Cell]] = []
+    for row in found:
+        for name in ("eager", "inductor", "swapped"):
+            line: list[str | Cell] = [row["device"], row["step"], name]
+            if name in row["failed"]:
+                rows.append([*line, "", "", Cell(row["failed"][name], "yellow")])
+                continue
+            rival = row["rivals"][name]
+            low, high = rival["quartiles"]
+            style = "green" if name != "eager" and low > 1 else ""
+            speed = Cell(f"{rival['speed']:.2f}x", style)
+            rows.append(
+                [*line, f"{rival['ms']:.3g}", speed, f"{low:.2f}-{high:.2f}, {rival['rounds']} rounds"]
+            )
+    page.table(["device", "step", "", "ms", "speed", "quartiles"], rows, right=("ms", "speed"))
+    if report:
+        for row in found:
+            page.heading(f"swapped on {row['device']}, {row['step']}")
+            for text in row["report"].splitlines():
+                page.line(text)
+
+
+def _found(target: str) -> tuple[Any, Any]:
+    """The model that is named, and a batch if one comes with it."""
+    from torch import nn
+
+    module_name, colon, name = target.rpartition(":")
+    if not colon or not module_name or not name:
+        where = target.strip(":") or "module"
+        raise UsageError(
+            "it is not said which model to measure",
+            expected="module:model or path/file.py:model",
+            found=repr(target),
+            hint=f"burnt bench {where}:model, if it is called model",
+        )
+    module = module_of(module_name)
+    if not hasattr(module, name):
+        close = nearest(name, vars(module))
+        raise UsageError(
+            f"{module_name} has no {name!r}",
+            where=getattr(module, "__file__", None),
+            hint=f"did you mean {close!r}?" if close else None,
+        )
+    value = getattr(module, name)
+    made = value if isinstance(value, nn.Module) or not callable(value) else value()
+    model, batch = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"{target} is no model, and makes none",
+            expected="a torch.nn.Module, or a function without arguments that returns one, or (model, batch)",
+            found=type(model).__name__,
+        )
+    return model, batch
+
+
+def _input(text: str) -> Any:
+    """A tensor of random numbers: its shape, dtype, and for integers the number of values.
+
+    >>> _input("2x3:int64:10").shape
+    torch.Size([2, 3])
+    """
+    import torch
+
+    shape, _, rest = text.partition(":")
+    name, _, high = rest.partition(":")
+    dtype = getattr(torch, name or "float32", None)
+    sizes = shape.split("x")
+    if not all(size.isdigit() for size in sizes) or not isinstance(dtype, torch.dtype):
+        raise UsageError(
+            "an input cannot be read", expected="SHAPE, SHAPE:DTYPE or SHAPE:DTYPE:VALUES", found=repr(text),
+            hint="--input 8x3x224x224, --input 4x256:int64:30000",
+        )  # fmt: skip
+    size = [int(s) for s in sizes]
+    if dtype.is_floating_point:
+        return torch.randn(size).to(dtype)
+    if not high.isdigit() or not int(high):
+        raise UsageError(
+            "how many values an integer input has is not said",
+            found=repr(text),
+            hint=f"--input {shape}:{name}:1000",
+        )
+    return torch.randint(int(high), size).to(dtype)
+
+
+def _at_hand() -> list[str]:
+    import torch
+
+    from burnt.cli.info import accelerators
+
+    return ["cpu", *accelerators(torch)]
+
+
+def _plain(batch: Any) -> Any:
+    """A batch whose tensors can be reached: other mappings than dictionaries as dictionaries."""
+    from collections.abc import Mapping
+
+    return dict(batch) if isinstance(batch, Mapping) else batch
+
+
+def _moved(value: Any, device: str) -> Any:
+    import torch
+
+    return value.to(device) if isinstance(value, torch.Tensor) else value

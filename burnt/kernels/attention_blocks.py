@@ -1,0 +1,135 @@
+"""Block sizes of flash attention in Triton: what is picked without measuring, and what else may be better."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from burnt.codegen.triton_blocks import Limits, power
+
+__all__ = ["KERNELS", "Blocks", "configs", "pick"]
+
+KERNELS = ("forward", "dots", "keys", "queries")
+
+
+@dataclasses.dataclass(frozen=True)
+class Blocks:
+    """Block sizes of a kernel.
+
+    Args:
+        m: queries of a tile.
+        n: its keys.
+        warps: of a program.
+        stages: steps of its loop that are under way at once.
+
+    >>> str(Blocks(128, 64, warps=8, stages=3)), Blocks.of("64x32 w4 s2")
+    ('128x64 w8 s3', Blocks(m=64, n=32, warps=4, stages=2))
+    """
+
+    m: int
+    n: int
+    warps: int = 4
+    stages: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n} w{self.warps} s{self.stages}"
+
+    @classmethod
+    def of(cls, text: str) -> Blocks:
+        """The block sizes that a text names.
+
+        Raises:
+            ValueError: it names none.
+        """
+        found = re.fullmatch(r"(\d+)x(\d+) w(\d+) s(\d+)", text)
+        if found is None:
+            raise ValueError(f"block sizes {text!r}: expected such as '128x64 w8 s3'")
+        return cls(*map(int, found.groups()))
+
+
+# By kernel: for the wider of a head's sizes in keys and values, at most this, block sizes. Found by compiling
+# for the targets: the largest tiles of a few that leave all in registers and shared memory.
+_Table = dict[str, dict[int, Blocks]]
+_HOPPER: _Table = {  # and what comes after: products of several warps at once, read from shared memory
+    "forward": {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 3), 256: Blocks(64, 32, 8, 2)},
+    "keys": {64: Blocks(64, 128, 8, 2), 128: Blocks(32, 128, 8, 2), 256: Blocks(16, 32, 8, 1)},
+    "queries": {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 2), 256: Blocks(32, 16, 8, 1)},
+}
+_AMPERE: _Table = {
+    "forward": {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 3), 256: Blocks(64, 32, 8, 2)},
+    "keys": {64: Blocks(32, 64, 4, 2), 128: Blocks(32, 64, 8, 2), 256: Blocks(16, 32, 8, 1)},
+    "queries": {64: Blocks(128, 64, 8, 3), 128: Blocks(64, 32, 4, 2), 256: Blocks(32, 16, 8, 1)},
+}
+_CDNA: _Table = {
+    "forward": {64: Blocks(128, 64, 4, 1), 128: Blocks(128, 32, 4, 1), 256: Blocks(32, 32, 4, 1)},
+    "keys": {64: Blocks(32, 64, 4, 1), 128: Blocks(32, 64, 4, 1), 256: Blocks(16, 16, 4, 1)},
+    "queries": {64: Blocks(64, 32, 4, 1), 128: Blocks(64, 32, 4, 1), 256: Blocks(16, 16, 4, 1)},
+}
+_RDNA: _Table = {
+    "forward": {64: Blocks(128, 64, 8, 1), 128: Blocks(64, 32, 8, 1), 256: Blocks(16, 16, 8, 1)},
+    "keys": {64: Blocks(32, 32, 8, 1), 128: Blocks(16, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
+    "queries": {64: Blocks(64, 32, 8, 1), 128: Blocks(32, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
+}
+_FLOAT32: _Table = {
+    "forward": {64: Blocks(64, 32, 8, 2), 128: Blocks(32, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
+    "keys": {64: Blocks(32, 32, 8, 1), 128: Blocks(16, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
+    "queries": {64: Blocks(32, 32, 8, 1), 128: Blocks(32, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
+}
+_LARGE_SHARED = 200 << 10
+
+
+def pick(size: int, itemsize: int, limits: Limits) -> dict[str, Blocks]:
+    """Block sizes of all kernels, without measuring.
+
+    Args:
+        size: the wider of a head's sizes in keys and in values, 256 at most.
+        itemsize: bytes of an element.
+        limits: what the device has.
+
+    >>> pick(128, 2, Limits(132, shared=227 << 10))["forward"]
+    Blocks(m=128, n=64, warps=8, stages=3)
+    """
+    if itemsize == 4:
+        table = _FLOAT32
+    elif limits.rocm:
+        table = _RDNA if limits.lanes == 32 else _CDNA
+    else:
+        table = _HOPPER if limits.shared >= _LARGE_SHARED else _AMPERE
+    width = next(known for known in (64, 128, 256) if size <= known)
+    found = {"dots": Blocks(32, 16, 4, 1)}
+    for kernel, sizes in table.items():
+        blocks = sizes[width]
+        while blocks.stages > 1 and shared(kernel, blocks, width, itemsize) > limits.shared:
+            blocks = dataclasses.replace(blocks, stages=blocks.stages - 1)
+        found[kernel] = blocks
+    return found
+
+
+def shared(kernel: str, blocks: Blocks, width: int, itemsize: int) -> int:
+    """Bytes of shared memory, about: what stays, and what is read ahead for each step under way."""
+    stays, moves = (blocks.n, blocks.m) if kernel == "keys" else (blocks.m, blocks.n)
+    there = 1 if kernel == "forward" else 2
+    return (there * stays + 2 * moves * blocks.stages) * power(width) * itemsize
+
+
+def configs(size: int, itemsize: int, limits: Limits) -> list[dict[str, str]]:
+    """Block sizes worth measuring, as the tuner's table has them: the picked ones, then others of one kernel.
+
+    >>> configs(64, 2, Limits(132, shared=227 << 10))[0]["forward"]
+    '128x64 w8 s3'
+    """
+    picked = pick(size, itemsize, limits)
+    found = [picked]
+    for kernel in ("forward", "keys", "queries"):
+        own = picked[kernel]
+        for change in (
+            {"n": own.n * 2}, {"n": own.n // 2}, {"m": own.m * 2}, {"m": own.m // 2},
+            {"warps": own.warps * 2}, {"warps": own.warps // 2}, {"stages": own.stages + 1},
+            {"stages": own.stages - 1},
+        ):  # fmt: skip
+            other = dataclasses.replace(own, **change)
+            fits = min(other.m, other.n) >= 16 and max(other.m, other.n) <= 256 and other.stages >= 1
+            room = shared(kernel, other, power(size), itemsize) <= limits.shared
+            if fits and room and 2 <= other.warps <= 16 and other.stages <= 5:
+                found.append({**picked, kernel: other})
+    return [{name: str(blocks) for name, blocks in sizes.items()} for sizes in found]

@@ -1,0 +1,462 @@
+"""The op beneath `burnt.kernels.attention`: `dot_product_attention`, its definition and torch's own call.
+
+What a query sees of the keys by its place (causal, sliding window, lengths, packed sequences) is one interval
+of keys for each query: `intervals`. Candidates ask for nothing else, and skip what lies outside.
+
+Axes: B batch, H heads of the queries, K heads of keys and values (H is a multiple of K), L queries, S keys,
+D and E sizes of a head in queries and keys, and in values; N sequences that are packed into one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from burnt.errors import InputRuntimeError, InputValueError
+from burnt.kernels.checks import floating, one_device, one_dtype
+from burnt.kernels.op import op
+
+__all__ = [
+    "Intervals",
+    "Score",
+    "defined",
+    "dot_product_attention",
+    "intervals",
+    "is_causal_alone",
+    "kept",
+    "recorded",
+]
+
+_NAME = "dot_product_attention"
+
+Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""What becomes of scores: of them, and of the indices of batch, head, query and key, int32."""
+
+
+class Intervals(NamedTuple):
+    """Which keys each query sees: those from `first` to before `past`, both ``[B or 1, L]``, int64.
+
+    `at`, of the same shape, is the query's own place among the keys, which windows and distances count from.
+    """
+
+    at: Tensor
+    first: Tensor
+    past: Tensor
+
+
+def intervals(
+    q: Tensor,
+    k: Tensor,
+    before: int | None,
+    after: int | None,
+    bottom_right: bool,
+    lengths: Tensor | None,
+    q_starts: Tensor | None,
+    k_starts: Tensor | None,
+) -> Intervals:
+    """Which keys each query sees by its place; both ends grow with the query's index.
+
+    Args:
+        q: ``[B, H, L, D]``.
+        k: ``[B, K, S, D]``.
+        before: how many keys before its own place a query sees; None for all.
+        after: how many after it; 0 is causal.
+        bottom_right: the last query has the last key's place; otherwise the first has the first one's.
+        lengths: ``[B]``, how many keys there are.
+        q_starts: ``[N + 1]``, where packed sequences of queries begin, and where the last ends.
+        k_starts: the same of their keys.
+
+    >>> x = torch.zeros(1, 1, 3, 1)
+    >>> intervals(x, x, 1, 0, False, None, None, None)[1:]
+    (tensor([[0, 0, 1]]), tensor([[1, 2, 3]]))
+    """
+    queries, keys = q.shape[2], k.shape[2]
+    place = torch.arange(queries, device=q.device)[None]
+    if q_starts is not None and k_starts is not None:
+        starts, of_keys = q_starts.to(torch.int64), k_starts.to(torch.int64).clamp(0, keys)
+        which = (place[0, :, None] >= starts[None, 1:-1]).sum(1)
+        q_first, q_past, first, past = (
+            t[which][None] for t in (starts[:-1], starts[1:], of_keys[:-1], of_keys[1:])
+        )
+        at = place - q_first + first
+        if bottom_right:
+            at = at + (past - first) - (q_past - q_first)
+        # What belongs to no sequence sees nothing.
+        first = torch.where(place >= q_past, past, first)
+        past = torch.where(place < q_first, first, past)
+    else:
+        first = torch.zeros_like(place)
+        past = first + keys if lengths is None else lengths.to(torch.int64).clamp(0, keys)[:, None] + first
+        first = first.expand_as(past)
+        at = place + (past - queries) if bottom_right else place.expand_as(past)
+    begin = first if before is None else torch.minimum(torch.maximum(at - before, first), past)
+    end = past if after is None else torch.minimum(torch.maximum(at + after + 1, begin), past)
+    return Intervals(at, begin, end)
+
+
+def kept(seed: Tensor, shape: Sequence[int], dropout: float, rows: int = 0, columns: int = 0) -> Tensor:
+    """Which attention weights dropout leaves: booleans that are a function of a seed and a weight's place.
+
+    Philox4x32-10 (Salmon et al., 2011) under the seed. Four keys that are neighbours share the counter
+    ``(key // 4, query, head of all of the batch, 0)``; a weight stays where the upper 24 bits of its word are
+    ``dropout`` or more of their range.
+
+    Args:
+        seed: ``[]``, int64.
+        shape: ``[B, H, queries, keys]`` of the part that is wanted.
+        dropout: the probability of a zero.
+        rows: the first query of the part.
+        columns: its first key, a multiple of 4.
+    """
+    batch, heads, queries, keys = shape
+    device, half = seed.device, 0xFFFFFFFF
+    groups = (keys + 3) // 4
+    head = torch.arange(batch * heads, device=device).view(batch, heads, 1, 1)
+    query = torch.arange(rows, rows + queries, device=device).view(-1, 1)
+    group = torch.arange(columns // 4, columns // 4 + groups, device=device)
+    nothing = head * 0 + query * 0 + group * 0
+    words = [nothing + group, nothing + query, nothing + head, nothing]
+    low, high = seed & half, (seed >> 32) & half
+    for turn in range(10):
+        a, b = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57  # 64 bits, whatever their sign says
+        words = [
+            ((b >> 32) & half) ^ words[1] ^ ((low + turn * 0x9E3779B9) & half),
+            b & half,
+            ((a >> 32) & half) ^ words[3] ^ ((high + turn * 0xBB67AE85) & half),
+            a & half,
+        ]
+    drawn = torch.stack(words, -1).flatten(-2)[..., :keys] >> 8
+    return drawn.to(torch.float32) * 2.0**-24 >= dropout
+
+
+# --- what does not fit ------------------------------------------------------------------------------------
+
+
+def _refuse(
+    what: str, expected: object, found: object, hint: str | None = None, *, value: bool = False
+) -> None:
+    kind = InputValueError if value else InputRuntimeError
+    raise kind(what, where="burnt.kernels.attention", expected=expected, found=found, hint=hint)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    before: int | None,
+    after: int | None,
+    bottom_right: bool,
+    scale: float | None,
+    softcap: float | None,
+    slopes: Tensor | None,
+    lengths: Tensor | None,
+    q_starts: Tensor | None,
+    k_starts: Tensor | None,
+    dropout: float,
+    seed: Tensor | None,
+) -> None:
+    more = {"mask": mask, "slopes": slopes, "lengths": lengths, "q_starts": q_starts, "k_starts": k_starts}
+    one_device(_NAME, q=q, k=k, v=v, seed=seed, **more)
+    floating(_NAME, q=q, k=k, v=v, slopes=slopes)
+    one_dtype(_NAME, q=q, k=k, v=v)
+    _check_shapes(q, k, v)
+    batch, heads, queries, keys = q.shape[0], q.shape[1], q.shape[2], k.shape[2]
+    if mask is not None:
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            hint = "mask != 0 lets a query see what an integer mask marks with 1"
+            _refuse("a mask of attention is boolean or floating", "bool: True is seen; floats are added",
+                    mask.dtype, hint)  # fmt: skip
+        shape = (batch, heads, queries, keys)
+        fits = mask.dim() <= 4 and all(
+            m in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)
+        )
+        if not fits:
+            _refuse(
+                "the mask does not fit queries and keys", f"what broadcasts to {shape}", tuple(mask.shape)
+            )
+    for name, many in ("before", before), ("after", after):
+        if many is not None and many < 0:
+            _refuse(f"{name} counts keys", "0 or more, or None", many, value=True)
+    for name, tensor, wanted in (("slopes", slopes, heads), ("lengths", lengths, batch)):
+        if tensor is not None and tuple(tensor.shape) != (wanted,):
+            _refuse(f"{name} of attention have another shape", (wanted,), tuple(tensor.shape))
+    for name, tensor in ("lengths", lengths), ("q_starts", q_starts), ("k_starts", k_starts):
+        if tensor is not None and tensor.dtype not in (torch.int32, torch.int64):
+            _refuse(f"{name} of attention are no indices", "int32 or int64", tensor.dtype, f"{name}.long()")
+    _check_packed(batch, lengths, q_starts, k_starts)
+    if not 0 <= dropout <= 1:
+        _refuse("the probability of dropout is none", "a number from 0 to 1", dropout, value=True)
+    if seed is None and dropout > 0:
+        hint = "attention(..., dropout=p) draws one"
+        _refuse("dropout draws its numbers from a seed", "seed=", "none", hint, value=True)
+    if seed is not None and (seed.dtype != torch.int64 or seed.dim()):
+        _refuse("the seed of dropout is one integer", "int64 []", f"{seed.dtype} {list(seed.shape)}")
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    found = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if not q.dim() == k.dim() == v.dim() == 4:
+        _refuse("attention is of batches of heads", "q [B, H, L, D], k [B, K, S, D], v [B, K, S, E]", found,
+                "x.unflatten(-1, (heads, -1)).transpose(1, 2) makes heads of [B, L, heads * D]")  # fmt: skip
+    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
+        _refuse(
+            "queries, keys and values do not fit", "q [B, H, L, D], k [B, K, S, D], v [B, K, S, E]", found
+        )
+    if (k.shape[1] == 0 and q.shape[1]) or (k.shape[1] and q.shape[1] % k.shape[1]):
+        _refuse("heads of the queries cannot share heads of the keys evenly", "H, a multiple of K",
+                f"{q.shape[1]} and {k.shape[1]}")  # fmt: skip
+
+
+def _check_packed(
+    batch: int, lengths: Tensor | None, q_starts: Tensor | None, k_starts: Tensor | None
+) -> None:
+    if (q_starts is None) != (k_starts is None):
+        given = "q_starts" if k_starts is None else "k_starts"
+        _refuse("packed sequences have starts of queries and of keys", "both, or none", f"{given} alone",
+                "k_starts=q_starts, where a sequence attends to itself")  # fmt: skip
+    if q_starts is None or k_starts is None:
+        return
+    if q_starts.dim() != 1 or q_starts.shape != k_starts.shape or q_starts.shape[0] < 2:
+        _refuse("starts of packed sequences have another shape", "[N + 1] both, N of at least 1",
+                f"q_starts {list(q_starts.shape)}, k_starts {list(k_starts.shape)}")  # fmt: skip
+    if batch != 1 or lengths is not None:
+        found = f"a batch of {batch}" if batch != 1 else "lengths as well"
+        _refuse("packed sequences lie in a batch of one", "q [1, H, L, D], and no lengths", found)
+
+
+# --- the definition ---------------------------------------------------------------------------------------
+
+
+def _examples(device: torch.device) -> list[tuple[object, ...]]:
+    made: list[tuple[object, ...]] = []
+    for batch, heads, kv, length, size, more in [
+        (2, 12, 12, 512, 64, ()),
+        (2, 12, 12, 512, 64, (None, None, 0)),
+        (1, 8, 2, 1024, 128, (None, None, 0)),
+        (2, 4, 2, 37, 20, (None, 8, 0, True, None, 30.0)),
+    ]:
+        q = torch.randn(batch, heads, length, size, device=device)
+        k, v = (torch.randn(batch, kv, length, size, device=device) for _ in "kv")
+        made.append((q, k, v, *more))
+    return made
+
+
+def seen(
+    q: Tensor,
+    k: Tensor,
+    before: int | None,
+    after: int | None,
+    bottom_right: bool,
+    lengths: Tensor | None,
+    q_starts: Tensor | None,
+    k_starts: Tensor | None,
+) -> Tensor | None:
+    """Which keys each query sees by its place as booleans, ``[B or 1, 1, L, S]``; None where it is all."""
+    if before is None and after is None and lengths is None and q_starts is None:
+        return None
+    _, first, past = intervals(q, k, before, after, bottom_right, lengths, q_starts, k_starts)
+    key = torch.arange(k.shape[2], device=k.device)
+    return ((key >= first[..., None]) & (key < past[..., None]))[:, None]
+
+
+def distances(
+    q: Tensor,
+    k: Tensor,
+    bottom_right: bool,
+    lengths: Tensor | None,
+    q_starts: Tensor | None,
+    k_starts: Tensor | None,
+) -> Tensor:
+    """How far apart queries and keys are, ``[B or 1, 1, L, S]``."""
+    at = intervals(q, k, None, None, bottom_right, lengths, q_starts, k_starts).at
+    return (at[..., None] - torch.arange(k.shape[2], device=k.device)).abs()[:, None]
+
+
+def heads_inside(made: Tensor) -> Tensor:
+    """``[B, H, L, E]`` that lies in memory as ``[B, L, H, E]``: joining the heads is a view."""
+    return made.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _vendor(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    before: int | None = None,
+    after: int | None = None,
+    bottom_right: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    slopes: Tensor | None = None,
+    lengths: Tensor | None = None,
+    q_starts: Tensor | None = None,
+    k_starts: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+) -> Tensor:
+    """torch's own call, with one mask for all that it has no arguments for."""
+    place = bottom_right, lengths, q_starts, k_starts
+    _check_packed(q.shape[0], lengths, q_starts, k_starts)
+    if softcap is not None or seed is not None or 0 in (q.numel(), k.numel(), v.numel()):
+        return dot_product_attention.reference(
+            q, k, v, mask, before, after, bottom_right, scale, softcap, slopes, *place[1:], dropout, seed
+        )  # fmt: skip
+    grouped = q.shape[1] != k.shape[1]
+    if is_causal_alone(q, k, mask, before, after, slopes, *place):
+        made = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+        return heads_inside(made)
+    visible = seen(q, k, before, after, *place)
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(q.dtype)
+    if slopes is not None:
+        bias = (slopes.view(-1, 1, 1) * -distances(q, k, *place)).to(q.dtype)
+        mask = (
+            bias if mask is None else torch.where(mask, bias, -torch.inf) if _is_bool(mask) else mask + bias
+        )
+    if visible is not None:
+        mask = (
+            visible
+            if mask is None
+            else mask & visible
+            if _is_bool(mask)
+            else torch.where(visible, mask, -torch.inf)
+        )
+    if mask is None:
+        made = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped)
+        return heads_inside(made)
+    # A query that sees nothing is let see all, so that no path of torch's makes NaN of it; then it is zero.
+    nothing = ~mask.any(-1, keepdim=True) if _is_bool(mask) else (mask == -torch.inf).all(-1, keepdim=True)
+    mask = mask | nothing if _is_bool(mask) else mask.masked_fill(nothing, 0.0)
+    mask = mask.view((1,) * (4 - mask.dim()) + tuple(mask.shape))
+    made = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
+    return heads_inside(torch.where(nothing, 0.0, made))
+
+
+def _is_bool(mask: Tensor) -> bool:
+    return mask.dtype == torch.bool
+
+
+def is_causal_alone(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None,
+    before: int | None,
+    after: int | None,
+    slopes: Tensor | None,
+    bottom_right: bool,
+    lengths: Tensor | None,
+    q_starts: Tensor | None,
+    k_starts: Tensor | None,
+) -> bool:
+    """Whether torch's own causal attention is all that is asked for."""
+    aligned = not bottom_right or q.shape[2] == k.shape[2]
+    others = (mask, before, slopes, lengths, q_starts, k_starts)
+    return after == 0 and aligned and all(other is None for other in others)
+
+
+def _vendor_best(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> bool:
+    softcap, seed = rest[5], rest[11]
+    return softcap is None and seed is None
+
+
+@op(check=_check, examples=_examples, vendor=_vendor, vendor_best=_vendor_best)
+def dot_product_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    before: int | None = None,
+    after: int | None = None,
+    bottom_right: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    slopes: Tensor | None = None,
+    lengths: Tensor | None = None,
+    q_starts: Tensor | None = None,
+    k_starts: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+) -> Tensor:
+    """The op beneath `attention`, whose options it has in canonical form.
+
+    Args:
+        q: ``[B, H, L, D]``, float16, bfloat16, float32 or float64.
+        k: ``[B, K, S, D]``.
+        v: ``[B, K, S, E]``.
+        mask: broadcasts to ``[B, H, L, S]``; boolean, True where a key is seen, or added to the scores.
+        before: how many keys before its own place a query sees; None for all.
+        after: how many after it; 0 is causal.
+        bottom_right: places are counted from the last query and the last key.
+        scale: of the scores; None is ``1 / sqrt(D)``.
+        softcap: scores `s` become ``softcap * tanh(s / softcap)``.
+        slopes: ``[H]``, ALiBi: the distance of query and key, times a slope, is taken from the scores.
+        lengths: ``[B]``, how many keys there are.
+        q_starts: ``[N + 1]``, where packed sequences of queries begin, and where the last ends.
+        k_starts: the same of their keys.
+        dropout: the probability of dropping a weight.
+        seed: ``[]``, int64, of dropout (`kept`).
+
+    Returns:
+        ``[B, H, L, E]``, as `q`, in memory ``[B, L, H, E]``.
+    """
+    return defined(
+        q, k, v, mask, before, after, bottom_right, scale, softcap, slopes, lengths, q_starts, k_starts,
+        dropout, seed,
+    )  # fmt: skip
+
+
+def defined(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    before: int | None,
+    after: int | None,
+    bottom_right: bool,
+    scale: float | None,
+    softcap: float | None,
+    slopes: Tensor | None,
+    lengths: Tensor | None,
+    q_starts: Tensor | None,
+    k_starts: Tensor | None,
+    dropout: float,
+    seed: Tensor | None,
+    score: Score | None = None,
+) -> Tensor:
+    """`dot_product_attention` in plain torch, with a function of the scores between softcap and slopes."""
+    inside = torch.promote_types(q.dtype, torch.float32)
+    place = bottom_right, lengths, q_starts, k_starts
+    groups = q.shape[1] // max(k.shape[1], 1)
+    keys, values = (t.repeat_interleave(groups, 1) if groups > 1 else t for t in (k, v))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = q.to(inside) @ keys.to(inside).transpose(-2, -1) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if score is not None:
+        b, h, i, j = (torch.arange(n, dtype=torch.int32, device=q.device) for n in scores.shape)
+        scores = score(scores, b[:, None, None, None], h[:, None, None], i[:, None], j).to(inside)
+    if slopes is not None:
+        scores = scores - slopes.to(inside).view(-1, 1, 1) * distances(q, k, *place)
+    if mask is not None:
+        scores = torch.where(mask, scores, -torch.inf) if _is_bool(mask) else scores + mask.to(inside)
+    visible = seen(q, k, before, after, *place)
+    if visible is not None:
+        scores = torch.where(visible, scores, -torch.inf)
+    # A softmax over nothing is NaN, and so is its gradient; here it is zeros.
+    nothing = (scores == -torch.inf).all(-1, keepdim=True)
+    weights = torch.where(nothing, 0.0, torch.where(nothing, 0.0, scores).softmax(-1))
+    if seed is not None:
+        stays = kept(seed, (*q.shape[:3], k.shape[2]), dropout)
+        weights = torch.where(stays, weights * (1 / (1 - dropout) if dropout < 1 else 0.0), 0.0)
+    return heads_inside((weights @ values.to(inside)).to(q.dtype))
+
+
+def recorded(*args: Any) -> Tensor:
+    """The op where calls are recorded: torch's own call, which compilers know, where it has the options."""
+    softcap, seed = args[8], args[14]
+    return (_vendor if softcap is None and seed is None else dot_product_attention)(*args)

@@ -1,0 +1,192 @@
+"""The candidate ``flash`` of attention: the kernels of `burnt.kernels.attention_triton`, with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from burnt.codegen.target import target_of
+from burnt.kernels.attention_blocks import KERNELS, Blocks, configs
+from burnt.kernels.attention_definition import dot_product_attention, intervals
+from burnt.kernels.choice import trains
+
+if TYPE_CHECKING:
+    from burnt.kernels.attention_triton import Problem
+
+__all__ = ["Flash", "dense", "flash", "problem_of", "tables_of", "why_not_here"]
+
+_MOST = 256  # of a head's size
+_PRECISIONS = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
+
+
+def problem_of(
+    q: Tensor,
+    k: Tensor,
+    mask: Tensor | None = None,
+    before: int | None = None,
+    after: int | None = None,
+    bottom_right: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    slopes: Tensor | None = None,
+    lengths: Tensor | None = None,
+    q_starts: Tensor | None = None,
+    k_starts: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
+) -> Problem:
+    """What the kernels are told, of the op's arguments."""
+    from burnt.kernels import attention_triton as kernels
+
+    shift = k.shape[2] - q.shape[2] if bottom_right else 0
+    score, slope = None, None
+    if softcap is not None:
+        score, slope = kernels.capped, kernels.capped_slope
+    if slopes is not None:
+        score = kernels.sloped if softcap is None else kernels.capped_sloped
+        slope = slope or kernels.one
+    tables = None
+    if lengths is not None or q_starts is not None:
+        tables = tables_of(q, k, before, after, bottom_right, lengths, q_starts, k_starts)
+    if mask is not None:
+        mask = mask.detach().expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+    return kernels.Problem(
+        scale=q.shape[3] ** -0.5 if scale is None else scale,
+        low=None if before is None or tables is not None else shift - before,
+        high=None if after is None or tables is not None else shift + after + 1,
+        tables=tables,
+        mask=mask,
+        score=score,
+        slope=slope,
+        args=(0,) if score is None else (softcap or 1.0, q if slopes is None else slopes.detach(), shift),
+        dropout=dropout,
+        seed=seed,
+        precision=_PRECISIONS[torch.get_float32_matmul_precision()],
+    )
+
+
+def tables_of(q: Tensor, k: Tensor, *limits: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """From where to where each query sees, and from where to where the queries are that see each key.
+
+    Args:
+        q: ``[B, H, L, D]``.
+        k: ``[B, K, S, D]``.
+        limits: the rest of what `intervals` is given.
+
+    Returns:
+        ``[B or 1, L]``, twice, and ``[B or 1, S]``, twice, int32.
+    """
+    _, first, past = (t.contiguous() for t in intervals(q, k, *limits))
+    # Both ends grow with the query: those that see key j are those that end after it, and have begun.
+    key = torch.arange(k.shape[2], device=k.device).expand(len(first), -1).contiguous()
+    return (
+        first.to(torch.int32),
+        past.to(torch.int32),
+        torch.searchsorted(past, key, right=True, out_int32=True),
+        torch.searchsorted(first, key, right=True, out_int32=True),
+    )
+
+
+class Flash(torch.autograd.Function):
+    """Attention in the autograd graph; it keeps its arguments, its results and a number for each query."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, blocks: Mapping[str, Blocks], plain: Any
+    ) -> Tensor:
+        """Run the kernel. `plain` is the same of queries, keys and values in plain torch."""
+        from burnt.kernels import attention_triton as kernels
+
+        out, lse = kernels.forward(q, k, v, problem, blocks)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.problem, ctx.blocks, ctx.plain = problem, blocks, plain
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, pull: Tensor) -> Any:
+        """Run its kernels; for second derivatives, those of the definition."""
+        from burnt.kernels import attention_triton as kernels
+
+        q, k, v, out, lse = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():
+            inputs = [t for t, w in zip((q, k, v), wanted, strict=True) if w]
+            found = iter(torch.autograd.grad(ctx.plain(q, k, v), inputs, pull, create_graph=True))
+            return (*(next(found) if w else None for w in wanted), None, None, None)
+        made = kernels.backward(
+            dense(pull), q, k, v, out, lse, ctx.problem, ctx.blocks, (wanted[0], wanted[1] or wanted[2])
+        )
+        return (*(g if w else None for g, w in zip(made, wanted, strict=True)), None, None, None)
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """The tensor, the elements of a head next to each other."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def _why_not(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
+    target = target_of(q.device)
+    if isinstance(target, str):
+        return target
+    return why_not_here(q, k, v, *rest)
+
+
+def why_not_here(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
+    """Why the kernels cannot compute it, wherever they would run."""
+    mask, _, _, bottom_right, _, _, slopes, lengths, q_starts, *_ = rest
+    if 0 in (q.numel(), k.numel(), v.numel()):
+        return "an empty tensor"
+    if max(q.shape[3], v.shape[3]) > _MOST:
+        return f"heads of more than {_MOST}"
+    if trains(mask, slopes):
+        return "a gradient of mask or slopes is wanted"
+    if slopes is not None and (q_starts is not None or (lengths is not None and bottom_right)):
+        return "slopes, whose distances are counted anew for each sequence"
+    return None
+
+
+def _configs(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Sequence[dict[str, str]]:
+    from burnt.codegen.triton_compile import limits_of
+
+    return configs(max(q.shape[3], v.shape[3]), q.element_size(), limits_of(q.device))
+
+
+@dot_product_attention.candidate(
+    "flash",
+    devices=["cuda"],
+    dtypes=[torch.float16, torch.bfloat16, torch.float32],
+    when=_why_not,
+    configs=_configs,
+    differentiable=True,
+)
+def _(*args: Any, config: Mapping[str, str]) -> Tensor:
+    return flash(*args, blocks={name: Blocks.of(config[name]) for name in KERNELS})
+
+
+def flash(
+    q: Tensor, k: Tensor, v: Tensor, *rest: Any, blocks: Mapping[str, Blocks], **options: Any
+) -> Tensor:
+    """`dot_product_attention` by Triton's kernels.
+
+    Args:
+        q: ``[B, H, L, D]``, float16, bfloat16 or float32; none of the three is empty.
+        k: ``[B, K, S, D]``.
+        v: ``[B, K, S, E]``.
+        rest: the op's other arguments.
+        blocks: block sizes of all kernels.
+        options: the op's other arguments, by name.
+    """
+    from burnt.kernels import attention_triton as kernels
+
+    problem = problem_of(q, k, *rest, **options)
+    q, k, v = dense(q), dense(k), dense(v)
+    if not trains(q, k, v):
+        return kernels.forward(q, k, v, problem, blocks)[0]
+
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return dot_product_attention.reference(q, k, v, *rest, **options)
+
+    return Flash.apply(q, k, v, problem, blocks, plain)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,235 @@
+"""Attention with a function of the scores, of the user's own, in the manner of torch's flex_attention.
+
+The function is traced on a tile and printed as a Triton function that the flash kernel takes, as its
+derivative is. What cannot be (it comes out as more than one elementwise kernel, say) goes by tiles, and what
+it captures gets gradients from the definition alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnt import _torch
+from burnt.codegen.function import Function
+from burnt.codegen.ir import Buffer, Expr, Kernel, Store
+from burnt.codegen.print_triton_elements import EVERYWHERE, TL, Elements, Value
+from burnt.codegen.target import TRITON, Built, target_of
+from burnt.errors import BurntError
+from burnt.kernels.attention_blocks import KERNELS, Blocks, configs
+from burnt.kernels.attention_definition import Score, defined, dot_product_attention
+from burnt.kernels.attention_flash import Flash, dense, problem_of, why_not_here
+from burnt.kernels.attention_tiled import Kernels, kernels_of, tiled
+from burnt.kernels.choice import trains
+
+__all__ = ["Scored", "attention_with_score", "flash_with_score"]
+
+_ROWS, _COLUMNS = 32, 48  # of the tile that is traced: sizes that no index has by chance
+_MOST_KNOWN = 64  # functions of the scores, and what was made of them
+_GIVEN = 5  # arguments of a score function; buffers after them are what it captures
+
+
+class _Text(Elements):
+    """A Triton function of a tile's elements: ``name(s, b, h, i, j, args)``."""
+
+    _ARGUMENTS = (Value("s", "RC"), Value("b"), Value("h"), Value("i", "R"), Value("j", "C"))
+
+    def __init__(self, name: str) -> None:
+        super().__init__(None, name)  # type: ignore[arg-type]  # it has no loops of its own
+
+    def load(self, expr: Expr, guard: Value) -> Value:
+        """An argument, or what is looked up in a tensor that the function captures."""
+        buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
+        if buffer.position < _GIVEN:
+            return self._ARGUMENTS[buffer.position]
+        self.buffers[buffer] = None
+        place = self.place(expr.extra[1], guard)  # type: ignore[arg-type]
+        axes = "".join(a for a in "RC" if a in place.axes or a in guard.axes)
+        where, mask = f"{buffer.name} + ({place.text})", ""
+        if guard.text:
+            # Addresses have the shape of their tests.
+            where += f" + ({guard.text}).to(tl.int32) * 0"
+            mask = f", mask={guard.text}, other=0"
+        return self.define(f"tl.load({where}{mask}){self.widened(buffer)}", axes)
+
+    def checked(self, expr: Expr, guard: Value) -> Value:
+        """A look-up outside of its tensor finds the first element: tiles reach beyond what there is."""
+        test, value, otherwise, _ = (self.visit(a, guard) for a in expr.args)
+        return self.choice(test, value, otherwise, expr.dtype)
+
+    def shape(self, axes: str) -> str:
+        raise BurntError("a tile may lie either way round", where=self.name)
+
+    def size(self, value: int) -> str:
+        return str(value)
+
+    def converted(self, place: Value, dtype: torch.dtype) -> str:
+        number = place.text.removeprefix("-").isdecimal()
+        return f"tl.full([], {place.text}, {TL[dtype]})" if number else super().converted(place, dtype)
+
+    def text(self, value: Expr) -> str:
+        """The module of the function."""
+        made = self.visit(value, EVERYWHERE)
+        helpers = f"from burnt.codegen.triton_math import {', '.join(sorted(self.helpers))}\n" * bool(
+            self.helpers
+        )
+        captured = [f"    {b.name} = args[{n}]" for n, b in enumerate(self.buffers)]
+        # Indices may be of 64 bits; what is made of them was traced with 32.
+        narrow = [f"    {name} = {name}.to(tl.int32)" for name in "bhij"]
+        lines = [f"def {self.name}(s, b, h, i, j, args):", *narrow, *captured, *self.lines]
+        head = f"import triton\nimport triton.language as tl\n{helpers}\n\n@triton.jit\n"
+        return head + "\n".join([*lines, f"    return {made.text}", ""])
+
+
+class _Printed:
+    """A function of a tile as a Triton function; traced once, or again where what it captures has changed.
+
+    Args:
+        fn: of scores and indices.
+        name: of the Triton function.
+    """
+
+    def __init__(self, fn: Score, name: str) -> None:
+        self.name = name
+        self.text: str | None = None
+        self.captured: tuple[Tensor, ...] = ()
+        self._launched = False
+        self.traced = Function(
+            fn, target=dataclasses.replace(TRITON, build=self._build, missing=lambda: None)
+        )
+
+    def at(self, device: torch.device) -> tuple[Any, tuple[Tensor, ...]] | None:
+        """The Triton function, and the tensors that it is given; None where it cannot be printed."""
+        s = torch.empty(_ROWS, _COLUMNS, device=device)
+        shapes = (1, 1), (1, 1), (_ROWS, 1), (1, _COLUMNS)
+        self.captured, before = (), self.text
+        self._launched = False
+        with torch.no_grad():
+            self.traced(s, *[torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes])
+        if not self._launched or self.text is None:
+            self.text = before
+            return None
+        from burnt.codegen.triton_launch import load
+
+        return load(self.text)[self.name], self.captured
+
+    def _build(self, kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+        """Print instead of building; a launch notes which tensors there are."""
+        text, used = self._text(kernels)
+        places = [n for n, buffer in enumerate(buffers) if buffer in used]
+
+        def launch(memory: Sequence[Tensor | None], values: Sequence[float]) -> None:
+            by_buffer = {buffers[n]: memory[n] for n in places}
+            self.captured = tuple(by_buffer[b] for b in used)  # type: ignore[misc]
+            self.text, self._launched = text, not numbers
+
+        return Built("", dict.fromkeys(kernels, ""), dict.fromkeys(kernels, launch))
+
+    def _text(self, kernels: Sequence[Kernel]) -> tuple[str | None, list[Buffer]]:
+        steps = [step for kernel in kernels for step in kernel.steps]
+        if len(steps) != 1 or type(steps[0]) is not Store or steps[0].inner:
+            return None, []
+        printer = _Text(self.name)
+        try:
+            return printer.text(steps[0].value), list(printer.buffers)
+        except (BurntError, KeyError):  # an index of the tile's own, or what Triton has no text for
+            return None, []
+
+
+class Scored:
+    """A function of the scores, and what was made of it."""
+
+    def __init__(self, score: Score) -> None:
+        def value(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            return score(s, b, h, i, j).to(s.dtype) + 0.0
+
+        def derivative(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            made, pull = torch.func.vjp(lambda x: score(x, b, h, i, j).to(x.dtype), s)[:2]
+            return pull(torch.ones_like(made))[0] + s * 0.0  # type: ignore[no-any-return]
+
+        self.kernels: Kernels = kernels_of(score)
+        self.value, self.derivative = _Printed(value, "score"), _Printed(derivative, "slope")
+
+    def printed(self, device: torch.device, gradients: bool) -> tuple[Any, Any, tuple[Any, ...]] | None:
+        """Both as Triton functions, and what they are given; None where one cannot be."""
+        value = self.value.at(device)
+        if value is None:
+            return None
+        if not gradients:
+            return value[0], None, value[1] or (0,)
+        derivative = self.derivative.at(device)
+        if derivative is None:
+            return None
+        # Both are given one tuple: that of the derivative begins with what the function itself captures.
+        if [t.data_ptr() for t in derivative[1]] == [t.data_ptr() for t in value[1][: len(derivative[1])]]:
+            return value[0], derivative[0], value[1] or (0,)
+        return None
+
+
+@functools.lru_cache(maxsize=_MOST_KNOWN)
+def _known(score: Score) -> Scored:
+    return Scored(score)
+
+
+def attention_with_score(score: Score, *args: Any) -> Tensor:
+    """`dot_product_attention` with a function of the scores: by Triton, by tiles, or by the definition.
+
+    Args:
+        score: of scores and the indices of batch, head, query and key; as in `attention`.
+        args: the op's arguments.
+    """
+    q, k, v, *rest = args
+    op: Any = dot_product_attention
+    op.check(*args)
+    softcap, slopes = rest[5:7]
+    empty = 0 in (q.numel(), k.numel(), v.numel())
+    if empty or trains(rest[0], slopes, *_captured(score)) or not _torch.is_plain_call():
+        return _plain(score, rest)(q, k, v)
+    scored = _known(score)
+    able = q.is_cuda and q.dtype != torch.float64 and not isinstance(target_of(q.device), str)
+    if able and softcap is None and slopes is None and why_not_here(*args) is None:
+        from burnt.codegen.triton_compile import limits_of
+
+        width = max(q.shape[3], v.shape[3])
+        sizes = configs(width, q.element_size(), limits_of(q.device))[0]
+        made = flash_with_score(scored, score, *args, blocks={n: Blocks.of(sizes[n]) for n in KERNELS})
+        if made is not None:
+            return made
+    return tiled(*args, kernels=scored.kernels, plain=_plain(score, rest))
+
+
+def flash_with_score(
+    scored: Scored, score: Score, q: Tensor, k: Tensor, v: Tensor, *rest: Any, blocks: dict[str, Blocks]
+) -> Tensor | None:
+    """By Triton's kernels; None where the function cannot be printed for them."""
+    from burnt.kernels import attention_triton
+
+    printed = scored.printed(q.device, trains(q, k, v))
+    if printed is None:
+        return None
+    value, derivative, given = printed
+    problem = problem_of(q, k, *rest)._replace(score=value, slope=derivative, args=given)
+    q, k, v = dense(q), dense(k), dense(v)
+    if not trains(q, k, v):
+        return attention_triton.forward(q, k, v, problem, blocks)[0]
+    return Flash.apply(q, k, v, problem, blocks, _plain(score, rest))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _plain(score: Score, rest: Sequence[Any]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The definition as a function of queries, keys and values."""
+    definition: Any = defined
+    return lambda q, k, v: definition(q, k, v, *rest, score)
+
+
+def _captured(score: Score) -> list[Tensor]:
+    """The tensors that a function captures by itself."""
+    if not inspect.isfunction(score):
+        return []
+    found = inspect.getclosurevars(score)
+    return [t for t in (*found.nonlocals.values(), *found.globals.values()) if isinstance(t, Tensor)]

@@ -1,0 +1,435 @@
+"""The candidate ``tiled`` of attention: matrix products, and kernels made for what is between them.
+
+A tile is some queries of the heads that share a head of keys, and all the keys that they see, so that memory
+grows with the length and not with its square. Its scores become weights in one generated kernel, whatever the
+options; the backward makes them again from the logarithm of each query's sum of exponentials. The products
+are `burnt.kernels.matmul`'s, whatever that chooses.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from burnt.codegen import fuse, prelude, toolchain
+from burnt.codegen.compiler import find_compiler
+from burnt.kernels.attention_definition import Score, dot_product_attention, intervals, kept
+from burnt.kernels.attention_flash import why_not_here
+from burnt.kernels.choice import trains
+from burnt.kernels.matmul import matmul
+from burnt.kernels.op import Op
+
+__all__ = ["Kernels", "Tiled", "kernels_of", "tiled"]
+
+# Elements of a tile's scores. With two threads at 12 heads of 1024 x 64, tiles of 2^16 to 2^20 are as fast
+# within 10 %; smaller ones pay for their calls.
+_TILE = 1 << 18
+_FEWEST = 16  # queries of a tile
+_PARTS = 8  # into which keys are cut: sizes of tiles are few, since each has a plan of its own
+_LARGE = 1 << 16  # scores below which the definition's plain calls are as fast
+
+
+class _Extra(NamedTuple):
+    """What a tile's scores depend on beside the products: tensors that are cut to it, and numbers.
+
+    Args:
+        mask: broadcasts to ``[heads, queries, keys]``.
+        first, past: ``[queries, 1]``, or None where all is seen.
+        at: ``[queries, 1]``, the queries' places among the keys.
+        slopes: ``[heads, 1, 1]``.
+        stays: ``[heads, queries, keys]`` booleans, what dropout leaves.
+        b, h, i, j: indices, ``[1, 1, 1]``, ``[heads, 1, 1]``, ``[queries, 1]`` and ``[keys]``.
+        scale, softcap: numbers, as in the op.
+        larger: what is left by dropout is multiplied by it.
+    """
+
+    mask: Tensor | None
+    first: Tensor | None
+    past: Tensor | None
+    at: Tensor | None
+    slopes: Tensor | None
+    stays: Tensor | None
+    b: Tensor
+    h: Tensor
+    i: Tensor
+    j: Tensor
+    scale: float
+    softcap: float | None
+    larger: float
+
+
+def _scores(products: Tensor, extra: _Extra, score: Score | None) -> Tensor:
+    s = products * extra.scale
+    if extra.softcap is not None:
+        s = torch.tanh(s / extra.softcap) * extra.softcap
+    if score is not None:
+        s = score(s, extra.b, extra.h, extra.i, extra.j).to(s.dtype)
+    if extra.slopes is not None and extra.at is not None:
+        s = s - extra.slopes * (extra.at - extra.j).abs()
+    if extra.mask is not None:
+        added = extra.mask.dtype != torch.bool
+        s = s + extra.mask.to(s.dtype) if added else torch.where(extra.mask, s, -torch.inf)
+    if extra.first is not None and extra.past is not None:
+        s = torch.where((extra.j >= extra.first) & (extra.j < extra.past), s, -torch.inf)
+    return s
+
+
+class Kernels(NamedTuple):
+    """What is made of a tile's products, for one function of the scores.
+
+    Args:
+        weights: ``(products, *extra) -> (weights, lse)``, the latter ``[heads, queries, 1]``.
+        gradients: ``(products, of_weights, lse, dots, *extra) -> (weights, of_products)``.
+    """
+
+    weights: Callable[..., tuple[Tensor, Tensor]]
+    gradients: Callable[..., tuple[Tensor, Tensor]]
+
+
+def kernels_of(score: Score | None) -> Kernels:
+    """The kernels for a function of the scores."""
+
+    @fuse
+    def attention_weights(products: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+        extra = _Extra(*given)
+        s = _scores(products, extra, score)
+        top = s.amax(-1, keepdim=True)
+        top = torch.where(top == -torch.inf, 0.0, top)
+        raised = torch.exp(s - top)
+        total = raised.sum(-1, keepdim=True)
+        nothing = total == 0
+        weights = raised * torch.where(nothing, 0.0, 1 / total)
+        if extra.stays is not None:
+            weights = torch.where(extra.stays, weights * extra.larger, 0.0)
+        return weights, torch.where(nothing, torch.inf, top + torch.log(total))
+
+    @fuse
+    def attention_gradients(
+        products: Tensor, of_weights: Tensor, lse: Tensor, dots: Tensor, *given: Any
+    ) -> tuple[Tensor, Tensor]:
+        extra = _Extra(*given)
+        s, pulled = torch.func.vjp(lambda x: _scores(x, extra, score), products)[:2]
+        weights = torch.exp(s - lse)
+        dropped = weights
+        if extra.stays is not None:
+            dropped = torch.where(extra.stays, weights * extra.larger, 0.0)
+            of_weights = torch.where(extra.stays, of_weights * extra.larger, 0.0)
+        return dropped, pulled(weights * (of_weights - dots))[0]
+
+    return Kernels(attention_weights, attention_gradients)
+
+
+_plain = kernels_of(None)
+
+
+class _Options(NamedTuple):
+    """The op's options, and a function of the scores."""
+
+    mask: Tensor | None = None
+    before: int | None = None
+    after: int | None = None
+    bottom_right: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    slopes: Tensor | None = None
+    lengths: Tensor | None = None
+    q_starts: Tensor | None = None
+    k_starts: Tensor | None = None
+    dropout: float = 0.0
+    seed: Tensor | None = None
+    score: Score | None = None
+
+    @property
+    def limited(self) -> bool:
+        """Whether a query's place limits what it sees."""
+        tables = (self.before, self.after, self.lengths, self.q_starts)
+        return any(limit is not None for limit in tables)
+
+
+class _Tile(NamedTuple):
+    """Some queries of the heads that share a head of keys.
+
+    Args:
+        b: of the batch.
+        heads: of the queries.
+        shared: their head of keys and values.
+        rows: queries.
+        columns: keys, all that the queries see.
+        extra: what else the scores depend on.
+    """
+
+    b: int
+    heads: slice
+    shared: int
+    rows: slice
+    columns: slice
+    extra: _Extra
+
+
+def _tiles(q: Tensor, k: Tensor, options: _Options, inside: torch.dtype) -> Iterator[_Tile]:
+    """The tiles, those of one head of keys one after the other."""
+    batch, all_heads, queries, size = q.shape
+    shared, keys = k.shape[1], k.shape[2]
+    group = all_heads // shared
+    places = (options.bottom_right, options.lengths, options.q_starts, options.k_starts)
+    at = first = past = None
+    if options.limited or options.slopes is not None:
+        found = intervals(q, k, options.before, options.after, *places)
+        at, first, past = (t.expand(batch, -1) for t in found)
+    # Where tensors lie elsewhere, asking where intervals end would wait for the device.
+    cut = options.limited and q.device.type == "cpu"
+    part = -(-max(keys // _PARTS, 64) // 64) * 64
+    mask = options.mask
+    if mask is not None:
+        mask = mask.detach().expand(batch, all_heads, queries, keys)
+    indices = [torch.arange(n, dtype=torch.int32, device=q.device) for n in (batch, all_heads, queries, keys)]
+    scale = size**-0.5 if options.scale is None else float(options.scale)
+    larger = 1 / (1 - options.dropout) if options.dropout < 1 else 0.0
+    height = min(max(_TILE // (keys * group), _FEWEST), queries)
+    for b in range(batch):
+        ends = (
+            (first[b].tolist(), past[b].tolist()) if cut and first is not None and past is not None else None
+        )
+        for head in range(shared):
+            heads = slice(head * group, (head + 1) * group)
+            for start in range(0, queries, height):
+                rows = slice(start, min(start + height, queries))
+                begin, end = 0, keys
+                if ends is not None:
+                    begin = ends[0][start] // part * part
+                    end = min(-(-ends[1][rows.stop - 1] // part) * part, keys)
+                    end = max(end, begin + 1) if begin < keys else keys
+                    begin = min(begin, end - 1)
+                columns = slice(begin, end)
+                stays = None
+                if options.seed is not None:
+                    shape = (group, rows.stop - start, end - begin)
+                    stays = _stays(options, b * all_heads + head * group, start, begin, shape)
+                extra = _Extra(
+                    None if mask is None else mask[b, heads, rows, columns],
+                    None if first is None or not options.limited else first[b, rows, None],
+                    None if past is None or not options.limited else past[b, rows, None],
+                    None if at is None or options.slopes is None else at[b, rows, None],
+                    None if options.slopes is None else options.slopes.detach().to(inside)[heads, None, None],
+                    stays,
+                    indices[0][b].view(1, 1, 1),
+                    indices[1][heads, None, None],
+                    indices[2][rows, None],
+                    indices[3][columns],
+                    scale,
+                    options.softcap,
+                    larger,
+                )
+                yield _Tile(b, heads, head, rows, columns, extra)
+
+
+# --- dropout ----------------------------------------------------------------------------------------------
+
+# As `burnt.kernels.attention_definition.kept`: a row's words are those of counters that follow each other.
+_SOURCE = r"""
+void stays(const burnt_arg *a)
+{
+    uint8_t *restrict y = a[0].p;  /* [heads, rows, columns] */
+    const int64_t seed = a[1].i, head = a[2].i, row = a[3].i, group = a[4].i;
+    const int64_t heads = a[5].i, rows = a[6].i, columns = a[7].i;
+    const uint32_t least = (uint32_t)a[8].i;  /* of the upper 24 bits */
+    #pragma omp parallel for schedule(static)
+    for (int64_t at = 0; at < heads * rows; at++) {
+        uint32_t words[1024];
+        uint8_t *restrict to = y + at * columns;
+        for (int64_t from = 0; from < columns; from += 1024) {
+            const int64_t count = columns - from < 1024 ? columns - from : 1024;
+            const int64_t counter = ((row + at % rows) << 32) + group + from / 4;
+            philox_fill(words, seed, counter, (count + 3) / 4, (uint32_t)(head + at / rows));
+            for (int64_t k = 0; k < count; k++) to[from + k] = (words[k] >> 8) >= least;
+        }
+    }
+}
+"""
+
+
+def _stays(options: _Options, head: int, row: int, column: int, shape: tuple[int, int, int]) -> Tensor:
+    """Which weights of a tile dropout leaves, booleans; `head` is counted over the batch."""
+    assert options.seed is not None
+    if options.seed.device.type != "cpu" or find_compiler() is None:
+        group = shape[0]
+        whole = kept(options.seed, (1, head + group, *shape[1:]), options.dropout, row, column)
+        return whole[0, head:]
+    made = torch.empty(shape, dtype=torch.bool)
+    # The least of the 24 bits that is not below, as a comparison in float32 has it.
+    probability = float(torch.tensor(options.dropout, dtype=torch.float32))
+    least = -int(-probability * (1 << 24) // 1)
+    numbers = (int(options.seed), head, row, column // 4, *shape, least)
+    _launcher()(made.data_ptr(), *numbers)
+    return made
+
+
+@functools.cache
+def _launcher() -> Callable[..., Any]:
+    source = toolchain.PREAMBLE + prelude.source() + _SOURCE
+    return toolchain.launcher(toolchain.load(source, ["stays"])["stays"], pointers=1, ints=8)
+
+
+# --- forward and backward ---------------------------------------------------------------------------------
+
+
+def _rows(x: Tensor, tile: _Tile, inside: torch.dtype) -> Tensor:
+    """A tile's queries, ``[heads * queries, size]``."""
+    part = x[tile.b, tile.heads, tile.rows]
+    return part.reshape(-1, x.shape[-1]).to(inside)
+
+
+class _Shared:
+    """Keys and values of the head that tiles share, in the dtype that is computed in; kept until the next."""
+
+    def __init__(self, k: Tensor, v: Tensor, inside: torch.dtype) -> None:
+        self.k, self.v, self.inside = k, v, inside
+        self.of: tuple[int, int] | None = None
+        self.keys, self.values, self.turned = k, v, v
+
+    def at(self, tile: _Tile) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values, and values by columns, those that the tile sees."""
+        if self.of != (tile.b, tile.shared):
+            self.of = tile.b, tile.shared
+            self.keys = self.k[self.of].to(self.inside).contiguous()
+            self.values = self.v[self.of].to(self.inside).contiguous()
+            self.turned = self.values.t().contiguous()
+        return self.keys[tile.columns], self.values[tile.columns], self.turned[:, tile.columns]
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, options: _Options, kernels: Kernels) -> tuple[Tensor, Tensor]:
+    """The results, and the logarithm of each query's sum of exponentials, ``[B, H, L]``."""
+    inside = torch.promote_types(q.dtype, torch.float32)
+    out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
+    logs = q.new_empty(q.shape[:3], dtype=inside)
+    shared = _Shared(k, v, inside)
+    for tile in _tiles(q, k, options, inside):
+        keys, _, turned = shared.at(tile)
+        there = out[tile.b, tile.heads, tile.rows]
+        products = matmul(_rows(q, tile, inside), keys.t()).view(*there.shape[:2], -1)
+        weights, lse = kernels.weights(products, *tile.extra)
+        there.copy_(matmul(weights.flatten(0, 1), turned.t()).view(there.shape))
+        logs[tile.b, tile.heads, tile.rows] = lse.squeeze(-1)
+    return out, logs
+
+
+def _backward(
+    pull: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: _Options,
+    kernels: Kernels,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values."""
+    inside = lse.dtype
+    of_q = torch.empty_like(q)
+    of_k, of_v = (torch.zeros(t.shape, dtype=inside, device=t.device) for t in (k, v))
+    shared = _Shared(k, v, inside)
+    for tile in _tiles(q, k, options, inside):
+        keys, values, _ = shared.at(tile)
+        rows, pulls = _rows(q, tile, inside), _rows(pull, tile, inside)
+        shape = lse[tile.b, tile.heads, tile.rows].shape
+        products = matmul(rows, keys.t()).view(*shape, -1)
+        of_weights = matmul(pulls, values.t()).view(*shape, -1)
+        dots = (pulls * _rows(out, tile, inside)).sum(-1).view(*shape, 1)
+        weights, of_products = kernels.gradients(
+            products, of_weights, lse[tile.b, tile.heads, tile.rows].unsqueeze(-1), dots, *tile.extra
+        )
+        of_products = of_products.flatten(0, 1)
+        of_q[tile.b, tile.heads, tile.rows] = matmul(of_products, keys).view(*shape, -1).to(q.dtype)
+        of_k[tile.b, tile.shared, tile.columns] += matmul(of_products.t(), rows)
+        of_v[tile.b, tile.shared, tile.columns] += matmul(weights.flatten(0, 1).t(), pulls)
+    return of_q, of_k.to(k.dtype), of_v.to(v.dtype)
+
+
+class Tiled(torch.autograd.Function):
+    """Attention by tiles in the autograd graph."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: _Options, kernels: Kernels, plain: Any
+    ) -> Tensor:
+        """Go through the tiles. `plain` is the same of queries, keys and values in plain torch."""
+        out, lse = _forward(q, k, v, options, kernels)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.options, ctx.kernels, ctx.plain = options, kernels, plain
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, pull: Tensor) -> Any:
+        """Go through them again; for second derivatives, those of the definition."""
+        q, k, v, out, lse = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():
+            inputs = [t for t, w in zip((q, k, v), wanted, strict=True) if w]
+            found = iter(torch.autograd.grad(ctx.plain(q, k, v), inputs, pull, create_graph=True))
+            return (*(next(found) if w else None for w in wanted), None, None, None)
+        made = _backward(pull, out, lse, q, k, v, ctx.options, ctx.kernels)
+        return (*(g if w else None for g, w in zip(made, wanted, strict=True)), None, None, None)
+
+
+def tiled(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *rest: Any,
+    kernels: Kernels = _plain,
+    plain: Callable[..., Tensor] | None = None,
+    **given: Any,
+) -> Tensor:
+    """`dot_product_attention` by tiles; none of the tensors is empty.
+
+    Args:
+        q: ``[B, H, L, D]``.
+        k: ``[B, K, S, D]``.
+        v: ``[B, K, S, E]``.
+        rest: the op's other arguments.
+        kernels: what is made of products.
+        plain: the same of q, k and v in plain torch, for second derivatives.
+        given: the op's other arguments, by name.
+    """
+    options = _Options(*rest, **given)
+    if not trains(q, k, v):
+        with torch.no_grad():
+            return _forward(q, k, v, options, kernels)[0]
+    if plain is None:
+        op: Op[..., Any] = dot_product_attention
+
+        def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return op.reference(q, k, v, *options[:-1])  # type: ignore[no-any-return]
+
+    return Tiled.apply(q, k, v, options, kernels, plain)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _why_not(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
+    if 0 in (q.numel(), k.numel(), v.numel()):
+        return "an empty tensor"
+    options = _Options(*rest)
+    if trains(options.mask, options.slopes):
+        return "a gradient of mask or slopes is wanted"
+    return None
+
+
+def _best(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> bool:
+    options = _Options(*rest)
+    if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < _LARGE:
+        return False
+    if q.is_cuda and q.dtype != torch.float64 and why_not_here(q, k, v, *rest) is None:
+        return False  # there is flash
+    if options.softcap is not None or options.seed is not None:
+        return True  # torch's own call does not have it: all scores would be there at a time
+    # torch's own call is faster where it sees as much (0.5 of the time at causal 24 x 512 x 64, one thread),
+    # but has to be given a mask for a window, and skips nothing of it.
+    if options.before is None or options.after is None or q.device.type != "cpu":
+        return False
+    return 8 * (options.before + options.after + 1) <= k.shape[2]
+
+
+dot_product_attention.candidate("tiled", when=_why_not, best=_best, differentiable=True)(tiled)

@@ -1,0 +1,442 @@
+"""Convolutions of one to three axes, with what comes after them: `conv` and `conv_transpose`.
+
+What follows a convolution in a residual block, batch norm with fixed statistics, bias, residual and
+activation, is a scale and a shift of each channel, a sum and a function: the tail of the convolution's own
+kernel. On a CPU that kernel is oneDNN's, with weights that were scaled and put into its own layout once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.weak import WeakIdKeyDictionary
+
+from burnt import _torch
+from burnt.errors import InputRuntimeError
+from burnt.kernels.activation import activated, check_activation
+from burnt.kernels.checks import floating, one_device, one_dtype
+from burnt.kernels.choice import trains
+from burnt.kernels.op import op
+
+__all__ = ["conv", "conv_transpose", "folded_norm"]
+
+_CONV = (F.conv1d, F.conv2d, F.conv3d)
+_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+Sizes = int | Sequence[int]
+
+
+def folded_norm(
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    conv_bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Batch norm with fixed statistics as the `scale` and `bias` of a convolution before it.
+
+    .. math:: s = w / \sqrt{\sigma^2 + \epsilon}, \quad b' = b + (b_c - \mu)\,s
+
+    Args:
+        mean: ``[channels]``, as `var`.
+        var: ``[channels]``.
+        weight: ``[channels]``, or None for ones.
+        bias: ``[channels]``, or None for zeros.
+        eps: added to the variance.
+        conv_bias: ``[channels]``, the convolution's own bias.
+
+    Returns:
+        scale and bias, both ``[channels]``, of the mean's dtype.
+
+    >>> x, w = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    >>> mean, var = torch.randn(4), torch.rand(4) + 0.5
+    >>> scale, bias = folded_norm(mean, var)
+    >>> made = conv(x, w, bias, scale)
+    >>> torch.allclose(made, F.batch_norm(F.conv2d(x, w), mean, var), atol=1e-4)
+    True
+    """
+    scale = torch.rsqrt(var + eps) if weight is None else weight * torch.rsqrt(var + eps)
+    shift = -mean * scale if conv_bias is None else (conv_bias - mean) * scale
+    return scale, shift if bias is None else shift + bias
+
+
+# --- what both check --------------------------------------------------------------------------------------
+
+
+def _each(sizes: Sizes, axes: int) -> list[int]:
+    """A number for every axis."""
+    listed = [sizes] if isinstance(sizes, int) else list(sizes)
+    return listed * axes if len(listed) == 1 else listed
+
+
+def _check_tensors(
+    name: str, x: Tensor, weight: Tensor, activation: str | None, **others: Tensor | None
+) -> None:
+    check_activation(name, activation)
+    floating(name, x=x, weight=weight)
+    one_device(name, x=x, weight=weight, **others)
+    if not _torch.is_autocast():
+        one_dtype(name, x=x, weight=weight, **others)
+    axes = weight.dim() - 2
+    if not 1 <= axes <= 3 or x.dim() not in (axes + 1, axes + 2):
+        raise InputRuntimeError(
+            f"x and weight of {name} are not of the same axes",
+            where=f"burnt.kernels.{name}",
+            expected="x [batch, channels, *axes] or [channels, *axes], weight [channels, channels, *axes], "
+            "of one to three axes",
+            found=f"x {list(x.shape)}, weight {list(weight.shape)}",
+        )
+
+
+def _check_sizes(name: str, axes: int, **sizes: Sizes) -> None:
+    for what, given in sizes.items():
+        least = 0 if "padding" in what else 1
+        listed = [given] if isinstance(given, int) else list(given)
+        if len(listed) not in (1, axes) or any(size < least for size in listed):
+            raise InputRuntimeError(
+                f"{what} of {name} does not fit its axes",
+                where=f"burnt.kernels.{name}",
+                expected=f"a number of at least {least}, or {axes} of them",
+                found=given,
+            )
+
+
+def _check_channels(name: str, channels: int, **tensors: Tensor | None) -> None:
+    for what, tensor in tensors.items():
+        if tensor is not None and list(tensor.shape) != [channels]:
+            raise InputRuntimeError(
+                f"{what} of {name} is not one number for each channel",
+                where=f"burnt.kernels.{name}",
+                expected=[channels],
+                found=list(tensor.shape),
+            )
+
+
+def _wrong_channels(name: str, x: Tensor, weight: Tensor, groups: int, expected: str) -> InputRuntimeError:
+    return InputRuntimeError(
+        f"x and weight of {name} do not have the same channels",
+        where=f"burnt.kernels.{name}",
+        expected=expected,
+        found=f"x {list(x.shape)}, weight {list(weight.shape)}, {groups} groups",
+    )
+
+
+def _by_channel(parameter: Tensor, axes: int) -> Tensor:
+    """``[channels]`` as it broadcasts to ``[*, channels, *axes]``."""
+    return parameter.view(-1, *[1] * axes)
+
+
+# --- conv -------------------------------------------------------------------------------------------------
+
+
+def _check_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: int,
+) -> None:
+    _check_tensors("conv", x, weight, activation, bias=bias, scale=scale, residual=residual)
+    axes, channels = weight.dim() - 2, weight.shape[0]
+    _check_sizes("conv", axes, stride=stride, padding=padding, dilation=dilation)
+    if groups < 1 or channels % groups or x.shape[-axes - 1] != weight.shape[1] * groups:
+        expected = (
+            f"x of {weight.shape[1]} channels for each group, and a multiple of {groups} channels of weight"
+        )
+        raise _wrong_channels("conv", x, weight, groups, expected)
+    _check_channels("conv", channels, bias=bias, scale=scale)
+    made = [
+        (size + 2 * pad - dilate * (kernel - 1) - 1) // step + 1
+        for size, kernel, step, pad, dilate in zip(
+            x.shape[-axes:],
+            weight.shape[2:],
+            _each(stride, axes),
+            _each(padding, axes),
+            _each(dilation, axes),
+            strict=True,
+        )
+    ]
+    if min(made) < 1:
+        raise InputRuntimeError(
+            "the kernel of conv is larger than x with its padding",
+            where="burnt.kernels.conv",
+            expected="an output of at least one element along each axis",
+            found=f"x {list(x.shape)}, weight {list(weight.shape)}, padding {padding}, dilation {dilation}",
+        )
+    shape = [*x.shape[: -axes - 1], channels, *made]
+    if residual is not None and list(residual.shape) != shape:
+        raise InputRuntimeError(
+            "residual of conv has another shape than what it is added to",
+            where="burnt.kernels.conv",
+            expected=shape,
+            found=list(residual.shape),
+        )
+
+
+def _examples_of_conv(device: torch.device) -> list[tuple[object, ...]]:
+    made: list[tuple[object, ...]] = []
+    for shape, channels, kernel, step in [
+        ((8, 64, 56, 56), 64, 3, 1),
+        ((8, 64, 56, 56), 128, 1, 1),
+        ((2, 5, 17, 13), 7, 3, 2),
+    ]:
+        for last in (False, True):
+            x = torch.randn(shape, device=device)
+            weight = torch.randn(channels, shape[1], kernel, kernel, device=device) / shape[1] ** 0.5
+            if last:
+                x, weight = (t.to(memory_format=torch.channels_last) for t in (x, weight))
+            bias, scale = torch.randn(channels, device=device), torch.rand(channels, device=device)
+            sizes = (step, kernel // 2, 1, 1)
+            made.append((x, weight, bias, None, None, None, *sizes))
+            residual = torch.randn_like(F.conv2d(x, weight, None, step, kernel // 2))
+            made.append((x, weight, bias, scale, residual, "relu", *sizes))
+    return made
+
+
+def _conv_is_all(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    *rest: Any,
+) -> bool:
+    """Nothing is computed beside it: torch's libraries are hard to beat at that."""
+    return scale is None and residual is None and activation is None
+
+
+@op(check=_check_conv, examples=_examples_of_conv, vendor_best=_conv_is_all)
+def conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    scale: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> Tensor:
+    r"""A convolution (cross-correlation), :math:`f(s\,(W \star x) + b + r)`.
+
+    Args:
+        x: ``[batch, in_channels, *axes]`` or ``[in_channels, *axes]``, one to three axes, of a
+            floating-point dtype.
+        weight: ``[out_channels, in_channels / groups, *kernel]``, of the same dtype, as the others.
+        bias: ``[out_channels]``.
+        scale: ``[out_channels]``, of each channel before the bias: `folded_norm` makes both of a batch norm.
+        residual: of the result's shape, added before the activation, as residual blocks do.
+        activation: a key of `burnt.kernels.ACTIVATIONS`.
+        stride: elements between outputs, as the next two for all axes or for each.
+        padding: zeros on each side.
+        dilation: elements between those that the kernel looks at.
+        groups: blocks of channels, each seen by as many outputs.
+
+    Returns:
+        ``[batch, out_channels, *(size + 2 padding - dilation (kernel - 1) - 1) // stride + 1]``.
+
+    Raises:
+        InputRuntimeError: shapes, dtypes or devices do not fit each other.
+        InputUnsupportedError: not of a floating-point dtype.
+        InputValueError: an activation that is not known.
+
+    As `torch.nn.functional.conv1d` to ``conv3d``, with what often follows in the same kernel.
+
+    >>> conv(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 2, 2), torch.tensor([-5.0]), activation="relu").sum()
+    tensor(0.)
+    """
+    axes = weight.dim() - 2
+    plain = _CONV[min(axes, 3) - 1](
+        x, weight, bias if scale is None else None, stride, padding, dilation, groups
+    )
+    if scale is not None:
+        plain = plain * _by_channel(scale, axes)
+        plain = plain if bias is None else plain + _by_channel(bias, axes)
+    return activated(plain if residual is None else plain + residual, activation)
+
+
+# --- by oneDNN --------------------------------------------------------------------------------------------
+
+_TAILS = {None: ("none", ""), "relu": ("relu", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"),
+          "silu": ("swish", "")}  # fmt: skip
+
+
+def _why_not_onednn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    *rest: Any,
+) -> str | None:
+    if not _torch.onednn_takes(x.dtype):
+        return f"no oneDNN here for {str(x.dtype).removeprefix('torch.')}"
+    if trains(x, weight, bias, scale, residual):
+        return "a gradient is wanted: the weight changes with each step"
+    if x.dim() != weight.dim() or x.dim() not in _CHANNELS_LAST:
+        return "x is no batch of images or volumes"
+    form = _CHANNELS_LAST[x.dim()]
+    if not x.is_contiguous(memory_format=form) or x.is_contiguous():
+        return "x is not channels-last"
+    if residual is not None and not residual.is_contiguous(memory_format=form):
+        return "the residual is not channels-last"
+    if activation not in _TAILS:
+        return f"oneDNN has no {activation}"
+    if any(t is not None and t.is_inference() for t in (weight, bias, scale)):
+        return "a weight whose changes cannot be told"
+    return None if x.numel() and weight.numel() else "an empty tensor"
+
+
+_packed: MutableMapping[Tensor, tuple[tuple[object, ...], tuple[Tensor, Tensor | None]]] = (
+    WeakIdKeyDictionary()
+)
+
+
+def _state(tensor: Tensor | None) -> object:
+    """What tells one state of a tensor from others."""
+    return None if tensor is None else (id(tensor), _torch.version_of(tensor), tensor.data_ptr())
+
+
+def _packed_weight(
+    x: Tensor, weight: Tensor, scale: Tensor | None, sizes: tuple[list[int], list[int], list[int], int]
+) -> Tensor:
+    """A scaled weight in oneDNN's layout, best for inputs as the first was; kept until it changes or goes."""
+    state = (_state(weight), _state(scale), str(sizes))
+    known = _packed.get(weight)
+    if known is None or known[0] != state:
+        plain = weight.detach()
+        if scale is not None:
+            plain = plain * _by_channel(scale.detach(), weight.dim() - 1)
+        plain = plain.contiguous(memory_format=_CHANNELS_LAST[weight.dim()])
+        # The scale is kept with it: another one might be at its address otherwise.
+        known = _packed[weight] = state, (_torch.onednn_packed_conv(plain, x.shape, *sizes), scale)
+    return known[1][0]
+
+
+def _onednn_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
+    return isinstance(weight, torch.nn.Parameter)
+
+
+@conv.candidate(
+    "onednn packed", devices=["cpu"], when=_why_not_onednn, best=_onednn_best, differentiable=True
+)
+def _by_onednn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: int,
+) -> Tensor:
+    axes = weight.dim() - 2
+    sizes = (_each(padding, axes), _each(stride, axes), _each(dilation, axes), groups)
+    packed = _packed_weight(x, weight, scale, sizes)
+    return _torch.onednn_conv(x, packed, bias, residual, *sizes, *_TAILS[activation])
+
+
+# --- conv_transpose ---------------------------------------------------------------------------------------
+
+
+def _check_transposed(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    stride: Sizes,
+    padding: Sizes,
+    output_padding: Sizes,
+    groups: int,
+    dilation: Sizes,
+) -> None:
+    name = "conv_transpose"
+    _check_tensors(name, x, weight, activation, bias=bias)
+    axes = weight.dim() - 2
+    _check_sizes(name, axes, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation)
+    if groups < 1 or weight.shape[0] % groups or x.shape[-axes - 1] != weight.shape[0]:
+        expected = f"x of {weight.shape[0]} channels, a multiple of the groups"
+        raise _wrong_channels(name, x, weight, groups, expected)
+    _check_channels(name, weight.shape[1] * groups, bias=bias)
+    added = zip(_each(output_padding, axes), _each(stride, axes), _each(dilation, axes), strict=True)
+    if any(more >= max(step, dilate) for more, step, dilate in added):
+        raise InputRuntimeError(
+            "output_padding of conv_transpose reaches beyond what it may choose between",
+            where="burnt.kernels.conv_transpose",
+            expected="less than stride or dilation",
+            found=f"output_padding {output_padding}, stride {stride}, dilation {dilation}",
+        )
+
+
+def _examples_of_transposed(device: torch.device) -> list[tuple[object, ...]]:
+    made: list[tuple[object, ...]] = []
+    for shape, channels, kernel, step in [((8, 64, 28, 28), 32, 4, 2), ((2, 5, 7, 6), 3, 3, 1)]:
+        x = torch.randn(shape, device=device)
+        weight = torch.randn(shape[1], channels, kernel, kernel, device=device) / shape[1] ** 0.5
+        made.append((x, weight, torch.randn(channels, device=device), "relu", step, 1, 0, 1, 1))
+    return made
+
+
+@op(
+    check=_check_transposed,
+    examples=_examples_of_transposed,
+    vendor_best=lambda x, weight, bias, activation, *rest: activation is None,
+)
+def conv_transpose(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> Tensor:
+    r"""The gradient of `conv` with respect to its input, as a layer that makes images larger.
+
+    Args:
+        x: ``[batch, in_channels, *axes]`` or ``[in_channels, *axes]``, one to three axes, of a
+            floating-point dtype.
+        weight: ``[in_channels, out_channels / groups, *kernel]``, of the same dtype, as the bias.
+        bias: ``[out_channels]``.
+        activation: a key of `burnt.kernels.ACTIVATIONS`.
+        stride: elements between inputs as the output has them, as the others for all axes or for each.
+        padding: elements of the output that are cut off on each side.
+        output_padding: elements added at the end of each axis, less than `stride` or `dilation`.
+        groups: blocks of channels, each seen by as many outputs.
+        dilation: elements between those that the kernel writes.
+
+    Returns:
+        ``[batch, out_channels, *axes]`` of ``(size - 1) stride - 2 padding + dilation (kernel - 1) + 1 +
+        output_padding`` elements.
+
+    Raises:
+        InputRuntimeError: shapes, dtypes or devices do not fit each other.
+        InputUnsupportedError: not of a floating-point dtype.
+        InputValueError: an activation that is not known.
+
+    As `torch.nn.functional.conv_transpose1d` to ``conv_transpose3d``.
+
+    >>> conv_transpose(torch.ones(1, 1, 2), torch.tensor([[[1.0, 2.0]]]), stride=2)
+    tensor([[[1., 2., 1., 2.]]])
+    """
+    transposed = _TRANSPOSED[min(weight.dim(), 5) - 3]
+    made = transposed(x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return activated(made, activation)

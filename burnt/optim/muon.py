@@ -1,0 +1,77 @@
+"""Muon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnt.kernels import StepResult, muon_step
+from burnt.kernels.muon import COEFFICIENTS
+from burnt.optim.optimizer import Optimizer
+
+__all__ = ["Muon"]
+
+
+class Muon(Optimizer):
+    """Momentum, made orthogonal: for the matrices inside a network.
+
+    Biases, norms and embeddings are stepped by another optimizer, such as AdamW.
+
+    Args:
+        weight_decay: share of the parameter that is taken off, times the learning rate.
+        momentum: decay of the running mean of gradients.
+        nesterov: look ahead along the momentum.
+        ns_coefficients: of the Newton-Schulz iteration.
+        eps: the least that a matrix is divided by.
+        ns_steps: of the iteration.
+        adjust_lr_fn: how a rate follows from a matrix's sides: ``"original"`` (also None), or
+            ``"match_rms_adamw"`` for rates that suit AdamW.
+
+    Raises:
+        OptimError: an option cannot be, or at a step, a parameter of the model is no matrix.
+
+    Jordan et al., 2024; as :class:`torch.optim.Muon`.
+
+    >>> Muon(momentum=0.9).into_record().options["ns_steps"]
+    5
+    """
+
+    _torch = torch.optim.Muon
+    _shape = (0, 0)
+
+    def __init__(
+        self,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: tuple[float, float, float] = COEFFICIENTS,
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+    ) -> None:
+        super().__init__(
+            weight_decay=weight_decay,
+            momentum=momentum,
+            nesterov=nesterov,
+            ns_coefficients=tuple(ns_coefficients),
+            eps=eps,
+            ns_steps=ns_steps,
+            adjust_lr_fn=adjust_lr_fn,
+        )
+
+    def _advance(
+        self,
+        lr: float,
+        params: Sequence[torch.nn.Parameter],
+        grads: Sequence[Tensor],
+        states: Sequence[dict[str, Any]],
+        limits: Mapping[str, Any],
+    ) -> StepResult:
+        for parameter, state in zip(params, states, strict=True):
+            if not state:
+                state["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+        buffers = [state["momentum_buffer"] for state in states]
+        return muon_step(params, grads, buffers, lr=lr, **self._options, **limits)

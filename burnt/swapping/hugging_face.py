@@ -1,0 +1,324 @@
+"""The layers and functions of Hugging Face's models, told by what they are made of and what they compute.
+
+A class that looks like a root-mean-square norm or a gated unit is tried on a few numbers, once, and is one
+where it gives the same. Functions that a ``forward`` finds among its module's globals (rotary embeddings) are
+exchanged in a copy of that ``forward``, so that nothing outside of the swapped module changes. Nothing here
+imports transformers.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from burnt import kernels
+from burnt.codegen import fuse
+from burnt.swapping.site import Kind, original_class
+
+__all__: list[str] = []
+
+_ACTIVATIONS = "transformers.activations"
+
+
+def _is(module: object, home: str, *names: str) -> bool:
+    cls = original_class(module) if isinstance(module, nn.Module) else type(module)
+    return cls.__module__ == home and cls.__name__ in names
+
+
+# --- GPT-2's linear layer ---------------------------------------------------------------------------------
+
+
+def _conv1d(self: Any, x: Tensor) -> Tensor:
+    return kernels.linear(x, self.weight.t(), self.bias)
+
+
+Kind(
+    "conv1d",
+    "kernels.linear",
+    lambda module: _is(module, "transformers.pytorch_utils", "Conv1D"),
+    lambda cls: _conv1d,
+)
+
+
+# --- activations ------------------------------------------------------------------------------------------
+
+
+@fuse
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+@fuse
+def _mish(x: Tensor) -> Tensor:
+    return F.mish(x)
+
+
+_BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
+    "GELUActivation": kernels.gelu,
+    "GELUTanh": lambda x: kernels.gelu(x, "tanh"),
+    "NewGELUActivation": lambda x: kernels.gelu(x, "tanh"),
+    "FastGELUActivation": lambda x: kernels.gelu(x, "tanh"),
+    "AccurateGELUActivation": lambda x: kernels.gelu(x, "tanh"),
+    "SiLUActivation": kernels.silu,
+    "ReLUSquaredActivation": kernels.relu2,
+    "QuickGELUActivation": _quick_gelu,
+    "MishActivation": _mish,
+}
+
+
+def _activation(cls: type) -> Callable[..., Any]:
+    call = _BY_NAME[cls.__name__]
+    return lambda self, input: call(input)
+
+
+Kind(
+    "activation",
+    "kernels.gelu, silu, ...",
+    lambda module: _is(module, _ACTIVATIONS, *_BY_NAME),
+    _activation,
+)
+
+
+# --- root-mean-square norms -------------------------------------------------------------------------------
+
+_EPS = ("variance_epsilon", "eps", "epsilon")
+_norms: dict[type, tuple[str, bool] | None] = {}
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """One weight, an epsilon, nothing else: whether it computes a root-mean-square norm."""
+    cls: Any = type(module)
+    if set(module._parameters) != {"weight"} or module._buffers or module._modules:
+        return False
+    weight = module._parameters["weight"]
+    eps = next((name for name in _EPS if isinstance(getattr(module, name, None), float)), None)
+    if weight is None or weight.dim() != 1 or eps is None or cls.forward is nn.RMSNorm.forward:
+        return False
+    if cls not in _norms:
+        _norms[cls] = _norm_of(module, eps)
+    return _norms[cls] is not None
+
+
+def _norm_of(module: Any, eps: str) -> tuple[str, bool] | None:
+    """The name of the epsilon, and whether 1 is added to the weight; None where it is no such norm."""
+    generator = torch.Generator().manual_seed(0)
+    size = module._parameters["weight"].shape[0]
+    weight = torch.randn(size, generator=generator)
+    x = 3 * torch.randn(2, size, generator=generator) + 1
+    made = _tried(module, {"weight": weight}, {}, x)
+    for plus in (False, True):
+        if _same(made, F.rms_norm(x, (size,), weight + plus, getattr(module, eps))):
+            return eps, plus
+    return None
+
+
+def _rms_norm(cls: type) -> Callable[..., Any]:
+    found = _norms[cls]
+    assert found is not None
+    eps, plus = found
+
+    def forward(self: Any, hidden_states: Tensor) -> Any:
+        weight = 1 + self.weight if plus else self.weight
+        return kernels.rms_norm(hidden_states, weight, getattr(self, eps))
+
+    return forward
+
+
+# It computes in float32, whatever it is given.
+Kind("rms_norm_by_hand", "kernels.rms_norm", _is_norm, _rms_norm, wide=False)
+
+
+def _tried(
+    module: nn.Module, parameters: dict[str, Tensor], children: dict[str, nn.Module], x: Tensor
+) -> Tensor | None:
+    """What a module like this one, with other parameters and children, makes of `x`; None where it fails."""
+    twin: nn.Module = object.__new__(type(module))
+    twin.__dict__.update(module.__dict__)
+    twin.__dict__["_parameters"] = {name: nn.Parameter(t) for name, t in parameters.items()}
+    twin.__dict__["_modules"] = {**module._modules, **children}
+    with torch.no_grad():
+        try:
+            made = twin.forward(x)
+        except Exception:  # of any kind: it is somebody's own code, which may want something else altogether
+            return None
+    return made if isinstance(made, Tensor) else None
+
+
+def _same(made: Tensor | None, wanted: Tensor) -> bool:
+    return made is not None and made.shape == wanted.shape and torch.allclose(made, wanted, 1e-5, 1e-6)
+
+
+# --- gated units ------------------------------------------------------------------------------------------
+
+_PROJECTIONS = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("gate_up_proj", "down_proj"))
+_ACTS = ("act_fn", "activation_fn", "act")
+_gated: dict[type, tuple[tuple[str, ...], str] | None] = {}
+
+
+def _word(act: Any) -> str | None:
+    """What gated units of burnt's know an activation by."""
+    if act is F.silu or _is(act, _ACTIVATIONS, "SiLUActivation") or isinstance(act, nn.SiLU):
+        return "silu"
+    if isinstance(act, nn.GELU):
+        return f"gelu {act.approximate}"
+    if act is F.gelu or _is(act, _ACTIVATIONS, "GELUActivation"):
+        return "gelu none"
+    return "gelu tanh" if _is(act, _ACTIVATIONS, "GELUTanh", "NewGELUActivation") else None
+
+
+def _is_gated(module: nn.Module) -> bool:
+    """Projections by their names, an activation: whether it computes ``down(act(gate(x)) * up(x))``."""
+    cls: Any = type(module)
+    names = next((n for n in _PROJECTIONS if set(n) <= set(module._modules)), None)
+    act = next((name for name in _ACTS if _word(getattr(module, name, None)) is not None), None)
+    if names is None or act is None:
+        return False
+    if cls not in _gated:
+        _gated[cls] = (names, act) if _computes_gated(module, names, act) else None
+    return _gated[cls] == (names, act)
+
+
+def _computes_gated(module: Any, names: tuple[str, ...], act: str) -> bool:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        sizes = [(4, 6), (3, 4)] if len(names) == 2 else [(4, 3), (4, 3), (3, 4)]
+        made = [nn.Linear(*size) for size in sizes]
+        x = torch.randn(2, 4)
+    children: dict[str, nn.Module] = dict(zip(names, made, strict=True))
+    with torch.no_grad():
+        halves = (made[0](x),) if len(names) == 2 else (made[0](x), made[1](x))
+        wanted = made[-1](_gate(getattr(module, act), *halves))
+    return _same(_tried(module, {}, children, x), wanted)
+
+
+def _gate(act: Any, gate: Tensor, up: Tensor | None = None) -> Tensor:
+    word = _word(act)
+    if word == "silu":
+        return kernels.swiglu(gate, up)
+    if word is not None:
+        return kernels.geglu(gate, up, word.removeprefix("gelu "))
+    first, second = gate.chunk(2, -1) if up is None else (gate, up)
+    made: Tensor = act(first) * second
+    return made
+
+
+def _gated_unit(cls: type) -> Callable[..., Any]:
+    found = _gated[cls]
+    assert found is not None
+    (*into, out), act = found
+
+    def forward(self: Any, x: Tensor) -> Any:
+        return getattr(self, out)(_gate(getattr(self, act), *(getattr(self, name)(x) for name in into)))
+
+    return forward
+
+
+def _hooked(module: Any) -> str | None:
+    found = _gated[type(module)]
+    act = getattr(module, found[1]) if found is not None else None
+    hooks = isinstance(act, nn.Module) and (
+        act._forward_hooks or act._forward_pre_hooks or act._backward_hooks
+    )
+    return "its activation has hooks, which would not be called" if hooks else None
+
+
+Kind("gated_unit", "kernels.swiglu, geglu", _is_gated, _gated_unit, _hooked)
+
+
+# --- rotary embeddings ------------------------------------------------------------------------------------
+
+_ROTARY = "apply_rotary_pos_emb"
+
+
+def _is_rotary(module: nn.Module) -> bool:
+    """Whether a module turns its queries and keys by the function that Llama's descendants have."""
+    forward: Any = type(module).forward
+    return (
+        isinstance(forward, types.FunctionType)
+        and _ROTARY in forward.__code__.co_names
+        and isinstance(forward.__globals__.get(_ROTARY), types.FunctionType)
+    )
+
+
+@functools.cache
+def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    made: Callable[..., Any] = fuse(function)
+    return made
+
+
+def _rotary(cls: type) -> Callable[..., Any]:
+    forward: types.FunctionType = cls.forward  # type: ignore[attr-defined]
+    return _with_global(forward, _ROTARY, _fused(forward.__globals__[_ROTARY]))
+
+
+def _with_global(function: types.FunctionType, name: str, value: Any) -> Callable[..., Any]:
+    """The same function, for which one global is another."""
+    names = {**function.__globals__, name: value}
+    made = types.FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(made, function)
+    return made
+
+
+Kind("rotary", "burnt.fuse of the model's own", _is_rotary, _rotary)
+
+
+# --- losses -----------------------------------------------------------------------------------------------
+
+_LOSSES = "transformers.loss.loss_utils"
+_ENTROPY = "fixed_cross_entropy"
+
+
+def _has_loss(module: nn.Module) -> bool:
+    """Whether a model's ``forward`` calls a loss of the library's that ends in cross entropy."""
+    if not isinstance(getattr(type(module), "loss_function", None), property):
+        return False
+    forward: Any = inspect.unwrap(type(module).forward)
+    code = getattr(forward, "__code__", None)
+    return code is not None and "loss_function" in code.co_names and _ends_in_entropy(module.loss_function)
+
+
+def _ends_in_entropy(loss: Any) -> bool:
+    plain = isinstance(loss, types.FunctionType) and loss.__module__ == _LOSSES
+    return plain and _ENTROPY in loss.__code__.co_names
+
+
+def _entropy(
+    source: Tensor,
+    target: Tensor,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    **kwargs: Any,
+) -> Tensor:
+    if num_items_in_batch is None:
+        return kernels.cross_entropy(source, target, None, ignore_index)
+    count = num_items_in_batch
+    loss = kernels.cross_entropy(source, target, None, ignore_index, "sum")
+    return loss / (count.to(loss.device) if isinstance(count, Tensor) else count)
+
+
+@functools.cache
+def _with_entropy(loss: types.FunctionType) -> Callable[..., Any]:
+    return _with_global(loss, _ENTROPY, _entropy)
+
+
+def _loss(cls: type) -> Callable[..., Any]:
+    of: Any = cls.loss_function  # type: ignore[attr-defined]
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loss = of.fget(self)
+        return (_with_entropy(loss) if _ends_in_entropy(loss) else loss)(*args, **kwargs)
+
+    return call
+
+
+Kind("loss", "kernels.cross_entropy", _has_loss, _loss, method="loss_function")

@@ -1,0 +1,274 @@
+"""What of `torch.nn` is swapped with what.
+
+A kind is for a class of torch's and what inherits its ``forward``; a class with a ``forward`` of its own is
+something else, and is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from burnt import kernels
+from burnt.swapping.site import Kind
+
+__all__: list[str] = []
+
+Method = Callable[..., Any]
+
+
+def _computing_as(*classes: type[nn.Module]) -> Callable[[nn.Module], bool]:
+    """A test for modules whose ``forward`` is that of one of these classes."""
+    forwards = {cls.forward for cls in classes}
+    return lambda module: isinstance(module, classes) and type(module).forward in forwards
+
+
+def _kind(
+    name: str,
+    by: str,
+    classes: type[nn.Module] | tuple[type[nn.Module], ...],
+    forward: Method,
+    why_not: Callable[[Any], str | None] = lambda module: None,
+    **more: Any,
+) -> None:
+    given = classes if isinstance(classes, tuple) else (classes,)
+    Kind(name, by, _computing_as(*given), lambda cls: forward, why_not, **more)
+
+
+def _inplace(module: Any) -> str | None:
+    return "works in place" if module.inplace else None
+
+
+# --- products and look-ups --------------------------------------------------------------------------------
+
+
+def _linear(self: nn.Linear, input: Tensor) -> Tensor:
+    return kernels.linear(input, self.weight, self.bias)
+
+
+def _no_linear(module: nn.Linear) -> str | None:
+    return "is lazy: call the model once before" if _lazy(module) else None
+
+
+def _lazy(module: nn.Module) -> bool:
+    return any(isinstance(p, nn.UninitializedParameter) for p in module.parameters(recurse=False))
+
+
+_kind("linear", "kernels.linear", nn.Linear, _linear, _no_linear)
+
+
+def _conv(self: nn.Conv2d, input: Tensor) -> Tensor:
+    return kernels.conv(
+        input,
+        self.weight,
+        self.bias,
+        stride=self.stride,
+        padding=self.padding,  # type: ignore[arg-type]  # a word is refused by `_no_conv`
+        dilation=self.dilation,
+        groups=self.groups,
+    )
+
+
+def _no_conv(module: nn.Conv2d) -> str | None:
+    if _lazy(module):
+        return "is lazy: call the model once before"
+    if module.padding_mode != "zeros":
+        return f"padding_mode={module.padding_mode!r}"
+    return f"padding={module.padding!r}" if isinstance(module.padding, str) else None
+
+
+_kind("conv", "kernels.conv", (nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv, _no_conv)
+
+
+def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
+    return kernels.embedding(input, self.weight, self.padding_idx)
+
+
+def _no_embedding(module: nn.Embedding) -> str | None:
+    if module.max_norm is not None:
+        return "max_norm= changes the table while it is read"
+    if module.scale_grad_by_freq or module.sparse:
+        return "scale_grad_by_freq= or sparse="
+    return None
+
+
+_kind("embedding", "kernels.embedding", nn.Embedding, _embedding, _no_embedding)
+
+
+# --- normalisations ---------------------------------------------------------------------------------------
+
+
+def _layer_norm(self: nn.LayerNorm, input: Tensor) -> Tensor:
+    return kernels.layer_norm(input, self.weight, self.bias, self.eps)  # type: ignore[return-value]
+
+
+def _rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
+    return kernels.rms_norm(x, self.weight, self.eps)  # type: ignore[return-value]
+
+
+def _no_weight(module: Any) -> str | None:
+    # Which axes are normalised is told to the ops by the weight.
+    return "has no weight, and more than one axis" if _axes_unknown(module) else None
+
+
+def _axes_unknown(module: Any) -> bool:
+    return module.weight is None and len(module.normalized_shape) > 1
+
+
+_kind("layer_norm", "kernels.layer_norm", nn.LayerNorm, _layer_norm, _no_weight)
+_kind("rms_norm", "kernels.rms_norm", nn.RMSNorm, _rms_norm, _no_weight)
+
+
+def _group_norm(self: nn.GroupNorm, input: Tensor) -> Tensor:
+    return kernels.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
+_kind("group_norm", "kernels.group_norm", nn.GroupNorm, _group_norm)
+
+
+def _batch_norm(self: nn.BatchNorm2d, input: Tensor) -> Tensor:
+    self._check_input_dim(input)
+    # In evaluation without averages the batch's own statistics serve; with them, they are kept.
+    by_batch = self.training or self.running_mean is None
+    kept = not self.training or self.track_running_stats
+    assert self.momentum is not None
+    made = kernels.batch_norm(
+        input,
+        self.running_mean if kept else None,
+        self.running_var if kept else None,
+        self.weight,
+        self.bias,
+        by_batch,
+        self.momentum,
+        self.eps,
+    )
+    if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+        self.num_batches_tracked.add_(1)
+    return made
+
+
+def _no_batch_norm(module: nn.BatchNorm2d) -> str | None:
+    if _lazy(module):
+        return "is lazy: call the model once before"
+    return "momentum=None averages all batches" if module.momentum is None else None
+
+
+_kind(
+    "batch_norm",
+    "kernels.batch_norm",
+    (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    _batch_norm,
+    _no_batch_norm,
+)
+
+
+# --- elementwise ------------------------------------------------------------------------------------------
+
+
+def _gelu(self: nn.GELU, input: Tensor) -> Tensor:
+    return kernels.gelu(input, self.approximate)
+
+
+def _silu(self: nn.SiLU, input: Tensor) -> Tensor:
+    return kernels.silu(input)
+
+
+def _dropout(self: nn.Dropout, input: Tensor) -> Tensor:
+    return kernels.dropout(input, self.p, self.training)
+
+
+_kind("gelu", "kernels.gelu", nn.GELU, _gelu)
+_kind("silu", "kernels.silu", nn.SiLU, _silu, _inplace)
+_kind("dropout", "kernels.dropout", nn.Dropout, _dropout, _inplace, random=True, training=True)
+
+
+# --- along an axis, and losses ----------------------------------------------------------------------------
+
+
+def _softmax(self: nn.Softmax, input: Tensor) -> Tensor:
+    assert self.dim is not None
+    return kernels.softmax(input, self.dim)
+
+
+def _log_softmax(self: nn.LogSoftmax, input: Tensor) -> Tensor:
+    assert self.dim is not None
+    return kernels.log_softmax(input, self.dim)
+
+
+def _no_axis(module: Any) -> str | None:
+    return "says no axis" if module.dim is None else None
+
+
+_kind("softmax", "kernels.softmax", nn.Softmax, _softmax, _no_axis)
+_kind("log_softmax", "kernels.log_softmax", nn.LogSoftmax, _log_softmax, _no_axis)
+
+
+def _cross_entropy(self: nn.CrossEntropyLoss, input: Tensor, target: Tensor) -> Tensor:
+    return kernels.cross_entropy(
+        input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing
+    )
+
+
+_kind("cross_entropy", "kernels.cross_entropy", nn.CrossEntropyLoss, _cross_entropy)
+
+
+# --- pools ------------------------------------------------------------------------------------------------
+
+
+def _max_pool(cls: type) -> Method:
+    axes = _axes(cls)
+
+    def forward(self: nn.MaxPool2d, input: Tensor) -> Any:
+        size = _each(self.kernel_size, axes)
+        rest = self.padding, self.dilation, self.ceil_mode, self.return_indices
+        return kernels.max_pool(input, size, self.stride, *rest)
+
+    return forward
+
+
+def _avg_pool(cls: type) -> Method:
+    axes = _axes(cls)
+
+    def forward(self: nn.AvgPool2d, input: Tensor) -> Tensor:
+        size = _each(self.kernel_size, axes)
+        rest = self.padding, self.ceil_mode, self.count_include_pad, getattr(self, "divisor_override", None)
+        return kernels.avg_pool(input, size, self.stride, *rest)
+
+    return forward
+
+
+def _adaptive_avg_pool(cls: type) -> Method:
+    axes = _axes(cls)
+    return lambda self, input: kernels.adaptive_avg_pool(input, _each(self.output_size, axes))
+
+
+def _each(size: Any, axes: int) -> Any:
+    """A size for each axis, by which the ops tell an input without a batch."""
+    return [size] * axes if isinstance(size, int) else list(size)
+
+
+def _axes(cls: type) -> int:
+    return next(axes for axes, pools in _POOLS.items() for pool in pools if issubclass(cls, pool))
+
+
+_POOLS: dict[int, tuple[type[nn.Module], ...]] = {
+    1: (nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d),
+    2: (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
+    3: (nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d),
+}
+
+
+def _no_adaptive(module: Any) -> str | None:
+    size = module.output_size
+    return "output_size= of None" if None in (size if isinstance(size, list | tuple) else [size]) else None
+
+
+def _pools(at: int) -> Callable[[nn.Module], bool]:
+    return _computing_as(*(pools[at] for pools in _POOLS.values()))
+
+
+Kind("max_pool", "kernels.max_pool", _pools(0), _max_pool)
+Kind("avg_pool", "kernels.avg_pool", _pools(1), _avg_pool)
+Kind("adaptive_avg_pool", "kernels.adaptive_avg_pool", _pools(2), _adaptive_avg_pool, _no_adaptive)

@@ -1,0 +1,229 @@
+"""`swap` and `unswap`: the places of a model, and a look at what becomes of them with a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from burnt.errors import SwapError, nearest
+from burnt.swapping import hugging_face, kinds  # noqa: F401  they define the kinds, torch's classes first
+from burnt.swapping.report import Report
+from burnt.swapping.site import KINDS, Kind, Plan, Site, is_swapped, put_back, site_of, start
+
+__all__ = ["as_arguments", "swap", "unswap"]
+
+_MARK = "_burnt_swap"
+
+
+def swap(
+    model: nn.Module,
+    only: str | Sequence[str] | None = None,
+    skip: str | Sequence[str] | None = None,
+    mode: Literal["train", "infer"] = "train",
+    verify: Any = None,
+) -> Report:
+    """Put burnt's kernels into a model that exists, in place.
+
+    Modules stay the objects that they are, with the same parameters, hooks and classes to `isinstance`;
+    ``state_dict``, optimizers, DDP, wrappers and copies work as before, and a compiler sees the original.
+    Each place is measured beside the original, which stays where the swapped one is not faster or differs by
+    more than rounding explains: with `verify` now, else at its first call, which takes some tenths of a
+    second for each kind of layer and shape.
+
+    Args:
+        model: any module; layers of `torch.nn` are recognised, and those of Hugging Face's models.
+        only: what is swapped: module paths (with all below them; globs, where ``*`` crosses dots) or kinds
+            of layers as the report names them (``"linear"``); None is everything.
+        skip: what is not, likewise.
+        mode: what must become faster: ``"train"`` forward and backward, ``"infer"`` the forward without
+            gradients. Both compute the same in either case.
+        verify: a batch for the model to measure with: a tensor, a tuple of arguments, or a mapping of
+            keyword arguments. The model's buffers, random generators and modes are as before afterwards.
+
+    Returns:
+        What was swapped with what, where, and why not; printed, a table.
+
+    Raises:
+        SwapError: the model, or a part, is swapped already; a word in `only` or `skip` is neither a path nor
+            a kind; another mode; or the model fails with the batch, and is as it was.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Softmax(-1))
+    >>> report = swap(model, skip="softmax")
+    >>> report.waiting
+    ['0']
+    >>> isinstance(model[0], torch.nn.Linear)
+    True
+    >>> unswap(model)
+    """
+    if not isinstance(model, nn.Module):
+        raise SwapError("there is no model to swap", expected="a torch.nn.Module", found=type(model).__name__)
+    if mode not in ("train", "infer"):
+        raise SwapError(
+            "a model is swapped to train or to infer", expected="'train' or 'infer'", found=repr(mode)
+        )
+    for path, module in model.named_modules():
+        if _MARK in module.__dict__ or is_swapped(module):
+            raise SwapError(
+                "the model is swapped already" if not path else "a part of the model is swapped already",
+                where=path or None,
+                found=type(module).__name__,
+                hint="burnt.unswap(model) first",
+            )
+    plan = Plan(mode)
+    wanted = _chosen(model, only, "only")
+    unwanted = _chosen(model, skip, "skip") if skip is not None else set()
+    sites: list[Site] = []
+    others: dict[str, int] = {}
+    for path, module in model.named_modules():
+        kind = next((k for k in KINDS.values() if k.matches(module)), None)
+        if kind is None:
+            if not any(True for _ in module.children()):
+                others[type(module).__name__] = others.get(type(module).__name__, 0) + 1
+            continue
+        if not ({path, kind.name} & wanted) or {path, kind.name} & unwanted:
+            continue
+        site = Site(path, type(module).__name__, kind, plan)
+        site.why = _why_not(module, kind)
+        if kind.training and mode == "infer":
+            site.why = "does nothing in evaluation"
+        sites.append(site)
+        if site.why is not None:
+            site.state = "left"
+        else:
+            start(module, site)
+    model.__dict__[_MARK] = mode
+    if verify is not None:
+        try:
+            _verify(model, mode, verify)
+        except BaseException:
+            unswap(model)
+            raise
+    return Report(plan, sites, others)
+
+
+def unswap(model: nn.Module) -> None:
+    """Take burnt's kernels out of a model again; every module gets its own class back.
+
+    Args:
+        model: what was given to `swap`, a copy of it, a part of it, or what wraps it.
+
+    Raises:
+        SwapError: nothing of it is swapped.
+    """
+    found = False
+    for module in model.modules():
+        found |= module.__dict__.pop(_MARK, None) is not None
+        if is_swapped(module):
+            put_back(module)
+            found = True
+        elif site_of(module) is not None:
+            raise SwapError(
+                "a module was given another class after it was swapped",
+                found=" <- ".join(cls.__qualname__ for cls in type(module).__mro__[:3]),
+                hint="take that back first; a parametrization by remove_parametrizations",
+            )
+    if not found:
+        raise SwapError("the model is not swapped", found=type(model).__name__, hint="burnt.swap(model)")
+
+
+def _why_not(module: nn.Module, kind: Kind) -> str | None:
+    if kind.method in module.__dict__:
+        return f"its {kind.method} was replaced by somebody"
+    if nn.utils.parametrize.is_parametrized(module):
+        return "is parametrized"
+    if isinstance(module, torch.jit.ScriptModule):
+        return "is a script"
+    return kind.why_not(module)
+
+
+# --- which places -----------------------------------------------------------------------------------------
+
+
+def _chosen(model: nn.Module, words: str | Sequence[str] | None, argument: str) -> set[str]:
+    """The paths and kinds that words stand for.
+
+    Raises:
+        SwapError: a word stands for nothing.
+    """
+    paths = [path for path, _ in model.named_modules()]
+    if words is None:
+        return set(paths)
+    given = [words] if isinstance(words, str) else words
+    if not isinstance(given, Iterable) or not all(isinstance(word, str) for word in given):
+        raise SwapError(
+            f"{argument}= of swap cannot be read", expected="a text, or a list of texts", found=repr(words)
+        )
+    found: set[str] = set()
+    for word in given:
+        covered = {path for path in paths if _covers(word, path)}
+        if word in KINDS:
+            covered.add(word)
+        if not covered:
+            close = nearest(word, [*KINDS, *filter(None, paths)])
+            raise SwapError(
+                f"{word!r} in {argument}= is no path of {type(model).__name__}, and no kind of layer",
+                expected="a module's path, a glob on paths, or a kind: " + ", ".join(KINDS),
+                found=repr(word),
+                hint=None if close is None else f"did you mean {close!r}?",
+            )
+        found |= covered
+    return found
+
+
+def _covers(pattern: str, path: str) -> bool:
+    parts = path.split(".")
+    return any(fnmatchcase(".".join(parts[: i + 1]), pattern) for i in range(len(parts)))
+
+
+# --- a look with a batch ----------------------------------------------------------------------------------
+
+
+def _verify(model: nn.Module, mode: str, batch: Any) -> None:
+    """Call a model so that its places are measured, and leave no trace of it.
+
+    Raises:
+        SwapError: the model fails.
+    """
+    args, kwargs = as_arguments(batch)
+    modes = {module: module.training for module in model.modules()}
+    buffers = [(buffer, buffer._version, buffer.clone()) for buffer in model.buffers()]
+    cuda = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    try:
+        model.train(mode == "train")
+        with torch.random.fork_rng(devices=cuda), torch.set_grad_enabled(mode == "train"):
+            model(*args, **kwargs)
+    except Exception as error:  # of any kind: it is somebody's model
+        raise SwapError(
+            "the model fails with the batch of verify=",
+            where=type(model).__name__,
+            expected="a tensor, a tuple of arguments, or a mapping of keyword arguments that the model takes",
+            found=f"{_outline(args, kwargs)}; {type(error).__name__}: {error}",
+            hint="model(batch) must work as it stands",
+        ) from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        with torch.no_grad():
+            for buffer, version, before in buffers:
+                if buffer._version != version:
+                    buffer.copy_(before)
+
+
+def as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as what a model is called with, by position and by name."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
+
+
+def _outline(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    parts = [("", value) for value in args] + [(f"{name}=", value) for name, value in kwargs.items()]
+    return ", ".join(
+        f"{name}{tuple(v.shape)}" if isinstance(v, Tensor) else f"{name}{type(v).__name__}"
+        for name, v in parts
+    )

@@ -1,0 +1,170 @@
+"""What `swap` did: what was swapped with what, where, and why not; as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from burnt.swapping.site import Plan, Site
+
+__all__ = ["Report", "Row"]
+
+_LONGEST = 30  # characters of paths in a line
+_WAITS = "waits for its first call"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A place of a model.
+
+    Args:
+        path: the module's.
+        layer: its class.
+        kind: as `swap` takes it in `only` and `skip`.
+        by: what is called instead.
+        state: ``"swapped"``, ``"left"`` as it was, or ``"waiting"`` for its first call.
+        why: why it was left, or still waits.
+        shape: of the inputs that it was measured with.
+        error: the largest, of results and gradients, relative to the largest number among them.
+        original_error: the original's, where `reference` is not it.
+        reference: what errors are against: ``"float64"``, or the original in a dtype.
+        speed: how many times as fast as the original, with the backward in ``mode="train"``.
+        milliseconds: of the quickest call of both, original first, by ``"forward"`` and ``"whole"``.
+        like: the place with the same shapes that was measured, if it was not this one.
+    """
+
+    path: str
+    layer: str
+    kind: str
+    by: str
+    state: Literal["waiting", "swapped", "left"]
+    why: str | None
+    shape: str
+    error: float | None
+    original_error: float | None
+    reference: str | None
+    speed: float | None
+    milliseconds: dict[str, tuple[float, float]]
+    like: str | None
+
+    @classmethod
+    def of(cls, site: Site) -> Row:
+        """What is known of a place now."""
+        finding = site.finding
+        times = {}
+        if finding is not None and finding.forward is not None and finding.whole is not None:
+            pairs = {"forward": finding.forward, "whole": finding.whole}
+            times = {name: (1e3 * a, 1e3 * b) for name, (a, b) in pairs.items()}
+        return cls(
+            site.path,
+            site.layer,
+            site.kind.name,
+            site.kind.by,
+            site.state,
+            site.why or (_WAITS if site.state == "waiting" else None),
+            site.shape,
+            site.error,
+            finding.original_error if finding is not None and site.like is None else None,
+            site.reference,
+            None if finding is None else finding.speed,
+            times,
+            site.like,
+        )
+
+
+class Report:
+    """What was swapped with what, where, and why not.
+
+    It is of the present: places that wait for their first call show what came of it afterwards. Printed, it
+    is a table; places that differ in numbers of their paths alone share a line.
+
+    Args:
+        plan: what the places share.
+        sites: the places.
+        others: layers that burnt has nothing for, by class, with their number.
+    """
+
+    def __init__(self, plan: Plan, sites: Sequence[Site], others: dict[str, int]) -> None:
+        self.mode = plan.mode
+        self.others = others
+        self._sites = list(sites)
+
+    @property
+    def rows(self) -> list[Row]:
+        """A row for each place, in the model's order."""
+        return [Row.of(site) for site in self._sites]
+
+    @property
+    def swapped(self) -> list[str]:
+        """The paths of what is swapped."""
+        return [row.path for row in self.rows if row.state == "swapped"]
+
+    @property
+    def left(self) -> dict[str, str]:
+        """The paths of what was left as it was, and why."""
+        return {row.path: str(row.why) for row in self.rows if row.state == "left"}
+
+    @property
+    def waiting(self) -> list[str]:
+        """The paths of what waits for its first call."""
+        return [row.path for row in self.rows if row.state == "waiting"]
+
+    def to_json(self) -> str:
+        """All of it as JSON."""
+        found: dict[str, Any] = {"mode": self.mode, "rows": [asdict(row) for row in self.rows]}
+        return json.dumps({**found, "others": self.others}, indent=2)
+
+    def __str__(self) -> str:
+        rows = self.rows
+        lines = [self._summary(rows)]
+        groups: dict[tuple[Any, ...], list[Row]] = {}
+        for row in rows:
+            why = re.sub(r"[\d.]+ times", "times", row.why or "")
+            key = re.sub(r"\d+", "*", row.path), row.layer, row.kind, row.state, row.shape, why
+            groups.setdefault(key, []).append(row)
+        for state, title in (("swapped", "swapped"), ("left", "left as it was"), ("waiting", "waiting")):
+            shown = [group for group in groups.values() if group[0].state == state]
+            if shown:
+                head = ["", "with", "inputs", "error", "speed" if state == "swapped" else "why"]
+                lines += ["", f"{title}:", *_aligned([head, *(_cells(group) for group in shown)])]
+        if self.others:
+            named = ", ".join(f"{name} ({count})" for name, count in self.others.items())
+            lines += ["", f"burnt has nothing for: {named}"]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _summary(self, rows: Sequence[Row]) -> str:
+        counts = [f"{len(rows)} places, mode={self.mode!r}"]
+        for state, words in (("swapped", "swapped"), ("left", "left as they were"), ("waiting", "waiting")):
+            count = sum(row.state == state for row in rows)
+            counts += [f"{count} {words}"] if count else []
+        return ": ".join([counts[0], ", ".join(counts[1:]) or "nothing that burnt has kernels for"])
+
+
+def _cells(group: Sequence[Row]) -> list[str]:
+    first = group[0]
+    path = ", ".join(row.path or "(the model)" for row in group)
+    if len(group) > 1 and len(path) > _LONGEST:
+        path = f"{re.sub(r'[0-9]+', '*', first.path)} ({len(group)})"
+    errors = [row.error for row in group if row.error is not None]
+    error = f"{max(errors):.0e}" if errors else "-"
+    if first.state != "swapped":
+        return [f"{path}  {first.layer}", first.by, first.shape or "-", error, str(first.why)]
+    return [f"{path}  {first.layer}", first.by, first.shape, error, _speed(first)]
+
+
+def _speed(row: Row) -> str:
+    if row.speed is None:
+        return "-"
+    before, after = row.milliseconds["whole"]
+    return f"{row.speed:.2f}x  {before:.3g} -> {after:.3g} ms"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = ("  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return [f"  {line}" for line in padded]

@@ -1,0 +1,250 @@
+"""A place that is swapped: the classes it goes through, and its first call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from burnt import _torch
+from burnt.errors import InputError
+from burnt.swapping.measuring import Finding, checked, measured, signature_of
+
+__all__ = ["KINDS", "Kind", "Plan", "Site", "is_swapped", "original_class", "put_back", "site_of", "start"]
+
+State = Literal["waiting", "swapped", "left"]
+
+KINDS: dict[str, Kind] = {}
+"""Every kind by name, in the order in which a module is asked whether it is of it."""
+
+_SITE = "_burnt_site"
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What is swapped with what.
+
+    Args:
+        name: what `swap` is told in `only` and `skip`.
+        by: what is called instead, for the report.
+        matches: whether a module is of this kind, by its class or its structure.
+        forward: of a class, what its method becomes.
+        why_not: of a module of this kind, why it cannot be swapped, or None.
+        method: what is overridden.
+        random: results differ from call to call.
+        wide: in float64 the original computes in float64.
+        training: there is something to be gained only while training.
+    """
+
+    name: str
+    by: str
+    matches: Callable[[nn.Module], bool]
+    forward: Callable[[type], Callable[..., Any]]
+    why_not: Callable[[nn.Module], str | None] = lambda module: None
+    method: str = "forward"
+    random: bool = False
+    wide: bool = True
+    training: bool = False
+
+    @property
+    def deep(self) -> bool:
+        """Whether a call goes through the module's parameters, and those of modules below it."""
+        return self.method == "forward"
+
+    def __post_init__(self) -> None:
+        KINDS[self.name] = self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _named, (self.name,)
+
+
+def _named(name: str) -> Kind:
+    """A kind, for `copy` and `pickle`."""
+    return KINDS[name]
+
+
+@dataclass(eq=False)
+class Plan:
+    """What all places of one `swap` share: the mode, and what was measured, by signature."""
+
+    mode: Literal["train", "infer"]
+    findings: dict[Any, Finding] = field(default_factory=dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy may come to another machine.
+        return {"mode": self.mode, "findings": {}}
+
+
+@dataclass(eq=False)
+class Site:
+    """What is known of a place.
+
+    `state` is ``"waiting"`` for its first call, ``"swapped"`` or ``"left"``; `why` says why it waits or was
+    left. `error` is the largest one against `reference`, relative to the largest number; `finding` is what
+    was measured, here or at the place `like`, with the same shapes.
+    """
+
+    path: str
+    layer: str
+    kind: Kind
+    plan: Plan
+    state: State = "waiting"
+    why: str | None = None
+    error: float | None = None
+    reference: str | None = None
+    shape: str = ""
+    finding: Finding | None = None
+    like: str | None = None
+
+
+def start(module: nn.Module, site: Site) -> None:
+    """Give a module the class that waits for its first call."""
+    module.__dict__[_SITE] = site
+    original: Any = type(module)
+    _become(module, _class_of(original, site.kind, False))
+
+
+def site_of(module: nn.Module) -> Site | None:
+    """What a module that is swapped, or waits to be, knows of itself."""
+    found: Site | None = module.__dict__.get(_SITE)
+    return found
+
+
+def is_swapped(module: nn.Module) -> bool:
+    """Whether a module has one of the classes made here."""
+    return "_burnt_original" in vars(type(module))
+
+
+def original_class(module: nn.Module) -> Any:
+    """The class that a module had before."""
+    return vars(type(module)).get("_burnt_original", type(module))
+
+
+def put_back(module: nn.Module) -> None:
+    """Give a module its own class back."""
+    _become(module, original_class(module))
+    module.__dict__.pop(_SITE, None)
+
+
+def _become(module: nn.Module, cls: type[nn.Module]) -> None:
+    # What nn.Module's own setter would look up first is of no use for a class.
+    object.__setattr__(module, "__class__", cls)
+
+
+@functools.cache
+def _class_of(original: Any, kind: Kind, settled: bool) -> type[nn.Module]:
+    """A class like the original one, which waits for its first call or calls burnt's kernels."""
+    theirs = getattr(original, kind.method)
+    of_property = isinstance(theirs, property)
+    plain = _through(theirs) if of_property else theirs
+    call = _settled(kind, original, plain) if settled else _waiting(kind, plain)
+    method = property(lambda self: functools.partial(call, self), theirs.fset) if of_property else call
+    members = {
+        "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
+        "__doc__": original.__doc__,
+        "__reduce_ex__": _reduced,
+        "_burnt_original": original,
+        "_burnt_key": (kind.name, settled),
+        kind.method: method,
+    }
+    made: type[nn.Module] = type(original)(original.__name__, (original,), members)
+    return made
+
+
+def _through(theirs: property) -> Callable[..., Any]:
+    """A property that gives a function, as a method that calls it."""
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        assert theirs.fget is not None
+        return theirs.fget(self)(*args, **kwargs)
+
+    return call
+
+
+def _reduced(self: nn.Module, protocol: Any) -> Any:
+    cls: Any = next(c for c in type(self).__mro__ if "_burnt_original" in vars(c))
+    made = super(cls, self).__reduce_ex__(protocol)
+    if type(self) is not cls or not isinstance(made, tuple) or made[1][:1] != (cls,):
+        return made  # a class above or below has a way of its own
+    return (_remade, (vars(cls)["_burnt_original"], *vars(cls)["_burnt_key"]), *made[2:])
+
+
+def _remade(original: Any, kind: str, settled: bool) -> nn.Module:
+    """An empty module of a class made here, for `copy` and `pickle`."""
+    cls = _class_of(original, KINDS[kind], settled)
+    made: nn.Module = cls.__new__(cls)
+    return made
+
+
+def _settled(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    ours = kind.forward(original)
+
+    @functools.wraps(theirs)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return theirs(self, *args, **kwargs)
+        try:
+            return ours(self, *args, **kwargs)
+        except InputError:
+            # What burnt's ops refuse, mixed dtypes say, is the original's to compute or to refuse.
+            return theirs(self, *args, **kwargs)
+
+    return forward
+
+
+def _waiting(kind: Kind, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(theirs)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling() and _computes(self, args, kwargs):
+            _settle(self, args, kwargs)
+            if "_burnt_key" not in vars(type(self)) or vars(type(self))["_burnt_key"][1]:
+                return getattr(self, kind.method)(*args, **kwargs)
+        return theirs(self, *args, **kwargs)
+
+    return forward
+
+
+def _computes(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call computes now, and may take its time: it is not recorded, nor captured."""
+    if not _torch.is_plain_call() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        return False
+    tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+    return bool(tensors) and all(t.device.type != "meta" and t.numel() for t in tensors)
+
+
+def _settle(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Measure original and swapped for a call, and give the module the class of the better one."""
+    site = site_of(module)
+    assert site is not None
+    kind, plan = site.kind, site.plan
+    if kind.training and not module.training:
+        return
+    original = original_class(module)
+    classes = original, _class_of(original, kind, True)
+    key, site.shape = signature_of(module, kind.name, args, kwargs)
+    train = plan.mode == "train"
+    known = plan.findings.get(key)
+    if known is None:
+        finding = measured(module, classes, kind, args, kwargs, train)
+        plan.findings[key] = finding
+        finding.path = site.path
+        site.error, site.reference = finding.error, finding.reference
+    else:
+        finding, site.like = known, known.path
+        if finding.why is None:
+            site.error, site.reference, why = checked(module, classes, kind, args, kwargs, train)
+            if why is not None:
+                finding = Finding(why=why)
+    site.finding = finding
+    site.why = finding.why
+    if finding.why is None:
+        site.state = "swapped"
+        _become(module, classes[1])
+    else:
+        site.state = "left"
+        put_back(module)

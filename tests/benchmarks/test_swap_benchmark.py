@@ -1,0 +1,81 @@
+"""The benchmark of swapped models: its rows and its table."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def swap(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield importlib.import_module("swap")
+    sys.modules.pop("swap")
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "swap.py"), *options],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.mark.full
+def test_every_row_runs(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    done = run("--quick", "--rivals", "eager", "--seconds", "0", "--json", str(file), "--report")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(file.read_text())
+    models = ("BERT", "Llama", "GPT-2", "ViT", "ConvNeXt")
+    assert list(results["rows"]) == [
+        f"{name} {what}" for name in models for what in ("training", "inference")
+    ]
+    for name, row in results["rows"].items():
+        [line] = [line for line in done.stdout.splitlines() if line.startswith(f"{name}  ")]
+        found = row["ratios"]["eager"]
+        assert 0 < found["low"] <= found["ratio"] <= found["high"]
+        assert row["met"] == (found["ratio"] >= row["target"])
+        assert f"{found['ratio']:.2f} (" in line
+        assert f"{row['target']:g} {'✓' if row['met'] else '✗'}" in line
+        assert (row["error"] is None) == name.endswith("training")
+        assert row["error"] is None or row["error"] < 1e-4
+    assert done.stdout.count("places, mode='train'") == done.stdout.count("places, mode='infer'") == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--quick", "--save"], "ratios of --quick say nothing"), (["--rivals", "jax"], "--rivals: jax")],
+)
+def test_bad_options(options: list[str], message: str) -> None:
+    done = run(*options)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_what_is_saved(swap: Any) -> None:
+    row = {
+        "ms": {"swapped": 100.0, "eager": 200.0},
+        "ratios": {"eager": {"ratio": 2.0, "low": 1.9, "high": 2.1}},
+        "failed": {"inductor": "CompileError: no compiler"},
+        "target": 1.5,
+        "met": True,
+        "error": 1e-6,
+        "swapped": 3,
+        "left": 4,
+    }
+    results = {"machine": {"cores": 2}, "rivals": ["eager", "inductor"], "rows": {"BERT training": row}}
+    written = swap.markdown(results)
+    assert "| BERT training | 100 | 2.00 (1.90-2.10) | - (CompileError) | 1.5 ✓ | 1e-06 | 3, 4 |" in written
+    assert "BERT training, inductor: CompileError: no compiler" in written

@@ -1,0 +1,130 @@
+"""Optimizer steps in Triton beside the same steps in C, or torch's where those differ in nothing."""
+
+import math
+
+import pytest
+import torch
+
+from burnt.kernels import optimizer, optimizer_triton, stepping
+from burnt.kernels.optimizer_triton import DevicePasses
+
+SHAPES = [(0,), (1,), (7,), (31, 17), (1027,), (3, 0)]
+LIMITS = [
+    {},
+    {"max_norm": 2.5},
+    {"grad_scale": 64.0, "max_norm": 1e9},
+    {"grad_scale": 64.0, "max_norm": math.inf},
+]
+
+
+@pytest.fixture
+def triton(monkeypatch):
+    """Tensors on the CPU go through the passes of a GPU, in the interpreter."""
+    monkeypatch.setattr(optimizer_triton, "BLOCK", 512)
+    monkeypatch.setattr(optimizer_triton, "CHUNK", 1024)
+    ours = stepping.HostPasses
+
+    def switch(on):
+        monkeypatch.setattr(stepping, "HostPasses", DevicePasses if on else ours)
+
+    return switch
+
+
+def drawn(dtype, seed, sign=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randn(shape, generator=generator) * sign).to(dtype) for shape in SHAPES]
+
+
+def same(made, right, dtype):
+    for a, b in zip(made, right, strict=True):
+        size = float(b.double().abs().max()) if b.numel() else 0.0
+        worst = float((a.double() - b.double()).abs().max()) if b.numel() else 0.0
+        assert worst <= 4 * torch.finfo(dtype).eps * max(size, 1.0), (worst, size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("step", "amsgrad", "decay"),
+    [(optimizer.adamw_step, False, 0.1), (optimizer.adam_step, True, 0.1), (optimizer.adam_step, False, 0.0)],
+)
+def test_adam(triton, dtype, step, amsgrad, decay):
+    kept = []
+    for on in (False, True):
+        triton(on)
+        p, m, v, x, e = (drawn(dtype, seed) for seed in (0, 1, 2, 3, 4))
+        v, x = [t.abs() for t in v], [t.abs() for t in x]
+        steps = [torch.tensor(float(i)) for i in range(len(p))]
+        norms = []
+        for turn, limits in enumerate(LIMITS):
+            made = step(
+                p, drawn(dtype, 10 + turn), m, v, steps, x if amsgrad else None, lr=0.02, weight_decay=decay,
+                ema=e if turn % 2 else None, ema_decay=0.9, candidate="burnt", **limits,
+            )  # fmt: skip
+            assert not made.skipped
+            norms.append(made.norm)
+        assert [float(s) for s in steps] == [i + len(LIMITS) for i in range(len(p))]
+        kept.append((p, m, v, x, e, norms))
+    for theirs, ours in zip(*(k[:5] for k in kept), strict=True):
+        same(ours, theirs, dtype)
+    for theirs, ours in zip(kept[0][5], kept[1][5], strict=True):
+        assert (theirs is None) == (ours is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}, {"momentum": 0.9, "nesterov": True}],
+)
+def test_sgd(triton, dtype, options):
+    kept = []
+    for on in (False, True):
+        triton(on)
+        p, e = drawn(dtype, 0), drawn(dtype, 4)
+        buffers = [None, *drawn(dtype, 1)[1:3], None, None, None]
+        for turn, limits in enumerate(LIMITS):
+            optimizer.sgd_step(
+                p, drawn(dtype, 10 + turn), buffers, lr=0.1, ema=e if turn else None, ema_decay=0.3,
+                candidate="burnt", **limits, **options,
+            )  # fmt: skip
+        kept.append((p, e, [] if buffers[0] is None else buffers))
+    for theirs, ours in zip(*kept, strict=True):
+        same(ours, theirs, dtype)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite(triton, bad):
+    triton(True)
+    p, g = drawn(torch.float32, 0), drawn(torch.float32, 1)
+    g[3][30, 16] = bad
+    m, v, steps = drawn(torch.float32, 2), drawn(torch.float32, 3), [torch.tensor(3.0) for _ in p]
+    kept = [*p, *m, *v, *steps]
+    before = [t.clone() for t in kept]
+    made = optimizer.adamw_step(p, g, m, v, steps, lr=0.1, grad_scale=torch.tensor(8.0), candidate="burnt")
+    assert made.skipped
+    assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
+    made = optimizer.sgd_step(p, g, lr=0.1, max_norm=1.0, candidate="burnt")
+    assert not made.skipped
+    assert p[3].isnan().sum() == (1 if bad == math.inf else p[3].numel())
+
+
+def test_the_norm_overflows_and_the_gradients_do_not(triton):
+    triton(True)
+    p, g = [torch.ones(2)], [torch.tensor([1e30, -1.0])]
+    made = optimizer.sgd_step(p, g, lr=1e-30, grad_scale=1.0, candidate="burnt")
+    assert not made.skipped
+    assert made.norm == math.inf
+    assert p[0].tolist() == [0.0, 1.0]
+
+
+def test_dtypes_are_mixed_and_tensors_begin_anywhere(triton):
+    kept = []
+    for on in (False, True):
+        triton(on)
+        p = [torch.arange(9.0)[1:], torch.arange(5).bfloat16(), torch.arange(4).half()[3:], torch.ones(700)]
+        made = optimizer.sgd_step(p, [t.clone() for t in p], lr=0.5, max_norm=1.0, candidate="burnt")
+        kept.append((p, made.norm))
+    for theirs, ours in zip(kept[0][0], kept[1][0], strict=True):
+        assert torch.equal(ours, theirs)
+    torch.testing.assert_close(kept[0][1], kept[1][1])

@@ -1,0 +1,226 @@
+"""Lstm and Gru beside torch's layers: packed sequences, states, lengths, and what does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
+
+from burnt import nn
+from burnt.errors import BurntError, InputRuntimeError, InputValueError, ShapeError, UnsupportedError
+
+LAYERS: dict[str, tuple[Any, Any]] = {"Lstm": (nn.Lstm, torch.nn.LSTM), "Gru": (nn.Gru, torch.nn.GRU)}
+every = pytest.mark.parametrize("name", LAYERS)
+
+
+def pair(name: str, **more: Any) -> tuple[Any, Any]:
+    ours, theirs = LAYERS[name]
+    torch.manual_seed(0)
+    twin = theirs(6, 5, batch_first=True, **more)
+    return ours.from_torch(twin), twin
+
+
+def states(name: str, *shape: int) -> Any:
+    made = torch.randn(2, *shape)
+    return (made[0], made[1]) if name == "Lstm" else made[0]
+
+
+def close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@every
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"num_layers": 3, "bidirectional": True}, {"bias": False}, {"dtype": torch.float64}],
+    ids=["one", "deep", "bare", "double"],
+)
+def test_a_copy_of_torchs_layer(name: str, more: dict[str, Any]) -> None:
+    ours, theirs = pair(name, **more)
+    count = more.get("num_layers", 1) * (2 if more.get("bidirectional") else 1)
+    dtype = more.get("dtype", torch.float32)
+    x, hx = torch.randn(3, 7, 6, dtype=dtype), states(name, count, 3, 5)
+    hx = tuple(h.to(dtype) for h in hx) if isinstance(hx, tuple) else hx.to(dtype)
+    close(ours(x), theirs(x))
+    close(ours(x, hx), theirs(x, hx))
+    theirs.load_state_dict({key: value * 0.5 for key, value in ours.state_dict().items()})
+    close(theirs(x)[0], ours.from_torch(theirs)(x)[0])
+    assert [[p.shape for p in layer] for layer in ours.all_weights] == [
+        [p.shape for p in layer] for layer in theirs.all_weights
+    ]
+
+
+@every
+def test_a_copy_has_the_settings(name: str) -> None:
+    _, theirs = pair(name, num_layers=2, dropout=0.25, bidirectional=True)
+    copy = LAYERS[name][0].from_torch(theirs.eval())
+    assert not copy.training
+    assert repr(copy) == f"{name}(6, 5, num_layers=2, dropout=0.25, bidirectional=True)"
+    assert (copy.num_directions, copy.hidden_size) == (2, 5)
+    next(copy.parameters()).data.zero_()
+    assert next(theirs.parameters()).any()
+
+
+@every
+def test_one_sequence(name: str) -> None:
+    ours, theirs = pair(name, num_layers=2)
+    x = torch.randn(7, 6)
+    close(ours(x), theirs(x))
+    hx = states(name, 2, 5)
+    close(ours(x, hx), theirs(x, hx))
+
+
+@every
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("start", [True, False])
+def test_packed_sequences(name: str, ordered: bool, start: bool) -> None:
+    ours, theirs = pair(name, num_layers=2, bidirectional=True)
+    sizes = [7, 4, 4, 1] if ordered else [4, 1, 7, 4]
+    packed = pack_sequence([torch.randn(n, 6) for n in sizes], enforce_sorted=ordered)
+    hx = states(name, 4, 4, 5) if start else None
+    (found, last), (expected, right) = ours(packed, hx), theirs(packed, hx)
+    assert isinstance(found, PackedSequence)
+    for one, two in zip(found, expected, strict=True):
+        close(one, two)
+    close(last, right)
+
+
+@every
+def test_lengths_are_those_of_a_packed_sequence(name: str) -> None:
+    ours, theirs = pair(name, bidirectional=True)
+    x, lengths = torch.randn(3, 7, 6), torch.tensor([2, 7, 5])
+    packed, right = theirs(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+    output, last = ours(x, lengths=lengths)
+    close(output, pad_packed_sequence(packed, batch_first=True)[0])
+    close(last, right)
+    assert not output[0, 2:].any()
+    assert not torch.equal(
+        last[0] if name == "Lstm" else last, ours(x)[1][0] if name == "Lstm" else ours(x)[1]
+    )
+
+
+@every
+def test_what_is_beyond_a_sequence_does_not_matter(name: str) -> None:
+    ours, _ = pair(name, bidirectional=True)
+    x, lengths = torch.randn(3, 7, 6), torch.tensor([2, 7, 5])
+    other = x.clone()
+    other[0, 2:], other[2, 5:] = float("nan"), 1e30
+    close(ours(other, lengths=lengths), ours(x, lengths=lengths))
+    leaf = x.clone().requires_grad_()
+    ours(leaf, lengths=lengths)[0].sum().backward()
+    assert leaf.grad is not None
+    assert not leaf.grad[0, 2:].any()
+    assert leaf.grad[0, :2].all()
+
+
+@every
+def test_a_training_step(name: str) -> None:
+    """Parameters get the gradients that torch's layer gives them."""
+    ours, theirs = pair(name, num_layers=2, bidirectional=True)
+    x = torch.randn(3, 7, 6)
+    for layer in (ours, theirs):
+        layer(x)[0].square().mean().backward()
+    for (key, found), (_, expected) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        assert found.grad is not None, key
+        close(found.grad, expected.grad)
+        assert found.grad.is_contiguous()
+
+
+def test_a_projection_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="proj_size=3"):
+        nn.Lstm.from_torch(torch.nn.LSTM(6, 5, proj_size=3))
+    with pytest.raises(TypeError):
+        nn.Lstm(6, 5, proj_size=3)  # type: ignore[call-arg]
+
+
+def kind_of(call: Any) -> type[Exception]:
+    """What torch raises."""
+    with pytest.raises((ValueError, RuntimeError)) as caught:
+        call()
+    return ValueError if isinstance(caught.value, ValueError) else RuntimeError
+
+
+@every
+@pytest.mark.parametrize(
+    ("shape", "match"),
+    [
+        ((6,), r"\[batch, steps, 6\] or \[steps, 6\]"),
+        ((2, 3, 4, 6), r"\[batch, steps, 6\] or \[steps, 6\]"),
+        ((3, 7, 5), "the layer before makes 5 features"),
+        ((3, 0, 6), "at least one step"),
+    ],
+    ids=str,
+)
+def test_inputs_of_the_wrong_shape(name: str, shape: tuple[int, ...], match: str) -> None:
+    ours, theirs = pair(name)
+    with pytest.raises(BurntError, match=match) as caught:
+        ours(torch.randn(shape))
+    assert isinstance(caught.value, kind_of(lambda: theirs(torch.randn(shape))))
+
+
+@every
+def test_states_of_the_wrong_shape(name: str) -> None:
+    ours, theirs = pair(name, num_layers=2)
+    x = torch.randn(3, 7, 6)
+    for shape in ((1, 3, 5), (2, 2, 5), (2, 3, 4)):
+        hx = states(name, *shape)
+        with pytest.raises(InputRuntimeError, match=r"expected  \(2, 3, 5\)"):
+            ours(x, hx)
+        assert kind_of(lambda hx=hx: theirs(x, hx)) is RuntimeError
+    with pytest.raises(
+        InputRuntimeError, match="expected  h0 and c0, as a pair" if name == "Lstm" else "tuple"
+    ):
+        ours(x, torch.zeros(2, 3, 5) if name == "Lstm" else (torch.zeros(2, 3, 5), torch.zeros(2, 3, 5)))
+
+
+@every
+def test_lengths_that_do_not_fit(name: str) -> None:
+    ours, _ = pair(name)
+    x = torch.randn(3, 7, 6)
+    with pytest.raises(ShapeError, match="a length for each sequence"):
+        ours(x, lengths=torch.tensor([1, 2]))
+    with pytest.raises(ShapeError, match="one sequence"):
+        ours(x[0], lengths=torch.tensor([1]))
+    with pytest.raises(InputRuntimeError, match="lengths from 1 to 7"):
+        ours(x, lengths=torch.tensor([1, 8, 2]))
+    packed = pack_sequence([torch.randn(2, 6)])
+    with pytest.raises(InputValueError, match="has its lengths itself"):
+        ours(packed, lengths=torch.tensor([2]))
+
+
+@every
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"hidden_size": 0}, "hidden_size of a recurrent layer must be positive"),
+        ({"num_layers": 0}, "num_layers of a recurrent layer must be positive"),
+        ({"dropout": 1.5}, "found     1.5"),
+    ],
+    ids=["hidden_size", "num_layers", "dropout"],
+)
+def test_settings_that_mean_nothing(name: str, more: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputValueError, match=match) as caught:
+        LAYERS[name][0](**{"input_size": 6, "hidden_size": 5, **more})
+    assert isinstance(
+        caught.value, kind_of(lambda: LAYERS[name][1](**{"input_size": 6, "hidden_size": 5, **more}))
+    )
+
+
+@every
+def test_a_layer_learns(name: str) -> None:
+    """The sum of a sequence's steps so far; the loss falls to a tenth."""
+    torch.manual_seed(0)
+    layer, head = LAYERS[name][0](1, 16), nn.Linear(16, 1)
+    optimizer = torch.optim.Adam([*layer.parameters(), *head.parameters()], 1e-2)
+    losses: list[Tensor] = []
+    for _ in range(60):
+        x = torch.rand(32, 6, 1) - 0.5
+        loss = (head(layer(x)[0]) - x.cumsum(1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    assert losses[-1] < 0.1 * losses[0]

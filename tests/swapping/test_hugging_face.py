@@ -1,0 +1,304 @@
+"""Hugging Face's architectures with random weights, narrow and of two layers, swapped and as they are."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import burnt
+from burnt.swapping import hugging_face
+from burnt.swapping.site import KINDS, is_swapped
+
+transformers = pytest.importorskip("transformers")
+
+TOKENS = torch.arange(34).view(2, 17) * 7 % 61
+IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).view(2, 3, 32, 32).sin()
+TEXT = {"input_ids": TOKENS, "labels": TOKENS}
+PICTURES = {"pixel_values": IMAGES, "labels": torch.tensor([0, 1])}
+# Without dropout, whose numbers are others when swapped.
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+def llama(**settings):
+    config = transformers.LlamaConfig(vocab_size=64, num_key_value_heads=2, **SMALL, **settings)
+    return transformers.LlamaForCausalLM(config)
+
+
+def bert():
+    return transformers.BertForMaskedLM(transformers.BertConfig(vocab_size=64, **SMALL, **STILL))
+
+
+def gpt2():
+    config = transformers.GPT2Config(vocab_size=64, bos_token_id=0, eos_token_id=0, **GPT2)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def vit():
+    config = transformers.ViTConfig(image_size=32, patch_size=8, **SMALL, **STILL)
+    return transformers.ViTForImageClassification(config)
+
+
+def convnext():
+    config = transformers.ConvNextConfig(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 2, 1], image_size=32)
+    return transformers.ConvNextForImageClassification(config)
+
+
+# What must be recognised of each, with the number of places.
+MODELS = {
+    "llama": (llama, TEXT, {"loss": 1, "rotary": 2, "gated_unit": 2, "rms_norm_by_hand": 5, "linear": 15}),
+    "bert": (bert, TEXT, {"linear": 14, "layer_norm": 6, "activation": 3, "embedding": 3}),
+    "gpt2": (gpt2, TEXT, {"loss": 1, "conv1d": 8, "layer_norm": 5, "activation": 2, "linear": 1}),
+    "vit": (vit, PICTURES, {"loss": 1, "conv": 1, "linear": 13, "layer_norm": 5, "activation": 2}),
+    "convnext": (convnext, PICTURES, {"loss": 1, "conv": 9, "linear": 11, "layer_norm": 1, "activation": 5}),
+}
+
+
+@pytest.fixture(params=MODELS)
+def case(request):
+    build, batch, kinds = MODELS[request.param]
+    torch.manual_seed(0)
+    return build(), batch, kinds
+
+
+def close(a, b, tolerance=2e-5):
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def loss_and_gradients(model, batch):
+    model.zero_grad()
+    loss = model(**batch).loss
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def train(model, batch, steps=10):
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(steps):
+        loss = model(**batch).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def test_swapped_it_computes_the_same_and_unswapped_it_is_the_same(always, case):
+    model, batch, kinds = case
+    logits = model(**batch).logits.detach()
+    loss, wanted = loss_and_gradients(model, batch)
+    keys, classes = list(model.state_dict()), [type(m) for m in model.modules()]
+    report = burnt.swap(model, verify=batch)
+    counted = {kind: sum(r.kind == kind and r.state == "swapped" for r in report.rows) for kind in kinds}
+    assert counted == kinds, report
+    assert report.left == {}
+    assert list(model.state_dict()) == keys
+    close(model(**batch).logits, logits)
+    found_loss, found = loss_and_gradients(model, batch)
+    close(found_loss, loss)
+    assert found.keys() == wanted.keys()
+    for name, gradient in wanted.items():
+        close(found[name], gradient)
+    burnt.unswap(model)
+    assert [type(m) for m in model.modules()] == classes
+    assert torch.equal(model(**batch).logits, logits)
+    again_loss, again = loss_and_gradients(model, batch)
+    assert torch.equal(again_loss, loss)
+    assert all(torch.equal(again[name], gradient) for name, gradient in wanted.items())
+
+
+def test_trained_swapped_the_losses_are_the_same(always, case):
+    model, batch, _ = case
+    twin = copy.deepcopy(model)
+    losses = train(model, batch)
+    burnt.swap(twin)
+    swapped = train(twin, batch)
+    torch.testing.assert_close(swapped, losses, rtol=2e-3, atol=2e-4)
+    assert losses[-1] < losses[0]
+
+
+def test_generating_with_a_cache(always):
+    torch.manual_seed(0)
+    model = llama().eval()
+    settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    wanted = model.generate(TOKENS[:, :5], **settings)
+    report = burnt.swap(model, mode="infer")
+    assert torch.equal(model.generate(TOKENS[:, :5], **settings), wanted)
+    assert {r.kind for r in report.rows if r.state == "swapped"} >= {"rotary", "linear", "rms_norm_by_hand"}
+    assert torch.equal(model.generate(TOKENS[:, :5], **settings), wanted)
+
+
+def test_recorded_outputs_of_attention(always):
+    model = llama(attn_implementation="eager")
+    settings = {"output_attentions": True, "output_hidden_states": True}
+    wanted = model(TOKENS, **settings)
+    burnt.swap(model, verify=TOKENS)
+    found = model(TOKENS, **settings)
+    assert len(found.attentions) == len(wanted.attentions) == 2
+    for a, b in zip(
+        (*found.attentions, *found.hidden_states), (*wanted.attentions, *wanted.hidden_states), strict=True
+    ):
+        close(a, b)
+
+
+def test_saved_and_loaded(always, tmp_path):
+    model = llama()
+    burnt.swap(model, verify=TEXT)
+    model.save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(again) is transformers.LlamaForCausalLM
+    close(again(TOKENS).logits, model(TOKENS).logits)
+
+
+def test_a_compiler_sees_the_original(always):
+    model = llama()
+    twin = copy.deepcopy(model)
+    burnt.swap(model, verify=TEXT)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(**TEXT).loss, twin(**TEXT).loss)
+
+
+def test_gradient_checkpointing(always):
+    model = llama().train()
+    loss, wanted = loss_and_gradients(model, TEXT)
+    model.activation_checkpointing_enable()
+    burnt.swap(model)
+    found_loss, found = loss_and_gradients(model, TEXT)
+    close(found_loss, loss)
+    for name, gradient in wanted.items():
+        close(found[name], gradient)
+
+
+def test_the_count_of_tokens_divides_the_loss(always):
+    model = llama()
+    wanted = model(**TEXT, num_items_in_batch=torch.tensor(7)).loss
+    burnt.swap(model, verify=TEXT)
+    close(model(**TEXT, num_items_in_batch=torch.tensor(7)).loss, wanted)
+    close(model(**TEXT, num_items_in_batch=7).loss, wanted)
+
+
+def test_a_loss_of_ones_own_is_kept(always):
+    model = llama()
+    burnt.swap(model, verify=TEXT)
+    model.loss_function = lambda **given: given["logits"].sum() * 0 + 42
+    assert float(model(**TEXT).loss.detach()) == 42
+
+
+# --- told by what they compute
+
+
+def of_its_own(cls, *args, **kwargs):
+    """An instance of a class that was not looked at before: what a class computes is tried once."""
+    return type(cls.__name__, (cls,), {})(*args, **kwargs)
+
+
+class Norm(nn.Module):
+    def __init__(self, plus, scale=1.0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6))
+        self.eps, self.plus, self.scale = 1e-5, plus, scale
+
+    def forward(self, x):
+        x = x.float()
+        normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        return normed * (self.weight + self.plus) * self.scale
+
+
+@pytest.mark.parametrize("plus", [0, 1])
+def test_norms_by_hand(always, plus):
+    model, x = of_its_own(Norm, plus), torch.randn(5, 6)
+    wanted = model(x)
+    report = burnt.swap(model, verify=x)
+    assert [(r.kind, r.state) for r in report.rows] == [("rms_norm_by_hand", "swapped")]
+    close(model(x), wanted)
+
+
+def test_what_only_looks_like_a_norm():
+    assert burnt.swap(of_its_own(Norm, 0, scale=1.1)).rows == []
+    assert burnt.swap(of_its_own(Norm, torch.ones(6) / 2)).rows == []
+
+
+class Unit(nn.Module):
+    def __init__(self, act, together, wrong=False):
+        super().__init__()
+        self.gate_up_proj = nn.Linear(4, 12) if together else None
+        if not together:
+            self.gate_proj, self.up_proj = nn.Linear(4, 6), nn.Linear(4, 6)
+            del self.gate_up_proj
+        self.down_proj = nn.Linear(6, 4)
+        self.act_fn, self.together, self.wrong = act, together, wrong
+
+    def forward(self, x):
+        gate, up = (
+            self.gate_up_proj(x).chunk(2, -1) if self.together else (self.gate_proj(x), self.up_proj(x))
+        )
+        if self.wrong:
+            gate, up = up, gate
+        return self.down_proj(self.act_fn(gate) * up)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("act", [F.silu, nn.SiLU(), nn.GELU(), nn.GELU("tanh"), F.gelu])
+def test_gated_units(always, act, together):
+    model, x = of_its_own(Unit, act, together), torch.randn(5, 4)
+    wanted = model(x)
+    report = burnt.swap(model, only="gated_unit", verify=x)
+    assert report.swapped == [""]
+    close(model(x), wanted)
+
+
+@pytest.mark.parametrize("settings", [(F.silu, False, True), (F.silu, True, True), (F.relu, False)])
+def test_what_only_looks_like_a_gated_unit(settings):
+    unit = of_its_own(Unit, *settings)
+    assert "gated_unit" not in {row.kind for row in burnt.swap(unit).rows}
+
+
+def test_wrapped_projections_are_called(always):
+    model, x = of_its_own(Unit, F.silu, False), torch.randn(5, 4)
+    model.gate_proj = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 6))
+    seen = []
+    model.up_proj.register_forward_hook(lambda *args: seen.append("up"))
+    wanted = model(x)
+    report = burnt.swap(model)
+    for calls in (2, 3):  # measuring at the first one is not seen
+        close(model(x), wanted)
+        assert seen == ["up"] * calls
+    assert report.swapped[0] == ""
+
+
+def test_an_activation_with_hooks_is_called():
+    model = of_its_own(Unit, nn.SiLU(), False)
+    model.act_fn.register_forward_hook(lambda *args: None)
+    assert burnt.swap(model).left[""].startswith("its activation has hooks")
+
+
+@pytest.mark.parametrize("name", sorted(hugging_face._BY_NAME))
+def test_activations(always, name):
+    module = getattr(transformers.activations, name)()
+    x = torch.randn(5, 40, requires_grad=True)
+    wanted = module(x)
+    [gradient] = torch.autograd.grad(wanted.sum(), x)
+    report = burnt.swap(module, verify=x)
+    assert [(r.kind, r.state) for r in report.rows] == [("activation", "swapped")], report
+    made = module(x)
+    close(made, wanted)
+    close(torch.autograd.grad(made.sum(), x)[0], gradient)
+
+
+def test_the_models_module_is_not_changed(always):
+    from transformers.models.llama import modeling_llama
+
+    before = dict(vars(modeling_llama))
+    model = llama()
+    burnt.swap(model, verify=TEXT)
+    assert is_swapped(model.model.layers[0].self_attn)
+    assert dict(vars(modeling_llama)) == before
+
+
+def test_kinds_have_names_of_their_own():
+    assert len(KINDS) == len({kind.name for kind in KINDS.values()}) > 15
