@@ -1,20 +1,22 @@
 """The candidate ``tiled`` of attention: matrix products, and kernels made for what is between them.
 
-A tile is some queries of the heads that share a head of keys, and all the keys that they see, so that memory
-grows with the length and not with its square. Its scores become weights in one generated kernel, whatever the
-options; the backward makes them again from the logarithm of each query's sum of exponentials. The products
-are `burnt.kernels.matmul`'s, whatever that chooses.
+A tile is some queries and the keys that they see, of as many heads as fit, so that memory grows with the
+length and not with its square. Its scores become weights in one generated kernel, whatever the options; the
+backward makes them again from the logarithm of each query's sum of exponentials. The products are
+`burnt.kernels.matmul`'s, whatever that chooses.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from burnt import _torch
 from burnt.codegen import fuse, prelude, toolchain
 from burnt.codegen.compiler import find_compiler
 from burnt.kernels.attention_definition import Score, dot_product_attention, intervals, kept
@@ -25,24 +27,29 @@ from burnt.kernels.op import Op
 
 __all__ = ["Kernels", "Tiled", "kernels_of", "tiled"]
 
-# Elements of a tile's scores. With two threads at 12 heads of 1024 x 64, tiles of 2^16 to 2^20 are as fast
-# within 10 %; smaller ones pay for their calls.
-_TILE = 1 << 18
+_TILE = 1 << 18  # elements of a tile's scores
 _FEWEST = 16  # queries of a tile
-_PARTS = 8  # into which keys are cut: sizes of tiles are few, since each has a plan of its own
-_LARGE = 1 << 16  # scores below which the definition's plain calls are as fast
+_STEP = 64  # queries and keys of tiles are multiples of it: sizes are few, since each has a plan of its own
+_STAIRS = 8  # tiles that causal queries are cut into, each of which sees less than the next
+
+# Scores from which tiles are faster than the definition's plain calls, with dropout and without (2 threads;
+# forward and backward 1.3 to 1.5 times at 12 heads of 512 x 64 and more). The latter in 16 bits, which tiles
+# multiply in float32, for their memory alone where torch has fast products of 16 bits.
+_LARGE_WITH_DROPOUT, _LARGE, _LARGE_IN_16_BITS = 1 << 12, 1 << 22, 1 << 26
+# Keys from which a window of an eighth of them is faster by tiles than with a mask, which skips nothing.
+_LONG, _LONG_IN_16_BITS = 1 << 11, 1 << 13
 
 
 class _Extra(NamedTuple):
     """What a tile's scores depend on beside the products: tensors that are cut to it, and numbers.
 
     Args:
-        mask: broadcasts to ``[heads, queries, keys]``.
-        first, past: ``[queries, 1]``, or None where all is seen.
-        at: ``[queries, 1]``, the queries' places among the keys.
+        mask: ``[batch, heads, queries, keys]``.
+        first, past: ``[batch, 1, queries, 1]``, or None where all is seen.
+        at: ``[batch, 1, queries, 1]``, the queries' places among the keys.
         slopes: ``[heads, 1, 1]``.
-        stays: ``[heads, queries, keys]`` booleans, what dropout leaves.
-        b, h, i, j: indices, ``[1, 1, 1]``, ``[heads, 1, 1]``, ``[queries, 1]`` and ``[keys]``.
+        stays: ``[batch, heads, queries, keys]`` booleans, what dropout leaves.
+        b, h, i, j: indices, ``[batch, 1, 1, 1]``, ``[heads, 1, 1]``, ``[queries, 1]`` and ``[keys]``.
         scale, softcap: numbers, as in the op.
         larger: what is left by dropout is multiplied by it.
     """
@@ -82,7 +89,7 @@ class Kernels(NamedTuple):
     """What is made of a tile's products, for one function of the scores.
 
     Args:
-        weights: ``(products, *extra) -> (weights, lse)``, the latter ``[heads, queries, 1]``.
+        weights: ``(products, *extra) -> (weights, lse)``, the latter ``[batch, heads, queries, 1]``.
         gradients: ``(products, of_weights, lse, dots, *extra) -> (weights, of_products)``.
     """
 
@@ -151,80 +158,107 @@ class _Options(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """Some queries of the heads that share a head of keys.
+    """Some queries of some heads.
 
     Args:
-        b: of the batch.
+        batch: of it.
         heads: of the queries.
-        shared: their head of keys and values.
+        shared: their heads of keys and values.
         rows: queries.
         columns: keys, all that the queries see.
         extra: what else the scores depend on.
     """
 
-    b: int
+    batch: slice
     heads: slice
-    shared: int
+    shared: slice
     rows: slice
     columns: slice
     extra: _Extra
 
 
+def _divisor(count: int, most: int) -> int:
+    """The largest divisor of a count that is not above another: all tiles are of one size."""
+    return next(n for n in range(min(count, max(most, 1)), 0, -1) if count % n == 0)
+
+
+def _sizes(q: Tensor, k: Tensor, options: _Options) -> tuple[int, int, int]:
+    """Of the batch, of the heads of keys and of the queries: how many a tile has."""
+    batch, shared, queries, keys = q.shape[0], k.shape[1], q.shape[2], k.shape[2]
+    group = q.shape[1] // shared
+    height, seen = queries, keys
+    if options.before is not None and options.after is not None:
+        width = options.before + options.after + 1
+        height = min(_stepped(width), queries)
+        seen = min(_stepped(width + height) + _STEP, keys)
+    elif options.before is not None or options.after is not None:
+        height = min(_stepped(-(-queries // _STAIRS)), queries)
+    height = min(height, max(_TILE // (seen * group), _FEWEST))
+    heads = _TILE // (seen * group * height)
+    of_shared = _divisor(shared, heads)
+    return _divisor(batch, heads // shared), of_shared, height
+
+
+def _stepped(count: int) -> int:
+    return -(-count // _STEP) * _STEP
+
+
 def _tiles(q: Tensor, k: Tensor, options: _Options, inside: torch.dtype) -> Iterator[_Tile]:
-    """The tiles, those of one head of keys one after the other."""
+    """The tiles, those of the same heads of keys one after the other."""
     batch, all_heads, queries, size = q.shape
     shared, keys = k.shape[1], k.shape[2]
     group = all_heads // shared
+    of_batch, of_shared, height = _sizes(q, k, options)
     places = (options.bottom_right, options.lengths, options.q_starts, options.k_starts)
     at = first = past = None
     if options.limited or options.slopes is not None:
         found = intervals(q, k, options.before, options.after, *places)
-        at, first, past = (t.expand(batch, -1) for t in found)
+        at, first, past = (t.expand(batch, -1)[:, None, :, None] for t in found)
+    ends = None
     # Where tensors lie elsewhere, asking where intervals end would wait for the device.
-    cut = options.limited and q.device.type == "cpu"
-    part = -(-max(keys // _PARTS, 64) // 64) * 64
-    mask = options.mask
+    if options.limited and q.device.type == "cpu" and first is not None and past is not None:
+        ends = first[..., 0].squeeze(1).tolist(), past[..., 0].squeeze(1).tolist()
+    mask, slopes = options.mask, options.slopes
     if mask is not None:
         mask = mask.detach().expand(batch, all_heads, queries, keys)
+    if slopes is not None:
+        slopes = slopes.detach().to(inside).view(-1, 1, 1)
     indices = [torch.arange(n, dtype=torch.int32, device=q.device) for n in (batch, all_heads, queries, keys)]
+    of_b, of_h, of_i = (t.view(-1, *(1,) * n) for t, n in zip(indices, (3, 2, 1), strict=False))
     scale = size**-0.5 if options.scale is None else float(options.scale)
     larger = 1 / (1 - options.dropout) if options.dropout < 1 else 0.0
-    height = min(max(_TILE // (keys * group), _FEWEST), queries)
-    for b in range(batch):
-        ends = (
-            (first[b].tolist(), past[b].tolist()) if cut and first is not None and past is not None else None
+    for b, head, start in itertools.product(
+        range(0, batch, of_batch), range(0, shared, of_shared), range(0, queries, height)
+    ):
+        bs, heads = slice(b, b + of_batch), slice(head * group, (head + of_shared) * group)
+        rows = slice(start, min(start + height, queries))
+        begin, end = 0, keys
+        if ends is not None:
+            begin = min(first[start] for first in ends[0][bs]) // _STEP * _STEP
+            end = min(_stepped(max(past[rows.stop - 1] for past in ends[1][bs])), keys)
+            begin, end = min(begin, keys - 1), max(end, min(begin, keys - 1) + 1)
+        columns = slice(begin, end)
+        stays = None
+        if options.seed is not None:
+            shape = (of_batch * of_shared * group, rows.stop - start, end - begin)
+            made = _stays(options, b * all_heads + heads.start, start, begin, shape)
+            stays = made.view(of_batch, -1, *shape[1:])
+        extra = _Extra(
+            None if mask is None else mask[bs, heads, rows, columns],
+            None if first is None or not options.limited else first[bs, :, rows],
+            None if past is None or not options.limited else past[bs, :, rows],
+            None if at is None or slopes is None else at[bs, :, rows],
+            None if slopes is None else slopes[heads],
+            stays,
+            of_b[bs],
+            of_h[heads],
+            of_i[rows],
+            indices[3][columns],
+            scale,
+            options.softcap,
+            larger,
         )
-        for head in range(shared):
-            heads = slice(head * group, (head + 1) * group)
-            for start in range(0, queries, height):
-                rows = slice(start, min(start + height, queries))
-                begin, end = 0, keys
-                if ends is not None:
-                    begin = ends[0][start] // part * part
-                    end = min(-(-ends[1][rows.stop - 1] // part) * part, keys)
-                    end = max(end, begin + 1) if begin < keys else keys
-                    begin = min(begin, end - 1)
-                columns = slice(begin, end)
-                stays = None
-                if options.seed is not None:
-                    shape = (group, rows.stop - start, end - begin)
-                    stays = _stays(options, b * all_heads + head * group, start, begin, shape)
-                extra = _Extra(
-                    None if mask is None else mask[b, heads, rows, columns],
-                    None if first is None or not options.limited else first[b, rows, None],
-                    None if past is None or not options.limited else past[b, rows, None],
-                    None if at is None or options.slopes is None else at[b, rows, None],
-                    None if options.slopes is None else options.slopes.detach().to(inside)[heads, None, None],
-                    stays,
-                    indices[0][b].view(1, 1, 1),
-                    indices[1][heads, None, None],
-                    indices[2][rows, None],
-                    indices[3][columns],
-                    scale,
-                    options.softcap,
-                    larger,
-                )
-                yield _Tile(b, heads, head, rows, columns, extra)
+        yield _Tile(bs, heads, slice(head, head + of_shared), rows, columns, extra)
 
 
 # --- dropout ----------------------------------------------------------------------------------------------
@@ -278,27 +312,35 @@ def _launcher() -> Callable[..., Any]:
 
 
 def _rows(x: Tensor, tile: _Tile, inside: torch.dtype) -> Tensor:
-    """A tile's queries, ``[heads * queries, size]``."""
-    part = x[tile.b, tile.heads, tile.rows]
-    return part.reshape(-1, x.shape[-1]).to(inside)
+    """A tile's queries, those that share a head of keys together: ``[shared, group * queries, size]``."""
+    part = x[tile.batch, tile.heads, tile.rows]
+    many = (tile.batch.stop - tile.batch.start) * (tile.shared.stop - tile.shared.start)
+    return part.reshape(many, -1, x.shape[-1]).to(inside)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """``[shared, rows, terms] @ [shared, terms, columns]``."""
+    return matmul(a[0], b[0])[None] if len(a) == 1 else matmul(a, b)
 
 
 class _Shared:
-    """Keys and values of the head that tiles share, in the dtype that is computed in; kept until the next."""
+    """Keys and values that tiles share, in the dtype that is computed in; kept until the next."""
 
     def __init__(self, k: Tensor, v: Tensor, inside: torch.dtype) -> None:
         self.k, self.v, self.inside = k, v, inside
         self.of: tuple[int, int] | None = None
-        self.keys, self.values, self.turned = k, v, v
+        self.keys, self.values = k, v
 
-    def at(self, tile: _Tile) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values, and values by columns, those that the tile sees."""
-        if self.of != (tile.b, tile.shared):
-            self.of = tile.b, tile.shared
-            self.keys = self.k[self.of].to(self.inside).contiguous()
-            self.values = self.v[self.of].to(self.inside).contiguous()
-            self.turned = self.values.t().contiguous()
-        return self.keys[tile.columns], self.values[tile.columns], self.turned[:, tile.columns]
+    def at(self, tile: _Tile) -> tuple[Tensor, Tensor]:
+        """Keys and values that the tile sees, ``[shared, keys, size]``."""
+        of = tile.batch.start, tile.shared.start
+        if self.of != of:
+            self.of = of
+            self.keys, self.values = (
+                t[tile.batch, tile.shared].to(self.inside).flatten(0, 1).contiguous()
+                for t in (self.k, self.v)
+            )
+        return self.keys[:, tile.columns], self.values[:, tile.columns]
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, options: _Options, kernels: Kernels) -> tuple[Tensor, Tensor]:
@@ -308,13 +350,18 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, options: _Options, kernels: Kernel
     logs = q.new_empty(q.shape[:3], dtype=inside)
     shared = _Shared(k, v, inside)
     for tile in _tiles(q, k, options, inside):
-        keys, _, turned = shared.at(tile)
-        there = out[tile.b, tile.heads, tile.rows]
-        products = matmul(_rows(q, tile, inside), keys.t()).view(*there.shape[:2], -1)
+        keys, values = shared.at(tile)
+        there = out[tile.batch, tile.heads, tile.rows]
+        products = _product(_rows(q, tile, inside), keys.mT).view(*there.shape[:3], -1)
         weights, lse = kernels.weights(products, *tile.extra)
-        there.copy_(matmul(weights.flatten(0, 1), turned.t()).view(there.shape))
-        logs[tile.b, tile.heads, tile.rows] = lse.squeeze(-1)
+        there.copy_(_product(_joined(weights, values), values).view(there.shape))
+        logs[tile.batch, tile.heads, tile.rows] = lse.squeeze(-1)
     return out, logs
+
+
+def _joined(of_heads: Tensor, shared: Tensor) -> Tensor:
+    """``[batch, heads, queries, keys]`` with what shares keys together."""
+    return of_heads.view(len(shared), -1, of_heads.shape[-1])
 
 
 def _backward(
@@ -333,19 +380,19 @@ def _backward(
     of_k, of_v = (torch.zeros(t.shape, dtype=inside, device=t.device) for t in (k, v))
     shared = _Shared(k, v, inside)
     for tile in _tiles(q, k, options, inside):
-        keys, values, _ = shared.at(tile)
+        keys, values = shared.at(tile)
         rows, pulls = _rows(q, tile, inside), _rows(pull, tile, inside)
-        shape = lse[tile.b, tile.heads, tile.rows].shape
-        products = matmul(rows, keys.t()).view(*shape, -1)
-        of_weights = matmul(pulls, values.t()).view(*shape, -1)
-        dots = (pulls * _rows(out, tile, inside)).sum(-1).view(*shape, 1)
-        weights, of_products = kernels.gradients(
-            products, of_weights, lse[tile.b, tile.heads, tile.rows].unsqueeze(-1), dots, *tile.extra
-        )
-        of_products = of_products.flatten(0, 1)
-        of_q[tile.b, tile.heads, tile.rows] = matmul(of_products, keys).view(*shape, -1).to(q.dtype)
-        of_k[tile.b, tile.shared, tile.columns] += matmul(of_products.t(), rows)
-        of_v[tile.b, tile.shared, tile.columns] += matmul(weights.flatten(0, 1).t(), pulls)
+        logs = lse[tile.batch, tile.heads, tile.rows].unsqueeze(-1)
+        products = _product(rows, keys.mT).view(*logs.shape[:3], -1)
+        of_weights = _product(pulls, values.mT).view(*logs.shape[:3], -1)
+        dots = (pulls * _rows(out, tile, inside)).sum(-1).view(logs.shape)
+        made = kernels.gradients(products, of_weights, logs, dots, *tile.extra)
+        weights, of_products = (_joined(t, keys) for t in made)
+        there = of_q[tile.batch, tile.heads, tile.rows]
+        there.copy_(_product(of_products, keys).view(there.shape))
+        for whole, left, right in ((of_k, of_products, rows), (of_v, weights, pulls)):
+            part = whole[tile.batch, tile.shared, tile.columns]
+            part += _product(left.mT, right).view(part.shape)
     return of_q, of_k.to(k.dtype), of_v.to(v.dtype)
 
 
@@ -419,17 +466,20 @@ def _why_not(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
 
 def _best(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> bool:
     options = _Options(*rest)
-    if q.shape[0] * q.shape[1] * q.shape[2] * k.shape[2] < _LARGE:
-        return False
+    keys = k.shape[2]
+    scores = q.shape[0] * q.shape[1] * q.shape[2] * keys
+    narrow = q.dtype.itemsize == 2 and q.device.type == "cpu" and _torch.onednn_takes(q.dtype)
     if q.is_cuda and q.dtype != torch.float64 and why_not_here(q, k, v, *rest) is None:
         return False  # there is flash
-    if options.softcap is not None or options.seed is not None:
-        return True  # torch's own call does not have it: all scores would be there at a time
-    # torch's own call is faster where it sees as much (0.5 of the time at causal 24 x 512 x 64, one thread),
-    # but has to be given a mask for a window, and skips nothing of it.
+    # torch's own call has neither; without tiles all scores would be there at a time.
+    if options.seed is not None:
+        return scores >= _LARGE_WITH_DROPOUT
+    if options.softcap is not None:
+        return scores >= (_LARGE_IN_16_BITS if narrow else _LARGE)
     if options.before is None or options.after is None or q.device.type != "cpu":
         return False
-    return 8 * (options.before + options.after + 1) <= k.shape[2]
+    seen = options.before + options.after + 1
+    return 8 * seen <= keys and keys >= (_LONG_IN_16_BITS if narrow else _LONG)
 
 
 dot_product_attention.candidate("tiled", when=_why_not, best=_best, differentiable=True)(tiled)

@@ -223,18 +223,19 @@ def test_under_vmap_and_autocast() -> None:
 
 
 def test_what_is_chosen_on_a_cpu() -> None:
-    x = randn(2, 8, 256, 16, dtype=torch.float32)
-
-    def chosen(**options: Any) -> str:
+    def chosen(length: int, **options: Any) -> str:
+        x = randn(1, 4, length, 8, dtype=torch.float32)
         return OP.chosen(x, x, x, **options).candidate.name
 
-    assert chosen() == chosen(after=0) == "vendor"
-    assert (
-        chosen(before=16, after=0)
-        == chosen(softcap=2.0)
-        == chosen(dropout=0.5, seed=torch.tensor(1))
-        == "tiled"
-    )
+    assert chosen(2048) == chosen(2048, after=0) == chosen(256, before=16, after=0) == "vendor"
+    assert chosen(256, softcap=2.0) != "tiled"
+    tiles = {
+        chosen(2048, before=255, after=0),
+        chosen(2048, softcap=2.0),
+        chosen(64, dropout=0.5, seed=torch.tensor(1)),
+    }
+    assert tiles == {"tiled"}
+    assert chosen(2048, before=256, after=0) == "vendor"
 
 
 PEAK = """
