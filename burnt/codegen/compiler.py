@@ -254,6 +254,10 @@ def flags() -> tuple[str, ...]:
     machine = platform.machine().lower()
     if machine in ("x86_64", "amd64", "i686"):
         native: tuple[str, ...] = ("-march=native",)
+        if "avx512_vbmi2" in cpu_features().split():
+            # Vectors of 512 bits cost older processors their clock, for which gcc takes 256 by itself. Since
+            # Ice Lake and Zen 4 they do not: exponentials and error functions take 0.75 of the time.
+            native += ("-mprefer-vector-width=512",)
     elif platform.system() == "Darwin":
         native = ("-mcpu=apple-m1",)  # older clangs of Apple's know no native
     elif machine in ("aarch64", "arm64", "ppc64le"):

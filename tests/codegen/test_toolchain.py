@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import json
 import os
+import platform
 import re
 import signal
 import struct
@@ -147,6 +148,14 @@ class TestNumbers:
         assert {"-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp"} <= set(
             flags
         )
+
+    @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="vectors of x86 processors")
+    def test_wide_vectors_where_they_cost_no_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        wide = "-mprefer-vector-width=512"
+        monkeypatch.setattr(compiler, "cpu_features", lambda: "flags : avx2 avx512f avx512_vbmi2 sha_ni")
+        assert wide in compiler.flags.__wrapped__()
+        monkeypatch.setattr(compiler, "cpu_features", lambda: "flags : avx2 avx512f")
+        assert wide not in compiler.flags.__wrapped__()
 
     def test_denormals_live_on_in_torch_and_in_the_kernel(self) -> None:
         half = """
