@@ -35,12 +35,9 @@ __all__ = ["MIN_HEIGHT", "MIN_WIDTH", "MonitorApp"]
 
 MIN_WIDTH, MIN_HEIGHT = 80, 24
 
-_GONE_SECONDS = (
-    1.0  # after so long the next key is let through, if the widget that had the one before is gone
-)
-_STUCK_SECONDS = (
-    30.0  # and after so long in any case: beside a training that keeps every core busy a key takes long
-)
+# After so long the next key is let through: if the widget that had the one before is gone, and in any case.
+# Beside a training that keeps every core busy a key takes long.
+_GONE_SECONDS, _STUCK_SECONDS = 1.0, 30.0
 _LOG = logging.getLogger(__name__)
 
 

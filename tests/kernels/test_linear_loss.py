@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_16_bit_gradients_are_summed_in_32() -> None:
 
 
 PEAK = """
-import sys, torch
+import ctypes, sys, torch
 from pathlib import Path
 from torch.nn import functional as F
 from burnt.kernels import linear_cross_entropy
@@ -120,7 +121,6 @@ torch.set_num_threads(1)
 rows, width, classes = 1024, 128, 32000
 x, weight = torch.randn(rows, width, requires_grad=True), torch.randn(classes, width, requires_grad=True)
 target = torch.randint(classes, (rows,))
-small = target[:256] % 100
 def memory(what):
     text = Path("/proc/self/status").read_text()
     return int(text.split(what + ":")[1].split()[0])
@@ -128,8 +128,9 @@ def run(fn, *args):
     fn(*args).backward()
 way = linear_cross_entropy.candidates[sys.argv[1]]
 rest = None, -100, "mean", 0.0, 0.0
-run(way, x[:256, :16], weight[:100, :16], small, *rest)
+run(way, x, weight, target, *rest)  # what is imported, traced and compiled does not count
 x.grad = weight.grad = None
+ctypes.CDLL(None).malloc_trim(0)
 Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
 before = memory("VmRSS")
 run(way, x, weight, target, *rest)
@@ -139,14 +140,15 @@ print(memory("VmHWM") - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the peak of a process's memory")
 def test_the_logits_are_never_there_as_a_whole() -> None:
+    # What is freed goes back to the system at once: how the heap is cut up does not count.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
     peaks = {}
     for name in ("vendor", "chunked"):
-        done = subprocess.run(
-            [sys.executable, "-c", PEAK, name], capture_output=True, text=True, cwd=ROOT, timeout=240
-        )
+        command = [sys.executable, "-c", PEAK, name]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240)
         assert done.returncode == 0, done.stderr
         peaks[name] = int(done.stdout) << 10
     gradients = 4 * (1024 * 128 + 32000 * 128)
     logits = 4 * 1024 * 32000
     assert peaks["vendor"] - gradients > logits
-    assert peaks["chunked"] - gradients < 0.5 * (peaks["vendor"] - gradients), peaks
+    assert peaks["chunked"] - gradients < 0.15 * (peaks["vendor"] - gradients), peaks

@@ -40,7 +40,7 @@ def run(file: str, *options: str, seconds: float) -> None:
     assert done.returncode == 0 or "full" in options, f"{file} holds no tests"
 
 
-# Of folds that these two are about, the gate's programs have some, at every change.
+# Minutes each. At every change the gate's programs fold several ways, all of them with one size of blocks.
 RARELY = {"test_online.py", "test_tuning.py"}
 
 
