@@ -82,6 +82,24 @@ def decompositions(names: tuple[str, ...]) -> dict[Any, Callable[..., Any]]:
     return dict(get_decompositions([getattr(torch.ops.aten, name) for name in names]))
 
 
+@contextlib.contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """Hooks of saved tensors (checkpointing, offloading) are not asked, and are back afterwards.
+
+    torch.func's transforms refuse to run beside them.
+    """
+    hooks = torch._C._autograd
+    aside = []
+    while (top := hooks._top_saved_tensors_default_hooks(False)) is not None:
+        aside.append(top)
+        hooks._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pair in reversed(aside):
+            hooks._push_saved_tensors_default_hooks(*pair)
+
+
 def trace_to_aten(
     fn: Callable[..., Any], args: Sequence[Any], table: dict[Any, Callable[..., Any]]
 ) -> tuple[torch.fx.GraphModule, Any]:

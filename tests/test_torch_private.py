@@ -187,3 +187,22 @@ def test_onednn_convolves_with_a_tail_and_packed_weights() -> None:
     assert made.is_contiguous(memory_format=form)
     tanh = torch.nn.functional.gelu(plain, approximate="tanh")
     torch.testing.assert_close(_torch.onednn_conv(x, packed, bias, None, *sizes, "gelu", "tanh"), tanh)
+
+
+def test_hooks_of_saved_tensors_are_laid_aside_and_come_back() -> None:
+    asked = []
+
+    def hook(name):
+        return lambda tensor: (asked.append(name), tensor)[1]
+
+    x = torch.ones(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(hook("outer"), hook("outer back")):
+        with torch.autograd.graph.saved_tensors_hooks(hook("inner"), hook("inner back")):
+            with _torch.without_saved_tensor_hooks():
+                (x * x).sum()
+                torch.func.vjp(torch.sin, x)
+            assert asked == []
+            x.exp()
+            assert asked == ["inner"]
+        x.exp()
+        assert asked == ["inner", "outer"]

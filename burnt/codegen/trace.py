@@ -151,6 +151,7 @@ class _Kept(TorchFunctionMode):
         return tensor.new_zeros(*tensor.shape, num_classes).scatter(-1, tensor.unsqueeze(-1), 1)
 
 
+@_torch.without_saved_tensor_hooks()
 def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
     """Trace a function at example arguments.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor
 
 from burnt.codegen import Function, explain, fuse, toolchain
@@ -1130,3 +1132,20 @@ def test_evenly_spaced_numbers(dtype: torch.dtype) -> None:
             torch.testing.assert_close(made, right)
         else:
             assert torch.equal(made, right)
+
+
+@pytest.mark.parametrize("way", ["hooks", "checkpoint"])
+def test_a_backward_of_its_own_where_saved_tensors_have_hooks(way: str) -> None:
+    fused = fuse(lambda x: torch.erf(x) * x)
+    x = torch.randn(5, 7, requires_grad=True)
+    with contextlib.ExitStack() as stack:
+        if way == "hooks":
+            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(Tensor.clone, Tensor.detach))
+            made = fused(x)
+        else:
+            made = torch.utils.checkpoint.checkpoint(fused, x, use_reentrant=False)
+        with torch.profiler.profile() as profile:
+            (found,) = torch.autograd.grad(made.sum(), x)
+    (expected,) = torch.autograd.grad((torch.erf(x) * x).sum(), x)
+    torch.testing.assert_close(found, expected)
+    assert "aten::erf" not in {event.key for event in profile.key_averages()}
