@@ -88,7 +88,7 @@ def without_saved_tensor_hooks() -> Iterator[None]:
 
     torch.func's transforms refuse to run beside them.
     """
-    hooks = torch._C._autograd
+    hooks: Any = torch._C._autograd
     aside = []
     while (top := hooks._top_saved_tensors_default_hooks(False)) is not None:
         aside.append(top)

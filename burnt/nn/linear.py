@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
+from burnt import _torch, kernels
 from burnt.module import Module
 
 __all__ = ["Linear"]
+
+_LARGE = 1 << 20  # multiplications below which looking for a faster product than torch's takes too long
 
 
 class Linear(Module, torch.nn.Linear):
@@ -24,6 +29,8 @@ class Linear(Module, torch.nn.Linear):
         ``[out_features, in_features]``, ``bias`` ``[out_features]``.
 
     Layout, names and initial values are those of :class:`torch.nn.Linear` (Burn keeps the weight transposed).
+    The product is `burnt.kernels.linear`'s, torch's own where calls are recorded instead of run (compilers,
+    transforms, `burnt.summary`).
 
     >>> import torch
     >>> Linear(3, 2)(torch.zeros(4, 3)).shape
@@ -39,3 +46,10 @@ class Linear(Module, torch.nn.Linear):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The map of each row, ``[..., in_features]`` to ``[..., out_features]``."""
+        recorded = torch.compiler.is_compiling() or not _torch.is_plain_call()
+        if recorded or input.numel() * self.out_features < _LARGE:
+            return F.linear(input, self.weight, self.bias)
+        return kernels.linear(input, self.weight, self.bias)

@@ -1,0 +1,76 @@
+"""Linear goes by `burnt.kernels.linear` where that pays, and by torch's call where calls are recorded."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from burnt import _torch, kernels, nn
+from burnt.errors import InputRuntimeError
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The candidates that are called, on a processor where MKL is slow."""
+    known: list[str] = []
+    op = kernels.linear
+
+    def call(*args: Any) -> Tensor:
+        known.append(op.chosen(*args).candidate.name)
+        return op(*args)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(sys.modules["burnt.kernels.matmul"], "_mkl_is_slow", lambda: True)
+    monkeypatch.setattr(op, "_entries", {})
+    monkeypatch.setattr(kernels, "linear", lambda *args: call(*args, None, None))
+    return known
+
+
+def gradients(layer: torch.nn.Module, x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    made = layer(x)
+    return [made, *torch.autograd.grad(made.square().sum(), [x, *layer.parameters()])]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_large_products_are_the_best_candidates(calls: list[str], bias: bool) -> None:
+    layer, x = nn.Linear(128, 200, bias), torch.randn(3, 40, 128)
+    exact = torch.nn.Linear(128, 200, bias, dtype=torch.float64)
+    exact.load_state_dict(layer.state_dict())
+    for ours, theirs in zip(gradients(layer, x), gradients(exact, x.double()), strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-5, atol=1e-4)
+    assert calls == ["onednn" if _torch.onednn_takes(torch.float32) else "vendor"]
+
+
+def test_small_ones_and_what_is_recorded_are_torchs(calls: list[str]) -> None:
+    layer, x = nn.Linear(128, 200), torch.randn(120, 128)
+    expected = torch.nn.functional.linear(x, layer.weight, layer.bias)
+    assert torch.equal(layer(x[:2]), torch.nn.functional.linear(x[:2], layer.weight, layer.bias))
+    torch.testing.assert_close(torch.vmap(layer)(x.view(2, 60, 128)).flatten(0, 1), expected)
+    seen: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    torch.testing.assert_close(torch.compile(layer, backend=backend, fullgraph=True)(x), expected)
+    assert any("linear" in name and "burnt" not in name for name in seen), seen
+    assert calls == []
+
+
+def test_autocast_computes_in_its_dtype() -> None:
+    layer, x = nn.Linear(128, 200), torch.randn(120, 128)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, theirs = layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias)
+    assert ours.dtype == theirs.dtype == torch.bfloat16
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(
+        InputRuntimeError, match=r"x and weight of linear do not fit(.|\n)*found +x \[120, 100\]"
+    ):
+        nn.Linear(128, 200)(torch.randn(120, 100))
