@@ -35,7 +35,7 @@ _STAIRS = 8  # tiles that causal queries are cut into, each of which sees less t
 # Scores from which tiles are faster than the definition's plain calls, with dropout and without (2 threads;
 # forward and backward 1.3 to 1.5 times at 12 heads of 512 x 64 and more). The latter in 16 bits, which tiles
 # multiply in float32, for their memory alone where torch has fast products of 16 bits.
-_LARGE_WITH_DROPOUT, _LARGE, _LARGE_IN_16_BITS = 1 << 12, 1 << 22, 1 << 26
+_LARGE_WITH_DROPOUT, _LARGE, _LARGE_IN_16_BITS = 1 << 12, 1 << 24, 1 << 26
 # Keys from which a window of an eighth of them is faster by tiles than with a mask, which skips nothing.
 _LONG, _LONG_IN_16_BITS = 1 << 11, 1 << 13
 
