@@ -48,7 +48,8 @@ class Blocks:
 
 
 # By kernel: for the wider of a head's sizes in keys and values, at most this, block sizes. Found by compiling
-# for the targets: the largest tiles of a few that leave all in registers and shared memory.
+# for the targets: the largest tiles of a few that leave all in registers and shared memory. RDNA's wide heads
+# do not fit even into the smallest ones, and spill.
 _Table = dict[str, dict[int, Blocks]]
 _HOPPER: _Table = {  # and what comes after: products of several warps at once, read from shared memory
     "forward": {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 3), 256: Blocks(64, 32, 8, 2)},
@@ -73,7 +74,12 @@ _RDNA: _Table = {
 _FLOAT32: _Table = {
     "forward": {64: Blocks(64, 32, 8, 2), 128: Blocks(32, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
     "keys": {64: Blocks(32, 32, 8, 1), 128: Blocks(16, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
-    "queries": {64: Blocks(32, 32, 8, 1), 128: Blocks(32, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
+    "queries": {64: Blocks(32, 32, 4, 1), 128: Blocks(32, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
+}
+_RDNA_FLOAT32: _Table = {  # which has no matrix products of float32: all terms are in registers
+    "forward": {64: Blocks(32, 16, 8, 1), 128: Blocks(16, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
+    "keys": {64: Blocks(16, 16, 8, 1), 128: Blocks(16, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
+    "queries": {64: Blocks(16, 16, 8, 1), 128: Blocks(16, 16, 16, 1), 256: Blocks(16, 16, 16, 1)},
 }
 _LARGE_SHARED = 200 << 10
 
@@ -89,14 +95,15 @@ def pick(size: int, itemsize: int, limits: Limits) -> dict[str, Blocks]:
     >>> pick(128, 2, Limits(132, shared=227 << 10))["forward"]
     Blocks(m=128, n=64, warps=8, stages=3)
     """
+    rdna = limits.rocm and limits.lanes == 32
     if itemsize == 4:
-        table = _FLOAT32
+        table = _RDNA_FLOAT32 if rdna else _FLOAT32
     elif limits.rocm:
-        table = _RDNA if limits.lanes == 32 else _CDNA
+        table = _RDNA if rdna else _CDNA
     else:
         table = _HOPPER if limits.shared >= _LARGE_SHARED else _AMPERE
     width = next(known for known in (64, 128, 256) if size <= known)
-    found = {"dots": Blocks(32, 16, 4, 1)}
+    found = {"dots": Blocks(16 if itemsize == 4 else 32, 16, 4, 1)}
     for kernel, sizes in table.items():
         blocks = sizes[width]
         while blocks.stages > 1 and shared(kernel, blocks, width, itemsize) > limits.shared:
