@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from burnt import nn
+from tests.gpu.test_device import LAYERS
+
 ROOT = Path(__file__).parents[2]
 STAGES = ["facts", "gpu-tests", "codegen", "cpu-tests", "digits", "learner", "tune", "kernels"]
 
@@ -27,6 +30,10 @@ def gpu(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], 
     )
     assert (out / file.name).read_text() == file.read_text()
     return done, json.loads(file.read_text())
+
+
+def test_every_layer_has_a_case() -> None:
+    assert sorted(LAYERS) == sorted(nn.__all__)
 
 
 def test_it_can_be_executed() -> None:
