@@ -38,7 +38,7 @@ from burnt.train.store import (
 )
 from burnt.train.store.liveness import SILENT_SECONDS, State
 from burnt.train.store.reader import Head, NewestIds, marked_points, mean_points, state_of
-from burnt.train.store.schema import DATABASE
+from burnt.train.store.schema import DATABASE, unreadable
 
 __all__ = ["LIVE", "Checkpoint", "Library", "RunView", "ViewState"]
 
@@ -308,7 +308,12 @@ class RunView:
                 if not self.live:
                     self.close()
         now = time.monotonic()
-        stamp = _stamp(self.folder)
+        try:
+            stamp = _stamp(self.folder)
+        except PermissionError as error:
+            self.close()
+            self._fail(unreadable(self.folder / DATABASE, error))
+            return
         if stamp is None:
             self.close()
             # The folder is looked at first: a run is deleted when somebody deleted it, not before it began.
@@ -665,10 +670,16 @@ def _unexpected(label: str, error: Exception) -> RunError:
 
 
 def _stamp(folder: Path) -> tuple[tuple[int, int, int], tuple[int, int, int] | None] | None:
-    """What changes when a run's database is written; None when there is none."""
+    """What changes when a run's database is written; None when there is none.
+
+    Raises:
+        PermissionError: the folder may not be looked into.
+    """
     path = os.path.join(folder, DATABASE)
     try:
         database = _file(path)
+    except PermissionError:
+        raise
     except OSError:
         return None
     try:

@@ -310,6 +310,7 @@ def test_compiles_whole(name: str) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.skipif(" " in torch.__file__, reason="Inductor cannot link with a torch below such a folder")
 def test_inductor_compiles_whole() -> None:
     x, w = torch.randn(8, 16, requires_grad=True), torch.randn(16, requires_grad=True)
     compiled = torch.compile(lambda x, w: kernels.layer_norm(x * 2, w, activation="gelu"), fullgraph=True)

@@ -136,6 +136,27 @@ def test_the_best_is_that_of_what_holds(tmp_path: Path) -> None:
     assert (view.metric_best.value, view.metric_best.step) == (0.7, 3)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else for a moment")
+def test_a_run_that_may_not_be_read_stays_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RunWriter.create(tmp_path / "run").close("finished")
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(model, "_RETRY_SECONDS", 0.0)
+    view = RunView(Path("run"))
+    view.refresh()
+    Path("run").chmod(0o700)
+    os.seteuid(65534)
+    try:
+        view.refresh()
+        assert (view.state, view.note) == ("unreadable", "the run may not be read: Permission denied")
+    finally:
+        os.seteuid(0)
+    view.refresh()
+    assert view.state == "finished"
+
+
 @pytest.mark.parametrize("batches", [[1, 1, 1], [5000, 1, 3000, 4000], [15, 1, 16, 255, 4096]])
 def test_a_trace_extended_shows_what_one_read_at_once_does(tmp_path: Path, batches: list[int]) -> None:
     run = RunWriter.create(tmp_path / "run")

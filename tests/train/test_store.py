@@ -580,6 +580,27 @@ def test_find_runs_while_a_run_ends(tmp_path, monkeypatch):
     assert find_runs(tmp_path) == [tmp_path / "a"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else for a moment")
+def test_a_run_that_may_not_be_read_is_listed_and_says_so(tmp_path, monkeypatch):
+    for name in ("open", "shut"):
+        RunWriter.create(tmp_path / name).close("finished")
+    with pytest.raises(RunError):  # whatever is imported for it is there then
+        RunReader(tmp_path)
+    for name, mode in ((".", 0o755), ("shut", 0o700)):
+        (tmp_path / name).chmod(mode)
+    monkeypatch.chdir(tmp_path)  # above it nobody else may pass
+    os.seteuid(65534)
+    try:
+        found = find_runs(".")
+        with pytest.raises(
+            RunError, match=r"may not be read(.|\n)*Permission denied(.|\n)*chmod -R a\+rX shut"
+        ):
+            RunReader("shut")
+    finally:
+        os.seteuid(0)
+    assert found == [Path("open"), Path("shut")]
+
+
 # --- who lives
 
 

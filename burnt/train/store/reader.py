@@ -223,7 +223,11 @@ class RunReader:
         self.folder = Path(folder)
         self._path = self.folder / DATABASE
         self._lock = threading.RLock()
-        if not self._path.is_file():
+        try:
+            there = self._path.is_file()
+        except PermissionError as error:
+            raise unreadable(self._path, error) from error
+        if not there:
             raise RunError(
                 f"{self.folder} holds no run",
                 expected=str(self._path),
@@ -673,10 +677,16 @@ class RunReader:
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:
     """The run folders at and below a folder, the most recently written first.
 
-    Folders that cannot be listed are passed over, and links are not followed.
+    A folder that may not be listed counts as a run: whoever reads it is told why that cannot be. Links are
+    not followed.
     """
     found = []
-    for folder, below, files in os.walk(root):
+
+    def not_listed(error: OSError) -> None:
+        if isinstance(error, PermissionError):
+            found.append(Path(error.filename))
+
+    for folder, below, files in os.walk(root, onerror=not_listed):
         if DATABASE in files:
             below.clear()  # a run holds no runs
             found.append(Path(folder))

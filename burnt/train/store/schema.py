@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -178,7 +179,14 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def unreadable(path: Path, error: Exception) -> RunError:
-    """The error for a `run.db` that SQLite cannot read: locked by another process, or damaged."""
+    """The error for a `run.db` that cannot be read: not allowed, locked by another process, or damaged."""
+    if isinstance(error, PermissionError):
+        return RunError(
+            "the run may not be read",
+            where=str(path),
+            found=error.strerror,
+            hint=f"whoever owns it can give leave: chmod -R a+rX {shlex.quote(str(path.parent))}",
+        )
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
         return RunError(
             "the run's database is locked",

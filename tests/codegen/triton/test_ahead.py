@@ -133,7 +133,7 @@ def kernels(case: str, dtype: str) -> list[Any]:
 
 # ptxas may put one or two addresses on the stack before the call that an exact division by a denormal takes,
 # once in a kernel and outside of its loops.
-_AROUND_A_CALL = 8
+_AROUND_A_CALL = 16
 
 
 def check(case: str, dtype: str, target: str, folder: Any) -> None:
