@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import platform
 
 import torch
 
-__all__ = ["DeviceInfo", "best_device", "device_info"]
+__all__ = ["DeviceInfo", "best_device", "cpu_is_intel", "device_info"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +58,12 @@ def device_info(device: torch.device | str | None = None) -> DeviceInfo:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return DeviceInfo("cpu", "cpu", _cpu_name(), memory, torch.backends.cpu.get_cpu_capability(), True)
     return DeviceInfo(str(chosen), chosen.type, chosen.type, None, "", False)
+
+
+@functools.cache
+def cpu_is_intel() -> bool:
+    """Whether the processor is one of Intel's, which torch's own CPU kernels and MKL were tuned for."""
+    return "Intel" in device_info("cpu").name
 
 
 def best_device() -> torch.device:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from burnt.device import cpu_is_intel
 from burnt.kernels.checks import floating, one_device, one_dtype, one_of
 from burnt.kernels.op import op
 
@@ -55,9 +56,15 @@ def _unknown_approximation(name: str, approximate: str) -> Exception:
     )
 
 
+def _gelu_vendor_best(x: Tensor, approximate: str) -> bool:
+    """torch's takes 0.6 to 0.85 of the time of ours on a Xeon, whose memory keeps up with both."""
+    return x.is_cpu and approximate == "none" and x.dtype != torch.float64 and cpu_is_intel()
+
+
 @op(
     check=_check_gelu,
     examples=lambda device: [(*a, kind) for kind in ("none", "tanh") for a in _examples(device)],
+    vendor_best=_gelu_vendor_best,
 )
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     r"""The Gaussian error linear unit, :math:`x\,\Phi(x)`.

@@ -9,7 +9,6 @@ layout once, and 16-bit products in float32 where the processor has no instructi
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
 from burnt import _torch
-from burnt.device import device_info
+from burnt.device import cpu_is_intel
 from burnt.errors import InputRuntimeError
 from burnt.kernels.activation import activated, check_activation
 from burnt.kernels.checks import floating, one_device, one_dtype
@@ -168,10 +167,9 @@ _TAILS = {
 }  # fmt: skip
 
 
-@cache
 def _mkl_is_slow() -> bool:
     """Whether torch multiplies by MKL, which takes slow paths on processors that are not Intel's."""
-    return _torch.has_mkl() and "Intel" not in device_info("cpu").name
+    return _torch.has_mkl() and not cpu_is_intel()
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
