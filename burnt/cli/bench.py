@@ -107,6 +107,8 @@ def _row(device: str, step: str, compared: Any) -> dict[str, Any]:
 
 
 def _print(found: Sequence[dict[str, Any]], report: bool) -> None:
+    from burnt.swapping.report import in_ms
+
     page = Page()
     rows: list[list[str | Cell]] = []
     for row in found:
@@ -119,9 +121,7 @@ def _print(found: Sequence[dict[str, Any]], report: bool) -> None:
             low, high = rival["quartiles"]
             style = "green" if name != "eager" and low > 1 else ""
             speed = Cell(f"{rival['speed']:.2f}x", style)
-            rows.append(
-                [*line, f"{rival['ms']:.3g}", speed, f"{low:.2f}-{high:.2f}, {rival['rounds']} rounds"]
-            )
+            rows.append([*line, in_ms(rival["ms"]), speed, f"{low:.2f}-{high:.2f}, {rival['rounds']} rounds"])
     page.table(["device", "step", "", "ms", "speed", "quartiles"], rows, right=("ms", "speed"))
     if report:
         for row in found:

@@ -255,8 +255,8 @@ def flags() -> tuple[str, ...]:
     if machine in ("x86_64", "amd64", "i686"):
         native: tuple[str, ...] = ("-march=native",)
         if "avx512_vbmi2" in cpu_features().split():
-            # Vectors of 512 bits cost older processors their clock, for which gcc takes 256 by itself. Since
-            # Ice Lake and Zen 4 they do not: exponentials and error functions take 0.75 of the time.
+            # Vectors of 512 bits cost processors before Ice Lake their clock; gcc takes 256 for those that it
+            # does not know, too. On a Xeon of today exponentials and error functions take 0.75 of the time.
             native += ("-mprefer-vector-width=512",)
     elif platform.system() == "Darwin":
         native = ("-mcpu=apple-m1",)  # older clangs of Apple's know no native

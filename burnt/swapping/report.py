@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from burnt.swapping.site import Plan, Site
 
-__all__ = ["Report", "Row"]
+__all__ = ["Report", "Row", "in_ms"]
 
 _LONGEST = 30  # characters of paths in a line
 _WAITS = "waits for its first call"
@@ -161,10 +161,19 @@ def _speed(row: Row) -> str:
     if row.speed is None:
         return "-"
     before, after = row.milliseconds["whole"]
-    return f"{row.speed:.2f}x  {before:.3g} -> {after:.3g} ms"
+    return f"{row.speed:.2f}x  {in_ms(before)} -> {in_ms(after)} ms"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = ("  ".join(t.ljust(w) for t, w in zip(row, widths, strict=True)).rstrip() for row in rows)
     return [f"  {line}" for line in padded]
+
+
+def in_ms(value: float) -> str:
+    """Milliseconds to three digits, without an exponent.
+
+    >>> in_ms(0.12345), in_ms(1135.6)
+    ('0.123', '1136')
+    """
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
