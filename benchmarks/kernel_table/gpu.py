@@ -67,6 +67,9 @@ class Family:
         backward: is timed, too, as a row of its own.
         share: whether its bytes say what it has to move.
         label: names its rows; without one, the op does.
+        small: shapes for rehearsals and host time; without them, fewer rows.
+        product: it multiplies matrices, which the means over what moves memory leave out.
+        peak: memory is measured, too: what a call holds at its most, beside its inputs.
     """
 
     op: str
@@ -78,10 +81,14 @@ class Family:
     backward: bool = True
     share: bool = True
     label: str = ""
+    small: Sequence[Spec] | None = None
+    product: bool = False
+    peak: bool = False
 
     def inputs(self, device: torch.device, gradients: bool, divisor: int) -> list[Tensor]:
         made = []
-        for spec in self.specs:
+        specs, divisor = (self.small, 1) if self.small and divisor > 1 else (self.specs, divisor)
+        for spec in specs:
             if spec[0] == "classes":
                 _, classes, shape = spec
                 made.append(torch.randint(classes, smaller(shape, divisor), device=device))
@@ -184,6 +191,50 @@ def flex() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=False)
 
 
+def own(op: Any, *args: Any) -> Tensor:
+    """What our own kernel makes, also where the vendor's is faster."""
+    made: Tensor = op.candidates["generated"](*args)
+    return made
+
+
+def channels_first(x: Tensor) -> Tensor:
+    """``[batch, height, width, channels]`` as torch names the axes; in memory channels stay last."""
+    return x.permute(0, 3, 1, 2)
+
+
+def conv_block(op: Any, x: Tensor, w: Tensor, scale: Tensor, bias: Tensor, r: Tensor) -> Tensor:
+    x, w, r = map(channels_first, (x, w, r))
+    made: Tensor = op(x, w, bias, scale, r, "relu", padding=1)
+    return made
+
+
+def plain_block(x: Tensor, w: Tensor, scale: Tensor, bias: Tensor, r: Tensor) -> Tensor:
+    x, w, r = map(channels_first, (x, w, r))
+    made = F.conv2d(x, w, padding=1) * scale.view(-1, 1, 1) + bias.view(-1, 1, 1)
+    return torch.relu(made + r)
+
+
+def last_layer(x: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(x, w), t.flatten())
+
+
+def squares(size: int) -> Family:
+    """A matrix product by our own kernel beside torch's library."""
+    return Family("matmul", [(size, size)] * 2, own, lambda a, b: a @ b, torch.matmul, share=False,
+                  product=True, label=f"matmul {size}, our own", small=[(64, 64)] * 2)  # fmt: skip
+
+
+def block(size: int, channels: int) -> Family:
+    """A convolution with folded batch norm, residual and relu, channels last."""
+
+    def specs(batch: int, size: int) -> list[Spec]:
+        images = (batch, size, size, channels)
+        return [images, (channels, 3, 3, channels), (channels,), (channels,), images]
+
+    return Family("conv", specs(32, size), conv_block, plain_block, plain_block, share=False, product=True,
+                  label=f"conv {size}x{size}x{channels}", small=specs(2, 8))  # fmt: skip
+
+
 def windows(x: Tensor) -> Tensor:
     return x.unfold(2, 3, 2).unfold(3, 3, 2)
 
@@ -245,17 +296,27 @@ FAMILIES: tuple[Family, ...] = (
            lambda i, w: w[i.flatten()], lambda i, w: F.embedding(i.flatten(), w), share=False),
     # torch's own is the best backend of its call; with functions of the scores, flex_attention.
     Family("attention", [HEADS] * 3, lambda op, q, k, v: op(q, k, v), attention,
-           F.scaled_dot_product_attention, share=False),
+           F.scaled_dot_product_attention, share=False, product=True),
     Family("attention", [HEADS] * 3, lambda op, q, k, v: op(q, k, v, causal=True),
            lambda q, k, v: attention(q, k, v, causal),
            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), share=False,
-           label="attention, causal"),
+           label="attention, causal", product=True),
     Family("attention", [HEADS] * 3, lambda op, q, k, v: op(q, k, v, score=soft_cap),
            lambda q, k, v: attention(q, k, v, soft_cap), lambda q, k, v: flex()(q, k, v, score_mod=soft_cap),
-           share=False, label="attention, soft cap beside flex_attention"),
+           share=False, label="attention, soft cap beside flex_attention", product=True),
     Family("attention", [HEADS] * 3, lambda op, q, k, v: op(q, k, v, score=relative),
            lambda q, k, v: attention(q, k, v, relative), lambda q, k, v: flex()(q, k, v, score_mod=relative),
-           share=False, label="attention, distances beside flex_attention"),
+           share=False, label="attention, distances beside flex_attention", product=True),
+    *(squares(size) for size in (2048, 4096, 8192)),
+    Family("linear", [(8192, 4096), (4096, 4096), WIDE], lambda op, x, w, b: op(x, w, b, None, "gelu"),
+           lambda x, w, b: gelu(F.linear(x, w, b)), lambda x, w, b: F.gelu(F.linear(x, w, b)), share=False,
+           label="linear, bias, gelu", small=[(64, 64), (64, 64), (64,)], product=True),
+    *(block(*sizes) for sizes in ((56, 64), (28, 128), (14, 256))),
+    # A last layer as Llama's of 1 B parameters has it.
+    Family("linear_cross_entropy", [(8192, 2048), (128_256, 2048), ("classes", 128_256, (8192, 1))],
+           lambda op, x, w, t: op(x, w, t.flatten()), last_layer, last_layer,
+           ("liger_fused_linear_cross_entropy", lambda f, x, w, t: f(x, w, t.flatten())), share=False,
+           small=[(64, 32), (256, 32), ("classes", 256, (64, 1))], product=True, peak=True),
 )  # fmt: skip
 
 
@@ -398,11 +459,24 @@ def measure(
         result["seconds"] = seconds["burnt"]
         result["quartiles"] = quartiles(samples["burnt"])
         result["rivals"] = {n: s / seconds["burnt"] for n, s in seconds.items() if n != "burnt"}
-        small = family.inputs(device, gradients, max(divisor, first[0].numel() // SMALL))
+        small = family.inputs(device, gradients, max(divisor, first[0].numel() // SMALL, 2))
+        if family.peak and device.type == "cuda":
+            ways = {n: clock.runner(fn, first, gradients) for n, fn in functions.items() if n in seconds}
+            result["peak_mb"] = {name: peak(run) for name, run in ways.items()}
         result["host_us"] = host_microseconds(functions["burnt"], small)
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
     return result
+
+
+def peak(run: Callable[[], object]) -> float:
+    """Megabytes that a call holds at its most, beside what is there before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 1e6
 
 
 def tuned(fn: Callable[..., Any], inputs: Sequence[Tensor]) -> dict[str, Any] | None:
@@ -445,10 +519,10 @@ def line(name: str, row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
 
 
 def means(rows: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:
-    """Geometric means of the ratios, over the rows that have a rival."""
+    """Geometric means of the ratios, over the rows of what moves memory that have a rival."""
     found = {}
     for name in names:
-        ratios = [row["rivals"][name] for row in rows.values() if name in row["rivals"]]
+        ratios = [r["rivals"][name] for r in rows.values() if name in r["rivals"] and not r["product"]]
         if ratios:
             found[name] = math.exp(statistics.fmean(map(math.log, ratios)))
     return found
@@ -488,6 +562,7 @@ def run(options: argparse.Namespace) -> None:
         row = measure(family, gradients, names, device, divisor, rounds, options.tune)
         if "seconds" in row and family.share:
             row["share"] = row["bytes"] / row["seconds"] / copy
+        row["product"] = family.product
         results["rows"][name] = row
         results["means"] = means(results["rows"], names)
         if options.json:
@@ -507,6 +582,10 @@ def report(results: Mapping[str, Any], names: Sequence[str]) -> None:
     ]
     lines = [line(name, row, names) for name, row in results["rows"].items()]
     print(text_table([head, *lines, ["geometric mean", "", "", *mean, "", ""]]))
-    print("* not captured in a graph")
+    print("* not captured in a graph; the mean is over what moves memory, without products of matrices")
+    for name, row in results["rows"].items():
+        if "peak_mb" in row:
+            used = ", ".join(f"{rival} {megabytes:.0f} MB" for rival, megabytes in row["peak_mb"].items())
+            print(f"memory of {name}: {used}")
     if results.get("left_out"):
         print(f"left out for want of time: {', '.join(results['left_out'])}")

@@ -26,6 +26,7 @@ from burnt import _torch
 from burnt.codegen.backward import Differentiable, derive
 from burnt.codegen.compiled import CompiledPlan, fault
 from burnt.codegen.ir import Kernel
+from burnt.codegen.lower.products import why_apart
 from burnt.codegen.saved import Saved, returning, worth_saving
 from burnt.codegen.schedule import Call
 from burnt.codegen.target import C, Target, target_of
@@ -237,7 +238,7 @@ class Function(Dissolving):
     def _made(self, args: Sequence[Any], tensors: Sequence[Tensor], held: list[Any]) -> Planned:
         target = self.target or (target_of(tensors[0].device) if tensors else C)
         if self.lowered and self.target is None and isinstance(target, Target) and target.products:
-            target = dataclasses.replace(target, products=lambda node: None)
+            target = dataclasses.replace(target, products=why_apart)
         reason = target if isinstance(target, str) else self._unsuited(tensors) or _unsuited_captures(held)
         if isinstance(target, str) or reason is not None:
             return self._plain(str(reason), held)

@@ -26,7 +26,7 @@ from burnt.codegen.ir import (
 from burnt.codegen.triton_layout import Layout
 from burnt.errors import UnsupportedError
 
-__all__ = ["EVERYWHERE", "TL", "Elements", "Value"]
+__all__ = ["EVERYWHERE", "TL", "Elements", "Value", "union"]
 
 TL = {
     torch.float32: "tl.float32", torch.float64: "tl.float64", torch.bfloat16: "tl.float32",
@@ -154,7 +154,7 @@ class Elements:
             return self.define(self.converted(place, torch.int64), place.axes)
         if op == "masked":
             test = self.visit(expr.args[0], guard)
-            inner = Value(f"{guard.text} & {test.text}", _union(guard, test)) if guard.text else test
+            inner = Value(f"{guard.text} & {test.text}", union(guard, test)) if guard.text else test
             yes, no = self.visit(expr.args[1], inner), self.visit(expr.args[2], guard)
             return self.choice(test, yes, no, expr.dtype)
         if op == "checked":
@@ -165,7 +165,7 @@ class Elements:
             # Places are compared as they are: an int64 of its own is not needed.
             a, b = (self.bound(a, guard) for a in expr.args)
             if not (a.literal and b.literal):
-                return self.define(f"{a.text} {_INFIX[op]} {b.text}", _union(a, b))
+                return self.define(f"{a.text} {_INFIX[op]} {b.text}", union(a, b))
         return self.operation(expr, [self.visit(a, guard) for a in expr.args])
 
     def bound(self, expr: Expr, guard: Value) -> Value:
@@ -206,13 +206,13 @@ class Elements:
         if yes.literal and no.literal:
             texts = [self.typed(yes, dtype), no.text]
         return self.define(
-            f"tl.where({self.typed(test, torch.bool)}, {', '.join(texts)})", _union(test, yes, no)
+            f"tl.where({self.typed(test, torch.bool)}, {', '.join(texts)})", union(test, yes, no)
         )
 
     def checked(self, expr: Expr, guard: Value) -> Value:
         """A choice; where the test fails, the element is left where the caller looks."""
         test, value, otherwise, shown = (self.visit(a, guard) for a in expr.args)
-        axes = _union(test, shown, guard)
+        axes = union(test, shown, guard)
         failed = f"~{self.typed(test, torch.bool)}"
         masks = [*(self.masks[axis] for axis in axes), *([guard.text] if guard.text else []), failed]
         place = str(self.layout.kernel.checks.index(expr.extra[0]))
@@ -260,7 +260,7 @@ class Elements:
     def operation(self, expr: Expr, a: Sequence[Value]) -> Value:
         """What an operation makes of its arguments."""
         op, inside = expr.op, expr.args[0].dtype
-        axes = _union(*a)
+        axes = union(*a)
         if op in ("identity", "as"):
             return a[0]
         if op == "where":
@@ -318,7 +318,7 @@ class Elements:
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
         self.buffers[buffer] = None
         place = self.place(expr.extra[1], guard)  # type: ignore[arg-type]
-        axes = _union(place, guard)
+        axes = union(place, guard)
         where = place.text
         if axes != place.axes:
             shape = self.shape(axes)
@@ -397,7 +397,8 @@ class Elements:
         self.lines.append("    " * self.depth + text)
 
 
-def _union(*values: Value) -> str:
+def union(*values: Value) -> str:
+    """The axes that some of the values have."""
     return "".join(axis for axis in "RC" if any(axis in v.axes for v in values))
 
 

@@ -21,7 +21,7 @@ from burnt.codegen.ir import (
     places,
     walk,
 )
-from burnt.codegen.print_triton_elements import Elements, Value
+from burnt.codegen.print_triton_elements import Elements, Value, union
 from burnt.codegen.product_blocks import ProductConfig, ProductForm
 from burnt.codegen.triton_layout import FAR, reach
 from burnt.codegen.triton_printed import Failed, Function, Number, Printed, Work
@@ -197,9 +197,19 @@ class _Piece(Elements):
         inside = expr.dtype
         while expr.op in ("cast", "as") and {expr.dtype, expr.args[0].dtype} <= {inside, stored}:
             (expr,) = expr.args
-        loaded = expr.op == "load" and expr.dtype == stored
+        inner, tests = expr, []
+        while inner.op == "masked" and inner.args[2].op == "const" and inner.args[2].extra[0] == 0:
+            tests.append(inner.args[0])
+            inner = inner.args[1]
+        loaded = inner.op == "load" and inner.dtype == stored
         self.bare = loaded
-        value = self.visit(expr)
+        if loaded and tests:
+            # What a load leaves out is 0 already.
+            found = [self.visit(test) for test in tests]
+            guard = Value(" & ".join(v.text for v in found), union(*found))
+            value = self.visit(inner, guard)
+        else:
+            value = self.visit(expr)
         if value.axes != "RC":
             value = Value(f"tl.broadcast_to({self.typed(value, expr.dtype)}, {self.shape('RC')})", "RC")
         text = value.text

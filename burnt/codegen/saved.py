@@ -33,6 +33,7 @@ _KEPT_BY_TORCH = frozenset(
     getattr(torch.ops.aten, name).default
     for name in ("_softmax", "exp", "exp2", "expm1", "relu", "tanh", "sigmoid", "sqrt", "rsqrt")
 )
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _NAMES = [torch.ops.aten.alias.default, torch.ops.aten.detach.default]  # of something else
 
 
@@ -82,7 +83,7 @@ def worth_saving(
         value = node.meta.get("val")
         if node.op != "call_function" or not isinstance(value, Tensor) or node in results:
             return False
-        if node.target not in LOWERINGS and not value.is_contiguous():
+        if node.target not in LOWERINGS and not _is_dense(value):
             return False
         return node in places or node.target not in LOWERINGS or (node in reduced and value.numel() <= most)
 
@@ -94,6 +95,14 @@ def worth_saving(
         found |= {twins[n]: None for n in node.all_input_nodes if twins.get(n) in wanted}
     order = {node: i for i, node in enumerate(forward.graph.graph.nodes)}
     return Saved(sorted(found, key=order.__getitem__), lent)
+
+
+def _is_dense(value: Tensor) -> bool:
+    forms = [
+        torch.contiguous_format,
+        *([_CHANNELS_LAST[value.dim()]] if value.dim() in _CHANNELS_LAST else []),
+    ]
+    return any(value.is_contiguous(memory_format=form) for form in forms)
 
 
 def _places(forward: Traced, backward: Traced, torch_is_best: Callable[[Node], str | None]) -> set[Node]:

@@ -40,7 +40,7 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
-from burnt.codegen.lower.products import PRODUCTS, is_cheap
+from burnt.codegen.lower.products import PRODUCTS, factors_of, is_cheap
 from burnt.codegen.lower.random import Source
 from burnt.codegen.lower.table import cast
 from burnt.codegen.partials import join_sums
@@ -232,14 +232,13 @@ class _Scheduler:
         why = self.torch_multiplies(node)
         if why is not None:
             return self.call(node, why)
-        for factor in node.args[-2:]:
-            assert isinstance(factor, torch.fx.Node)
+        for factor in factors_of(node):
             value = self.env[factor]
             if not is_cheap(value.at(_fresh(value.shape))):
                 self.realized(value, factor)
         args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.argument)
         try:
-            return PRODUCTS[node.target](node.meta["val"], *args, **kwargs)
+            return self.bounded(node, PRODUCTS[node.target](node.meta["val"], *args, **kwargs))
         except Unlowered:
             return self.call(node)
 
@@ -418,9 +417,16 @@ class _Scheduler:
 
         Other products are put into memory, and all of them where something else is folded.
         """
-        axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
-        turns = [loops[a] for a in axes if loops[a].extent > 1]
-        found = _folds(self.resolved(value.at(tuple(map(Ix.of, loops)))))
+        where = tuple(map(Ix.of, loops))
+        found = _folds(self.resolved(value.at(where)))
+        phased = _phased(found)
+        if phased:
+            # Loops in two parts of which a product takes quotients and remainders.
+            where = tuple(ix.replaced(phased) for ix in where)
+            loops = [part for v in loops for part in (phased[v].terms if v in phased else [v])]  # type: ignore[misc]
+            found = _folds(self.resolved(value.at(where)))
+        place = buffer.at(where)
+        turns = sorted((v for v in loops if v.extent > 1), key=lambda v: -place.terms.get(v, 0))
         chosen: tuple[Reduction, Index] | None = None
         if all(isinstance(fold, Product) for fold, _ in found):
             alike = [(f, i) for f, i in found if all(g is not f or j == i for g, j in found)]
@@ -438,21 +444,22 @@ class _Scheduler:
         if kernel is None:
             kernel = self.homes[product] = Kernel("", tuple(turns), [])
             kernels.append(kernel)
-        mapping = dict(zip(turns, kernel.outer, strict=False))
-        at = [mapping.get(v, v) for v in loops]
+        mapping = {v: Ix.of(w) for v, w in zip(turns, kernel.outer, strict=False)}
         step = kernel.product
         if step is not None:
             same = [v.extent for v in turns] == [v.extent for v in kernel.outer]
-            same = same and step.index == tuple(_moved(ix, mapping) for ix in index)
-            reads = {e.extra[0] for e in self.reached([self.resolved(value.at(tuple(map(Ix.of, loops))))])}
+            same = same and step.index == tuple(ix.replaced(mapping) for ix in index)
+            reads = {e.extra[0] for e in self.reached([self.resolved(value.at(where))])}
             later = kernels[kernels.index(kernel) :]
             written = {s.buffer for k in later for s in k.steps if isinstance(s, Store)}
             if not same or reads & written:
                 self.materialise(product, kernels)
                 return False
-        made = self.resolved(value.at(tuple(map(Ix.of, at))))
+        where = tuple(ix.replaced(mapping) for ix in where)
+        made = self.resolved(value.at(where))
         self.add_folds(kernel, [made])
-        kernel.steps.append(Store(buffer, (), buffer.at(tuple(map(Ix.of, at))), made, tuple(at)))
+        walked = tuple(next(iter(mapping[v].terms)) if v in mapping else v for v in loops)
+        kernel.steps.append(Store(buffer, (), buffer.at(where), made, walked))  # type: ignore[arg-type]
         return True
 
     def products_below(self, fold: Reduction, index: Index) -> list[tuple[Reduction, Index]]:
@@ -901,8 +908,15 @@ def _way(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, bool] | N
     return (loop, step < 0) if place.const == (0 if step > 0 else loop.extent - 1) else None
 
 
-def _moved(ix: Ix, mapping: dict[Var, Var]) -> Ix:
-    return ix.replaced({v: Ix.of(w) for v, w in mapping.items()})
+def _phased(found: Sequence[tuple[Reduction, Index]]) -> dict[Var, Ix]:
+    """Loops of which products take quotients and remainders, as two loops each."""
+    parts: dict[Var, int] = {}
+    for atom in (a for fold, index in found if isinstance(fold, Product) for ix in index for a in ix.terms):
+        if isinstance(atom, Split) and len(atom.inner.terms) == 1 and not atom.inner.const:
+            ((loop, weight),) = atom.inner.terms.items()
+            if isinstance(loop, Var) and weight == 1 and loop.extent % atom.by == 0:
+                parts[loop] = atom.by
+    return {v: Ix.of(Var(v.extent // by)) * by + Ix.of(Var(by)) for v, by in parts.items()}
 
 
 def _covers(index: Index, shape: Sequence[int], loops: Sequence[Var]) -> bool:

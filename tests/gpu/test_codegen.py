@@ -64,7 +64,20 @@ def rope(x, c, s):
     return torch.cat([x[..., :half] * c - x[..., half:] * s, x[..., half:] * c + x[..., :half] * s], -1)
 
 
+def conv_block(x, w, s, b, r):
+    x, w, r = (t.permute(0, 3, 1, 2) for t in (x, w, r))  # channels last in memory
+    y = torch.nn.functional.conv2d(x, w / 24, padding=1) * s.view(-1, 1, 1) + b.view(-1, 1, 1)
+    return torch.relu(y + r)
+
+
 FAMILIES = {
+    "linear, bias, gelu": (
+        lambda x, w, b: torch.nn.functional.gelu(torch.nn.functional.linear(x, w / 32, b)),
+        (2048, 1024),
+        (1024, 1024),
+        (1024,),
+    ),
+    "convolution": (conv_block, (8, 28, 28, 64), (64, 3, 3, 64), (64,), (64,), (8, 28, 28, 64)),
     "gelu": (gelu, (4096, 4096)),
     "softmax": (softmax, (4096, 4096)),
     "softmax, long rows": (softmax, (512, 40_000)),

@@ -11,9 +11,12 @@ A table from op to function. What is not in it runs as torch's own call, and is 
     random       random numbers, dropout
     scans        cumulative sums and the like
     windows      pooling and its gradients
+    products     matrix products, and
+    convolutions which are some, on targets that print them
 """
 
 from burnt.codegen.lower import (  # each fills its part of the table
+    convolutions,
     elementwise,
     gathers,
     integers,
@@ -31,6 +34,7 @@ __all__ = [
     "Number",
     "Unlowered",
     "const",
+    "convolutions",
     "elementwise",
     "gathers",
     "integers",

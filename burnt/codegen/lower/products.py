@@ -5,7 +5,8 @@ They stand in a table of their own: elsewhere torch's calls serve, and what they
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,16 +24,29 @@ from burnt.codegen.lower.table import (
     pointwise,
 )
 
-__all__ = ["PRODUCTS", "is_cheap", "precision", "product", "why_torch"]
+__all__ = [
+    "LEAST",
+    "PRODUCTS",
+    "factors_of",
+    "is_cheap",
+    "lowers_product",
+    "precision",
+    "product",
+    "summed",
+    "why_apart",
+    "why_torch",
+]
 
-PRODUCTS: dict[Any, Callable[..., Value]] = {}
+PRODUCTS: dict[Any, Callable[..., Any]] = {}
+_FACTORS: dict[Any, tuple[int, ...]] = {}
+LEAST = 16
+"""Rows, columns and terms, as the units for products take them."""
 
 _VIEWS = frozenset(
     getattr(aten, name).default
     for name in ("view", "_unsafe_view", "t", "permute", "expand", "unsqueeze", "squeeze", "detach", "alias")
 ) | {aten.transpose.int, aten.squeeze.dim, aten.squeeze.dims}
 _DTYPES = (torch.float32, *SHORT)
-_LEAST = 16  # rows, columns and terms, as the units for products take them
 _CHEAP_OPS = """
     const number load index cast as identity where masked add sub mul neg not and or abs relu eq ne lt le gt
     ge maximum minimum
@@ -41,32 +55,56 @@ _CHEAP = frozenset(_CHEAP_OPS.split())
 _MOST_OPS, _MOST_LOADS = 12, 3
 
 
-def product(left: Value, right: Value) -> Value:
-    """``[*, rows, k] @ [*, k, columns]``, the leading axes alike; summed in float32, given in `left`'s dtype.
+def summed(
+    shape: Sequence[int],
+    extents: Sequence[int],
+    factors: Callable[[Index, Index], tuple[Expr, Expr]],
+    dtype: torch.dtype,
+) -> Value:
+    """The sum of products of two factors, in float32, given in the dtype that they have in memory.
+
+    Args:
+        shape: of the result, ``[*, rows, columns]``.
+        extents: what is summed over.
+        factors: of which the first does not depend on the column, the second not on the row, as functions of
+            an index and a place in `extents`.
+        dtype: the factors'.
 
     Raises:
         Unlowered: of dtypes or sizes that units for products do not take.
     """
-    *lead, rows, terms = left.shape
-    columns = right.shape[-1]
-    dtype = left.dtype
-    if dtype not in _DTYPES or right.dtype != dtype or min(rows, columns, terms) < _LEAST or 0 in lead:
+    if dtype not in _DTYPES or min(*shape[-2:], math.prod(extents)) < LEAST or 0 in shape:
         raise Unlowered
     inside = compute_dtype(dtype)
 
     def body(outer: Index, inner: Index) -> Expr:
-        *at, row, column = outer
-        (term,) = inner
-        factors = left.at((*at, row, term)), right.at((*at, term, column))
-        return Expr.make("mul", [cast(factor, inside) for factor in factors], inside)
+        return Expr.make("mul", [cast(factor, inside) for factor in factors(outer, inner)], inside)
 
-    fold = Product("sum", (*lead, rows, columns), (terms,), inside, body, dtype, precision())
+    fold = Product("sum", tuple(shape), tuple(extents), inside, body, dtype, precision())
 
     def at(index: Index) -> Expr:
         made = reduced(fold, index)
         return made if dtype == inside else Expr.make("as", (made,), dtype)
 
     return Value(fold.shape, dtype, at)
+
+
+def product(left: Value, right: Value) -> Value:
+    """``[*, rows, k] @ [*, k, columns]``, the leading axes alike.
+
+    Raises:
+        Unlowered: of dtypes or sizes that units for products do not take.
+    """
+    *lead, rows, terms = left.shape
+    if right.dtype != left.dtype:
+        raise Unlowered
+
+    def factors(outer: Index, inner: Index) -> tuple[Expr, Expr]:
+        *at, row, column = outer
+        (term,) = inner
+        return left.at((*at, row, term)), right.at((*at, term, column))
+
+    return summed((*lead, rows, right.shape[-1]), (terms,), factors, left.dtype)
 
 
 _PRECISIONS = {"highest": "ieee", "high": "tf32", "medium": "flex32"}
@@ -77,20 +115,39 @@ def precision() -> str:
     return _PRECISIONS[torch.get_float32_matmul_precision()]
 
 
+def factors_of(node: Node) -> list[Node]:
+    """The tensors that a product multiplies."""
+    return [node.args[k] for k in _FACTORS[node.target]]  # type: ignore[misc]
+
+
 def why_torch(node: Node) -> str | None:
     """Why a product had better be torch's own call, or None.
 
     Its libraries are hard to beat at products and nothing else. What makes a kernel of our own worth while
     is what it computes beside.
     """
-    value = node.meta["val"]
-    if value.dtype == torch.float32 and precision() == "ieee":
+    factors = factors_of(node)
+    if factors[0].meta["val"].dtype == torch.float32 and precision() == "ieee":
         return (
             "float32 is multiplied without tensor cores unless torch.set_float32_matmul_precision allows it"
         )
-    factors = [_base(n) for n in node.args[-2:] if isinstance(n, Node)]
-    lowered = [n.op == "call_function" and n.target in LOWERINGS for n in (*factors, *_readers(node))]
+    if node.target == aten.convolution_backward.default:
+        return "its own call makes all gradients of a convolution"
+    if (why := why_apart(node)) is not None:
+        return why
+    near = (*map(_base, factors), *_readers(node))
+    lowered = [n.op == "call_function" and n.target in LOWERINGS for n in near]
     return None if any(lowered) else "its own call does all of it"
+
+
+def why_apart(node: Node) -> str | None:
+    """Why a product had better be torch's own call whatever is computed beside it, or None."""
+    if node.target not in (aten.convolution.default, aten.convolution_backward.default):
+        return None
+    images = [f.meta["val"] for f in factors_of(node)[:-1]]
+    if all(x.shape[1] == 1 or x.stride(1) == 1 for x in images):
+        return None
+    return "a convolution's input is not channels-last: what its kernel multiplies lies apart"
 
 
 def _base(node: Node) -> Node:
@@ -110,20 +167,30 @@ def _scaled(value: Value, factor: Any, meta: torch.Tensor) -> Value:
     return value if plain else pointwise("mul", meta, [value, factor], meta.dtype)
 
 
-def _of(*ops: Any) -> Callable[[Callable[..., Value]], Callable[..., Value]]:
-    def register(fn: Callable[..., Value]) -> Callable[..., Value]:
+def lowers_product(
+    *ops: Any, factors: tuple[int, ...] = (-2, -1)
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a lowering of products: a decorator.
+
+    Args:
+        ops: overloads.
+        factors: which of their arguments are multiplied.
+    """
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
         PRODUCTS.update(dict.fromkeys(ops, fn))
+        _FACTORS.update(dict.fromkeys(ops, factors))
         return fn
 
     return register
 
 
-@_of(aten.mm.default, aten.bmm.default)
+@lowers_product(aten.mm.default, aten.bmm.default)
 def _mm(meta: torch.Tensor, left: Value, right: Value) -> Value:
     return product(left, right)
 
 
-@_of(aten.addmm.default, aten.baddbmm.default)
+@lowers_product(aten.addmm.default, aten.baddbmm.default)
 def _addmm(
     meta: torch.Tensor, added: Value, left: Value, right: Value, *, beta: Any = 1, alpha: Any = 1
 ) -> Value:

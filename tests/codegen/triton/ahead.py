@@ -80,8 +80,16 @@ def driven(target: GPUTarget) -> Iterator[None]:
         driver._active = before
 
 
-def planned(fn: Callable[..., Any], *args: Any, gradients: bool = False) -> list[Kernel]:
-    """The kernels of a function, forward and backward; nothing is run."""
+def planned(
+    fn: Callable[..., Any], *args: Any, gradients: bool = False, products: bool = False
+) -> list[Kernel]:
+    """The kernels of a function, forward and backward; nothing is run.
+
+    Args:
+        fn, args: the function, and what it is called with.
+        gradients: of all tensors that are floats.
+        products: every product is a kernel, also those that are torch's own calls by default.
+    """
     found: list[Kernel] = []
 
     def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
@@ -92,7 +100,10 @@ def planned(fn: Callable[..., Any], *args: Any, gradients: bool = False) -> list
         a.detach().requires_grad_() if gradients and isinstance(a, Tensor) and a.is_floating_point() else a
         for a in args
     ]
-    made = Function(fn, target=dataclasses.replace(TRITON, build=build, missing=lambda: None))(*inputs)
+    target = dataclasses.replace(TRITON, build=build, missing=lambda: None)
+    if products:
+        target = dataclasses.replace(target, products=lambda node: None)
+    made = Function(fn, target=target)(*inputs)
     if gradients:
         roots = [r for r in (made if isinstance(made, tuple) else (made,)) if r.requires_grad]
         wanted = [a for a in inputs if isinstance(a, Tensor) and a.requires_grad]

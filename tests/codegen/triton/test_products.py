@@ -36,8 +36,29 @@ def scores(q: Tensor, k: Tensor) -> Tensor:
     return torch.tanh(q @ k.transpose(1, 2) * 0.125)
 
 
+def block(x: Tensor, w: Tensor, s: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    scale, shift = (t.view(-1, 1, 1) for t in (s, b))
+    return torch.relu(F.conv2d(x, w, padding=1) * scale + shift + r)
+
+
+def larger(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(F.conv_transpose2d(x, w, b, stride=2, padding=1))
+
+
+def weight_gradient(dy: Tensor, x: Tensor, w: Tensor) -> Tensor:
+    sizes = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, False])
+    return torch.ops.aten.convolution_backward(dy, x, w, None, *sizes)[1] * 0.5
+
+
 def randn(*shape: int) -> Tensor:
     return torch.randn(shape).bfloat16()
+
+
+def last(*shape: int) -> Tensor:
+    return randn(*shape).to(memory_format=torch.channels_last)
+
+
+IMAGES, WEIGHT = last(32, 128, 28, 28), last(128, 128, 3, 3)
 
 
 CASES = {
@@ -45,8 +66,14 @@ CASES = {
     "residual": (residual_of_linear, (randn(512, 768), randn(768, 768), randn(768), randn(512, 768))),
     "few rows": (gelu_of_linear, (randn(64, 8192), randn(96, 8192), randn(96))),
     "batches": (scores, (randn(16, 256, 64), randn(16, 256, 64))),
+    "convolution": (block, (IMAGES, WEIGHT, randn(128), randn(128), IMAGES)),
+    "convolution by phases": (larger, (IMAGES, last(128, 64, 4, 4), randn(64))),
+    "convolution's weight": (weight_gradient, (IMAGES, IMAGES, WEIGHT)),
 }
-SAMPLE = [("gelu", "sm_90"), ("residual", "gfx942"), ("few rows", "sm_80"), ("batches", "sm_90")]
+SAMPLE = [
+    ("gelu", "sm_90"), ("residual", "gfx942"), ("few rows", "sm_80"), ("batches", "sm_90"),
+    ("convolution", "sm_90"),
+]  # fmt: skip
 EVERY = [
     pytest.param(name, target, marks=() if (name, target) in SAMPLE else pytest.mark.full)
     for name in CASES
@@ -57,7 +84,7 @@ EVERY = [
 @pytest.mark.parametrize(("name", "target"), EVERY)
 def test_compiled_ahead(name: str, target: str, tmp_path: Path) -> None:
     fn, args = CASES[name]
-    kernels = [k for k in planned(fn, *args) if k.product is not None]
+    kernels = [k for k in planned(fn, *args, products=True) if k.product is not None]
     assert len(kernels) == 1
     (kernel,) = kernels
     limits = Limits(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,25 +12,11 @@ from torch import Tensor
 
 from burnt.codegen import explain
 from burnt.codegen.function import Function
-from burnt.codegen.product_blocks import ProductConfig, ProductForm
+from burnt.codegen.product_blocks import ProductConfig
 from burnt.codegen.target import TRITON, Target
-from burnt.codegen.triton_launch import build
-from tests.codegen.compare import Verdict, compare
+from tests.codegen.triton.products import agree, always
 
 pytestmark = pytest.mark.timeout(900)
-
-
-def always(config: ProductConfig | None = None) -> Target:
-    """Every product is a kernel, of these block sizes."""
-    target = dataclasses.replace(TRITON, products=lambda node: None)
-    if config is None:
-        return target
-    from burnt.codegen.block_sizes import pick
-
-    def choose(form: Any) -> Any:
-        return config if isinstance(form, ProductForm) else pick(form)
-
-    return dataclasses.replace(target, build=functools.partial(build, choose=choose))
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -119,34 +103,11 @@ CASES["read again beside what is made later"] = (
 )  # fmt: skip
 
 
-def leaves(made: Any) -> list[Tensor]:
-    return list(made) if isinstance(made, tuple) else [made]
-
-
 def check(name: str, dtype: torch.dtype, target: Target, *, gradients: bool = True) -> None:
     fn, shapes, *_ = CASES[name]
     source = torch.Generator().manual_seed(7)
     args = [(torch.randn(s, generator=source) / s[-1] ** 0.5).to(dtype) for s in shapes]
-    cotangents = None
-    found: list[list[Tensor]] = []
-    for run, given in (
-        (Function(fn, target=target), args),
-        (fn, args),
-        (fn, [a.double() for a in args]),
-    ):
-        given = [a.clone().requires_grad_(gradients) for a in given]
-        made = leaves(run(*given))
-        if cotangents is None:
-            cotangents = [torch.randn(m.shape, generator=source).to(dtype) for m in made]
-        grads: Sequence[Tensor] = ()
-        if gradients:
-            grads = torch.autograd.grad(
-                made, given, [c.to(m.dtype) for c, m in zip(cotangents, made, strict=True)]
-            )
-        found.append([t.detach() for t in (*made, *grads)])
-    for i, (ours, theirs, exact) in enumerate(zip(*found, strict=True)):
-        slack = 4 * torch.finfo(dtype).eps * max(float(exact.abs().max()), 1.0)
-        compare(f"{name} {i}", ours, theirs, exact, [], slack, Verdict())
+    agree(name, fn, args, target, gradients=gradients)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
