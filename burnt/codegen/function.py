@@ -27,6 +27,7 @@ from burnt.codegen.backward import Differentiable, derive
 from burnt.codegen.compiled import CompiledPlan, fault
 from burnt.codegen.ir import Kernel
 from burnt.codegen.lower.products import why_apart
+from burnt.codegen.precision import precision
 from burnt.codegen.saved import Saved, returning, worth_saving
 from burnt.codegen.schedule import Call
 from burnt.codegen.target import C, Target, target_of
@@ -148,8 +149,8 @@ class Function(Dissolving):
             key.append(torch.get_autocast_dtype(kind_of_device))
         if torch.get_default_dtype() is not torch.float32:
             key.append(torch.get_default_dtype())
-        if torch.get_float32_matmul_precision() != "highest":
-            key.append(torch.get_float32_matmul_precision())
+        if (multiplied := precision()) != "ieee":
+            key.append(multiplied)
         for holder, name in self._captures:
             key.append(_identity(_content(holder, name)))
         planned = self._entries.get(tuple(key))

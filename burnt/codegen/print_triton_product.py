@@ -21,6 +21,7 @@ from burnt.codegen.ir import (
     places,
     walk,
 )
+from burnt.codegen.precision import dot_precision
 from burnt.codegen.print_triton_elements import Elements, Value, union
 from burnt.codegen.product_blocks import ProductConfig, ProductForm
 from burnt.codegen.triton_layout import FAR, reach
@@ -52,7 +53,7 @@ class _Product:
         # A factor that needed no conversion is the bare element.
         self.left, self.right = step.body.args
         assert isinstance(step.reduction, Product)
-        self.stored, self.precision = step.reduction.stored, step.reduction.precision
+        self.stored, self.precision = step.reduction.stored, dot_precision(step.reduction.precision)
         self.stores = [s for s in kernel.steps if isinstance(s, Store)]
 
     def _loops(self, index: Sequence[Ix]) -> tuple[Var, ...]:

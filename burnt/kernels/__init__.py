@@ -17,6 +17,7 @@ the others            a family each
 
 from __future__ import annotations
 
+from burnt.codegen.precision import multiplying, precision, set_precision
 from burnt.kernels.activation import ACTIVATIONS, geglu, gelu, relu2, silu, swiglu
 from burnt.kernels.attention_definition import dot_product_attention
 from burnt.kernels.attention_options import attention
@@ -102,10 +103,12 @@ __all__ = [
     "lstm_layer",
     "matmul",
     "max_pool",
+    "multiplying",
     "muon_step",
     "op",
     "orthogonalized",
     "pin",
+    "precision",
     "reduce_all",
     "reduce_any",
     "reduce_argmax",
@@ -121,6 +124,7 @@ __all__ = [
     "relu2",
     "rms_norm",
     "rope",
+    "set_precision",
     "sgd_step",
     "silu",
     "softmax",

@@ -1,7 +1,8 @@
 """Whether a candidate computes what an op means: its results and gradients beside the reference in float64.
 
 The error may be four times that of torch's own call in the same dtype, plus four ulp of the largest number on
-the way there. What a candidate is given it must leave alone: arguments, and the gradients of results.
+the way there, in the precision that products may have. What a candidate is given it must leave alone:
+arguments, and the gradients of results.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from burnt.codegen.precision import rounding
 
 if TYPE_CHECKING:
     from burnt.kernels.op import Op
@@ -129,7 +132,7 @@ class Truth:
                 continue
             finite = theirs.isfinite() & exact.isfinite()
             error = (theirs.double() - exact.double()).abs()[finite]
-            slack = 4 * torch.finfo(ours.dtype).eps * self.largest
+            slack = 4 * rounding(ours.dtype) * self.largest
             tolerance = (4 * float(error.max()) if error.numel() else 0.0) + slack
             off = (ours.double() - exact.double()).abs()[finite]
             if off.numel() and not float(off.max()) <= tolerance:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from burnt.codegen.precision import dot_precision, precision
 from burnt.codegen.target import target_of
 from burnt.kernels.attention_blocks import KERNELS, Blocks, configs
 from burnt.kernels.attention_definition import dot_product_attention, intervals
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["Flash", "dense", "flash", "problem_of", "tables_of", "why_not_here"]
 
 _MOST = 256  # of a head's size
-_PRECISIONS = {"highest": "ieee", "high": "tf32", "medium": "tf32"}
 
 
 def problem_of(
@@ -64,7 +64,8 @@ def problem_of(
         args=(0,) if score is None else (softcap or 1.0, q if slopes is None else slopes.detach(), shift),
         dropout=dropout,
         seed=seed,
-        precision=_PRECISIONS[torch.get_float32_matmul_precision()],
+        # Scores are too sensitive for the precision of bfloat16.
+        precision=dot_precision("tf32" if (multiplied := precision()) == "flex32" else multiplied),
     )
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
+from burnt.codegen.precision import precision
 from burnt.errors import DefinitionError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -204,8 +205,8 @@ def _first_config(candidate: Candidate, args: Sequence[Any]) -> dict[str, Any] |
 def tuning_key(op: Op[..., Any], args: Sequence[Any]) -> str:
     """What a measurement is kept under: two calls with one key are taken to want the same candidate.
 
-    The op and a hash of its sources, the machine and its compiler, gradients and autocast, and for each
-    argument its dtype, layout class, alignment and size buckets, or its value.
+    The op and a hash of its sources, the machine and its compiler, gradients, autocast and the precision of
+    products, and for each argument its dtype, layout class, alignment and size buckets, or its value.
     """
     tensors = [a for a in args if isinstance(a, Tensor)]
     device = tensors[0].device if tensors else torch.device("cpu")
@@ -213,6 +214,8 @@ def tuning_key(op: Op[..., Any], args: Sequence[Any]) -> str:
     parts.append("training" if trains(*args) else "inference")
     if _torch.is_autocast():
         parts.append(f"autocast {torch.get_autocast_dtype('cpu')} {torch.get_autocast_dtype('cuda')}")
+    if (multiplied := precision()) != "ieee":
+        parts.append(multiplied)
     parts += [
         f"{name}={_argument(value)}"
         for name, value in zip(op.positions, args, strict=True)

@@ -23,6 +23,7 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
+from burnt.codegen.precision import precision
 from burnt.codegen.target import TRITON, are_blocks, target_of, with_blocks
 from burnt.codegen.trace import Dissolving, is_tracing
 from burnt.errors import DefinitionError, InputTypeError
@@ -187,6 +188,8 @@ class Op(Dissolving, Generic[P, R]):
                 return self.candidates["vendor"](*args)
         if _torch.is_autocast():
             key += [torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")]
+        if (multiplied := precision()) != "ieee":
+            key.append(multiplied)
         signature = tuple(key)
         entry = self._entries.get(signature)
         if entry is None:

@@ -67,7 +67,15 @@ def test_the_cpu_table(tmp_path: Path) -> None:
 
 
 def test_the_gpus_table_rehearsed() -> None:
-    done = run("--quick", "--table", "gpu", "--rivals", "torch,unfused", "--rows", "^layer_norm|embedding|14x14|matmul 2048")
+    done = run(
+        "--quick",
+        "--table",
+        "gpu",
+        "--rivals",
+        "torch,unfused",
+        "--rows",
+        "^layer_norm|embedding|14x14|matmul 2048",
+    )
     assert done.returncode == 0, done.stderr
     for name in ("layer_norm ", "layer_norm fwd+bwd", "embedding ", "geometric mean"):
         assert f"\n{name}" in done.stdout

@@ -23,6 +23,7 @@ from burnt.codegen.lower.table import (
     meta_of,
     pointwise,
 )
+from burnt.codegen.precision import precision
 
 __all__ = [
     "LEAST",
@@ -30,7 +31,6 @@ __all__ = [
     "factors_of",
     "is_cheap",
     "lowers_product",
-    "precision",
     "product",
     "summed",
     "why_apart",
@@ -107,14 +107,6 @@ def product(left: Value, right: Value) -> Value:
     return summed((*lead, rows, right.shape[-1]), (terms,), factors, left.dtype)
 
 
-_PRECISIONS = {"highest": "ieee", "high": "tf32", "medium": "flex32"}
-
-
-def precision() -> str:
-    """How float32 is multiplied, as `torch.set_float32_matmul_precision` wants it."""
-    return _PRECISIONS[torch.get_float32_matmul_precision()]
-
-
 def factors_of(node: Node) -> list[Node]:
     """The tensors that a product multiplies."""
     return [node.args[k] for k in _FACTORS[node.target]]  # type: ignore[misc]
@@ -128,9 +120,7 @@ def why_torch(node: Node) -> str | None:
     """
     factors = factors_of(node)
     if factors[0].meta["val"].dtype == torch.float32 and precision() == "ieee":
-        return (
-            "float32 is multiplied without tensor cores unless torch.set_float32_matmul_precision allows it"
-        )
+        return "float32 is multiplied without tensor cores unless burnt.kernels.set_precision allows them"
     if node.target == aten.convolution_backward.default:
         return "its own call makes all gradients of a convolution"
     if (why := why_apart(node)) is not None:

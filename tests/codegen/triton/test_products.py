@@ -12,6 +12,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
+from burnt.codegen import precision
 from burnt.codegen.block_sizes import config_of, pick, too_much, variants
 from burnt.codegen.print_triton import form_of, print_kernel
 from burnt.codegen.product_blocks import ProductConfig, ProductForm
@@ -103,6 +104,27 @@ def test_compiled_ahead(name: str, target: str, tmp_path: Path) -> None:
             assert UNITS[target] in found.assembly
         elif multiplies:
             assert re.search(r"v_(mfma|wmma)_", found.assembly)
+
+
+MEANT = {
+    ("ieee", "sm_90"): "fma.rn.f32", ("tf32", "sm_90"): "f32.tf32.tf32", ("tf32x3", "sm_90"): "f32.tf32.tf32",
+    ("flex32", "sm_90"): "f32.bf16.bf16", ("tf32", "gfx942"): "xf32",
+    ("tf32", "gfx90a"): "v_mfma_f32_32x32x2f32", ("tf32", "gfx1100"): "v_fma", ("tf32x3", "gfx942"): "v_mfma_f32_32x32x2_f32",
+    ("flex32", "gfx1100"): "v_wmma_f32_16x16x16_bf16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "target"), MEANT)
+def test_float32_is_multiplied_as_was_set(
+    name: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "_rocm", lambda: target if target.startswith("gfx") else None)
+    with precision.multiplying(name):
+        args = torch.randn(256, 128), torch.randn(256, 128), torch.randn(256)
+        (kernel,) = planned(gelu_of_linear, *args, products=True)
+        limits = Limits(132, lanes=TARGETS[target].warp_size, shared=SHARED[target], rocm=target[0] == "g")
+        (found,) = compiled([print_kernel(kernel, pick(form_of(kernel), limits))], target, tmp_path)
+    assert MEANT[name, target] in found.assembly
 
 
 def test_block_sizes_of_a_table_are_compiled_in_other_processes() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from burnt.codegen import explain
 from burnt.codegen.function import Function
+from burnt.codegen.precision import multiplying
 from burnt.codegen.product_blocks import ProductConfig
 from burnt.codegen.target import TRITON, Target
 from tests.codegen.triton.products import agree, always
@@ -145,22 +146,20 @@ def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     check("bias and gelu", torch.float32, always(ProductConfig.of("16x32x16 w4 s2 k2")), gradients=False)
 
 
-@pytest.mark.parametrize(("setting", "loss"), [("highest", 1e-6), ("high", 1e-2), ("medium", 2e-2)])
-def test_precision(setting: str, loss: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "loss"), [("ieee", 1e-6), ("tf32x3", 1e-6), ("tf32", 1e-2), ("flex32", 2e-2)]
+)
+def test_precision(name: str, loss: float) -> None:
     a, b = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(3))
     function = Function(lambda a, b: (a @ b).relu(), target=always())
     function(a, b)
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(setting)
-    try:
+    with multiplying(name):
         made = function(a, b)
         text = "\n".join(explain(function, a, b, timed=False).texts.values())
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert {"highest": '"ieee"', "high": '"tf32"', "medium": '"flex32"'}[setting] in text
+    assert f'"{name}"' in text
     off = (made.double() - (a.double() @ b.double()).relu()).abs().max() / 64**0.5
     assert off < loss
-    assert (off > 1e-5) == (setting == "medium"), "the interpreter multiplies float32 as it is"
+    assert (off > 1e-5) == (name == "flex32"), "the interpreter multiplies float32 as it is"
 
 
 def test_what_is_torchs_own() -> None:
@@ -172,7 +171,7 @@ def test_what_is_torchs_own() -> None:
         (lambda a, b: (a @ b).relu(), ["matmul"], ""),
         (lambda a, b: (a * 2) @ b, ["matmul"], ""),
         (lambda a, b: (a.float() @ b.float()).relu(), ["elementwise", "elementwise", "vendor", "elementwise"],
-         "float32 is multiplied without tensor cores unless torch.set_float32_matmul_precision allows it"),
+         "float32 is multiplied without tensor cores unless burnt.kernels.set_precision allows them"),
     ):  # fmt: skip
         steps = explain(Function(fn, target=TRITON), a, b, timed=False).steps
         assert [s.kind for s in steps] == kinds

@@ -1,0 +1,104 @@
+"""How float32 is multiplied where matrices are, by kernels of burnt's and by torch's own: one setting.
+
+=========== ============================================== ====================================
+name        factors                                        torch's own calls
+=========== ============================================== ====================================
+``ieee``    float32, on units that every device has        ``"highest"``
+``tf32x3``  each as a sum of two of 11 bits; three of the  ``"highest"``
+            four products are added: nearly float32, on
+            tensor cores
+``tf32``    11 bits of precision                           ``"high"``
+``flex32``  bfloat16, 8 bits of precision                  ``"medium"``
+=========== ============================================== ====================================
+
+Sums are float32 in all of them, as is what lies in memory. ROCm's compiler knows ``tf32`` on gfx942 alone and
+``tf32x3`` nowhere; there float32 is multiplied as it is, for which CDNA has units.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+from burnt.device import device_info
+from burnt.errors import InputValueError
+
+__all__ = ["dot_precision", "multiplying", "precision", "rounding", "set_precision"]
+
+_TORCHS = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "flex32": "medium"}
+_OURS = {"highest": "ieee", "high": "tf32", "medium": "flex32"}
+_BITS = {"tf32": 11, "flex32": 8}
+_in_three = False
+
+
+def precision() -> str:
+    """How float32 is multiplied: the name that was set, or what torch's setting corresponds to.
+
+    >>> precision()
+    'ieee'
+    """
+    plain = _OURS[torch.get_float32_matmul_precision()]
+    return "tf32x3" if _in_three and plain == "ieee" else plain
+
+
+def set_precision(name: str) -> None:
+    """Set how float32 is multiplied in this process; torch's setting goes along.
+
+    Args:
+        name: ``"ieee"``, ``"tf32x3"``, ``"tf32"`` or ``"flex32"``.
+
+    Raises:
+        InputValueError: of another name.
+
+    The same as `torch.set_float32_matmul_precision`, which is looked at, too, but for ``tf32x3``.
+    """
+    global _in_three
+    if name not in _TORCHS:
+        raise InputValueError(
+            f"no precision is named {name!r}",
+            where="burnt.kernels.set_precision",
+            expected=" or ".join(map(repr, _TORCHS)),
+            found=name,
+        )
+    torch.set_float32_matmul_precision(_TORCHS[name])
+    _in_three = name == "tf32x3"
+
+
+@contextlib.contextmanager
+def multiplying(name: str) -> Iterator[None]:
+    """A context in which float32 is multiplied as `set_precision` says.
+
+    Raises:
+        InputValueError: of another name.
+
+    >>> with multiplying("tf32x3"):
+    ...     precision()
+    'tf32x3'
+    """
+    before = precision()
+    set_precision(name)
+    try:
+        yield
+    finally:
+        set_precision(before)
+
+
+def dot_precision(name: str) -> str:
+    """What a kernel of Triton's is told, on the devices of this process, so that its compiler takes it."""
+    architecture = _rocm()
+    if architecture is None or name in ("ieee", "flex32"):
+        return name
+    return name if name == "tf32" and architecture.startswith("gfx942") else "ieee"
+
+
+def _rocm() -> str | None:
+    """The architecture of ROCm's device, or None."""
+    return None if torch.version.hip is None else device_info("cuda").architecture
+
+
+def rounding(dtype: torch.dtype) -> float:
+    """How far the next larger number is from 1, among those that products of a dtype take."""
+    eps = torch.finfo(dtype).eps
+    return max(eps, 2.0 ** (1 - _BITS.get(precision(), 24))) if dtype == torch.float32 else eps
