@@ -239,6 +239,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
     )
 
 
+@_torch.without_saved_tensor_hooks()
 def calls(fn: Callable[..., Any], args: Sequence[Any], traced: Traced) -> torch.fx.GraphModule:
     """The graph of what a function calls, as `Traced.whole` is where gradients are on.
 

@@ -419,7 +419,9 @@ class Tiled(torch.autograd.Function):
             inputs = [t for t, w in zip((q, k, v), wanted, strict=True) if w]
             found = iter(torch.autograd.grad(ctx.plain(q, k, v), inputs, pull, create_graph=True))
             return (*(next(found) if w else None for w in wanted), None, None, None)
-        made = _backward(pull, out, lse, q, k, v, ctx.options, ctx.kernels)
+        # Derivatives of functions of the scores, where these are not compiled, cannot be taken beside hooks.
+        with _torch.without_saved_tensor_hooks():
+            made = _backward(pull, out, lse, q, k, v, ctx.options, ctx.kernels)
         return (*(g if w else None for g, w in zip(made, wanted, strict=True)), None, None, None)
 
 

@@ -1,9 +1,7 @@
 """The layers and functions of Hugging Face's models, told by what they are made of and what they compute.
 
 A class that looks like a root-mean-square norm or a gated unit is tried on a few numbers, once, and is one
-where it gives the same. Functions that a ``forward`` finds among its module's globals (rotary embeddings) are
-exchanged in a copy of that ``forward``, so that nothing outside of the swapped module changes. Nothing here
-imports transformers.
+where it gives the same. Nothing here imports transformers. Attention is `hugging_face_attention`'s matter.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from torch.nn import functional as F
 
 from burnt import kernels
 from burnt.codegen import fuse
+from burnt.swapping.functions import with_global
 from burnt.swapping.site import Kind, original_class
 
 __all__: list[str] = []
@@ -232,46 +231,6 @@ def _hooked(module: Any) -> str | None:
 Kind("gated_unit", "kernels.swiglu, geglu", _is_gated, _gated_unit, _hooked)
 
 
-# --- rotary embeddings ------------------------------------------------------------------------------------
-
-_ROTARY = "apply_rotary_pos_emb"
-
-
-def _is_rotary(module: nn.Module) -> bool:
-    """Whether a module turns its queries and keys by the function that Llama's descendants have."""
-    forward: Any = type(module).forward
-    return (
-        isinstance(forward, types.FunctionType)
-        and _ROTARY in forward.__code__.co_names
-        and isinstance(forward.__globals__.get(_ROTARY), types.FunctionType)
-    )
-
-
-@functools.cache
-def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    made: Callable[..., Any] = fuse(function)
-    return made
-
-
-def _rotary(cls: type) -> Callable[..., Any]:
-    forward: types.FunctionType = cls.forward  # type: ignore[attr-defined]
-    return _with_global(forward, _ROTARY, _fused(forward.__globals__[_ROTARY]))
-
-
-def _with_global(function: types.FunctionType, name: str, value: Any) -> Callable[..., Any]:
-    """The same function, for which one global is another."""
-    names = {**function.__globals__, name: value}
-    made = types.FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
-    made.__kwdefaults__ = function.__kwdefaults__
-    functools.update_wrapper(made, function)
-    return made
-
-
-Kind("rotary", "burnt.fuse of the model's own", _is_rotary, _rotary)
-
-
 # --- losses -----------------------------------------------------------------------------------------------
 
 _LOSSES = "transformers.loss.loss_utils"
@@ -308,7 +267,7 @@ def _entropy(
 
 @functools.cache
 def _with_entropy(loss: types.FunctionType) -> Callable[..., Any]:
-    return _with_global(loss, _ENTROPY, _entropy)
+    return with_global(loss, _ENTROPY, _entropy)
 
 
 def _loss(cls: type) -> Callable[..., Any]:

@@ -239,7 +239,8 @@ class _Call:
     ) -> None:
         self.twin, self.train = twin, train
         self.args, self.kwargs = args, kwargs
-        self.method = kind.method
+        self.draws = kind.draws
+        self.method, self.part = kind.method, kind.part
         inputs = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         own = list(twin.parameters()) if kind.deep else []
         self.buffers = list(twin.buffers()) if kind.deep else []
@@ -251,7 +252,7 @@ class _Call:
         """The tensors that the call returns."""
         with torch.set_grad_enabled(self.train):
             made = getattr(self.twin, self.method)(*self.args, **self.kwargs)
-        return [t for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
+        return [t for t in pytree.tree_leaves(self.part(made)) if isinstance(t, Tensor)]
 
     def backward(self, made: Sequence[Tensor]) -> list[Tensor]:
         """The gradients of what wants one."""
@@ -269,8 +270,12 @@ class _Call:
     def results(self) -> list[Tensor]:
         """What it returns, the gradients, and the buffers afterwards."""
         _seed(self.device)
+        training = self.twin.training
+        if self.draws:
+            self.twin.eval()
         made = self.forward()
         gradients = self.backward(made)
+        self.twin.train(training)
         return [*(t.detach() for t in made), *gradients, *(b.clone() for b in self.buffers)]
 
     def once(self) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from burnt.errors import SwapError, nearest
-from burnt.swapping import hugging_face, kinds  # noqa: F401  they define the kinds, torch's classes first
+from burnt.swapping import hugging_face, hugging_face_attention, kinds  # noqa: F401  they define the kinds
 from burnt.swapping.report import Report
 from burnt.swapping.site import KINDS, Kind, Plan, Site, is_swapped, put_back, site_of, start
 

@@ -36,6 +36,8 @@ class Kind:
         why_not: of a module of this kind, why it cannot be swapped, or None.
         method: what is overridden.
         random: results differ from call to call.
+        draws: they do so while training, and in evaluation there is nothing random: that is compared.
+        part: of what a call returns, what is compared.
         wide: in float64 the original computes in float64.
         training: there is something to be gained only while training.
     """
@@ -47,6 +49,8 @@ class Kind:
     why_not: Callable[[nn.Module], str | None] = lambda module: None
     method: str = "forward"
     random: bool = False
+    draws: bool = False
+    part: Callable[[Any], Any] = lambda made: made
     wide: bool = True
     training: bool = False
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from burnt import kernels
+from burnt.codegen import vendor
 from burnt.codegen.compiler import find_compiler
 from burnt.errors import InputError, InputRuntimeError, InputUnsupportedError, InputValueError
 from burnt.kernels import attention, attention_tiled
@@ -166,6 +167,19 @@ def test_a_function_of_the_scores(small_tiles: None) -> None:
 
 
 # --- dropout ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "plain"])
+def test_gradients_where_saved_tensors_have_hooks(
+    compiled: bool, small_tiles: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vendor, "_LARGE", 1)  # whether torch's own kernels serve is asked for all sizes
+    tensors, made = heads(2, 23, 17), attention_tiled.kernels_of(None)
+    if not compiled:
+        made = attention_tiled.Kernels(*(fused.fn for fused in made))
+    wanted = with_gradients(attention_by_hand, tensors, after=0, softcap=1.1)
+    with torch.autograd.graph.saved_tensors_hooks(Tensor.clone, Tensor.detach):
+        close(with_gradients(attention_tiled.tiled, tensors, after=0, softcap=1.1, kernels=made), wanted)
 
 
 def test_what_dropout_leaves_is_a_function_of_seed_and_place() -> None:

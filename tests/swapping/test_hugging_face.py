@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import burnt
-from burnt.swapping import hugging_face
+from burnt.swapping import hugging_face, hugging_face_attention
 from burnt.swapping.site import KINDS, is_swapped
 
 transformers = pytest.importorskip("transformers")
@@ -37,6 +37,17 @@ def gpt2():
     return transformers.GPT2LMHeadModel(config)
 
 
+def gemma2():
+    """Scores are capped, and every other layer sees a window; attention is the model's own function."""
+    settings = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 7, "attn_logit_softcapping": 2.0}
+    return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(vocab_size=64, **SMALL, **settings))
+
+
+def mistral():
+    settings = {"num_key_value_heads": 2, "sliding_window": 7, "vocab_size": 64}
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**SMALL, **settings))
+
+
 def vit():
     config = transformers.ViTConfig(image_size=32, patch_size=8, **SMALL, **STILL)
     return transformers.ViTForImageClassification(config)
@@ -49,10 +60,20 @@ def convnext():
 
 # What must be recognised of each, with the number of places.
 MODELS = {
-    "llama": (llama, TEXT, {"loss": 1, "rotary": 2, "gated_unit": 2, "rms_norm_by_hand": 5, "linear": 15}),
-    "bert": (bert, TEXT, {"linear": 14, "layer_norm": 6, "activation": 3, "embedding": 3}),
-    "gpt2": (gpt2, TEXT, {"loss": 1, "conv1d": 8, "layer_norm": 5, "activation": 2, "linear": 1}),
-    "vit": (vit, PICTURES, {"loss": 1, "conv": 1, "linear": 13, "layer_norm": 5, "activation": 2}),
+    "llama": (llama, TEXT, {"loss": 1, "attention": 2, "gated_unit": 2, "rms_norm_by_hand": 5, "linear": 15}),
+    "gemma2": (gemma2, TEXT, {"attention": 2, "gated_unit": 2, "rms_norm_by_hand": 9, "linear": 15}),
+    "mistral": (mistral, TEXT, {"loss": 1, "attention": 2, "gated_unit": 2, "rms_norm_by_hand": 5}),
+    "bert": (bert, TEXT, {"attention": 2, "linear": 14, "layer_norm": 6, "activation": 3, "embedding": 3}),
+    "gpt2": (
+        gpt2,
+        TEXT,
+        {"loss": 1, "attention": 2, "conv1d": 8, "layer_norm": 5, "activation": 2, "linear": 1},
+    ),
+    "vit": (
+        vit,
+        PICTURES,
+        {"loss": 1, "attention": 2, "conv": 1, "linear": 13, "layer_norm": 5, "activation": 2},
+    ),
     "convnext": (convnext, PICTURES, {"loss": 1, "conv": 9, "linear": 11, "layer_norm": 1, "activation": 5}),
 }
 
@@ -128,7 +149,11 @@ def test_generating_with_a_cache(always):
     wanted = model.generate(TOKENS[:, :5], **settings)
     report = burnt.swap(model, mode="infer")
     assert torch.equal(model.generate(TOKENS[:, :5], **settings), wanted)
-    assert {r.kind for r in report.rows if r.state == "swapped"} >= {"rotary", "linear", "rms_norm_by_hand"}
+    assert {r.kind for r in report.rows if r.state == "swapped"} >= {
+        "attention",
+        "linear",
+        "rms_norm_by_hand",
+    }
     assert torch.equal(model.generate(TOKENS[:, :5], **settings), wanted)
 
 
@@ -143,6 +168,69 @@ def test_recorded_outputs_of_attention(always):
         (*found.attentions, *found.hidden_states), (*wanted.attentions, *wanted.hidden_states), strict=True
     ):
         close(a, b)
+
+
+def test_weights_of_attention_are_made_for_who_asks(always):
+    """Asked for by settings or hooks, or not at all: then a model's own function need not make them."""
+    model = llama(attn_implementation="eager").eval()
+    layer = model.model.layers[0].self_attn
+    x, turned = torch.randn(2, 5, 32), (torch.randn(1, 5, 8), torch.randn(1, 5, 8))
+    out, weights = layer(x, turned)
+    burnt.swap(model, only="attention", verify=TOKENS)
+    found = layer(x, turned)
+    close(found[0], out)
+    assert found[1] is None
+    model.config.output_attentions = True
+    close(layer(x, turned)[1], weights)
+    model.config.output_attentions = False
+    assert layer(x, turned)[1] is None
+    layer.register_forward_hook(lambda module, args, made: close(made[1], weights))
+    close(layer(x, turned)[1], weights)
+
+
+@pytest.mark.parametrize("build", [llama, mistral, gemma2, bert])
+@pytest.mark.parametrize("before", [False, True], ids=["padded after", "padded before"])
+def test_padded_batches(always, build, before):
+    model = build().eval()
+    padding = torch.ones_like(TOKENS)
+    padding[1, : 6 if before else 17] = 0 if before else 1
+    padding[1, 17 if before else 11 :] = 0
+    wanted = model(TOKENS, attention_mask=padding).logits
+    burnt.swap(model, mode="infer", verify=TOKENS)
+    found = model(TOKENS, attention_mask=padding).logits
+    close(found[padding == 1], wanted[padding == 1])
+
+
+def test_dropout_of_attention_is_compared_where_there_is_none(always):
+    config = transformers.BertConfig(vocab_size=64, **SMALL, attention_probs_dropout_prob=0.9)
+    model = transformers.BertForMaskedLM(config)
+    report = burnt.swap(model, only="attention", verify=TEXT)
+    assert len(report.swapped) == 2, report
+    layer = model.bert.encoder.layer[0].attention.self
+    x = torch.randn(4, 9, 32)
+    layer.train()
+    first, second = layer(x)[0], layer(x)[0]
+    assert not torch.equal(first, second)
+    layer.eval()
+    assert torch.equal(layer(x)[0], layer(x)[0])
+
+
+def test_a_cache_of_fixed_size(always):
+    model = llama().eval()
+    settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "cache_implementation": "static",
+                "disable_compile": True}  # fmt: skip
+    wanted = model.generate(TOKENS[:, :5], **settings)
+    burnt.swap(model, mode="infer", verify=TOKENS)
+    assert torch.equal(model.generate(TOKENS[:, :5], **settings), wanted)
+
+
+def test_what_only_looks_like_attention():
+    def eager_attention_forward(module, query, key, value, attention_mask, scaling=None, **kwargs):
+        weights = torch.softmax(query @ key.mT * scaling, -1)  # the mask is left out
+        return (weights @ value).transpose(1, 2), weights
+
+    assert hugging_face_attention._capping(eager_attention_forward) is None
+    assert hugging_face_attention._ours(eager_attention_forward) is eager_attention_forward
 
 
 def test_saved_and_loaded(always, tmp_path):

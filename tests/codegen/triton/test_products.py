@@ -109,8 +109,8 @@ def test_compiled_ahead(name: str, target: str, tmp_path: Path) -> None:
 MEANT = {
     ("ieee", "sm_90"): "fma.rn.f32", ("tf32", "sm_90"): "f32.tf32.tf32", ("tf32x3", "sm_90"): "f32.tf32.tf32",
     ("flex32", "sm_90"): "f32.bf16.bf16", ("tf32", "gfx942"): "xf32",
-    ("tf32", "gfx90a"): "v_mfma_f32_32x32x2f32", ("tf32", "gfx1100"): "v_fma", ("tf32x3", "gfx942"): "v_mfma_f32_32x32x2_f32",
-    ("flex32", "gfx1100"): "v_wmma_f32_16x16x16_bf16",
+    ("tf32", "gfx90a"): "v_mfma_f32_32x32x2f32", ("tf32", "gfx1100"): "v_fma",
+    ("tf32x3", "gfx942"): "v_mfma_f32_32x32x2_f32", ("flex32", "gfx1100"): "v_wmma_f32_16x16x16_bf16",
 }  # fmt: skip
 
 
