@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from burnt import kernels
 from burnt.codegen import fuse
-from burnt.swapping.functions import with_global
-from burnt.swapping.site import Kind, original_class
+from burnt.swapping.functions import names_of, with_global
+from burnt.swapping.site import Kind, original_class, place_in_holder
 
 __all__: list[str] = []
 
@@ -281,3 +281,28 @@ def _loss(cls: type) -> Callable[..., Any]:
 
 
 Kind("loss", "kernels.cross_entropy", _has_loss, _loss, method="loss_function")
+
+_MADE = "CrossEntropyLoss"
+
+
+class _CrossEntropyLoss(nn.CrossEntropyLoss):
+    """The class by which a ``forward`` makes a loss at each call; what it makes is a place of the model."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        made = nn.CrossEntropyLoss(*args, **kwargs)
+        if made.weight is not None:
+            return made  # of this call alone, maybe
+        return place_in_holder(made, (made.ignore_index, made.reduction, made.label_smoothing))
+
+
+def _makes_losses(module: nn.Module) -> bool:
+    return names_of(type(module).forward, _MADE) is nn.CrossEntropyLoss
+
+
+Kind(
+    "made_loss",
+    "kernels.cross_entropy",
+    _makes_losses,
+    lambda cls: with_global(cls.forward, _MADE, _CrossEntropyLoss),  # type: ignore[attr-defined]
+    makes="cross_entropy",
+)

@@ -77,7 +77,7 @@ def swap(
     plan = Plan(mode)
     wanted = _chosen(model, only, "only")
     unwanted = _chosen(model, skip, "skip") if skip is not None else set()
-    sites: list[Site] = []
+    sites = plan.sites
     others: dict[str, int] = {}
     for path, module in model.named_modules():
         kind = next((k for k in KINDS.values() if k.matches(module)), None)
@@ -85,12 +85,16 @@ def swap(
             if not any(True for _ in module.children()):
                 others[type(module).__name__] = others.get(type(module).__name__, 0) + 1
             continue
-        if not ({path, kind.name} & wanted) or {path, kind.name} & unwanted:
+        words = {path, kind.name, *([kind.makes] if kind.makes is not None else [])}
+        if not words & wanted or words & unwanted:
             continue
         site = Site(path, type(module).__name__, kind, plan)
         site.why = _why_not(module, kind)
         if kind.training and mode == "infer":
             site.why = "does nothing in evaluation"
+        if kind.makes is not None and site.why is None:
+            start(module, site)  # what it makes are the places
+            continue
         sites.append(site)
         if site.why is not None:
             site.state = "left"
@@ -103,7 +107,7 @@ def swap(
         except BaseException:
             unswap(model)
             raise
-    return Report(plan, sites, others)
+    return Report(plan, others)
 
 
 def unswap(model: nn.Module) -> None:

@@ -82,15 +82,14 @@ class Report:
     is a table; places that differ in numbers of their paths alone share a line.
 
     Args:
-        plan: what the places share.
-        sites: the places.
+        plan: the places, and what they share.
         others: layers that burnt has nothing for, by class, with their number.
     """
 
-    def __init__(self, plan: Plan, sites: Sequence[Site], others: dict[str, int]) -> None:
+    def __init__(self, plan: Plan, others: dict[str, int]) -> None:
         self.mode = plan.mode
         self.others = others
-        self._sites = list(sites)
+        self._sites = plan.sites
 
     @property
     def rows(self) -> list[Row]:

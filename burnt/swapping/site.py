@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,14 +15,25 @@ from burnt import _torch
 from burnt.errors import InputError
 from burnt.swapping.measuring import Finding, checked, measured, signature_of
 
-__all__ = ["KINDS", "Kind", "Plan", "Site", "is_swapped", "original_class", "put_back", "site_of", "start"]
+__all__ = [
+    "KINDS",
+    "Kind",
+    "Plan",
+    "Site",
+    "is_swapped",
+    "original_class",
+    "place_in_holder",
+    "put_back",
+    "site_of",
+    "start",
+]
 
 State = Literal["waiting", "swapped", "left"]
 
 KINDS: dict[str, Kind] = {}
 """Every kind by name, in the order in which a module is asked whether it is of it."""
 
-_SITE = "_burnt_site"
+_SITE, _MADE = "_burnt_site", "_burnt_made"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +50,7 @@ class Kind:
         random: results differ from call to call.
         draws: they do so while training, and in evaluation there is nothing random: that is compared.
         part: of what a call returns, what is compared.
+        makes: what its method makes at each call, as a kind of its own: that is measured, not the method.
         wide: in float64 the original computes in float64.
         training: there is something to be gained only while training.
     """
@@ -51,6 +64,7 @@ class Kind:
     random: bool = False
     draws: bool = False
     part: Callable[[Any], Any] = lambda made: made
+    makes: str | None = None
     wide: bool = True
     training: bool = False
 
@@ -73,14 +87,15 @@ def _named(name: str) -> Kind:
 
 @dataclass(eq=False)
 class Plan:
-    """What all places of one `swap` share: the mode, and what was measured, by signature."""
+    """What all places of one `swap` share: the mode, what was measured, by signature, and the places."""
 
     mode: Literal["train", "infer"]
     findings: dict[Any, Finding] = field(default_factory=dict)
+    sites: list[Site] = field(default_factory=list)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy may come to another machine.
-        return {"mode": self.mode, "findings": {}}
+        return {"mode": self.mode, "findings": {}, "sites": []}
 
 
 @dataclass(eq=False)
@@ -109,7 +124,36 @@ def start(module: nn.Module, site: Site) -> None:
     """Give a module the class that waits for its first call."""
     module.__dict__[_SITE] = site
     original: Any = type(module)
-    _become(module, _class_of(original, site.kind, False))
+    _become(module, _class_of(original, site.kind, site.kind.makes is not None))
+
+
+_holder: ContextVar[nn.Module | None] = ContextVar("holder", default=None)
+
+
+def place_in_holder(made: nn.Module, key: Any) -> nn.Module:
+    """What a method has made while it runs, as a place of the module that it belongs to.
+
+    Args:
+        made: what was made.
+        key: what it has in common with what the method makes at other calls.
+
+    Returns:
+        The one that was made first, which knows what was measured.
+    """
+    holder = _holder.get()
+    site = None if holder is None else site_of(holder)
+    if holder is None or site is None or site.kind.makes is None:
+        return made
+    kept: dict[Any, nn.Module] = holder.__dict__.setdefault(_MADE, {})
+    if key not in kept:
+        layer = type(made).__name__
+        path = f"{site.path}.{layer}" if site.path else layer
+        inner = Site(path, layer, KINDS[site.kind.makes], site.plan)
+        site.plan.sites.append(inner)
+        start(made, inner)
+        kept[key] = made
+    kept[key].training = holder.training
+    return kept[key]
 
 
 def site_of(module: nn.Module) -> Site | None:
@@ -132,6 +176,7 @@ def put_back(module: nn.Module) -> None:
     """Give a module its own class back."""
     _become(module, original_class(module))
     module.__dict__.pop(_SITE, None)
+    module.__dict__.pop(_MADE, None)
 
 
 def _become(module: nn.Module, cls: type[nn.Module]) -> None:
@@ -145,7 +190,10 @@ def _class_of(original: Any, kind: Kind, settled: bool) -> type[nn.Module]:
     theirs = getattr(original, kind.method)
     of_property = isinstance(theirs, property)
     plain = _through(theirs) if of_property else theirs
-    call = _settled(kind, original, plain) if settled else _waiting(kind, plain)
+    if kind.makes is not None:
+        call = _holding(kind, original, plain)
+    else:
+        call = _settled(kind, original, plain) if settled else _waiting(kind, plain)
     method = property(lambda self: functools.partial(call, self), theirs.fset) if of_property else call
     members = {
         "__module__": original.__module__,
@@ -197,6 +245,22 @@ def _settled(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Cal
         except InputError:
             # What burnt's ops refuse, mixed dtypes say, is the original's to compute or to refuse.
             return theirs(self, *args, **kwargs)
+
+    return forward
+
+
+def _holding(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+    ours = kind.forward(original)
+
+    @functools.wraps(theirs)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return theirs(self, *args, **kwargs)
+        token = _holder.set(self)
+        try:
+            return ours(self, *args, **kwargs)
+        finally:
+            _holder.reset(token)
 
     return forward
 

@@ -1,10 +1,13 @@
 """Hugging Face's architectures with random weights, narrow and of two layers, swapped and as they are."""
 
 import copy
+import functools
+import pickle
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import CrossEntropyLoss
 from torch.nn import functional as F
 
 import burnt
@@ -63,7 +66,11 @@ MODELS = {
     "llama": (llama, TEXT, {"loss": 1, "attention": 2, "gated_unit": 2, "rms_norm_by_hand": 5, "linear": 15}),
     "gemma2": (gemma2, TEXT, {"attention": 2, "gated_unit": 2, "rms_norm_by_hand": 9, "linear": 15}),
     "mistral": (mistral, TEXT, {"loss": 1, "attention": 2, "gated_unit": 2, "rms_norm_by_hand": 5}),
-    "bert": (bert, TEXT, {"attention": 2, "linear": 14, "layer_norm": 6, "activation": 3, "embedding": 3}),
+    "bert": (
+        bert,
+        TEXT,
+        {"cross_entropy": 1, "attention": 2, "linear": 14, "layer_norm": 6, "activation": 3, "embedding": 3},
+    ),
     "gpt2": (
         gpt2,
         TEXT,
@@ -260,6 +267,62 @@ def test_gradient_checkpointing(always):
     close(found_loss, loss)
     for name, gradient in wanted.items():
         close(found[name], gradient)
+
+
+def test_losses_that_are_made_at_each_call(always):
+    model = bert()
+    wanted = model(**TEXT).loss
+    report = burnt.swap(model)
+    model(TOKENS)
+    assert "CrossEntropyLoss" not in {row.path for row in report.rows}  # none was made yet
+    for _ in range(2):
+        close(model(**TEXT).loss, wanted)
+    (row,) = (row for row in report.rows if row.kind == "cross_entropy")
+    assert (row.path, row.state, row.layer) == ("CrossEntropyLoss", "swapped", "CrossEntropyLoss")
+    close(copy.deepcopy(model)(**TEXT).loss, wanted)
+    close(pickle.loads(pickle.dumps(model))(**TEXT).loss, wanted)
+    burnt.unswap(model)
+    assert not [name for name in vars(model) if "burnt" in name]
+
+
+def test_losses_that_are_made_are_left_out_by_their_kind(always):
+    report = burnt.swap(model := bert(), skip="cross_entropy", verify=TEXT)
+    assert not is_swapped(model)
+    assert "cross_entropy" not in {row.kind for row in report.rows}
+
+
+class Decorated(nn.Module):
+    """Losses of several settings in a method behind a decorator."""
+
+    @functools.lru_cache  # noqa: B019 - a decorator that is no function of Python's
+    def forward(self, x):
+        return x
+
+
+def doubling(fn):
+    @functools.wraps(fn)
+    def wrapper(self, *args):
+        return 2 * fn(self, *args)
+
+    return wrapper
+
+
+class Losses(nn.Module):
+    @doubling
+    def forward(self, x, target):
+        weighted = CrossEntropyLoss(weight=torch.tensor([0.5, 1.0, 2.0]))(x, target)
+        return weighted + CrossEntropyLoss(reduction="sum")(x, target) + CrossEntropyLoss()(x, target)
+
+
+def test_losses_behind_a_decorator(always):
+    x, target = torch.randn(4, 3), torch.tensor([0, 2, 1, 1])
+    model = Losses()
+    wanted = model(x, target)
+    report = burnt.swap(model, verify=(x, target))
+    assert [row.state for row in report.rows] == ["swapped"] * 2  # that with a weight is made for a call
+    close(model(x, target), wanted)
+    assert Losses()(x, target) == wanted
+    assert burnt.swap(Decorated()).rows == []
 
 
 def test_the_count_of_tokens_divides_the_loss(always):
