@@ -46,6 +46,7 @@ def _check(
     reduction: str,
     label_smoothing: float,
     z_loss: float,
+    in_float32: bool,
 ) -> None:
     name = "linear_cross_entropy"
     check_reduction(name, reduction, label_smoothing)
@@ -80,7 +81,7 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
         x = torch.randn(rows, width, device=device)
         weight = torch.randn(classes, width, device=device) / width**0.5
         target = torch.randint(classes, (rows,), device=device)
-        made.append((x, weight, target, None, -100, "mean", 0.0, 0.0))
+        made.append((x, weight, target, None, -100, "mean", 0.0, 0.0, False))
     return made
 
 
@@ -94,6 +95,7 @@ def linear_cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
+    in_float32: bool = False,
 ) -> Tensor:
     r"""Cross entropy of the logits :math:`x W^\top + b`, which need not exist all at a time.
 
@@ -106,9 +108,10 @@ def linear_cross_entropy(
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         label_smoothing: share of the target that is spread over all classes, 0 to 1.
         z_loss: weight of the squared logarithm of the partition function (`cross_entropy`).
+        in_float32: give the loss in float32 where `x` has 16 bits, as that of logits that were cast.
 
     Returns:
-        ``[]``, or with ``"none"`` the labels' shape, in the dtype of `x`.
+        ``[]``, or with ``"none"`` the labels' shape, in the dtype of `x`, or in float32.
 
     Raises:
         InputIndexError: a label that is no class, on the CPU.
@@ -121,6 +124,7 @@ def linear_cross_entropy(
     tensor(2.3026)
     """
     rows = F.linear(x, weight, bias).reshape(-1, weight.shape[0])
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32)) if in_float32 else rows
     loss = cross_entropy.reference(
         rows, target.reshape(-1), None, ignore_index, reduction, label_smoothing, z_loss
     )
@@ -248,17 +252,17 @@ class _Chunked(torch.autograd.Function):
         reduction: str,
         smoothing: float,
         z: float,
+        in_float32: bool,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, target, bias)
         ctx.settings = ignored, reduction, smoothing, z
+        ctx.in_float32 = in_float32
         wanted = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
         count = _count(target, ignored, reduction, x)
         scale = (1 / count).expand(target.shape) if any(wanted) and reduction != "none" else None
         losses, ctx.made = _through((x, weight, bias), target, scale, wanted, ctx.settings)
-        if reduction == "none":
-            return losses.to(x.dtype)
-        total = losses.sum()
-        return (total / count).to(x.dtype)
+        made = losses if reduction == "none" else losses.sum() / count
+        return made if in_float32 else made.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Any:
@@ -267,10 +271,11 @@ class _Chunked(torch.autograd.Function):
         wanted = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
         if torch.is_grad_enabled():  # a second derivative is wanted: that of the definition
             inputs = [t for t, asked in zip((x, weight, bias), wanted, strict=True) if asked]
-            loss = linear_cross_entropy.reference(x, weight, target, bias, ignored, reduction, smoothing, z)
+            settings = ignored, reduction, smoothing, z, ctx.in_float32
+            loss = linear_cross_entropy.reference(x, weight, target, bias, *settings)
             found = iter(torch.autograd.grad(loss, inputs, cotangent, create_graph=True))
             made = [next(found) if asked else None for asked in wanted]
-            return made[0], made[1], None, made[2], None, None, None, None
+            return made[0], made[1], None, made[2], *[None] * 5
         # They are given away: another backward through the same graph makes them again.
         made, ctx.made = ctx.made, []
         if not made:
@@ -278,7 +283,7 @@ class _Chunked(torch.autograd.Function):
             _, made = _through((x, weight, bias), target, scale, wanted, ctx.settings)
         elif not (cotangent.is_cpu and cotangent == 1):
             made = [None if t is None else t.mul_(cotangent) for t in made]
-        return made[0], made[1], None, made[2], None, None, None, None
+        return made[0], made[1], None, made[2], *[None] * 5
 
 
 def _count(target: Tensor, ignored: int, reduction: str, x: Tensor) -> Tensor:
@@ -340,6 +345,7 @@ def _chunked(
     reduction: str,
     label_smoothing: float,
     z_loss: float,
+    in_float32: bool,
 ) -> Tensor:
     if not trains(x, weight, bias):
         # A function of autograd's is told of parameters, not of `torch.no_grad`.
@@ -353,5 +359,6 @@ def _chunked(
         reduction,
         label_smoothing,
         z_loss,
+        in_float32,
     )
     return made.reshape(target.shape) if reduction == "none" else made

@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from burnt import kernels
+from burnt import _torch, kernels
 from burnt.codegen import fuse
+from burnt.swapping.deferred import Logits
 from burnt.swapping.functions import names_of, with_global
 from burnt.swapping.site import Kind, original_class, place_in_holder
 
-__all__: list[str] = []
+__all__ = ["HEAD", "head_of"]
 
 _ACTIVATIONS = "transformers.activations"
 
@@ -222,9 +223,7 @@ def _gated_unit(cls: type) -> Callable[..., Any]:
 def _hooked(module: Any) -> str | None:
     found = _gated[type(module)]
     act = getattr(module, found[1]) if found is not None else None
-    hooks = isinstance(act, nn.Module) and (
-        act._forward_hooks or act._forward_pre_hooks or act._backward_hooks
-    )
+    hooks = isinstance(act, nn.Module) and _has_hooks(act)
     return "its activation has hooks, which would not be called" if hooks else None
 
 
@@ -252,16 +251,20 @@ def _ends_in_entropy(loss: Any) -> bool:
 
 
 def _entropy(
-    source: Tensor,
+    source: Tensor | Logits,
     target: Tensor,
     num_items_in_batch: Tensor | int | None = None,
     ignore_index: int = -100,
     **kwargs: Any,
 ) -> Tensor:
-    if num_items_in_batch is None:
-        return kernels.cross_entropy(source, target, None, ignore_index)
     count = num_items_in_batch
-    loss = kernels.cross_entropy(source, target, None, ignore_index, "sum")
+    reduction = "mean" if count is None else "sum"
+    if isinstance(source, Logits):
+        loss = source.cross_entropy(target, ignore_index, reduction)
+    else:
+        loss = kernels.cross_entropy(source, target, None, ignore_index, reduction)
+    if count is None:
+        return loss
     return loss / (count.to(loss.device) if isinstance(count, Tensor) else count)
 
 
@@ -281,6 +284,29 @@ def _loss(cls: type) -> Callable[..., Any]:
 
 
 Kind("loss", "kernels.cross_entropy", _has_loss, _loss, method="loss_function")
+
+
+def head_of(module: nn.Module) -> nn.Linear | None:
+    """The last layer of a model whose loss can do without its logits, or None."""
+    find = getattr(module, "get_output_embeddings", None)
+    if not callable(find) or not _has_loss(module):
+        return None
+    head = find()
+    plain = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
+    return head if plain and not _has_hooks(head) else None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def _head(self: nn.Linear, input: Tensor) -> Any:
+    if self.training and torch.is_grad_enabled() and _torch.is_plain_call():
+        return Logits(input, self)
+    return kernels.linear(input, self.weight, self.bias)
+
+
+HEAD = Kind("head", "kernels.linear_cross_entropy", lambda module: False, lambda cls: _head)
 
 _MADE = "CrossEntropyLoss"
 

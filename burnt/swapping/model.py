@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from burnt.errors import SwapError, nearest
 from burnt.swapping import hugging_face, hugging_face_attention, kinds  # noqa: F401  they define the kinds
 from burnt.swapping.report import Report
-from burnt.swapping.site import KINDS, Kind, Plan, Site, is_swapped, put_back, site_of, start
+from burnt.swapping.site import KINDS, Kind, Plan, Site, is_swapped, put_back, settle, site_of, start
 
 __all__ = ["as_arguments", "swap", "unswap"]
 
@@ -25,6 +25,7 @@ def swap(
     skip: str | Sequence[str] | None = None,
     mode: Literal["train", "infer"] = "train",
     verify: Any = None,
+    defer_logits: bool = False,
 ) -> Report:
     """Put burnt's kernels into a model that exists, in place.
 
@@ -43,13 +44,16 @@ def swap(
             gradients. Both compute the same in either case.
         verify: a batch for the model to measure with: a tensor, a tuple of arguments, or a mapping of
             keyword arguments. The model's buffers, random generators and modes are as before afterwards.
+        defer_logits: a language model that trains with labels computes its loss without the logits. What it
+            returns as logits is computed when it is looked at: it is no tensor, but goes where one goes.
 
     Returns:
         What was swapped with what, where, and why not; printed, a table.
 
     Raises:
         SwapError: the model, or a part, is swapped already; a word in `only` or `skip` is neither a path nor
-            a kind; another mode; or the model fails with the batch, and is as it was.
+            a kind; another mode; `defer_logits` for a model that has no loss of that kind; or the model fails
+            with the batch, and is as it was.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Softmax(-1))
@@ -74,6 +78,7 @@ def swap(
                 found=type(module).__name__,
                 hint="burnt.unswap(model) first",
             )
+    heads = _heads(model) if defer_logits else {}
     plan = Plan(mode)
     wanted = _chosen(model, only, "only")
     unwanted = _chosen(model, skip, "skip") if skip is not None else set()
@@ -81,6 +86,8 @@ def swap(
     others: dict[str, int] = {}
     for path, module in model.named_modules():
         kind = next((k for k in KINDS.values() if k.matches(module)), None)
+        if module in heads:
+            kind = heads[module]
         if kind is None:
             if not any(True for _ in module.children()):
                 others[type(module).__name__] = others.get(type(module).__name__, 0) + 1
@@ -98,6 +105,8 @@ def swap(
         sites.append(site)
         if site.why is not None:
             site.state = "left"
+        elif module in heads:
+            settle(module, site)
         else:
             start(module, site)
     model.__dict__[_MARK] = mode
@@ -108,6 +117,27 @@ def swap(
             unswap(model)
             raise
     return Report(plan, others)
+
+
+def _heads(model: nn.Module) -> dict[nn.Module, Kind]:
+    """The last layers of language models, and the models, which have their losses.
+
+    Raises:
+        SwapError: there are none.
+    """
+    found: dict[nn.Module, Kind] = {}
+    for module in model.modules():
+        head = hugging_face.head_of(module)
+        if head is not None:
+            found |= {head: hugging_face.HEAD, module: KINDS["loss"]}
+    if not found:
+        raise SwapError(
+            "defer_logits=True finds no loss that can do without logits",
+            expected="a language model of Hugging Face's with a plain torch.nn.Linear at its end",
+            found=type(model).__name__,
+            hint="a loss of one's own can call burnt.kernels.linear_cross_entropy",
+        )
+    return found
 
 
 def unswap(model: nn.Module) -> None:

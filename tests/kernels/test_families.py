@@ -338,24 +338,26 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
     ),
     "linear_cross_entropy": (
         kernels.linear_cross_entropy,
-        (randn(7, 5), randn(11, 5), ints(11, 7), None, -100, "mean", 0.0, 0.0),
+        (randn(7, 5), randn(11, 5), ints(11, 7), None, -100, "mean", 0.0, 0.0, False),
         lambda x, w, t, *_: F.cross_entropy(x @ w.t(), t),
     ),
     "linear_cross_entropy, all of it": (
         kernels.linear_cross_entropy,
-        (randn(2, 9, 5), randn(11, 5), ints(11, 2, 9), randn(11), 3, "mean", 0.1, 1e-2),
+        (randn(2, 9, 5), randn(11, 5), ints(11, 2, 9), randn(11), 3, "mean", 0.1, 1e-2, False),
         lambda x, w, t, b, i, *rest: z_loss_by_hand(
-            (x @ w.t() + b).flatten(0, 1), t.flatten(), None, i, *rest
+            (x @ w.t() + b).flatten(0, 1), t.flatten(), None, i, *rest[:-1]
         ),
     ),
     "linear_cross_entropy, summed": (
         kernels.linear_cross_entropy,
-        (randn(13, 5), randn(11, 5), ints(11, 13), randn(11), 4, "sum", 0.0, 1e-2),
-        lambda x, w, t, b, i, *rest: z_loss_by_hand(x @ w.t() + b, t, None, i, *rest),
+        (randn(13, 5), randn(11, 5), ints(11, 13), randn(11), 4, "sum", 0.0, 1e-2, True),
+        lambda x, w, t, b, i, *rest: z_loss_by_hand(
+            (x @ w.t() + b).to(torch.promote_types(x.dtype, torch.float32)), t, None, i, *rest[:-1]
+        ),
     ),
     "linear_cross_entropy, of each": (
         kernels.linear_cross_entropy,
-        (randn(13, 5), randn(11, 5), ints(11, 13), None, 4, "none", 0.2, 0.0),
+        (randn(13, 5), randn(11, 5), ints(11, 13), None, 4, "none", 0.2, 0.0, False),
         lambda x, w, t, *_: F.cross_entropy(
             x @ w.t(), t, ignore_index=4, reduction="none", label_smoothing=0.2
         ),

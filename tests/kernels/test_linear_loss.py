@@ -29,7 +29,7 @@ def given(rows: int = 150, width: int = 12, classes: int = 40) -> tuple[Tensor, 
 
 
 def chunked(*args: Tensor, reduction: str = "mean", smoothing: float = 0.0) -> Tensor:
-    made: Tensor = CHUNKED(*args, 3, reduction, smoothing, 0.0)
+    made: Tensor = CHUNKED(*args, 3, reduction, smoothing, 0.0, False)
     return made
 
 
@@ -127,7 +127,7 @@ def memory(what):
 def run(fn, *args):
     fn(*args).backward()
 way = linear_cross_entropy.candidates[sys.argv[1]]
-rest = None, -100, "mean", 0.0, 0.0
+rest = None, -100, "mean", 0.0, 0.0, False
 run(way, x, weight, target, *rest)  # what is imported, traced and compiled does not count
 x.grad = weight.grad = None
 ctypes.CDLL(None).malloc_trim(0)
