@@ -1,6 +1,6 @@
 """What `burnt.swap` makes of Hugging Face's models: eager, torch.compile and swapped, in turns.
 
-    python benchmarks/swap.py [--quick] [--rows PATTERN] [--rivals eager,inductor] [--save] [--report]
+    python benchmarks/swap.py [--quick] [--rows PATTERN] [--rivals eager,inductor,liger] [--save] [--report]
 
 Models are built of configurations, with random weights: base widths, 4 layers, 4 x 256 tokens or 4 images of
 224 pixels, float32 (``--dtype``). A training step is forward, loss and backward in training mode (dropout at
@@ -8,6 +8,9 @@ the configuration's default); there is no optimizer, which would be the same for
 in evaluation, without gradients; its results are compared first. All are in one process and have the same
 allocator, burnt's pool of host buffers. In a round everybody takes a sample, in turns; a ratio is the median
 of the rounds' ratios, with its quartiles.
+
+``Llama 1B`` (16 layers, 8 x 2048 tokens, a vocabulary of 128,256) is for GPUs, trained without its logits, as
+Liger-Kernel does, a rival for Llamas where ``--rivals`` names it.
 
 ``--save`` writes results/<device>-swap.json and .md. Needs transformers.
 """
@@ -18,6 +21,7 @@ import argparse
 import json
 import re
 import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +33,9 @@ import transformers
 
 import burnt
 from burnt.swapping.comparing import Comparison, compare
+from burnt.swapping.functions import names_of, with_global
 
+RIVALS = ("eager", "inductor", "liger")
 RESULTS = Path(__file__).parent / "results"
 LAYERS, BATCH, LENGTH, PIXELS = 4, 4, 256, 224
 CLASSES = 1000
@@ -103,6 +109,24 @@ def vit(size: Size) -> Pair:
     return transformers.ViTForImageClassification(config), _images(size)
 
 
+def llama_1b(size: Size) -> Pair:
+    """As large as Llama 3.2's smallest, for a GPU."""
+    vocabulary = size(128_256, 64)
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=size(2048, 32),
+        intermediate_size=size(8192, 64),
+        num_hidden_layers=size(16, 2),
+        num_attention_heads=size(32, 4),
+        num_key_value_heads=size(8, 2),
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocabulary, (size(8, 2), size(2048, 16)), generator=generator)
+    return transformers.LlamaForCausalLM(config), {"input_ids": tokens, "labels": tokens}
+
+
 def convnext(size: Size) -> Pair:
     widths = [8, 16, 24, 32] if size.quick else [128, 256, 512, 1024]
     config = transformers.ConvNextConfig(
@@ -113,10 +137,17 @@ def convnext(size: Size) -> Pair:
 
 @dataclass(frozen=True)
 class Model:
-    """A row's model, and how many times as fast as eager it is meant to be on a CPU."""
+    """A row's model, and how many times as fast as eager it is meant to be.
+
+    Args:
+        build: makes it, with a batch.
+        target: on a CPU, or for a GPU's model there.
+        gpu: it is for GPUs, and trained without its logits.
+    """
 
     build: Callable[[Size], Pair]
     target: float
+    gpu: bool = False
 
 
 MODELS = {
@@ -125,8 +156,33 @@ MODELS = {
     "GPT-2": Model(gpt2, 1.5),
     "ViT": Model(vit, 1.4),
     "ConvNeXt": Model(convnext, 1.1),
+    "Llama 1B": Model(llama_1b, 1.15, gpu=True),
 }
-ROWS = {f"{name} {what}": (name, what) for name in MODELS for what in ("training", "inference")}
+ROWS = {
+    f"{name} {what}": (name, what)
+    for name, model in MODELS.items()
+    for what in ("training", "inference")[: 1 if model.gpu else 2]
+}
+
+
+def liger(model: torch.nn.Module) -> None:
+    """Liger-Kernel's own patch of a model, with its loss without logits.
+
+    What it changes for all models of the process, the others being timed among them, is changed for this one.
+    """
+    from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
+
+    home = sys.modules[type(model).__module__]
+    before = dict(vars(home))
+    _apply_liger_kernel_to_instance(model=model)
+    changed = {name: value for name, value in vars(home).items() if before.get(name) is not value}
+    for name in changed:
+        setattr(home, name, before[name])
+    for module in model.modules():
+        forward = vars(module).get("forward", types.MethodType(type(module).forward, module)).__func__
+        for name in [name for name in changed if names_of(forward, name) is not None]:
+            forward = with_global(forward, name, changed[name])
+            module.forward = types.MethodType(forward, module)
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -156,18 +212,20 @@ def measure(row: str, options: argparse.Namespace) -> tuple[dict[str, Any], Comp
         model,
         batch,
         what == "training",
-        [*options.rivals, "swapped"],
+        [*(rival for rival in options.rivals if rival != "liger"), "swapped"],
         seconds=options.seconds,
         rounds=2 if options.quick else 25,
         say=lambda text: say(f"  {text}"),
+        patches={"liger": liger} if "liger" in options.rivals and name.startswith("Llama") else {},
+        defer_logits=MODELS[name].gpu,
     )
     torch.compiler.reset()
     ratios = {
         rival: dict(zip(("ratio", "low", "high"), found.ratio("swapped", rival), strict=True))
         for rival in options.rivals
-        if rival not in found.failed
+        if rival in found.seconds
     }
-    target = MODELS[name].target if options.device.type == "cpu" else None
+    target = MODELS[name].target if (options.device.type != "cpu") == MODELS[name].gpu else None
     speed = ratios["eager"]["ratio"]
     return {
         "ms": {rival: 1e3 * found.median(rival) for rival in found.seconds},
@@ -176,6 +234,7 @@ def measure(row: str, options: argparse.Namespace) -> tuple[dict[str, Any], Comp
         "target": target,
         "met": None if target is None else speed >= target,
         "error": found.error,
+        "peak_mb": {rival: peak / 1e6 for rival, peak in found.peaks.items()},
         "rounds": len(found.seconds["swapped"]),
         "swapped": len(found.report.swapped),
         "left": len(found.report.left),
@@ -203,7 +262,7 @@ def line(name: str, row: dict[str, Any], rivals: list[str]) -> list[str]:
 def _cell(row: dict[str, Any], rival: str) -> str:
     found = row["ratios"].get(rival)
     if found is None:
-        return f"- ({row['failed'][rival].partition(':')[0]})"
+        return f"- ({row['failed'][rival].partition(':')[0]})" if rival in row["failed"] else "-"
     return f"{found['ratio']:.2f} ({found['low']:.2f}-{found['high']:.2f})"
 
 
@@ -249,13 +308,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the results to this file, after each row")
     parser.add_argument("--save", action="store_true", help="write results/<device>-swap.json and .md")
     options = parser.parse_args(arguments)
-    if unknown := set(options.rivals) - {"eager", "inductor"}:
-        parser.error(f"--rivals: {', '.join(sorted(unknown))}; there are eager, inductor")
-    options.rivals = [rival for rival in ("eager", "inductor") if rival in {*options.rivals, "eager"}]
+    if unknown := set(options.rivals) - set(RIVALS):
+        parser.error(f"--rivals: {', '.join(sorted(unknown))}; there are {', '.join(RIVALS)}")
+    options.rivals = [rival for rival in RIVALS if rival in {*options.rivals, "eager"}]
     if options.quick and options.save:
         parser.error("ratios of --quick say nothing: no --save")
     burnt.memory.enable()
-    chosen = [row for row in ROWS if re.search(options.rows, row)]
+    on_cpu = options.device.type == "cpu" and not options.quick
+    chosen = [
+        row
+        for row, (name, _) in ROWS.items()
+        if re.search(options.rows, row) and not (MODELS[name].gpu and on_cpu)
+    ]
     results: dict[str, Any] = {
         "machine": machine(options.device),
         "quick": options.quick,
@@ -271,6 +335,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.json:
             options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     print(text(table(results)))
+    for row, found in results["rows"].items():
+        if found["peak_mb"]:
+            print(f"memory of {row}: " + ", ".join(f"{n} {mb:.0f} MB" for n, mb in found["peak_mb"].items()))
     if options.save:
         name = f"{options.device.type}-swap"
         (RESULTS / f"{name}.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")

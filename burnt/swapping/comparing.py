@@ -34,6 +34,7 @@ class Comparison:
         report: of the swapped model.
         error: the largest difference between the results of the eager model and the swapped one, relative to
             the largest number.
+        peaks: bytes of memory that a call holds at its most, with the parameters, by rival; on accelerators.
     """
 
     train: bool
@@ -41,6 +42,7 @@ class Comparison:
     seconds: dict[str, list[float]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     error: float | None = None
+    peaks: dict[str, int] = field(default_factory=dict)
 
     def median(self, rival: str) -> float:
         """Seconds of a call."""
@@ -64,6 +66,8 @@ def compare(
     seconds: float = 10.0,
     rounds: int = 25,
     say: Callable[[str], None] = lambda text: None,
+    patches: Mapping[str, Callable[[nn.Module], object]] | None = None,
+    defer_logits: bool = False,
 ) -> Comparison:
     """Take the time of a model as it is, compiled and swapped, in turns.
 
@@ -79,15 +83,18 @@ def compare(
         seconds: after which no other round begins; five there are always.
         rounds: at most.
         say: told what is being done.
+        patches: other rivals, by name: what puts them into a copy, in place.
+        defer_logits: as `swap` takes it.
 
     Raises:
         SwapError: the model fails with the batch.
     """
+    patches = patches or {}
     shared = {id(p): p for p in model.parameters()}
     say("swapping")
     ours = copy.deepcopy(model, dict(shared))
     mode: Any = "train" if train else "infer"
-    comparison = Comparison(train, swap(ours, mode=mode, verify=batch))
+    comparison = Comparison(train, swap(ours, mode=mode, verify=batch, defer_logits=defer_logits))
     eager = copy.deepcopy(model, dict(shared))
     models: dict[str, Callable[..., Any]] = {"swapped": ours.train(train), "eager": eager.train(train)}
     args, kwargs = as_arguments(batch)
@@ -97,17 +104,23 @@ def compare(
         say("compiling")
         compiled = copy.deepcopy(model, dict(shared)).train(train)
         models["inductor"] = torch.compile(compiled)
+    for name, patch in patches.items():
+        other = copy.deepcopy(model, dict(shared)).train(train)
+        patch(other)
+        models[name] = other
     calls: dict[str, Callable[[], None]] = {}
     counts: dict[str, int] = {}
     device = next((t.device for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)), None)
-    for name in rivals:
+    for name in (*rivals, *patches):
         call = _step(models[name], list(shared.values()), args, kwargs, train)
         try:
             call()
             counts[name] = max(1, round(_SHORTEST / max(_sample(call, 1, device), 1e-7)))
+            if device is not None and device.type != "cpu":
+                comparison.peaks[name] = _peak(call, device)
         except Exception as error:  # of any kind: compilers fail in many ways
             comparison.failed[name] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            if name != "inductor":
+            if name in ("eager", "swapped"):
                 raise
         else:
             calls[name] = call
@@ -173,6 +186,15 @@ def _difference(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> float | Non
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if b.is_floating_point() and b.numel()]
     largest = max((float(b.abs().max()) for _, b in pairs), default=0.0) or 1.0
     return max((float((a.double() - b.double()).abs().max()) for a, b in pairs), default=0.0) / largest
+
+
+def _peak(call: Callable[[], None], device: torch.device) -> int:
+    """Bytes that are held at most while something is called."""
+    torch.accelerator.synchronize(device)
+    torch.accelerator.reset_peak_memory_stats(device)
+    call()
+    torch.accelerator.synchronize(device)
+    return int(torch.accelerator.max_memory_allocated(device))
 
 
 def _sample(call: Callable[[], None], count: int, device: torch.device | None) -> float:

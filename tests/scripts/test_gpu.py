@@ -15,7 +15,7 @@ from burnt import nn
 from tests.gpu.test_device import LAYERS
 
 ROOT = Path(__file__).parents[2]
-STAGES = ["facts", "gpu-tests", "codegen", "cpu-tests", "digits", "learner", "tune", "kernels"]
+STAGES = ["facts", "gpu-tests", "codegen", "cpu-tests", "digits", "learner", "tune", "kernels", "swap"]
 
 
 def gpu(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
