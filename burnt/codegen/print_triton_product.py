@@ -135,7 +135,7 @@ class _Shared:
         left, right, tail = (piece.name for piece in pieces)
         blocks = {"BM": config.bm, "BN": config.bn, "BK": config.bk}
         width = max(_TAIL * 32 * config.warps // config.bm, 16)
-        constants = f"{config.group}, {config.split}, {width}, {terms % config.bk == 0}"
+        constants = f"{config.group}, {config.split}, {config.programs}, {width}, {terms % config.bk == 0}"
         texts = [piece.text(list(given)) for piece in pieces]
 
         def function(name: str, call: str, programs: int, blocks: dict[str, int]) -> Function:
@@ -143,12 +143,13 @@ class _Shared:
             texts.append("\n".join(["@triton.jit", f"def {name}({', '.join(names)}):", f"    {call}", ""]))
             return Function(name, tuple(given.values()), blocks, programs)
 
+        tiles = config.split * batches * -(-rows // config.bm) * -(-columns // config.bn)
         functions = [
             function(
                 f"{name}_part0" if parts else name,
                 f"multiply({args}, {memory}, {', '.join(sizes)}, {left}, {right}, {tail}, BM, BN, BK, "
                 f'{constants}, "{product.precision}", {product.wide})',
-                config.split * batches * -(-rows // config.bm) * -(-columns // config.bn),
+                min(config.programs or tiles, tiles),
                 blocks,
             )
         ]

@@ -53,11 +53,12 @@ class ProductConfig:
         stages: steps that are under way at once.
         split: programs that share a tile's terms; their sums are added by a second kernel.
         group: rows of tiles that are gone through together.
+        programs: that go through all tiles (*persistent*); 0 for one to each tile.
 
     >>> str(ProductConfig(128, 256, 64, warps=8, stages=3))
     '128x256x64 w8 s3'
     >>> ProductConfig.of("64x64x32 w4 s4 k2")
-    ProductConfig(bm=64, bn=64, bk=32, warps=4, stages=4, split=2, group=8)
+    ProductConfig(bm=64, bn=64, bk=32, warps=4, stages=4, split=2, group=8, programs=0)
     """
 
     bm: int
@@ -67,10 +68,12 @@ class ProductConfig:
     stages: int = 3
     split: int = 1
     group: int = 8
+    programs: int = 0
 
     def __str__(self) -> str:
         split = f" k{self.split}" if self.split > 1 else ""
-        return f"{self.bm}x{self.bn}x{self.bk} w{self.warps} s{self.stages}{split}"
+        programs = f" p{self.programs}" if self.programs else ""
+        return f"{self.bm}x{self.bn}x{self.bk} w{self.warps} s{self.stages}{split}{programs}"
 
     @classmethod
     def of(cls, text: str) -> ProductConfig:
@@ -79,16 +82,17 @@ class ProductConfig:
         Raises:
             ValueError: it names none that a product could have.
         """
-        found = re.fullmatch(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k(\d+))?", text)
-        sizes = [int(size or 1) for size in found.groups()] if found is not None else [0] * 6
+        found = re.fullmatch(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k(\d+))?(?: p(\d+))?", text)
+        sizes = [int(size or 1) for size in found.groups()[:6]] if found is not None else [0] * 6
         bm, bn, bk, warps, stages, split = sizes
+        programs = int(found.group(7) or 0) if found is not None else 0
         blocks = (bm, bn, bk, warps)
         fits = all(0 < size == power(size) for size in blocks) and min(bm, bn, bk) >= 16
         if not (
             fits and bm * bn <= 1 << 17 and bk <= 512 and warps <= 32 and 1 <= stages <= 8 and split >= 1
         ):
             raise ValueError(f"block sizes {text!r}: expected those of a product, as in '128x128x64 w8 s3'")
-        return cls(bm, bn, bk, warps, stages, split)
+        return cls(bm, bn, bk, warps, stages, split, programs=programs)
 
 
 HOPPER = Limits(_PROGRAMS, shared=227 << 10)
@@ -127,11 +131,16 @@ def pick(form: ProductForm, limits: Limits = HOPPER) -> ProductConfig:
 def variants(form: ProductForm, limits: Limits = HOPPER) -> list[ProductConfig]:
     """Block sizes worth measuring: the picked ones, then those that differ in one size, then in two."""
     picked = pick(form, limits)
+    # Without asynchronous units nothing of the next tile is under way while one is finished.
+    persistent = [] if limits.rocm else [{"programs": limits.multiprocessors}]
     pairs = [a | b for a, b in itertools.combinations(_STEPS, 2) if not a.keys() & b.keys()]
     found = {picked: None}
-    for changes in [*_STEPS, {"stages": 1}, {"stages": -1}, *pairs]:
+    steps = [*_STEPS, {"stages": 1}, {"stages": -1}]
+    for changes in [*persistent, *steps, *(p | step for p in persistent for step in steps), *pairs]:
         sizes = {
-            size: max(getattr(picked, size) + by, 1)
+            size: by
+            if size == "programs"
+            else max(getattr(picked, size) + by, 1)
             if size == "stages"
             else max(getattr(picked, size) << by if by > 0 else getattr(picked, size) >> -by, 1)
             for size, by in changes.items()
@@ -139,9 +148,15 @@ def variants(form: ProductForm, limits: Limits = HOPPER) -> list[ProductConfig]:
         made = dataclasses.replace(picked, **sizes)
         fits = min(made.bm, made.bn, made.bk) >= 16 and 2 <= made.warps <= 16 and made.stages <= 6
         whole = made.bm <= 2 * form.rows and made.bn <= 2 * form.columns and made.bk <= 2 * form.terms
+        if made.programs and made.split * _tiles(form, made) <= made.programs:
+            continue  # there is a program for each tile
         if fits and whole and made.split <= _MOST_SPLITS and made.split * made.bk <= max(form.terms, made.bk):
             found[made] = None
     return list(found)
+
+
+def _tiles(form: ProductForm, config: ProductConfig) -> int:
+    return form.batches * -(-form.rows // config.bm) * -(-form.columns // config.bn)
 
 
 def too_much(form: ProductForm, config: ProductConfig, limits: Limits) -> str | None:

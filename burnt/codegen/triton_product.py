@@ -103,9 +103,10 @@ def _finish(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def multiply(  # type: ignore[no-untyped-def]
+def _make(  # type: ignore[no-untyped-def]
+    pid,
     args,
-    parts,  # [SPLIT, batches, rows, columns] float32, where SPLIT > 1
+    parts,
     batches,
     rows,
     columns,
@@ -123,8 +124,7 @@ def multiply(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """A program makes a tile; with SPLIT, a part of its sums, which go to `parts`."""
-    pid = tl.program_id(0)
+    """Tile `pid`, or where SPLIT is more than 1, a part of its sums, which goes to `parts`."""
     part = pid % SPLIT
     m, n, batch = _tile(pid // SPLIT, rows, columns, BM, BN, GROUP)
     row = m * BM + tl.arange(0, BM)[:, None]
@@ -159,6 +159,44 @@ def multiply(  # type: ignore[no-untyped-def]
         if WIDE:
             start = start.to(tl.int64)
         _finish(sums, row, start, in_row, columns, batch, args, tail, BM, BN, WIDTH)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def multiply(  # type: ignore[no-untyped-def]
+    args,
+    parts,  # [SPLIT, batches, rows, columns] float32, where SPLIT > 1
+    batches,
+    rows,
+    columns,
+    terms,
+    left: tl.constexpr,
+    right: tl.constexpr,
+    tail: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    EVEN: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """A program makes a tile, or where PROGRAMS is not 0, every PROGRAMS-th one: the loads of the next tile's
+    first factors are then under way while a tile's tail is computed."""
+    if PROGRAMS == 0:
+        _make(
+            tl.program_id(0), args, parts, batches, rows, columns, terms, left, right, tail,
+            BM, BN, BK, GROUP, SPLIT, WIDTH, EVEN, PRECISION, WIDE,
+        )  # fmt: skip
+    else:
+        tiles = SPLIT * batches * tl.cdiv(rows, BM) * tl.cdiv(columns, BN)
+        for pid in tl.range(tl.program_id(0), tiles, PROGRAMS, flatten=True):
+            _make(
+                pid, args, parts, batches, rows, columns, terms, left, right, tail,
+                BM, BN, BK, GROUP, SPLIT, WIDTH, EVEN, PRECISION, WIDE,
+            )  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -106,6 +106,28 @@ def test_compiled_ahead(name: str, target: str, tmp_path: Path) -> None:
             assert re.search(r"v_(mfma|wmma)_", found.assembly)
 
 
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        pytest.param(name, target, marks=() if (name, target) == ("gelu", "sm_90") else pytest.mark.full)
+        for name in ("gelu", "convolution")
+        for target in UNITS
+    ],
+)
+def test_programs_that_make_several_tiles(name: str, target: str, tmp_path: Path) -> None:
+    fn, args = CASES[name]
+    (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
+    limits = Limits(132, shared=SHARED[target])
+    config = next(c for c in variants(form_of(kernel), limits) if isinstance(c, ProductConfig) and c.programs)
+    assert str(config).endswith(" p132")
+    printed = print_kernel(kernel, config)
+    assert [f.programs for f in printed.functions] == [132]
+    (found,) = compiled([printed], target, tmp_path)
+    assert found.shared <= SHARED[target]
+    assert found.spilled <= 16, f"{found.registers} registers and {found.spilled} bytes of others: {config}"
+    assert UNITS[target] in found.assembly
+
+
 MEANT = {
     ("ieee", "sm_90"): "fma.rn.f32", ("tf32", "sm_90"): "f32.tf32.tf32", ("tf32x3", "sm_90"): "f32.tf32.tf32",
     ("flex32", "sm_90"): "f32.bf16.bf16", ("tf32", "gfx942"): "xf32",

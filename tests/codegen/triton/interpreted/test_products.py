@@ -131,7 +131,15 @@ def test_what_is_one_kernel(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["16x32x16 w4 s2", "32x16x64 w4 s3 k3", "64x64x16 w4 s1 k2", "128x256x16 w8 s3"]
+    "text",
+    [
+        "16x32x16 w4 s2",
+        "32x16x64 w4 s3 k3",
+        "64x64x16 w4 s1 k2",
+        "128x256x16 w8 s3",
+        "16x16x16 w4 s2 p3",
+        "32x16x32 w4 s2 k2 p5",
+    ],
 )
 @pytest.mark.parametrize("name", ["bias and gelu", "batches", "read in three ways", "a padded factor"])
 def test_block_sizes(name: str, text: str) -> None:
