@@ -27,7 +27,7 @@ class Labels:
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """An input of weights, whose sums over the last axis stay as large as what they weigh."""
+    """A parameter, whose sums over the last axis stay as large as what they weigh."""
 
     shape: tuple[int, ...]
 
@@ -49,6 +49,7 @@ class Row:
         targets: ratios by column and rival; what is missing has none.
         share: of the copy bandwidth, aimed at.
         random: results differ from call to call.
+        dtype: of the inputs.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Row:
     share: float | None = None
     random: bool = False
     plain: bool = False
+    dtype: torch.dtype = torch.float32
 
     def inputs(self, divisor: int) -> list[Tensor]:
         """The same in every process."""
@@ -71,7 +73,9 @@ class Row:
                 continue
             shape = spec.shape if isinstance(spec, Weights) else spec
             scale = shape[-1] ** -0.5 if isinstance(spec, Weights) else 1.0
-            values = torch.randn(shape, generator=generator) * scale
+            values = (torch.randn(shape, generator=generator) * scale).to(self.dtype)
+            if isinstance(spec, Weights):
+                values = torch.nn.Parameter(values)
             made.append(values.requires_grad_(self.backward))
         return made
 
@@ -147,6 +151,34 @@ def recurrent(kind: str, batch: int, steps: int, width: int) -> Row:
         backward=True,
         targets=targets(1.3, 1.3),
     )
+
+
+def linear(rows: int, width: int, made: int) -> Row:
+    return Row(
+        f"linear fwd+bwd {rows}x{width}x{made}",
+        F.linear,
+        lambda d: [(rows // d, width), Weights((made, width)), Weights((made,))],
+        op=("linear", lambda op, x, weight, bias: op(x, weight, bias)),
+        backward=True,
+        targets=targets(1.8, 1.8),
+    )
+
+
+def last_layer(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(x, weight), labels)
+
+
+def conv_block(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    """A block of a residual network in evaluation, channels last: the statistics are 0 and 1."""
+    made = F.conv2d(x.permute(0, 3, 1, 2), weight, padding=1)
+    normed = F.batch_norm(made, torch.zeros_like(bias), torch.ones_like(bias), scale, bias, eps=0.0)
+    return F.relu(normed + residual.permute(0, 3, 1, 2))
+
+
+def fused_block(op: Any, x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    x, residual = x.permute(0, 3, 1, 2), residual.permute(0, 3, 1, 2)
+    made: Tensor = op(x, weight, bias, scale, residual, "relu", padding=1)
+    return made
 
 
 MATRIX = (4096, 1024)
@@ -233,6 +265,19 @@ ROWS: tuple[Row, ...] = (
         backward=True, targets=targets(1, 1)),
     Row("dropout, 4 M", lambda x: F.dropout(x, 0.5), matrix(), ("dropout", lambda op, x: op(x, 0.5)),
         targets=targets(3, 1), share=0.6, random=True),
+    # The aims of linear are those where oneDNN beats the default BLAS, on AMD's processors.
+    linear(1024, 1024, 1024),
+    linear(2048, 768, 3072),
+    Row("matmul, float16, 1024x1024x1024", lambda a, b: a @ b, lambda d: [(1024 // d, 1024), (1024, 1024)],
+        ("matmul", lambda op, a, b: op(a, b)), targets=targets(50, None), dtype=torch.float16),
+    Row("linear_cross_entropy fwd+bwd 1024x512x32000", last_layer,
+        lambda d: [(1024 // d, 512), Weights((32_000, 512)), Labels((1024 // d,), 32_000)],
+        ("linear_cross_entropy", lambda op, x, weight, labels: op(x, weight, labels)),
+        backward=True, targets=targets(2, 1.7)),
+    Row("conv3x3 + batch_norm + residual + relu 8x64x56x56", conv_block,
+        lambda d: [(max(8 // d, 1), 56, 56, 64), Weights((64, 64, 3, 3)), Weights((64,)), Weights((64,)),
+                   (max(8 // d, 1), 56, 56, 64)],
+        ("conv", fused_block), targets=targets(1.1, 0.97)),
     recurrent("lstm", 16, 128, 256),
     recurrent("gru", 16, 128, 256),
     Row("relu(a * w + b) + r, 16 M", lambda a, w, b, r: F.relu(a * w + b) + r,
