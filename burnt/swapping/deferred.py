@@ -82,15 +82,22 @@ class Logits:
 
     def cross_entropy(self, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
         """Their loss, ``[]``, without them."""
-        x, weight, bias = self._x.reshape(-1, self._x.shape[-1]), self._head.weight, self._head.bias
-        tensors = [x, weight, bias]
+        x = self._x.reshape(-1, self._x.shape[-1])
+        weight, bias = self._parameters()
         if self._narrow is not None:  # as autocast would, which the op does not follow
-            tensors = [None if t is None else t.to(self._narrow) for t in tensors]
+            x, weight = x.to(self._narrow), weight.to(self._narrow)
+            bias = None if bias is None else bias.to(self._narrow)
         with torch.autocast(self.device.type, enabled=False):
             return kernels.linear_cross_entropy(
-                tensors[0], tensors[1], target.reshape(-1), tensors[2], ignore_index, reduction,
-                in_float32=self._wide,
-            )  # fmt: skip
+                x, weight, target.reshape(-1), bias, ignore_index, reduction, in_float32=self._wide
+            )
+
+    def _parameters(self) -> tuple[Tensor, Tensor | None]:
+        """The layer's weight and bias; whole, where after its call they are shared out among processes."""
+        weight, bias = (
+            t.full_tensor() if hasattr(t, "full_tensor") else t for t in (self._head.weight, self._head.bias)
+        )
+        return weight, bias
 
     def _like(self, shape: Sequence[int], *, wide: bool) -> Logits:
         made = Logits(self._x, self._head, shape, wide=wide)
@@ -109,7 +116,7 @@ class Logits:
                 else torch.autocast(kind, dtype=self._narrow)
             )
             with context if torch.amp.is_autocast_available(kind) else contextlib.nullcontext():
-                made = F.linear(self._x, self._head.weight, self._head.bias)
+                made = F.linear(self._x, *self._parameters())
             self._made = (made.float() if self._wide else made).view(self.shape)
         return self._made
 

@@ -301,7 +301,9 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _head(self: nn.Linear, input: Tensor) -> Any:
-    if self.training and torch.is_grad_enabled() and _torch.is_plain_call():
+    # Who has hooks wants a tensor; sharding takes the weight away behind them, before there is a loss.
+    deferred = self.training and torch.is_grad_enabled() and _torch.is_plain_call() and not _has_hooks(self)
+    if deferred:
         return Logits(input, self)
     return kernels.linear(input, self.weight, self.bias)
 
