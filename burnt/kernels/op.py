@@ -487,6 +487,10 @@ class Generated(Candidate):
         # Those with block sizes of their own live as long as something has chosen them.
         self.sized: WeakValueDictionary[tuple[Any, ...], Function] = WeakValueDictionary()
 
+    def __call__(self, *args: Any) -> Any:
+        """Run the kernels, with the block sizes that are picked, for all arguments by position."""
+        return self.bound(args)(*args)
+
     def why_not(self, args: Sequence[Any]) -> str | None:
         """Why nothing can be generated for these arguments, or None."""
         tensors = [a for a in args if isinstance(a, Tensor)]

@@ -162,7 +162,11 @@ GARBAGE = {
     "nan.json": (b'{"version": 1, "id": "nan", "kind": "lr", "value": NaN}', "the learning rate cannot be"),
     "nested.json": (
         b'{"version": 1, "id": "nested", "kind": "lr", "value": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
-        "it",  # of the one limit or the other
+        (
+            "it is not JSON",
+            "its value is nested too deeply",
+            "the learning rate cannot be",
+        ),  # by Python's limit
     ),
     "note.json": (b'{"version": 1, "id": "note", "kind": "note", "value": [[]]}', "the note cannot be added"),
 }
@@ -178,6 +182,7 @@ def test_what_is_no_command_is_refused_once_and_put_away(run, folder, name):
     assert isinstance(refused, Refused)
     assert refused.id == name.removesuffix(".json")
     assert refused.reason.startswith(reason)
+    assert len(refused.reason) < 1000
     assert command.id == "zz"  # what comes after it is taken
     assert list(inbox.poll()) == []
     assert sorted(os.listdir(folder)) == ["refused", "zz.json"]
