@@ -234,6 +234,12 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def matmul_precision() -> str:
+    """How float32 is multiplied on CUDA by torch's newer switches: ``ieee``, ``tf32`` or ``flex32``."""
+    names = {"tf32": "tf32", "bf16": "flex32"}
+    return names.get(torch.backends.cuda.matmul.fp32_precision, "ieee")
+
+
 def destroy(library: torch.library.Library) -> None:
     """Take back what a library has registered, and the names in ``torch.ops``."""
     library._destroy()  # type: ignore[no-untyped-call]

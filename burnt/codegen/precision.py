@@ -22,6 +22,7 @@ from collections.abc import Iterator
 
 import torch
 
+from burnt import _torch
 from burnt.device import device_info
 from burnt.errors import InputValueError
 
@@ -34,17 +35,20 @@ _in_three = False
 
 
 def precision() -> str:
-    """How float32 is multiplied: the name that was set, or what torch's setting corresponds to.
+    """How float32 is multiplied: the name that was set, or what torch's setting for products corresponds to.
 
     >>> precision()
     'ieee'
     """
-    plain = _OURS[torch.get_float32_matmul_precision()]
+    try:
+        plain = _OURS[torch.get_float32_matmul_precision()]
+    except RuntimeError:  # set by torch's newer switches, beside which the older one is refused
+        plain = _torch.matmul_precision()
     return "tf32x3" if _in_three and plain == "ieee" else plain
 
 
 def set_precision(name: str) -> None:
-    """Set how float32 is multiplied in this process; torch's setting goes along.
+    """Set how float32 is multiplied in this process; torch's settings, for products and of cuDNN, go along.
 
     Args:
         name: ``"ieee"``, ``"tf32x3"``, ``"tf32"`` or ``"flex32"``.
@@ -52,7 +56,8 @@ def set_precision(name: str) -> None:
     Raises:
         InputValueError: of another name.
 
-    The same as `torch.set_float32_matmul_precision`, which is looked at, too, but for ``tf32x3``.
+    The same as `torch.set_float32_matmul_precision`, which is looked at, too, but for ``tf32x3``. Unless this
+    is called, cuDNN's convolutions are as torch has them: in tf32.
     """
     global _in_three
     if name not in _TORCHS:
@@ -63,12 +68,13 @@ def set_precision(name: str) -> None:
             found=name,
         )
     torch.set_float32_matmul_precision(_TORCHS[name])
+    torch.backends.cudnn.allow_tf32 = _TORCHS[name] != "highest"
     _in_three = name == "tf32x3"
 
 
 @contextlib.contextmanager
 def multiplying(name: str) -> Iterator[None]:
-    """A context in which float32 is multiplied as `set_precision` says.
+    """A context in which float32 is multiplied as `set_precision` says, in all threads of the process.
 
     Raises:
         InputValueError: of another name.
@@ -77,12 +83,13 @@ def multiplying(name: str) -> Iterator[None]:
     ...     precision()
     'tf32x3'
     """
-    before = precision()
+    before, convolutions = precision(), torch.backends.cudnn.allow_tf32
     set_precision(name)
     try:
         yield
     finally:
         set_precision(before)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def dot_precision(name: str) -> str:

@@ -88,6 +88,7 @@ class ProductConfig:
         programs = int(found.group(7) or 0) if found is not None else 0
         blocks = (bm, bn, bk, warps)
         fits = all(0 < size == power(size) for size in blocks) and min(bm, bn, bk) >= 16
+        fits = fits and programs < 1 << 16
         if not (
             fits and bm * bn <= 1 << 17 and bk <= 512 and warps <= 32 and 1 <= stages <= 8 and split >= 1
         ):

@@ -23,18 +23,25 @@ if TYPE_CHECKING:
 __all__ = ["Truth", "results_of"]
 
 
-class _Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the largest finite number that any op makes."""
+_PRODUCTS = frozenset(
+    f"aten::{name}"
+    for name in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "linear", "convolution", "lstm", "gru")
+)
+
+
+class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the largest finite number that any op makes, and whether one multiplies matrices."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.value = 0.0
+        self.largest, self.multiplied = 0.0, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
+        self.multiplied = self.multiplied or func._schema.name in _PRODUCTS
         for tensor in pytree.tree_leaves((made, args)):
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
-                self.value = max(self.value, float(tensor.detach().abs().nan_to_num(0, 0, 0).max()))
+                self.largest = max(self.largest, float(tensor.detach().abs().nan_to_num(0, 0, 0).max()))
         return made
 
 
@@ -87,10 +94,10 @@ class Truth:
             else a
             for a in args
         ]
-        with _Largest() as largest:
+        with _Watched() as watched:
             self.exact = results_of(op.reference, wide)
         self.eager = results_of(op.candidates["vendor"], args)
-        self.largest = largest.value
+        self.largest, self.multiplied = watched.largest, watched.multiplied
 
     def wrong(self, call: Callable[..., Any]) -> str | None:
         """What is wrong with a candidate, or None. It is called once; arguments it changes are put back."""
@@ -132,7 +139,8 @@ class Truth:
                 continue
             finite = theirs.isfinite() & exact.isfinite()
             error = (theirs.double() - exact.double()).abs()[finite]
-            slack = 4 * rounding(ours.dtype) * self.largest
+            ulp = rounding(ours.dtype) if self.multiplied else torch.finfo(ours.dtype).eps
+            slack = 4 * ulp * self.largest
             tolerance = (4 * float(error.max()) if error.numel() else 0.0) + slack
             off = (ours.double() - exact.double()).abs()[finite]
             if off.numel() and not float(off.max()) <= tolerance:

@@ -209,7 +209,7 @@ class _Sums:
         assert weight is not None
         # Many 16-bit sums, each rounded, would be none.
         inside = torch.promote_types(x.dtype, torch.float32)
-        self.x = torch.empty_like(x) if wanted[0] else None
+        self.x = torch.empty_like(x, dtype=_kept(x.dtype)) if wanted[0] else None
         self.weight = torch.zeros_like(weight, dtype=inside) if wanted[1] else None
         self.bias = torch.zeros_like(bias, dtype=inside) if bias is not None and wanted[2] else None
         self.of = weight
@@ -234,8 +234,14 @@ class _Sums:
             self.bias += gradient.sum(0, dtype=self.bias.dtype)
 
     def results(self) -> list[Tensor | None]:
-        """The gradients, in their tensors' dtypes."""
-        return [None if t is None else t.to(self.of.dtype) for t in (self.x, self.weight, self.bias)]
+        """The gradients, in their tensors' dtypes; those in float16, scaled later, in float32."""
+        dtype = _kept(self.of.dtype)
+        return [None if t is None else t.to(dtype) for t in (self.x, self.weight, self.bias)]
+
+
+def _kept(dtype: torch.dtype) -> torch.dtype:
+    """What gradients are of until the loss' own is known: float16 has too few small numbers."""
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 class _Chunked(torch.autograd.Function):
@@ -259,7 +265,11 @@ class _Chunked(torch.autograd.Function):
         ctx.in_float32 = in_float32
         wanted = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
         count = _count(target, ignored, reduction, x)
-        scale = (1 / count).expand(target.shape) if any(wanted) and reduction != "none" else None
+        scale = None
+        if any(wanted) and reduction != "none":
+            # What is divided by the number of rows would be nothing in float16: it is divided at the end.
+            ctx.late = (1 / count) if x.dtype == torch.float16 else None
+            scale = (torch.ones_like(count) if ctx.late is not None else 1 / count).expand(target.shape)
         losses, ctx.made = _through((x, weight, bias), target, scale, wanted, ctx.settings)
         made = losses if reduction == "none" else losses.sum() / count
         return made if in_float32 else made.to(x.dtype)
@@ -281,8 +291,11 @@ class _Chunked(torch.autograd.Function):
         if not made:
             scale = (cotangent.reshape(-1) / _count(target, ignored, reduction, x)).expand(target.shape)
             _, made = _through((x, weight, bias), target, scale, wanted, ctx.settings)
-        elif not (cotangent.is_cpu and cotangent == 1):
-            made = [None if t is None else t.mul_(cotangent) for t in made]
+        else:
+            factor = cotangent if ctx.late is None else cotangent.to(ctx.late.dtype) * ctx.late
+            if not (factor.is_cpu and factor == 1):
+                made = [None if t is None else t.mul_(factor) for t in made]
+            made = [None if t is None else t.to(x.dtype) for t in made]
         return made[0], made[1], None, made[2], *[None] * 5
 
 

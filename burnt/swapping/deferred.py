@@ -1,8 +1,9 @@
-"""Logits that are not computed unless somebody looks at them: a last layer's input, and the layer.
+"""Logits that are not computed unless somebody looks at them: a last layer's input, and its parameters.
 
 A model that trains with labels makes logits for its loss, which `burnt.kernels.linear_cross_entropy` does not
 need. What the last layer returns then is a stand-in that loss functions take (``float``, ``view`` to rows);
-anything else that is done with it makes the logits first.
+anything else that is done with it makes the logits first, with their gradients, from what they were to be
+made of; where that has changed since (an optimizer's step), it is an error.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from burnt import kernels
+from burnt import _torch, kernels
+from burnt.errors import SwapError
 
 __all__ = ["Logits"]
 
@@ -26,99 +28,113 @@ class Logits:
 
     Args:
         x: the layer's input, ``[*, d]``.
-        head: the layer.
-        shape: of the logits; rows may be joined.
-        wide: whether they were cast to float32.
+        head: the layer, whose parameters are taken as they are now.
     """
 
-    def __init__(
-        self, x: Tensor, head: nn.Linear, shape: Sequence[int] | None = None, *, wide: bool = False
-    ) -> None:
+    def __init__(self, x: Tensor, head: nn.Linear) -> None:
         kind = x.device.type
-        self._x, self._head, self._wide = x, head, wide
+        self._given: tuple[Tensor, Tensor, Tensor | None] = x, head.weight, head.bias
+        self._versions = [_torch.version_of(t) for t in self._given if t is not None]
         self._narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        self.shape = torch.Size((*x.shape[:-1], head.out_features) if shape is None else shape)
+        self._base, self._wide = self, False
+        self.shape = torch.Size((*x.shape[:-1], head.out_features))
         self._made: Tensor | None = None
+
+    def _like(self, shape: Sequence[int], *, wide: bool) -> Logits:
+        made: Logits = object.__new__(type(self))
+        made.__dict__.update(self.__dict__, _made=None, _wide=wide, shape=torch.Size(shape))
+        return made
 
     # --- what loss functions do with them
 
     @property
     def device(self) -> torch.device:
         """Where they would be."""
-        return self._x.device
+        return self._given[0].device
 
     @property
     def dtype(self) -> torch.dtype:
         """What they would be of."""
-        return torch.float32 if self._wide else self._narrow or self._x.dtype
+        return torch.float32 if self._wide else self._narrow or self._given[0].dtype
 
-    def size(self, axis: int | None = None) -> Any:
+    def size(self, dim: int | None = None) -> Any:
         """Their shape, or the size of one axis."""
-        return self.shape if axis is None else self.shape[axis]
+        return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
         """How many axes they have."""
         return len(self.shape)
 
-    def float(self) -> Logits | Tensor:
+    def float(self, **kwargs: Any) -> Logits | Tensor:
         """The same in float32."""
-        if self._made is not None or self._x.dtype == torch.float64:
-            return self.tensor().float()
+        if kwargs or self._base._made is not None or self.dtype == torch.float64:
+            return self.tensor().float(**kwargs)
         return self._like(self.shape, wide=True)
 
-    def contiguous(self) -> Logits:
+    def contiguous(self, **kwargs: Any) -> Logits | Tensor:
         """The same."""
-        return self
+        return self.tensor().contiguous(**kwargs) if kwargs else self
 
-    def view(self, *shape: Any) -> Logits | Tensor:
+    def view(self, *shape: Any, **kwargs: Any) -> Logits | Tensor:
         """The same in another shape: with rows joined, still not computed."""
-        sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
-        if self._made is None and sizes in ((-1, self.shape[-1]), tuple(self.shape)):
+        sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape
+        if not kwargs and self._base._made is None and sizes in ((-1, self.shape[-1]), tuple(self.shape)):
             rows = self.shape[:-1].numel()
             return self._like((rows, self.shape[-1]) if sizes[0] == -1 else self.shape, wide=self._wide)
-        return self.tensor().view(*shape)
+        return self.tensor().view(*shape, **kwargs)
 
-    reshape = view
+    def reshape(self, *shape: Any, **kwargs: Any) -> Logits | Tensor:
+        """As `view`."""
+        return self.tensor().reshape(*shape, **kwargs) if kwargs else self.view(*shape)
 
     def cross_entropy(self, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
         """Their loss, ``[]``, without them."""
-        x = self._x.reshape(-1, self._x.shape[-1])
-        weight, bias = self._parameters()
+        x, weight, bias = self._given
         if self._narrow is not None:  # as autocast would, which the op does not follow
             x, weight = x.to(self._narrow), weight.to(self._narrow)
             bias = None if bias is None else bias.to(self._narrow)
         with torch.autocast(self.device.type, enabled=False):
             return kernels.linear_cross_entropy(
-                x, weight, target.reshape(-1), bias, ignore_index, reduction, in_float32=self._wide
-            )
-
-    def _parameters(self) -> tuple[Tensor, Tensor | None]:
-        """The layer's weight and bias; whole, where after its call they are shared out among processes."""
-        weight, bias = (
-            t.full_tensor() if hasattr(t, "full_tensor") else t for t in (self._head.weight, self._head.bias)
-        )
-        return weight, bias
-
-    def _like(self, shape: Sequence[int], *, wide: bool) -> Logits:
-        made = Logits(self._x, self._head, shape, wide=wide)
-        made._narrow = self._narrow
-        return made
+                x.reshape(-1, x.shape[-1]), weight, target.reshape(-1), bias, ignore_index, reduction,
+                in_float32=self._wide,
+            )  # fmt: skip
 
     # --- what anybody else does
 
     def tensor(self) -> Tensor:
-        """The logits."""
+        """The logits.
+
+        Raises:
+            SwapError: what they are made of is not there any more.
+        """
+        if self._base is not self:
+            made = self._base.tensor()
+            if self._wide and made.dtype != torch.float32:
+                # A copy in eager too, and one to all who look.
+                self._made = made.float() if self._made is None else self._made.view_as(made)
+                made = self._made
+            return made.view(self.shape)
         if self._made is None:
-            kind = self.device.type
-            context = (
-                torch.autocast(kind, enabled=False)
-                if self._narrow is None
-                else torch.autocast(kind, dtype=self._narrow)
-            )
-            with context if torch.amp.is_autocast_available(kind) else contextlib.nullcontext():
-                made = F.linear(self._x, *self._parameters())
-            self._made = (made.float() if self._wide else made).view(self.shape)
+            self._made = self._computed()
         return self._made
+
+    def _computed(self) -> Tensor:
+        x, weight, bias = self._given
+        versions = [_torch.version_of(t) for t in self._given if t is not None]
+        if versions != self._versions or weight.untyped_storage().size() == 0:
+            raise SwapError(
+                "the logits were not looked at before what they are made of was changed",
+                expected="a look before the optimizer's step, and before sharded parameters are put away",
+                found=f"other values of the last layer's {list(weight.shape)} weight, or of its input",
+                hint="swap without defer_logits=True where logits are wanted later",
+            )
+        kind = self.device.type
+        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if torch.amp.is_autocast_available(kind):
+            context = torch.autocast(kind, dtype=self._narrow, enabled=self._narrow is not None)
+        # There were gradients when they were to be made; who looks first does not decide about them.
+        with torch.inference_mode(False), torch.enable_grad(), context:
+            return F.linear(x, weight, bias)
 
     @classmethod
     def __torch_function__(
@@ -132,27 +148,34 @@ class Logits:
         return function(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.tensor(), name)
+
+    def __reduce__(self) -> Any:
+        return _same, (self.tensor(),)  # copied or saved, they are a tensor
 
     def __repr__(self) -> str:
         return f"logits {list(self.shape)} of {self.dtype}, not looked at yet"
 
 
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def _forwarded(name: str) -> Callable[..., Any]:
     def call(self: Logits, *args: Any) -> Any:
-        made = getattr(self.tensor(), name)(*pytree.tree_map_only(Logits, Logits.tensor, args))
-        return made
+        return getattr(self.tensor(), name)(*pytree.tree_map_only(Logits, Logits.tensor, args))
 
     return call
 
 
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+_OTHERS = """
+    neg pos abs invert lt le gt ge eq ne getitem setitem len iter array float int bool index contains
+    iadd isub imul itruediv
+"""
 # Operators are looked up in the class.
-for _name in (
-    *(f"__{side}{op}__" for op in ("add", "sub", "mul", "truediv", "pow", "matmul") for side in ("", "r")),
-    "__neg__", "__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__", "__getitem__", "__setitem__",
-    "__len__", "__iter__", "__array__", "__float__",
-):  # fmt: skip
-    setattr(Logits, _name, _forwarded(_name))
+for _name in (*(side + op for op in _BINARY for side in ("", "r")), *_OTHERS.split()):
+    setattr(Logits, f"__{_name}__", _forwarded(f"__{_name}__"))
 Logits.__hash__ = object.__hash__  # type: ignore[method-assign]

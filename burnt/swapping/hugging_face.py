@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from burnt import _torch, kernels
 from burnt.codegen import fuse
 from burnt.swapping.deferred import Logits
-from burnt.swapping.functions import names_of, with_global
+from burnt.swapping.functions import by_itself, names_of, with_global
 from burnt.swapping.site import Kind, original_class, place_in_holder
 
 __all__ = ["HEAD", "head_of"]
@@ -102,7 +102,8 @@ def _is_norm(module: nn.Module) -> bool:
     if weight is None or weight.dim() != 1 or eps is None or cls.forward is nn.RMSNorm.forward:
         return False
     if cls not in _norms:
-        _norms[cls] = _norm_of(module, eps)
+        with by_itself():
+            _norms[cls] = _norm_of(module, eps)
     return _norms[cls] is not None
 
 
@@ -181,7 +182,8 @@ def _is_gated(module: nn.Module) -> bool:
     if names is None or act is None:
         return False
     if cls not in _gated:
-        _gated[cls] = (names, act) if _computes_gated(module, names, act) else None
+        with by_itself():
+            _gated[cls] = (names, act) if _computes_gated(module, names, act) else None
     return _gated[cls] == (names, act)
 
 
@@ -301,11 +303,12 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _head(self: nn.Linear, input: Tensor) -> Any:
-    # Who has hooks wants a tensor; sharding takes the weight away behind them, before there is a loss.
-    deferred = self.training and torch.is_grad_enabled() and _torch.is_plain_call() and not _has_hooks(self)
-    if deferred:
+    # Who has hooks wants a tensor; sharding takes the weight away behind them, before there is a loss. Copies
+    # of a model in threads (`nn.DataParallel`) gather tensors alone.
+    wanted = _has_hooks(self) or hasattr(self, "_is_replica")
+    if self.training and torch.is_grad_enabled() and _torch.is_plain_call() and not wanted:
         return Logits(input, self)
-    return kernels.linear(input, self.weight, self.bias)
+    return F.linear(input, self.weight, self.bias)
 
 
 HEAD = Kind("head", "kernels.linear_cross_entropy", lambda module: False, lambda cls: _head)
@@ -313,7 +316,14 @@ HEAD = Kind("head", "kernels.linear_cross_entropy", lambda module: False, lambda
 _MADE = "CrossEntropyLoss"
 
 
-class _CrossEntropyLoss(nn.CrossEntropyLoss):
+class _IsALoss(type):
+    """What torch's class makes is an instance of the one that stands for it."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, nn.CrossEntropyLoss)
+
+
+class _CrossEntropyLoss(nn.CrossEntropyLoss, metaclass=_IsALoss):
     """The class by which a ``forward`` makes a loss at each call; what it makes is a place of the model."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:

@@ -9,6 +9,7 @@ Weights that nobody asks for are not made. Nothing here imports transformers.
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from burnt import kernels
 from burnt.codegen import fuse
 from burnt.errors import InputError
-from burnt.swapping.functions import names_of, with_global
+from burnt.swapping.functions import by_itself, names_of, with_global
 from burnt.swapping.site import Kind
 
 __all__: list[str] = []
@@ -31,7 +32,11 @@ _INTERFACES = "ALL_ATTENTION_FUNCTIONS"
 _EAGER = "eager_attention_forward"
 _SDPA = "transformers.integrations.sdpa_attention"
 # What changes the result beyond what every attention takes: where one is given, their function serves.
-_MORE = ("position_bias", "cache", "s_aux", "head_mask", "output_attentions")
+_MORE = ("position_bias", "cache", "s_aux", "sinks", "head_mask", "output_attentions")
+_KNOWN = {
+    "module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal", "softcap",
+    "sliding_window", "kwargs",
+}  # fmt: skip
 
 
 def _computes_rotary(forward: Any) -> bool:
@@ -45,7 +50,7 @@ def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_rotary(forward: types.FunctionType) -> types.FunctionType:
-    return with_global(forward, _ROTARY, _fused(forward.__globals__[_ROTARY]))
+    return with_global(forward, _ROTARY, _fused(names_of(forward, _ROTARY)))
 
 
 # --- the interface ----------------------------------------------------------------------------------------
@@ -58,13 +63,18 @@ class _Interfaces:
         self._theirs = theirs
 
     def get_interface(self, name: str, default: Interface) -> Interface:
-        return _ours(self._theirs.get_interface(name, default))
+        return _swapped(self._theirs.get_interface(name, default))
 
     def __getitem__(self, name: str) -> Interface:
-        return _ours(self._theirs[name])
+        return _swapped(self._theirs[name])
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._theirs, name)
+
+
+def _swapped(theirs: Interface) -> Interface:
+    # Others register what they like, by instances that have no hash, too.
+    return _ours(theirs) if isinstance(theirs, types.FunctionType) else theirs
 
 
 @functools.cache
@@ -74,6 +84,7 @@ def _ours(theirs: Interface) -> Interface:
     caps = False if by_sdpa else _capping(theirs)
     if caps is None:
         return theirs
+    more = (*_MORE, *(inspect.signature(theirs).parameters.keys() - _KNOWN))
 
     @functools.wraps(theirs)
     def interface(
@@ -87,7 +98,7 @@ def _ours(theirs: Interface) -> Interface:
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         softcap = kwargs.get("softcap")
-        plain = not any(kwargs.get(name) not in (None, False) for name in _MORE)
+        plain = not any(kwargs.get(name) not in (None, False) for name in more)
         k, v, causal = key, value, False
         if by_sdpa:
             plain = plain and softcap is None  # which theirs refuses
@@ -130,10 +141,11 @@ def _capping(theirs: Any) -> bool | None:
     """
     if getattr(theirs, "__name__", None) != _EAGER or not isinstance(theirs, types.FunctionType):
         return None
-    generator = torch.Generator().manual_seed(0)
-    q, k, v, r, mask = (torch.randn(2, 4, 5, 5, generator=generator) for _ in range(5))
     module: Any = nn.Module().eval()
     module.num_key_value_groups, module.head_dim = 1, 5
+    generator = torch.Generator().manual_seed(0)
+    with by_itself():
+        q, k, v, r, mask = (torch.randn(2, 4, 5, 5, generator=generator) for _ in range(5))
 
     def tried(k: Tensor, **options: Any) -> Tensor:
         made = theirs(module, q, k, v[:, : k.shape[1]], mask, scaling=0.3, dropout=0.0, **options)[0]
@@ -143,7 +155,7 @@ def _capping(theirs: Any) -> bool | None:
         wanted = kernels.attention(q, k, v[:, : k.shape[1]], mask, scale=0.3, softcap=softcap)
         return made.shape == wanted.shape and torch.allclose(made, wanted, 1e-5, 1e-6)
 
-    with torch.no_grad():
+    with by_itself():
         try:
             if not same(tried(k), k) or not same(tried(r), r):
                 return None
@@ -166,7 +178,7 @@ def _attends(module: nn.Module) -> bool:
 
 def _attention(cls: type) -> Callable[..., Any]:
     forward: types.FunctionType = cls.forward  # type: ignore[attr-defined]
-    made = with_global(forward, _INTERFACES, _Interfaces(forward.__globals__[_INTERFACES]))
+    made = with_global(forward, _INTERFACES, _Interfaces(names_of(forward, _INTERFACES)))
     return _with_rotary(made) if _computes_rotary(made) else made
 
 

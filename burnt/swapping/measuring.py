@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from burnt.codegen.precision import precision, rounding
+
 if TYPE_CHECKING:
     from burnt.swapping.site import Kind
 
@@ -63,7 +65,7 @@ def signature_of(module: nn.Module, kind: str, args: Sequence[Any], kwargs: Mapp
     tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     inputs = tuple((tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad) for t in tensors)
     own = tuple((tuple(p.shape), p.dtype, p.requires_grad) for p in module.parameters())
-    casts = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+    casts = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"), precision()
     text = ", ".join("x".join(map(str, t.shape)) or "1" for t in tensors[:3])
     key = kind, type(module).__qualname__, repr(module), own, inputs, module.training, casts
     return key, text + (", ..." if len(tensors) > 3 else "")
@@ -270,12 +272,13 @@ class _Call:
     def results(self) -> list[Tensor]:
         """What it returns, the gradients, and the buffers afterwards."""
         _seed(self.device)
-        training = self.twin.training
+        modes = {module: module.training for module in self.twin.modules()}
         if self.draws:
             self.twin.eval()
         made = self.forward()
         gradients = self.backward(made)
-        self.twin.train(training)
+        for module, training in modes.items():
+            module.training = training
         return [*(t.detach() for t in made), *gradients, *(b.clone() for b in self.buffers)]
 
     def once(self) -> float:
@@ -384,7 +387,7 @@ def _apart(
             float((t.double() - truth[i].double())[finite].abs().max()) / scale if bool(finite.any()) else 0.0
             for t in (ours[i], theirs[i])
         )
-        eps = torch.finfo(theirs[i].dtype).eps
+        eps = rounding(theirs[i].dtype)
         allowed = _APART * eps if truth is theirs else 4 * their_error + _SLACK * eps
         if error > allowed and why is None:
             why = f"off by {error:.1e} of the largest number, where {allowed:.1e} is tolerated"

@@ -78,44 +78,48 @@ def swap(
                 found=type(module).__name__,
                 hint="burnt.unswap(model) first",
             )
+    if defer_logits and mode == "infer":
+        raise SwapError(
+            "logits are deferred in training alone", expected="mode='train'", found="mode='infer'"
+        )
     heads = _heads(model) if defer_logits else {}
     plan = Plan(mode)
     wanted = _chosen(model, only, "only")
     unwanted = _chosen(model, skip, "skip") if skip is not None else set()
     sites = plan.sites
     others: dict[str, int] = {}
-    for path, module in model.named_modules():
-        kind = next((k for k in KINDS.values() if k.matches(module)), None)
-        if module in heads:
-            kind = heads[module]
-        if kind is None:
-            if not any(True for _ in module.children()):
-                others[type(module).__name__] = others.get(type(module).__name__, 0) + 1
-            continue
-        words = {path, kind.name, *([kind.makes] if kind.makes is not None else [])}
-        if not words & wanted or words & unwanted:
-            continue
-        site = Site(path, type(module).__name__, kind, plan)
-        site.why = _why_not(module, kind)
-        if kind.training and mode == "infer":
-            site.why = "does nothing in evaluation"
-        if kind.makes is not None and site.why is None:
-            start(module, site)  # what it makes are the places
-            continue
-        sites.append(site)
-        if site.why is not None:
-            site.state = "left"
-        elif module in heads:
-            settle(module, site)
-        else:
-            start(module, site)
     model.__dict__[_MARK] = mode
-    if verify is not None:
-        try:
+    try:
+        for path, module in model.named_modules():
+            kind = next((k for k in KINDS.values() if k.matches(module)), None)
+            if module in heads:
+                kind = heads[module]
+            if kind is None:
+                if not any(True for _ in module.children()):
+                    others[type(module).__name__] = others.get(type(module).__name__, 0) + 1
+                continue
+            words = {path, kind.name, *([kind.makes] if kind.makes is not None else [])}
+            if not words & wanted or words & unwanted:
+                continue
+            site = Site(path, type(module).__name__, kind, plan)
+            site.why = _why_not(module, kind)
+            if kind.training and mode == "infer":
+                site.why = "does nothing in evaluation"
+            if kind.makes is not None and site.why is None:
+                start(module, site)  # what it makes are the places
+                continue
+            sites.append(site)
+            if site.why is not None:
+                site.state = "left"
+            elif module in heads:
+                settle(module, site)
+            else:
+                start(module, site)
+        if verify is not None:
             _verify(model, mode, verify)
-        except BaseException:
-            unswap(model)
-            raise
+    except BaseException:
+        unswap(model)
+        raise
     return Report(plan, others)
 
 

@@ -34,6 +34,7 @@ State = Literal["waiting", "swapped", "left"]
 KINDS: dict[str, Kind] = {}
 """Every kind by name, in the order in which a module is asked whether it is of it."""
 
+_MOST_MADE = 8  # places that a method makes
 _SITE, _MADE = "_burnt_site", "_burnt_made"
 
 
@@ -154,6 +155,8 @@ def place_in_holder(made: nn.Module, key: Any) -> nn.Module:
     if holder is None or site is None or site.kind.makes is None:
         return made
     kept: dict[Any, nn.Module] = holder.__dict__.setdefault(_MADE, {})
+    if key not in kept and len(kept) >= _MOST_MADE:
+        return made  # a setting that changes from call to call
     if key not in kept:
         layer = type(made).__name__
         path = f"{site.path}.{layer}" if site.path else layer
@@ -302,7 +305,12 @@ def _settle(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if kind.training and not module.training:
         return
     original = original_class(module)
-    classes = original, _class_of(original, kind, True)
+    try:
+        classes = original, _class_of(original, kind, True)
+    except Exception as error:  # of any kind: its method is somebody's own
+        site.state, site.why = "left", f"cannot be swapped: {type(error).__name__}: {error}"
+        put_back(module)
+        return
     key, site.shape = signature_of(module, kind.name, args, kwargs)
     train = plan.mode == "train"
     known = plan.findings.get(key)

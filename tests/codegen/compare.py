@@ -1,7 +1,7 @@
 """The gate's measure: a fused program beside eager torch and float64.
 
 The error against float64 is at most four times that of eager torch in the same dtype, plus four ulp of the
-largest intermediate. Where float64 itself is judged, whose reference is rounded, too, it is sixteen: sums of some
+largest intermediate; sixteen where float64 itself is judged, whose reference is rounded, too: sums of some
 hundred numbers are that far from eager's, and nearer to the exact ones. Elements that rounding alone can turn
 over, because they are close to a comparison, a rounding step or a tie, are found by running the program in
 float64 with every result nudged by about one ulp: what then moves by more than the tolerance is set aside and

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from burnt import errors, kernels
 from burnt.codegen.precision import rounding
+from burnt.kernels.agreement import Truth
 from burnt.kernels.choice import tuning_key
 
 NAMES = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "flex32": "medium"}
@@ -46,17 +49,15 @@ def test_another_name_is_refused_and_nothing_set() -> None:
 
 
 def test_choices_are_made_for_each() -> None:
-    a = torch.randn(32, 32)
-    keys = set()
+    a = torch.randn(37, 37)  # of a size that nothing else has multiplied
+    keys = []
     for name in NAMES:
         with kernels.multiplying(name):
-            keys.add(tuning_key(kernels.matmul, (a, a)))
-            before = set(kernels.choices())
+            keys.append(tuning_key(kernels.matmul, (a, a)))
+            assert keys[-1] not in kernels.choices()
             kernels.matmul(a, a)
-            key = tuning_key(kernels.matmul, (a, a))
-            assert key in kernels.choices()
-            assert name in ("ieee",) or key not in before
-    assert len(keys) == len(NAMES)
+            assert keys[-1] in kernels.choices()
+    assert len(set(keys)) == len(NAMES)
 
 
 def test_candidates_may_round_as_products_do() -> None:
@@ -67,3 +68,35 @@ def test_candidates_may_round_as_products_do() -> None:
             assert rounding(torch.bfloat16) == torch.finfo(torch.bfloat16).eps
     eps = torch.finfo(torch.float32).eps
     assert found == {"ieee": eps, "tf32x3": eps, "tf32": 2.0**-10, "flex32": 2.0**-7}
+
+
+def test_cudnns_switch_goes_along_and_comes_back() -> None:
+    before = torch.backends.cudnn.allow_tf32
+    with kernels.multiplying("ieee"):
+        assert not torch.backends.cudnn.allow_tf32
+        kernels.set_precision("tf32")
+        assert torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.allow_tf32 == before
+
+
+NEWER = """
+import torch
+from burnt import kernels
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+kernels.softmax(torch.randn(3, 4), -1)
+print(kernels.precision())
+"""
+
+
+def test_torchs_newer_switches_are_read_too() -> None:
+    done = subprocess.run([sys.executable, "-c", NEWER], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split() == ["tf32"], done.stderr
+
+
+def test_only_what_multiplies_may_be_coarse() -> None:
+    """A candidate of a sum that is off by a thousandth is wrong, however float32 is multiplied."""
+    x, w = torch.randn(16, 64), torch.randn(64, 64)
+    with kernels.multiplying("flex32"):
+        off = Truth(kernels.softmax, (x, -1, None)).wrong(lambda x, *_: torch.softmax(x, -1) * 1.001)
+        assert off is not None
+        assert Truth(kernels.matmul, (x, w)).wrong(lambda a, b: (a @ b) * 1.001) is None

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -152,3 +153,20 @@ def test_the_logits_are_never_there_as_a_whole() -> None:
     logits = 4 * 1024 * 32000
     assert peaks["vendor"] - gradients > logits
     assert peaks["chunked"] - gradients < 0.15 * (peaks["vendor"] - gradients), peaks
+
+
+def test_scaled_losses_in_float16() -> None:
+    """As a gradient scaler wants it: what is small beside the number of rows is not lost before that."""
+    source = torch.Generator().manual_seed(2)
+    x, weight = (torch.randn(n, 16, generator=source).half() for n in (512, 2000))
+    target = torch.randint(2000, (512,), generator=source)
+
+    def gradients(run: Any, *given: Tensor) -> tuple[Tensor, ...]:
+        given = tuple(t.detach().requires_grad_() for t in given)
+        return torch.autograd.grad(run(*given).float() * 65536, given)
+
+    found = gradients(lambda x, w: CHUNKED(x, w, target, None, -100, "mean", 0.0, 0.0, True), x, weight)
+    exact = gradients(lambda x, w: F.cross_entropy(x @ w.t(), target), x.double(), weight.double())
+    for ours, right in zip(found, exact, strict=True):
+        assert ours.dtype == torch.float16
+        assert (ours.double() - right).norm() <= 2e-3 * right.norm()

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import pickle
 
 import pytest
 import torch
@@ -129,7 +130,7 @@ def test_trained_the_losses_are_the_same(always):
     torch.testing.assert_close(train(twin, TEXT), train(model, TEXT), rtol=2e-3, atol=2e-4)
 
 
-def test_by_chunks_the_loss_is_made_of_parts(always, monkeypatch):
+def test_the_loss_is_asked_for_with_the_rows_joined(always, monkeypatch):
     seen = []
     op = kernels.linear_cross_entropy
 
@@ -151,3 +152,77 @@ def test_what_has_no_such_loss_is_refused():
             burnt.swap(model, defer_logits=True)
         assert "kernels.linear_cross_entropy" in str(told.value)
         burnt.swap(model)  # nothing was done
+    with pytest.raises(errors.SwapError, match="deferred in training alone"):
+        burnt.swap(llama(), mode="infer", defer_logits=True)
+
+
+def test_who_looks_first_does_not_decide_about_gradients(always):
+    model = llama().train()
+    burnt.swap(model, defer_logits=True)
+    for context in (torch.no_grad, torch.inference_mode):
+        made = model(**TEXT)
+        with context():
+            made.logits.argmax(-1)
+        assert made.logits.logsumexp(-1).requires_grad
+        made.logits.square().mean().backward()
+        assert model.lm_head.weight.grad.abs().max() > 0
+
+
+def test_logits_of_weights_that_were_changed_are_refused(always):
+    model = llama().train()
+    burnt.swap(model, defer_logits=True)
+    made = model(**TEXT)
+    seen = model(**TEXT).logits
+    before = seen.detach()
+    made.loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert torch.equal(seen.detach(), before)  # looked at in time
+    with pytest.raises(
+        errors.SwapError, match="not looked at before what they are made of was changed"
+    ) as told:
+        made.logits.argmax(-1)
+    assert "without defer_logits=True" in str(told.value)
+
+
+def test_logits_with_parameters_given_for_a_call(always):
+    model = llama().train()
+    burnt.swap(model, defer_logits=True)
+    zeros = {"lm_head.weight": torch.zeros_like(model.lm_head.weight)}
+    made = torch.func.functional_call(model, zeros, (), TEXT)
+    assert float(made.logits.detach().abs().max()) == 0
+
+
+def test_views_of_logits_are_of_the_same_memory(always):
+    model = llama().train()
+    burnt.swap(model, defer_logits=True)
+    logits = model(**TEXT).logits
+    flat, rows = logits.view(-1, 64), logits.float().view(-1, 64)
+    with torch.no_grad():
+        logits.mul_(0)
+    assert float(flat.detach().abs().max()) == 0
+    assert float(rows.detach().abs().max()) == 0  # float of float32 is no copy
+
+
+def test_what_tensors_can(always):
+    model = llama().train()
+    wanted = model(**TEXT).logits.detach()
+    burnt.swap(model, defer_logits=True)
+    logits = model(**TEXT).logits
+    assert (logits.size(dim=1), logits.size(-1), logits.dim()) == (17, 64, 3)
+    assert logits.contiguous(memory_format=torch.contiguous_format).shape == wanted.shape
+    assert logits.view(torch.int32).dtype == torch.int32
+    close(abs(logits) // 1 + logits % 1, wanted.abs() // 1 + wanted % 1)
+    with pytest.raises(RuntimeError, match="ambiguous"):
+        bool(logits)
+    again = pickle.loads(pickle.dumps(model(**TEXT).logits.detach()))
+    close(again, wanted)
+    assert type(copy.deepcopy(model(**TEXT).logits.detach())) is torch.Tensor
+
+
+def test_they_are_not_deferred_where_tensors_are_wanted(always):
+    model = llama().train()
+    burnt.swap(model, defer_logits=True)
+    hook = model.lm_head.register_forward_hook(lambda *_: None)
+    assert type(model(**TEXT).logits) is torch.Tensor
+    hook.remove()
+    assert type(model(**TEXT).logits) is Logits

@@ -325,6 +325,106 @@ def test_losses_behind_a_decorator(always):
     assert burnt.swap(Decorated()).rows == []
 
 
+class Told(nn.Module):
+    """A module whose forward looks at its own file's names."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss = nn.CrossEntropyLoss()
+
+    def forward(self, x, target):
+        assert isinstance(self.loss, CrossEntropyLoss)
+        return SCALE * CrossEntropyLoss()(x, target)
+
+
+SCALE, calls = 1.0, 0
+
+
+class Counting(nn.Module):
+    def forward(self, x, target):
+        global calls
+        calls += 1
+        return CrossEntropyLoss()(x, target)
+
+
+def test_names_of_a_forward_are_looked_up_where_they_were(always, monkeypatch):
+    x, target = torch.randn(4, 3), torch.tensor([0, 2, 1, 1])
+    model = Told()
+    wanted = model(x, target)
+    burnt.swap(model, verify=(x, target))
+    monkeypatch.setitem(globals(), "SCALE", 100.0)
+    close(model(x, target), 100 * wanted)
+    counting = Counting()
+    burnt.swap(counting, verify=(x, target))
+    before = calls
+    counting(x, target)
+    assert calls == before + 1  # what assigns globals is left alone
+
+
+def test_settings_that_change_from_call_to_call_are_no_places(always):
+    class Annealed(nn.Module):
+        def forward(self, x, target, smoothing):
+            return CrossEntropyLoss(label_smoothing=smoothing)(x, target)
+
+    x, target = torch.randn(4, 3), torch.tensor([0, 2, 1, 1])
+    report = burnt.swap(model := Annealed())
+    for step in range(20):
+        wanted = F.cross_entropy(x, target, label_smoothing=step / 40)
+        close(model(x, target, step / 40), wanted)
+    assert len(report.rows) == 8
+
+
+def test_attention_behind_a_decorator(always):
+    from transformers.models.llama.modeling_llama import LlamaAttention
+
+    model = llama()
+    wanted = model(**TEXT).logits
+    cls = type("LlamaAttention", (LlamaAttention,), {"forward": passing(LlamaAttention.forward)})
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = cls
+    report = burnt.swap(model, verify=TEXT)
+    assert sum(row.kind == "attention" and row.state == "swapped" for row in report.rows) == 2
+    close(model(**TEXT).logits, wanted)
+
+
+def passing(fn):
+    @functools.wraps(fn)
+    def wrapper(self, *args, **kwargs):
+        return fn(self, *args, **kwargs)
+
+    return wrapper
+
+
+def test_decorators_that_call_each_other():
+    def one(self, x):
+        return other(self, x)
+
+    def other(self, x):
+        return x if x.sum() else one(self, x)
+
+    model = type("Turns", (nn.Module,), {"forward": one})()
+    assert burnt.swap(nn.Sequential(nn.Softmax(-1), model)).waiting == ["0"]
+
+
+@pytest.mark.parametrize("around", ["autocast", "dtype"])
+def test_what_is_on_around_the_first_call_does_not_matter(always, around):
+    model = of_its_own_attention()
+    before = torch.get_default_dtype()
+    if around == "dtype":
+        torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.autocast("cpu", torch.bfloat16, enabled=around == "autocast"):
+            assert hugging_face_attention._capping(model) is False
+    finally:
+        torch.set_default_dtype(before)
+
+
+def of_its_own_attention():
+    from transformers.models.llama import modeling_llama
+
+    return modeling_llama.eager_attention_forward
+
+
 def test_the_count_of_tokens_divides_the_loss(always):
     model = llama()
     wanted = model(**TEXT, num_items_in_batch=torch.tensor(7)).loss

@@ -12,6 +12,9 @@ The second, which is a transposed convolution, too, goes by the *phases* of the 
 alike modulo the stride are reached by the same taps, so that hardly a tap is looked at in vain and nothing
 is divided. Where each channel has a kernel of its own (depthwise), there is nothing to multiply by units for
 products: the taps of an element are added up where it is needed.
+
+Taps outside of an image are zeros that are multiplied: beside a weight that is infinite they make NaN, where
+torch leaves them out.
 """
 
 from __future__ import annotations

@@ -119,7 +119,11 @@ def why_torch(node: Node) -> str | None:
     is what it computes beside.
     """
     factors = factors_of(node)
-    if factors[0].meta["val"].dtype == torch.float32 and precision() == "ieee":
+    if is_depthwise(node):
+        precise = False  # nothing of it goes through units for products
+    else:
+        precise = precision() == "ieee"
+    if precise and factors[0].meta["val"].dtype == torch.float32:
         return "float32 is multiplied without tensor cores unless burnt.kernels.set_precision allows them"
     if node.target == aten.convolution_backward.default:
         return "its own call makes all gradients of a convolution"
@@ -130,9 +134,17 @@ def why_torch(node: Node) -> str | None:
     return None if any(lowered) else "its own call does all of it"
 
 
+def is_depthwise(node: Node) -> bool:
+    """Whether a node is a convolution of which each channel has a kernel of its own."""
+    weight = factors_of(node)[-1].meta["val"]
+    return node.target == aten.convolution.default and bool(weight.shape[1] == 1 and node.args[8] > 1)  # type: ignore[operator]
+
+
 def why_apart(node: Node) -> str | None:
     """Why a product had better be torch's own call whatever is computed beside it, or None."""
     if node.target not in (aten.convolution.default, aten.convolution_backward.default):
+        return None
+    if is_depthwise(node):
         return None
     images = [f.meta["val"] for f in factors_of(node)[:-1]]
     if all(x.shape[1] == 1 or x.stride(1) == 1 for x in images):
