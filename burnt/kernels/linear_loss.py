@@ -21,15 +21,16 @@ from burnt.errors import InputRuntimeError
 from burnt.kernels.checks import floating, one_device, one_dtype
 from burnt.kernels.choice import trains
 from burnt.kernels.loss import check_labels, check_reduction, cross_entropy, look_at_labels
-from burnt.kernels.matmul import matmul
+from burnt.kernels.matmul import matmul, mkl_is_slow
 from burnt.kernels.op import op
 
 __all__ = ["linear_cross_entropy"]
 
 # Bytes of a chunk's logits, of which there are twice as many. On a CPU (1024 rows, 512 wide, 32000 classes)
-# torch's calls take 310 MiB beyond inputs and gradients, chunks of 16 MiB 32, and of 32 MiB, a tenth faster,
-# 64. On a GPU, what keeps it busy.
-_CHUNK = {"cpu": 16 << 20}
+# torch's calls take 310 MiB beyond inputs and gradients, and 400 ms where MKL is fast; chunks of 16 MiB take
+# 32 MiB and 480 ms, of 22 MiB 42 and 450, of 32 MiB 64 and 430: each adds to all of the weight's gradient. On a
+# GPU, what keeps it busy.
+_CHUNK = {"cpu": 22 << 20}
 _CHUNK_ELSEWHERE = 256 << 20
 _LEAST_ROWS = 64
 _PART = 4 << 20  # bytes of the weight that are multiplied at once on a CPU: a library may make a copy of them
@@ -208,7 +209,7 @@ class _Sums:
         assert x is not None
         assert weight is not None
         # Many 16-bit sums, each rounded, would be none.
-        inside = torch.promote_types(x.dtype, torch.float32)
+        inside = self.inside = torch.promote_types(x.dtype, torch.float32)
         self.x = torch.empty_like(x, dtype=_kept(x.dtype)) if wanted[0] else None
         self.weight = torch.zeros_like(weight, dtype=inside) if wanted[1] else None
         self.bias = torch.zeros_like(bias, dtype=inside) if bias is not None and wanted[2] else None
@@ -220,18 +221,23 @@ class _Sums:
         for part in _parts(self.of):
             of_part = gradient[:, part]
             if self.x is not None:
-                made = matmul(of_part, self.of[part])
-                of_x = (
-                    made.to(torch.promote_types(made.dtype, torch.float32))
-                    if of_x is None
-                    else of_x.add_(made)
-                )
+                if of_x is None:
+                    of_x = matmul(of_part, self.of[part]).to(self.inside)
+                else:
+                    self._added(of_x, of_part, self.of[part])
             if self.weight is not None:
-                self.weight[part] += matmul(of_part.t(), x)
+                self._added(self.weight[part], of_part.t(), x)
         if self.x is not None and of_x is not None:
             self.x[rows] = of_x
         if self.bias is not None:
             self.bias += gradient.sum(0, dtype=self.bias.dtype)
+
+    def _added(self, sums: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add a product to sums: by torch's library itself, where it takes them and is the better one."""
+        if sums.dtype != left.dtype or (sums.is_cpu and mkl_is_slow()):
+            sums += matmul(left, right)
+        else:
+            torch.addmm(sums, left, right, out=sums)
 
     def results(self) -> list[Tensor | None]:
         """The gradients, in their tensors' dtypes; those in float16, scaled later, in float32."""
@@ -322,6 +328,7 @@ def _through(
     chunk = max(
         _CHUNK.get(x.device.type, _CHUNK_ELSEWHERE) // (weight.shape[0] * x.dtype.itemsize), _LEAST_ROWS
     )
+    chunk = -(-len(x) // -(-len(x) // chunk))  # as even as can be
     sums = None if scale is None else _Sums((x, weight, bias), wanted)
     losses: list[Tensor] = []
     with torch.no_grad():

@@ -167,7 +167,7 @@ _TAILS = {
 }  # fmt: skip
 
 
-def _mkl_is_slow() -> bool:
+def mkl_is_slow() -> bool:
     """Whether torch multiplies by MKL, which takes slow paths on processors that are not Intel's."""
     return _torch.has_mkl() and not cpu_is_intel()
 
@@ -205,7 +205,7 @@ def _why_not_onednn(x: Tensor, weight: Tensor, *rest: Any) -> str | None:
 
 
 def _onednn_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
-    return x.dtype == torch.float32 and _mkl_is_slow() and x.numel() * weight.shape[0] >= _LARGE
+    return x.dtype == torch.float32 and mkl_is_slow() and x.numel() * weight.shape[0] >= _LARGE
 
 
 @linear.candidate("onednn", devices=["cpu"], when=_why_not_onednn, best=_onednn_best, differentiable=True)
