@@ -28,8 +28,8 @@ __all__ = ["linear_cross_entropy"]
 
 # Bytes of a chunk's logits, of which there are twice as many. On a CPU (1024 rows, 512 wide, 32000 classes)
 # torch's calls take 310 MiB beyond inputs and gradients, and 400 ms where MKL is fast; chunks of 16 MiB take
-# 32 MiB and 480 ms, of 22 MiB 42 and 450, of 32 MiB 64 and 430: each adds to all of the weight's gradient. On a
-# GPU, what keeps it busy.
+# 32 MiB and 480 ms, of 22 MiB 42 and 450, of 32 MiB 64 and 430: each adds to all of the weight's gradient. On
+# a GPU, what keeps it busy.
 _CHUNK = {"cpu": 22 << 20}
 _CHUNK_ELSEWHERE = 256 << 20
 _LEAST_ROWS = 64
