@@ -154,7 +154,19 @@ def test_16_bits(name: str, dtype: torch.dtype) -> None:
     check(name, dtype, always(), last=True)
 
 
-@pytest.mark.parametrize("name", CASES)
+OFTEN = (
+    "2d",
+    "a stride that divides the size",
+    "depthwise",
+    "residual block",
+    "an input that is dear",
+    "pooled",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in OFTEN else pytest.param(n, marks=pytest.mark.full) for n in CASES]
+)
 def test_what_is_one_kernel(name: str) -> None:
     fn, shapes, forward, backward = CASES[name]
     args = [torch.randn(s, requires_grad=True) for s in shapes]
