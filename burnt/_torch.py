@@ -240,6 +240,16 @@ def matmul_precision() -> str:
     return names.get(torch.backends.cuda.matmul.fp32_precision, "ieee")
 
 
+def convolves_in_tf32() -> bool:
+    """Whether cuDNN's convolutions of float32 may be in tf32."""
+    return bool(torch._C._get_cudnn_allow_tf32())
+
+
+def let_convolve_in_tf32(allowed: bool) -> None:
+    """Set whether they may; torch's own attribute refuses it once torch's test utilities were imported."""
+    torch._C._set_cudnn_allow_tf32(allowed)
+
+
 def destroy(library: torch.library.Library) -> None:
     """Take back what a library has registered, and the names in ``torch.ops``."""
     library._destroy()  # type: ignore[no-untyped-call]

@@ -68,7 +68,7 @@ def set_precision(name: str) -> None:
             found=name,
         )
     torch.set_float32_matmul_precision(_TORCHS[name])
-    torch.backends.cudnn.allow_tf32 = _TORCHS[name] != "highest"
+    _torch.let_convolve_in_tf32(_TORCHS[name] != "highest")
     _in_three = name == "tf32x3"
 
 
@@ -83,13 +83,13 @@ def multiplying(name: str) -> Iterator[None]:
     ...     precision()
     'tf32x3'
     """
-    before, convolutions = precision(), torch.backends.cudnn.allow_tf32
+    before, convolutions = precision(), _torch.convolves_in_tf32()
     set_precision(name)
     try:
         yield
     finally:
         set_precision(before)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        _torch.let_convolve_in_tf32(convolutions)
 
 
 def dot_precision(name: str) -> str:

@@ -71,6 +71,8 @@ def test_candidates_may_round_as_products_do() -> None:
 
 
 def test_cudnns_switch_goes_along_and_comes_back() -> None:
+    import torch.testing._internal.common_utils  # noqa: F401  after it torch refuses to set its own attribute
+
     before = torch.backends.cudnn.allow_tf32
     with kernels.multiplying("ieee"):
         assert not torch.backends.cudnn.allow_tf32
