@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,8 +72,7 @@ def test_candidates_may_round_as_products_do() -> None:
 
 
 def test_cudnns_switch_goes_along_and_comes_back() -> None:
-    import torch.testing._internal.common_utils  # noqa: F401  after it torch refuses to set its own attribute
-
+    importlib.import_module("torch.testing._internal.common_utils")  # torch's own attribute is refused then
     before = torch.backends.cudnn.allow_tf32
     with kernels.multiplying("ieee"):
         assert not torch.backends.cudnn.allow_tf32
