@@ -1,12 +1,10 @@
 """A Module under torch's DDP and FSDP2: the step of two halves, in two processes, is that of the whole."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.distributed import by_two
 
 WORKER = """
 import os
@@ -71,29 +69,4 @@ os._exit(0)
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_two_halves_make_the_step_of_the_whole_batch(kind: str, tmp_path: Path) -> None:
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parent.parent),
-    }
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(script), kind, str(rank)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for worker in workers:
-        out, errors = worker.communicate(timeout=200)
-        assert worker.returncode == 0, errors[-3000:]
-        assert "equal" in out
+    by_two(WORKER, tmp_path, kind)

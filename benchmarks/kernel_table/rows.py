@@ -249,6 +249,12 @@ ROWS: tuple[Row, ...] = (
         backward=True, targets=targets(2, 1.1)),
     Row("softmax fwd+bwd 4096x1024", lambda x: torch.softmax(x, -1), matrix(),
         ("softmax", lambda op, x: op(x, -1)), backward=True, targets=targets(0.97, 0.97)),
+    *(
+        Row(f"softmax, first axis, {str(dtype).removeprefix('torch.')}, 4096x1024",
+            lambda x: torch.softmax(x, 0), matrix(), ("softmax", lambda op, x: op(x, 0)),
+            targets=targets(0.97, None), dtype=dtype)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    ),
     Row("layer_norm fwd+bwd 4096x1024", lambda x, w, b: F.layer_norm(x, (1024,), w, b),
         matrix((1024,), (1024,)), ("layer_norm", lambda op, x, w, b: op(x, w, b)),
         backward=True, targets=targets(0.97, 0.97)),

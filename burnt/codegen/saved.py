@@ -98,11 +98,8 @@ def worth_saving(
 
 
 def _is_dense(value: Tensor) -> bool:
-    forms = [
-        torch.contiguous_format,
-        *([_CHANNELS_LAST[value.dim()]] if value.dim() in _CHANNELS_LAST else []),
-    ]
-    return any(value.is_contiguous(memory_format=form) for form in forms)
+    last = _CHANNELS_LAST.get(value.dim(), torch.contiguous_format)
+    return value.is_contiguous() or value.is_contiguous(memory_format=last)
 
 
 def _places(forward: Traced, backward: Traced, torch_is_best: Callable[[Node], str | None]) -> set[Node]:

@@ -274,8 +274,8 @@ class _Chunked(torch.autograd.Function):
         scale = None
         if any(wanted) and reduction != "none":
             # What is divided by the number of rows would be nothing in float16: it is divided at the end.
-            ctx.late = (1 / count) if x.dtype == torch.float16 else None
-            scale = (torch.ones_like(count) if ctx.late is not None else 1 / count).expand(target.shape)
+            late = x.dtype == torch.float16
+            scale = (torch.ones_like(count) if late else 1 / count).expand(target.shape)
         losses, ctx.made = _through((x, weight, bias), target, scale, wanted, ctx.settings)
         made = losses if reduction == "none" else losses.sum() / count
         return made if in_float32 else made.to(x.dtype)
@@ -298,10 +298,11 @@ class _Chunked(torch.autograd.Function):
             scale = (cotangent.reshape(-1) / _count(target, ignored, reduction, x)).expand(target.shape)
             _, made = _through((x, weight, bias), target, scale, wanted, ctx.settings)
         else:
-            factor = cotangent if ctx.late is None else cotangent.to(ctx.late.dtype) * ctx.late
+            late = x.dtype == torch.float16
+            factor = cotangent / _count(target, ignored, reduction, x) if late else cotangent
             if not (factor.is_cpu and factor == 1):
                 made = [None if t is None else t.mul_(factor) for t in made]
-            made = [None if t is None else t.to(x.dtype) for t in made]
+        made = [None if t is None else t.to(x.dtype) for t in made]
         return made[0], made[1], None, made[2], *[None] * 5
 
 

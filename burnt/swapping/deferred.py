@@ -36,14 +36,20 @@ class Logits:
         self._given: tuple[Tensor, Tensor, Tensor | None] = x, head.weight, head.bias
         self._versions = [_torch.version_of(t) for t in self._given if t is not None]
         self._narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        self._base, self._wide = self, False
+        self._base: Logits | None = None  # what these are a view of
+        self._wide = False
         self.shape = torch.Size((*x.shape[:-1], head.out_features))
         self._made: Tensor | None = None
 
     def _like(self, shape: Sequence[int], *, wide: bool) -> Logits:
         made: Logits = object.__new__(type(self))
-        made.__dict__.update(self.__dict__, _made=None, _wide=wide, shape=torch.Size(shape))
+        base = self if self._base is None else self._base
+        made.__dict__.update(self.__dict__, _base=base, _made=None, _wide=wide, shape=torch.Size(shape))
         return made
+
+    @property
+    def _is_made(self) -> bool:
+        return (self if self._base is None else self._base)._made is not None
 
     # --- what loss functions do with them
 
@@ -67,7 +73,7 @@ class Logits:
 
     def float(self, **kwargs: Any) -> Logits | Tensor:
         """The same in float32."""
-        if kwargs or self._base._made is not None or self.dtype == torch.float64:
+        if kwargs or self._is_made or self.dtype == torch.float64:
             return self.tensor().float(**kwargs)
         return self._like(self.shape, wide=True)
 
@@ -78,7 +84,7 @@ class Logits:
     def view(self, *shape: Any, **kwargs: Any) -> Logits | Tensor:
         """The same in another shape: with rows joined, still not computed."""
         sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], list | tuple) else shape
-        if not kwargs and self._base._made is None and sizes in ((-1, self.shape[-1]), tuple(self.shape)):
+        if not kwargs and not self._is_made and sizes in ((-1, self.shape[-1]), tuple(self.shape)):
             rows = self.shape[:-1].numel()
             return self._like((rows, self.shape[-1]) if sizes[0] == -1 else self.shape, wide=self._wide)
         return self.tensor().view(*shape, **kwargs)
@@ -107,7 +113,7 @@ class Logits:
         Raises:
             SwapError: what they are made of is not there any more.
         """
-        if self._base is not self:
+        if self._base is not None:
             made = self._base.tensor()
             if self._wide and made.dtype != torch.float32:
                 # A copy in eager too, and one to all who look.

@@ -387,8 +387,10 @@ def _apart(
             float((t.double() - truth[i].double())[finite].abs().max()) / scale if bool(finite.any()) else 0.0
             for t in (ours[i], theirs[i])
         )
-        eps = rounding(theirs[i].dtype)
-        allowed = _APART * eps if truth is theirs else 4 * their_error + _SLACK * eps
+        eps = torch.finfo(theirs[i].dtype).eps
+        # Beside float64 the original's own error tells how it multiplies; without, what it was allowed to.
+        apart = max(_APART * eps, _SLACK * rounding(theirs[i].dtype))
+        allowed = apart if truth is theirs else 4 * their_error + _SLACK * eps
         if error > allowed and why is None:
             why = f"off by {error:.1e} of the largest number, where {allowed:.1e} is tolerated"
         worst, worst_theirs = max(worst, error), max(worst_theirs, their_error)

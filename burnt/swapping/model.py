@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from burnt.errors import SwapError, nearest
 from burnt.swapping import hugging_face, hugging_face_attention, kinds  # noqa: F401  they define the kinds
 from burnt.swapping.report import Report
-from burnt.swapping.site import KINDS, Kind, Plan, Site, is_swapped, put_back, settle, site_of, start
+from burnt.swapping.site import KINDS, Kind, Plan, Site, is_swapped, put_back, site_of, start
 
 __all__ = ["as_arguments", "swap", "unswap"]
 
@@ -91,9 +91,7 @@ def swap(
     model.__dict__[_MARK] = mode
     try:
         for path, module in model.named_modules():
-            kind = next((k for k in KINDS.values() if k.matches(module)), None)
-            if module in heads:
-                kind = heads[module]
+            kind = heads.get(module) or next((k for k in KINDS.values() if k.matches(module)), None)
             if kind is None:
                 if not any(True for _ in module.children()):
                     others[type(module).__name__] = others.get(type(module).__name__, 0) + 1
@@ -106,15 +104,13 @@ def swap(
             if kind.training and mode == "infer":
                 site.why = "does nothing in evaluation"
             if kind.makes is not None and site.why is None:
-                start(module, site)  # what it makes are the places
+                start(module, site, settled=True)  # what it makes are the places
                 continue
             sites.append(site)
-            if site.why is not None:
-                site.state = "left"
-            elif module in heads:
-                settle(module, site)
-            else:
-                start(module, site)
+            deferred = module in heads
+            site.state = "left" if site.why is not None else "swapped" if deferred else "waiting"
+            if site.why is None:
+                start(module, site, settled=deferred)
         if verify is not None:
             _verify(model, mode, verify)
     except BaseException:

@@ -24,7 +24,6 @@ __all__ = [
     "original_class",
     "place_in_holder",
     "put_back",
-    "settle",
     "site_of",
     "start",
 ]
@@ -122,19 +121,11 @@ class Site:
     like: str | None = None
 
 
-def start(module: nn.Module, site: Site) -> None:
-    """Give a module the class that waits for its first call."""
+def start(module: nn.Module, site: Site, *, settled: bool = False) -> None:
+    """Give a module the class that waits for its first call; `settled`: that calls burnt's, unmeasured."""
     module.__dict__[_SITE] = site
     original: Any = type(module)
-    _become(module, _class_of(original, site.kind, site.kind.makes is not None))
-
-
-def settle(module: nn.Module, site: Site) -> None:
-    """Give a module the class that calls burnt's kernels, unmeasured."""
-    module.__dict__[_SITE] = site
-    site.state = "swapped"
-    original: Any = type(module)
-    _become(module, _class_of(original, site.kind, True))
+    _become(module, _class_of(original, site.kind, settled))
 
 
 _holder: ContextVar[nn.Module | None] = ContextVar("holder", default=None)
@@ -155,9 +146,9 @@ def place_in_holder(made: nn.Module, key: Any) -> nn.Module:
     if holder is None or site is None or site.kind.makes is None:
         return made
     kept: dict[Any, nn.Module] = holder.__dict__.setdefault(_MADE, {})
-    if key not in kept and len(kept) >= _MOST_MADE:
-        return made  # a setting that changes from call to call
     if key not in kept:
+        if len(kept) >= _MOST_MADE:
+            return made  # a setting that changes from call to call
         layer = type(made).__name__
         path = f"{site.path}.{layer}" if site.path else layer
         inner = Site(path, layer, KINDS[site.kind.makes], site.plan)

@@ -1,14 +1,10 @@
 """The loss of a last layer whose weight is shared out among processes, as FSDP2 (ZeRO) does it."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.distributed import by_two
 
 WORKER = """
 import copy, os, sys
@@ -88,24 +84,4 @@ os._exit(0)
     ],
 )
 def test_halves_of_a_batch_give_the_gradients_of_the_whole(kind: str, tmp_path: Path) -> None:
-    script = tmp_path / "worker.py"
-    script.write_text(WORKER)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    command = [sys.executable, str(script), kind]
-    workers = [
-        subprocess.Popen([*command, str(rank)], env=environment, stdout=-1, stderr=-1, text=True)
-        for rank in range(2)
-    ]
-    for worker in workers:
-        out, told = worker.communicate(timeout=300)
-        assert worker.returncode == 0, told[-3000:]
-        assert "equal" in out
+    by_two(WORKER, tmp_path, kind)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import unittest.mock
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ import burnt
 from burnt import kernels
 from burnt.codegen.compiler import find_compiler
 from burnt.errors import DefinitionError, InputError, InputRuntimeError, UnsupportedError
-from burnt.kernels.op import OPS
+from burnt.kernels.op import OPS, Generated
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: the vendor serves")
 
@@ -735,3 +736,16 @@ def test_ops_are_fused_with_what_is_around_them() -> None:
     exact = torch.autograd.grad(expected.square().sum(), wide)
     for ours, theirs in zip(torch.autograd.grad(found.square().sum(), (x, weight)), exact, strict=True):
         torch.testing.assert_close(ours.double(), theirs, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+def test_the_generated_candidate_runs_its_kernels() -> None:
+    """By itself, too, and not the reference."""
+    generated = kernels.softmax.candidates["generated"]
+    x = torch.randn(7, 301)
+    assert isinstance(generated, Generated)
+    close = torch.testing.assert_close
+    close(generated(x, -1, None), torch.softmax(x, -1))
+    assert [kernel.kind for kernel in generated.kernels((x, -1, None))] == ["reduction"]
+    with unittest.mock.patch.object(generated, "call", side_effect=AssertionError("the reference was run")):
+        close(generated(x, -1, None), torch.softmax(x, -1))

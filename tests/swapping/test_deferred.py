@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -226,3 +228,17 @@ def test_they_are_not_deferred_where_tensors_are_wanted(always):
     assert type(model(**TEXT).logits) is torch.Tensor
     hook.remove()
     assert type(model(**TEXT).logits) is Logits
+
+
+def test_nothing_is_kept_by_logits_that_are_gone(always):
+    """Activations go with the output, not when the garbage is collected."""
+    model = llama().train()
+    burnt.swap(model, defer_logits=True)
+    made = model(**TEXT)
+    hidden = weakref.ref(made.logits._given[0])
+    gc.disable()
+    try:
+        del made
+        assert hidden() is None
+    finally:
+        gc.enable()

@@ -28,9 +28,10 @@ from typing import TypeAlias
 import torch
 
 from burnt.codegen.ir import Expr, Index, Ix, Reduction, Value, reduced
-from burnt.codegen.lower.products import LEAST, lowers_product, summed
-from burnt.codegen.lower.table import Unlowered, as_result, cast, compute_dtype, const, pointwise
-from burnt.codegen.lower.views import chosen, within
+from burnt.codegen.lower.products import lowers_product, summed
+from burnt.codegen.lower.table import Unlowered, as_result, cast, compute_dtype, const, meta_of, pointwise
+from burnt.codegen.lower.views import chosen
+from burnt.codegen.lower.windows import inside_all, per_axis
 
 aten = torch.ops.aten
 
@@ -63,7 +64,7 @@ class _Windows:
     def tap(self, at: Ix, phase: Ix, k: Ix) -> Tap:
         """Tap number `k` of element ``at * phases + phase``."""
         place = at * self.stride + k * self.dilation - self.padding
-        return k, place, _tests((place, self.size))
+        return k, place, inside_all((place, self.size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +91,7 @@ class _Spread(_Windows):
         # Divided once something is added that leaves no number below 0.
         base = (phase - first * self.dilation + (self.padding + self.stride * self.dilation)) // self.stride
         place = at + base - (j + 1) * self.dilation
-        return k, place, _tests((place, self.size), (k, self.kernel))
-
-
-def _tests(*ranges: tuple[Ix, int]) -> list[Expr]:
-    found = [within(ix, 0, bound) for ix, bound in ranges]
-    return [test for test in found if test is not None]
+        return k, place, inside_all((place, self.size), (k, self.kernel))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +106,14 @@ class _Groups:
 Weight: TypeAlias = "Callable[[Ix, Ix, Ix, Index], Expr]"  # group, channel taken, channel made, taps
 
 
+def _read(x: Value, batch: Ix, channel: Ix, taps: Sequence[Tap]) -> Expr:
+    """The element that taps are at; 0 outside of the image."""
+    element = x.at((batch, channel, *(place for _, place, _ in taps)))
+    for test in (test for *_, tests in taps for test in tests):
+        element = chosen(test, element, const(0, x.dtype))
+    return element
+
+
 def _convolved(
     x: Value, weight: Weight, windows: Sequence[_Windows], sizes: Sequence[int], groups: _Groups
 ) -> Value:
@@ -122,20 +126,16 @@ def _convolved(
     def factors(group: Ix, batch: Ix, at: Index, phase: Index, made: Ix, inner: Index) -> tuple[Expr, Expr]:
         *taps, channel = inner
         found = [w.tap(q, r, k) for w, q, r, k in zip(windows, at, phase, taps, strict=True)]
-        element = x.at((batch, group * groups.taken + channel, *(place for _, place, _ in found)))
-        for test in (test for *_, tests in found for test in tests):
-            element = chosen(test, element, const(0, x.dtype))
+        element = _read(x, batch, group * groups.taken + channel, found)
         factor = weight(group, channel, made, tuple(k for k, *_ in found))
         # A phase with fewer taps than others reads neither factor at those that it has not.
-        for test in _tests(*((k, w.kernel) for w, (k, *_) in zip(windows, found, strict=True))):
+        for test in inside_all(*((k, w.kernel) for w, (k, *_) in zip(windows, found, strict=True))):
             factor = chosen(test, factor, const(0, factor.dtype))
         return element, factor
 
     extents = (*(w.taps for w in windows), groups.taken)
     if groups.taken == 1:
         return _depthwise(shape, x.dtype, extents, groups, phases, factors)
-    if min(shape[0] * math.prod(parts), groups.made, math.prod(extents)) < LEAST:
-        raise Unlowered
 
     def body(outer: Index, inner: Index) -> tuple[Expr, Expr]:
         *phase, group, row, made = outer
@@ -173,17 +173,26 @@ def _depthwise(
         return Expr.make("mul", [cast(factor, inside) for factor in both], inside)
 
     if math.prod(extents) > _MOST_TAPS:
-        fold = Reduction("sum", shape, extents, inside, term)
-        made = Value(shape, inside, lambda index: reduced(fold, index))
-    else:
-        each = [_unraveled(Ix.of(i), extents) for i in range(math.prod(extents))]
+        return _sum(shape, extents, term, dtype)
+    each = [_unraveled(Ix.of(i), extents) for i in range(math.prod(extents))]
 
-        def at(index: Index) -> Expr:
-            terms = [term(index, inner) for inner in each]
-            return functools.reduce(lambda a, b: Expr.make("add", (a, b), inside), terms)
+    def at(index: Index) -> Expr:
+        terms = [term(index, inner) for inner in each]
+        return functools.reduce(lambda a, b: Expr.make("add", (a, b), inside), terms)
 
-        made = Value(shape, inside, at)
-    return as_result(made, torch.empty(shape, dtype=dtype, device="meta"))
+    return as_result(Value(shape, inside, at), meta_of(shape, dtype))
+
+
+def _sum(
+    shape: tuple[int, ...],
+    extents: tuple[int, ...],
+    term: Callable[[Index, Index], Expr],
+    dtype: torch.dtype,
+) -> Value:
+    """A fold of terms in the dtype that is computed in, given in another."""
+    inside = compute_dtype(dtype)
+    fold = Reduction("sum", shape, extents, inside, term)
+    return as_result(Value(shape, inside, lambda index: reduced(fold, index)), meta_of(shape, dtype))
 
 
 def _weight_gradient(dy: Value, x: Value, windows: Sequence[_Windows], groups: _Groups) -> Value:
@@ -195,9 +204,7 @@ def _weight_gradient(dy: Value, x: Value, windows: Sequence[_Windows], groups: _
     def factors(group: Ix, made: Ix, channel: Ix, taps: Index, inner: Index) -> tuple[Expr, Expr]:
         batch, *at = inner
         found = [w.tap(q, Ix(), k) for w, q, k in zip(windows, at, taps, strict=True)]
-        element = x.at((batch, group * groups.taken + channel, *(place for _, place, _ in found)))
-        for test in (test for *_, tests in found for test in tests):
-            element = chosen(test, element, const(0, x.dtype))
+        element = _read(x, batch, group * groups.taken + channel, found)
         return dy.at((batch, group * groups.made + made, *at)), element
 
     columns = groups.taken * math.prod(kernel)
@@ -209,11 +216,7 @@ def _weight_gradient(dy: Value, x: Value, windows: Sequence[_Windows], groups: _
             both = factors(channel // groups.made, channel % groups.made, Ix(), tuple(taps), inner)
             return Expr.make("mul", [cast(factor, inside) for factor in both], inside)
 
-        fold = Reduction("sum", shape, extents, inside, term)
-        made = Value(shape, inside, lambda index: reduced(fold, index))
-        return as_result(made, torch.empty(shape, dtype=x.dtype, device="meta"))
-    if min(groups.made, columns, math.prod(extents)) < LEAST:
-        raise Unlowered
+        return _sum(shape, extents, term, x.dtype)
 
     def body(outer: Index, inner: Index) -> tuple[Expr, Expr]:
         group, row, column = outer
@@ -238,9 +241,7 @@ def _bias_gradient(dy: Value) -> Value:
     def body(outer: Index, inner: Index) -> Expr:
         return cast(dy.at((inner[0], outer[0], *inner[1:])), inside)
 
-    fold = Reduction("sum", dy.shape[1:2], extents, inside, body)
-    made = Value(dy.shape[1:2], inside, lambda index: reduced(fold, index))
-    return as_result(made, torch.empty(dy.shape[1:2], dtype=dy.dtype, device="meta"))
+    return _sum(dy.shape[1:2], extents, body, dy.dtype)
 
 
 def _raveled(index: Sequence[Ix], sizes: Sequence[int]) -> Ix:
@@ -258,10 +259,6 @@ def _unraveled(flat: Ix, sizes: Sequence[int]) -> tuple[Ix, ...]:
         found.append(flat % size)
         flat = flat // size
     return (flat, *reversed(found))
-
-
-def _each(value: Sequence[int], axes: int) -> list[int]:
-    return list(value) * axes if len(value) == 1 else list(value)
 
 
 @lowers_product(aten.convolution.default, factors=(0, 1))
@@ -296,7 +293,7 @@ def _windows(
     *,
     spread: bool,
 ) -> list[_Windows]:
-    given = [_each(value, len(sizes)) for value in (stride, padding, dilation)]
+    given = [per_axis(value, len(sizes)) for value in (stride, padding, dilation)]
     return [(_Spread if spread else _Windows)(*each) for each in zip(sizes, kernel, *given, strict=True)]
 
 

@@ -119,11 +119,8 @@ def why_torch(node: Node) -> str | None:
     is what it computes beside.
     """
     factors = factors_of(node)
-    if is_depthwise(node):
-        precise = False  # nothing of it goes through units for products
-    else:
-        precise = precision() == "ieee"
-    if precise and factors[0].meta["val"].dtype == torch.float32:
+    precise = factors[0].meta["val"].dtype == torch.float32 and precision() == "ieee"
+    if precise and not is_depthwise(node):  # of which nothing goes through units for products
         return "float32 is multiplied without tensor cores unless burnt.kernels.set_precision allows them"
     if node.target == aten.convolution_backward.default:
         return "its own call makes all gradients of a convolution"

@@ -78,12 +78,12 @@ class Even:
         if self.dilation == 1 or self.taps == 1:
             for j in range(-(-self.taps // self.stride)):
                 window, tap = at // self.stride - j, at % self.stride + j * self.stride
-                found.append((window, tap, _tests((window, self.out), (tap, self.taps))))
+                found.append((window, tap, inside_all((window, self.out), (tap, self.taps))))
             return found
         for k in range(self.taps):
             first = at - k * self.dilation
             window = first // self.stride
-            tests = _tests((window, self.out))
+            tests = inside_all((window, self.out))
             if self.stride > 1:
                 tests.append(_compared("eq", first % self.stride, 0))
             found.append((window, Ix.of(k), tests))
@@ -143,7 +143,7 @@ class Adaptive:
         for j in range(self.most):
             window = (element * self.out) // self.size + j
             tap = element - self.start(window)
-            tests = _tests((window, self.out))
+            tests = inside_all((window, self.out))
             if j:
                 tests.append(_compared("ge", tap, 0))
             found.append((window, tap, tests))
@@ -157,7 +157,7 @@ def _compared(op: str, ix: Ix, bound: int) -> Expr:
     return Expr.make(op, (place_of(ix), const(bound, torch.int64)), torch.bool)
 
 
-def _tests(*ranges: tuple[Ix, int]) -> list[Expr]:
+def inside_all(*ranges: tuple[Ix, int]) -> list[Expr]:
     """That indices lie between 0 and a bound, as far as it is not known."""
     found = [within(ix, 0, bound) for ix, bound in ranges]
     return [test for test in found if test is not None]
@@ -199,7 +199,7 @@ def _along(x: Value, axis: int, windows: Axis, kind: str, fill: Expr, *, padded:
             if padded:
                 place = place + windows.before
             else:
-                tests += _tests((place, windows.size))
+                tests += inside_all((place, windows.size))
             element = _guarded(tests, x.at((*index[:axis], place, *index[axis + 1 :])), fill)
             result = element if result is None else Expr.make(_COMBINE[kind], (result, element), x.dtype)
         assert result is not None
@@ -214,7 +214,7 @@ def _row_of(x: Value, windows: Axis, fill: Expr) -> Value:
 
     def at(index: Index) -> Expr:
         place = index[-1] - windows.before
-        return _guarded(_tests((place, windows.size)), x.at((*index[:-1], place)), fill)
+        return _guarded(inside_all((place, windows.size)), x.at((*index[:-1], place)), fill)
 
     held = Kept(Value((*x.shape[:-1], windows.reach), x.dtype, at), rows=True)
     return Value(held.value.shape, x.dtype, lambda index: kept(held, index))
@@ -255,7 +255,7 @@ def _looped(x: Value, windows: Sequence[Axis], kind: str, fill: Expr) -> Value:
     def body(outer: Index, inner: Index) -> Expr:
         places = [w.place(o, k) for w, o, k in zip(windows, outer[first:], inner, strict=True)]
         tests = [t for w, o, k in zip(windows, outer[first:], inner, strict=True) for t in w.within(o, k)]
-        tests += _tests(*((p, w.size) for p, w in zip(places, windows, strict=True)))
+        tests += inside_all(*((p, w.size) for p, w in zip(places, windows, strict=True)))
         return _guarded(tests, x.at((*outer[:first], *places)), fill)
 
     node = Reduction(kind, shape, tuple(w.taps for w in windows), x.dtype, body)
@@ -272,7 +272,8 @@ def _given(x: Value, dtype: torch.dtype) -> Value:
 # --- windows of torch's arguments -------------------------------------------------------------------------
 
 
-def _per_axis(value: Any, count: int, default: Sequence[int] | None = None) -> list[int]:
+def per_axis(value: Any, count: int, default: Sequence[int] | None = None) -> list[int]:
+    """A setting for each of `count` axes, of one for all or of one for each."""
     if not value and default is not None:
         return list(default)
     given = [value] if isinstance(value, int) else list(value)
@@ -289,9 +290,9 @@ def _even(
 ) -> list[Axis]:
     """The windows of the last axes of `shape`, as many as `out` is long."""
     count = len(out)
-    kernels = _per_axis(kernel, count)
-    steps = _per_axis(stride, count, kernels)
-    pads, gaps = _per_axis(padding, count), _per_axis(dilation, count)
+    kernels = per_axis(kernel, count)
+    steps = per_axis(stride, count, kernels)
+    pads, gaps = per_axis(padding, count), per_axis(dilation, count)
     sizes = shape[len(shape) - count :]
     return [Even(*each) for each in zip(sizes, out, kernels, steps, pads, gaps, strict=True)]
 
@@ -402,7 +403,7 @@ def _there(windows: Sequence[Axis], outer: Sequence[Ix], taps: Sequence[int]) ->
     """What has to hold for taps to be elements of their windows."""
     tests = []
     for w, o, k in zip(windows, outer, taps, strict=True):
-        tests += [*w.within(o, k), *_tests((w.place(o, k), w.size))]
+        tests += [*w.within(o, k), *inside_all((w.place(o, k), w.size))]
     return tests
 
 
