@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -31,7 +32,26 @@ __all__ = ["print_product", "product_form"]
 
 _SHORT = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
 _TAIL = 32  # elements of a tile that a thread finishes at a time
+_MOST_BATCHES = 3  # axes of a descriptor, beside the two of a tile
 _ADDED = 32, 128  # rows and columns of a tile whose parts are added up
+
+
+class _Tensor(NamedTuple):
+    """How a factor lies in memory.
+
+    Args:
+        buffer: whose memory.
+        start: where in it, in elements.
+        apart: axes and their strides, the batch's and the one of rows or columns, the outermost first.
+        near: the axis whose elements are neighbours.
+        turned: whether these are rows.
+    """
+
+    buffer: Buffer
+    start: int
+    apart: Sequence[tuple[Var, int]]
+    near: Var
+    turned: bool
 
 
 class _Product:
@@ -60,6 +80,42 @@ class _Product:
         found = {v for ix in index for v in ix.variables()}
         return tuple(v for v in self.kernel.outer if v in found)
 
+    def factors(self) -> tuple[tuple[str, Expr, tuple[Var, ...], tuple[Var, ...]], ...]:
+        """Both factors: on which side, the element, the loops of its rows and of its columns."""
+        return (
+            ("left", self.left, self.rows, self.terms),
+            ("right", self.right, self.terms, self.columns),
+        )
+
+    def described(self, expr: Expr, down: Sequence[Var], across: Sequence[Var]) -> _Tensor | None:
+        """The tensor that a factor is, where a descriptor can tell how it lies in memory."""
+        expr = self.stripped(expr)
+        if expr.op != "load" or expr.dtype != self.stored or len(down) != 1 or len(across) != 1:
+            return None
+        buffer, place = expr.extra
+        assert isinstance(buffer, Buffer)
+        assert isinstance(place, Ix)
+        loops = [*self.batches, *down, *across]
+        if any(v not in loops for v in place.terms):
+            return None  # computed, or through quotients
+        steps = {v: place.terms.get(v, 0) for v in loops}
+        turned = steps[down[0]] == 1
+        near, far = (down[0], across[0]) if turned else (across[0], down[0])
+        held = [v for v in self.batches if steps[v]]
+        whole = 16 // self.stored.itemsize  # elements, that addresses are multiples of
+        apart = [place.const, *(steps[v] for v in (*held, far))]
+        fits = steps[near] == 1 and steps[far] > 0 and len(held) <= _MOST_BATCHES
+        if not fits or any(step < 0 or step % whole for step in apart):
+            return None
+        return _Tensor(buffer, place.const, [(v, steps[v]) for v in (*held, far)], near, turned)
+
+    def stripped(self, expr: Expr) -> Expr:
+        """A factor without what only gives it the dtype that it is multiplied in."""
+        inside = expr.dtype
+        while expr.op in ("cast", "as") and {expr.dtype, expr.args[0].dtype} <= {inside, self.stored}:
+            (expr,) = expr.args
+        return expr
+
     def sizes(self) -> tuple[int, int, int, int]:
         """Batches, rows, columns and terms."""
         batches, rows, columns, terms = (
@@ -82,7 +138,10 @@ def product_form(kernel: Kernel) -> ProductForm:
     """What the choice of a kernel's block sizes depends on."""
     product = _Product(kernel)
     read = {e.extra[0] for e in walk([product.step.body]) if e.op == "load"}
-    return ProductForm(*product.sizes(), product.stored.itemsize, len(read))
+    described = [product.described(expr, down, across) for _, expr, down, across in product.factors()]
+    return ProductForm(
+        *product.sizes(), product.stored.itemsize, len(read), sum(d is not None for d in described)
+    )
 
 
 def print_product(kernel: Kernel, config: ProductConfig) -> Printed:
@@ -94,14 +153,19 @@ def print_product(kernel: Kernel, config: ProductConfig) -> Printed:
     """
     product = _Product(kernel)
     shared = _Shared(product)
-    left = _Piece(shared, f"{kernel.name}_left")
-    left.factor(product.left, product.rows, product.terms)
-    right = _Piece(shared, f"{kernel.name}_right")
-    right.factor(product.right, product.terms, product.columns)
+    factors = []
+    for side, expr, down, across in product.factors():
+        piece = _Piece(shared, f"{kernel.name}_{side}")
+        tensor = product.described(expr, down, across) if config.descriptors else None
+        if tensor is None:
+            piece.factor(expr, down, across)
+        else:
+            piece.copied(tensor)
+        factors.append(piece)
     tail = _Piece(shared, f"{kernel.name}_tail")
     tail.tail()
-    sizes = [left.size(n) for n in product.sizes()]
-    return shared.printed([left, right, tail], config, sizes)
+    sizes = [tail.size(n) for n in product.sizes()]
+    return shared.printed([*factors, tail], config, sizes)
 
 
 class _Shared:
@@ -132,7 +196,10 @@ class _Shared:
         given |= {f"f{n}": Number(n) for n in self.numbers}
         given |= {text: size for size, text in self.sizes.items()}
         args, memory = f"({', '.join(given)},)", "parts" if parts else next(iter(given))
-        left, right, tail = (piece.name for piece in pieces)
+        # Triton specializes warps of loops that copy all that they multiply.
+        specialized = config.specialized and all(piece.describes for piece in pieces[:2])
+        functions_given = ", ".join([*(p.name for p in pieces), *(str(p.describes) for p in pieces[:2])])
+        tail = pieces[-1].name
         blocks = {"BM": config.bm, "BN": config.bn, "BK": config.bk}
         width = max(_TAIL * 32 * config.warps // config.bm, 16)
         constants = f"{config.group}, {config.split}, {config.programs}, {width}, {terms % config.bk == 0}"
@@ -147,8 +214,8 @@ class _Shared:
         functions = [
             function(
                 f"{name}_part0" if parts else name,
-                f"multiply({args}, {memory}, {', '.join(sizes)}, {left}, {right}, {tail}, BM, BN, BK, "
-                f'{constants}, "{product.precision}", {product.wide})',
+                f"multiply({args}, {memory}, {', '.join(sizes)}, {functions_given}, BM, BN, BK, "
+                f'{constants}, "{product.precision}", {product.wide}, {specialized})',
                 min(config.programs or tiles, tiles),
                 blocks,
             )
@@ -176,6 +243,7 @@ class _Piece(Elements):
         self.buffers, self.numbers = shared.buffers, shared.numbers
         self.sizes, self.helpers = shared.sizes, shared.helpers
         self.masks = {"R": "in_row", "C": "in_column"}
+        self.description: str | None = None
         self.given = "row, column, in_row, in_column, batch, args"
 
     def gathered(self, key: tuple[Reduction, Index]) -> Value:
@@ -190,15 +258,22 @@ class _Piece(Elements):
     def text(self, given: Sequence[str]) -> str:
         """The function: its arguments are all of the kernel's."""
         unpacked = f"    {', '.join(given)}, = args" if len(given) == 1 else f"    {', '.join(given)} = args"
-        return "\n".join(["@triton.jit", f"def {self.name}({self.given}):", unpacked, *self.lines, ""])
+        lines = ["@triton.jit", f"def {self.name}({self.given}):", unpacked, *self.lines, ""]
+        if self.description is not None:
+            head = f"def {self.describes}(args, ROWS: tl.constexpr, COLUMNS: tl.constexpr):"
+            lines += ["", "@triton.jit", head, unpacked, f"    {self.description}", ""]
+        return "\n".join(lines)
+
+    @property
+    def describes(self) -> str | None:
+        """The name of the function that describes what is copied."""
+        return None if self.description is None else f"{self.name}_tensor"
 
     def factor(self, expr: Expr, rows: Sequence[Var], columns: Sequence[Var]) -> None:
         """A tile of a factor, in the dtype that it is multiplied in."""
         self._named(rows, columns)
         stored = self.product.stored
-        inside = expr.dtype
-        while expr.op in ("cast", "as") and {expr.dtype, expr.args[0].dtype} <= {inside, stored}:
-            (expr,) = expr.args
+        expr = self.product.stripped(expr)
         inner, tests = expr, []
         while inner.op == "masked" and inner.args[2].op == "const" and inner.args[2].extra[0] == 0:
             tests.append(inner.args[0])
@@ -221,6 +296,23 @@ class _Piece(Elements):
         if stored in _SHORT and not loaded:
             text += f".to({_SHORT[stored]})"
         self.line(f"return {text}")
+
+    def copied(self, tensor: _Tensor) -> None:
+        """A tile of a factor that the device's own units copy, and the tensor's descriptor."""
+        self._named((), ())
+        self.buffers[tensor.buffer] = None
+        base = tensor.buffer.name + (f" + {self.size(tensor.start)}" if tensor.start else "")
+        tile = ["COLUMNS", "ROWS"] if tensor.turned else ["ROWS", "COLUMNS"]
+        ones = ["1"] * (len(tensor.apart) - 1)
+        shape = [self.size(v.extent) for v in (*(v for v, _ in tensor.apart), tensor.near)]
+        strides = [*(self.size(step) for _, step in tensor.apart), "1"]
+        given = [f"[{', '.join(each)}]" for each in (shape, strides, [*ones, *tile])]
+        self.description = f"return tl.make_tensor_descriptor({base}, {', '.join(given)})"
+        self.given = "descriptor, row, column, batch, args, ROWS: tl.constexpr, COLUMNS: tl.constexpr"
+        flat = ["column", "row"] if tensor.turned else ["row", "column"]
+        batch = [f"({self.names[v].text}).to(tl.int32)" for v, _ in tensor.apart[:-1]]
+        self.line(f"tile = descriptor.load([{', '.join([*batch, *flat])}]).reshape({', '.join(tile)})")
+        self.line(f"return tile{'.T' if tensor.turned else ''}")
 
     def tail(self) -> None:
         """What is made of a tile of sums, and stored."""

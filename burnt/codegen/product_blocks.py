@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+from collections.abc import Callable
+from typing import Any
 
 from burnt.codegen.triton_blocks import Limits, power
 
@@ -14,6 +16,8 @@ _PROGRAMS = 132  # that a large GPU runs at once, of this size
 _LONG = 1024  # terms of a part, at the least
 _MOST_SPLITS = 16
 _LARGE_SHARED = 128 << 10
+_TILE = 4096  # elements of a tile that a warp multiplies, at the most
+_TEXT = re.compile(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k(\d+))?(?: p(\d+))?( d)?( ws)?")
 _STEPS = (
     {"bn": -1}, {"bm": -1}, {"bk": 1}, {"bk": -1}, {"warps": -1}, {"warps": 1}, {"bn": 1}, {"split": 1},
     {"bm": 1},
@@ -28,6 +32,7 @@ class ProductForm:
         batches, rows, columns, terms: the sizes of the product.
         itemsize: bytes of a factor's element.
         read: tensors that the factors are made of.
+        described: factors that lie in memory as a tensor descriptor can tell.
     """
 
     batches: int
@@ -36,6 +41,7 @@ class ProductForm:
     terms: int
     itemsize: int
     read: int = 2
+    described: int = 0
 
     @property
     def work(self) -> int:
@@ -54,11 +60,14 @@ class ProductConfig:
         split: programs that share a tile's terms; their sums are added by a second kernel.
         group: rows of tiles that are gone through together.
         programs: that go through all tiles (*persistent*); 0 for one to each tile.
+        descriptors: factors that a tensor descriptor can tell of are copied by units of their own (TMA).
+        specialized: some warps copy, others multiply.
 
     >>> str(ProductConfig(128, 256, 64, warps=8, stages=3))
     '128x256x64 w8 s3'
-    >>> ProductConfig.of("64x64x32 w4 s4 k2")
-    ProductConfig(bm=64, bn=64, bk=32, warps=4, stages=4, split=2, group=8, programs=0)
+    >>> made = ProductConfig.of("128x128x64 w4 s4 p132 d ws")
+    >>> made.programs, made.descriptors, made.specialized
+    (132, True, True)
     """
 
     bm: int
@@ -69,11 +78,14 @@ class ProductConfig:
     split: int = 1
     group: int = 8
     programs: int = 0
+    descriptors: bool = False
+    specialized: bool = False
 
     def __str__(self) -> str:
-        split = f" k{self.split}" if self.split > 1 else ""
-        programs = f" p{self.programs}" if self.programs else ""
-        return f"{self.bm}x{self.bn}x{self.bk} w{self.warps} s{self.stages}{split}{programs}"
+        text = f"{self.bm}x{self.bn}x{self.bk} w{self.warps} s{self.stages}"
+        text += f" k{self.split}" if self.split > 1 else ""
+        text += f" p{self.programs}" if self.programs else ""
+        return text + " d" * self.descriptors + " ws" * self.specialized
 
     @classmethod
     def of(cls, text: str) -> ProductConfig:
@@ -82,21 +94,36 @@ class ProductConfig:
         Raises:
             ValueError: it names none that a product could have.
         """
-        found = re.fullmatch(r"(\d+)x(\d+)x(\d+) w(\d+) s(\d+)(?: k(\d+))?(?: p(\d+))?", text)
-        sizes = [int(size or 1) for size in found.groups()[:6]] if found is not None else [0] * 6
-        bm, bn, bk, warps, stages, split = sizes
-        programs = int(found.group(7) or 0) if found is not None else 0
-        blocks = (bm, bn, bk, warps)
-        fits = all(0 < size == power(size) for size in blocks) and min(bm, bn, bk) >= 16
-        fits = fits and programs < 1 << 16
-        if not (
-            fits and bm * bn <= 1 << 17 and bk <= 512 and warps <= 32 and 1 <= stages <= 8 and split >= 1
-        ):
-            raise ValueError(f"block sizes {text!r}: expected those of a product, as in '128x128x64 w8 s3'")
-        return cls(bm, bn, bk, warps, stages, split, programs=programs)
+        found = _TEXT.fullmatch(text)
+        if found is not None:
+            bm, bn, bk, warps, stages, split = (int(size or 1) for size in found.groups()[:6])
+            programs, copied, specialized = found.groups()[6:]
+            made = cls(bm, bn, bk, warps, stages, split)
+            made = dataclasses.replace(
+                made, programs=int(programs or 0), descriptors=bool(copied), specialized=bool(specialized)
+            )
+            if made.is_possible:
+                return made
+        raise ValueError(f"block sizes {text!r}: expected those of a product, as in '128x128x64 w8 s3'")
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether a program could have these sizes on any device."""
+        blocks = self.bm, self.bn, self.bk
+        powers = all(0 < size == power(size) for size in (*blocks, self.warps))
+        return (
+            powers
+            and min(blocks) >= 16
+            and self.bm * self.bn <= 1 << 17
+            and self.bk <= 512
+            and self.warps <= 32
+            and 1 <= self.stages <= 8
+            and self.split >= 1
+            and self.programs < 1 << 16
+        )
 
 
-HOPPER = Limits(_PROGRAMS, shared=227 << 10)
+HOPPER = Limits(_PROGRAMS, shared=227 << 10, copies=True)
 
 
 def pick(form: ProductForm, limits: Limits = HOPPER) -> ProductConfig:
@@ -132,21 +159,14 @@ def pick(form: ProductForm, limits: Limits = HOPPER) -> ProductConfig:
 def variants(form: ProductForm, limits: Limits = HOPPER) -> list[ProductConfig]:
     """Block sizes worth measuring: the picked ones, then those that differ in one size, then in two."""
     picked = pick(form, limits)
-    # Without asynchronous units nothing of the next tile is under way while one is finished.
-    persistent = [] if limits.rocm else [{"programs": limits.multiprocessors}]
-    pairs = [a | b for a, b in itertools.combinations(_STEPS, 2) if not a.keys() & b.keys()]
-    found = {picked: None}
+    ways = _ways(form, limits)
     steps = [*_STEPS, {"stages": 1}, {"stages": -1}]
-    for changes in [*persistent, *steps, *(p | step for p in persistent for step in steps), *pairs]:
-        sizes = {
-            size: by
-            if size == "programs"
-            else max(getattr(picked, size) + by, 1)
-            if size == "stages"
-            else max(getattr(picked, size) << by if by > 0 else getattr(picked, size) >> -by, 1)
-            for size, by in changes.items()
-        }
-        made = dataclasses.replace(picked, **sizes)
+    pairs = [a | b for a, b in itertools.combinations(_STEPS, 2) if not a.keys() & b.keys()]
+    nearest = [picked, *(way(picked) for way in ways)]
+    changed = [_moved(picked, step) for step in steps]
+    changed += [way(made) for made in changed for way in ways]
+    found = {picked: None}
+    for made in [*nearest, *changed, *(_moved(picked, pair) for pair in pairs)]:
         fits = min(made.bm, made.bn, made.bk) >= 16 and 2 <= made.warps <= 16 and made.stages <= 6
         whole = made.bm <= 2 * form.rows and made.bn <= 2 * form.columns and made.bk <= 2 * form.terms
         if made.programs and made.split * _tiles(form, made) <= made.programs:
@@ -154,6 +174,38 @@ def variants(form: ProductForm, limits: Limits = HOPPER) -> list[ProductConfig]:
         if fits and whole and made.split <= _MOST_SPLITS and made.split * made.bk <= max(form.terms, made.bk):
             found[made] = None
     return list(found)
+
+
+def _ways(form: ProductForm, limits: Limits) -> list[Callable[[ProductConfig], ProductConfig]]:
+    """Other ways than a program for each tile and loads through pointers."""
+
+    def several(config: ProductConfig) -> ProductConfig:
+        return dataclasses.replace(config, programs=limits.multiprocessors)
+
+    def copied(config: ProductConfig) -> ProductConfig:
+        return dataclasses.replace(config, descriptors=True)
+
+    def specialized(config: ProductConfig) -> ProductConfig:
+        # Hopper's compiler gives work of its own to 4 warps that multiply, and to no other number.
+        bn = min(config.bn, 4 * _TILE // config.bm)
+        return dataclasses.replace(config, bn=bn, warps=4, descriptors=True, specialized=True)
+
+    # Without asynchronous units nothing of the next tile is under way while one is finished.
+    found: list[Callable[[ProductConfig], ProductConfig]] = [] if limits.rocm else [several]
+    if limits.copies and form.described:
+        found += [copied, lambda config: several(copied(config))]
+        if form.described == 2:
+            found += [specialized, lambda config: several(specialized(config))]
+    return found
+
+
+def _moved(config: ProductConfig, changes: dict[str, int]) -> ProductConfig:
+    """With sizes changed by powers of two, stages one by one."""
+    sizes: dict[str, Any] = {}
+    for size, by in changes.items():
+        now: int = getattr(config, size)
+        sizes[size] = max(now + by if size == "stages" else now << by if by > 0 else now >> -by, 1)
+    return dataclasses.replace(config, **sizes)
 
 
 def _tiles(form: ProductForm, config: ProductConfig) -> int:

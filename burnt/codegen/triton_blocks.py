@@ -115,6 +115,7 @@ class Limits:
         shared: bytes that a program may share among its threads.
         lanes: threads of a warp.
         rocm: whether it is one of AMD's, where fewer steps of a loop are under way at once.
+        copies: whether it has units that copy tiles by themselves, as a tensor descriptor tells them (TMA).
     """
 
     multiprocessors: int
@@ -123,6 +124,7 @@ class Limits:
     shared: int = 99 << 10
     lanes: int = 32
     rocm: bool = False
+    copies: bool = False
 
 
 def pick(form: Form) -> Config:

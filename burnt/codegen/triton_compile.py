@@ -96,7 +96,7 @@ def limits_of(device: torch.device) -> Limits:
         return Limits(found.multi_processor_count, registers, 256, shared, found.warp_size, rocm=True)
     # What a block has is what it may have without asking for more, as Triton does; 1 KiB is the driver's.
     shared = found.shared_memory_per_multiprocessor - 1024
-    return Limits(found.multi_processor_count, shared=shared, lanes=found.warp_size)
+    return Limits(found.multi_processor_count, shared=shared, lanes=found.warp_size, copies=found.major >= 9)
 
 
 def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[tuple[str, str, str | None]]:

@@ -6,6 +6,8 @@ is the alignment of the tensors, which Triton specialises a kernel on: a compile
 
 from __future__ import annotations
 
+import contextvars
+import dataclasses
 import functools
 import hashlib
 import linecache
@@ -15,9 +17,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+import triton
 
 from burnt.codegen.block_sizes import AnyConfig, pick
-from burnt.codegen.ir import Buffer, Check, Kernel
+from burnt.codegen.ir import Buffer, Check, Kernel, walk
 from burnt.codegen.print_triton import form_of, print_kernel
 from burnt.codegen.product_blocks import ProductConfig
 from burnt.codegen.target import Built, Launch
@@ -55,6 +58,10 @@ def build(
         printed = print_kernel(kernel, config)
         texts[kernel] = printed.text
         launch[kernel] = launcher(kernel, printed, slots, places)
+        if isinstance(config, ProductConfig) and config.descriptors:
+            plain = print_kernel(kernel, dataclasses.replace(config, descriptors=False, specialized=False))
+            through_pointers = launcher(kernel, plain, slots, places)
+            launch[kernel] = _where_aligned(kernel, slots, launch[kernel], through_pointers)
     return Built("\n\n".join(texts.values()), texts, launch)
 
 
@@ -96,6 +103,24 @@ def launcher(kernel: Kernel, printed: Printed, slots: dict[Buffer, int], places:
     return launch
 
 
+def _where_aligned(kernel: Kernel, slots: dict[Buffer, int], copied: Launch, otherwise: Launch) -> Launch:
+    """A launch where all that a product reads lies at addresses that descriptors can hold, or another one."""
+    assert kernel.product is not None
+    read = {e.extra[0] for e in walk([kernel.product.body]) if e.op == "load"}
+    places = [slots[buffer] for buffer in read]  # type: ignore[index]  # a load's first is its buffer
+
+    def launch(memory: Sequence[torch.Tensor | None], values: Sequence[float]) -> None:
+        aligned = not any(memory[place].data_ptr() & 15 for place in places)  # type: ignore[union-attr]
+        (copied if aligned else otherwise)(memory, values)
+
+    return launch
+
+
+def _scratch(size: int, alignment: int, stream: int | None) -> torch.Tensor:
+    """Memory for the descriptors that a kernel makes. It is the current stream's, as the launch is."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+
+
 def _raise(checks: Sequence[Check], failed: torch.Tensor) -> None:
     """Raise what has failed. On a device that is known once it got there: by a later call, at the latest by
     the first one after it was waited for."""
@@ -126,6 +151,7 @@ class _Call:
         self.trailing = [*self.sizes, *printed.constants.values()]
         self.grid = (printed.programs, 1, 1)
         self.options = {"num_warps": config.warps, "num_stages": config.stages}
+        self.describes = isinstance(config, ProductConfig) and config.descriptors
         self.compiled: dict[Any, Any] = {}
         self.interpreted = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -161,4 +187,10 @@ class _Call:
                 *tensors, *numbers, *self.sizes, grid=self.grid, **self.constants, **self.options
             )
             compiled = self.compiled[key] = made[self.grid]
-        compiled(*addresses, *numbers, *self.trailing)
+        if self.describes:
+            # Triton asks for their memory by way of a context variable, which may be somebody else's.
+            context = contextvars.copy_context()
+            context.run(triton.set_allocator, _scratch)
+            context.run(lambda: compiled(*addresses, *numbers, *self.trailing))
+        else:
+            compiled(*addresses, *numbers, *self.trailing)

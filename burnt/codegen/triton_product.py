@@ -7,6 +7,12 @@
     tail(sums, row, column, in_row, in_column, batch, args)   stores what is made of a tile of sums
 
 `args` holds the kernel's tensors, numbers and sizes. Rows, terms and columns are places in flattened axes.
+
+A factor that is a tensor as it lies in memory may be copied by the device's own units (TMA) instead. It comes
+with a function that describes the tensor, and `left` or `right` is one of a tile's first places:
+
+    describe(args, ROWS, COLUMNS)                        its tensor descriptor, for tiles of this size
+    left(descriptor, row, term, batch, args, ROWS, COLUMNS)   a tile
 """
 
 from __future__ import annotations
@@ -40,7 +46,18 @@ def _tile(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _described(args, describe: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A factor's tensor descriptor; nothing where it is read through pointers."""
+    if describe is None:
+        return 0
+    else:
+        return describe(args, ROWS, COLUMNS)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _sums(  # type: ignore[no-untyped-def]
+    m,
+    n,
     row,
     column,
     in_row,
@@ -49,18 +66,23 @@ def _sums(  # type: ignore[no-untyped-def]
     begin,
     end,
     args,
+    descriptors,
     left: tl.constexpr,
     right: tl.constexpr,
+    describe_left: tl.constexpr,
+    describe_right: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
+    SPECIALIZED: tl.constexpr,
 ):
-    """A tile of the product, over the terms from `begin` to `end`; EVEN: BK divides their number."""
+    """A tile of the product, over the terms from `begin` to `end`; EVEN: BK divides their number;
+    SPECIALIZED: some warps copy, others multiply."""
     sums = tl.zeros([BM, BN], tl.float32)
-    for start in range(begin, end, BK):
+    for start in tl.range(begin, end, BK, warp_specialize=SPECIALIZED):
         term = start + tl.arange(0, BK)
         if WIDE:
             term = term.to(tl.int64)
@@ -68,8 +90,14 @@ def _sums(  # type: ignore[no-untyped-def]
             inside = tl.full([BK], True, tl.int1)
         else:
             inside = term < end
-        a = left(row, term[None, :], in_row, inside[None, :], batch, args)
-        b = right(term[:, None], column, inside[:, None], in_column, batch, args)
+        if describe_left is None:
+            a = left(row, term[None, :], in_row, inside[None, :], batch, args)
+        else:
+            a = left(descriptors[0], m * BM, start, batch, args, BM, BK)
+        if describe_right is None:
+            b = right(term[:, None], column, inside[:, None], in_column, batch, args)
+        else:
+            b = right(descriptors[1], start, n * BN, batch, args, BK, BN)
         if PRECISION == "flex32":
             sums = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), sums, input_precision="ieee")
         else:
@@ -106,6 +134,7 @@ def _finish(  # type: ignore[no-untyped-def]
 def _make(  # type: ignore[no-untyped-def]
     pid,
     args,
+    descriptors,
     parts,
     batches,
     rows,
@@ -114,6 +143,8 @@ def _make(  # type: ignore[no-untyped-def]
     left: tl.constexpr,
     right: tl.constexpr,
     tail: tl.constexpr,
+    describe_left: tl.constexpr,
+    describe_right: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -123,6 +154,7 @@ def _make(  # type: ignore[no-untyped-def]
     EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
+    SPECIALIZED: tl.constexpr,
 ):
     """Tile `pid`, or where SPLIT is more than 1, a part of its sums, which goes to `parts`."""
     part = pid % SPLIT
@@ -134,23 +166,10 @@ def _make(  # type: ignore[no-untyped-def]
     in_row, in_column = row < rows, column < columns
     length = tl.cdiv(tl.cdiv(terms, BK), SPLIT) * BK
     sums = _sums(
-        row,
-        column,
-        in_row,
-        in_column,
-        batch,
-        part * length,
-        tl.minimum((part + 1) * length, terms),
-        args,
-        left,
-        right,
-        BM,
-        BN,
-        BK,
-        EVEN,
-        PRECISION,
-        WIDE,
-    )
+        m, n, row, column, in_row, in_column, batch, part * length, tl.minimum((part + 1) * length, terms),
+        args, descriptors, left, right, describe_left, describe_right,
+        BM, BN, BK, EVEN, PRECISION, WIDE, SPECIALIZED,
+    )  # fmt: skip
     if SPLIT > 1:
         place = ((part.to(tl.int64) * batches + batch) * rows + row) * columns + column
         tl.store(parts + place, sums, mask=in_row & in_column)
@@ -172,6 +191,8 @@ def multiply(  # type: ignore[no-untyped-def]
     left: tl.constexpr,
     right: tl.constexpr,
     tail: tl.constexpr,
+    describe_left: tl.constexpr,
+    describe_right: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -182,20 +203,27 @@ def multiply(  # type: ignore[no-untyped-def]
     EVEN: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
+    SPECIALIZED: tl.constexpr,
 ):
     """A program makes a tile, or where PROGRAMS is not 0, every PROGRAMS-th one: the loads of the next tile's
     first factors are then under way while a tile's tail is computed."""
+    descriptors = (_described(args, describe_left, BM, BK), _described(args, describe_right, BK, BN))
     if PROGRAMS == 0:
         _make(
-            tl.program_id(0), args, parts, batches, rows, columns, terms, left, right, tail,
-            BM, BN, BK, GROUP, SPLIT, WIDTH, EVEN, PRECISION, WIDE,
+            tl.program_id(0), args, descriptors, parts, batches, rows, columns, terms, left, right, tail,
+            describe_left, describe_right,
+            BM, BN, BK, GROUP, SPLIT, WIDTH, EVEN, PRECISION, WIDE, SPECIALIZED,
         )  # fmt: skip
     else:
         tiles = SPLIT * batches * tl.cdiv(rows, BM) * tl.cdiv(columns, BN)
-        for pid in tl.range(tl.program_id(0), tiles, PROGRAMS, flatten=True):
+        # One loop for tiles and terms, or one whose warps have work of their own.
+        for pid in tl.range(
+            tl.program_id(0), tiles, PROGRAMS, flatten=not SPECIALIZED, warp_specialize=SPECIALIZED
+        ):
             _make(
-                pid, args, parts, batches, rows, columns, terms, left, right, tail,
-                BM, BN, BK, GROUP, SPLIT, WIDTH, EVEN, PRECISION, WIDE,
+                pid, args, descriptors, parts, batches, rows, columns, terms, left, right, tail,
+                describe_left, describe_right,
+                BM, BN, BK, GROUP, SPLIT, WIDTH, EVEN, PRECISION, WIDE, False,
             )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ def correct() -> None:
         with np.errstate(all="ignore"):
             return handle(source.data.astype(numpy_dtype(dtype)), dtype.scalar)
 
-    def load(self: Any, pointers: Any, mask: Any, other: Any, *_: Any) -> Any:
+    def load(self: Any, pointers: Any, mask: Any, other: Any, *_: Any, **__: Any) -> Any:
         dtype = pointers.get_element_ty()
         stored = plain(dtype)
         if other is None:

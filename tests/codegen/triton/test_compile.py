@@ -30,7 +30,7 @@ from tests.codegen.triton.ahead import TARGETS, compiled, driven, planned
 
 pytestmark = pytest.mark.timeout(300)
 H200 = TARGETS["sm_90"]
-HOPPER = Limits(132, shared=227 << 10)
+HOPPER = Limits(132, shared=227 << 10, copies=True)
 GOOD = """import triton
 import triton.language as tl
 @triton.jit
@@ -204,9 +204,12 @@ def test_limits_are_read_off_the_device(monkeypatch: pytest.MonkeyPatch) -> None
         shared_memory_per_block=48 << 10,
         shared_memory_per_multiprocessor=228 << 10,
         warp_size=32,
+        major=9,
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h200)
     assert limits_of(torch.device("cuda")) == HOPPER
+    h200.major = 8
+    assert limits_of(torch.device("cuda")) == dataclasses.replace(HOPPER, copies=False)
     mi300 = SimpleNamespace(multi_processor_count=304, shared_memory_per_block=64 << 10, warp_size=64)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: mi300)
     monkeypatch.setattr(torch.version, "hip", "6.4")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,51 @@ def test_programs_that_make_several_tiles(name: str, target: str, tmp_path: Path
     assert found.shared <= SHARED[target]
     assert found.spilled <= 16, f"{found.registers} registers and {found.spilled} bytes of others: {config}"
     assert UNITS[target] in found.assembly
+
+
+COPYING = [
+    (name, target) for name in ("gelu", "batches", "few rows") for target in ("sm_90", "sm_100", "sm_120")
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [pytest.param(*case, marks=() if case == ("gelu", "sm_90") else pytest.mark.full) for case in COPYING],
+)
+def test_factors_that_are_copied_by_units_of_their_own(name: str, target: str, tmp_path: Path) -> None:
+    fn, args = CASES[name]
+    (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
+    limits = Limits(132, shared=SHARED[target], copies=True)
+    offered = [c for c in variants(form_of(kernel), limits) if isinstance(c, ProductConfig) and c.descriptors]
+    copied = next(c for c in offered if not c.specialized)
+    specialized = next(c for c in offered if c.specialized)
+    for config in (copied, specialized):
+        (found, *_) = compiled([print_kernel(kernel, config)], target, tmp_path)
+        assert found.shared <= SHARED[target]
+        assert found.spilled <= 16, f"{found.registers} registers, {found.spilled} bytes of others: {config}"
+        assert "cp.async.bulk.tensor" in found.assembly
+        assert UNITS[target] in found.assembly
+        # Those that copy give registers to those that multiply.
+        assert ("setmaxnreg" in found.assembly) == config.specialized
+
+
+def test_what_is_offered_of_copies() -> None:
+    """To devices that have units for them, and for factors that lie in memory as descriptors can tell."""
+
+    def offered(fn: Callable[..., Tensor], *args: Tensor, **given: bool) -> set[tuple[bool, bool]]:
+        (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
+        found = variants(form_of(kernel), Limits(132, shared=227 << 10, **given))
+        return {(c.descriptors, c.specialized) for c in found if isinstance(c, ProductConfig)}
+
+    fn, args = CASES["gelu"]
+    assert offered(fn, *args, copies=True) == {(False, False), (True, False), (True, True)}
+    assert offered(fn, *args) == offered(fn, *args, rocm=True) == {(False, False)}
+    fn, args = CASES["residual"]  # of which one factor is computed
+    assert offered(fn, *args, copies=True) == {(False, False), (True, False)}
+    fn, args = CASES["convolution"]
+    assert offered(fn, *args, copies=True) == {(False, False)}
+    odd = randn(512, 1025)[:, :1023]
+    assert offered(gelu_of_linear, odd, odd, randn(512), copies=True) == {(False, False)}
 
 
 MEANT = {

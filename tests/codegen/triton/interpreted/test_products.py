@@ -139,12 +139,60 @@ def test_what_is_one_kernel(name: str) -> None:
         "128x256x16 w8 s3",
         "16x16x16 w4 s2 p3",
         "32x16x32 w4 s2 k2 p5",
+        "32x64x16 w4 s2 d",
+        "16x32x32 w4 s2 k2 p3 d ws",
     ],
 )
 @pytest.mark.parametrize("name", ["bias and gelu", "batches", "read in three ways", "a padded factor"])
 def test_block_sizes(name: str, text: str) -> None:
     """Tiles at the edge of the product, terms in parts, tails by parts of a tile."""
     check(name, torch.float32, always(ProductConfig.of(text)), gradients=False)
+
+
+COPIED: dict[str, tuple[Callable[..., Tensor], Sequence[tuple[int, ...]], int]] = {
+    "rows and columns": (lambda a, b: torch.relu(a @ b) + 1, [(37, 56), (56, 72)], 2),
+    "turned": (lambda a, b: torch.relu(a.t() @ b.t()), [(56, 40), (72, 56)], 2),
+    "a part of a tensor": (lambda a, b: a[3:, 16:48] @ b[8:40] * 2, [(40, 64), (64, 24)], 2),
+    "batches": (lambda a, b: (a @ b.transpose(1, 2)) * 0.5, [(3, 20, 32), (3, 17, 32)], 2),
+    "heads": (
+        lambda q, k: q.view(2, 20, 4, 16).transpose(1, 2) @ k.view(2, 24, 4, 16).permute(0, 2, 3, 1) + 1,
+        [(2, 20, 64), (2, 24, 64)],
+        2,
+    ),
+    "one for all batches": (lambda a, b: torch.relu(a @ b.expand(3, 32, 24)), [(3, 20, 32), (32, 24)], 2),
+    "one that is computed": (lambda a, b: (a * 2) @ b, [(37, 56), (56, 72)], 1),
+    "rows of odd lengths": (lambda a, b: torch.relu(a @ b), [(37, 50), (50, 72)], 1),
+    "columns apart": (lambda a, b: torch.relu(a[:, ::2] @ b), [(37, 64), (32, 72)], 1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("text", ["32x16x32 w4 s2 d", "16x32x16 w4 s2 k2 p3 d"])
+@pytest.mark.parametrize("name", COPIED)
+def test_factors_that_are_copied(name: str, text: str, dtype: torch.dtype) -> None:
+    """Tiles beyond the edge; factors that lie in memory in all ways that descriptors can tell, and others."""
+    fn, shapes, many = COPIED[name]
+    target = always(ProductConfig.of(text))
+    source = torch.Generator().manual_seed(7)
+    args = [(torch.randn(s, generator=source) / s[-1] ** 0.5).to(dtype) for s in shapes]
+    agree(name, fn, args, target, gradients=False)
+    with torch.no_grad():
+        shown = explain(Function(fn, target=target), *args, timed=False)
+    (step,) = (s for s in shown.steps if s.kind == "matmul")
+    assert shown.source(step.name).count("make_tensor_descriptor") == many
+
+
+def test_copies_of_what_is_not_aligned() -> None:
+    """Descriptors hold addresses that are multiples of 16 bytes: others are read through pointers."""
+    source = torch.Generator().manual_seed(7)
+    held = torch.randn(33 * 64, generator=source)
+    target = always(ProductConfig.of("32x16x32 w4 s2 d"))
+    made = Function(lambda a, b: torch.relu(a @ b), target=target)
+    b = torch.randn(64, 32, generator=source)
+    for start in (0, 1, 4, 0):  # in elements
+        a = held[start : start + 32 * 64].view(32, 64)
+        assert (a.data_ptr() % 16 == 0) == (start != 1)
+        torch.testing.assert_close(made(a, b), torch.relu(a @ b))
 
 
 def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
