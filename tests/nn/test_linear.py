@@ -45,6 +45,23 @@ def test_large_products_are_the_best_candidates(calls: list[str], bias: bool) ->
     assert calls == ["onednn" if _torch.onednn_takes(torch.float32) else "vendor"]
 
 
+@pytest.mark.parametrize(
+    ("intel", "widest", "slow"),
+    [(True, "AVX512", False), (False, "AVX512", True), (False, "AVX2", False), (False, "DEFAULT", False)],
+)
+def test_mkl_is_left_where_the_processor_has_more(
+    intel: bool, widest: str, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a Zen 3 its products take three quarters of the time of oneDNN's, on a Zen 4 twice as long."""
+    module = sys.modules["burnt.kernels.matmul"]
+    monkeypatch.setattr(module, "cpu_is_intel", lambda: intel)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: widest)
+    monkeypatch.setattr(_torch, "has_mkl", lambda: True)
+    assert module.mkl_is_slow() is slow
+    monkeypatch.setattr(_torch, "has_mkl", lambda: False)
+    assert not module.mkl_is_slow()
+
+
 def test_small_ones_and_what_is_recorded_are_torchs(calls: list[str]) -> None:
     layer, x = nn.Linear(128, 200), torch.randn(120, 128)
     expected = torch.nn.functional.linear(x, layer.weight, layer.bias)
