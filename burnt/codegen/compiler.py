@@ -279,7 +279,7 @@ def careful_flags(kind: str) -> tuple[str, ...]:
     gcc before 14 packs loads that are under a test into vectors wrongly. Kernels are printed so that it packs
     none; this keeps it from moving others under a test of whose outcomes only one needs them.
     """
-    return ("-fno-tree-sink",) if kind == "gcc" else ()
+    return ("-fno-tree-sink", "-fno-thread-jumps") if kind == "gcc" else ()
 
 
 def _link_flags() -> tuple[str, ...]:

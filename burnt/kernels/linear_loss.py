@@ -16,13 +16,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt import _torch
-from burnt.codegen import fuse
 from burnt.errors import InputRuntimeError
 from burnt.kernels.checks import floating, one_device, one_dtype
 from burnt.kernels.choice import trains
 from burnt.kernels.loss import check_labels, check_reduction, cross_entropy, look_at_labels
 from burnt.kernels.matmul import matmul, mkl_is_slow
 from burnt.kernels.op import op
+from burnt.kernels.row_losses import losses_and_gradient, losses_of, number_of
 
 __all__ = ["linear_cross_entropy"]
 
@@ -135,54 +135,6 @@ def linear_cross_entropy(
 # --- chunks -----------------------------------------------------------------------------------------------
 
 
-def _losses(
-    logits: Tensor, target: Tensor, ignored: int, smoothed: bool, smoothing: float, squared: bool, z: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss of each row, its logarithm of the sum of exponentials, and whether it counts."""
-    inside = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    total = torch.logsumexp(inside, 1)
-    counts = target != ignored
-    label = torch.where(counts, target, 0)
-    loss = total - inside.gather(1, label.unsqueeze(1)).squeeze(1)
-    if smoothed:
-        loss = (1 - smoothing) * loss + smoothing * (total - inside.mean(1))
-    if squared:
-        loss = loss + z * total * total
-    return torch.where(counts, loss, 0.0), total, counts
-
-
-@fuse
-def _loss_of(
-    logits: Tensor, target: Tensor, ignored: int, smoothed: bool, smoothing: float, squared: bool, z: float
-) -> Tensor:
-    return _losses(logits, target, ignored, smoothed, smoothing, squared, z)[0]
-
-
-@fuse
-def _loss_and_gradient(
-    logits: Tensor,
-    target: Tensor,
-    scale: Tensor,
-    ignored: int,
-    smoothed: bool,
-    smoothing: float,
-    squared: bool,
-    z: float,
-) -> tuple[Tensor, Tensor]:
-    """The loss of each row, and the gradient of the rows' sum, weighted by `scale`, for the logits."""
-    loss, total, counts = _losses(logits, target, ignored, smoothed, smoothing, squared, z)
-    inside = logits.to(total.dtype)
-    share = torch.exp(inside - total.unsqueeze(1))
-    if squared:
-        share = share * (1 + 2 * z * total).unsqueeze(1)
-    classes = torch.arange(logits.shape[1], device=logits.device)
-    at_label = (classes == target.unsqueeze(1)).to(total.dtype)
-    if smoothed:
-        at_label = at_label * (1 - smoothing) + smoothing / logits.shape[1]
-    gradient = (share - at_label) * scale.unsqueeze(1)
-    return loss, torch.where(counts.unsqueeze(1), gradient, 0.0).to(logits.dtype)
-
-
 def _parts(weight: Tensor) -> list[slice]:
     """Classes that are multiplied together: a product with all may take as much memory as the weight."""
     classes, width = weight.shape
@@ -270,7 +222,7 @@ class _Chunked(torch.autograd.Function):
         ctx.settings = ignored, reduction, smoothing, z
         ctx.in_float32 = in_float32
         wanted = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
-        count = _count(target, ignored, reduction, x)
+        count = number_of(target, ignored, reduction, x.dtype)
         scale = None
         if any(wanted) and reduction != "none":
             # What is divided by the number of rows would be nothing in float16: it is divided at the end.
@@ -295,22 +247,17 @@ class _Chunked(torch.autograd.Function):
         # They are given away: another backward through the same graph makes them again.
         made, ctx.made = ctx.made, []
         if not made:
-            scale = (cotangent.reshape(-1) / _count(target, ignored, reduction, x)).expand(target.shape)
+            scale = (cotangent.reshape(-1) / number_of(target, ignored, reduction, x.dtype)).expand(
+                target.shape
+            )
             _, made = _through((x, weight, bias), target, scale, wanted, ctx.settings)
         else:
             late = x.dtype == torch.float16
-            factor = cotangent / _count(target, ignored, reduction, x) if late else cotangent
+            factor = cotangent / number_of(target, ignored, reduction, x.dtype) if late else cotangent
             if not (factor.is_cpu and factor == 1):
                 made = [None if t is None else t.mul_(factor) for t in made]
         made = [None if t is None else t.to(x.dtype) for t in made]
         return made[0], made[1], None, made[2], *[None] * 5
-
-
-def _count(target: Tensor, ignored: int, reduction: str, x: Tensor) -> Tensor:
-    """What a sum of losses is divided by, in the dtype that losses are computed in."""
-    inside = torch.promote_types(x.dtype, torch.float32)
-    one = torch.ones((), dtype=inside, device=x.device)
-    return (target != ignored).sum().to(inside) if reduction == "mean" else one
 
 
 def _through(
@@ -337,9 +284,9 @@ def _through(
             rows = slice(first, first + chunk)
             logits = _logits(x[rows], weight, bias)
             if sums is None or scale is None:
-                losses.append(_loss_of(logits, target[rows], *rest))
+                losses.append(losses_of(logits, target[rows], *rest))
                 continue
-            loss, gradient = _loss_and_gradient(logits, target[rows], scale[rows].contiguous(), *rest)
+            loss, gradient = losses_and_gradient(logits, target[rows], scale[rows].contiguous(), *rest)
             del logits
             losses.append(loss)
             sums.add(rows, x[rows], gradient)
