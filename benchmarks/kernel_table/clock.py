@@ -55,11 +55,15 @@ def runner(fn: Callable[..., Any], inputs: Sequence[Tensor], backward: bool) -> 
         return lambda: flat(fn(*inputs))
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
     generator = torch.Generator(inputs[0].device).manual_seed(1)
-    # The same numbers for all, whatever the layout of a rival's results.
-    cotangents = [
-        torch.empty_like(made).copy_(torch.empty(made.shape, device=made.device).normal_(generator=generator))
-        for made in flat(fn(*inputs))
-    ]
+
+    def cotangent(made: Tensor) -> Tensor:
+        if not made.dim():
+            return torch.ones_like(made)  # a loss', as `backward` has it
+        # The same numbers for all, whatever the layout of a rival's results.
+        drawn = torch.empty(made.shape, device=made.device).normal_(generator=generator)
+        return torch.empty_like(made).copy_(drawn)
+
+    cotangents = [cotangent(made) for made in flat(fn(*inputs))]
 
     def both() -> list[Any]:
         made = flat(fn(*inputs))
