@@ -641,8 +641,11 @@ class Partial(Store):
     """A store that adds up over the turns of a run, in kernels that are cut into runs.
 
     The first axis of the buffer counts the runs; `place` is within the part of the turn's own run. What a
-    part holds in the end is the sum over the run's turns: 0 for a run without turns.
+    part holds in the end is the sum over the run's turns: 0 for a run without turns. Its `kind` may also be
+    ``squares``: of what elements differ by from the mean of their run, where runs are a product's rows.
     """
+
+    kind: str = "sum"
 
 
 @dataclasses.dataclass(eq=False)
@@ -650,7 +653,8 @@ class Kernel:
     """Loops over `outer`; in every turn the steps, in order. Turns do not depend on one another.
 
     Where `runs` is not 0, the turns, in the order in which the loops are nested, are cut into that many runs
-    of consecutive turns, as even as can be, and there are steps of kind `Partial`.
+    of consecutive turns, as even as can be, and there are steps of kind `Partial`. Where there is a product,
+    its rows are, all runs equal.
     """
 
     name: str

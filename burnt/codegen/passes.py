@@ -31,7 +31,19 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.lower.table import SHORT, const
 
-__all__ = ["LANES", "Joins", "arrange", "join", "keep", "lane_of", "multiply", "pick", "unguarded"]
+__all__ = [
+    "LANES",
+    "Joins",
+    "arrange",
+    "join",
+    "keep",
+    "lane_of",
+    "multiply",
+    "online_of",
+    "pick",
+    "plain",
+    "unguarded",
+]
 
 # Ops that cost about as much as a load; of the others, a few tens of instructions, one is worth a load and a
 # store (softmax of 4096 x 1024 float32 with its exp kept: 1.3 times as fast as computed twice).
@@ -258,7 +270,7 @@ def join(kernel: Kernel, joins: Joins, several: Container[Reduction] = ()) -> No
     """
     folds = {(s.reduction, s.index): s for s in kernel.steps if isinstance(s, Fold)}
     for step in list(folds.values()):
-        made = _joined(step, folds)
+        made = online_of(step, folds)
         kept = any(isinstance(s, Store) and s.value is step.body for s in kernel.steps)
         if made is None or kept or step.reduction in several:
             continue
@@ -279,7 +291,7 @@ def _gains(step: Online, kernel: Kernel, joins: Joins) -> bool:
     return straight >= (joins.exp if step.kind == "exp" else joins.squares)
 
 
-def _joined(step: Fold, folds: Mapping[tuple[Reduction, Index], Fold]) -> Online | None:
+def online_of(step: Fold, folds: Mapping[tuple[Reduction, Index], Fold]) -> Online | None:
     """A fold as one that needs no result of another's; None where it is no such sum."""
     body, finite = step.body, False
     if step.reduction.kind != "sum" or not step.inner or not body.dtype.is_floating_point:
@@ -295,19 +307,19 @@ def _joined(step: Fold, folds: Mapping[tuple[Reduction, Index], Fold]) -> Online
         other = other.args[0]
     else:
         return None
-    other = _plain(other)
+    other = plain(other)
     beside = folds.get(other.extra) if other.op == "reduced" else None  # type: ignore[arg-type]
     if beside is None or beside.reduction.kind != {"exp": "max", "squares": "sum"}[kind]:
         return None
     if [v.extent for v in beside.inner] != [v.extent for v in step.inner]:
         return None
     x = replaced(x, dict(zip(step.inner, map(Ix.of, beside.inner), strict=True)))
-    if _plain(x) is not _plain(beside.body):
+    if plain(x) is not plain(beside.body):
         return None
     return Online(step.reduction, step.index, beside.inner, x, kind, beside, finite)
 
 
-def _plain(expr: Expr) -> Expr:
+def plain(expr: Expr) -> Expr:
     """Without conversions that leave a value as it is."""
     while expr.op in ("as", "identity") or (
         expr.op == "cast" and expr.args[0].dtype in SHORT and expr.dtype not in SHORT

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
+from burnt.codegen.column_sums import RUN
 from burnt.codegen.ir import (
     Buffer,
     Expr,
@@ -15,6 +17,7 @@ from burnt.codegen.ir import (
     Index,
     Ix,
     Kernel,
+    Partial,
     Product,
     Reduction,
     Store,
@@ -23,7 +26,7 @@ from burnt.codegen.ir import (
     walk,
 )
 from burnt.codegen.precision import dot_precision
-from burnt.codegen.print_triton_elements import Elements, Value, union
+from burnt.codegen.print_triton_elements import EVERYWHERE, Elements, Value, union
 from burnt.codegen.product_blocks import ProductConfig, ProductForm
 from burnt.codegen.triton_layout import FAR, reach
 from burnt.codegen.triton_printed import Failed, Function, Number, Printed, Work
@@ -74,7 +77,8 @@ class _Product:
         self.left, self.right = step.body.args
         assert isinstance(step.reduction, Product)
         self.stored, self.precision = step.reduction.stored, dot_precision(step.reduction.precision)
-        self.stores = [s for s in kernel.steps if isinstance(s, Store)]
+        self.sums = [s for s in kernel.steps if isinstance(s, Partial)]
+        self.stores = [s for s in kernel.steps if isinstance(s, Store) and s not in self.sums]
 
     def _loops(self, index: Sequence[Ix]) -> tuple[Var, ...]:
         found = {v for ix in index for v in ix.variables()}
@@ -152,6 +156,8 @@ def print_product(kernel: Kernel, config: ProductConfig) -> Printed:
         config: its block sizes.
     """
     product = _Product(kernel)
+    if product.sums and config.bm < RUN:
+        config = dataclasses.replace(config, bm=RUN)  # it was another kernel's
     shared = _Shared(product)
     factors = []
     for side, expr, down, across in product.factors():
@@ -221,13 +227,14 @@ class _Shared:
             )
         ]
         if parts:
-            height, width = _ADDED
+            height, width = (RUN, _ADDED[1] // 2) if product.sums else _ADDED
             call = f"add_parts({args}, parts, {', '.join(sizes[:3])}, {tail}, {config.split}, HEIGHT, WIDTH, "
             programs = batches * -(-rows // height) * -(-columns // width)
             blocks = {"HEIGHT": height, "WIDTH": width}
             functions.append(function(name, f"{call}{product.wide})", programs, blocks))
         head = "import triton\nimport triton.language as tl\n"
-        head += f"from burnt.codegen.triton_product import {'add_parts, ' if parts else ''}multiply\n"
+        used = ["add_parts"] * bool(parts) + ["add_runs"] * bool(product.sums) + ["multiply"]
+        head += f"from burnt.codegen.triton_product import {', '.join(used)}\n"
         if self.helpers:
             head += f"from burnt.codegen.triton_math import {', '.join(sorted(self.helpers))}\n"
         return Printed("\n\n".join([head, *texts]), tuple(functions), config)
@@ -320,8 +327,19 @@ class _Piece(Elements):
         self._named(self.product.rows, self.product.columns)
         step: Fold = self.product.step
         self.folds[step.reduction, step.index] = Value("sums", "RC")
-        for store, value in [(s, self.visit(s.value)) for s in self.product.stores]:
+        made = [(s, self.visit(s.value)) for s in self.product.stores]
+        parts = [(s, self.visit(s.value)) for s in self.product.sums]
+        for store, value in made:
             self.put(store, value)
+        for part, value in parts:
+            self.put_part(part, value)
+
+    def put_part(self, step: Partial, value: Value) -> None:
+        """Lines that store the sums of runs of rows."""
+        self.buffers[step.buffer] = None
+        place, width = self.place(step.place, EVERYWHERE), self.size(step.buffer.shape[1])
+        given = f"{self.typed(value, step.value.dtype)}, row, in_row, in_column, {step.buffer.name}"
+        self.line(f"add_runs({given}, {place.text}, {width}, {RUN}, {step.kind == 'squares'})")
 
     def _named(self, rows: Sequence[Var], columns: Sequence[Var]) -> None:
         for flat, loops, axis in (

@@ -33,6 +33,7 @@ class ProductForm:
         itemsize: bytes of a factor's element.
         read: tensors that the factors are made of.
         described: factors that lie in memory as a tensor descriptor can tell.
+        least: rows of a tile.
     """
 
     batches: int
@@ -42,6 +43,7 @@ class ProductForm:
     itemsize: int
     read: int = 2
     described: int = 0
+    least: int = 16
 
     @property
     def work(self) -> int:
@@ -137,7 +139,7 @@ def pick(form: ProductForm, limits: Limits = HOPPER) -> ProductConfig:
     bk = min(128 // form.itemsize, max(power(form.terms), 16))
     sizes = (128, 256), (128, 128), (64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16)
     for bm, bn in sizes:
-        if bm // 2 >= form.rows or bn // 2 >= form.columns:
+        if bm // 2 >= form.rows or bn // 2 >= form.columns or bm < form.least:
             continue
         if bn == 256 and limits.shared < _LARGE_SHARED and not limits.rocm:
             continue  # such a device has no asynchronous units: sums and factors compete for registers
@@ -153,7 +155,7 @@ def pick(form: ProductForm, limits: Limits = HOPPER) -> ProductConfig:
             made = ProductConfig(bm, bn, bk, warps, stages, split)
             if _shared(form, made, limits) <= limits.shared:
                 return made
-    return ProductConfig(16, 16, bk, 4, 2)
+    return ProductConfig(form.least, 16, bk, 4, 2)
 
 
 def variants(form: ProductForm, limits: Limits = HOPPER) -> list[ProductConfig]:
@@ -167,7 +169,12 @@ def variants(form: ProductForm, limits: Limits = HOPPER) -> list[ProductConfig]:
     changed += [way(made) for made in changed for way in ways]
     found = {picked: None}
     for made in [*nearest, *changed, *(_moved(picked, pair) for pair in pairs)]:
-        fits = min(made.bm, made.bn, made.bk) >= 16 and 2 <= made.warps <= 16 and made.stages <= 6
+        fits = (
+            made.bm >= form.least
+            and min(made.bn, made.bk) >= 16
+            and 2 <= made.warps <= 16
+            and made.stages <= 6
+        )
         whole = made.bm <= 2 * form.rows and made.bn <= 2 * form.columns and made.bk <= 2 * form.terms
         if made.programs and made.split * _tiles(form, made) <= made.programs:
             continue  # there is a program for each tile

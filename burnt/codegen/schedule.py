@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from burnt.codegen.column_sums import join_columns
 from burnt.codegen.ir import (
     Buffer,
     Expr,
@@ -364,6 +365,7 @@ class _Scheduler:
             if math.prod(buffer.shape):
                 self.store(buffer, value, fresh)
         self.count = join_sums(fresh, self.most_runs, self.count)
+        self.count = join_columns(fresh, self.count)
         made = [step for step in self.steps if isinstance(step, Kernel)]
         folded = Counter(f.reduction for k in (*made, *fresh) for f in k.steps if isinstance(f, Fold))
         several = {reduction for reduction, kernels in folded.items() if kernels > 1}

@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["add_parts", "multiply"]
+__all__ = ["add_parts", "add_runs", "multiply"]
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations
@@ -253,3 +253,30 @@ def add_parts(  # type: ignore[no-untyped-def]
     for part in range(SPLIT):
         sums += tl.load(parts + part * step + place, mask=in_row & in_column, other=0.0)
     tail(sums, row, column, in_row, in_column, batch, args)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def add_runs(  # type: ignore[no-untyped-def]
+    values,  # [rows, columns] of a tile
+    row,
+    in_row,
+    in_column,
+    sums,  # [runs, width]
+    place,
+    width,
+    RUN: tl.constexpr,
+    SQUARES: tl.constexpr,
+):
+    """Store the sum of each RUN rows of a tile, or of the squares of what they differ by from their mean.
+
+    RUN divides the number of all rows, so that a run is inside of the product or beyond it.
+    """
+    RUNS: tl.constexpr = values.shape[0] // RUN
+    added = tl.reshape(tl.where(in_row, values, 0.0), [RUNS, RUN, values.shape[1]])
+    made = tl.sum(added, 1)
+    if SQUARES:
+        off = added - tl.expand_dims(made / RUN, 1)
+        made = tl.sum(off * off, 1)
+    run = tl.expand_dims(tl.min(tl.reshape(row, [RUNS, RUN]), 1) // RUN, 1)
+    there = tl.expand_dims(tl.max(tl.reshape(in_row.to(tl.int32), [RUNS, RUN]), 1) > 0, 1)
+    tl.store(sums + run * width + place, made, mask=there & in_column)

@@ -43,6 +43,10 @@ def block(x: Tensor, w: Tensor, s: Tensor, b: Tensor, r: Tensor) -> Tensor:
     return torch.relu(F.conv2d(x, w, padding=1) * scale + shift + r)
 
 
+def normalised(x: Tensor, w: Tensor, g: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(F.batch_norm(F.conv2d(x, w, padding=1), None, None, g, b, training=True))
+
+
 def larger(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return torch.relu(F.conv_transpose2d(x, w, b, stride=2, padding=1))
 
@@ -69,12 +73,13 @@ CASES = {
     "few rows": (gelu_of_linear, (randn(64, 8192), randn(96, 8192), randn(96))),
     "batches": (scores, (randn(16, 256, 64), randn(16, 256, 64))),
     "convolution": (block, (IMAGES, WEIGHT, randn(128), randn(128), IMAGES)),
+    "statistics": (normalised, (IMAGES, WEIGHT, randn(128), randn(128))),
     "convolution by phases": (larger, (IMAGES, last(128, 64, 4, 4), randn(64))),
     "convolution's weight": (weight_gradient, (IMAGES, IMAGES, WEIGHT)),
 }
 SAMPLE = [
     ("gelu", "sm_90"), ("residual", "gfx942"), ("few rows", "sm_80"), ("batches", "sm_90"),
-    ("convolution", "sm_90"),
+    ("convolution", "sm_90"), ("statistics", "sm_90"),
 ]  # fmt: skip
 EVERY = [
     pytest.param(name, target, marks=() if (name, target) in SAMPLE else pytest.mark.full)
