@@ -99,14 +99,10 @@ def _found(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -> _Sums | No
     # One element of the product's, and what is the same for all rows.
     inner = set(joined[0].inner)
     along = [(buffer, place) for buffer, place in read if place.variables() & inner]
-    if (
-        len(along) != 1
-        or along[0][0] not in stores
-        or any(e.op == "reduced" for f in joined for e in walk([f.body]))
-    ):
+    if len(along) != 1 or along[0][0] not in stores or any(e.op == "reduced" for e in inside):
         return None
     ((buffer, place),) = along
-    if any(b in later for b, _ in read if b is not buffer):
+    if any(other in later for other, _ in read if other is not buffer):
         return None
     store, step = stores[buffer], kernel.product
     assert step is not None
@@ -117,11 +113,8 @@ def _found(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -> _Sums | No
     if any(ix.variables() for ix in lead) or sizes != theirs or sizes[0] % RUN:
         return None
     steps = [_step_of(store.place, each) for each in axes]
-    if (
-        None in steps
-        or steps != [_step_of(place, each) for each in loops]
-        or place.const != store.place.const
-    ):
+    alike = steps == [_step_of(place, each) for each in loops] and place.const == store.place.const
+    if None in steps or not alike:
         return None
     value, known = store.value, load(buffer, place)
     if value.op == "as":
@@ -130,8 +123,10 @@ def _found(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -> _Sums | No
     def swap(e: Expr) -> Expr | None:
         return value if e is known else None
 
-    columns = _digits(_flat(tuple(map(Ix.of, axes[1])), axes[1]), loops[1])
-    elements = [replaced(rebuilt(fold.body, swap=swap), columns) for fold in joined]
+    mapping: dict[Var, Ix] = {}
+    for ours, others in zip(axes, loops, strict=True):
+        mapping |= _digits(_flat(tuple(map(Ix.of, ours)), ours), others)
+    elements = [replaced(rebuilt(fold.body, swap=swap), mapping) for fold in joined]
     return _Sums(joined, elements, sizes[0], axes[1], loops[1])
 
 

@@ -36,6 +36,7 @@ TL = {
 _SHORT = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
           "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
+_INTEGER_INFIX = {"trunc_div": "//", "shl": "<<", "shr": ">>"}  # as C has them
 _TESTS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _TL_FUNCTIONS = frozenset({"log", "log2", "cos", "abs"})
 _RENAMED = {"div": "divide"}
@@ -288,6 +289,10 @@ class Elements:
     def integer(self, op: str, a: Sequence[str], dtype: torch.dtype, axes: str) -> Value:
         """An operation of whole numbers."""
         plain = dtype in (torch.uint8, torch.bool)
+        if op in _INTEGER_INFIX:
+            return self.define(f"{a[0]} {_INTEGER_INFIX[op]} {a[1]}", axes)
+        if op == "power":
+            return self.define(f"{self.helper('power')}({a[0]}, {a[1]})", axes)
         if op == "neg":
             return self.define(f"-{a[0]}", axes)
         if op == "not":

@@ -685,6 +685,17 @@ def atan2(y, x):
 
 
 @triton.jit
+def power(a, b):
+    """A whole number to a whole power of at least 0, as far as its bits go."""
+    whole = a * 0 + b * 0 + 1
+    for _ in range(a.dtype.primitive_bitwidth):
+        whole = tl.where((b & 1) != 0, whole * a, whole)
+        a = a * a
+        b = b >> 1
+    return whole
+
+
+@triton.jit
 def _log2_parts(a):
     """log2(a) as an unevaluated sum of two float32, for a positive and finite.
 

@@ -69,6 +69,10 @@ class Watched(TorchDispatchMode):
         return made
 
 
+# Why a program may be run as the plain function that it is; what no kernel can be printed for is none.
+_PLAIN = "cannot be traced", "returns a view of an argument that it changes"
+
+
 @dataclasses.dataclass
 class Verdict:
     """How many elements were compared, and how many of them were set aside."""
@@ -102,7 +106,11 @@ def judge(program: Program, fuse: Callable[..., Any], device: str | torch.device
             raise
         return Verdict(1, 1)  # a copy within itself, which torch refuses where it lies densely in memory
     there = [moved(a, device) if isinstance(a, Tensor) else a for a in args]
-    fused = [None if t is None else moved(t, "cpu") for t in _run(fuse(fn), there, program.gradients)]
+    made = fuse(fn)
+    fused = [None if t is None else moved(t, "cpu") for t in _run(made, there, program.gradients)]
+    why = made.why_plain(*there)
+    if why is not None and not any(reason in why for reason in _PLAIN):
+        raise Mismatch(f"eager torch was compared with itself: {why}\n{program.source}")
     # For a few ops torch describes other strides than it makes (logaddexp of an expanded tensor).
     try:
         described = _torch.fake_results(fn, args)

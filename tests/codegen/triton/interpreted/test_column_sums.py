@@ -45,6 +45,13 @@ def weighted(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
     return made, made.sum(0), (made * c).abs().sum(0)
 
 
+def every_third(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Of which an element depends on where it is."""
+    made = torch.relu(a @ b).view(4, 32, 33)
+    rows = torch.arange(4)[:, None, None] + 2 * torch.arange(32)[:, None]
+    return made, torch.where((rows + torch.arange(33)) % 3 == 0, made, 0).sum((0, 1))
+
+
 def about_the_mean(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     """Sums of which one needs the other."""
     made = torch.relu(a @ b)
@@ -61,6 +68,7 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], bool]] = {
     "batch norm": (normalised, [(4, 16, 8, 8), (32, 16, 3, 3), (32,), (32,)], False),
     "statistics": (statistics, [(192, 40), (40, 50)], False),
     "weighted": (weighted, [(128, 24), (24, 33), (33,)], False),
+    "every third": (every_third, [(128, 24), (24, 33)], False),
     "far from zero": (far_from_zero, [(256, 24), (24, 33)], False),
     "a bias": (layers, [(128, 24), (48, 24), (48, 20), (48,)], True),
 }
