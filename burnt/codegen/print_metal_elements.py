@@ -27,6 +27,7 @@ from burnt.errors import UnsupportedError
 
 __all__ = ["Elements", "Scratch"]
 
+_INTEGER_INFIX = {"trunc_div": "/", "shl": "<<", "shr": ">>"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^",
           "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}  # fmt: skip
 
@@ -215,6 +216,10 @@ def _operation(expr: Expr, a: list[str]) -> str:
         if op in ("add", "mul") and dtype == torch.bool:
             return f"{a[0]} {'|' if op == 'add' else '&'} {a[1]}"
         return f"{a[0]} {_INFIX[op]} {a[1]}"
+    if op in _INTEGER_INFIX and not floating:
+        return f"{a[0]} {_INTEGER_INFIX[op]} {a[1]}"
+    if op == "power":
+        return f"power<{COMPUTE[dtype]}>({', '.join(a)})"
     if op in ("uniform", "random"):
         function = "uniform_f32" if op == "uniform" else "random_below"
         return f"{function}({', '.join([*a, *map(str, expr.extra)])})"

@@ -15,6 +15,13 @@ inline long floor_div(long a, long b) { return a / b - (a % b < 0); }
 inline int floor_mod(int a, int b) { return a % b < 0 ? a % b + b : a % b; }
 inline long floor_mod(long a, long b) { return a % b < 0 ? a % b + b : a % b; }
 
+/* A whole number to a whole power of at least 0, as far as its bits go. */
+template <typename T> inline T power(T a, T b) {
+    T whole = 1;
+    for (; b; b >>= 1, a *= a) whole *= b & 1 ? a : T(1);
+    return whole;
+}
+
 /* ---- sums and extremes -------------------------------------------------------------------------------- */
 
 /* A sum with what rounding took from it: the error of many elements is that of a few. */

@@ -1,0 +1,15 @@
+"""Divisions, shifts and powers of whole numbers in Triton, run by the interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from burnt.codegen.function import Function
+from burnt.codegen.target import TRITON
+from tests.codegen.test_whole_numbers import DTYPES, as_torch_has_them
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_as_torch_has_them(dtype: torch.dtype) -> None:
+    as_torch_has_them(lambda fn: Function(fn, target=TRITON), dtype)
