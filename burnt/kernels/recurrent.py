@@ -148,6 +148,22 @@ def _by_torch(
     train: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """torch's own call: outputs, and the last states ``[layers * directions, B, H]``."""
+    narrow = _not_by_onednn(kind, x)
+    if narrow is not None:
+        given, begin = ([t.to(narrow) for t in tensors] for tensors in (weights, start))
+        with torch.autocast("cpu", enabled=False):
+            return _by_torch(
+                kind,
+                x.to(narrow),
+                given,
+                begin,
+                lengths,
+                biases=biases,
+                layers=layers,
+                bidirectional=bidirectional,
+                dropout=dropout,
+                train=train,
+            )
     call: Any = torch.lstm if kind == "lstm" else torch.gru
     settings = (list(weights), biases, layers, dropout, train, bidirectional)
     if lengths is None:
@@ -160,6 +176,15 @@ def _by_torch(
     data, *last = call(packed.data, packed.batch_sizes, begin if kind == "lstm" else begin[0], *settings)
     output, _ = pad_packed_sequence(packed._replace(data=data), total_length=x.shape[1])
     return output.transpose(0, 1), [state.index_select(1, packed.unsorted_indices) for state in last]
+
+
+def _not_by_onednn(kind: str, x: Tensor) -> torch.dtype | None:
+    """What autocast would make of an LSTM's tensors after torch has picked oneDNN for float32, which raises on
+    processors without instructions for that; picked for tensors that are of it already, it does not."""
+    if kind != "lstm" or not x.is_cpu or x.dtype == torch.float64 or not torch.is_autocast_enabled("cpu"):
+        return None
+    narrow = torch.get_autocast_dtype("cpu")
+    return None if _torch.onednn_takes(narrow) else narrow
 
 
 def _turned(x: Tensor, lengths: Tensor | None) -> Tensor:

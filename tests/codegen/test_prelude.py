@@ -495,7 +495,7 @@ def test_every_function_is_tested(library: Library) -> None:
     }
     tested |= {f"{a}_of_{b}" for a in ("bool", "u8", "i8", "i16", "i32", "i64") for b in ("f32", "f64")}
     tested |= {"f32_of_bf16", "bf16_of_f32", "f32_of_f16", "f16_of_f32", "f32_of_f64", "f64_of_f32"}
-    tested |= {"exp_term_f32", "exp_term_f64", "round_f16", "f32_of_f16_row", "f16_of_f32_row"}
+    tested |= {"exp_term_f32", "exp_term_f64", "round_f16", "philox_pair", "f32_of_f16_row", "f16_of_f32_row"}
     tested |= {"f32_of_f16_strip", "f16_of_f32_strip"}
     tested |= {"philox", "uniform_f32", "philox_word", "philox_fill"}  # the last two in test_random.py
     assert {name for _, name, _ in FUNCTION.findall(source())} == tested | INNER

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from burnt import kernels
+from burnt import _torch, kernels
 from burnt.errors import BurntError, InputError, InputRuntimeError, InputUnsupportedError, InputValueError
 from burnt.kernels import gru_layer, lstm_layer, recurrent_cpu
 from tests.codegen.compare import Watched
@@ -446,3 +446,23 @@ def test_bad_stacks(kind: str) -> None:
         call(x, weights, (state, state) if kind == "lstm" else state)
     assert issubclass(InputRuntimeError, BurntError)
     assert list(itertools.chain(OPS[kind].candidates)) == ["vendor", "steps"]
+
+
+@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 5])])
+def test_autocast_without_instructions_for_16_bits(
+    lengths: Tensor | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own LSTM raises there: oneDNN was picked for float32 before autocast makes bfloat16 of it."""
+    monkeypatch.setattr(_torch, "onednn_takes", lambda dtype: False)
+    vendor, source = kernels.lstm_layer.candidates["vendor"], torch.Generator().manual_seed(0)
+    sizes = (2, 5, 12), (20, 12), (20, 5), (20,), (20,)
+    x, *weights = (torch.randn(s, generator=source) / 4 for s in sizes)
+    weights = [w.requires_grad_() for w in weights]
+    args = (x, *weights, None, None, lengths, False)
+    with torch.autocast("cpu", torch.bfloat16):
+        made = vendor(*args)
+    assert {t.dtype for t in made} == {torch.bfloat16}
+    for ours, exact in zip(made, vendor(*args), strict=True):
+        torch.testing.assert_close(ours.float(), exact, rtol=0.02, atol=0.02)
+    found = torch.autograd.grad(made[0].float().sum(), weights)
+    assert all(torch.isfinite(g).all() for g in found)

@@ -92,7 +92,9 @@ def steps(
     return [(s.kind, "add_runs(" in shown.source(s.name)) for s in shown.steps]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
+)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
     if name == "far from zero" and dtype != torch.float32:

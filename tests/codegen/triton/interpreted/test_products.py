@@ -166,7 +166,9 @@ COPIED: dict[str, tuple[Callable[..., Tensor], Sequence[tuple[int, ...]], int]] 
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
+)
 @pytest.mark.parametrize("text", ["32x16x32 w4 s2 d", "16x32x16 w4 s2 k2 p3 d"])
 @pytest.mark.parametrize("name", COPIED)
 def test_factors_that_are_copied(name: str, text: str, dtype: torch.dtype) -> None:
