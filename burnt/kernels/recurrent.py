@@ -179,8 +179,8 @@ def _by_torch(
 
 
 def _not_by_onednn(kind: str, x: Tensor) -> torch.dtype | None:
-    """What autocast would make of an LSTM's tensors after torch has picked oneDNN for float32, which raises on
-    processors without instructions for that; picked for tensors that are of it already, it does not."""
+    """What autocast makes of an LSTM's tensors after torch has picked oneDNN for float32, which raises on
+    processors without instructions for that. For tensors that are of it already torch does not pick it."""
     if kind != "lstm" or not x.is_cpu or x.dtype == torch.float64 or not torch.is_autocast_enabled("cpu"):
         return None
     narrow = torch.get_autocast_dtype("cpu")
