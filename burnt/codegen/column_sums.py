@@ -26,9 +26,11 @@ from burnt.codegen.ir import (
     Store,
     Var,
     load,
+    raveled,
     rebuilt,
     reduced,
     replaced,
+    unraveled,
     walk,
 )
 from burnt.codegen.lower.table import cast, const
@@ -125,7 +127,7 @@ def _found(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -> _Sums | No
 
     mapping: dict[Var, Ix] = {}
     for ours, others in zip(axes, loops, strict=True):
-        mapping |= _digits(_flat(tuple(map(Ix.of, ours)), ours), others)
+        mapping |= zip(others, unraveled(_turn(ours), [v.extent for v in others]), strict=True)
     elements = [replaced(rebuilt(fold.body, swap=swap), mapping) for fold in joined]
     return _Sums(joined, elements, sizes[0], axes[1], loops[1])
 
@@ -144,28 +146,16 @@ def _step_of(place: Ix, loops: Sequence[Var]) -> int | None:
     return step
 
 
-def _digits(flat: Ix, loops: Sequence[Var]) -> dict[Var, Ix]:
-    """Loops as digits of the number of a turn, the first one the highest."""
-    found: dict[Var, Ix] = {}
-    for k, v in enumerate(loops):
-        below = math.prod(u.extent for u in loops[k + 1 :])
-        found[v] = (flat // below) % v.extent
-    return found
-
-
-def _flat(index: Sequence[Ix], loops: Sequence[Var]) -> Ix:
+def _turn(loops: Sequence[Var]) -> Ix:
     """The number of a turn, in the order in which loops are nested."""
-    flat = Ix()
-    for ix, v in zip(index, loops, strict=True):
-        flat = flat * v.extent + ix
-    return flat
+    return raveled(tuple(map(Ix.of, loops)), [v.extent for v in loops])
 
 
 def _join(sums: Kernel, kernel: Kernel, found: _Sums, count: int) -> tuple[list[Kernel], int]:
     """Let a product's kernel make the parts of sums; the kernels that are there in place of the sums'."""
     kernel.runs = found.rows // RUN
     width = math.prod(v.extent for v in found.columns)
-    place = _flat(tuple(map(Ix.of, found.columns)), found.columns)
+    place = _turn(found.columns)
     parts: dict[tuple[str, Expr], Buffer] = {}
 
     def part_of(kind: str, element: Expr) -> Buffer:
@@ -179,13 +169,13 @@ def _join(sums: Kernel, kernel: Kernel, found: _Sums, count: int) -> tuple[list[
         return parts[kind, element]
 
     loops, run = found.loops, Var(kernel.runs)
-    index = tuple(map(Ix.of, loops))
+    index, shape = tuple(map(Ix.of, loops)), tuple(v.extent for v in loops)
     totals: dict[tuple[object, ...], Expr] = {}
     steps: list[Fold | Running | Store] = []
     for fold, element in zip(found.folds, found.elements, strict=True):
 
         def body(outer: Index, over: Index, fold: Fold = fold, element: Expr = element) -> Expr:
-            at, dtype = (*over, _flat(outer, loops)), element.dtype
+            at, dtype = (*over, raveled(outer, shape)), element.dtype
             of_sums = part_of("sum", element)
             added = load(of_sums, of_sums.at(at))
             if not isinstance(fold, Online):
@@ -197,7 +187,6 @@ def _join(sums: Kernel, kernel: Kernel, found: _Sums, count: int) -> tuple[list[
             about = _made("mul", const(RUN, dtype), _made("mul", off, off))
             return _made("add", load(of_squares, of_squares.at(at)), about)
 
-        shape = tuple(v.extent for v in loops)
         whole = Reduction("sum", shape, (kernel.runs,), element.dtype, body)
         steps.append(Fold(whole, index, (run,), body(index, (Ix.of(run),))))
         totals[fold.reduction, fold.index] = reduced(whole, index)
@@ -209,8 +198,8 @@ def _join(sums: Kernel, kernel: Kernel, found: _Sums, count: int) -> tuple[list[
         for key, total in totals.items():
             count += 1
             buffer = Buffer(f"t{count}", "between", count, (width,), (1,), total.dtype)
-            steps.append(Store(buffer, (), _flat(index, loops), total, tuple(loops)))
-            in_memory[key] = load(buffer, _flat(index, loops))
+            steps.append(Store(buffer, (), _turn(loops), total, tuple(loops)))
+            in_memory[key] = load(buffer, _turn(loops))
     for step in stores:
         step.value = _with(in_memory if step.inner else totals, step.value)
     steps += [step for step in stores if not step.inner]

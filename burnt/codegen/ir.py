@@ -202,6 +202,23 @@ class Ix:
 Index = tuple[Ix, ...]
 
 
+def raveled(index: Sequence[Ix], sizes: Sequence[int]) -> Ix:
+    """A place in flattened axes; the first size does not matter."""
+    flat = Ix()
+    for ix, size in zip(index, sizes, strict=True):
+        flat = flat * size + ix
+    return flat
+
+
+def unraveled(flat: Ix, sizes: Sequence[int]) -> Index:
+    """The places in axes of a place in all of them together."""
+    found: list[Ix] = []
+    for size in reversed(sizes[1:]):
+        found.append(flat % size)
+        flat = flat // size
+    return (flat, *reversed(found))
+
+
 @dataclasses.dataclass(frozen=True)
 class Buffer:
     """A tensor in memory. Strides are in elements.

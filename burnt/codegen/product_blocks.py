@@ -122,6 +122,7 @@ class ProductConfig:
             and 1 <= self.stages <= 8
             and self.split >= 1
             and self.programs < 1 << 16
+            and (self.descriptors or not self.specialized)
         )
 
 

@@ -300,8 +300,8 @@ def _why_without(
     return None if trains(logits) else "no gradient is wanted"
 
 
-# Two threads: 2.3 to 2.5 times as fast as torch's with backward, where two passes with exponentials each were
-# 1.8 to 2 (512 x 32000, 4096 x 4096).
+# Two threads of a Zen 3: 2.2 to 2.3 times as fast as torch's with backward, where two passes with
+# exponentials each were 1.8 (512 x 32000, 4096 x 4096: `benchmarks/kernels.py --rows cross_entropy`).
 @cross_entropy.candidate(
     "with gradient",
     devices=["cpu"],

@@ -27,7 +27,7 @@ from typing import TypeAlias
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, Ix, Reduction, Value, reduced
+from burnt.codegen.ir import Expr, Index, Ix, Reduction, Value, raveled, reduced, unraveled
 from burnt.codegen.lower.products import lowers_product, summed
 from burnt.codegen.lower.table import Unlowered, as_result, cast, compute_dtype, const, meta_of, pointwise
 from burnt.codegen.lower.views import chosen
@@ -139,7 +139,7 @@ def _convolved(
 
     def body(outer: Index, inner: Index) -> tuple[Expr, Expr]:
         *phase, group, row, made = outer
-        batch, *at = _unraveled(row, (shape[0], *parts))
+        batch, *at = unraveled(row, (shape[0], *parts))
         return factors(group, batch, tuple(at), tuple(phase), made, inner)
 
     folded = (*phases, groups.count, shape[0] * math.prod(parts), groups.made)
@@ -148,7 +148,7 @@ def _convolved(
     def at(index: Index) -> Expr:
         batch, channel, *places = index
         phase = [place % n for place, n in zip(places, phases, strict=True)]
-        row = _raveled((batch, *(place // n for place, n in zip(places, phases, strict=True))), (1, *parts))
+        row = raveled((batch, *(place // n for place, n in zip(places, phases, strict=True))), (1, *parts))
         return product.at((*phase, channel // groups.made, row, channel % groups.made))
 
     return Value(shape, product.dtype, at)
@@ -174,7 +174,7 @@ def _depthwise(
 
     if math.prod(extents) > _MOST_TAPS:
         return _sum(shape, extents, term, dtype)
-    each = [_unraveled(Ix.of(i), extents) for i in range(math.prod(extents))]
+    each = [unraveled(Ix.of(i), extents) for i in range(math.prod(extents))]
 
     def at(index: Index) -> Expr:
         terms = [term(index, inner) for inner in each]
@@ -220,14 +220,14 @@ def _weight_gradient(dy: Value, x: Value, windows: Sequence[_Windows], groups: _
 
     def body(outer: Index, inner: Index) -> tuple[Expr, Expr]:
         group, row, column = outer
-        channel, *taps = _unraveled(column, (groups.taken, *kernel))
+        channel, *taps = unraveled(column, (groups.taken, *kernel))
         return factors(group, row, channel, tuple(taps), inner)
 
     product = summed((groups.count, groups.made, columns), extents, body, x.dtype)
 
     def at(index: Index) -> Expr:
         made, *rest = index
-        column = _raveled(rest, (1, *kernel))
+        column = raveled(rest, (1, *kernel))
         return product.at((made // groups.made, made % groups.made, column))
 
     return Value(shape, product.dtype, at)
@@ -242,23 +242,6 @@ def _bias_gradient(dy: Value) -> Value:
         return cast(dy.at((inner[0], outer[0], *inner[1:])), inside)
 
     return _sum(dy.shape[1:2], extents, body, dy.dtype)
-
-
-def _raveled(index: Sequence[Ix], sizes: Sequence[int]) -> Ix:
-    """A place in flattened axes; the first size does not matter."""
-    flat = Ix()
-    for ix, size in zip(index, sizes, strict=True):
-        flat = flat * size + ix
-    return flat
-
-
-def _unraveled(flat: Ix, sizes: Sequence[int]) -> tuple[Ix, ...]:
-    """The places in axes of a place in all of them together."""
-    found: list[Ix] = []
-    for size in reversed(sizes[1:]):
-        found.append(flat % size)
-        flat = flat // size
-    return (flat, *reversed(found))
 
 
 @lowers_product(aten.convolution.default, factors=(0, 1))

@@ -95,10 +95,9 @@ def steps(
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
 )
-@pytest.mark.parametrize("name", CASES)
+# 100 and what is added to it are not told apart in 16 bits: that one is run in float32, below.
+@pytest.mark.parametrize("name", [name for name in CASES if name != "far from zero"])
 def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
-    if name == "far from zero" and dtype != torch.float32:
-        pytest.skip("100 and what is added to it are not told apart in 16 bits")
     agree(name, CASES[name][0], arguments(name, dtype), always())
 
 
