@@ -8,6 +8,7 @@ they can be; what a reshape leaves over is a division or a remainder.
     Expr        an element: a constant, a number given at run time, a load, an operation, a reduction's result
     Reduction   a fold of a body over extents
     Product     a reduction that is a matrix product
+    Pooled      a reduction over windows of what a product makes
     Scan        a running fold of a body along an axis
     Kept        a value that is read at several places, and so worth computing once
     Value       a tensor that is not in memory: shape, dtype, index -> Expr
@@ -263,12 +264,24 @@ class Product(Reduction):
 
     Its shape ends in rows and columns: the first factor does not depend on the column, the second not on the
     row. `stored` is the dtype that its elements have in memory; `precision` says how float32 is multiplied:
-    ``ieee``, ``tf32``, ``tf32x3``, or ``flex32``, as bfloat16. A kernel has at most one product, no other
-    folds, and loops whose turns are the product's elements.
+    ``ieee``, ``tf32``, ``tf32x3``, or ``flex32``, as bfloat16. A kernel has at most one product, and loops
+    whose turns are the product's elements; another fold there is `Pooled`, over the last of these loops, and
+    what is made of it is stored once for each of its windows.
     """
 
     stored: torch.dtype
     precision: str
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pooled(Reduction):
+    """A fold over windows of what a matrix product makes, which share all of its elements out.
+
+    The product's kernel folds them where it makes them, if it may. Anywhere else `otherwise`, which reads the
+    elements from memory, is the same at an index: no scheduled kernel but a product's holds such a fold.
+    """
+
+    otherwise: Callable[[Index], Expr]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

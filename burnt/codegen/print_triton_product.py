@@ -18,10 +18,12 @@ from burnt.codegen.ir import (
     Ix,
     Kernel,
     Partial,
+    Pooled,
     Product,
     Reduction,
     Store,
     Var,
+    needs,
     places,
     walk,
 )
@@ -78,7 +80,11 @@ class _Product:
         assert isinstance(step.reduction, Product)
         self.stored, self.precision = step.reduction.stored, dot_precision(step.reduction.precision)
         self.sums = [s for s in kernel.steps if isinstance(s, Partial)]
-        self.stores = [s for s in kernel.steps if isinstance(s, Store) and s not in self.sums]
+        folds = [s for s in kernel.steps if isinstance(s, Fold)]
+        self.pool = next((s for s in folds if isinstance(s.reduction, Pooled)), None)
+        stores = [s for s in kernel.steps if isinstance(s, Store) and s not in self.sums]
+        pooled = [s for s in stores if self.pool is not None and needs(s, self.pool)]
+        self.stores, self.pooled = [s for s in stores if s not in pooled], pooled
 
     def _loops(self, index: Sequence[Ix]) -> tuple[Var, ...]:
         found = {v for ix in index for v in ix.variables()}
@@ -134,7 +140,7 @@ class _Product:
         found = [math.prod(self.sizes()[1:3])]
         for expr in walk(self.kernel.exprs):
             found += [reach(place) for place in places(expr)]
-        found += [reach(s.place) for s in self.stores]
+        found += [reach(s.place) for s in (*self.stores, *self.pooled)]
         return max(found) > FAR
 
 
@@ -168,10 +174,13 @@ def print_product(kernel: Kernel, config: ProductConfig) -> Printed:
         else:
             piece.copied(tensor)
         factors.append(piece)
-    tail = _Piece(shared, f"{kernel.name}_tail")
-    tail.tail()
-    sizes = [tail.size(n) for n in product.sizes()]
-    return shared.printed([*factors, tail], config, sizes)
+    tails = [_Piece(shared, f"{kernel.name}_tail")]
+    if product.pool is not None:
+        tails.insert(0, _Piece(shared, f"{kernel.name}_windows"))
+        tails[0].windows(product.pool)
+    tails[-1].tail()
+    sizes = [tails[-1].size(n) for n in product.sizes()]
+    return shared.printed([*factors, *tails], config, sizes)
 
 
 class _Shared:
@@ -188,7 +197,7 @@ class _Shared:
         """The pieces, and what is launched: one function, or two where sums come in parts.
 
         Args:
-            pieces: both factors and the tail.
+            pieces: both factors and the tail, which is the last, after what it calls.
             config: the block sizes.
             sizes: the names of batches, rows, columns and terms.
         """
@@ -204,8 +213,10 @@ class _Shared:
         args, memory = f"({', '.join(given)},)", "parts" if parts else next(iter(given))
         # Triton specializes warps of loops that copy all that they multiply.
         specialized = config.specialized and all(piece.describes for piece in pieces[:2])
-        functions_given = ", ".join([*(p.name for p in pieces), *(str(p.describes) for p in pieces[:2])])
         tail = pieces[-1].name
+        functions_given = ", ".join(
+            [*(p.name for p in pieces[:2]), tail, *(str(p.describes) for p in pieces[:2])]
+        )
         blocks = {"BM": config.bm, "BN": config.bn, "BK": config.bk}
         width = max(_TAIL * 32 * config.warps // config.bm, 16)
         constants = f"{config.group}, {config.split}, {config.programs}, {width}, {terms % config.bk == 0}"
@@ -233,7 +244,8 @@ class _Shared:
             blocks = {"HEIGHT": height, "WIDTH": width}
             functions.append(function(name, f"{call}{product.wide})", programs, blocks))
         head = "import triton\nimport triton.language as tl\n"
-        used = ["add_parts"] * bool(parts) + ["add_runs"] * bool(product.sums) + ["multiply"]
+        used = ["add_parts"] * bool(parts) + ["add_runs"] * bool(product.sums)
+        used += ["by_window", "multiply", "window_of"] if product.pool is not None else ["multiply"]
         head += f"from burnt.codegen.triton_product import {', '.join(used)}\n"
         if self.helpers:
             head += f"from burnt.codegen.triton_math import {', '.join(sorted(self.helpers))}\n"
@@ -333,6 +345,29 @@ class _Piece(Elements):
             self.put(store, value)
         for part, value in parts:
             self.put_part(part, value)
+        if self.product.pool is not None:
+            self.pool(self.product.pool)
+
+    def pool(self, pool: Fold) -> None:
+        """Lines that fold the windows of a tile, which are neighbours among its rows."""
+        size = math.prod(v.extent for v in pool.inner)
+        value = self.visit(pool.body)
+        text = f"tl.broadcast_to({self.typed(value, pool.body.dtype)}, {self.shape('RC')})"
+        apart = f"by_window({text}, {size}), 1"
+        kind = pool.reduction.kind
+        made = f"tl.sum({apart})" if kind == "sum" else f"tl.reduce({apart}, {self.helper('maximum')})"
+        self.line(f"folded = {made}")
+        self.line(f"window, in_window = window_of(row, in_row, {size})")
+        name = f"{self.product.kernel.name}_windows"
+        self.line(f"{name}(folded, window, column, in_window, in_column, batch, args)")
+
+    def windows(self, pool: Fold) -> None:
+        """What is made of a tile's folded windows, and stored."""
+        self.given = "sums, " + self.given
+        self._named([v for v in self.product.rows if v not in pool.inner], self.product.columns)
+        self.folds[pool.reduction, pool.index] = Value("sums", "RC")
+        for store, value in [(s, self.visit(s.value)) for s in self.product.pooled]:
+            self.put(store, value)
 
     def put_part(self, step: Partial, value: Value) -> None:
         """Lines that store the sums of runs of rows."""

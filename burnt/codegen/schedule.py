@@ -25,6 +25,7 @@ from burnt.codegen.ir import (
     Ix,
     Kept,
     Kernel,
+    Pooled,
     Product,
     Reduction,
     Running,
@@ -388,6 +389,8 @@ class _Scheduler:
         element = value.at(tuple(map(Ix.of, loops)))
         if self.scanned(buffer, value, loops, kernels):
             return
+        if self.torch_multiplies is not None and self.with_pool(buffer, value, loops, kernels):
+            return
         self.settle(element, kernels, [loops[a] for a in axes])
         if self.torch_multiplies is not None and self.with_product(buffer, value, loops, kernels):
             return
@@ -462,6 +465,44 @@ class _Scheduler:
         self.add_folds(kernel, [made])
         walked = tuple(next(iter(mapping[v].terms)) if v in mapping else v for v in loops)
         kernel.steps.append(Store(buffer, (), buffer.at(where), made, walked))  # type: ignore[arg-type]
+        return True
+
+    def with_pool(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
+        """Store what is made of windows of a product's elements where these are made, if the product's rows
+        can be taken window by window."""
+        where = tuple(map(Ix.of, loops))
+
+        def only(expr: Expr) -> tuple[Reduction, Index] | None:
+            """The one fold that an expression needs, if it needs nothing else that is no load."""
+            found = [e for e in walk([expr]) if e.op in ("reduced", "scanned", "kept")]
+            return found[0].extra if len(found) == 1 and found[0].op == "reduced" else None  # type: ignore[return-value]
+
+        found = only(self.resolved(value.at(where), inline=False, pools=True))
+        if found is None or not isinstance(found[0], Pooled):
+            return False
+        pool, at = found
+        over = tuple(Var(size) for size in pool.extents if size > 1)
+        walked = iter(over)
+        inner = tuple(Ix.of(next(walked)) if size > 1 else Ix() for size in pool.extents)
+        below = only(self.resolved(pool.body(at, inner), inline=False))
+        if below is None or not isinstance(below[0], Product) or below[0] in self.homes:
+            return False
+        product, index = below
+        assert isinstance(product, Product)
+        turns = sorted((v for v in loops if v.extent > 1), key=lambda v: -buffer.at(where).terms.get(v, 0))
+        in_rows = set(over) <= index[-2].variables()
+        if not in_rows or not _covers(index, product.shape, [*turns, *over]):
+            return False
+        if self.products_below(product, index):
+            return False
+        self.settle(reduced(product, index), kernels)
+        kernel = self.homes[product] = Kernel("", (*turns, *over), [])
+        kernels.append(kernel)
+        body = self.resolved(pool.body(at, inner))
+        self.add_folds(kernel, [body])
+        kernel.steps.append(Fold(pool, at, over, body))
+        made = self.resolved(value.at(where), pools=True)
+        kernel.steps.append(Store(buffer, (), buffer.at(where), made, tuple(loops)))
         return True
 
     def products_below(self, fold: Reduction, index: Index) -> list[tuple[Reduction, Index]]:
@@ -618,8 +659,14 @@ class _Scheduler:
                 return tuple(next(known) if size > 1 else Var(1) for size in extents)
         return tuple(Var(size) for size in extents)
 
-    def resolved(self, expr: Expr, *, inline: bool = True) -> Expr:
-        """With loads in place of what is in memory; kept values that are not there are computed in place."""
+    def resolved(self, expr: Expr, *, inline: bool = True, pools: bool = False) -> Expr:
+        """With loads in place of what is in memory.
+
+        Args:
+            expr: an element.
+            inline: compute kept values that are not in memory in place.
+            pools: leave folds for products' kernels as they are.
+        """
 
         def swap(e: Expr) -> Expr | None:
             if e.op not in ("reduced", "scanned", "kept"):
@@ -630,6 +677,8 @@ class _Scheduler:
                 return cast(load(buffer, buffer.at(index)), e.dtype)  # type: ignore[arg-type]
             if inline and isinstance(held, Kept):
                 return self.resolved(held.value.at(index))  # type: ignore[arg-type]
+            if isinstance(held, Pooled) and not pools:
+                return self.resolved(held.otherwise(index), inline=inline)  # type: ignore[arg-type]
             return None
 
         return rebuilt(expr, swap=swap)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["add_parts", "add_runs", "multiply"]
+__all__ = ["add_parts", "add_runs", "by_window", "multiply", "window_of"]
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations
@@ -256,6 +256,22 @@ def add_parts(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def by_window(values, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A tile whose windows, SIZE rows each, are along an axis of their own, the second."""
+    ROWS: tl.constexpr = values.shape[0] // SIZE
+    return tl.reshape(values, [ROWS, SIZE, values.shape[1]])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def window_of(row, in_row, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The windows of a tile's rows, and which are inside of the product: all of a window is, or nothing."""
+    ROWS: tl.constexpr = row.shape[0] // SIZE
+    first = tl.min(tl.reshape(row, [ROWS, SIZE]), 1) // SIZE
+    there = tl.max(tl.reshape(in_row.to(tl.int32), [ROWS, SIZE]), 1) > 0
+    return tl.expand_dims(first, 1), tl.expand_dims(there, 1)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def add_runs(  # type: ignore[no-untyped-def]
     values,  # [rows, columns] of a tile
     row,
@@ -271,12 +287,10 @@ def add_runs(  # type: ignore[no-untyped-def]
 
     RUN divides the number of all rows, so that a run is inside of the product or beyond it.
     """
-    RUNS: tl.constexpr = values.shape[0] // RUN
-    added = tl.reshape(tl.where(in_row, values, 0.0), [RUNS, RUN, values.shape[1]])
+    added = by_window(tl.where(in_row, values, 0.0), RUN)
     made = tl.sum(added, 1)
     if SQUARES:
         off = added - tl.expand_dims(made / RUN, 1)
         made = tl.sum(off * off, 1)
-    run = tl.expand_dims(tl.min(tl.reshape(row, [RUNS, RUN]), 1) // RUN, 1)
-    there = tl.expand_dims(tl.max(tl.reshape(in_row.to(tl.int32), [RUNS, RUN]), 1) > 0, 1)
+    run, there = window_of(row, in_row, RUN)
     tl.store(sums + run * width + place, made, mask=there & in_column)

@@ -16,7 +16,20 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, Ix, Kept, Reduction, Value, Var, kept, reduced, walk
+from burnt.codegen.ir import (
+    Expr,
+    Index,
+    Ix,
+    Kept,
+    Pooled,
+    Product,
+    Reduction,
+    Value,
+    Var,
+    kept,
+    reduced,
+    walk,
+)
 from burnt.codegen.ir import index as place_of
 from burnt.codegen.lower.table import Unlowered, cast, compute_dtype, const, lowered, overloads
 from burnt.codegen.lower.views import chosen, within
@@ -29,6 +42,8 @@ _MOST_TAPS = 32
 _MOST_COUNTED = 128
 # Taps of a whole window of which the place of the largest is found.
 _MOST_PLACES = 100
+# Elements of a window that a product's kernel folds.
+_POOLED = 2, 4, 8, 16
 # Operations of an element that is computed again for every window that it is in.
 _CHEAP = 24
 _COSTLY = frozenset({
@@ -222,9 +237,35 @@ def _row_of(x: Value, windows: Axis, fill: Expr) -> Value:
 
 def folded(x: Value, windows: Sequence[Axis], kind: str) -> Value:
     """The sum or maximum over windows of the last axes, in the dtype that is computed in."""
+    made = _folded(settled(x), windows, kind)
+    if not _shares_out(windows) or not _of_product(x):
+        return made
+    first = len(x.shape) - len(windows)
+
+    def body(outer: Index, inner: Index) -> Expr:
+        places = [w.place(o, k) for w, o, k in zip(windows, outer[first:], inner, strict=True)]
+        return cast(x.at((*outer[:first], *places)), made.dtype)
+
+    node = Pooled(kind, made.shape, tuple(w.taps for w in windows), made.dtype, body, made.at)
+    return Value(made.shape, made.dtype, lambda index: reduced(node, index))
+
+
+def _shares_out(windows: Sequence[Axis]) -> bool:
+    """Whether windows share the elements out, as many to each as a tile of a product takes together."""
+    apart = all(w == Even(w.size, w.out, w.taps, w.taps, 0, 1) and w.out * w.taps == w.size for w in windows)
+    return apart and math.prod(w.taps for w in windows) in _POOLED
+
+
+def _of_product(x: Value) -> bool:
+    """Whether an element is made of one of a matrix product's."""
+    element = x.at(tuple(Ix.of(Var(size)) for size in x.shape))
+    return any(e.op == "reduced" and isinstance(e.extra[0], Product) for e in walk([element]))
+
+
+def _folded(x: Value, windows: Sequence[Axis], kind: str) -> Value:
+    """The same of a value that may be read several times."""
     inside = compute_dtype(x.dtype)
     fill = const(0, inside) if kind == "sum" else _lowest(inside)
-    x = settled(x)
     value = Value(x.shape, inside, lambda index: cast(x.at(index), inside))
     if any(w.taps > _MOST_TAPS for w in windows):
         return _looped(value, windows, kind, fill)

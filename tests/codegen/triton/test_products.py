@@ -43,6 +43,14 @@ def block(x: Tensor, w: Tensor, s: Tensor, b: Tensor, r: Tensor) -> Tensor:
     return torch.relu(F.conv2d(x, w, padding=1) * scale + shift + r)
 
 
+def pooled(x: Tensor, w: Tensor, s: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    return F.max_pool2d(block(x, w, s, b, r), 2)
+
+
+def averaged(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.avg_pool2d(F.gelu(F.conv2d(x, w, b, padding=1)), 4)
+
+
 def normalised(x: Tensor, w: Tensor, g: Tensor, b: Tensor) -> Tensor:
     return torch.relu(F.batch_norm(F.conv2d(x, w, padding=1), None, None, g, b, training=True))
 
@@ -74,12 +82,14 @@ CASES = {
     "batches": (scores, (randn(16, 256, 64), randn(16, 256, 64))),
     "convolution": (block, (IMAGES, WEIGHT, randn(128), randn(128), IMAGES)),
     "statistics": (normalised, (IMAGES, WEIGHT, randn(128), randn(128))),
+    "maxima": (pooled, (IMAGES, WEIGHT, randn(128), randn(128), IMAGES)),
+    "means": (averaged, (IMAGES, WEIGHT, randn(128))),
     "convolution by phases": (larger, (IMAGES, last(128, 64, 4, 4), randn(64))),
     "convolution's weight": (weight_gradient, (IMAGES, IMAGES, WEIGHT)),
 }
 SAMPLE = [
     ("gelu", "sm_90"), ("residual", "gfx942"), ("few rows", "sm_80"), ("batches", "sm_90"),
-    ("convolution", "sm_90"), ("statistics", "sm_90"),
+    ("convolution", "sm_90"), ("statistics", "sm_90"), ("maxima", "sm_90"),
 ]  # fmt: skip
 EVERY = [
     pytest.param(name, target, marks=() if (name, target) in SAMPLE else pytest.mark.full)
