@@ -319,6 +319,7 @@ def onednn_conv(
     dilation: Sequence[int],
     groups: int,
     tail: str = "none",
+    numbers: Sequence[float] = (),
     kind: str = "",
 ) -> torch.Tensor:
     """``tail(conv(x, weight) + bias + residual)`` of images or volumes by oneDNN; not differentiated.
@@ -332,17 +333,18 @@ def onednn_conv(
         stride: of the outputs.
         dilation: of the kernel.
         groups: of the channels.
-        tail: ``"none"``, ``"relu"``, ``"gelu"`` or ``"swish"``.
+        tail: ``"none"``, ``"relu"``, ``"gelu"``, ``"swish"``, ``"hardtanh"`` or ``"hardswish"``.
+        numbers: of the hardtanh, its bounds.
         kind: of the gelu, ``"none"`` or ``"tanh"``.
     """
     call = torch.ops.mkldnn._convolution_pointwise
     sizes = (padding, stride, dilation, groups)
     made: torch.Tensor
     if residual is None:
-        made = call.default(x, weight, bias, *sizes, tail, [], kind)
+        made = call.default(x, weight, bias, *sizes, tail, list(numbers), kind)
     else:
         unary = None if tail == "none" else tail
-        made = call.binary(x, residual, weight, bias, *sizes, "add", 1.0, unary, [], kind)
+        made = call.binary(x, residual, weight, bias, *sizes, "add", 1.0, unary, list(numbers), kind)
     return made
 
 

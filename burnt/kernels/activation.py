@@ -25,6 +25,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "silu": F.silu,
     "relu2": _relu2,
+    "relu6": F.relu6,
+    "hardswish": F.hardswish,
 }
 """What other ops can end in, by the word for their `activation`."""
 

@@ -270,8 +270,12 @@ def conv(
 
 # --- by oneDNN --------------------------------------------------------------------------------------------
 
-_TAILS = {None: ("none", ""), "relu": ("relu", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"),
-          "silu": ("swish", "")}  # fmt: skip
+# A word of oneDNN's, numbers, and which of several functions it is.
+_TAILS: dict[str | None, tuple[str, list[float], str]] = {
+    None: ("none", [], ""), "relu": ("relu", [], ""), "gelu": ("gelu", [], "none"),
+    "gelu_tanh": ("gelu", [], "tanh"), "silu": ("swish", [], ""), "relu6": ("hardtanh", [0.0, 6.0], ""),
+    "hardswish": ("hardswish", [], ""),
+}  # fmt: skip
 
 
 def _why_not_onednn(
@@ -296,6 +300,8 @@ def _why_not_onednn(
         return "the residual is not channels-last"
     if activation not in _TAILS:
         return f"oneDNN has no {activation}"
+    if residual is not None and activation not in (None, "relu"):
+        return f"oneDNN has no {activation} after a sum"
     if any(t is not None and t.is_inference() for t in (weight, bias, scale)):
         return "a weight whose changes cannot be told"
     return None if x.numel() and weight.numel() else "an empty tensor"

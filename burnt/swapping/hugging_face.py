@@ -11,6 +11,7 @@ import inspect
 import types
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +23,14 @@ from burnt.swapping.deferred import Logits
 from burnt.swapping.functions import by_itself, names_of, with_global
 from burnt.swapping.site import Kind, original_class, place_in_holder
 
-__all__ = ["HEAD", "head_of"]
+__all__ = ["HEAD", "has_hooks", "head_of", "is_of", "word_of"]
 
 _ACTIVATIONS = "transformers.activations"
+_TIMM = "timm.layers.activations"
 
 
-def _is(module: object, home: str, *names: str) -> bool:
+def is_of(module: object, home: str, *names: str) -> bool:
+    """Whether a module, or another object, is of a class of one of these names from a library's file."""
     cls = original_class(module) if isinstance(module, nn.Module) else type(module)
     return cls.__module__ == home and cls.__name__ in names
 
@@ -42,7 +45,7 @@ def _conv1d(self: Any, x: Tensor) -> Tensor:
 Kind(
     "conv1d",
     "kernels.linear",
-    lambda module: _is(module, "transformers.pytorch_utils", "Conv1D"),
+    lambda module: is_of(module, "transformers.pytorch_utils", "Conv1D"),
     lambda cls: _conv1d,
 )
 
@@ -71,17 +74,18 @@ _BY_NAME: dict[str, Callable[[Tensor], Tensor]] = {
     "QuickGELUActivation": _quick_gelu,
     "MishActivation": _mish,
 }
+_OF_TIMM: dict[str, Callable[[Tensor], Tensor]] = {"GELU": kernels.gelu, "GELUTanh": _BY_NAME["GELUTanh"]}
 
 
 def _activation(cls: type) -> Callable[..., Any]:
-    call = _BY_NAME[cls.__name__]
+    call = (_OF_TIMM if cls.__module__ == _TIMM else _BY_NAME)[cls.__name__]
     return lambda self, input: call(input)
 
 
 Kind(
     "activation",
     "kernels.gelu, silu, ...",
-    lambda module: _is(module, _ACTIVATIONS, *_BY_NAME),
+    lambda module: is_of(module, _ACTIVATIONS, *_BY_NAME) or is_of(module, _TIMM, *_OF_TIMM),
     _activation,
 )
 
@@ -136,11 +140,57 @@ def _rms_norm(cls: type) -> Callable[..., Any]:
 Kind("rms_norm_by_hand", "kernels.rms_norm", _is_norm, _rms_norm, wide=False)
 
 
+# --- layer norms with a forward of their own --------------------------------------------------------------
+
+_layer_norms: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()
+
+
+def _is_layer_norm(module: nn.Module) -> bool:
+    """A layer norm whose class has a ``forward`` of its own: whether it computes one, along which axis."""
+    cls: Any = original_class(module)
+    if not isinstance(module, nn.LayerNorm) or cls.forward is nn.LayerNorm.forward:
+        return False
+    if len(module.normalized_shape) != 1 or module.weight is None or module.bias is None:
+        return False
+    if module not in _layer_norms:
+        with by_itself():
+            _layer_norms[module] = _axis_of(module)
+    return _layer_norms[module] is not None
+
+
+def _axis_of(module: nn.LayerNorm) -> str | None:
+    generator = torch.Generator().manual_seed(0)
+    (size,) = module.normalized_shape
+    weight, bias = torch.randn(2, size, generator=generator)
+    x = 3 * torch.randn(2, size, 3, size, generator=generator) + 1
+    made = _tried(module, {"weight": weight, "bias": bias}, {}, x)
+    if _same(made, F.layer_norm(x, (size,), weight, bias, module.eps)):
+        return "last"
+    turned = F.layer_norm(x.permute(0, 2, 3, 1), (size,), weight, bias, module.eps)
+    return "channels" if _same(made, turned.permute(0, 3, 1, 2)) else None
+
+
+def _layer_norm(cls: type) -> Callable[..., Any]:
+    def forward(self: Any, x: Tensor) -> Any:
+        if self not in _layer_norms and not _is_layer_norm(self):
+            return cls.forward(self, x)  # type: ignore[attr-defined]
+        by_channel = _layer_norms[self] == "channels"
+        x = x.permute(0, 2, 3, 1) if by_channel else x
+        made: Any = kernels.layer_norm(x, self.weight, self.bias, self.eps)
+        return made.permute(0, 3, 1, 2) if by_channel else made
+
+    return forward
+
+
+# Some of them compute in float32, whatever they are given.
+Kind("layer_norm_by_hand", "kernels.layer_norm", _is_layer_norm, _layer_norm, wide=False)
+
+
 def _tried(
     module: nn.Module, parameters: dict[str, Tensor], children: dict[str, nn.Module], x: Tensor
 ) -> Tensor | None:
     """What a module like this one, with other parameters and children, makes of `x`; None where it fails."""
-    twin: nn.Module = object.__new__(type(module))
+    twin: nn.Module = object.__new__(original_class(module))
     twin.__dict__.update(module.__dict__)
     twin.__dict__["_parameters"] = {name: nn.Parameter(t) for name, t in parameters.items()}
     twin.__dict__["_modules"] = {**module._modules, **children}
@@ -163,22 +213,40 @@ _ACTS = ("act_fn", "activation_fn", "act")
 _gated: dict[type, tuple[tuple[str, ...], str] | None] = {}
 
 
-def _word(act: Any) -> str | None:
-    """What gated units of burnt's know an activation by."""
-    if act is F.silu or _is(act, _ACTIVATIONS, "SiLUActivation") or isinstance(act, nn.SiLU):
+_GATES = {"gelu": "none", "gelu_tanh": "tanh"}
+
+
+def word_of(act: Any) -> str | None:
+    """A key of `burnt.kernels.ACTIVATIONS`, for a module or a function that computes it."""
+    if act is F.silu or is_of(act, _ACTIVATIONS, "SiLUActivation") or _of_torch(act, nn.SiLU):
         return "silu"
-    if isinstance(act, nn.GELU):
-        return f"gelu {act.approximate}"
-    if act is F.gelu or _is(act, _ACTIVATIONS, "GELUActivation"):
-        return "gelu none"
-    return "gelu tanh" if _is(act, _ACTIVATIONS, "GELUTanh", "NewGELUActivation") else None
+    if act is F.relu or _of_torch(act, nn.ReLU):
+        return "relu"
+    if _of_torch(act, nn.ReLU6) or _of_torch(act, nn.Hardswish):
+        return "relu6" if _of_torch(act, nn.ReLU6) else "hardswish"
+    if is_of(act, _ACTIVATIONS, "ReLUSquaredActivation"):
+        return "relu2"
+    if _of_torch(act, nn.GELU):
+        return "gelu" if act.approximate == "none" else "gelu_tanh"
+    if act is F.gelu or is_of(act, _ACTIVATIONS, "GELUActivation") or is_of(act, _TIMM, "GELU"):
+        return "gelu"
+    tanh = is_of(act, _ACTIVATIONS, "GELUTanh", "NewGELUActivation") or is_of(act, _TIMM, "GELUTanh")
+    return "gelu_tanh" if tanh else None
+
+
+def _of_torch(module: object, cls: type[nn.Module]) -> bool:
+    return isinstance(module, nn.Module) and original_class(module) is cls
+
+
+def _is_gate(act: Any) -> bool:
+    return word_of(act) in ("silu", *_GATES)
 
 
 def _is_gated(module: nn.Module) -> bool:
     """Projections by their names, an activation: whether it computes ``down(act(gate(x)) * up(x))``."""
     cls: Any = type(module)
     names = next((n for n in _PROJECTIONS if set(n) <= set(module._modules)), None)
-    act = next((name for name in _ACTS if _word(getattr(module, name, None)) is not None), None)
+    act = next((name for name in _ACTS if _is_gate(getattr(module, name, None))), None)
     if names is None or act is None:
         return False
     if cls not in _gated:
@@ -201,11 +269,11 @@ def _computes_gated(module: Any, names: tuple[str, ...], act: str) -> bool:
 
 
 def _gate(act: Any, gate: Tensor, up: Tensor | None = None) -> Tensor:
-    word = _word(act)
+    word = word_of(act)
     if word == "silu":
         return kernels.swiglu(gate, up)
-    if word is not None:
-        return kernels.geglu(gate, up, word.removeprefix("gelu "))
+    if word in _GATES:
+        return kernels.geglu(gate, up, _GATES[word])
     first, second = gate.chunk(2, -1) if up is None else (gate, up)
     made: Tensor = act(first) * second
     return made
@@ -225,7 +293,7 @@ def _gated_unit(cls: type) -> Callable[..., Any]:
 def _hooked(module: Any) -> str | None:
     found = _gated[type(module)]
     act = getattr(module, found[1]) if found is not None else None
-    hooks = isinstance(act, nn.Module) and _has_hooks(act)
+    hooks = isinstance(act, nn.Module) and has_hooks(act)
     return "its activation has hooks, which would not be called" if hooks else None
 
 
@@ -295,17 +363,18 @@ def head_of(module: nn.Module) -> nn.Linear | None:
         return None
     head = find()
     plain = isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward
-    return head if plain and not _has_hooks(head) else None
+    return head if plain and not has_hooks(head) else None
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody wants to know of a module's calls."""
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
 def _head(self: nn.Linear, input: Tensor) -> Any:
     # Who has hooks wants a tensor; sharding takes the weight away behind them, before there is a loss. Copies
     # of a model in threads (`nn.DataParallel`) gather tensors alone.
-    wanted = _has_hooks(self) or hasattr(self, "_is_replica")
+    wanted = has_hooks(self) or hasattr(self, "_is_replica")
     if self.training and torch.is_grad_enabled() and _torch.is_plain_call() and not wanted:
         return Logits(input, self)
     return F.linear(input, self.weight, self.bias)

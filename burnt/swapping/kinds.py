@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from burnt import kernels
 from burnt.swapping.site import Kind
 
-__all__: list[str] = []
+__all__ = ["no_conv"]
 
 Method = Callable[..., Any]
 
@@ -65,13 +65,14 @@ def _conv(self: nn.Conv2d, input: Tensor) -> Tensor:
         self.weight,
         self.bias,
         stride=self.stride,
-        padding=self.padding,  # type: ignore[arg-type]  # a word is refused by `_no_conv`
+        padding=self.padding,  # type: ignore[arg-type]  # a word is refused by `no_conv`
         dilation=self.dilation,
         groups=self.groups,
     )
 
 
-def _no_conv(module: nn.Conv2d) -> str | None:
+def no_conv(module: nn.Conv2d) -> str | None:
+    """Why a convolution cannot be burnt's, or None."""
     if _lazy(module):
         return "is lazy: call the model once before"
     if module.padding_mode != "zeros":
@@ -79,7 +80,7 @@ def _no_conv(module: nn.Conv2d) -> str | None:
     return f"padding={module.padding!r}" if isinstance(module.padding, str) else None
 
 
-_kind("conv", "kernels.conv", (nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv, _no_conv)
+_kind("conv", "kernels.conv", (nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv, no_conv)
 
 
 def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:

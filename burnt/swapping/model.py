@@ -10,7 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from burnt.errors import SwapError, nearest
-from burnt.swapping import hugging_face, hugging_face_attention, kinds  # noqa: F401  they define the kinds
+from burnt.swapping import (  # noqa: F401  they define the kinds
+    blocks,
+    hugging_face,
+    hugging_face_attention,
+    kinds,
+)
 from burnt.swapping.report import Report
 from burnt.swapping.site import KINDS, Kind, Plan, Site, is_swapped, put_back, site_of, start
 
@@ -36,7 +41,8 @@ def swap(
     second for each kind of layer and shape.
 
     Args:
-        model: any module; layers of `torch.nn` are recognised, and those of Hugging Face's models.
+        model: any module; layers of `torch.nn` are recognised, those of Hugging Face's models, and blocks of
+            layers whatever they are called, as torchvision and timm have them.
         only: what is swapped: module paths (with all below them; globs, where ``*`` crosses dots) or kinds
             of layers as the report names them (``"linear"``); None is everything.
         skip: what is not, likewise.
@@ -89,6 +95,7 @@ def swap(
     sites = plan.sites
     others: dict[str, int] = {}
     model.__dict__[_MARK] = mode
+    paths = {module: path for path, module in model.named_modules()}
     try:
         for path, module in model.named_modules():
             kind = heads.get(module) or next((k for k in KINDS.values() if k.matches(module)), None)
@@ -97,12 +104,14 @@ def swap(
                     others[type(module).__name__] = others.get(type(module).__name__, 0) + 1
                 continue
             words = {path, kind.name, *([kind.makes] if kind.makes is not None else [])}
-            if not words & wanted or words & unwanted:
+            if not words & wanted or words & unwanted or _holds(module, kind, unwanted, paths):
                 continue
             site = Site(path, type(module).__name__, kind, plan)
             site.why = _why_not(module, kind)
             if kind.training and mode == "infer":
                 site.why = "does nothing in evaluation"
+            if kind.inference and mode == "train":
+                continue  # its layers are the places
             if kind.makes is not None and site.why is None:
                 start(module, site, settled=True)  # what it makes are the places
                 continue
@@ -117,6 +126,15 @@ def swap(
         unswap(model)
         raise
     return Report(plan, others)
+
+
+def _holds(module: nn.Module, kind: Kind, words: set[str], paths: Mapping[nn.Module, str]) -> bool:
+    """Whether some of these paths and kinds would be part of a module's kernels."""
+    if not words:
+        return False
+    layers = list(kind.inside(module))
+    known = {k.name for k in KINDS.values() for layer in layers if k.matches(layer)}
+    return bool(words & (known | {paths[layer] for layer in layers}))
 
 
 def _heads(model: nn.Module) -> dict[nn.Module, Kind]:

@@ -25,8 +25,9 @@ class Row:
         layer: its class.
         kind: as `swap` takes it in `only` and `skip`.
         by: what is called instead.
-        state: ``"swapped"``, ``"left"`` as it was, or ``"waiting"`` for its first call.
-        why: why it was left, or still waits.
+        state: ``"swapped"``, ``"part"`` of a place that is swapped, ``"left"`` as it was, or ``"waiting"``
+            for its first call.
+        why: why it was left, or still waits, or of what it is part.
         shape: of the inputs that it was measured with.
         error: the largest, of results and gradients, relative to the largest number among them.
         original_error: the original's, where `reference` is not it.
@@ -40,7 +41,7 @@ class Row:
     layer: str
     kind: str
     by: str
-    state: Literal["waiting", "swapped", "left"]
+    state: Literal["waiting", "swapped", "part", "left"]
     why: str | None
     shape: str
     error: float | None
@@ -121,10 +122,11 @@ class Report:
         lines = [self._summary(rows)]
         groups: dict[tuple[Any, ...], list[Row]] = {}
         for row in rows:
-            why = re.sub(r"[\d.]+ times", "times", row.why or "")
+            why = re.sub(r"[\d.]+ times" if row.state != "part" else r"\d+", "*", row.why or "")
             key = re.sub(r"\d+", "*", row.path), row.layer, row.kind, row.state, row.shape, why
             groups.setdefault(key, []).append(row)
-        for state, title in (("swapped", "swapped"), ("left", "left as it was"), ("waiting", "waiting")):
+        titles = ("swapped", "swapped"), ("part", "part"), ("left", "left as it was"), ("waiting", "waiting")
+        for state, title in titles:
             shown = [group for group in groups.values() if group[0].state == state]
             if shown:
                 head = ["", "with", "inputs", "error", "speed" if state == "swapped" else "why"]
@@ -138,7 +140,8 @@ class Report:
 
     def _summary(self, rows: Sequence[Row]) -> str:
         counts = [f"{len(rows)} places, mode={self.mode!r}"]
-        for state, words in (("swapped", "swapped"), ("left", "left as they were"), ("waiting", "waiting")):
+        told = ("swapped", "swapped"), ("part", "part of these"), ("left", "left as they were")
+        for state, words in (*told, ("waiting", "waiting")):
             count = sum(row.state == state for row in rows)
             counts += [f"{count} {words}"] if count else []
         return ": ".join([counts[0], ", ".join(counts[1:]) or "nothing that burnt has kernels for"])
@@ -151,8 +154,11 @@ def _cells(group: Sequence[Row]) -> list[str]:
         path = f"{re.sub(r'[0-9]+', '*', first.path)} ({len(group)})"
     errors = [row.error for row in group if row.error is not None]
     error = f"{max(errors):.0e}" if errors else "-"
+    why = str(first.why)
+    if first.state == "part" and len(group) > 1:
+        why = re.sub(r"\d+", "*", why)
     if first.state != "swapped":
-        return [f"{path}  {first.layer}", first.by, first.shape or "-", error, str(first.why)]
+        return [f"{path}  {first.layer}", first.by, first.shape or "-", error, why]
     return [f"{path}  {first.layer}", first.by, first.shape, error, _speed(first)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -28,7 +28,7 @@ __all__ = [
     "start",
 ]
 
-State = Literal["waiting", "swapped", "left"]
+State = Literal["waiting", "swapped", "part", "left"]
 
 KINDS: dict[str, Kind] = {}
 """Every kind by name, in the order in which a module is asked whether it is of it."""
@@ -54,6 +54,8 @@ class Kind:
         makes: what its method makes at each call, as a kind of its own: that is measured, not the method.
         wide: in float64 the original computes in float64.
         training: there is something to be gained only while training.
+        inference: there is something to be gained only without.
+        inside: the modules below it that are no longer called.
     """
 
     name: str
@@ -68,6 +70,8 @@ class Kind:
     makes: str | None = None
     wide: bool = True
     training: bool = False
+    inference: bool = False
+    inside: Callable[[nn.Module], Iterable[nn.Module]] = lambda module: ()
 
     @property
     def deep(self) -> bool:
@@ -103,9 +107,10 @@ class Plan:
 class Site:
     """What is known of a place.
 
-    `state` is ``"waiting"`` for its first call, ``"swapped"`` or ``"left"``; `why` says why it waits or was
-    left. `error` is the largest one against `reference`, relative to the largest number; `finding` is what
-    was measured, here or at the place `like`, with the same shapes.
+    `state` is ``"waiting"`` for its first call, ``"swapped"``, ``"part"`` of a place that is swapped, or
+    ``"left"``; `why` says why it waits or was left, or of what it is part. `error` is the largest one against
+    `reference`, relative to the largest number; `finding` is what was measured, here or at the place `like`,
+    with the same shapes.
     """
 
     path: str
@@ -320,6 +325,11 @@ def _settle(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     site.why = finding.why
     if finding.why is None:
         site.state = "swapped"
+        for layer in kind.inside(module):
+            part = site_of(layer)
+            if part is not None and part.state == "waiting":
+                part.state, part.why = "part", f"of {site.path or 'the model'}"
+                put_back(layer)
         _become(module, classes[1])
     else:
         site.state = "left"

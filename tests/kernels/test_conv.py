@@ -59,6 +59,20 @@ def test_a_packed_weight_follows_its_changes() -> None:
     )
 
 
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("activation", [None, *kernels.ACTIVATIONS])
+def test_every_activation(activation: str | None, summed: bool) -> None:
+    """By whoever is taken for a parameter: oneDNN knows fewer of them after a sum."""
+    x, weight, bias, scale, residual = block()
+    after = residual if summed else None
+    wanted = F.conv2d(x, weight * scale.view(-1, 1, 1, 1), bias, padding=1)
+    wanted = wanted + residual if summed else wanted
+    if activation is not None:
+        wanted = kernels.ACTIVATIONS[activation](wanted)
+    result = kernels.conv(x, weight, bias, scale, after, activation, padding=1)
+    torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-5)
+
+
 def test_a_batch_norm_is_folded() -> None:
     torch.manual_seed(0)
     conv, norm = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4).eval()

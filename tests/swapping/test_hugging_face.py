@@ -69,17 +69,24 @@ MODELS = {
     "bert": (
         bert,
         TEXT,
-        {"cross_entropy": 1, "attention": 2, "linear": 14, "layer_norm": 6, "activation": 3, "embedding": 3},
+        {
+            "cross_entropy": 1,
+            "attention": 2,
+            "linear": 11,
+            "layer_norm": 6,
+            "feed_forward": 3,
+            "embedding": 3,
+        },
     ),
     "gpt2": (
         gpt2,
         TEXT,
-        {"loss": 1, "attention": 2, "conv1d": 8, "layer_norm": 5, "activation": 2, "linear": 1},
+        {"loss": 1, "attention": 2, "conv1d": 6, "layer_norm": 5, "feed_forward": 2, "linear": 1},
     ),
     "vit": (
         vit,
         PICTURES,
-        {"loss": 1, "attention": 2, "conv": 1, "linear": 13, "layer_norm": 5, "activation": 2},
+        {"loss": 1, "attention": 2, "conv": 1, "linear": 11, "layer_norm": 5, "feed_forward": 2},
     ),
     "convnext": (convnext, PICTURES, {"loss": 1, "conv": 9, "linear": 11, "layer_norm": 1, "activation": 5}),
 }

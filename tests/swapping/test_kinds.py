@@ -121,7 +121,7 @@ def test_bfloat16(always):
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)).bfloat16()
     x = torch.randn(32, 64, dtype=torch.bfloat16)
     wanted = model(x)
-    report = burnt.swap(model, verify=x)
+    report = burnt.swap(model, skip="feed_forward", verify=x)
     assert report.swapped == ["0", "1", "2"]
     torch.testing.assert_close(model(x), wanted, rtol=0.05, atol=0.05)
 
@@ -131,7 +131,7 @@ def test_autocast(always):
     x = torch.randn(32, 64)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wanted = model(x)
-        report = burnt.swap(model, verify=x)
+        report = burnt.swap(model, skip="feed_forward", verify=x)
         made = model(x)
     assert made.dtype == wanted.dtype
     assert "0" in report.swapped

@@ -38,7 +38,7 @@ class Block(nn.Module):
     def forward(self, tokens):
         x = self.embed(tokens)
         for _ in range(2):
-            x = self.norm(x + self.down(self.act(self.up(x))))
+            x = self.norm(x + 0.5 * self.down(self.act(self.up(x))))
         return self.head(x)
 
 
