@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
+from torch import Tensor
 
+from burnt import _torch, kernels
 from burnt.module import Module
 
 __all__ = ["Conv2d"]
+
+_LARGE = 1 << 20  # multiplications below which looking for a faster convolution than torch's takes too long
 
 
 class Conv2d(Module, torch.nn.Conv2d):
@@ -37,7 +41,9 @@ class Conv2d(Module, torch.nn.Conv2d):
     Raises:
         ValueError: the channels are no multiple of `groups`, or a padding that does not exist.
 
-    As :class:`torch.nn.Conv2d` (Burn takes the channels as a pair, and padding as an enum).
+    As :class:`torch.nn.Conv2d` (Burn takes the channels as a pair, and padding as an enum). The convolution
+    is `burnt.kernels.conv`'s, torch's own where calls are recorded instead of run, and where what is added on
+    each side are no zeros.
 
     >>> import torch
     >>> Conv2d(1, 8, 3, padding=1)(torch.zeros(2, 1, 8, 8)).shape
@@ -71,3 +77,12 @@ class Conv2d(Module, torch.nn.Conv2d):
             device,
             dtype,
         )
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The convolution of ``[batch, in_channels, height, width]``, or of one image."""
+        recorded = torch.compiler.is_compiling() or not _torch.is_plain_call()
+        small = input.numel() * self.weight.numel() // self.in_channels < _LARGE
+        if recorded or small or self.padding_mode != "zeros" or isinstance(self.padding, str):
+            return super().forward(input)
+        rest = self.stride, self.padding, self.dilation, self.groups
+        return kernels.conv(input, self.weight, self.bias, None, None, None, *rest)

@@ -1,0 +1,67 @@
+"""Conv2d goes by `burnt.kernels.conv` where that may pay, and by torch's call where calls are recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from burnt import kernels, nn
+from burnt.errors import InputRuntimeError
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The arguments that the op is called with."""
+    known: list[tuple[Any, ...]] = []
+    op = kernels.conv
+
+    def call(*args: Any) -> Tensor:
+        known.append(args)
+        return op(*args)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(kernels, "conv", call)
+    return known
+
+
+def gradients(layer: torch.nn.Module, x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    made = layer(x)
+    return [made, *torch.autograd.grad(made.square().sum(), [x, *layer.parameters()])]
+
+
+@pytest.mark.parametrize("batch", [(2,), ()])
+@pytest.mark.parametrize("bias", [True, False])
+def test_large_ones_are_the_ops(calls: list[tuple[Any, ...]], bias: bool, batch: tuple[int, ...]) -> None:
+    settings = {"stride": (2, 1), "padding": (1, 2), "dilation": 2, "groups": 2, "bias": bias}
+    layer, x = nn.Conv2d(16, 24, 3, **settings), torch.randn(*batch, 16, 33, 40)  # type: ignore[arg-type]
+    exact = torch.nn.Conv2d(16, 24, 3, **settings, dtype=torch.float64)  # type: ignore[arg-type]
+    exact.load_state_dict(layer.state_dict())
+    for ours, theirs in zip(gradients(layer, x), gradients(exact, x.double()), strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-4, atol=1e-3)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "settings", [{"padding": "same"}, {"padding": 1, "padding_mode": "reflect"}], ids=str
+)
+def test_other_padding_is_torchs(calls: list[tuple[Any, ...]], settings: dict[str, Any]) -> None:
+    layer, x = nn.Conv2d(16, 24, 3, **settings), torch.randn(2, 16, 33, 40)
+    theirs = torch.nn.Conv2d(16, 24, 3, **settings)
+    theirs.load_state_dict(layer.state_dict())
+    assert torch.equal(layer(x), theirs(x))
+    assert not calls
+
+
+def test_small_and_recorded_ones_are_torchs(calls: list[tuple[Any, ...]]) -> None:
+    layer = nn.Conv2d(16, 24, 3)
+    layer(torch.randn(1, 16, 5, 5))
+    torch.export.export(layer, (torch.randn(2, 16, 33, 40),))
+    assert not calls
+
+
+def test_other_channels_are_refused() -> None:
+    with pytest.raises(InputRuntimeError, match="x and weight of conv do not have the same channels"):
+        nn.Conv2d(16, 24, 3)(torch.randn(2, 8, 66, 40))
