@@ -105,11 +105,10 @@ def measure(row: Row, rounds: int, divisor: int) -> str:
                 raise SystemExit(f"{row.name}: {name} and burnt come to different parameters")
     calls = {name: clock.warmed(run) for name, run in runs.items()}
     samples: dict[str, list[clock.Sample]] = {name: [] for name in runs}
-    order = list(runs)
+    orders = clock.orders(runs)
     for _ in range(rounds):
-        for name in order:
+        for name in next(orders):
             samples[name].append(clock.sample(runs[name], calls[name]))
-        order.append(order.pop(0))
     ms = {name: calm_median(taken) * 1e3 for name, taken in samples.items()}
     ratio = ms["fused"] / ms["burnt"]
     low, high = quartiles(

@@ -135,18 +135,28 @@ def convnext(size: Size) -> Pair:
     return transformers.ConvNextForImageClassification(config), _images(size)
 
 
+def resnet(size: Size) -> Pair:
+    """ResNet-50, channels-last, which eager torch is faster with, too."""
+    shape: dict[str, Any] = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]}
+    config = transformers.ResNetConfig(num_labels=CLASSES, **(shape if size.quick else {}))
+    batch = _images(size)
+    last = torch.channels_last
+    batch["pixel_values"] = batch["pixel_values"].to(memory_format=last)
+    return transformers.ResNetForImageClassification(config).to(memory_format=last), batch
+
+
 @dataclass(frozen=True)
 class Model:
     """A row's model, and how many times as fast as eager it is meant to be.
 
     Args:
         build: makes it, with a batch.
-        target: on a CPU, or for a GPU's model there.
+        target: on a CPU, or for a GPU's model there; None to look at it.
         gpu: it is for GPUs, and trained without its logits.
     """
 
     build: Callable[[Size], Pair]
-    target: float
+    target: float | None
     gpu: bool = False
 
 
@@ -156,6 +166,7 @@ MODELS = {
     "GPT-2": Model(gpt2, 1.5),
     "ViT": Model(vit, 1.4),
     "ConvNeXt": Model(convnext, 1.1),
+    "ResNet": Model(resnet, None),
     "Llama 1B": Model(llama_1b, 1.15, gpu=True),
 }
 ROWS = {

@@ -75,13 +75,12 @@ def measure(row: Row, rivals: Sequence[str], sibling: Sibling, effort: Effort) -
     }
     takers |= {(SHIPPED, r): lambda r=r: sibling.sample(r) for r in rivals}  # type: ignore[misc]
     samples: dict[tuple[str, str], list[clock.Sample]] = {place: [] for place in takers}
-    order, began = list(takers), time.monotonic()
+    began, orders = time.monotonic(), clock.orders(takers)
     for number in range(effort.rounds):
         if number >= effort.least and time.monotonic() - began > effort.seconds:
             break
-        for place in order:
+        for place in next(orders):
             samples[place].append(takers[place]())
-        order.append(order.pop(0))  # no rival always runs after the same other one
     sibling.forget()
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()

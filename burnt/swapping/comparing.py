@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -126,13 +127,13 @@ def compare(
             calls[name] = call
     say("measuring")
     comparison.seconds = {name: [] for name in calls}
-    order, began = list(calls), time.perf_counter()
+    order, shuffled, began = list(calls), random.Random(0), time.perf_counter()
     for done in range(rounds):
         if done >= _LEAST and time.perf_counter() - began > seconds:
             break
         for name in order:
             comparison.seconds[name].append(_sample(calls[name], counts[name], device))
-        order.append(order.pop(0))  # nobody always runs after the same other one
+        shuffled.shuffle(order)  # who runs after whom makes a difference: what it has left in caches
     for parameter in shared.values():
         parameter.grad = None
     return comparison

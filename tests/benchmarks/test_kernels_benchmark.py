@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
 import json
 import os
 import subprocess
@@ -35,6 +36,15 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+
+
+def test_nobody_always_runs_after_the_same_other_one() -> None:
+    names = ["burnt", "eager", "inductor", "copy"]
+    orders = list(itertools.islice(module("clock").orders(names), 60))
+    assert all(sorted(order) == sorted(names) for order in orders)
+    after = [pair for order in orders for pair in itertools.pairwise(order)]
+    counts = {pair: after.count(pair) for pair in itertools.permutations(names, 2)}
+    assert min(counts.values()) > 60 * 3 / 12 / 3  # of 15 that chance gives each
 
 
 def test_the_cpu_table(tmp_path: Path) -> None:
