@@ -38,6 +38,7 @@ __all__ = [
     "onednn_packed_conv",
     "onednn_takes",
     "share_memory",
+    "state_of",
     "trace_to_aten",
     "version_of",
 ]
@@ -234,6 +235,22 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def state_of(tensor: torch.Tensor | None) -> object:
+    """What tells one state of a tensor from others, as long as it is kept.
+
+    Changes through ``.data`` count for nothing in `version_of`: on a CPU a few of the elements are looked at.
+    """
+    if tensor is None:
+        return None
+    known = id(tensor), version_of(tensor), tensor.data_ptr()
+    if not tensor.is_cpu or not tensor.numel():
+        return known
+    step = max(tensor.numel() // 16, 1)
+    held = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
+    few = torch.as_strided(tensor.detach(), (min(16, -(-held // step)),), (step,))
+    return *known, few.contiguous().view(torch.uint8).numpy().tobytes()
+
+
 def matmul_precision() -> str:
     """How float32 is multiplied on CUDA by torch's newer switches: ``ieee``, ``tf32`` or ``flex32``."""
     names = {"tf32": "tf32", "bf16": "flex32"}
@@ -261,12 +278,13 @@ def in_transform() -> bool:
 
 
 def is_plain_call() -> bool:
-    """Whether ops run as they are called: no transform, no mode, and no forward derivatives are taken."""
+    """Whether ops run as they are called: no transform, mode or tracer, and no forward derivatives."""
     return (
         not in_forward_ad()
         and torch._C._functorch.peek_interpreter_stack() is None
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._len_torch_function_stack() == 0
+        and torch._C._get_tracing_state() is None
     )
 
 
@@ -319,7 +337,6 @@ def onednn_conv(
     dilation: Sequence[int],
     groups: int,
     tail: str = "none",
-    numbers: Sequence[float] = (),
     kind: str = "",
 ) -> torch.Tensor:
     """``tail(conv(x, weight) + bias + residual)`` of images or volumes by oneDNN; not differentiated.
@@ -333,18 +350,16 @@ def onednn_conv(
         stride: of the outputs.
         dilation: of the kernel.
         groups: of the channels.
-        tail: ``"none"``, ``"relu"``, ``"gelu"``, ``"swish"``, ``"hardtanh"`` or ``"hardswish"``.
-        numbers: of the hardtanh, its bounds.
+        tail: ``"none"``, ``"gelu"``, ``"swish"`` or ``"hardswish"``; without a residual.
         kind: of the gelu, ``"none"`` or ``"tanh"``.
     """
     call = torch.ops.mkldnn._convolution_pointwise
     sizes = (padding, stride, dilation, groups)
     made: torch.Tensor
     if residual is None:
-        made = call.default(x, weight, bias, *sizes, tail, list(numbers), kind)
+        made = call.default(x, weight, bias, *sizes, tail, [], kind)
     else:
-        unary = None if tail == "none" else tail
-        made = call.binary(x, residual, weight, bias, *sizes, "add", 1.0, unary, list(numbers), kind)
+        made = call.binary(x, residual, weight, bias, *sizes, "add", 1.0, None, [], None)
     return made
 
 

@@ -270,12 +270,9 @@ def conv(
 
 # --- by oneDNN --------------------------------------------------------------------------------------------
 
-# A word of oneDNN's, numbers, and which of several functions it is.
-_TAILS: dict[str | None, tuple[str, list[float], str]] = {
-    None: ("none", [], ""), "relu": ("relu", [], ""), "gelu": ("gelu", [], "none"),
-    "gelu_tanh": ("gelu", [], "tanh"), "silu": ("swish", [], ""), "relu6": ("hardtanh", [0.0, 6.0], ""),
-    "hardswish": ("hardswish", [], ""),
-}  # fmt: skip
+# relu is none of them: oneDNN makes 0 of NaN.
+_TAILS = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", ""),
+          "hardswish": ("hardswish", "")}  # fmt: skip
 
 
 def _why_not_onednn(
@@ -298,10 +295,6 @@ def _why_not_onednn(
         return "x is not channels-last"
     if residual is not None and not residual.is_contiguous(memory_format=form):
         return "the residual is not channels-last"
-    if activation not in _TAILS:
-        return f"oneDNN has no {activation}"
-    if residual is not None and activation not in (None, "relu"):
-        return f"oneDNN has no {activation} after a sum"
     if any(t is not None and t.is_inference() for t in (weight, bias, scale)):
         return "a weight whose changes cannot be told"
     return None if x.numel() and weight.numel() else "an empty tensor"
@@ -312,16 +305,11 @@ _packed: MutableMapping[Tensor, tuple[tuple[object, ...], tuple[Tensor, Tensor |
 )
 
 
-def _state(tensor: Tensor | None) -> object:
-    """What tells one state of a tensor from others."""
-    return None if tensor is None else (id(tensor), _torch.version_of(tensor), tensor.data_ptr())
-
-
 def _packed_weight(
     x: Tensor, weight: Tensor, scale: Tensor | None, sizes: tuple[list[int], list[int], list[int], int]
 ) -> Tensor:
     """A scaled weight in oneDNN's layout, best for inputs as the first was; kept until it changes or goes."""
-    state = (_state(weight), _state(scale), str(sizes))
+    state = (_torch.state_of(weight), _torch.state_of(scale), str(sizes))
     known = _packed.get(weight)
     if known is None or known[0] != state:
         plain = weight.detach()
@@ -355,7 +343,11 @@ def _by_onednn(
     axes = weight.dim() - 2
     sizes = (_each(padding, axes), _each(stride, axes), _each(dilation, axes), groups)
     packed = _packed_weight(x, weight, scale, sizes)
-    return _torch.onednn_conv(x, packed, bias, residual, *sizes, *_TAILS[activation])
+    taken = activation if residual is None and activation in _TAILS else None
+    made = _torch.onednn_conv(x, packed, bias, residual, *sizes, *_TAILS[taken])
+    if activation == "relu":
+        return made.relu_()
+    return made if activation == taken else activated(made, activation)
 
 
 # --- conv_transpose ---------------------------------------------------------------------------------------

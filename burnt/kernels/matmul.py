@@ -161,10 +161,13 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 # --- candidates on a CPU ----------------------------------------------------------------------------------
 
 
+# relu is none of them: oneDNN makes 0 of NaN.
 _TAILS = {
-    None: ("none", "none"), "relu": ("relu", "none"), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"),
+    None: ("none", "none"),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
     "silu": ("swish", "none"),
-}  # fmt: skip
+}
 
 
 def mkl_is_slow() -> bool:
@@ -234,10 +237,10 @@ _packed: MutableMapping[Tensor, Any] = WeakIdKeyDictionary()
 
 def _packed_weight(weight: Tensor, rows: int) -> Tensor:
     """A weight in oneDNN's layout, best for as many rows as came first; kept until it changes or goes."""
-    version = _torch.version_of(weight), weight.data_ptr()
+    state = _torch.state_of(weight)
     known = _packed.get(weight)
-    if known is None or known[0] != version:
-        known = _packed[weight] = version, _torch.onednn_packed(weight.detach(), rows)
+    if known is None or known[0] != state:
+        known = _packed[weight] = state, _torch.onednn_packed(weight.detach(), rows)
     made: Tensor = known[1]
     return made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -80,9 +80,12 @@ class Conv2d(Module, torch.nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """The convolution of ``[batch, in_channels, height, width]``, or of one image."""
+        weight = self.weight  # once: a parametrization computes it
         recorded = torch.compiler.is_compiling() or not _torch.is_plain_call()
-        small = input.numel() * self.weight.numel() // self.in_channels < _LARGE
-        if recorded or small or self.padding_mode != "zeros" or isinstance(self.padding, str):
-            return super().forward(input)
-        rest = self.stride, self.padding, self.dilation, self.groups
-        return kernels.conv(input, self.weight, self.bias, None, None, None, *rest)
+        small = input.numel() * weight.numel() // self.in_channels < _LARGE
+        plain = self.padding_mode == "zeros" and not isinstance(self.padding, str) and not weight.is_complex()
+        if recorded or small or not plain:
+            made: Tensor = self._conv_forward(input, weight, self.bias)
+            return made
+        sizes: Any = self.stride, self.padding, self.dilation, self.groups
+        return kernels.conv(input, weight, self.bias, None, None, None, *sizes)

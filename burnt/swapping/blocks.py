@@ -2,15 +2,21 @@
 
 torchvision's, timm's and Hugging Face's blocks have many names and are few ideas: layers one after another,
 maybe with what came in added before the last activation. What a block does is not read off its names. Its
-`forward` is run once on a few numbers, with layers that only mark what goes through them in place of its own:
-who gets what from whom is a flow (`Flow`), or it cannot be told, and the block stays as it is.
+`forward` is run on a few numbers, with layers that only mark what goes through them in place of its own: who
+gets what from whom is a flow (`Flow`), or it cannot be told, and the block stays as it is.
+
+That is asked of these libraries' classes, and of sequences, alone: anybody's `forward` may do what no trial
+shows. At each call a flow is taken only while everything is as it was tried.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
+import random
+import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -19,16 +25,24 @@ import torch
 from torch import Tensor, nn
 
 from burnt import _torch, kernels
+from burnt.errors import InputError
 from burnt.kernels.choice import trains
 from burnt.swapping.functions import by_itself
-from burnt.swapping.hugging_face import has_hooks, is_of, word_of
+from burnt.swapping.hugging_face import LIBRARIES, has_hooks, is_of, word_of
 from burnt.swapping.kinds import no_conv
 from burnt.swapping.site import Kind, original_class
 
 __all__: list[str] = []
 
 _MOST_LAYERS = 64
-_SHAPES = (2, 3, 4, 5), (3, 5, 2, 6)
+# Of inputs by rank: what depends on their sizes is no property of a block.
+_SHAPES: dict[int, list[tuple[int, ...]]] = {
+    2: [(4, 5), (1, 6)],
+    3: [(2, 3, 4), (3, 1, 6)],
+    4: [(2, 3, 4, 5), (3, 1, 6, 2)],
+    5: [(2, 3, 4, 5, 2), (3, 1, 6, 2, 4)],
+}
+_LARGE = 1e6
 _CONVS = nn.Conv1d, nn.Conv2d, nn.Conv3d
 _NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d
 _TIMM_NORMS = "timm.layers.norm_act"
@@ -39,6 +53,11 @@ _TIMM_NORMS = "timm.layers.norm_act"
 
 def _is_one_of(layer: nn.Module, classes: tuple[type[nn.Module], ...]) -> bool:
     return original_class(layer).forward in {cls.forward for cls in classes}
+
+
+def _is_untouched(layer: nn.Module) -> bool:
+    """Whether a layer's call is its class' and nobody is told of it."""
+    return not has_hooks(layer) and "forward" not in vars(layer) and "parametrizations" not in layer._modules
 
 
 def _is_linear(layer: nn.Module) -> bool:
@@ -74,6 +93,10 @@ def _own_activation(norm: nn.Module) -> tuple[bool, str | None]:
 # --- what goes where --------------------------------------------------------------------------------------
 
 
+class _LostError(Exception):
+    """A layer is called in another way than the block is."""
+
+
 class _Mark(nn.Module):
     """A layer that only marks what goes through it, and answers for the one in whose place it is."""
 
@@ -87,8 +110,10 @@ class _Mark(nn.Module):
         return getattr(self.__dict__["of"], name)
 
     def forward(self, x: Tensor) -> Tensor:
+        if not x.requires_grad or not torch.is_grad_enabled() or _torch.is_autocast():
+            raise _LostError
         made: Tensor = self.slope * x + self.shift
-        self.calls.append((self.name, x.clone(), made.clone()))
+        self.calls.append((self.name, x.detach().clone(), made.detach().clone()))
         return made
 
 
@@ -100,40 +125,50 @@ class _Node:
     given: tuple[int, ...]
 
 
-def _nodes_of(module: nn.Module, shape: tuple[int, ...], training: bool) -> tuple[list[_Node], int] | None:
+def _nodes_of(module: nn.Module, x: Tensor, training: bool) -> tuple[list[_Node], int] | None:
     """What a block computes, and which node is its result; None where there is more to it.
 
     Args:
         module: the block.
-        shape: of the numbers that it is run on: what depends on it is no property of the block.
+        x: what it is tried with, float64.
         training: whether it trains, when its `forward` may do something of its own.
     """
     source, calls = torch.Generator().manual_seed(0), list[Any]()
     twin: nn.Module = object.__new__(original_class(module))
-    twin.__dict__.update(module.__dict__)
-    twin.__dict__["training"] = training
-    twin.__dict__["_modules"] = {
-        name: None if layer is None else _Mark(name, layer, source, calls)
-        for name, layer in module._modules.items()
-    }
-    x = torch.randn(shape, generator=source, dtype=torch.float64)
-    with torch.random.fork_rng(devices=[]), by_itself():
+    twin.__dict__.update(
+        {k: copy.copy(v) if isinstance(v, list | dict | set) else v for k, v in module.__dict__.items()}
+    )
+    marks = {n: None if m is None else _Mark(n, m, source, calls) for n, m in module._modules.items()}
+    twin.__dict__["_modules"] = marks
+    for each in (twin, *(mark for mark in marks.values() if mark is not None)):
+        each.__dict__["training"] = training
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]), by_itself(), torch.enable_grad():
+        before, drawn = random.getstate(), torch.get_rng_state()
         try:
-            result = twin.forward(x.clone())
+            result = twin.forward(x.clone().requires_grad_() * 1)
         except Exception:  # of any kind: it is somebody's own code, which may want something else altogether
             return None
+        finally:
+            chance = random.getstate() != before or not torch.equal(torch.get_rng_state(), drawn)
+            random.setstate(before)
+    if chance or not isinstance(result, Tensor) or not result.requires_grad:
+        return None
     nodes: list[_Node] = []
     known = [x]
 
-    def number_of(value: Any) -> int | None:
+    def number_of(value: Tensor) -> int | None:
         """The node that a value is, a sum of two others maybe."""
-        if not isinstance(value, Tensor) or value.shape != x.shape:
+
+        def same(other: Tensor) -> bool:
+            return torch.allclose(other, value, 1e-12, 1e-12, equal_nan=True)
+
+        if value.shape != x.shape:
             return None
         for i, other in enumerate(known):
-            if torch.allclose(other, value, 1e-12, 1e-12):
+            if same(other):
                 return i
         for i, j in itertools.combinations(range(len(known)), 2):
-            if torch.allclose(known[i] + known[j], value, 1e-12, 1e-12):
+            if same(known[i] + known[j]):
                 nodes.append(_Node(None, (i, j)))
                 known.append(value)
                 return len(nodes)
@@ -145,8 +180,26 @@ def _nodes_of(module: nn.Module, shape: tuple[int, ...], training: bool) -> tupl
             return None
         nodes.append(_Node(name, (number,)))
         known.append(made)
-    last = number_of(result)
+    last = number_of(result.detach())
     return None if last is None else (nodes, last)
+
+
+def _tried(module: nn.Module, ranks: tuple[int, ...]) -> tuple[list[_Node], int, bool] | None:
+    """What a block computes for inputs of some ranks, its result, and whether it is the same in training."""
+    source, found = torch.Generator().manual_seed(1), list[Any]()
+    shapes: list[tuple[int, ...]] = [shape for rank in ranks for shape in _SHAPES[rank]]
+    for shape in shapes:
+        plain, large = torch.randn(2, *shape, generator=source, dtype=torch.float64)
+        large *= _LARGE
+        large.view(-1)[0] = torch.nan
+        found += [_nodes_of(module, x, False) for x in (plain, large)]
+        if found[-1] is None or found[-2:] != [found[0]] * 2:
+            return None
+    trained = _nodes_of(
+        module, torch.randn(_SHAPES[ranks[0]][0], generator=source, dtype=torch.float64), True
+    )
+    nodes, result = found[0]
+    return nodes, result, trained == found[0]
 
 
 # --- what is run ------------------------------------------------------------------------------------------
@@ -162,7 +215,8 @@ class _Part:
         made: the value that it makes.
         norm: the name of the batch norm that follows a convolution.
         residual: a value that is added then.
-        activation: its word.
+        act: the name of the activation that follows.
+        activation: its word, or that of the norm's own.
     """
 
     layer: str | None
@@ -170,10 +224,12 @@ class _Part:
     made: int
     norm: str | None = None
     residual: int | None = None
+    act: str | None = None
     activation: str | None = None
 
     @property
     def has_tail(self) -> bool:
+        """Whether its kernel does more than the layer."""
         return self.norm is not None or self.activation is not None
 
     @property
@@ -189,13 +245,13 @@ class Flow:
     Args:
         parts: in order, each with the values that nobody needs after it.
         result: the value that is returned.
-        layers: the block's own, by which it is known whether they were exchanged since.
+        ranks: of inputs.
         inside: the names of those that are not called, because they are part of a kernel.
     """
 
     parts: tuple[tuple[_Part, tuple[int, ...]], ...]
     result: int
-    layers: tuple[nn.Module | None, ...]
+    ranks: tuple[int, ...]
     inside: frozenset[str]
 
     @property
@@ -206,36 +262,41 @@ class Flow:
 
 def _flow_of(module: nn.Module) -> Flow | None:
     """What a block runs where tails are part of kernels; None without any, or where it cannot be told."""
-    found = _nodes_of(module, _SHAPES[0], False)
-    if found is None or _nodes_of(module, _SHAPES[1], False) != found:
+    layers: list[Any] = [layer for layer in module._modules.values() if layer is not None]
+    convs: set[int] = {layer.weight.dim() for layer in layers if _is_conv(layer)}
+    ranks = tuple(convs) if convs else (2, 3, 4)
+    found = _tried(module, ranks) if len(convs) < 2 else None
+    if found is None:
         return None
-    alike = _nodes_of(module, _SHAPES[0], True) == found
-    nodes, result = found
-    layers: dict[str | None, Any] = dict(module._modules.items())
+    nodes, result, alike = found
+    named: dict[str | None, Any] = dict(module._modules.items())
     # Layers that do nothing are the value that they are given.
     same = {0: 0}
     for number, node in enumerate(nodes, 1):
-        idle = node.name is not None and isinstance(layers[node.name], nn.Identity)
+        idle = node.name is not None and isinstance(named[node.name], nn.Identity)
         same[number] = same[node.given[0]] if idle else number
     nodes = [_Node(node.name, tuple(same[n] for n in node.given)) for node in nodes]
     result = same[result]
     numbers = [number for number in range(1, len(nodes) + 1) if same[number] == number]
     uses = Counter([result, *(n for number in numbers for n in nodes[number - 1].given)])
-    if any(uses[node.given[0]] > 1 and getattr(layers.get(node.name), "inplace", False) for node in nodes):
-        return None  # what it reads is another value afterwards
+    if any(
+        node.name is not None and uses[node.given[0]] > 1 and _changes(named[node.name]) for node in nodes
+    ):
+        return None  # what it reads may be another value afterwards
     taken: set[int] = set()
 
     def reader(value: int) -> tuple[int, _Node] | None:
         """The node that alone reads a value."""
         if uses[value] != 1 or value == result:
             return None
-        return next((n, nodes[n - 1]) for n in numbers if value in nodes[n - 1].given)
+        number = next(n for n in numbers if value in nodes[n - 1].given)
+        return None if number in taken else (number, nodes[number - 1])
 
     def with_tail(number: int, node: _Node) -> _Part:
         part = _Part(node.name, node.given, number)
         after = reader(number)
-        if _is_conv(layers[node.name]) and after is not None and after[1].name is not None:
-            norm = layers[after[1].name]
+        if _is_conv(named[node.name]) and after is not None and after[1].name is not None:
+            norm = named[after[1].name]
             known, word = _own_activation(norm) if _is_norm(norm) else (False, None)
             if known:
                 part = replace(part, norm=after[1].name, activation=word, made=after[0])
@@ -247,9 +308,9 @@ def _flow_of(module: nn.Module) -> Flow | None:
             taken.add(after[0])
             after = reader(part.made)
         if part.activation is None and after is not None and after[1].name is not None:
-            word = word_of(layers[after[1].name])
+            word = word_of(named[after[1].name])
             if word is not None:
-                part = replace(part, activation=word, made=after[0])
+                part = replace(part, act=after[1].name, activation=word, made=after[0])
                 taken.add(after[0])
         return part
 
@@ -258,7 +319,7 @@ def _flow_of(module: nn.Module) -> Flow | None:
         node = nodes[number - 1]
         if number in taken:
             continue
-        takes = node.name is not None and (_is_conv(layers[node.name]) or _is_linear(layers[node.name]))
+        takes = node.name is not None and (_is_conv(named[node.name]) or _is_linear(named[node.name]))
         parts.append(with_tail(number, node) if takes else _Part(node.name, node.given, number))
     # A part comes where its last value was made: what it adds is there by then, as it was in the block.
     parts.sort(key=lambda part: part.made)
@@ -271,26 +332,35 @@ def _flow_of(module: nn.Module) -> Flow | None:
     for part in reversed(parts):
         listed.append((part, tuple(set(part.reads) - needed)))
         needed |= set(part.reads)
-    return Flow(tuple(reversed(listed)), result, tuple(module._modules.values()), frozenset(inside))
+    return Flow(tuple(reversed(listed)), result, ranks, frozenset(inside))
 
 
-_flows: WeakKeyDictionary[nn.Module, tuple[tuple[nn.Module | None, ...], Flow | None]] = WeakKeyDictionary()
+def _changes(layer: nn.Module) -> bool:
+    """Whether a layer may change what it is given."""
+    return any(getattr(module, "inplace", False) for module in layer.modules())
+
+
+_Known = tuple[list[Any], dict[str, Any], Flow | None]
+_flows: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
 
 
 def flow_of(module: nn.Module) -> Flow | None:
-    """What a block runs, as long as its layers are the ones that they were."""
-    layers = tuple(module._modules.values())
+    """What a block runs, as long as it has the layers and the settings that it was tried with."""
+    layers, settings = module._modules.values(), _settings(module)
     known = _flows.get(module)
-    if (
-        known is None
-        or len(known[0]) != len(layers)
-        or any(a is not b for a, b in zip(*(known[0], layers), strict=True))
-    ):
-        known = _flows[module] = layers, _flow_of(module)
-    return known[1]
+    if known is not None and known[1] == settings and [ref and ref() for ref in known[0]] == list(layers):
+        return known[2]
+    refs = [None if layer is None else weakref.ref(layer) for layer in layers]
+    _flows[module] = refs, settings, _flow_of(module)
+    return _flows[module][2]
 
 
-_folded: WeakKeyDictionary[nn.Module, tuple[object, tuple[Tensor, Tensor]]] = WeakKeyDictionary()
+def _settings(module: nn.Module) -> dict[str, Any]:
+    plain = bool, int, float, str, tuple
+    return {k: v for k, v in module.__dict__.items() if isinstance(v, plain) and k != "training"}
+
+
+_folded: WeakKeyDictionary[nn.Module, tuple[object, object, tuple[Tensor, Tensor]]] = WeakKeyDictionary()
 
 
 def _scale_and_bias(conv: Any, norm: Any) -> tuple[Tensor, Tensor]:
@@ -299,66 +369,98 @@ def _scale_and_bias(conv: Any, norm: Any) -> tuple[Tensor, Tensor]:
     The same tensors until something that they are made of changes: for them the weight is packed once.
     """
     made_of = norm.running_mean, norm.running_var, norm.weight, norm.bias, conv.bias
-    state = [None if t is None else (id(t), _torch.version_of(t), t.data_ptr()) for t in made_of]
-    state.append(norm.eps)
+    state = [norm.eps, *map(_torch.state_of, made_of)]
     known = _folded.get(norm)
     if known is None or known[0] != state:
-        mean, var, weight, bias, own = (None if t is None else t.detach() for t in made_of)
-        assert mean is not None
-        assert var is not None
-        known = _folded[norm] = state, kernels.folded_norm(mean, var, weight, bias, norm.eps, own)
-    return known[1]
+        with torch.inference_mode(False):
+            mean, var, weight, bias, own = (None if t is None else t.detach() for t in made_of)
+            assert mean is not None
+            assert var is not None
+            folded = kernels.folded_norm(mean, var, weight, bias, norm.eps, own)
+        # What it is made of is kept: another tensor might be at its address otherwise.
+        known = _folded[norm] = state, made_of, folded
+    return known[2]
 
 
 def _run(module: Any, flow: Flow, x: Tensor) -> Tensor:
     layers: dict[str | None, Any] = module._modules
     values = {0: x}
     for part, done in flow.parts:
-        given = [values[n] for n in part.given]
-        layer = layers[part.layer] if part.layer is not None else None
-        if layer is None:
-            made = given[0] + given[1]
-        elif not part.has_tail:
-            made = layer(*given)
-        elif _is_linear(layer):
-            weight = layer.weight.t() if _is_turned(layer) else layer.weight
-            made = kernels.linear(given[0], weight, layer.bias, activation=part.activation)
+        if part.layer is None:
+            first, second = part.given
+            made = values[first] + values[second]
         else:
-            norm = None if part.norm is None else layers[part.norm]
-            scale, bias = (None, layer.bias) if norm is None else _scale_and_bias(layer, norm)
-            residual = None if part.residual is None else values[part.residual]
-            sizes = layer.stride, layer.padding, layer.dilation, layer.groups
-            made = kernels.conv(given[0], layer.weight, bias, scale, residual, part.activation, *sizes)
+            made = (
+                _with_tail(layers, part, values)
+                if part.has_tail
+                else layers[part.layer](values[part.given[0]])
+            )
         values[part.made] = made
         for n in done:
             values.pop(n, None)
     return values[flow.result]
 
 
+def _with_tail(layers: Mapping[str | None, Any], part: _Part, values: Mapping[int, Tensor]) -> Tensor:
+    layer, x = layers[part.layer], values[part.given[0]]
+    norm = None if part.norm is None else layers[part.norm]
+    residual = None if part.residual is None else values[part.residual]
+    try:
+        if _is_linear(layer):
+            weight = layer.weight.t() if _is_turned(layer) else layer.weight
+            return kernels.linear(x, weight, layer.bias, activation=part.activation)
+        scale, bias = (None, layer.bias) if norm is None else _scale_and_bias(layer, norm)
+        sizes = layer.stride, layer.padding, layer.dilation, layer.groups
+        return kernels.conv(x, layer.weight, bias, scale, residual, part.activation, *sizes)
+    except InputError:
+        # What burnt's ops refuse, a residual that is broadcast say, is the layers' to compute or to refuse.
+        made: Tensor = layer(x)
+        made = made if norm is None else norm(made)
+        made = made if residual is None else made + residual
+        return made if part.act is None else layers[part.act](made)
+
+
 def _block(cls: Any) -> Any:
-    def forward(self: Any, x: Tensor) -> Any:
-        flow = flow_of(self)
-        if flow is None or (flow.norms and not _is_fixed(self, flow, x)):
-            return cls.forward(self, x)
-        return _run(self, flow, x)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        alone = len(args) == 1 and not kwargs and isinstance(args[0], Tensor) and _torch.is_plain_call()
+        flow = flow_of(self) if alone else None
+        if flow is None or not _as_tried(self, flow, args[0]):
+            return cls.forward(self, *args, **kwargs)
+        return _run(self, flow, args[0])
 
     return forward
 
 
-def _is_fixed(module: nn.Module, flow: Flow, x: Tensor) -> bool:
-    """Whether nothing is trained, and what batch norms are made of changes by nothing unseen."""
-    norms: list[Any] = [module._modules[name] for name in flow.norms]
-    if module.training or any(norm.training for norm in norms) or trains(x, *module.parameters()):
+def _as_tried(module: nn.Module, flow: Flow, x: Tensor) -> bool:
+    """Whether a call is one that the flow is right for."""
+    layers: dict[str | None, Any] = module._modules  # type: ignore[assignment]
+    if x.dim() not in flow.ranks or not all(_is_untouched(layers[name]) for name in flow.inside):
         return False
-    return not any(t.is_inference() for norm in norms for t in (norm.running_mean, norm.running_var))
+    for part, _ in flow.parts:
+        if part.act is not None and word_of(layers[part.act]) != part.activation:
+            return False
+        if part.has_tail and not (_is_conv(layers[part.layer]) or _is_linear(layers[part.layer])):
+            return False
+    norms = [layers[name] for name in flow.norms]
+    if not norms:
+        return True
+    # Norms are folded where nothing is trained, and results are of one dtype.
+    if module.training or any(norm.training for norm in norms) or _torch.is_autocast():
+        return False
+    words = {part.norm: part.activation for part, _ in flow.parts if part.act is None}
+    alike = all(_own_activation(layers[n]) == (True, words[n]) for n in flow.norms if n in words)
+    return alike and not trains(x, *module.parameters())
 
 
 # --- kinds ------------------------------------------------------------------------------------------------
 
 
 def _may_be_one(module: nn.Module, *, norms: bool) -> bool:
+    cls = original_class(module)
     layers = [layer for layer in module._modules.values() if layer is not None]
-    if not 2 <= len(layers) <= _MOST_LAYERS or original_class(module).forward is nn.Module.forward:
+    known = cls.__module__.partition(".")[0] in LIBRARIES or cls.forward is nn.Sequential.forward
+    own = any(t is not None for t in (*module._parameters.values(), *module._buffers.values()))
+    if not known or own or not 2 <= len(layers) <= _MOST_LAYERS:
         return False
     convs = any(map(_is_conv, layers))
     if norms:
@@ -376,19 +478,20 @@ def _is_feed_forward(module: nn.Module) -> bool:
     return flow is not None and not flow.norms
 
 
-def inside(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers of a block that are part of its kernels."""
+def inside(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The layers of a block that are part of its kernels, with their paths in it."""
     flow = flow_of(module)
     for name in () if flow is None else flow.inside:
         layer = module._modules[name]
         assert layer is not None
-        yield from layer.modules()
+        yield from layer.named_modules(prefix=name)
 
 
-def _hooked(module: nn.Module) -> str | None:
-    hooked = any(has_hooks(layer) for layer in inside(module))
-    return "a layer in it has hooks, which would not be called" if hooked else None
+def _touched(module: nn.Module) -> str | None:
+    if all(_is_untouched(layer) for _, layer in inside(module)):
+        return None
+    return "a layer in it has hooks or a forward of its own, which would not be called"
 
 
-Kind("conv_block", "kernels.conv", _is_conv_block, _block, _hooked, inside=inside, inference=True)
-Kind("feed_forward", "kernels.linear, conv", _is_feed_forward, _block, _hooked, inside=inside)
+Kind("conv_block", "kernels.conv", _is_conv_block, _block, _touched, inside=inside, inference=True)
+Kind("feed_forward", "kernels.linear, conv", _is_feed_forward, _block, _touched, inside=inside)

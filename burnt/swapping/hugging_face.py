@@ -23,10 +23,12 @@ from burnt.swapping.deferred import Logits
 from burnt.swapping.functions import by_itself, names_of, with_global
 from burnt.swapping.site import Kind, original_class, place_in_holder
 
-__all__ = ["HEAD", "has_hooks", "head_of", "is_of", "word_of"]
+__all__ = ["HEAD", "LIBRARIES", "has_hooks", "head_of", "is_of", "word_of"]
 
 _ACTIVATIONS = "transformers.activations"
 _TIMM = "timm.layers.activations"
+LIBRARIES = "torch", "torchvision", "timm", "transformers"
+"""Whose classes are tried for what they compute: anybody else's may do what no trial shows."""
 
 
 def is_of(module: object, home: str, *names: str) -> bool:
@@ -146,9 +148,11 @@ _layer_norms: WeakKeyDictionary[nn.Module, str | None] = WeakKeyDictionary()
 
 
 def _is_layer_norm(module: nn.Module) -> bool:
-    """A layer norm whose class has a ``forward`` of its own: whether it computes one, along which axis."""
+    """A library's layer norm with a ``forward`` of its own: whether it computes one, along which axis."""
     cls: Any = original_class(module)
     if not isinstance(module, nn.LayerNorm) or cls.forward is nn.LayerNorm.forward:
+        return False
+    if cls.__module__.partition(".")[0] not in LIBRARIES:
         return False
     if len(module.normalized_shape) != 1 or module.weight is None or module.bias is None:
         return False
@@ -159,25 +163,34 @@ def _is_layer_norm(module: nn.Module) -> bool:
 
 
 def _axis_of(module: nn.LayerNorm) -> str | None:
+    """``"last"``, or ``"channels"`` of images, in training and evaluation; None where it is no such norm."""
     generator = torch.Generator().manual_seed(0)
     (size,) = module.normalized_shape
     weight, bias = torch.randn(2, size, generator=generator)
-    x = 3 * torch.randn(2, size, 3, size, generator=generator) + 1
-    made = _tried(module, {"weight": weight, "bias": bias}, {}, x)
-    if _same(made, F.layer_norm(x, (size,), weight, bias, module.eps)):
+    parameters = {"weight": weight, "bias": bias}
+
+    def tried(shape: tuple[int, ...], *, channels: bool = False) -> bool:
+        x = 3 * torch.randn(shape, generator=generator) + 1
+        turned = x.movedim(1, -1) if channels else x
+        wanted = F.layer_norm(turned, (size,), weight, bias, module.eps)
+        wanted = wanted.movedim(-1, 1) if channels else wanted
+        return all(_same(_tried(module, parameters, {}, x, training), wanted) for training in (False, True))
+
+    if all(map(tried, [(2, size), (2, 3, size), (2, 3, 2, size)])):
         return "last"
-    turned = F.layer_norm(x.permute(0, 2, 3, 1), (size,), weight, bias, module.eps)
-    return "channels" if _same(made, turned.permute(0, 3, 1, 2)) else None
+    return "channels" if tried((2, size, 3, 2), channels=True) else None
 
 
 def _layer_norm(cls: type) -> Callable[..., Any]:
-    def forward(self: Any, x: Tensor) -> Any:
-        if self not in _layer_norms and not _is_layer_norm(self):
-            return cls.forward(self, x)  # type: ignore[attr-defined]
-        by_channel = _layer_norms[self] == "channels"
-        x = x.permute(0, 2, 3, 1) if by_channel else x
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        axis = _layer_norms[self] if self in _layer_norms or _is_layer_norm(self) else None
+        alone = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
+        ranks = {"last": (2, 3, 4), "channels": (4,), None: ()}[axis]
+        if not alone or args[0].dim() not in ranks:
+            return cls.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+        x = args[0].movedim(1, -1) if axis == "channels" else args[0]
         made: Any = kernels.layer_norm(x, self.weight, self.bias, self.eps)
-        return made.permute(0, 3, 1, 2) if by_channel else made
+        return made.movedim(-1, 1) if axis == "channels" else made
 
     return forward
 
@@ -187,13 +200,19 @@ Kind("layer_norm_by_hand", "kernels.layer_norm", _is_layer_norm, _layer_norm, wi
 
 
 def _tried(
-    module: nn.Module, parameters: dict[str, Tensor], children: dict[str, nn.Module], x: Tensor
+    module: nn.Module,
+    parameters: dict[str, Tensor],
+    children: dict[str, nn.Module],
+    x: Tensor,
+    training: bool | None = None,
 ) -> Tensor | None:
     """What a module like this one, with other parameters and children, makes of `x`; None where it fails."""
     twin: nn.Module = object.__new__(original_class(module))
     twin.__dict__.update(module.__dict__)
     twin.__dict__["_parameters"] = {name: nn.Parameter(t) for name, t in parameters.items()}
     twin.__dict__["_modules"] = {**module._modules, **children}
+    if training is not None:
+        twin.__dict__["training"] = training
     with torch.no_grad():
         try:
             made = twin.forward(x)
@@ -368,7 +387,8 @@ def head_of(module: nn.Module) -> nn.Linear | None:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether somebody wants to know of a module's calls."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    forward, backward = module._forward_hooks or module._forward_pre_hooks, module._backward_hooks
+    return bool(forward or backward or module._backward_pre_hooks)
 
 
 def _head(self: nn.Linear, input: Tensor) -> Any:

@@ -181,9 +181,11 @@ def _twin(module: nn.Module, cls: type, below: bool, dtype: torch.dtype | None =
         name: None if p is None else nn.Parameter(_cast(p.detach(), dtype), p.requires_grad)
         for name, p in module._parameters.items()
     }
-    state["_buffers"] = {
-        name: None if b is None else _cast(b.detach().clone(), dtype) for name, b in module._buffers.items()
-    }
+    with torch.inference_mode(False):  # buffers of a kind that can be told to have changed, as the module's
+        state["_buffers"] = {
+            name: None if b is None else _cast(b.detach().clone(), dtype)
+            for name, b in module._buffers.items()
+        }
     if below:
         state["_modules"] = {
             name: None if child is None else _twin(child, original_class(child), below, dtype)

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from burnt.errors import SwapError, nearest
-from burnt.swapping import (  # noqa: F401  they define the kinds
-    blocks,
-    hugging_face,
-    hugging_face_attention,
-    kinds,
-)
+from burnt.swapping import blocks as _blocks  # noqa: F401  these define the kinds
+from burnt.swapping import hugging_face
+from burnt.swapping import hugging_face_attention as _attention  # noqa: F401
+from burnt.swapping import kinds as _kinds  # noqa: F401
 from burnt.swapping.report import Report
 from burnt.swapping.site import KINDS, Kind, Plan, Site, is_swapped, put_back, site_of, start
 
@@ -92,13 +90,20 @@ def swap(
     plan = Plan(mode)
     wanted = _chosen(model, only, "only")
     unwanted = _chosen(model, skip, "skip") if skip is not None else set()
+    kinds = [k for k in KINDS.values() if not (k.inference and mode == "train")]
+    if only and wanted <= KINDS.keys() - {k.name for k in kinds}:
+        raise SwapError(
+            f"only={only!r} of swap is nothing that training gains from",
+            expected="mode='infer', or another kind",
+            found=f"mode={mode!r}",
+        )
     sites = plan.sites
     others: dict[str, int] = {}
     model.__dict__[_MARK] = mode
     paths = {module: path for path, module in model.named_modules()}
     try:
         for path, module in model.named_modules():
-            kind = heads.get(module) or next((k for k in KINDS.values() if k.matches(module)), None)
+            kind = heads.get(module) or next((k for k in kinds if k.matches(module)), None)
             if kind is None:
                 if not any(True for _ in module.children()):
                     others[type(module).__name__] = others.get(type(module).__name__, 0) + 1
@@ -110,8 +115,6 @@ def swap(
             site.why = _why_not(module, kind)
             if kind.training and mode == "infer":
                 site.why = "does nothing in evaluation"
-            if kind.inference and mode == "train":
-                continue  # its layers are the places
             if kind.makes is not None and site.why is None:
                 start(module, site, settled=True)  # what it makes are the places
                 continue
@@ -132,7 +135,7 @@ def _holds(module: nn.Module, kind: Kind, words: set[str], paths: Mapping[nn.Mod
     """Whether some of these paths and kinds would be part of a module's kernels."""
     if not words:
         return False
-    layers = list(kind.inside(module))
+    layers = [layer for _, layer in kind.inside(module)]
     known = {k.name for k in KINDS.values() for layer in layers if k.matches(layer)}
     return bool(words & (known | {paths[layer] for layer in layers}))
 

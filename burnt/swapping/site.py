@@ -55,7 +55,7 @@ class Kind:
         wide: in float64 the original computes in float64.
         training: there is something to be gained only while training.
         inference: there is something to be gained only without.
-        inside: the modules below it that are no longer called.
+        inside: the modules below it that are no longer called, with their paths in it.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Kind:
     wide: bool = True
     training: bool = False
     inference: bool = False
-    inside: Callable[[nn.Module], Iterable[nn.Module]] = lambda module: ()
+    inside: Callable[[nn.Module], Iterable[tuple[str, nn.Module]]] = lambda module: ()
 
     @property
     def deep(self) -> bool:
@@ -325,11 +325,13 @@ def _settle(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     site.why = finding.why
     if finding.why is None:
         site.state = "swapped"
-        for layer in kind.inside(module):
-            part = site_of(layer)
-            if part is not None and part.state == "waiting":
+        places = {other.path: other for other in plan.sites}
+        for path, layer in kind.inside(module):
+            part = places.get(f"{site.path}.{path}" if site.path else path)
+            if part is not None and part.state != "swapped":
                 part.state, part.why = "part", f"of {site.path or 'the model'}"
-                put_back(layer)
+                if is_swapped(layer):
+                    put_back(layer)
         _become(module, classes[1])
     else:
         site.state = "left"

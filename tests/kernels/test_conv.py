@@ -71,6 +71,9 @@ def test_every_activation(activation: str | None, summed: bool) -> None:
         wanted = kernels.ACTIVATIONS[activation](wanted)
     result = kernels.conv(x, weight, bias, scale, after, activation, padding=1)
     torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-5)
+    x[1, 2, 3, 4] = torch.nan
+    result = kernels.conv(x, weight, bias, scale, after, activation, padding=1)
+    assert int(result.isnan().sum()) == 5 * 9  # what the element reaches
 
 
 def test_a_batch_norm_is_folded() -> None:

@@ -65,3 +65,35 @@ def test_small_and_recorded_ones_are_torchs(calls: list[tuple[Any, ...]]) -> Non
 def test_other_channels_are_refused() -> None:
     with pytest.raises(InputRuntimeError, match="x and weight of conv do not have the same channels"):
         nn.Conv2d(16, 24, 3)(torch.randn(2, 8, 66, 40))
+
+
+def test_a_parametrized_weight_is_computed_once() -> None:
+    layer = torch.nn.utils.parametrizations.spectral_norm(nn.Conv2d(16, 24, 3))
+    theirs = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Conv2d(16, 24, 3))
+    theirs.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 16, 33, 40)
+    torch.testing.assert_close(layer(x), theirs(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        layer.parametrizations.weight[0]._u,
+        theirs.parametrizations.weight[0]._u,  # type: ignore[index, union-attr]
+    )
+
+
+def test_complex_numbers_and_tracers_are_torchs(calls: list[tuple[Any, ...]]) -> None:
+    layer = nn.Conv2d(16, 24, 3, dtype=torch.complex64)
+    layer(torch.randn(2, 16, 33, 40, dtype=torch.complex64))
+    plain, x = nn.Conv2d(16, 24, 3), torch.randn(2, 16, 33, 40)
+    traced = torch.jit.trace(plain, (x,), check_trace=False)
+    assert not calls
+    torch.testing.assert_close(traced(x), plain(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_weight_changed_through_data_counts() -> None:
+    layer, x = nn.Conv2d(16, 24, 3), torch.randn(2, 16, 33, 40).to(memory_format=torch.channels_last)
+    layer.to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        before = layer(x)
+        layer.weight.data.mul_(2)
+        assert layer.bias is not None
+        layer.bias.data.mul_(2)
+        torch.testing.assert_close(layer(x), 2 * before, rtol=1e-4, atol=1e-4)
