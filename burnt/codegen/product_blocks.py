@@ -144,6 +144,8 @@ def pick(form: ProductForm, limits: Limits = HOPPER) -> ProductConfig:
             continue
         if bn == 256 and limits.shared < _LARGE_SHARED and not limits.rocm:
             continue  # such a device has no asynchronous units: sums and factors compete for registers
+        if bn == 256 and limits.rocm and form.read > 4:
+            continue  # nor registers for what factors are computed of
         tiles = form.batches * -(-form.rows // bm) * -(-form.columns // bn)
         small = (bm, bn) == (64, 64) or bm < 64
         if tiles < _PROGRAMS and not small:

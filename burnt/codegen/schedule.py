@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -38,11 +38,13 @@ from burnt.codegen.ir import (
     places,
     rebuilt,
     reduced,
+    replaced,
     scanned,
+    unraveled,
     walk,
 )
 from burnt.codegen.lower import LOWERINGS, Number, Unlowered
-from burnt.codegen.lower.products import PRODUCTS, factors_of, is_cheap
+from burnt.codegen.lower.products import MATRICES, PRODUCTS, dear_rows, factors_of, is_cheap
 from burnt.codegen.lower.random import Source
 from burnt.codegen.lower.table import cast
 from burnt.codegen.partials import join_sums
@@ -161,6 +163,8 @@ class _Scheduler:
         self.folded: dict[Reduction | Scan | Kept, Buffer] = {}
         self.rows_kept: dict[tuple[Kernel, Kept, Index], Buffer] = {}
         self.homes: dict[Product, Kernel] = {}
+        self.light: dict[tuple[int, int], tuple[Value, Value]] = {}
+        self.statistics: dict[Expr, Buffer] = {}
         self.seed: Buffer | None = None
         self.count = 0
         self.viewed: dict[Buffer, tuple[int, ...]] = {}
@@ -234,15 +238,82 @@ class _Scheduler:
         why = self.torch_multiplies(node)
         if why is not None:
             return self.call(node, why)
-        for factor in factors_of(node):
+        lighter: dict[torch.fx.Node, Value] = {}
+        for factor, along in zip(factors_of(node), (-1, -2), strict=False):
             value = self.env[factor]
-            if not is_cheap(value.at(_fresh(value.shape))):
+            if is_cheap(value.at(_fresh(value.shape))):
+                continue
+            light = self.lightened(value, len(value.shape) + along) if node.target in MATRICES else None
+            if light is not None:
+                lighter[factor] = light
+            else:
                 self.realized(value, factor)
-        args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.argument)
+
+        def argument(given: Any) -> Any:
+            light = lighter.get(given) if isinstance(given, torch.fx.Node) else None
+            return self.argument(given) if light is None else light
+
+        args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), argument)
         try:
             return self.bounded(node, PRODUCTS[node.target](node.meta["val"], *args, **kwargs))
         except Unlowered:
             return self.call(node)
+
+    def lightened(self, value: Value, along: int) -> Value | None:
+        """A factor whose dear parts are in memory, as long as these are the same along an axis.
+
+        So are a norm's statistics. None where that is not all that is dear.
+
+        Args:
+            value: the factor.
+            along: the axis of the product's terms.
+        """
+        known = self.light.get((id(value), along))
+        if known is not None:
+            return known[1]
+        index = _fresh(value.shape)
+        term = index[along].variables()
+        dear = dear_rows(value.at(index), term)
+        # Rows of a tensor of more axes are loops of their own, as its folds have them.
+        parts = _in_parts(ix for e in walk(dear) if e.op == "reduced" for ix in e.extra[1])  # type: ignore[attr-defined]
+        if parts:
+            index = tuple(ix.replaced(parts) for ix in index)
+            dear = dear_rows(value.at(index), term)
+        axes = [tuple(v for v in ix.terms if isinstance(v, Var)) for ix in index]
+        loops = [v for axis, each in enumerate(axes) if axis != along for v in each]
+        if not dear or not term or any(e.dtype != torch.float32 for e in dear):
+            return None
+        shape = tuple(v.extent for v in loops)
+        loaded: dict[Expr, Expr] = {}
+        made: list[tuple[Buffer, Value]] = []
+        probe = self.probes.setdefault(shape, _fresh(shape))
+        for e in dear:
+
+            def at(other: Index, e: Expr = e) -> Expr:
+                return replaced(e, dict(zip(loops, other, strict=True)))
+
+            # Several products may read what is one value, each through a view of its own.
+            buffer = self.statistics.get(at(probe))
+            if buffer is None:
+                self.count += 1
+                buffer = Buffer(f"t{self.count}", "between", self.count, shape, _dense(shape), e.dtype)
+                made.append((buffer, Value(shape, e.dtype, at)))
+            loaded[e] = load(buffer, buffer.at(tuple(map(Ix.of, loops))))
+        light = rebuilt(value.at(index), swap=loaded.get)
+        if not is_cheap(light):
+            return None
+
+        def whole(other: Index) -> Expr:
+            mapping: dict[Var, Ix] = {}
+            for each, ix in zip(axes, other, strict=True):
+                mapping |= zip(each, unraveled(ix, [v.extent for v in each]), strict=True) if each else {}
+            return rebuilt(replaced(light, mapping), lambda ix: _flat(ix, {}))
+
+        self.pending += made
+        self.statistics |= {statistic.at(probe): buffer for buffer, statistic in made}
+        result = Value(value.shape, value.dtype, whole)
+        self.light[id(value), along] = value, result
+        return result
 
     def source(self, node: torch.fx.Node) -> Source:
         """What an op that draws random numbers draws from."""
@@ -961,8 +1032,13 @@ def _way(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, bool] | N
 
 def _phased(found: Sequence[tuple[Reduction, Index]]) -> dict[Var, Ix]:
     """Loops of which products take quotients and remainders, as two loops each."""
+    return _in_parts(ix for fold, index in found if isinstance(fold, Product) for ix in index)
+
+
+def _in_parts(places: Iterable[Ix]) -> dict[Var, Ix]:
+    """Loops of which quotients and remainders are taken, as two loops each."""
     parts: dict[Var, int] = {}
-    for atom in (a for fold, index in found if isinstance(fold, Product) for ix in index for a in ix.terms):
+    for atom in (a for ix in places for a in ix.terms):
         if isinstance(atom, Split) and len(atom.inner.terms) == 1 and not atom.inner.const:
             ((loop, weight),) = atom.inner.terms.items()
             if isinstance(loop, Var) and weight == 1 and loop.extent % atom.by == 0:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from burnt.codegen.ir import Expr, Index, Product, Value, reduced, walk
+from burnt.codegen.ir import Expr, Index, Product, Value, Var, reduced, variables, walk
 from burnt.codegen.lower.table import (
     LOWERINGS,
     SHORT,
@@ -27,7 +27,9 @@ from burnt.codegen.precision import precision
 
 __all__ = [
     "LEAST",
+    "MATRICES",
     "PRODUCTS",
+    "dear_rows",
     "factors_of",
     "is_cheap",
     "lowers_product",
@@ -38,6 +40,8 @@ __all__ = [
 ]
 
 PRODUCTS: dict[Any, Callable[..., Any]] = {}
+MATRICES = aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default
+"""Those of matrices, ``[*, rows, terms]`` by ``[*, terms, columns]``."""
 _FACTORS: dict[Any, tuple[int, ...]] = {}
 LEAST = 16
 """Rows, columns and terms, as the units for products take them."""
@@ -52,7 +56,7 @@ _CHEAP_OPS = """
     ge maximum minimum
 """
 _CHEAP = frozenset(_CHEAP_OPS.split())
-_MOST_OPS, _MOST_LOADS = 12, 3
+_MOST_OPS, _MOST_LOADS, _MOST_WHOLE = 16, 5, 3
 
 
 def summed(
@@ -184,12 +188,12 @@ def lowers_product(
     return register
 
 
-@lowers_product(aten.mm.default, aten.bmm.default)
+@lowers_product(*MATRICES[:2])
 def _mm(meta: torch.Tensor, left: Value, right: Value) -> Value:
     return product(left, right)
 
 
-@lowers_product(aten.addmm.default, aten.baddbmm.default)
+@lowers_product(*MATRICES[2:])
 def _addmm(
     meta: torch.Tensor, added: Value, left: Value, right: Value, *, beta: Any = 1, alpha: Any = 1
 ) -> Value:
@@ -201,5 +205,28 @@ def _addmm(
 
 def is_cheap(element: Expr) -> bool:
     """Whether a factor's element may be computed wherever a tile is read, several times in all."""
-    ops = [e.op for e in walk([element])]
-    return len(ops) <= _MOST_OPS and ops.count("load") <= _MOST_LOADS and _CHEAP.issuperset(ops)
+    found = list(walk([element]))
+    loads = [e for e in found if e.op == "load"]
+    whole = [e for e in loads if len(variables([e])) > 1]  # not the same for a row, or a column
+    few = len(found) <= _MOST_OPS and len(loads) <= _MOST_LOADS and len(whole) <= _MOST_WHOLE
+    return few and all(e.op in _CHEAP for e in found)
+
+
+def dear_rows(element: Expr, term: set[Var]) -> list[Expr]:
+    """The largest parts of a factor's element that are dear and the same for all terms of a row."""
+    found: dict[Expr, None] = {}
+    seen: set[Expr] = set()
+    todo = [element]
+    while todo:
+        e = todo.pop()
+        if e in seen:
+            continue
+        seen.add(e)
+        inside = list(walk([e]))
+        if all(part.op in _CHEAP for part in inside):
+            continue
+        if variables(inside) & term:
+            todo += e.args
+        else:
+            found[e] = None
+    return list(found)

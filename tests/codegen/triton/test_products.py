@@ -30,6 +30,10 @@ def gelu_of_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.gelu(F.linear(x, w, b))
 
 
+def linear_of_norm(x: Tensor, g: Tensor, b: Tensor, w: Tensor) -> Tensor:
+    return F.linear(F.layer_norm(x, (1024,), g, b), w)
+
+
 def residual_of_linear(x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
     return torch.relu(F.linear(x * 2, w, b)) + r
 
@@ -77,6 +81,7 @@ IMAGES, WEIGHT = last(32, 128, 28, 28), last(128, 128, 3, 3)
 
 CASES = {
     "gelu": (gelu_of_linear, (randn(4096, 1024), randn(4096, 1024), randn(4096))),
+    "norm": (linear_of_norm, (randn(4096, 1024), randn(1024), randn(1024), randn(4096, 1024))),
     "residual": (residual_of_linear, (randn(512, 768), randn(768, 768), randn(768), randn(512, 768))),
     "few rows": (gelu_of_linear, (randn(64, 8192), randn(96, 8192), randn(96))),
     "batches": (scores, (randn(16, 256, 64), randn(16, 256, 64))),
@@ -89,7 +94,7 @@ CASES = {
 }
 SAMPLE = [
     ("gelu", "sm_90"), ("residual", "gfx942"), ("few rows", "sm_80"), ("batches", "sm_90"),
-    ("convolution", "sm_90"), ("statistics", "sm_90"), ("maxima", "sm_90"),
+    ("convolution", "sm_90"), ("statistics", "sm_90"), ("maxima", "sm_90"), ("norm", "sm_90"),
 ]  # fmt: skip
 EVERY = [
     pytest.param(name, target, marks=() if (name, target) in SAMPLE else pytest.mark.full)

@@ -28,6 +28,10 @@ def both(product: Tensor) -> tuple[Tensor, ...]:
     return product.relu(), product.t() + 1, product.sum(0)
 
 
+def heads_of(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    return F.linear(x, w[0]), F.linear(x, w[1]), F.linear(x, w[2])
+
+
 A, B, C = (37, 50), (50, 70), (70, 16)
 CASES: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], list[str], list[str] | None]] = {
     "plain": (lambda a, b: a @ b, [A, B], ["matmul"], ["matmul", "matmul"]),
@@ -77,6 +81,18 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], list[str],
     "a factor that is dear": (lambda a, b: torch.exp(a) @ b, [A, B], ["elementwise", "matmul"], None),
     "a factor that is folded": (
         lambda a, b: F.rms_norm(a, (50,)) @ b, [A, B], ["reduction", "matmul"], None
+    ),
+    "a factor that is normalised": (
+        lambda a, w, c, b: torch.relu(F.layer_norm(a, (48,), w, c) @ b), [(4, 9, 48), (48,), (48,), (48, 33)],
+        ["reduction", "matmul"], None
+    ),
+    "a factor that is normalised for three": (
+        lambda a, w, b: heads_of(F.rms_norm(a, (48,), w), b), [(4, 9, 48), (48,), (3, 33, 48)],
+        ["reduction", "matmul", "matmul", "matmul"], None
+    ),
+    "both factors are weighted by their rows": (
+        lambda a, b: F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).t(), [A, (70, 50)],
+        ["reduction", "reduction", "matmul"], None
     ),
     "a padded factor": (lambda a, b: F.pad(a, (0, 2, 3, 0)) @ b, [A, (52, 70)], ["matmul"], None),
     "an expanded factor": (
@@ -128,6 +144,26 @@ def test_what_is_one_kernel(name: str) -> None:
     if backward is not None:
         assert shown.backward is not None
         assert [s.kind for s in shown.backward.steps] == backward
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "statistics"),
+    [
+        ("a factor that is folded", 1),
+        ("a factor that is normalised", 2),
+        ("a factor that is normalised for three", 1),
+    ],
+)
+def test_norms_are_applied_where_they_are_multiplied(name: str, statistics: int, dtype: torch.dtype) -> None:
+    """A statistic for each row is all that goes through memory."""
+    fn, shapes, *_ = CASES[name]
+    args = [torch.randn(s).to(dtype) for s in shapes]
+    shown = explain(Function(fn, target=always()), *args, timed=False)
+    first = shown.source(shown.steps[0].name)
+    stores = [line for line in first.splitlines() if "tl.store" in line]
+    assert len(stores) == statistics
+    assert all(line.endswith("mask=in_row)") or "mask=in_i0)" in line for line in stores), first
 
 
 @pytest.mark.parametrize(
