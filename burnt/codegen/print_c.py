@@ -29,6 +29,7 @@ from burnt.codegen.ir import (
     Running,
     Store,
     Var,
+    variables,
     walk,
 )
 from burnt.codegen.passes import LANES, lane_of, unguarded
@@ -47,6 +48,7 @@ _PARALLEL = 1 << 15  # elements below which one thread is faster than waking the
 _CHUNKS = 64  # of a pass that is cut for the threads: enough to be even, whatever their number
 _FEW = 16  # turns of the outer loops below which passes are cut instead
 _BLOCK = 256  # elements of a part: 32 for each lane of a vector of 256 bits
+_BLOCK_ONE_BY_ONE = 32  # where there may be no vectors, and so one lane
 _BLOCK_WITHOUT_SUMS = 8192
 _BLOCK_OF_ARG = 256  # which is gone through again for the place of its extreme
 _BLOCK_OF_EXP = 1024  # which is gone through twice
@@ -666,6 +668,8 @@ class _Printer(Elements):
         block = _BLOCK if sums else _BLOCK_WITHOUT_SUMS
         if later and not sums:
             block = _BLOCK_OF_EXP
+        if sums and _has_wide_integers([acc.step.body for acc in made]):
+            block = _BLOCK_ONE_BY_ONE
         if self.lane is not None:
             block = _BLOCK_OF_LANES if sums else _BLOCK_OF_LANES_WITHOUT_SUMS
             if later or squares:
@@ -854,6 +858,12 @@ def _unrounded(step: Store) -> Expr:
     value = step.value
     rounded = value.op == "cast" and value.dtype == step.buffer.dtype and value.dtype in SHORT
     return value.args[0] if rounded else value
+
+
+def _has_wide_integers(exprs: Sequence[Expr]) -> bool:
+    """Whether floats are made of 64-bit integers, of which there are no vectors before AVX-512."""
+    casts = [e for e in walk(exprs) if e.op == "cast" and e.dtype == torch.float32]
+    return any(e.args[0].dtype == torch.int64 and variables(e.args) for e in casts)
 
 
 def _halves(

@@ -162,7 +162,7 @@ class Elements:
             return self.checked(expr, guard)
         if op == "cast":
             return self.cast(expr, guard)
-        if op in _TESTS and all(a.op in ("index", "const") for a in expr.args):
+        if op in _TESTS and all(a.op in ("index", "const") and a.dtype == torch.int64 for a in expr.args):
             # Places are compared as they are: an int64 of its own is not needed.
             a, b = (self.bound(a, guard) for a in expr.args)
             if not (a.literal and b.literal):

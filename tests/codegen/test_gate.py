@@ -30,6 +30,24 @@ REGRESSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], 
         ("v0", "v1"),
         False,
     ),
+    "a sum of floats that were integers": (
+        ("tensor((11, 13), f32, 'plain', 13840)",),
+        (
+            "v0 = -1.6 - torch.where(x0 > 0, x0, 0.8).expand(3, 11, 13).reshape(-1).cummax(-1)[1]",
+            "v1 = v0 * v0.var(0, keepdim=True, correction=0)",
+        ),
+        ("v1",),
+        False,
+    ),
+    "constants that are compared": (
+        ("tensor((3,), f16, 'plain', 1)",),
+        (
+            "v0 = torch.zeros_like(x0).nan_to_num(0, 0, 0).clamp(0, 99).to(u8)",
+            "v1 = torch.full_like(x0, 5.5) < torch.full_like(x0, 5.9)",
+        ),
+        ("v0", "v1"),
+        False,
+    ),
     "flip without axes": (
         ("tensor((), f32, 'plain', 1)",),
         ("v0 = torch.softmax((x0 * 2).flip(0), 0)",),
