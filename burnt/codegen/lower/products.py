@@ -226,7 +226,8 @@ def dear_rows(element: Expr, term: set[Var]) -> list[Expr]:
         if all(part.op in _CHEAP for part in inside):
             continue
         if variables(inside) & term:
-            todo += e.args
+            # What a test stands before is not there where it fails.
+            todo += [a for k, a in enumerate(e.args) if e.op != "masked" or k != 1]
         else:
             found[e] = None
     return list(found)

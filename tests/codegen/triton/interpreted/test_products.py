@@ -90,6 +90,10 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], list[str],
         lambda a, w, b: heads_of(F.rms_norm(a, (48,), w), b), [(4, 9, 48), (48,), (3, 33, 48)],
         ["reduction", "matmul", "matmul", "matmul"], None
     ),
+    "a factor that is normalised and padded": (
+        lambda a, b: F.pad(F.rms_norm(a, (50,)), (0, 0, 2, 3)) @ b, [A, B],
+        ["reduction", "elementwise", "matmul"], None
+    ),
     "both factors are weighted by their rows": (
         lambda a, b: F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).t(), [A, (70, 50)],
         ["reduction", "reduction", "matmul"], None
