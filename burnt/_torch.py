@@ -248,7 +248,8 @@ def state_of(tensor: torch.Tensor | None) -> object:
     step = max(tensor.numel() // 16, 1)
     held = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
     few = torch.as_strided(tensor.detach(), (min(16, -(-held // step)),), (step,))
-    return *known, few.contiguous().view(torch.uint8).numpy().tobytes()
+    dense = few.new_empty(few.shape).copy_(few)
+    return *known, dense.view(torch.uint8).numpy().tobytes()
 
 
 def matmul_precision() -> str:

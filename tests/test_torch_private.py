@@ -182,11 +182,36 @@ def test_onednn_convolves_with_a_tail_and_packed_weights() -> None:
     packed = _torch.onednn_packed_conv(weight.to(memory_format=form), x.shape, *sizes)
     plain = torch.nn.functional.conv2d(x, weight, bias, padding=1, groups=2)
     torch.testing.assert_close(_torch.onednn_conv(x, packed, bias, None, *sizes), plain)
-    made = _torch.onednn_conv(x, packed, None, residual, *sizes, "relu")
-    torch.testing.assert_close(made, torch.relu(plain - bias.view(-1, 1, 1) + residual))
+    made = _torch.onednn_conv(x, packed, None, residual, *sizes)
+    torch.testing.assert_close(made, plain - bias.view(-1, 1, 1) + residual)
     assert made.is_contiguous(memory_format=form)
     tanh = torch.nn.functional.gelu(plain, approximate="tanh")
     torch.testing.assert_close(_torch.onednn_conv(x, packed, bias, None, *sizes, "gelu", "tanh"), tanh)
+    x[0, 0, 0, 0] = torch.nan
+    gated = _torch.onednn_conv(x, packed, bias, None, *sizes, "hardswish", "")
+    plain = torch.nn.functional.conv2d(x, weight, bias, padding=1, groups=2)
+    torch.testing.assert_close(gated, torch.nn.functional.hardswish(plain), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_a_tensor_that_changed_is_in_another_state(dtype: torch.dtype) -> None:
+    for form in range(4):
+        plain = torch.ones(4, 6, 3, 3, dtype=dtype)
+        tensor = (plain, plain.to(memory_format=torch.channels_last), plain.mT, plain[:, 1:, ::2])[form]
+        before = _torch.state_of(tensor)
+        assert _torch.state_of(tensor) == before
+        tensor.data.mul_(2)
+        through_data = _torch.state_of(tensor)
+        assert through_data != before
+        tensor[-1, -1, -1, -1] = 5  # which torch counts
+        assert _torch.state_of(tensor) != through_data
+    assert _torch.state_of(None) is None
+    empty = torch.ones(0, dtype=dtype)
+    assert _torch.state_of(empty) == _torch.state_of(empty)
+    if dtype.is_floating_point:
+        unknown = torch.full((3,), torch.nan, dtype=dtype)
+        assert _torch.state_of(unknown) == _torch.state_of(unknown)
+    assert _torch.state_of(torch.ones(1, dtype=dtype).expand(50)) is not None
 
 
 def test_hooks_of_saved_tensors_are_laid_aside_and_come_back() -> None:
