@@ -29,7 +29,7 @@ from burnt.errors import InputError
 from burnt.kernels.choice import trains
 from burnt.swapping.functions import by_itself
 from burnt.swapping.hugging_face import LIBRARIES, has_hooks, is_of, word_of
-from burnt.swapping.kinds import no_conv
+from burnt.swapping.kinds import is_lazy, no_conv
 from burnt.swapping.site import Kind, original_class
 
 __all__: list[str] = []
@@ -61,8 +61,7 @@ def _is_untouched(layer: nn.Module) -> bool:
 
 
 def _is_linear(layer: nn.Module) -> bool:
-    lazy = any(isinstance(p, nn.UninitializedParameter) for p in layer.parameters(recurse=False))
-    return not lazy and (_is_one_of(layer, (nn.Linear,)) or _is_turned(layer))
+    return not is_lazy(layer) and (_is_one_of(layer, (nn.Linear,)) or _is_turned(layer))
 
 
 def _is_turned(layer: nn.Module) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from burnt import kernels
 from burnt.swapping.site import Kind
 
-__all__ = ["no_conv"]
+__all__ = ["is_lazy", "no_conv"]
 
 Method = Callable[..., Any]
 
@@ -49,10 +49,11 @@ def _linear(self: nn.Linear, input: Tensor) -> Tensor:
 
 
 def _no_linear(module: nn.Linear) -> str | None:
-    return "is lazy: call the model once before" if _lazy(module) else None
+    return "is lazy: call the model once before" if is_lazy(module) else None
 
 
-def _lazy(module: nn.Module) -> bool:
+def is_lazy(module: nn.Module) -> bool:
+    """Whether a module does not know its parameters' shapes yet."""
     return any(isinstance(p, nn.UninitializedParameter) for p in module.parameters(recurse=False))
 
 
@@ -73,7 +74,7 @@ def _conv(self: nn.Conv2d, input: Tensor) -> Tensor:
 
 def no_conv(module: nn.Conv2d) -> str | None:
     """Why a convolution cannot be burnt's, or None."""
-    if _lazy(module):
+    if is_lazy(module):
         return "is lazy: call the model once before"
     if module.padding_mode != "zeros":
         return f"padding_mode={module.padding_mode!r}"
@@ -151,7 +152,7 @@ def _batch_norm(self: nn.BatchNorm2d, input: Tensor) -> Tensor:
 
 
 def _no_batch_norm(module: nn.BatchNorm2d) -> str | None:
-    if _lazy(module):
+    if is_lazy(module):
         return "is lazy: call the model once before"
     return "momentum=None averages all batches" if module.momentum is None else None
 

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from burnt.errors import SwapError, nearest
-from burnt.swapping import blocks as _blocks  # noqa: F401  these define the kinds
-from burnt.swapping import hugging_face
-from burnt.swapping import hugging_face_attention as _attention  # noqa: F401
-from burnt.swapping import kinds as _kinds  # noqa: F401
+from burnt.swapping import blocks, hugging_face, hugging_face_attention, kinds  # noqa: F401  they define kinds
 from burnt.swapping.report import Report
 from burnt.swapping.site import KINDS, Kind, Plan, Site, is_swapped, put_back, site_of, start
 
@@ -90,8 +87,8 @@ def swap(
     plan = Plan(mode)
     wanted = _chosen(model, only, "only")
     unwanted = _chosen(model, skip, "skip") if skip is not None else set()
-    kinds = [k for k in KINDS.values() if not (k.inference and mode == "train")]
-    if only and wanted <= KINDS.keys() - {k.name for k in kinds}:
+    asked = [k for k in KINDS.values() if not (k.inference and mode == "train")]
+    if only and wanted <= KINDS.keys() - {k.name for k in asked}:
         raise SwapError(
             f"only={only!r} of swap is nothing that training gains from",
             expected="mode='infer', or another kind",
@@ -103,7 +100,7 @@ def swap(
     paths = {module: path for path, module in model.named_modules()}
     try:
         for path, module in model.named_modules():
-            kind = heads.get(module) or next((k for k in kinds if k.matches(module)), None)
+            kind = heads.get(module) or next((k for k in asked if k.matches(module)), None)
             if kind is None:
                 if not any(True for _ in module.children()):
                     others[type(module).__name__] = others.get(type(module).__name__, 0) + 1

@@ -481,6 +481,19 @@ def test_bfloat16(always):
         torch.testing.assert_close(model(x), wanted, rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("cast", [False, True], ids=["bfloat16", "autocast"])
+def test_feed_forward_in_16_bits(always, cast):
+    model, x = FeedForward(p=0.0), torch.randn(32, 6)
+    if not cast:
+        model, x = model.bfloat16(), x.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        wanted = model(x)
+        assert "" in burnt.swap(model, verify=x).swapped
+        made = model(x)
+    assert made.dtype == wanted.dtype == torch.bfloat16
+    torch.testing.assert_close(made, wanted, rtol=0.05, atol=0.05)
+
+
 def test_one_image_without_a_batch(always):
     model = trained(nn.Sequential(nn.Conv1d(8, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU()))
     with torch.no_grad():
