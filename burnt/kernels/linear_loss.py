@@ -1,8 +1,8 @@
 """The loss of a language model's last layer without its logits: `linear_cross_entropy`.
 
-The candidate ``chunked`` goes through the rows a few at a time: logits of a chunk, their loss, and the
-gradient of the loss in one kernel more, which is multiplied into the gradients at once. What lives at a time
-is one chunk of logits, not all. Where the mean or the sum is wanted, the gradients are there when the forward
+The candidate ``chunked`` goes through the rows a few at a time: logits of a chunk, then in one kernel their
+loss and its gradient, which is multiplied into the gradients at once. What lives at a time is one chunk of
+logits, not all. Where the mean or the sum is wanted, the gradients are there when the forward
 is done (as in Liger-Kernel; Hsu et al., 2024); where each row's loss is, the backward makes the logits again.
 """
 
@@ -26,12 +26,13 @@ from burnt.kernels.row_losses import losses_and_gradient, losses_of, number_of
 
 __all__ = ["linear_cross_entropy"]
 
-# Bytes of a chunk's logits, of which there are twice as many. On a CPU (1024 rows, 512 wide, 32000 classes)
-# torch's calls take 310 MiB beyond inputs and gradients, and 400 ms where MKL is fast; chunks of 16 MiB take
-# 32 MiB and 480 ms, of 22 MiB 42 and 450, of 32 MiB 64 and 430: each adds to all of the weight's gradient. On
-# a GPU, what keeps it busy.
-_CHUNK = {"cpu": 22 << 20}
+# Bytes of a chunk's logits. On a CPU each chunk adds to all of the weight's gradient, and few rows are slow
+# to multiply: as few chunks as take less than 15 % of the 310 MiB that torch's calls take beyond inputs and
+# gradients (1024 rows, 512 wide, 32000 classes). There the gradient takes the place of the logits, by blocks
+# that stay in the cache. On a GPU, what keeps it busy, twice.
+_CHUNK = {"cpu": 44 << 20}
 _CHUNK_ELSEWHERE = 256 << 20
+_BLOCK = 2 << 20
 _LEAST_ROWS = 64
 _PART = 4 << 20  # bytes of the weight that are multiplied at once on a CPU: a library may make a copy of them
 # Logits below which torch's calls are as fast.
@@ -142,6 +143,28 @@ def _parts(weight: Tensor) -> list[slice]:
     return [slice(first, first + step) for first in range(0, classes, step)]
 
 
+def _by_torch(into: Tensor, factor: Tensor) -> bool:
+    """Whether torch's library puts a product where it belongs, and is the better one on this CPU."""
+    wide = into.dtype in (torch.float32, torch.float64)
+    return into.is_cpu and into.dtype == factor.dtype and wide and not mkl_is_slow()
+
+
+def _put(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """Make `into` a product."""
+    if _by_torch(into, left):
+        torch.mm(left, right, out=into)
+    else:
+        into.copy_(matmul(left, right))
+
+
+def _add(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a product."""
+    if _by_torch(into, left) or (into.dtype == left.dtype and not into.is_cpu):
+        torch.addmm(into, left, right, out=into)
+    else:
+        into += matmul(left, right)
+
+
 def _logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     parts = _parts(weight)
     if len(parts) == 1:
@@ -149,8 +172,24 @@ def _logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     else:
         made = x.new_empty(x.shape[0], weight.shape[0])
         for part in parts:
-            made[:, part] = matmul(x, weight[part].t())
+            _put(made[:, part], x, weight[part].t())
     return made if bias is None else made.add_(bias)
+
+
+def _losses_and_gradient(
+    logits: Tensor, target: Tensor, scale: Tensor, settings: tuple[int, bool, float, bool, float]
+) -> tuple[Tensor, Tensor]:
+    """The losses of rows, and their gradient; on a CPU in the memory of the logits."""
+    if not logits.is_cpu:
+        return losses_and_gradient(logits, target, scale, *settings)
+    block = max(_BLOCK // (logits.shape[1] * logits.element_size()), torch.get_num_threads())
+    losses = []
+    for first in range(0, len(logits), block):
+        rows = slice(first, first + block)
+        loss, gradient = losses_and_gradient(logits[rows], target[rows], scale[rows], *settings)
+        losses.append(loss)
+        logits[rows] = gradient
+    return torch.cat(losses), logits
 
 
 class _Sums:
@@ -170,26 +209,19 @@ class _Sums:
     def add(self, rows: slice, x: Tensor, gradient: Tensor) -> None:
         """Add what a chunk's gradient makes."""
         of_x = None
-        for part in _parts(self.of):
+        if self.x is not None:
+            whole = self.x.dtype == self.inside
+            of_x = self.x[rows] if whole else self.x.new_empty(x.shape, dtype=self.inside)
+        for i, part in enumerate(_parts(self.of)):
             of_part = gradient[:, part]
-            if self.x is not None:
-                if of_x is None:
-                    of_x = matmul(of_part, self.of[part]).to(self.inside)
-                else:
-                    self._added(of_x, of_part, self.of[part])
+            if of_x is not None:
+                (_add if i else _put)(of_x, of_part, self.of[part])
             if self.weight is not None:
-                self._added(self.weight[part], of_part.t(), x)
-        if self.x is not None and of_x is not None:
+                _add(self.weight[part], of_part.t(), x)
+        if self.x is not None and of_x is not None and of_x.dtype != self.x.dtype:
             self.x[rows] = of_x
         if self.bias is not None:
             self.bias += gradient.sum(0, dtype=self.bias.dtype)
-
-    def _added(self, sums: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add a product to sums: by torch's library itself, where it takes them and is the better one."""
-        if sums.dtype != left.dtype or (sums.is_cpu and mkl_is_slow()):
-            sums += matmul(left, right)
-        else:
-            torch.addmm(sums, left, right, out=sums)
 
     def results(self) -> list[Tensor | None]:
         """The gradients, in their tensors' dtypes; those in float16, scaled later, in float32."""
@@ -286,11 +318,11 @@ def _through(
             if sums is None or scale is None:
                 losses.append(losses_of(logits, target[rows], *rest))
                 continue
-            loss, gradient = losses_and_gradient(logits, target[rows], scale[rows].contiguous(), *rest)
+            loss, gradient = _losses_and_gradient(logits, target[rows], scale[rows].contiguous(), rest)
             del logits
             losses.append(loss)
             sums.add(rows, x[rows], gradient)
-            del gradient  # before the next chunk's
+            del gradient  # before the next chunk's logits are made
     return torch.cat(losses), [] if sums is None else sums.results()
 
 
