@@ -181,15 +181,16 @@ def _losses_and_gradient(
 ) -> tuple[Tensor, Tensor]:
     """The losses of rows, and their gradient; on a CPU in the memory of the logits."""
     if not logits.is_cpu:
-        return losses_and_gradient(logits, target, scale, *settings)
+        losses, gradient = losses_and_gradient(logits, target, scale, *settings)
+        return losses, gradient
     block = max(_BLOCK // (logits.shape[1] * logits.element_size()), torch.get_num_threads())
-    losses = []
+    parts = []
     for first in range(0, len(logits), block):
         rows = slice(first, first + block)
         loss, gradient = losses_and_gradient(logits[rows], target[rows], scale[rows], *settings)
-        losses.append(loss)
+        parts.append(loss)
         logits[rows] = gradient
-    return torch.cat(losses), logits
+    return torch.cat(parts), logits
 
 
 class _Sums:
