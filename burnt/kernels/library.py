@@ -5,7 +5,8 @@ For each op ``burnt::f`` is declared from the Python signature of its reference,
 - a kernel for every device, which chooses a candidate as the Python front does;
 - a fake, which is the reference without memory: shapes, dtypes and strides are its own;
 - gradients at the Autograd key, by ``burnt::f_backward``, an op of its own that compilers see, whose own
-  gradients are torch's of the reference;
+  gradients are torch's of the reference; of an op that draws random numbers the reference runs, since another
+  op would draw others;
 - vmap and autocast, which run the reference: torch's own ops batch and cast as they always do.
 
 Results of these ops never share memory with arguments; a reference that returns its argument is copied.
@@ -160,6 +161,13 @@ def _declared(library: Any, op: Op[..., Any], overload: str, arguments: Sequence
     made = getattr(getattr(torch.ops.burnt, name), overload or "default")
     _kernels(library, full, _of_values(op), op.reference, lambda *args: _owned_all(op.reference(*args), args))
     _references[made] = op.reference
+    if op.random:
+
+        def plain(*args: Any) -> Any:
+            return _owned_all(op.reference(*args), args)
+
+        library.impl(full, _at_autograd(made, plain, plain), "Autograd")
+        return made
 
     back = f"{name}_backward"
     given = [a.partition("=")[0] for a in listed]

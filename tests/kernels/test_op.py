@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import unittest.mock
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import FlopCounterMode
 
 import burnt
-from burnt import kernels
+from burnt import kernels, nn
 from burnt.codegen.compiler import find_compiler
 from burnt.errors import DefinitionError, InputError, InputRuntimeError, UnsupportedError
 from burnt.kernels.op import OPS, Generated
@@ -637,6 +640,41 @@ def test_dropout(candidate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(op(x, 0.3, False), x)
     assert op(x, 1.0).count_nonzero() == 0
     op.forget()
+
+
+def _under_a_mode(x: Tensor) -> Tensor:
+    with FlopCounterMode(display=False):
+        return kernels.dropout(x, 0.3)
+
+
+def _checkpointed(x: Tensor) -> Tensor:
+    policy = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+    made: Tensor = checkpoint(nn.Dropout(0.3), x, use_reentrant=False, context_fn=policy)
+    return made
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: torch.ops.burnt.dropout(x, 0.3),
+        _under_a_mode,
+        torch.compile(lambda x: kernels.dropout(x, 0.3), backend="aot_eager"),
+        _checkpointed,
+    ],
+    ids=["declared", "mode", "compiled", "checkpointed"],
+)
+def test_the_gradient_of_dropout_has_the_zeros_of_its_result(run: Callable[[Tensor], Tensor]) -> None:
+    x = torch.ones(200, 300, requires_grad=True)
+    found = run(x)
+    assert 0 < found.count_nonzero() < found.numel()
+    found.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, found.detach())
+
+
+def test_opcheck_of_dropout() -> None:
+    torch.library.opcheck(torch.ops.burnt.dropout.default, (torch.ones(3, 5, requires_grad=True), 0.0, True))
+    torch.library.opcheck(torch.ops.burnt.dropout.default, (torch.ones(3, 5, requires_grad=True), 0.5, True))
 
 
 def test_a_candidate_of_ones_own_that_fails_is_named_with_its_cause() -> None:
