@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from burnt.codegen.compiled import CompiledPlan, fault
+from burnt.codegen.compiled import CompiledPlan, fault, told
 from burnt.codegen.saved import taking
 from burnt.codegen.trace import PLANNING, Traced, is_random, trace, unsuited
 from burnt.errors import CacheError, UnsupportedError
@@ -118,13 +118,16 @@ def _made(
         constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
         try:
             plan = CompiledPlan(traced, constants, f"{forward.name}_backward", forward.target, forward.device)
-        except (UnsupportedError, RecursionError):
-            return None  # a dtype, say, that only the derivative has, or expressions nested too deeply
+        except (UnsupportedError, RecursionError) as error:
+            # A dtype, say, that only the derivative has, or expressions nested too deeply.
+            told(f"{forward.name}_backward", f"the plain function's gradients: {error}")
+            return None
         except CacheError:
             raise  # of a folder that cannot be trusted
         except Exception as error:  # of any kind: a fault of ours must not stop what torch can run
             fault(f"{forward.name}'s backward", error)
             return None
+        told(plan.name, f"{len(plan.plan.steps)} steps\n{plan.source}")
         return BackwardPlan(plan, constants)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ from burnt.codegen.schedule import Call, Plan, schedule
 from burnt.codegen.target import Built, C, Target
 from burnt.codegen.trace import Traced
 
-__all__ = ["CompiledPlan", "fault"]
+__all__ = ["CompiledPlan", "fault", "told"]
 
 _CPU = torch.device("cpu")
 _Allocation = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -288,6 +290,12 @@ def _names(step: Kernel | Call) -> set[Buffer]:
     if isinstance(step, Call):
         return {*step.inputs.values(), *(b for b in step.outputs if b is not None)}
     return {*step.read, *step.written}
+
+
+def told(name: str, what: str) -> None:
+    """Print what was made of a function, where ``BURNT_DEBUG=1`` asks for it."""
+    if os.environ.get("BURNT_DEBUG") == "1":
+        print(f"burnt: {name}: {what}", file=sys.stderr)  # noqa: T201
 
 
 def fault(name: str, error: Exception) -> str:

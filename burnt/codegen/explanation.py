@@ -71,7 +71,8 @@ class Explanation:
             return self.texts[name]
         if self.backward is not None and name in self.backward.texts:
             return self.backward.texts[name]
-        raise KeyError(f"no kernel {name!r}; there are: {', '.join(self.texts)}")
+        there = [*self.texts, *(self.backward.texts if self.backward is not None else ())]
+        raise KeyError(f"no kernel {name!r}; there are: {', '.join(there)}")
 
     def as_dict(self) -> dict[str, Any]:
         """What JSON can hold of it."""
@@ -109,7 +110,9 @@ class Explanation:
         return "\n".join(lines)
 
 
-def explain(fn: Callable[..., Any], *args: Any, timed: bool = True, target: str | None = None) -> Explanation:
+def explain(
+    fn: Callable[..., Any], *args: Any, timed: bool = True, target: str | None = None, **kwargs: Any
+) -> Explanation:
     """What a function runs for these arguments: kernels, ops, bytes, times, and why groups end.
 
     Args:
@@ -119,6 +122,7 @@ def explain(fn: Callable[..., Any], *args: Any, timed: bool = True, target: str 
         timed: measure every step, for a fifth of a second altogether.
         target: ``"c"``, ``"triton"`` or ``"metal"``: show the forward's kernels as they would be on such a
             device, which need not be there; nothing is run.
+        kwargs: more of the function's arguments.
 
     Raises:
         ConfigError: there is no such target.
@@ -133,6 +137,8 @@ def explain(fn: Callable[..., Any], *args: Any, timed: bool = True, target: str 
     if function.single:
         # What it is split into is what one wants to know, and not that again.
         function = Function(function.fn, target=function.target, lowered=True)
+    if kwargs:
+        args = function.positional(args, kwargs)
     planned = function.planned(*args)
     if planned.forward is None:
         if planned.served is not None and target is not None:

@@ -8,13 +8,11 @@ and `Function.why_plain` says why.
 from __future__ import annotations
 
 import dataclasses
-import dis
 import functools
 import inspect
-import os
-import sys
 import types
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -24,7 +22,8 @@ from torch.utils import _pytree as pytree
 
 from burnt import _torch
 from burnt.codegen.backward import Differentiable, derive
-from burnt.codegen.compiled import CompiledPlan, fault
+from burnt.codegen.captures import captures, content, identity, own, unsuited_callable, unsuited_captures
+from burnt.codegen.compiled import CompiledPlan, fault, told
 from burnt.codegen.ir import Kernel
 from burnt.codegen.lower.products import why_apart
 from burnt.codegen.precision import precision
@@ -37,12 +36,11 @@ from burnt.errors import CacheError, FusionError, UnsupportedError
 
 __all__ = ["Function", "functions", "fuse"]
 
-_MOST_VALUES = 16  # of numbers that a function looks at: beyond, the plain function is the cheaper one
+_MOST_VALUES = 16  # of floats that a function looks at: beyond, the plain function is the cheaper one
+_MOST_INTEGERS = 32  # sets of whole numbers that otherwise equal calls have plans for: the same
 _MOST_PLANS = 1024  # signatures that a function remembers; the older half is forgotten beyond
-_NUMBERS = frozenset({bool, int, str, type(None)})
 _FUNCTIONS: WeakSet[Function] = WeakSet()
 _SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
-_FIXED = (*_SIMPLE, float, Tensor, types.FunctionType, types.BuiltinFunctionType, type, Dissolving)
 
 
 class Planned(NamedTuple):
@@ -85,14 +83,16 @@ class Function(Dissolving):
         target: Target | None = None,
         lowered: bool = False,
     ) -> None:
-        self.fn = fn
+        self.fn = own(fn)
         self.single = single
         self.lowered = lowered or single or target is not None
         self.target = target
         self.name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
         self._entries: dict[Any, Planned] = {}
-        self._captures = _captures(fn)
+        self._captures = captures(self.fn)
         self._variants = 0
+        self._integers: Counter[tuple[Any, ...]] = Counter()
+        self._unknown: set[tuple[type, ...]] = set()
         self._origin: Function | None = None
         functools.update_wrapper(self, fn)
         _FUNCTIONS.add(self)
@@ -108,6 +108,10 @@ class Function(Dissolving):
             return self._with_keywords(args, kwargs)
         found = self._found(args)
         if found is None:
+            kinds = tuple(map(type, args))
+            if kinds not in self._unknown or self.single:
+                self._unknown.add(kinds)
+                self._plain(_unknown(args), [])
             return self.fn(*args)
         planned, tensors, wants_gradient = found
         if planned.forward is None:
@@ -145,14 +149,14 @@ class Function(Dissolving):
             else:
                 return None
         kind_of_device = tensors[0].device.type if tensors else "cpu"
-        if torch.is_autocast_enabled(kind_of_device):
+        if kind_of_device != "meta" and torch.is_autocast_enabled(kind_of_device):
             key.append(torch.get_autocast_dtype(kind_of_device))
         if torch.get_default_dtype() is not torch.float32:
             key.append(torch.get_default_dtype())
         if (multiplied := precision()) != "ieee":
             key.append(multiplied)
         for holder, name in self._captures:
-            key.append(_identity(_content(holder, name)))
+            key.append(identity(content(holder, name)))
         planned = self._entries.get(tuple(key))
         if planned is None:
             planned = self._prepare(key, args, tensors)
@@ -168,6 +172,21 @@ class Function(Dissolving):
             return self.fn(*args, **kwargs)
         return self(*bound.args)
 
+    def positional(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Arguments by position, as signatures know them.
+
+        Raises:
+            TypeError: they are not those of the function, or one can be given by name alone.
+        """
+        bound = inspect.signature(self.fn).bind(*args, **kwargs)
+        bound.apply_defaults()
+        if bound.kwargs:
+            names = ", ".join(bound.kwargs)
+            raise TypeError(
+                f"{self.name} takes {names} by name alone, and no plan does: the plain function runs"
+            )
+        return bound.args
+
     def why_plain(self, *args: Any) -> str | None:
         """Why the plain function runs for these arguments; None if a plan does."""
         return self.planned(*args).plain
@@ -179,11 +198,7 @@ class Function(Dissolving):
     def planned(self, *args: Any) -> Planned:
         """What is known for these arguments, made if need be."""
         found = self._found(args)
-        return (
-            found[0]
-            if found is not None
-            else Planned(None, [], [], "an argument of a kind that no plan takes")
-        )
+        return Planned(None, [], [], _unknown(args)) if found is None else found[0]
 
     def on(self, target: Target) -> Function:
         """The same function for another target, which takes the kernels that are planned for this one's."""
@@ -201,18 +216,26 @@ class Function(Dissolving):
         self, key: list[Any], args: Sequence[Any], tensors: Sequence[Tensor], *, by_value: bool = False
     ) -> Planned:
         with PLANNING:
-            held = [_content(holder, name) for holder, name in self._captures]
+            held = [content(holder, name) for holder, name in self._captures]
             if not by_value:
                 # A helper that was given another body may look elsewhere than the one before it.
                 known = len(held)
-                self._captures = _captures(self.fn)
-                held = [_content(holder, name) for holder, name in self._captures]
-                key = [*key[: len(key) - known], *map(_identity, held)]
+                self._captures = captures(self.fn)
+                held = [content(holder, name) for holder, name in self._captures]
+                key = [*key[: len(key) - known], *map(identity, held)]
             signature = tuple(key)
             entry = self._entries.get(signature)
             if entry is None:
                 self._variants += by_value
-                if self._variants > _MOST_VALUES:
+                rest = tuple(part for part in signature if not _is_integer(part))
+                self._integers[rest] += not by_value and len(rest) < len(signature)
+                if self._integers[rest] > _MOST_INTEGERS:
+                    entry = self._plain(
+                        f"it has met {_MOST_INTEGERS} values of its whole numbers, each with a plan of its "
+                        "own: what changes can be given as a float or a tensor",
+                        held,
+                    )
+                elif self._variants > _MOST_VALUES:
                     entry = self._plain(
                         f"it looks at its numbers, and has met {_MOST_VALUES} values of them", held
                     )
@@ -240,7 +263,8 @@ class Function(Dissolving):
         target = self.target or (target_of(tensors[0].device) if tensors else C)
         if self.lowered and self.target is None and isinstance(target, Target) and target.products:
             target = dataclasses.replace(target, products=why_apart)
-        reason = target if isinstance(target, str) else self._unsuited(tensors) or _unsuited_captures(held)
+        reason = target if isinstance(target, str) else None
+        reason = reason or unsuited_callable(self.fn) or self._unsuited(tensors) or unsuited_captures(held)
         if isinstance(target, str) or reason is not None:
             return self._plain(str(reason), held)
         try:
@@ -288,13 +312,13 @@ class Function(Dissolving):
                 ),
                 hint="see burnt.explain for what ends each group",
             )
-        if os.environ.get("BURNT_DEBUG") == "1":
-            print(f"burnt: {self.name}: {len(forward.plan.steps)} steps\n{forward.source}", file=sys.stderr)  # noqa: T201
+        told(self.name, f"{len(forward.plan.steps)} steps\n{forward.source}")
         return Planned(forward, captured, held, by_value=not general)
 
     def _plain(self, reason: str, held: list[Any]) -> Planned:
         if self.single:
             raise FusionError(f"{self.name} does not come out as one kernel", found=reason)
+        told(self.name, f"the plain function runs: {reason}")
         return Planned(None, [], held, reason)
 
     def _unsuited(self, tensors: Sequence[Tensor]) -> str | None:
@@ -306,6 +330,25 @@ class Function(Dissolving):
             if tensor.is_conj() or tensor.is_neg() or type(tensor) not in (Tensor, torch.nn.Parameter):
                 return "a tensor that is more than its memory"
         return None
+
+
+def _is_integer(part: object) -> bool:
+    """Whether a part of a signature is the value of a whole number."""
+    return type(part) is tuple and len(part) == 2 and part[0] is int
+
+
+def _unknown(args: Sequence[Any]) -> str:
+    """Which argument is of a kind that no signature knows."""
+    at = next(i for i, arg in enumerate(args) if not _is_known(arg))
+    return (
+        f"argument {at} is a {type(args[at]).__name__}: a plan takes tensors, numbers, strings, dtypes and "
+        "devices, each as an argument of its own"
+    )
+
+
+def _is_known(arg: object) -> bool:
+    """Whether a signature can tell what an argument is."""
+    return type(arg) in (Tensor, torch.nn.Parameter, float) or isinstance(arg, _SIMPLE)
 
 
 def _values(args: Sequence[Any]) -> tuple[str, ...]:
@@ -328,74 +371,6 @@ def _random_call(forward: CompiledPlan) -> str | None:
         if isinstance(step, Call) and is_random(step.node):
             return f"{step.node.target} draws random numbers, which a derived backward would draw again"
     return None
-
-
-def _captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
-    """Where a function finds what is no argument: cells and globals, its own and its helpers'."""
-    found: list[tuple[Any, str]] = []
-    seen: set[types.CodeType] = set()
-
-    def look(function: Any) -> None:
-        if isinstance(function, Function):
-            function = function.fn
-        if not isinstance(function, types.FunctionType) or function.__code__ in seen:
-            return
-        seen.add(function.__code__)
-        if _is_torchs(function):
-            return
-        for cell in function.__closure__ or ():
-            found.append((cell, ""))
-            look(_content(cell, ""))
-        for name in sorted(_names(function.__code__)):
-            if name in function.__globals__ and not isinstance(function.__globals__[name], types.ModuleType):
-                found.append((function.__globals__, name))
-                look(function.__globals__[name])
-
-    look(fn)
-    return found
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """The global names that code looks up, functions inside of it included. Attributes are none."""
-    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    looked_up = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    return looked_up.union(*inner)
-
-
-def _unsuited_captures(held: Sequence[Any]) -> str | None:
-    """Why a capture cannot be relied on: its contents may change without its being another object."""
-    for content in held:
-        if not _is_fixed(content):
-            return f"it captures a {type(content).__name__}, whose changes would go unnoticed"
-    return None
-
-
-def _is_fixed(content: Any) -> bool:
-    if isinstance(content, tuple):
-        # What functions inside of it capture is not looked at; torch's own are what they are.
-        inner = (types.FunctionType, Dissolving)
-        return all(_is_torchs(c) if isinstance(c, inner) else _is_fixed(c) for c in content)
-    return isinstance(content, _FIXED)
-
-
-def _is_torchs(function: object) -> bool:
-    return (getattr(function, "__module__", None) or "").split(".")[0] == "torch"
-
-
-def _identity(content: Any) -> Any:
-    """What a signature knows a capture by. 1, 1.0 and True are three, and so are 0.0 and -0.0 two."""
-    if type(content) is float:
-        return content.hex()
-    return (type(content), content) if type(content) in _NUMBERS else id(content)
-
-
-def _content(holder: Any, name: str) -> Any:
-    if name:
-        return holder.get(name)
-    try:
-        return holder.cell_contents
-    except ValueError:
-        return None  # a cell that is not filled yet
 
 
 def fuse(fn: Callable[..., Any] | None = None, *, single: bool = False) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -19,15 +20,17 @@ def _relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "relu2": _relu2,
-    "relu6": F.relu6,
-    "hardswish": F.hardswish,
-}
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = types.MappingProxyType(
+    {
+        "relu": F.relu,
+        "gelu": F.gelu,
+        "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+        "silu": F.silu,
+        "relu2": _relu2,
+        "relu6": F.relu6,
+        "hardswish": F.hardswish,
+    }
+)
 """What other ops can end in, by the word for their `activation`."""
 
 

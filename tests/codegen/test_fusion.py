@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import Tensor
 
+from burnt import kernels
 from burnt.codegen import Function, explain, fuse, toolchain
 from burnt.codegen.compiler import find_compiler
 from burnt.codegen.ir import Kernel
@@ -982,6 +985,151 @@ def test_attributes_are_no_captures() -> None:
 
 
 LISTED, HELPED = (held,), (gelu,)
+
+
+class Scale:
+    by = 2.0
+
+    @classmethod
+    def scaled(cls, x):
+        return x * cls.by
+
+    def __call__(self, x):
+        return x * self.by
+
+
+def by_attribute(x):
+    return x * by_attribute.scale
+
+
+settings = types.ModuleType("settings")
+settings.inner = types.ModuleType("settings.inner")
+
+
+@pytest.mark.parametrize(
+    ("fn", "holder", "name"),
+    [
+        (lambda x: x * Scale.by, Scale, "by"),
+        (by_attribute, by_attribute, "scale"),
+        (lambda x: x * settings.scale, settings, "scale"),
+        (lambda x: x * settings.inner.scale, settings.inner, "scale"),
+        (lambda x: settings.scaled(x), settings, "scale"),
+    ],
+    ids=["class", "function", "module", "module in it", "function in it"],
+)
+def test_attributes_that_are_read_where_their_name_is_are_noticed(fn, holder, name, monkeypatch):
+    for each in (settings, settings.inner, by_attribute):
+        each.scale = 3.0
+    settings.scaled = lambda x: x * settings.scale
+    fused, x = fuse(fn), randn(3)
+    assert fused.why_plain(x) is None
+    same(fused(x), fn(x))
+    monkeypatch.setattr(holder, name, torch.tensor([2.0, 3.0, 4.0]))
+    same(fused(x), fn(x))
+    monkeypatch.setattr(holder, name, 7.0)
+    assert fused.why_plain(x) is None
+    same(fused(x), x * 7)
+
+
+def with_default(x, by=[2.0]):  # noqa: B006
+    return x * by[0]
+
+
+def with_default_by_name(x, *, by={"a": 2.0}):  # noqa: B006
+    return x * by["a"]
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (Scale(), "it is a Scale and no function"),
+        (Scale.scaled, "it is a method of a type"),
+        (lambda x: Scale.scaled(x), "it captures a method"),
+        (torch.nn.Dropout(0.5), "it is a Dropout and no function"),
+        (torch.nn.Linear(3, 3).forward, "it is a method of a Linear"),
+        (with_default, "it captures a list"),
+        (with_default_by_name, "it captures a dict"),
+        (functools.partial(with_default, by=[3.0]), "it captures a list"),
+        (functools.partial(Scale()), "it is a Scale"),
+    ],
+)
+def test_what_has_a_state_that_nobody_sees_runs_as_it_is(fn, reason):
+    assert reason in fuse(fn).why_plain(randn(3))
+    with pytest.raises(FusionError, match=reason):
+        fuse(fn, single=True)(randn(3))
+
+
+@pytest.mark.parametrize("fn", [torch.tanh, torch.Tensor.tanh, torch.ops.aten.tanh.default, F.tanh])
+def test_functions_of_torchs_own_are_fused(fn):
+    assert Function(fn, lowered=True).why_plain(randn(3)) is None
+
+
+def test_a_function_given_some_of_its_arguments_is_a_copy():
+    given = functools.partial(lambda by, x: x * by, 2.0)
+    fused, x = fuse(given), randn(3)
+    assert fused.why_plain(x) is None
+    same(fused(x), x * 2)
+
+
+def test_modules_in_cells_are_no_state():
+    import math as m
+
+    fused = fuse(lambda x: x * m.pi)
+    assert fused.why_plain(torch.ones(3)) is None
+
+
+def test_whole_numbers_have_a_plan_each_and_then_none():
+    fused, x = fuse(lambda x, k: x * k), randn(3)
+    for k in range(40):
+        same(fused(x, k), x * k)
+    assert fused.why_plain(x, 3) is None
+    assert "32 values of its whole numbers" in fused.why_plain(x, 35)
+    assert fused.why_plain(randn(4), 35) is None  # another signature
+    assert fused.why_plain(x, True) is None
+
+
+def test_an_argument_that_no_plan_takes_is_named():
+    fused, x = fuse(lambda x, y: x * y[0]), randn(3)
+    assert "argument 1 is a list" in fused.why_plain(x, [x])
+    with pytest.raises(FusionError, match="argument 1 is a tuple"):
+        fuse(fused.fn, single=True)(x, (x,))
+
+
+def test_tensors_without_memory_run_the_plain_function():
+    made = fuse(lambda x: x * 2)(torch.ones(3, device="meta"))
+    assert made.device.type == "meta"
+
+
+def test_plans_are_told_of_as_they_are_made(monkeypatch, capfd):
+    monkeypatch.setenv("BURNT_DEBUG", "1")
+
+    def told(x, *rest):
+        return x.sin() * 2
+
+    fused = fuse(told)
+    fused(randn(3).requires_grad_()).sum().backward()
+    fused(randn(3), [1])
+    fused(randn(3), [2])
+    fused(randn(3).to(torch.complex64))
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("burnt: ")]
+    assert lines[:2] == ["burnt: told: 1 steps", "burnt: told_backward: 1 steps"]
+    assert lines[2].startswith("burnt: told: the plain function runs: argument 1 is a list")
+    assert lines[3].startswith("burnt: told: the plain function runs: a tensor of layout")
+    assert len(lines) == 4
+
+
+def test_explain_takes_arguments_by_name():
+    x = randn(3)
+    assert str(explain(lambda x, by: x * by, x, by=2.0, timed=False)).count("elementwise") == 1
+    with pytest.raises(TypeError, match="by name alone"):
+        explain(lambda x, *, by: x * by, x, by=2.0)
+
+
+def test_a_reference_of_an_op_can_be_looked_at_for_another_target():
+    x, weight = randn(64, 64), randn(64, 64, seed=1)
+    found = explain(kernels.linear.reference, x, weight, None, None, "gelu", target="triton")
+    assert found.plain is None
+    assert "erf(" in "".join(found.texts.values())
 
 
 def test_memory_between_steps_is_let_go_of():

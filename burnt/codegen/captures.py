@@ -1,0 +1,187 @@
+"""What a function finds that is no argument, and whether a change of it would be noticed.
+
+A plan is right for what was captured when it was made. Captures are known by where they are found, a cell, a
+namespace or an attribute, so that another object in the same place is noticed at a call; objects that may
+change and stay the same are refused, and the plain function runs.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from burnt.codegen.trace import Dissolving
+
+__all__ = ["captures", "content", "identity", "own", "unsuited_callable", "unsuited_captures"]
+
+_NUMBERS = frozenset({bool, int, str, type(None)})
+_SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
+_CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, Dissolving)
+_FIXED = (*_SIMPLE, *_CALLED, float, Tensor, type, types.ModuleType, enum.Enum)
+# Packages whose modules and classes are taken as they are.
+_OURS = frozenset({"torch", "burnt"})
+_KNOWN = _OURS | {"numpy", "triton"} | sys.stdlib_module_names
+
+
+def own(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, or a copy of one whose arguments are given in part: nobody else can change that."""
+    return functools.partial(fn.func, *fn.args, **fn.keywords) if isinstance(fn, functools.partial) else fn
+
+
+def unsuited_callable(fn: Any) -> str | None:
+    """Why what is called is no function that can be relied on; None where it can."""
+    if isinstance(fn, functools.partial):
+        given = [*fn.args, *fn.keywords.values()]
+        return unsuited_callable(fn.func) or unsuited_captures(given)
+    if isinstance(fn, _CALLED) or (
+        _package(fn) == "torch" and not isinstance(fn, torch.nn.Module | types.MethodType)
+    ):
+        return None
+    kind = type(fn).__name__
+    kind = f"a method of a {type(fn.__self__).__name__}" if isinstance(fn, types.MethodType) else f"a {kind}"
+    return f"it is {kind} and no function: changes of what it holds would go unnoticed"
+
+
+def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
+    """Where a function finds what is no argument, its own and its helpers': holders, and names in them.
+
+    A holder is a cell (with an empty name), a namespace, the defaults of arguments (with an index), or a
+    module, class or function with an attribute.
+    """
+    found: list[tuple[Any, str]] = []
+    seen: set[types.CodeType] = set()
+
+    def take(holder: Any, name: str) -> Any:
+        found.append((holder, name))
+        taken = content(holder, name)
+        look(taken)
+        return taken
+
+    def look(function: Any) -> None:
+        if isinstance(function, functools.partial):
+            function = function.func
+        if isinstance(function, Dissolving):
+            function = getattr(function, "fn", None)
+        if not isinstance(function, types.FunctionType) or function.__code__ in seen:
+            return
+        seen.add(function.__code__)
+        if _package(function) == "torch":
+            return
+        defaults = function.__defaults__ or (), function.__kwdefaults__ or {}
+        places = [
+            *((defaults[0], str(i)) for i in range(len(defaults[0]))),
+            *((defaults[1], n) for n in defaults[1]),
+        ]
+        for holder, name in places:
+            if not isinstance(content(holder, name), (*_SIMPLE, float)):
+                take(holder, name)
+        code = function.__code__
+        cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        for cell in cells.values():
+            take(cell, "")
+        for name, *attributes in sorted(set(_chains(code))):
+            if name in cells:
+                held = content(cells[name], "")
+            elif name in function.__globals__:
+                held = function.__globals__[name]
+                if not isinstance(held, types.ModuleType):
+                    take(function.__globals__, name)
+            else:
+                continue
+            for attribute in attributes:
+                if not _is_open(held) or not _has(held, attribute):
+                    break
+                held = take(held, attribute)
+
+    look(fn)
+    return list({(id(holder), name): (holder, name) for holder, name in found}.values())
+
+
+def content(holder: Any, name: str) -> Any:
+    """What is there now; None in a cell that is not filled yet."""
+    if type(holder) is dict:
+        return holder.get(name)
+    if type(holder) is tuple:
+        return holder[int(name)]
+    if name:
+        return getattr(holder, name, None)
+    try:
+        return holder.cell_contents
+    except ValueError:
+        return None
+
+
+def identity(held: Any) -> Any:
+    """What a signature knows a capture by. 1, 1.0 and True are three, and so are 0.0 and -0.0 two."""
+    kind = type(held)
+    if kind is float:
+        return held.hex()
+    if kind is types.MethodType:
+        return kind, id(held.__self__), id(held.__func__)  # another object at each look
+    return (kind, held) if kind in _NUMBERS else id(held)
+
+
+def unsuited_captures(held: Sequence[Any]) -> str | None:
+    """Why a capture cannot be relied on: its contents may change without its being another object."""
+    for each in held:
+        if not _is_fixed(each):
+            return f"it captures a {type(each).__name__}, whose changes would go unnoticed"
+    return None
+
+
+def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
+    """The names that code looks up outside of itself, each with the attributes that it takes of it."""
+    chain: list[str] = []
+    for i in dis.get_instructions(code):
+        if i.opname == "EXTENDED_ARG":
+            continue
+        if chain and i.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            chain.append(i.argval)
+            continue
+        if chain:
+            yield tuple(chain)
+        chain = [i.argval] if i.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF") else []
+    if chain:
+        yield tuple(chain)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _chains(constant)
+
+
+def _is_open(held: Any) -> bool:
+    """Whether attributes of an object may be others at the next call: a module's, class' or function's."""
+    if isinstance(held, types.ModuleType):
+        return held.__name__.split(".")[0] not in _KNOWN
+    if isinstance(held, enum.EnumType) or not isinstance(held, type | types.FunctionType):
+        return False
+    return _package(held) not in _KNOWN
+
+
+def _has(held: Any, name: str) -> bool:
+    return inspect.getattr_static(held, name, inspect) is not inspect
+
+
+def _is_fixed(held: Any) -> bool:
+    if isinstance(held, tuple):
+        # What functions inside of it capture is not looked at; those of torch and burnt are what they are.
+        inner = (types.FunctionType, Dissolving)
+        return all(_package(c) in _OURS if isinstance(c, inner) else _is_fixed(c) for c in held)
+    if isinstance(held, types.MappingProxyType):  # a table that is meant to stay as it is
+        return _is_fixed(tuple(held.values()))
+    if isinstance(held, types.MethodType):
+        return _package(held) in _KNOWN  # what it reads of its class or instance is not looked at
+    return isinstance(held, _FIXED)
+
+
+def _package(held: object) -> str:
+    """The package that an object is defined in."""
+    return (getattr(held, "__module__", None) or "").split(".")[0]
