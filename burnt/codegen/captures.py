@@ -43,7 +43,7 @@ def unsuited_callable(fn: Any) -> str | None:
         given = [*fn.args, *fn.keywords.values()]
         return unsuited_callable(fn.func) or unsuited_captures(given)
     if isinstance(fn, _CALLED) or (
-        _package(fn) == "torch" and not isinstance(fn, torch.nn.Module | types.MethodType)
+        _package(fn) in _OURS and not isinstance(fn, torch.nn.Module | types.MethodType)
     ):
         return None
     kind = type(fn).__name__

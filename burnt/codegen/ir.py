@@ -39,6 +39,13 @@ from burnt.errors import InputDivisionError, InputError, InputIndexError, range_
 
 _names = itertools.count()
 
+DTYPES = frozenset({
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool,
+    torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+})  # fmt: skip
+"""What elements of kernels can be; ops of others are torch's own calls."""
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Var:

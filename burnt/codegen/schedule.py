@@ -15,6 +15,7 @@ import torch
 
 from burnt.codegen.grouping import Grouping, folds_of
 from burnt.codegen.ir import (
+    DTYPES,
     Buffer,
     Expr,
     Index,
@@ -413,4 +414,4 @@ def _is_tensor(node: torch.fx.Node) -> bool:
 
 
 def _plain(meta: torch.Tensor) -> bool:
-    return meta.layout == torch.strided and not meta.dtype.is_complex and not meta.is_quantized
+    return meta.layout == torch.strided and meta.dtype in DTYPES and not meta.is_quantized

@@ -1100,6 +1100,16 @@ def test_tensors_without_memory_run_the_plain_function():
     assert made.device.type == "meta"
 
 
+def test_8_bit_floats_are_left_to_torch():
+    x = randn(8).to(torch.float8_e4m3fn)
+    fused = fuse(lambda x: ((x.to(torch.float32) * 2).sin(), x))
+    assert steps(fused.fn, x) == ["aten._to_copy.default", "elementwise"]
+    same(fused(x)[0], fused.fn(x)[0])
+    fused = fuse(lambda x: (x * 2).sin().to(torch.float8_e4m3fn))
+    assert steps(fused.fn, randn(3)) == ["elementwise", "aten._to_copy.default"]
+    assert torch.equal(fused(randn(3)).float(), fused.fn(randn(3)).float())
+
+
 def test_plans_are_told_of_as_they_are_made(monkeypatch, capfd):
     monkeypatch.setenv("BURNT_DEBUG", "1")
 
