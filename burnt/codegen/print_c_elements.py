@@ -358,7 +358,7 @@ def _operation(expr: Expr, a: list[str]) -> str:
     if op in ("maximum", "minimum", "fmax", "fmin") and not inside.is_floating_point:
         return f"{a[0]} {'>' if 'max' in op else '<'} {a[1]} ? {a[0]} : {a[1]}"
     if op == "abs" and not inside.is_floating_point:
-        return a[0] if inside in (torch.uint8, torch.bool) else f"{a[0]} < 0 ? -{a[0]} : {a[0]}"
+        return a[0] if not inside.is_signed else f"{a[0]} < 0 ? -{a[0]} : {a[0]}"
     if op == "sign" and not inside.is_floating_point:
         return f"({a[0]} > 0) - ({a[0]} < 0)"
     return f"{op}_{'f64' if double else 'f32'}({', '.join(a)})"

@@ -240,7 +240,7 @@ def _operation(expr: Expr, a: list[str]) -> str:
     if op in ("maximum", "minimum", "fmax", "fmin") and not floating:
         return f"{a[0]} {'>' if 'max' in op else '<'} {a[1]} ? {a[0]} : {a[1]}"
     if op == "abs" and not floating:
-        return a[0] if inside in (torch.uint8, torch.bool) else f"{a[0]} < 0 ? -{a[0]} : {a[0]}"
+        return a[0] if not inside.is_signed else f"{a[0]} < 0 ? -{a[0]} : {a[0]}"
     if op == "sign" and not floating:
         return f"({a[0]} > 0) - ({a[0]} < 0)"
     if f"{op}_f32" not in prelude_metal.functions():
@@ -253,6 +253,8 @@ def _cast(value: str, old: torch.dtype, new: torch.dtype) -> str:
         return f"float({MEMORY[new]}({value}))"
     if new == torch.bool:
         return f"{value} != 0"
-    if old.is_floating_point and new in (torch.int8, torch.int16, torch.uint8):
+    if old.is_floating_point and new in (torch.int8, torch.int16, torch.uint8, torch.uint16):
         return f"{COMPUTE[new]}(int({value}))"  # what lies outside wraps, as in torch
+    if old.is_floating_point and new == torch.uint32:
+        return f"uint(long({value}))"
     return f"{COMPUTE[new]}({value})"

@@ -12,7 +12,8 @@ __all__ = ["COMPUTE", "MEMORY", "SHORT", "constant", "highest", "lowest"]
 
 COMPUTE = {
     torch.float32: "float", torch.bfloat16: "float", torch.float16: "float", torch.int8: "char",
-    torch.int16: "short", torch.int32: "int", torch.int64: "long", torch.uint8: "uchar", torch.bool: "bool",
+    torch.int16: "short", torch.int32: "int", torch.int64: "long", torch.uint8: "uchar",
+    torch.uint16: "ushort", torch.uint32: "uint", torch.uint64: "ulong", torch.bool: "bool",
 }  # fmt: skip
 MEMORY = {**COMPUTE, torch.bfloat16: "bfloat", torch.float16: "half"}
 SHORT = (torch.bfloat16, torch.float16)
@@ -30,6 +31,8 @@ def constant(value: object, dtype: torch.dtype) -> str:
     if not dtype.is_floating_point:
         if value == -(2**63):
             return "(-9223372036854775807L - 1)"
+        if dtype == torch.uint64:
+            return f"{int(value)}UL"
         return f"{int(value)}L" if dtype == torch.int64 else f"{COMPUTE[dtype]}({int(value)})"
     if math.isnan(value):
         return "NAN"

@@ -31,7 +31,8 @@ __all__ = ["EVERYWHERE", "TL", "Elements", "Value", "union"]
 TL = {
     torch.float32: "tl.float32", torch.float64: "tl.float64", torch.bfloat16: "tl.float32",
     torch.float16: "tl.float32", torch.int8: "tl.int8", torch.int16: "tl.int16", torch.int32: "tl.int32",
-    torch.int64: "tl.int64", torch.uint8: "tl.uint8", torch.bool: "tl.int1",
+    torch.int64: "tl.int64", torch.uint8: "tl.uint8", torch.uint16: "tl.uint16", torch.uint32: "tl.uint32",
+    torch.uint64: "tl.uint64", torch.bool: "tl.int1",
 }  # fmt: skip
 _SHORT = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^",
@@ -246,8 +247,14 @@ class Elements:
             # By way of float32, as torch's conversions go.
             text = text if TL[old] == "tl.float32" else f"{text}.to(tl.float32)"
             return self.define(f"{text}.to({_SHORT[new]}).to(tl.float32)", made.axes)
-        if old.is_floating_point and new in (torch.int8, torch.int16, torch.uint8):
-            text = f"{text}.to(tl.int{'64' if new == torch.uint8 else '32'})"
+        if old.is_floating_point and new in (
+            torch.int8,
+            torch.int16,
+            torch.uint8,
+            torch.uint16,
+            torch.uint32,
+        ):
+            text = f"{text}.to(tl.int{'32' if new.is_signed else '64'})"
         if TL[old] == TL[new]:
             return made
         return self.define(f"{text}.to({TL[new]})", made.axes)
@@ -288,7 +295,7 @@ class Elements:
 
     def integer(self, op: str, a: Sequence[str], dtype: torch.dtype, axes: str) -> Value:
         """An operation of whole numbers."""
-        plain = dtype in (torch.uint8, torch.bool)
+        plain = not dtype.is_signed
         if op in _INTEGER_INFIX:
             return self.define(f"{a[0]} {_INTEGER_INFIX[op]} {a[1]}", axes)
         if op == "power":
@@ -308,6 +315,8 @@ class Elements:
             kind = TL[dtype]
             if dtype == torch.bool:
                 return Value(a[0], axes)
+            if plain:
+                return self.define(f"({a[0]} > 0).to({kind})", axes)
             return self.define(f"({a[0]} > 0).to({kind}) - ({a[0]} < 0).to({kind})", axes)
         raise UnsupportedError(f"no Triton text for {op} of {dtype}", where=self.name)
 

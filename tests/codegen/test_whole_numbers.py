@@ -36,6 +36,30 @@ def all_of_them(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
 DTYPES = torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64
 
 
+def of_wide_unsigned(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    """What torch computes of unsigned numbers of more than 8 bits."""
+    chosen = torch.where(a == b, a, b), a & b, a | b, a != 5, a.to(torch.bool)
+    wide = a.to(torch.int64) - 3, a.to(torch.int8), a.to(torch.float32) * 0.5
+    narrow = (b.to(torch.float32) * 1e-6).to(a.dtype), torch.cat([a, b]), a[b.to(torch.int64) % len(a)]
+    return a * b, a.sum(), a.view(20, -1).sum(1), a.cumsum(0), *chosen, *wide, *narrow
+
+
+WIDE = torch.uint16, torch.uint32, torch.uint64
+
+
+def unsigned_as_torch_has_them(compiled: Callable[..., Any], dtype: torch.dtype) -> None:
+    source, bits = torch.Generator().manual_seed(0), torch.iinfo(dtype).bits
+    a, b = (torch.randint(-(2**62), 2**62, (400,), generator=source) for _ in range(2))
+    a[:4] = torch.tensor([-1, 0, 1, 5])  # the largest of each dtype
+    a, b = (t.bitwise_and(2**bits - 1 if bits < 64 else -1).to(dtype) for t in (a, b))
+    b[7:20] = a[7:20]
+    made = compiled(of_wide_unsigned)
+    assert made.why_plain(a, b) is None
+    for i, (ours, theirs) in enumerate(zip(made(a, b), of_wide_unsigned(a, b), strict=True)):
+        assert ours.dtype == theirs.dtype
+        assert ours.tolist() == theirs.tolist(), f"result {i}"
+
+
 def as_torch_has_them(compiled: Callable[..., Any], dtype: torch.dtype) -> None:
     source, info = torch.Generator().manual_seed(0), torch.iinfo(dtype)
     a, b = (torch.randint(info.min, info.max, (400,), generator=source).to(dtype) for _ in range(2))
@@ -50,3 +74,9 @@ def as_torch_has_them(compiled: Callable[..., Any], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("compiled", PRINTERS)
 def test_as_torch_has_them(compiled: Callable[..., Any], dtype: torch.dtype) -> None:
     as_torch_has_them(compiled, dtype)
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+@pytest.mark.parametrize("compiled", PRINTERS)
+def test_unsigned_as_torch_has_them(compiled: Callable[..., Any], dtype: torch.dtype) -> None:
+    unsigned_as_torch_has_them(compiled, dtype)

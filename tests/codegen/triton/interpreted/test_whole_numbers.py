@@ -7,9 +7,14 @@ import torch
 
 from burnt.codegen.function import Function
 from burnt.codegen.target import TRITON
-from tests.codegen.test_whole_numbers import DTYPES, as_torch_has_them
+from tests.codegen.test_whole_numbers import DTYPES, WIDE, as_torch_has_them, unsigned_as_torch_has_them
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_as_torch_has_them(dtype: torch.dtype) -> None:
     as_torch_has_them(lambda fn: Function(fn, target=TRITON), dtype)
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+def test_unsigned_as_torch_has_them(dtype: torch.dtype) -> None:
+    unsigned_as_torch_has_them(lambda fn: Function(fn, target=TRITON), dtype)
