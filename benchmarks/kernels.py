@@ -8,7 +8,8 @@ ratios. *Same allocator*: all in one process, with the pool on. *As shipped*: th
 their own that has no burnt, asked for a sample at a time over a pipe. In a round everybody takes a sample,
 in turns; a ratio is one of medians. Samples in which the host took time away (steal in /proc/stat) or the
 kernel did (involuntary switches) are dropped, as long as five are left. The share is of the bandwidth of a
-copy that takes its samples in the same rounds. That all compute the same is checked first. Then: the first
+copy that takes its samples in the same rounds. Where an op takes a call of torch's or oneDNN's, our own
+candidate takes samples in the same rounds too. That all compute the same is checked first. Then: the first
 kernel of a process with empty caches, what a call costs, and the front of an op. torch.compile takes a
 minute for some rows; its own cache on disk makes the second process quick.
 
@@ -111,6 +112,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(report.machine(results))
     for lines in report.tables(results):
         print(report.text_table(lines), end="\n\n")
+    if report.has_own(results):
+        print(report.OWN, end="\n\n")
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     if options.check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import itertools
 import json
@@ -151,6 +152,67 @@ def test_rivals_that_compute_something_else_are_found() -> None:
     cpu.check(row, {"burnt": lambda: right, "eager": lambda: right})
     with pytest.raises(SystemExit, match="gelu by hand, 16 M: eager and burnt compute different things"):
         cpu.check(row, {"burnt": lambda: right, "eager": lambda: wrong})
+
+
+# --- our own candidates
+
+
+def test_every_op_of_a_row_has_candidates_of_its_own_or_one_beneath() -> None:
+    from burnt import kernels
+
+    rows = [row for row in module("rows").ROWS if row.op is not None]
+    lacking = [row.name for row in rows if (row.beneath or row.op)[0] not in kernels.OPS]
+    assert lacking == ["batch_norm + relu fwd+bwd 16x64x56x56"]  # its op has no other choice than ours
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("softmax fwd+bwd 4096x1024", "generated"),
+        ("attention, causal fwd+bwd 2x12x512x64", "generated"),
+        ("lstm fwd+bwd 16x128x256", "steps"),
+    ],
+)
+def test_our_own_candidate_is_found_and_computes_the_same(
+    name: str, ours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from burnt.kernels.op import OPS, Entry
+
+    cpu, clock, row = module("cpu"), module("clock"), module("rows").find(name)
+    op = OPS[(row.beneath or row.op)[0]]
+    vendor = op.candidates["vendor"]
+    monkeypatch.setattr(op, "chosen", lambda *args: Entry(vendor, False, vendor, None, "for the test", ""))
+    inputs = row.inputs(32)
+    own = cpu.own_candidate(row, inputs)
+    assert (own.chosen, own.candidate) == ("vendor", ours)
+    fns = {"burnt": functools.partial(cpu.own_call(row), own), "eager": row.fn}
+    cpu.check(row, {name: clock.runner(fn, inputs, row.backward) for name, fn in fns.items()})
+
+
+def test_where_ours_is_chosen_nothing_else_is_timed() -> None:
+    row = module("rows").find("var, last axis, 4096x1024")
+    own = module("cpu").own_candidate(row, row.inputs(8))
+    assert (own.chosen, own.candidate) == ("generated", None)
+
+
+def test_our_own_is_told_beside_the_rivals() -> None:
+    cpu, report, sample = module("cpu"), module("report"), module("clock").Sample
+    same = module("rows").SAME
+    samples = {(same, n): [sample(s, True)] * 5 for n, s in (("burnt", 0.01), ("eager", 0.02), ("own", 0.04))}
+    samples[same, "copy"] = samples[same, "burnt"]
+    row = cpu.summary(module("rows").find("softmax fwd+bwd 4096x1024"), "", samples, 1, 1)
+    assert list(row[same]) == ["eager"]
+    assert row["own"] == {"ms": 40.0, "calm": 5, "ratio": 0.5, "quartiles": [0.5, 0.5]}
+    measured = results()
+    assert "own" not in report.markdown(measured).lower()  # as files have it that are older than the column
+    measured["rows"]["a & b"]["own"] = row["own"] | {"candidate": "tiled", "plain": False}
+    text = report.markdown(measured)
+    assert "| of copy | own, x eager |" in text
+    assert "| 50% / 60% ✗ | 0.50 (0.50-0.50) tiled |" in text
+    bars = ElementTree.fromstring(report.picture(measured))
+    assert sum(bar.get("fill") == "#a8a8a8" for bar in bars) == 2  # its bar, and the legend's
+    del measured["rows"]["a & b"]["own"]["ratio"]  # eager was not among the rivals
+    assert "| 40 ms tiled |" in report.markdown(measured)
 
 
 # --- samples and figures
