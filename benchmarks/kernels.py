@@ -9,8 +9,9 @@ their own that has no burnt, asked for a sample at a time over a pipe. In a roun
 in turns; a ratio is one of medians. Samples in which the host took time away (steal in /proc/stat) or the
 kernel did (involuntary switches) are dropped, as long as five are left. The share is of the bandwidth of a
 copy that takes its samples in the same rounds. Where an op takes a call of torch's or oneDNN's, our own
-candidate takes samples in the same rounds too. That all compute the same is checked first. Then: the first
-kernel of a process with empty caches, what a call costs, and the front of an op. torch.compile takes a
+candidate takes samples in the same rounds too. That all compute the same is checked first. Then: steps of
+optimizers beside torch's (`kernel_table.steps`), with one allocator; the first kernel of a process with empty
+caches, what a call costs, and the front of an op. torch.compile takes a
 minute for some rows; its own cache on disk makes the second process quick.
 
 ``--save`` writes results/cpu-kernels.json, .md and .svg; ``--check`` compares ratios with that file, never
@@ -29,15 +30,13 @@ from typing import Any
 
 import psutil
 import torch
-from kernel_table import cpu, gpu, overheads, report
+from kernel_table import cpu, gpu, overheads, report, steps
 from kernel_table.rival import Sibling
-from kernel_table.rows import QUICK, ROWS
+from kernel_table.rows import ROWS
 
 import burnt
 
 RESULTS = Path(__file__).parent / "results"
-FULL_EFFORT = cpu.Effort(rounds=21, seconds=60, least=5, divisor=1)
-QUICK_EFFORT = cpu.Effort(rounds=2, seconds=0, least=2, divisor=QUICK)
 
 
 def machine() -> dict[str, Any]:
@@ -61,7 +60,7 @@ def cpu_table(options: argparse.Namespace) -> dict[str, Any]:
         "rows": {},
     }
     chosen = [row for row in ROWS if re.search(options.rows, row.name)]
-    effort = QUICK_EFFORT if options.quick else FULL_EFFORT
+    effort = cpu.QUICK_EFFORT if options.quick else cpu.FULL_EFFORT
     sibling = Sibling(torch.get_num_threads())
     try:
         for number, row in enumerate(chosen, 1):
@@ -69,6 +68,11 @@ def cpu_table(options: argparse.Namespace) -> dict[str, Any]:
             results["rows"][row.name] = cpu.measure(row, options.rivals, sibling, effort)
     finally:
         sibling.close()
+    results["steps"] = {}
+    for step in steps.ON_CPU:
+        if re.search(options.rows, step.name):
+            cpu.say(step.name)
+            results["steps"][step.name] = steps.measure(step, effort)
     if re.search(options.rows, "overheads"):
         cpu.say("overheads")
         results["overheads"] = overheads.measure(options.rivals, options.quick)

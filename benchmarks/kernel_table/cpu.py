@@ -16,7 +16,7 @@ import burnt
 from kernel_table import clock
 from kernel_table.own import Own, own_of
 from kernel_table.rival import Sibling, compiled
-from kernel_table.rows import SAME, SHIPPED, Row
+from kernel_table.rows import QUICK, SAME, SHIPPED, Row
 
 FLOOR, FLOOR_FROM = 0.97, 100e-6
 """Of eager, wherever eager takes as many seconds."""
@@ -40,6 +40,10 @@ class Effort:
     seconds: float
     least: int
     divisor: int
+
+
+FULL_EFFORT = Effort(rounds=21, seconds=60, least=5, divisor=1)
+QUICK_EFFORT = Effort(rounds=2, seconds=0, least=2, divisor=QUICK)
 
 
 def ours(row: Row) -> tuple[Callable[..., Any], str]:

@@ -66,6 +66,16 @@ def line(name: str, row: Results, rivals: Sequence[str]) -> list[str]:
     return [name, f"{row['burnt']['ms']:.3g}{noisy}", *ratios, share(row["share"])]
 
 
+def step_lines(results: Results) -> list[list[str]]:
+    """Steps of optimizers: rivals' times by burnt's."""
+    made = [["optimizer step", "burnt ms", "x torch, fused", "x torch, lists"]]
+    for name, row in results.get("steps", {}).items():
+        noisy = "" if row["burnt"]["calm"] >= 5 else " (disturbed)"
+        cells = [cell(row.get(rival)) for rival in ("torch", "lists")]
+        made.append([name, f"{row['burnt']['ms']:.3g}{noisy}", *cells])
+    return made
+
+
 def overhead_lines(results: Results) -> list[list[str]]:
     made = [["", "burnt", "aim", *results["rivals"]]]
     for name, row in results.get("overheads", {}).items():
@@ -94,6 +104,7 @@ def tables(results: Results) -> list[list[list[str]]]:
     if has_own(results):
         cells = [own_cell(row.get("own")) for row in results["rows"].values()]
         made = [[[*row, text] for row, text in zip(made[0], ["own, x eager", *cells], strict=True)]]
+    made += [step_lines(results)] if results.get("steps") else []
     return made + ([overhead_lines(results)] if results.get("overheads") else [])
 
 
@@ -172,4 +183,10 @@ def worse(now: Results, before: Results) -> list[str]:
             was, is_ = old[column].get(rival), row[column][rival]
             if was is not None and is_["ratio"] < TOLERANCE * was["ratio"]:
                 found.append(f"{name}: {is_['ratio']:.2f} x {rival}, {column}; it was {was['ratio']:.2f}")
+    for name, row in now.get("steps", {}).items():
+        old = before.get("steps", {}).get(name, {})
+        for rival in old.keys() & row.keys() - {"burnt"}:
+            was, is_ = old[rival]["ratio"], row[rival]["ratio"]
+            if is_ < TOLERANCE * was:
+                found.append(f"{name}: {is_:.2f} x {rival}; it was {was:.2f}")
     return found
