@@ -96,6 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the results to this file, after each row on a GPU")
     parser.add_argument("--device", default="cpu", type=torch.device)
     parser.add_argument("--table", choices=("cpu", "gpu"), help="the GPU's on a CPU is a rehearsal")
+    parser.add_argument("--group", choices=("memory", "products"), help="of a GPU's rows")
     parser.add_argument("--tune", action="store_true", help="tune ops for a GPU's rows first")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row of a GPU later")
     options = parser.parse_args(arguments)

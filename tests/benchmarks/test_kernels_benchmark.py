@@ -90,6 +90,47 @@ def test_the_gpus_table_rehearsed() -> None:
     assert done.returncode == 0, done.stderr
     for name in ("layer_norm ", "layer_norm fwd+bwd", "embedding ", "geometric mean"):
         assert f"\n{name}" in done.stdout
+    head, *lines = done.stdout.splitlines()[1:]
+    assert "own, x torch" in head
+    matmul = next(line for line in lines if line.startswith("matmul 2048 "))
+    assert " / 0.9 " in matmul  # of our own kernel, where the op takes the library's
+    assert "generated" in matmul
+    assert " / 1.3 " in next(line for line in lines if line.startswith("conv 14x14x256 "))
+
+
+def test_rows_of_a_gpu_and_what_is_aimed_at() -> None:
+    gpu, step = module("gpu"), module("steps").Step
+    rows, memory, products = gpu.rows(), gpu.rows("memory"), gpu.rows("products")
+    assert list(rows) == [*memory, *products]
+    assert {family.product for family, _ in memory.values()} == {False}
+    steps = [name for name, row in products.items() if isinstance(row, step)]
+    assert [name.split()[0].strip(",") for name in steps] == ["adamw", "sgd", "muon"]
+    aims = {name: row[0].aimed(row[1]) for name, row in rows.items() if not isinstance(row, step)}
+    assert {name: aim for name, aim in aims.items() if aim} == {
+        **{f"matmul {size}": {"own": 0.9} for size in (2048, 4096, 8192)},
+        "linear, bias, gelu": {"torch": 1.1},
+        **{f"attention{kind}": {"own": 0.9} for kind in ("", ", causal")},
+        **{f"attention{kind} fwd+bwd": {"own": 0.8} for kind in ("", ", causal")},
+        **{
+            f"attention, {what} beside flex_attention{backward}": {"torch": 1.2}
+            for what in ("soft cap", "distances")
+            for backward in ("", " fwd+bwd")
+        },
+        **{f"conv {size}": {"torch": 1.3} for size in ("56x56x64", "28x28x128", "14x14x256")},
+        **{f"linear_cross_entropy{backward}": {"liger": 1.0} for backward in ("", " fwd+bwd")},
+    }
+
+
+def test_a_row_of_a_gpu_that_has_no_result_of_ours_is_told() -> None:
+    gpu = module("gpu")
+    row = {"rivals": {"torch": 1.25}, "seconds": 1e-3, "launched": [], "errors": {}, "aims": {"own": 0.9}}
+    row["own"] = {"candidate": 'flash {"BLOCK": 1}', "ratio": 0.85}
+    told = gpu.line("attention", row, ["torch", "liger"])
+    assert told == ["attention", "1.000", "-", "1.25", "-", "0.85 / 0.9 ✗ flash", "-", "-"]
+    row["own"] = {"candidate": "flash", "ratio": None}  # it could not be timed
+    row["errors"]["own"] = "OutOfResources: shared memory"
+    assert gpu.line("attention", row, ["torch"])[-3] == "OutOfResources: shar"
+    assert gpu.line("attention", {"errors": {}}, ["torch"])[1] == "failed"
 
 
 def test_what_says_nothing_is_refused() -> None:
