@@ -2,6 +2,7 @@
 
     python benchmarks/kernels.py [--quick] [--rows PATTERN] [--rivals eager,inductor] [--save] [--check]
     python benchmarks/kernels.py --device cuda [--json FILE]
+    python benchmarks/kernels.py --list-gpu
 
 The pool for host buffers (`burnt.memory`) makes eager torch faster too, so a CPU row has two columns of
 ratios. *Same allocator*: all in one process, with the pool on. *As shipped*: the rivals in a process of
@@ -16,7 +17,7 @@ minute for some rows; its own cache on disk makes the second process quick.
 
 ``--save`` writes results/cpu-kernels.json, .md and .svg; ``--check`` compares ratios with that file, never
 seconds, and fails where one has fallen below 0.8 of what it was; with both, nothing is written then. The
-GPU's table: `kernel_table.gpu`.
+GPU's table: `kernel_table.gpu`; ``--list-gpu`` prints which of its rows have no result yet.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any
 
 import psutil
 import torch
-from kernel_table import cpu, gpu, overheads, report, steps
+from kernel_table import cpu, gpu, gpu_list, overheads, report, steps
 from kernel_table.rival import Sibling
 from kernel_table.rows import ROWS
 
@@ -99,7 +100,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--group", choices=("memory", "products"), help="of a GPU's rows")
     parser.add_argument("--tune", action="store_true", help="tune ops for a GPU's rows first")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row of a GPU later")
+    parser.add_argument("--list-gpu", action="store_true", help="print a GPU's rows that have no result")
     options = parser.parse_args(arguments)
+    if options.list_gpu:
+        print(gpu_list.markdown(RESULTS), end="")
+        return 0
     table = options.table or ("cpu" if options.device.type == "cpu" else "gpu")
     known = ("eager", "inductor") if table == "cpu" else gpu.RIVALS
     options.rivals = list(known) if options.rivals is None else options.rivals

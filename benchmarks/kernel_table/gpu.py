@@ -240,10 +240,17 @@ def measure_step(
         return result | {"errors": {"burnt": f"{type(error).__name__}: {str(error)[:300]}"}}
     timers: dict[str, Timer] = {}
     for name, run in runs.items():
-        timers[name], captured = timer([run], device)
+        try:
+            timers[name], captured = timer([run], device)
+        except Exception as error:  # of any kind, as above
+            say(f"    {name}: {type(error).__name__}: {error}")
+            result["errors"][name] = f"{type(error).__name__}: {str(error)[:300]}"
+            continue
         result["launched"] += [] if captured else [name]
     samples = sampled(timers, rounds)
     seconds = {name: statistics.median(taken) for name, taken in samples.items()}
+    if "burnt" not in seconds:
+        return result
     result |= {"seconds": seconds["burnt"], "quartiles": quartiles(samples["burnt"])}
     columns = {column: rival for column, rival in STEPS.items() if column in names and rival in seconds}
     result["rivals"] = {column: seconds[rival] / seconds["burnt"] for column, rival in columns.items()}

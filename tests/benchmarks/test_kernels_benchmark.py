@@ -121,6 +121,35 @@ def test_rows_of_a_gpu_and_what_is_aimed_at() -> None:
     }
 
 
+def test_the_list_of_what_was_not_run_on_a_gpu_is_up_to_date() -> None:
+    folder = ROOT / "benchmarks" / "results"
+    written = (folder / "gpu-not-run.md").read_text(encoding="utf-8")
+    assert written == module("gpu_list").markdown(folder), "python benchmarks/kernels.py --list-gpu"
+
+
+def test_what_was_run_on_a_gpu_is_not_in_the_list(tmp_path: Path) -> None:
+    listed = module("gpu_list")
+
+    def names() -> list[str]:
+        return [line.split(" | ")[0].strip("| ") for line in listed.markdown(tmp_path).splitlines()[6:]]
+
+    assert names() == [*module("gpu").rows(), listed.MEANS, listed.SWAP]
+    assert "| attention fwd+bwd | 0.8x torch, by our own candidate | not run |" in listed.markdown(tmp_path)
+    rows = {name: {"seconds": 1.0} for name in ("softmax", "relu2")} | {"gelu": {"errors": {"burnt": "no"}}}
+    results = {"quick": False, "rows": rows, "left_out": ["silu"]}
+    document = {"asked_for": "cuda", "dry_run": False, "stages": {"kernels": {"results": results}}}
+    document["stages"]["swap"] = {"ok": True, "skipped": "transformers is not installed"}  # type: ignore[index]
+    for change in ({"dry_run": True}, {"asked_for": "cpu"}, {}):
+        (tmp_path / "device.json").write_text(json.dumps(document | change))
+        left = set(names())
+        assert ({"softmax", "relu2"} <= left) == bool(change)
+        assert {"gelu", "silu", "softmax fwd+bwd", listed.MEANS, listed.SWAP} <= left
+    del results["left_out"]
+    document["stages"]["swap"] = {"results": {"quick": False, "rows": {"Llama 1B training": {}}}}  # type: ignore[index]
+    (tmp_path / "device.json").write_text(json.dumps(document))
+    assert not {listed.MEANS, listed.SWAP} & set(names())
+
+
 def test_a_row_of_a_gpu_that_has_no_result_of_ours_is_told() -> None:
     gpu = module("gpu")
     row = {"rivals": {"torch": 1.25}, "seconds": 1e-3, "launched": [], "errors": {}, "aims": {"own": 0.9}}
