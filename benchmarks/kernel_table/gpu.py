@@ -7,8 +7,8 @@ events, rivals in turns. What cannot be captured is timed launch by launch, and 
 bandwidth of a copy that is timed in the same way, each input and each output counted once; a backward has
 the inputs and the results' gradients for inputs, and the inputs' gradients for outputs. Host time is that
 of calls on a few elements. ``own`` is torch's time by that of our own candidate, which is timed too where the
-op takes a library's. A step of an optimizer stands beside torch's fused one (``torch``) and that by lists
-(``unfused``).
+op takes a library's; ``bwd`` the same of the time that gradients take beyond the forward. A step of an
+optimizer stands beside torch's fused one (``torch``) and that by lists (``unfused``).
 
 With ``--tune`` an op is tuned for a row's inputs before the row is measured: some block sizes near those that
 were picked, and what was best is what burnt runs. How much better than the picked ones it is, is a column.
@@ -185,9 +185,9 @@ def measure(
     samples = sampled(timers, rounds)
     seconds = {name: statistics.median(taken) for name, taken in samples.items()}
     if own is not None and "torch" in seconds:
-        ours = seconds.get("burnt" if own.candidate is None else "own")
-        candidate = own.candidate or own.chosen
-        result["own"] = {"candidate": candidate, "ratio": None if ours is None else seconds["torch"] / ours}
+        ours, theirs = seconds.get("burnt" if own.candidate is None else "own"), seconds["torch"]
+        result["own"] = {"candidate": own.candidate or own.chosen, "seconds": ours, "torch_seconds": theirs}
+        result["own"]["ratio"] = None if ours is None else theirs / ours
     if "burnt" in seconds:
         results = clock.flat(functions["burnt"](*first))
         once = sum(t.nbytes for t in first) + sum(t.nbytes for t in results)
@@ -309,11 +309,21 @@ def line(name: str, row: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     share = f"{row['share']:.0%} {mark(row['share'] >= SHARE)}" if "share" in row else "-"
     ours = row["errors"].get("own", "-")[:20]
     if own.get("ratio") is not None:
-        ours = f"{against(own['ratio'], aims.get('own'))} {own['candidate'].split(' {')[0]}"
+        told = against(own["ratio"], None if "backward" in own else aims.get("own"))
+        told += f", bwd {against(own['backward'], aims.get('own'))}" if "backward" in own else ""
+        ours = f"{told} {own['candidate'].split(' {')[0]}"
     host = f"{row['host_us']:.1f} {mark(row['host_us'] <= HOST)}" if "host_us" in row else "-"
     gain = row.get("tuned")
     better = "-" if gain is None else f"{gain['picked_ms'] / gain['best_ms']:.2f}"
     return [name, f"{row['seconds'] * 1e3:.3f}{launched}", share, *ratios, ours, host, better]
+
+
+def backward_alone(forward: Mapping[str, Any], both: Mapping[str, Any]) -> float | None:
+    """torch's time by ours of a backward, from ``own`` of rows without and with gradients, if known."""
+    if forward.get("ratio") is None or both.get("ratio") is None:
+        return None
+    ours = both["seconds"] - forward["seconds"]
+    return (both["torch_seconds"] - forward["torch_seconds"]) / ours if ours > 0 else None
 
 
 def means(rows: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:
@@ -370,6 +380,10 @@ def run(options: argparse.Namespace) -> None:
             family, gradients = take
             row = measure(family, gradients, names, device, divisor, rounds, options.tune)
             row |= {"product": family.product, "aims": family.aimed(gradients)}
+            before = results["rows"].get(family.name(False), {})
+            alone = backward_alone(before.get("own", {}), row.get("own", {})) if gradients else None
+            if alone is not None:
+                row["own"]["backward"] = alone
             if "seconds" in row and family.share:
                 row["share"] = row["bytes"] / row["seconds"] / copy
         results["rows"][name] = row

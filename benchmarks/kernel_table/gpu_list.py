@@ -30,7 +30,11 @@ def aims() -> dict[str, str]:
             family, gradients = row
             if family.share and not family.product:
                 parts.append(f"{gpu.SHARE:.0%} of the copy bandwidth")
-            parts += [f"{aim:g}x {OF[rival]}" for rival, aim in family.aimed(gradients).items()]
+            backward = {"own": " (the backward alone)"} if gradients else {}
+            parts += [
+                f"{aim:g}x {OF[rival]}{backward.get(rival, '')}"
+                for rival, aim in family.aimed(gradients).items()
+            ]
             if family.peak:
                 parts.append("no more memory than Liger-Kernel")
             if not family.product:

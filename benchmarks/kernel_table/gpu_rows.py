@@ -33,7 +33,7 @@ class Family:
         peak: memory is measured, too: what a call holds at its most, beside its inputs.
         beneath: where `op` is a function that calls an op, that op, and how it is called.
         aims: ratios, forward and with gradients, by rival; ``own`` is that of torch's time to that of our own
-            candidate, whatever the op chooses.
+            candidate, whatever the op chooses, forward and of the backward alone.
     """
 
     op: str

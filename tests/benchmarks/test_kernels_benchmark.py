@@ -134,7 +134,10 @@ def test_what_was_run_on_a_gpu_is_not_in_the_list(tmp_path: Path) -> None:
         return [line.split(" | ")[0].strip("| ") for line in listed.markdown(tmp_path).splitlines()[6:]]
 
     assert names() == [*module("gpu").rows(), listed.MEANS, listed.SWAP]
-    assert "| attention fwd+bwd | 0.8x torch, by our own candidate | not run |" in listed.markdown(tmp_path)
+    assert (
+        "| attention fwd+bwd | 0.8x torch, by our own candidate (the backward alone) | not run |"
+        in listed.markdown(tmp_path)
+    )
     rows = {name: {"seconds": 1.0} for name in ("softmax", "relu2")} | {"gelu": {"errors": {"burnt": "no"}}}
     results = {"quick": False, "rows": rows, "left_out": ["silu"]}
     document = {"asked_for": "cuda", "dry_run": False, "stages": {"kernels": {"results": results}}}
@@ -156,6 +159,11 @@ def test_a_row_of_a_gpu_that_has_no_result_of_ours_is_told() -> None:
     row["own"] = {"candidate": 'flash {"BLOCK": 1}', "ratio": 0.85}
     told = gpu.line("attention", row, ["torch", "liger"])
     assert told == ["attention", "1.000", "-", "1.25", "-", "0.85 / 0.9 ✗ flash", "-", "-"]
+    forward = {"ratio": 1.0, "seconds": 2.0, "torch_seconds": 2.0}
+    both = {"ratio": 0.75, "seconds": 8.0, "torch_seconds": 6.5}
+    row["own"] |= {"backward": gpu.backward_alone(forward, both)}
+    assert gpu.line("attention fwd+bwd", row, [])[3] == "0.85, bwd 0.75 / 0.9 ✗ flash"
+    assert gpu.backward_alone(forward, {}) is gpu.backward_alone(both, forward) is None
     row["own"] = {"candidate": "flash", "ratio": None}  # it could not be timed
     row["errors"]["own"] = "OutOfResources: shared memory"
     assert gpu.line("attention", row, ["torch"])[-3] == "OutOfResources: shar"
