@@ -2,19 +2,22 @@
 
     python benchmarks/kernels.py [--quick] [--rows PATTERN] [--rivals eager,inductor] [--save] [--check]
     python benchmarks/kernels.py --device cuda [--json FILE]
+    python benchmarks/kernels.py --list-gpu
 
 The pool for host buffers (`burnt.memory`) makes eager torch faster too, so a CPU row has two columns of
 ratios. *Same allocator*: all in one process, with the pool on. *As shipped*: the rivals in a process of
 their own that has no burnt, asked for a sample at a time over a pipe. In a round everybody takes a sample,
 in turns; a ratio is one of medians. Samples in which the host took time away (steal in /proc/stat) or the
 kernel did (involuntary switches) are dropped, as long as five are left. The share is of the bandwidth of a
-copy that takes its samples in the same rounds. That all compute the same is checked first. Then: the first
-kernel of a process with empty caches, what a call costs, and the front of an op. torch.compile takes a
+copy that takes its samples in the same rounds. Where an op takes a call of torch's or oneDNN's, our own
+candidate takes samples in the same rounds too. That all compute the same is checked first. Then: steps of
+optimizers beside torch's (`kernel_table.steps`), with one allocator; the first kernel of a process with empty
+caches, what a call costs, and the front of an op. torch.compile takes a
 minute for some rows; its own cache on disk makes the second process quick.
 
 ``--save`` writes results/cpu-kernels.json, .md and .svg; ``--check`` compares ratios with that file, never
 seconds, and fails where one has fallen below 0.8 of what it was; with both, nothing is written then. The
-GPU's table: `kernel_table.gpu`.
+GPU's table: `kernel_table.gpu`; ``--list-gpu`` prints which of its rows have no result yet.
 """
 
 from __future__ import annotations
@@ -28,15 +31,13 @@ from typing import Any
 
 import psutil
 import torch
-from kernel_table import cpu, gpu, overheads, report
+from kernel_table import cpu, gpu, gpu_list, overheads, report, steps
 from kernel_table.rival import Sibling
-from kernel_table.rows import QUICK, ROWS
+from kernel_table.rows import ROWS
 
 import burnt
 
 RESULTS = Path(__file__).parent / "results"
-FULL_EFFORT = cpu.Effort(rounds=21, seconds=60, least=5, divisor=1)
-QUICK_EFFORT = cpu.Effort(rounds=2, seconds=0, least=2, divisor=QUICK)
 
 
 def machine() -> dict[str, Any]:
@@ -60,7 +61,7 @@ def cpu_table(options: argparse.Namespace) -> dict[str, Any]:
         "rows": {},
     }
     chosen = [row for row in ROWS if re.search(options.rows, row.name)]
-    effort = QUICK_EFFORT if options.quick else FULL_EFFORT
+    effort = cpu.QUICK_EFFORT if options.quick else cpu.FULL_EFFORT
     sibling = Sibling(torch.get_num_threads())
     try:
         for number, row in enumerate(chosen, 1):
@@ -68,6 +69,11 @@ def cpu_table(options: argparse.Namespace) -> dict[str, Any]:
             results["rows"][row.name] = cpu.measure(row, options.rivals, sibling, effort)
     finally:
         sibling.close()
+    results["steps"] = {}
+    for step in steps.ON_CPU:
+        if re.search(options.rows, step.name):
+            cpu.say(step.name)
+            results["steps"][step.name] = steps.measure(step, effort)
     if re.search(options.rows, "overheads"):
         cpu.say("overheads")
         results["overheads"] = overheads.measure(options.rivals, options.quick)
@@ -91,9 +97,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the results to this file, after each row on a GPU")
     parser.add_argument("--device", default="cpu", type=torch.device)
     parser.add_argument("--table", choices=("cpu", "gpu"), help="the GPU's on a CPU is a rehearsal")
+    parser.add_argument("--group", choices=("memory", "products"), help="of a GPU's rows")
     parser.add_argument("--tune", action="store_true", help="tune ops for a GPU's rows first")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row of a GPU later")
+    parser.add_argument("--list-gpu", action="store_true", help="print a GPU's rows that have no result")
     options = parser.parse_args(arguments)
+    if options.list_gpu:
+        print(gpu_list.markdown(RESULTS), end="")
+        return 0
     table = options.table or ("cpu" if options.device.type == "cpu" else "gpu")
     known = ("eager", "inductor") if table == "cpu" else gpu.RIVALS
     options.rivals = list(known) if options.rivals is None else options.rivals
@@ -111,6 +122,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(report.machine(results))
     for lines in report.tables(results):
         print(report.text_table(lines), end="\n\n")
+    if report.has_own(results):
+        print(report.OWN, end="\n\n")
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     if options.check:

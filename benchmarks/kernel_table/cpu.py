@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import sys
 import time
@@ -13,8 +14,9 @@ import torch
 
 import burnt
 from kernel_table import clock
+from kernel_table.own import Own, own_of
 from kernel_table.rival import Sibling, compiled
-from kernel_table.rows import SAME, SHIPPED, Row
+from kernel_table.rows import QUICK, SAME, SHIPPED, Row
 
 FLOOR, FLOOR_FROM = 0.97, 100e-6
 """Of eager, wherever eager takes as many seconds."""
@@ -40,6 +42,10 @@ class Effort:
     divisor: int
 
 
+FULL_EFFORT = Effort(rounds=21, seconds=60, least=5, divisor=1)
+QUICK_EFFORT = Effort(rounds=2, seconds=0, least=2, divisor=QUICK)
+
+
 def ours(row: Row) -> tuple[Callable[..., Any], str]:
     """How burnt computes a row, and by what: its op where there is one, a fused function otherwise."""
     if row.plain:
@@ -57,6 +63,9 @@ def measure(row: Row, rivals: Sequence[str], sibling: Sibling, effort: Effort) -
     inputs = row.inputs(effort.divisor)
     fn, by = ours(row)
     functions = {"burnt": fn} | {r: compiled(row.fn) if r == "inductor" else row.fn for r in rivals}
+    own = own_candidate(row, inputs)
+    if own is not None and own.candidate is not None:
+        functions["own"] = functools.partial(own_call(row), own)
     runs = {name: clock.runner(function, inputs, row.backward) for name, function in functions.items()}
     check(row, runs)
     source, target = torch.randn(COPIED // effort.divisor), torch.empty(COPIED // effort.divisor)
@@ -84,7 +93,27 @@ def measure(row: Row, rivals: Sequence[str], sibling: Sibling, effort: Effort) -
     sibling.forget()
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
-    return summary(row, by, samples, moved(row, effort.divisor), source.nbytes * 2)
+    result = summary(row, by, samples, moved(row, effort.divisor), source.nbytes * 2)
+    if own is not None:
+        result["chosen"] = own.chosen
+    if own is not None and own.candidate is not None:
+        result["own"] |= {"candidate": own.candidate, "plain": own.plain}
+    return result
+
+
+def own_call(row: Row) -> Callable[..., Any]:
+    """How the op of a row is called, or the one beneath it."""
+    place = row.beneath or row.op
+    assert place is not None
+    return place[1]
+
+
+def own_candidate(row: Row, inputs: Sequence[torch.Tensor]) -> Own | None:
+    """What the op of a row chooses, and our own candidate where that is a library's; None without an op."""
+    place = row.beneath or row.op
+    if place is None or place[0] not in burnt.kernels.OPS:
+        return None
+    return own_of(*place, inputs)
 
 
 def summary(
@@ -105,7 +134,7 @@ def summary(
         SHIPPED: {},
     }
     for (column, rival), taken in samples.items():
-        if rival in ("burnt", "copy"):
+        if rival in ("burnt", "own", "copy"):
             continue
         ratio = seconds[column, rival] / own
         aim = row.targets.get((column, rival))
@@ -121,6 +150,8 @@ def summary(
             "target": aim,
             "met": None if aim is None else ratio >= aim,
         }
+    if (SAME, "own") in samples:
+        result["own"] = own_summary(samples)
     share = bytes_moved / own / (copied / seconds[SAME, "copy"])
     result["copy_gb_s"] = copied / seconds[SAME, "copy"] / 1e9
     result["share"] = {
@@ -129,6 +160,19 @@ def summary(
         "met": None if row.share is None else share >= row.share,
     }
     return result
+
+
+def own_summary(samples: dict[tuple[str, str], list[clock.Sample]]) -> dict[str, Any]:
+    """Of our own candidate: its time, and eager's by it; nothing is aimed at."""
+    taken, eager = samples[SAME, "own"], samples.get((SAME, "eager"))
+    found = {"ms": calm_median(taken) * 1e3, "calm": sum(s.calm for s in taken)}
+    if eager is None:
+        return found
+    pairs = zip(eager, taken, strict=True)
+    return found | {
+        "ratio": calm_median(eager) / calm_median(taken),
+        "quartiles": quartiles([a.seconds / b.seconds for a, b in pairs]),
+    }
 
 
 def used(taken: Sequence[clock.Sample]) -> list[clock.Sample]:

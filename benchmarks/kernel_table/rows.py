@@ -44,6 +44,7 @@ class Row:
         fn: in plain torch.
         specs: of a divisor (1, or `QUICK`); the inputs' shapes.
         op: burnt's op of this meaning, and how it is called; `burnt.fuse` of `fn` where there is none.
+        beneath: where `op` is a function that calls an op, that op, and how it is called.
         plain: burnt runs `fn` as it is: what is compared is the allocator.
         backward: gradients are taken as well, from cotangents that are there.
         targets: ratios by column and rival; what is missing has none.
@@ -56,6 +57,7 @@ class Row:
     fn: Callable[..., Any]
     specs: Callable[[int], Sequence[Spec]]
     op: tuple[str, Callable[..., Any]] | None = None
+    beneath: tuple[str, Callable[..., Any]] | None = None
     backward: bool = False
     targets: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
     share: float | None = None
@@ -148,6 +150,7 @@ def recurrent(kind: str, batch: int, steps: int, width: int) -> Row:
             *(Weights((rows,)) for _ in range(2)),
         ],
         op=(kind, lambda op, x, *weights: op(x, [weights])[0]),
+        beneath=(f"{kind}_layer", lambda op, x, *weights: op(x, *weights)[0]),
         backward=True,
         targets=targets(1.3, 1.3),
     )
@@ -219,6 +222,7 @@ def heads(batch: int, count: int, length: int) -> Callable[[int], Sequence[Spec]
     return lambda d: [(max(batch // d, 1), max(count // d, 1), length, 64)] * 3
 
 
+ATTENTION = "dot_product_attention"  # the op beneath `attention`
 ROWS: tuple[Row, ...] = (
     *(
         max_pool(shape, *setting)
@@ -259,15 +263,19 @@ ROWS: tuple[Row, ...] = (
         matrix((1024,), (1024,)), ("layer_norm", lambda op, x, w, b: op(x, w, b)),
         backward=True, targets=targets(0.97, 0.97)),
     Row("attention 2x12x512x64", attending, heads(2, 12, 512),
-        ("attention", lambda op, q, k, v: joined(op(q, k, v))), targets=targets(0.97, 0.97)),
+        ("attention", lambda op, q, k, v: joined(op(q, k, v))),
+        (ATTENTION, lambda op, q, k, v: joined(op(q, k, v))), targets=targets(0.97, 0.97)),
     Row("attention, causal fwd+bwd 2x12x512x64", causal, heads(2, 12, 512),
         ("attention", lambda op, q, k, v: joined(op(q, k, v, causal=True))),
+        (ATTENTION, lambda op, q, k, v: joined(op(q, k, v, after=0))),
         backward=True, targets=targets(0.97, 0.97)),
     Row("attention, window of 128 fwd+bwd 1x8x2048x64", windowed, heads(1, 8, 2048),
         ("attention", lambda op, q, k, v: joined(op(q, k, v, causal=True, window=(127, 0)))),
+        (ATTENTION, lambda op, q, k, v: joined(op(q, k, v, before=127, after=0))),
         backward=True, targets=targets(1, 1)),
     Row("attention, soft cap fwd+bwd 1x8x2048x64", soft_capped, heads(1, 8, 2048),
         ("attention", lambda op, q, k, v: joined(op(q, k, v, softcap=30.0))),
+        (ATTENTION, lambda op, q, k, v: joined(op(q, k, v, softcap=30.0))),
         backward=True, targets=targets(1, 1)),
     Row("dropout, 4 M", lambda x: F.dropout(x, 0.5), matrix(), ("dropout", lambda op, x: op(x, 0.5)),
         targets=targets(3, 1), share=0.6, random=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import itertools
 import json
@@ -89,6 +90,84 @@ def test_the_gpus_table_rehearsed() -> None:
     assert done.returncode == 0, done.stderr
     for name in ("layer_norm ", "layer_norm fwd+bwd", "embedding ", "geometric mean"):
         assert f"\n{name}" in done.stdout
+    head, *lines = done.stdout.splitlines()[1:]
+    assert "own, x torch" in head
+    matmul = next(line for line in lines if line.startswith("matmul 2048 "))
+    assert " / 0.9 " in matmul  # of our own kernel, where the op takes the library's
+    assert "generated" in matmul
+    assert " / 1.3 " in next(line for line in lines if line.startswith("conv 14x14x256 "))
+
+
+def test_rows_of_a_gpu_and_what_is_aimed_at() -> None:
+    gpu, step = module("gpu"), module("steps").Step
+    rows, memory, products = gpu.rows(), gpu.rows("memory"), gpu.rows("products")
+    assert list(rows) == [*memory, *products]
+    assert {family.product for family, _ in memory.values()} == {False}
+    steps = [name for name, row in products.items() if isinstance(row, step)]
+    assert [name.split()[0].strip(",") for name in steps] == ["adamw", "sgd", "muon"]
+    aims = {name: row[0].aimed(row[1]) for name, row in rows.items() if not isinstance(row, step)}
+    assert {name: aim for name, aim in aims.items() if aim} == {
+        **{f"matmul {size}": {"own": 0.9} for size in (2048, 4096, 8192)},
+        "linear, bias, gelu": {"torch": 1.1},
+        **{f"attention{kind}": {"own": 0.9} for kind in ("", ", causal")},
+        **{f"attention{kind} fwd+bwd": {"own": 0.8} for kind in ("", ", causal")},
+        **{
+            f"attention, {what} beside flex_attention{backward}": {"torch": 1.2}
+            for what in ("soft cap", "distances")
+            for backward in ("", " fwd+bwd")
+        },
+        **{f"conv {size}": {"torch": 1.3} for size in ("56x56x64", "28x28x128", "14x14x256")},
+        **{f"linear_cross_entropy{backward}": {"liger": 1.0} for backward in ("", " fwd+bwd")},
+    }
+
+
+def test_the_list_of_what_was_not_run_on_a_gpu_is_up_to_date() -> None:
+    folder = ROOT / "benchmarks" / "results"
+    written = (folder / "gpu-not-run.md").read_text(encoding="utf-8")
+    assert written == module("gpu_list").markdown(folder), "python benchmarks/kernels.py --list-gpu"
+
+
+def test_what_was_run_on_a_gpu_is_not_in_the_list(tmp_path: Path) -> None:
+    listed = module("gpu_list")
+
+    def names() -> list[str]:
+        return [line.split(" | ")[0].strip("| ") for line in listed.markdown(tmp_path).splitlines()[6:]]
+
+    assert names() == [*module("gpu").rows(), listed.MEANS, listed.SWAP]
+    assert (
+        "| attention fwd+bwd | 0.8x torch, by our own candidate (the backward alone) | not run |"
+        in listed.markdown(tmp_path)
+    )
+    rows = {name: {"seconds": 1.0} for name in ("softmax", "relu2")} | {"gelu": {"errors": {"burnt": "no"}}}
+    results = {"quick": False, "rows": rows, "left_out": ["silu"]}
+    document = {"asked_for": "cuda", "dry_run": False, "stages": {"kernels": {"results": results}}}
+    document["stages"]["swap"] = {"ok": True, "skipped": "transformers is not installed"}  # type: ignore[index]
+    for change in ({"dry_run": True}, {"asked_for": "cpu"}, {}):
+        (tmp_path / "device.json").write_text(json.dumps(document | change))
+        left = set(names())
+        assert ({"softmax", "relu2"} <= left) == bool(change)
+        assert {"gelu", "silu", "softmax fwd+bwd", listed.MEANS, listed.SWAP} <= left
+    del results["left_out"]
+    document["stages"]["swap"] = {"results": {"quick": False, "rows": {"Llama 1B training": {}}}}  # type: ignore[index]
+    (tmp_path / "device.json").write_text(json.dumps(document))
+    assert not {listed.MEANS, listed.SWAP} & set(names())
+
+
+def test_a_row_of_a_gpu_that_has_no_result_of_ours_is_told() -> None:
+    gpu = module("gpu")
+    row = {"rivals": {"torch": 1.25}, "seconds": 1e-3, "launched": [], "errors": {}, "aims": {"own": 0.9}}
+    row["own"] = {"candidate": 'flash {"BLOCK": 1}', "ratio": 0.85}
+    told = gpu.line("attention", row, ["torch", "liger"])
+    assert told == ["attention", "1.000", "-", "1.25", "-", "0.85 / 0.9 ✗ flash", "-", "-"]
+    forward = {"ratio": 1.0, "seconds": 2.0, "torch_seconds": 2.0}
+    both = {"ratio": 0.75, "seconds": 8.0, "torch_seconds": 6.5}
+    row["own"] |= {"backward": gpu.backward_alone(forward, both)}
+    assert gpu.line("attention fwd+bwd", row, [])[3] == "0.85, bwd 0.75 / 0.9 ✗ flash"
+    assert gpu.backward_alone(forward, {}) is gpu.backward_alone(both, forward) is None
+    row["own"] = {"candidate": "flash", "ratio": None}  # it could not be timed
+    row["errors"]["own"] = "OutOfResources: shared memory"
+    assert gpu.line("attention", row, ["torch"])[-3] == "OutOfResources: shar"
+    assert gpu.line("attention", {"errors": {}}, ["torch"])[1] == "failed"
 
 
 def test_what_says_nothing_is_refused() -> None:
@@ -151,6 +230,67 @@ def test_rivals_that_compute_something_else_are_found() -> None:
     cpu.check(row, {"burnt": lambda: right, "eager": lambda: right})
     with pytest.raises(SystemExit, match="gelu by hand, 16 M: eager and burnt compute different things"):
         cpu.check(row, {"burnt": lambda: right, "eager": lambda: wrong})
+
+
+# --- our own candidates
+
+
+def test_every_op_of_a_row_has_candidates_of_its_own_or_one_beneath() -> None:
+    from burnt import kernels
+
+    rows = [row for row in module("rows").ROWS if row.op is not None]
+    lacking = [row.name for row in rows if (row.beneath or row.op)[0] not in kernels.OPS]
+    assert lacking == ["batch_norm + relu fwd+bwd 16x64x56x56"]  # its op has no other choice than ours
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("softmax fwd+bwd 4096x1024", "generated"),
+        ("attention, causal fwd+bwd 2x12x512x64", "generated"),
+        ("lstm fwd+bwd 16x128x256", "steps"),
+    ],
+)
+def test_our_own_candidate_is_found_and_computes_the_same(
+    name: str, ours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from burnt.kernels.op import OPS, Entry
+
+    cpu, clock, row = module("cpu"), module("clock"), module("rows").find(name)
+    op = OPS[(row.beneath or row.op)[0]]
+    vendor = op.candidates["vendor"]
+    monkeypatch.setattr(op, "chosen", lambda *args: Entry(vendor, False, vendor, None, "for the test", ""))
+    inputs = row.inputs(32)
+    own = cpu.own_candidate(row, inputs)
+    assert (own.chosen, own.candidate) == ("vendor", ours)
+    fns = {"burnt": functools.partial(cpu.own_call(row), own), "eager": row.fn}
+    cpu.check(row, {name: clock.runner(fn, inputs, row.backward) for name, fn in fns.items()})
+
+
+def test_where_ours_is_chosen_nothing_else_is_timed() -> None:
+    row = module("rows").find("var, last axis, 4096x1024")
+    own = module("cpu").own_candidate(row, row.inputs(8))
+    assert (own.chosen, own.candidate) == ("generated", None)
+
+
+def test_our_own_is_told_beside_the_rivals() -> None:
+    cpu, report, sample = module("cpu"), module("report"), module("clock").Sample
+    same = module("rows").SAME
+    samples = {(same, n): [sample(s, True)] * 5 for n, s in (("burnt", 0.01), ("eager", 0.02), ("own", 0.04))}
+    samples[same, "copy"] = samples[same, "burnt"]
+    row = cpu.summary(module("rows").find("softmax fwd+bwd 4096x1024"), "", samples, 1, 1)
+    assert list(row[same]) == ["eager"]
+    assert row["own"] == {"ms": 40.0, "calm": 5, "ratio": 0.5, "quartiles": [0.5, 0.5]}
+    measured = results()
+    assert "own" not in report.markdown(measured).lower()  # as files have it that are older than the column
+    measured["rows"]["a & b"]["own"] = row["own"] | {"candidate": "tiled", "plain": False}
+    text = report.markdown(measured)
+    assert "| of copy | own, x eager |" in text
+    assert "| 50% / 60% ✗ | 0.50 (0.50-0.50) tiled |" in text
+    bars = ElementTree.fromstring(report.picture(measured))
+    assert sum(bar.get("fill") == "#a8a8a8" for bar in bars) == 2  # its bar, and the legend's
+    del measured["rows"]["a & b"]["own"]["ratio"]  # eager was not among the rivals
+    assert "| 40 ms tiled |" in report.markdown(measured)
 
 
 # --- samples and figures

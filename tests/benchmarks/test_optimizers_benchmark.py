@@ -1,23 +1,87 @@
-"""benchmarks/optimizers.py runs, and compares steps that come to the same parameters."""
+"""Steps of optimizers, by benchmarks/optimizers.py and in the table of kernels: they come to the same."""
 
+import importlib
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_steps_are_listed_beside_those_of_torch() -> None:
-    done = subprocess.run(
-        [sys.executable, "benchmarks/optimizers.py", "--quick", "--rows", "50 M|9 k"],
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("kernel_table.steps")
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=240,
     )
+
+
+def test_steps_are_listed_beside_those_of_torch() -> None:
+    done = run("benchmarks/optimizers.py", "--quick", "--rows", "50 M|9 k|muon")
     assert done.returncode == 0, done.stderr
-    rows = [line for line in done.stdout.splitlines() if "calm" in line]
-    assert len(rows) == 3
-    assert sum("target 1.4" in row for row in rows) == 1
+    names = ["adamw + clip, 50 M", "sgd, momentum + clip, 50 M", "adamw + clip, 9 k", "muon + clip, 6 m"]
+    lines = done.stdout.splitlines()[-4:]
+    assert all(line.startswith(name) for line, name in zip(lines, names, strict=True))
+    assert [" / 1.4 " in line for line in lines] == [True, False, False, False]
+
+
+def test_the_table_of_kernels_has_them(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    done = run("benchmarks/kernels.py", "--quick", "--rows", "in 6 tensors", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    results = json.loads(file.read_text())
+    assert results["rows"] == {}
+    (row,) = results["steps"].values()
+    assert row["burnt"]["ms"] > 0
+    assert f"{row['torch']['ratio']:.2f} (" in done.stdout
+    assert f"{row['lists']['ratio']:.2f} (" in done.stdout
+
+
+def test_what_is_aimed_at_is_written_and_what_fell_is_named(
+    steps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, cpu = importlib.import_module("kernel_table.report"), importlib.import_module("kernel_table.cpu")
+    effort = cpu.Effort(rounds=2, seconds=0, least=2, divisor=5000)
+    row = steps.measure(steps.ADAMW, effort)
+    assert row["torch"]["target"] == 1.4
+    assert row["torch"]["met"] == (row["torch"]["ratio"] >= 1.4)
+    now = {"machine": {}, "rivals": [], "rows": {}, "steps": {"a": row}}
+    assert "| optimizer step | burnt ms | x torch, fused | x torch, lists |" in report.markdown(now)
+    assert " / 1.4 " in report.markdown(now)
+    before = {"rows": {}, "steps": {"a": row | {"lists": row["lists"] | {"ratio": 1e6}}}}
+    assert report.worse(now, {"rows": {}}) == []
+    (fell,) = report.worse(now, before)
+    assert fell.endswith("x lists; it was 1000000.00")
+
+
+def test_steps_that_come_to_something_else_are_found(steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, sgd_step = steps.SGD, steps.kernels.sgd_step
+    assert sorted(steps.runs(step, 5000)) == ["burnt", "lists", "torch"]
+    halved = lambda *args, lr, **options: sgd_step(*args, lr=lr / 2, **options)  # noqa: E731
+    monkeypatch.setattr(steps.kernels, "sgd_step", halved)
+    with pytest.raises(SystemExit, match="torch and burnt come to different parameters"):
+        steps.runs(step, 5000)
+
+
+def test_tensors_are_spread_and_matrices_of_blocks(steps: Any) -> None:
+    sizes = [n for (n,) in steps.ADAMW.shapes(1)]
+    assert len(sizes) == 300
+    assert sum(sizes) == pytest.approx(50_000_000, rel=1e-3)
+    assert max(sizes) / min(sizes) > 500
+    assert steps.ON_CPU[-1].shapes(1)[:6] == [*[(256, 256)] * 4, (1024, 256), (256, 1024)]
+    assert torch.Size(steps.ON_CPU[-1].shapes(32)[0]) == (8, 8)

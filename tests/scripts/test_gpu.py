@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import json
 import os
 import subprocess
@@ -15,7 +17,8 @@ from burnt import nn
 from tests.gpu.test_device import LAYERS
 
 ROOT = Path(__file__).parents[2]
-STAGES = ["facts", "gpu-tests", "codegen", "cpu-tests", "digits", "learner", "tune", "kernels", "swap"]
+STAGES = ["facts", "gpu-tests", "codegen", "cpu-tests", "digits"]
+STAGES += ["learner", "tune", "kernels", "products", "swap"]
 
 
 def gpu(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
@@ -56,11 +59,34 @@ def test_a_rehearsal_on_the_cpu_goes_through_every_stage(tmp_path: Path) -> None
     assert list(kernels) == ["softmax", "softmax fwd+bwd", "log_softmax", "log_softmax fwd+bwd"]
     assert all(row["rivals"]["torch"] > 0 for row in kernels.values())
     assert all(row["tuned"]["best_ms"] <= row["tuned"]["picked_ms"] for row in kernels.values())
+    products = results["stages"]["products"]["results"]["rows"]
+    attention, steps = products["attention, causal fwd+bwd"], [n for n in products if " + clip" in n]
+    assert attention["aims"] == {"own": 0.8}
+    assert attention["own"]["ratio"] > 0
+    for name in ("bmm", "conv1d", "conv3d", "depthwise", "conv_transpose", "lstm", "gru"):
+        forward, backward = (row for n, row in products.items() if n.startswith(name))
+        assert not forward["errors"] | backward["errors"]
+        assert forward["own"]["candidate"] == ("steps" if name in ("lstm", "gru") else "generated")
+    assert [name.split()[0] for name in steps] == ["adamw", "sgd,", "muon"]
+    assert all(products[name]["rivals"]["torch"] > 0 for name in steps)
     # What the ops' examples and the rows gave; the package's tables are a GPU's matter.
     tuned = results["stages"]["tune"]["tuned_rows"]
     assert 0 < tuned < results["stages"]["kernels"]["tuned_rows"]
     assert "best: " in results["stages"]["tune"]["output"]
     assert not list((ROOT / "burnt" / "kernels" / "tuned").glob("*cpu*.json"))
+
+
+def test_what_an_earlier_call_has_tuned_is_kept() -> None:
+    loader = importlib.machinery.SourceFileLoader("scripts_gpu", str(ROOT / "scripts" / "gpu"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    script = importlib.util.module_from_spec(spec)
+    loader.exec_module(script)
+    merged = script.merged
+    before = {"rows": [{"key": "a", "ms": 1}, {"key": "b", "ms": 2}]}
+    now = {"version": 1, "rows": [{"key": "b", "ms": 3}]}
+    assert merged(before, now) == {"version": 1, "rows": [{"key": "a", "ms": 1}, {"key": "b", "ms": 3}]}
+    assert merged({}, now) == now
 
 
 def test_time_is_limited(tmp_path: Path) -> None:

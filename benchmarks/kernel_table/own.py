@@ -1,0 +1,65 @@
+"""Our own candidate of an op, timed beside the one that the op chooses where that is a library's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from burnt import kernels
+from burnt.kernels.choice import pick, runnable, written
+from burnt.kernels.op import Op, bound_call
+from burnt.kernels.tuner import known_of
+
+LIBRARY = frozenset({"vendor", "onednn", "onednn packed", "float32"})
+"""Candidates that are calls of torch's or oneDNN's."""
+
+
+class Own:
+    """An op that takes the best of our own candidates, bound by the first call; called as the op is.
+
+    Attributes:
+        chosen: the candidate that the op itself takes.
+        candidate: ours, with its configuration; None where the op's choice is ours, which is called then, or
+            where none of ours can run.
+        plain: whether no kernel is made in ours, whose product is torch's call.
+    """
+
+    def __init__(self, op: Op[..., Any]) -> None:
+        self.op, self.chosen, self.plain = op, "", False
+        self.candidate: str | None = None
+        self._call: Callable[..., Any] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        full = self.op.bound(args, kwargs)
+        if self._call is None:
+            self._call = self._bound(full)
+        return self._call(*full)
+
+    def _bound(self, full: tuple[Any, ...]) -> Callable[..., Any]:
+        entry = self.op.chosen(*full)
+        self.chosen = entry.candidate.name
+        ours = [c for c in runnable(self.op, full) if c.name not in LIBRARY]
+        if self.chosen not in LIBRARY or not ours:
+            return entry.call
+        candidate, config, *_ = known_of(entry.key).best(ours, full) or pick(self.op, full, ours)
+        self.candidate = written(candidate, config)
+        if candidate.name == "generated":
+            generated = kernels.explain(self.op, *full).generated
+            assert generated is not None
+            self.plain = all(step.kind in ("vendor", "view") for step in generated.steps)
+        return bound_call(self.op, candidate, config, full)
+
+
+def own_of(name: str, call: Callable[..., Any], inputs: Sequence[Tensor]) -> Own:
+    """What takes the op's place in a row's call; the first call is made here.
+
+    Args:
+        name: of an op in `burnt.kernels`.
+        call: of the op and the inputs.
+        inputs: a row's.
+    """
+    made = Own(kernels.OPS[name])
+    call(made, *inputs)
+    return made

@@ -1,0 +1,175 @@
+"""Optimizer steps with clipping of the global norm: burnt's passes beside torch's, on a CPU and on a GPU.
+
+A row is a step of all tensors of a model, after their gradients' norm was taken and they were scaled down to
+it: `burnt.kernels` in two passes, torch by `clip_grad_norm_` and the step of `torch.optim`, fused where it
+has that, and by lists. That all come to the same parameters is checked first. With 300 tensors their sizes
+are spread as a transformer's are: evenly in their logarithm, from biases to embeddings. Muon's are the
+matrices of a transformer's blocks; most of its time goes into Newton-Schulz iterations, torch's in bfloat16,
+which CPUs without instructions for it take long for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from burnt import kernels
+from kernel_table import clock
+from kernel_table.cpu import Effort, calm_median, quartiles
+
+MAX_NORM = 1.0
+RATES = {"adamw": 1e-3, "muon": 1e-3, "sgd": 1.0}  # of steps that can be told from roundings
+RIVALS = ("torch", "lists")
+"""The fused step, or the only one that there is; and the one by lists of tensors (``foreach``)."""
+
+
+class Step(NamedTuple):
+    """A step: which, the shapes of its parameters (of a divisor), and the ratio to torch that is aimed at."""
+
+    name: str
+    kind: str
+    shapes: Callable[[int], list[tuple[int, ...]]]
+    target: float | None = None
+
+
+def spread(count: int, tensors: int) -> Callable[[int], list[tuple[int, ...]]]:
+    """Vectors over three orders of magnitude, `count` elements in all or a few more."""
+
+    def shapes(divisor: int) -> list[tuple[int, ...]]:
+        weights = [math.exp(7 * i / max(tensors - 1, 1)) for i in range(tensors)]
+        return [(max(1, round(count // divisor * weight / sum(weights))),) for weight in weights]
+
+    return shapes
+
+
+def blocks(layers: int, width: int) -> Callable[[int], list[tuple[int, ...]]]:
+    """The matrices of a transformer's blocks: four square ones, one that widens, one that narrows."""
+
+    def shapes(divisor: int) -> list[tuple[int, ...]]:
+        size = max(width // divisor, 8)
+        return [*[(size, size)] * 4, (4 * size, size), (size, 4 * size)] * layers
+
+    return shapes
+
+
+ADAMW = Step("adamw + clip, 50 M in 300 tensors", "adamw", spread(50_000_000, 300), 1.4)
+SGD = Step("sgd, momentum + clip, 50 M in 300 tensors", "sgd", spread(50_000_000, 300))
+ON_CPU = (
+    ADAMW,
+    SGD,
+    Step("adamw + clip, 1 M in 300 tensors", "adamw", spread(1_000_000, 300)),
+    Step("adamw + clip, 9 k in 6 tensors", "adamw", spread(9_000, 6)),
+    Step("muon + clip, 6 matrices of a block 256 wide", "muon", blocks(1, 256)),
+)
+ON_GPU = (
+    ADAMW._replace(target=None),  # what is aimed at is a CPU's
+    SGD,
+    Step("muon + clip, 24 matrices of blocks 2048 wide", "muon", blocks(4, 2048)),
+)
+
+
+def burnts(kind: str, params: list[Tensor], grads: list[Tensor]) -> Callable[[], Any]:
+    settings = {"lr": RATES[kind], "max_norm": MAX_NORM}
+    first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
+    if kind == "muon":
+        return lambda: kernels.muon_step(params, grads, first, **settings)
+    if kind == "sgd":
+        buffers: list[Tensor | None] = [None] * len(params)
+        return lambda: kernels.sgd_step(params, grads, buffers, momentum=0.9, **settings)
+    steps = [torch.zeros((), device=params[0].device) for _ in params]
+    return lambda: kernels.adamw_step(params, grads, first, second, steps, **settings)
+
+
+def torchs(kind: str, params: list[Tensor], grads: list[Tensor], **options: Any) -> Callable[[], Any]:
+    own = [torch.nn.Parameter(p) for p in params]
+    for parameter, gradient in zip(own, grads, strict=True):
+        parameter.grad = gradient
+    optimizer: torch.optim.Optimizer
+    if kind == "muon":
+        optimizer = torch.optim.Muon(own, lr=RATES[kind])
+    elif kind == "sgd":
+        optimizer = torch.optim.SGD(own, lr=RATES[kind], momentum=0.9, **options)
+    else:
+        # Otherwise no graph of a GPU can hold the step.
+        optimizer = torch.optim.AdamW(own, lr=RATES[kind], capturable=own[0].is_cuda, **options)
+
+    def run() -> None:
+        torch.nn.utils.clip_grad_norm_(own, MAX_NORM)
+        optimizer.step()
+
+    return run
+
+
+def runs(step: Step, divisor: int, device: torch.device | str = "cpu") -> dict[str, Callable[[], Any]]:
+    """Steps of burnt's and of torch's on parameters of their own, which come to the same.
+
+    Raises:
+        SystemExit: they do not.
+    """
+    generator = torch.Generator().manual_seed(0)
+    shapes = step.shapes(divisor)
+    count = sum(math.prod(shape) for shape in shapes)
+    start = [torch.randn(shape, generator=generator).to(device) for shape in shapes]
+    # Of a norm that clipping leaves: torch's changes its gradients, and finds them small the next time.
+    drawn = [torch.randn(shape, generator=generator) * (0.5 / math.sqrt(count)) for shape in shapes]
+    grads = [gradient.to(device) for gradient in drawn]
+    makers: dict[str, Callable[..., Callable[[], Any]]] = {
+        "burnt": burnts,
+        "torch": lambda *args: torchs(*args, fused=True),
+        "lists": lambda *args: torchs(*args, foreach=True),
+    }
+    if step.kind == "muon":
+        del makers["lists"]
+    made: dict[str, list[Tensor]] = {}
+    found: dict[str, Callable[[], Any]] = {}
+    for name, make in makers.items():
+        made[name] = [p.clone() for p in start]
+        found[name] = make(step.kind, made[name], [g.clone() for g in grads])
+        for _ in range(2):
+            found[name]()
+    for name, params in made.items():
+        if not all(map(alike, params, made["burnt"], start)):
+            raise SystemExit(f"{step.name}: {name} and burnt come to different parameters")
+    return found
+
+
+def alike(found: Tensor, expected: Tensor, start: Tensor) -> bool:
+    """Whether two parameters went the same way, but for their own roundings and those of bfloat16."""
+    way = expected - start
+    near = 0.05 * way.norm() + 1e-6 * start.norm()
+    return bool((found - expected).norm() <= near)
+
+
+def measure(step: Step, effort: Effort) -> dict[str, Any]:
+    """A row on the CPU, as JSON can hold it."""
+    takers = runs(step, effort.divisor)
+    calls = {name: clock.warmed(run) for name, run in takers.items()}
+    samples: dict[str, list[clock.Sample]] = {name: [] for name in takers}
+    began, orders = time.monotonic(), clock.orders(takers)
+    for number in range(effort.rounds):
+        if number >= effort.least and time.monotonic() - began > effort.seconds:
+            break
+        for name in next(orders):
+            samples[name].append(clock.sample(takers[name], calls[name]))
+    ours = samples["burnt"]
+    seconds = calm_median(ours)
+    result: dict[str, Any] = {"burnt": {"ms": seconds * 1e3, "calm": sum(s.calm for s in ours)}}
+    for rival, taken in samples.items():
+        if rival == "burnt":
+            continue
+        ratio = calm_median(taken) / seconds
+        aim = step.target if rival == "torch" else None
+        result[rival] = {
+            "ms": calm_median(taken) * 1e3,
+            "ratio": ratio,
+            "quartiles": quartiles([a.seconds / b.seconds for a, b in zip(taken, ours, strict=True)]),
+            "calm": sum(s.calm for s in taken),
+            "target": aim,
+            "met": None if aim is None else ratio >= aim,
+        }
+    return result
