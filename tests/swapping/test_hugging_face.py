@@ -131,6 +131,10 @@ def test_swapped_it_computes_the_same_and_unswapped_it_is_the_same(always, case)
     counted = {kind: sum(r.kind == kind and r.state == "swapped" for r in report.rows) for kind in kinds}
     assert counted == kinds, report
     assert report.left == {}
+    assert {r.why for r in report.rows if r.state == "waiting"} <= {"the batch of verify= does not reach it"}
+    why = {r.path: r.why for r in report.rows}
+    for row in report.rows:
+        assert row.kind != "gated_unit" or why[f"{row.path}.act_fn"] == f"of {row.path}"
     assert list(model.state_dict()) == keys
     close(model(**batch).logits, logits)
     found_loss, found = loss_and_gradients(model, batch)
