@@ -161,7 +161,7 @@ def _nodes_of(module: nn.Module, x: Tensor, training: bool) -> tuple[list[_Node]
         def same(other: Tensor) -> bool:
             return torch.allclose(other, value, 1e-12, 1e-12, equal_nan=True)
 
-        if value.shape != x.shape:
+        if value.shape != x.shape or value.dtype != x.dtype:
             return None
         for i, other in enumerate(known):
             if same(other):
