@@ -309,8 +309,8 @@ def _gated_unit(cls: type) -> Callable[..., Any]:
     return forward
 
 
-def _hooked(module: Any) -> str | None:
-    found = _gated[type(module)]
+def _hooked(module: Any, *args: Any, **kwargs: Any) -> str | None:
+    found = _gated[original_class(module)]
     act = getattr(module, found[1]) if found is not None else None
     hooks = isinstance(act, nn.Module) and has_hooks(act)
     return "its activation has hooks, which would not be called" if hooks else None
@@ -323,7 +323,15 @@ def _act_inside(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield from act.named_modules(prefix=found[1])
 
 
-Kind("gated_unit", "kernels.swiglu, geglu", _is_gated, _gated_unit, _hooked, inside=_act_inside)
+Kind(
+    "gated_unit",
+    "kernels.swiglu, geglu",
+    _is_gated,
+    _gated_unit,
+    _hooked,
+    inside=_act_inside,
+    why_not_call=_hooked,
+)
 
 
 # --- losses -----------------------------------------------------------------------------------------------

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from burnt import _torch, kernels
+from burnt.kernels.choice import trains
+from burnt.swapping.hugging_face import has_hooks
 from burnt.swapping.kinds import computing_as
-from burnt.swapping.site import Kind
+from burnt.swapping.site import Kind, original_class
 
 __all__: list[str] = []
 
@@ -190,4 +192,75 @@ Kind(
     draws=True,  # by numbers of burnt's own
     inside=_out_proj,
     why_not_call=_no_call,
+)
+
+
+# --- a whole layer of an encoder --------------------------------------------------------------------------
+
+# Without gradients torch's layer is one call, which none of the modules below it is told of.
+
+
+def _below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return (pair for pair in module.named_modules() if pair[0])
+
+
+def _no_layer(module: Any) -> str | None:
+    if original_class(module.self_attn).forward is not nn.MultiheadAttention.forward:
+        return "its attention is somebody's own"
+    if module.activation_relu_or_gelu not in _ACTS:
+        return "its activation is neither relu nor gelu"
+    return _no_attention(module.self_attn)
+
+
+def _no_encoding(
+    self: Any,
+    src: Tensor,
+    src_mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> str | None:
+    if self.training or trains(src, *self.parameters()) or _torch.is_autocast():
+        return "its layers compute, in training, with gradients and under autocast"
+    if any(map(has_hooks, self.modules())):
+        return "a layer in it has hooks, which would not be called"
+    return _no_call(self.self_attn, src, src, src, src_key_padding_mask, False, src_mask, True, is_causal)
+
+
+_ACTS = {1: "relu", 2: "gelu"}
+
+
+def _encode(
+    self: Any,
+    src: Tensor,
+    src_mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    def normed(norm: Any, x: Tensor) -> Tensor:
+        return kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)  # type: ignore[return-value]
+
+    def attended(x: Tensor) -> Tensor:
+        return _attention(self.self_attn, x, x, x, src_key_padding_mask, False, src_mask, True, is_causal)[0]
+
+    def fed(x: Tensor, residual: Tensor) -> Tensor:
+        act = _ACTS[self.activation_relu_or_gelu]
+        hidden = kernels.linear(x, self.linear1.weight, self.linear1.bias, activation=act)
+        return kernels.linear(hidden, self.linear2.weight, self.linear2.bias, residual=residual)
+
+    if self.norm_first:
+        x = src + attended(normed(self.norm1, src))
+        return fed(normed(self.norm2, x), x)
+    x = normed(self.norm1, src + attended(src))
+    return normed(self.norm2, fed(x, x))
+
+
+Kind(
+    "encoder_layer",
+    "kernels.attention, linear, layer_norm",
+    computing_as(nn.TransformerEncoderLayer),
+    lambda cls: _encode,
+    _no_layer,
+    inference=True,
+    inside=_below,
+    why_not_call=_no_encoding,
 )

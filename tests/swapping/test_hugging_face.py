@@ -538,6 +538,15 @@ def test_an_activation_with_hooks_is_called():
     assert burnt.swap(model).left[""].startswith("its activation has hooks")
 
 
+def test_an_activation_that_gets_hooks_later_is_called(always):
+    model, x, calls = of_its_own(Unit, nn.SiLU(), False), torch.randn(5, 4), []
+    wanted = model(x)
+    burnt.swap(model, verify=x)
+    model.act_fn.register_forward_hook(lambda *args: calls.append("act"))
+    close(model(x), wanted)
+    assert calls == ["act"]
+
+
 @pytest.mark.parametrize("name", sorted(hugging_face._BY_NAME))
 def test_activations(always, name):
     module = getattr(transformers.activations, name)()

@@ -262,9 +262,44 @@ def test_attention_of_an_encoder_layer(always):
     torch.testing.assert_close(made[0], wanted[0].detach())
 
 
+ENCODERS = {
+    "after": {"batch_first": True},
+    "before, gelu": {"batch_first": True, "norm_first": True, "activation": "gelu"},
+    "steps first": {},
+    "without biases": {"batch_first": True, "bias": False},
+}
+ENCODER_MASKS = {
+    "none": {},
+    "boolean": {"src_mask": torch.ones(5, 5).triu(1).bool()},
+    "causal": {"src_mask": torch.ones(5, 5).triu(1).bool(), "is_causal": True},
+    "padded": {"src_key_padding_mask": PADDED},
+}
+
+
+@pytest.mark.parametrize("masks", ENCODER_MASKS)
+@pytest.mark.parametrize("settings", ENCODERS)
+def test_an_encoder_layer_in_inference(strict, settings, masks):
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(8, 2, 16, **ENCODERS[settings]).eval()
+    x = torch.randn(4, 5, 8) if "batch_first" in ENCODERS[settings] else torch.randn(5, 4, 8)
+    kwargs = ENCODER_MASKS[masks]
+    twin = copy.deepcopy(model)
+    report = burnt.swap(model, mode="infer", verify={"src": x, **kwargs})
+    assert [report.rows[0].kind, report.rows[0].state] == ["encoder_layer", "swapped"], report
+    assert {row.state for row in report.rows[1:]} == {"part"}
+    with torch.no_grad():
+        close([model(x, **kwargs)], [twin(x, **kwargs)])
+    close([model(x, **kwargs)], [twin(x, **kwargs)])  # with gradients, layer by layer
+    seen = []
+    model.linear2.register_forward_hook(lambda *args: seen.append("linear2"))
+    with torch.no_grad():
+        close([model(x, **kwargs)], [twin(x, **kwargs)])
+    assert seen == ["linear2"]
+
+
 def test_what_a_batch_does_not_reach_is_said(always):
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    report = burnt.swap(model, mode="infer", verify=torch.randn(4, 5, 8))
+    report = burnt.swap(model, mode="infer", skip="encoder_layer", verify=torch.randn(4, 5, 8))
     # torch computes the whole layer by one call of its own.
     why = {row.why for row in report.rows if row.state == "waiting"}
     assert why == {"the batch of verify= does not reach it"}
