@@ -5,6 +5,7 @@
 `site.py`           a place: the mechanism, and its first call
 `measuring.py`      original and swapped beside each other: time and error
 `kinds.py`          what is swapped with what: layers of `torch.nn`
+`sequences.py`      the same for its LSTMs, gated recurrent units and attention
 `hugging_face.py`   the same for the layers and functions of Hugging Face's models
 `report.py`         what was swapped, where, and why not
 `comparing.py`      a whole model eager, compiled and swapped, beside each other

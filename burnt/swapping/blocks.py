@@ -29,7 +29,7 @@ from burnt.errors import InputError
 from burnt.kernels.choice import trains
 from burnt.swapping.functions import by_itself
 from burnt.swapping.hugging_face import LIBRARIES, has_hooks, is_of, word_of
-from burnt.swapping.kinds import is_lazy, no_conv
+from burnt.swapping.kinds import is_lazy, no_conv, padding_of
 from burnt.swapping.site import Kind, original_class
 
 __all__: list[str] = []
@@ -161,7 +161,7 @@ def _nodes_of(module: nn.Module, x: Tensor, training: bool) -> tuple[list[_Node]
         def same(other: Tensor) -> bool:
             return torch.allclose(other, value, 1e-12, 1e-12, equal_nan=True)
 
-        if value.shape != x.shape:
+        if value.shape != x.shape or value.dtype != x.dtype:
             return None
         for i, other in enumerate(known):
             if same(other):
@@ -409,7 +409,7 @@ def _with_tail(layers: Mapping[str | None, Any], part: _Part, values: Mapping[in
             weight = layer.weight.t() if _is_turned(layer) else layer.weight
             return kernels.linear(x, weight, layer.bias, activation=part.activation)
         scale, bias = (None, layer.bias) if norm is None else _scale_and_bias(layer, norm)
-        sizes = layer.stride, layer.padding, layer.dilation, layer.groups
+        sizes = layer.stride, padding_of(layer), layer.dilation, layer.groups
         return kernels.conv(x, layer.weight, bias, scale, residual, part.activation, *sizes)
     except InputError:
         # What burnt's ops refuse, a residual that is broadcast say, is the layers' to compute or to refuse.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -309,14 +309,29 @@ def _gated_unit(cls: type) -> Callable[..., Any]:
     return forward
 
 
-def _hooked(module: Any) -> str | None:
-    found = _gated[type(module)]
+def _hooked(module: Any, *args: Any, **kwargs: Any) -> str | None:
+    found = _gated[original_class(module)]
     act = getattr(module, found[1]) if found is not None else None
     hooks = isinstance(act, nn.Module) and has_hooks(act)
     return "its activation has hooks, which would not be called" if hooks else None
 
 
-Kind("gated_unit", "kernels.swiglu, geglu", _is_gated, _gated_unit, _hooked)
+def _act_inside(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    found = _gated[original_class(module)]
+    act = None if found is None else getattr(module, found[1])
+    if found is not None and isinstance(act, nn.Module):
+        yield from act.named_modules(prefix=found[1])
+
+
+Kind(
+    "gated_unit",
+    "kernels.swiglu, geglu",
+    _is_gated,
+    _gated_unit,
+    _hooked,
+    inside=_act_inside,
+    why_not_call=_hooked,
+)
 
 
 # --- losses -----------------------------------------------------------------------------------------------

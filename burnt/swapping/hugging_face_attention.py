@@ -31,8 +31,9 @@ _ROTARY = "apply_rotary_pos_emb"
 _INTERFACES = "ALL_ATTENTION_FUNCTIONS"
 _EAGER = "eager_attention_forward"
 _SDPA = "transformers.integrations.sdpa_attention"
+_BIAS = "position_bias"
 # What changes the result beyond what every attention takes: where one is given, their function serves.
-_MORE = ("position_bias", "cache", "s_aux", "sinks", "head_mask", "output_attentions")
+_MORE = (_BIAS, "cache", "s_aux", "sinks", "head_mask", "output_attentions")
 _KNOWN = {
     "module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal", "softcap",
     "sliding_window", "kwargs",
@@ -84,7 +85,8 @@ def _ours(theirs: Interface) -> Interface:
     caps = False if by_sdpa else _capping(theirs)
     if caps is None:
         return theirs
-    more = (*_MORE, *(inspect.signature(theirs).parameters.keys() - _KNOWN))
+    # What is added to the scores is a mask to us; each model's own function has its way with it.
+    more = {*_MORE, *inspect.signature(theirs).parameters} - _KNOWN - ({_BIAS} if by_sdpa else set())
 
     @functools.wraps(theirs)
     def interface(
@@ -98,19 +100,22 @@ def _ours(theirs: Interface) -> Interface:
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         softcap = kwargs.get("softcap")
-        plain = not any(kwargs.get(name) not in (None, False) for name in more)
+        plain = all(kwargs.get(name) is None or kwargs[name] is False for name in more)
         k, v, causal = key, value, False
+        mask, bias = attention_mask, kwargs.get(_BIAS)
         if by_sdpa:
             plain = plain and softcap is None  # which theirs refuses
             causal = attention_mask is None and query.shape[2] > 1 and _is_causal(module, kwargs)
             if causal:  # a cache may have room for more keys than there are
                 k, v = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+                bias = None if bias is None else bias[..., : query.shape[2]]
+            mask = mask if bias is None else _biased(bias, mask)
         else:
             plain = plain and scaling is not None and not _wants_weights(module)
         if plain:
             try:
                 made = kernels.attention(
-                    query, k, v, attention_mask, causal=causal, scale=scaling,
+                    query, k, v, mask, causal=causal, scale=scaling,
                     softcap=softcap if caps else None, dropout=dropout,
                 )  # fmt: skip
                 return made.transpose(1, 2).contiguous(), None
@@ -121,6 +126,13 @@ def _ours(theirs: Interface) -> Interface:
         )  # fmt: skip
 
     return interface
+
+
+def _biased(bias: Tensor, mask: Tensor | None) -> Tensor:
+    """What is added to the scores, with a mask: as the library has it, where a query sees nothing, too."""
+    if mask is None:
+        return bias
+    return torch.where(mask, bias, torch.finfo(bias.dtype).min) if mask.dtype == torch.bool else bias + mask
 
 
 def _is_causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from burnt import kernels
 from burnt.swapping.site import Kind
 
-__all__ = ["is_lazy", "no_conv"]
+__all__ = ["computing_as", "is_lazy", "no_conv", "padding_of"]
 
 Method = Callable[..., Any]
 
 
-def _computing_as(*classes: type[nn.Module]) -> Callable[[nn.Module], bool]:
+def computing_as(*classes: type[nn.Module]) -> Callable[[nn.Module], bool]:
     """A test for modules whose ``forward`` is that of one of these classes."""
     forwards = {cls.forward for cls in classes}
     return lambda module: isinstance(module, classes) and type(module).forward in forwards
@@ -34,7 +34,7 @@ def _kind(
     **more: Any,
 ) -> None:
     given = classes if isinstance(classes, tuple) else (classes,)
-    Kind(name, by, _computing_as(*given), lambda cls: forward, why_not, **more)
+    Kind(name, by, computing_as(*given), lambda cls: forward, why_not, **more)
 
 
 def _inplace(module: Any) -> str | None:
@@ -49,6 +49,8 @@ def _linear(self: nn.Linear, input: Tensor) -> Tensor:
 
 
 def _no_linear(module: nn.Linear) -> str | None:
+    if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        return "is never called: torch.nn.MultiheadAttention reads its parameters"
     return "is lazy: call the model once before" if is_lazy(module) else None
 
 
@@ -66,7 +68,7 @@ def _conv(self: nn.Conv2d, input: Tensor) -> Tensor:
         self.weight,
         self.bias,
         stride=self.stride,
-        padding=self.padding,  # type: ignore[arg-type]  # a word is refused by `no_conv`
+        padding=padding_of(self),
         dilation=self.dilation,
         groups=self.groups,
     )
@@ -78,10 +80,44 @@ def no_conv(module: nn.Conv2d) -> str | None:
         return "is lazy: call the model once before"
     if module.padding_mode != "zeros":
         return f"padding_mode={module.padding_mode!r}"
-    return f"padding={module.padding!r}" if isinstance(module.padding, str) else None
+    if module.padding == "same" and any(span % 2 for span in _spans(module)):
+        return "padding='same' adds more at the end of an axis than at its beginning"
+    return None
+
+
+def _spans(module: Any) -> list[int]:
+    """How many elements less an output has along each axis, without padding."""
+    return [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+
+
+def padding_of(module: Any) -> Any:
+    """A convolution's padding in numbers, where it is the same on both sides."""
+    if isinstance(module.padding, str):
+        return [span // 2 if module.padding == "same" else 0 for span in _spans(module)]
+    return module.padding
 
 
 _kind("conv", "kernels.conv", (nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv, no_conv)
+
+
+def _conv_transpose(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+    axes = self.weight.dim() - 2
+    sizes = self.stride, self.padding, self.kernel_size
+    more = self._output_padding(input, output_size, *sizes, axes, self.dilation)
+    return kernels.conv_transpose(
+        input,
+        self.weight,
+        self.bias,
+        stride=self.stride,
+        padding=self.padding,
+        output_padding=more,
+        groups=self.groups,
+        dilation=self.dilation,
+    )
+
+
+_TRANSPOSED = nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+_kind("conv_transpose", "kernels.conv_transpose", _TRANSPOSED, _conv_transpose, no_conv)
 
 
 def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
@@ -246,6 +282,11 @@ def _adaptive_avg_pool(cls: type) -> Method:
     return lambda self, input: kernels.adaptive_avg_pool(input, _each(self.output_size, axes))
 
 
+def _adaptive_max_pool(cls: type) -> Method:
+    axes = _axes(cls)
+    return lambda self, input: kernels.adaptive_max_pool(input, _each(self.output_size, axes))
+
+
 def _each(size: Any, axes: int) -> Any:
     """A size for each axis, by which the ops tell an input without a batch."""
     return [size] * axes if isinstance(size, int) else list(size)
@@ -256,21 +297,24 @@ def _axes(cls: type) -> int:
 
 
 _POOLS: dict[int, tuple[type[nn.Module], ...]] = {
-    1: (nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d),
-    2: (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d),
-    3: (nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d),
+    1: (nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d),
+    2: (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
+    3: (nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d),
 }
 
 
 def _no_adaptive(module: Any) -> str | None:
     size = module.output_size
+    if getattr(module, "return_indices", False):
+        return "return_indices= asks for the places of the maxima"
     return "output_size= of None" if None in (size if isinstance(size, list | tuple) else [size]) else None
 
 
 def _pools(at: int) -> Callable[[nn.Module], bool]:
-    return _computing_as(*(pools[at] for pools in _POOLS.values()))
+    return computing_as(*(pools[at] for pools in _POOLS.values()))
 
 
 Kind("max_pool", "kernels.max_pool", _pools(0), _max_pool)
 Kind("avg_pool", "kernels.avg_pool", _pools(1), _avg_pool)
 Kind("adaptive_avg_pool", "kernels.adaptive_avg_pool", _pools(2), _adaptive_avg_pool, _no_adaptive)
+Kind("adaptive_max_pool", "kernels.adaptive_max_pool", _pools(3), _adaptive_max_pool, _no_adaptive)

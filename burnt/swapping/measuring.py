@@ -210,13 +210,15 @@ def _standing_in(
         NotCallableError: one cannot be left out.
     """
     parameters: Mapping[str, inspect.Parameter] = {}
+    copies: dict[int, Tensor] = {}  # what is given twice is one tensor, which may make a difference
     if kind.deep:
         parameters = inspect.signature(module.forward).parameters
 
     def copied(value: Any, name: str) -> Any:
         leaves, spec = pytree.tree_flatten(value)
         if all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves):
-            return pytree.tree_unflatten([_copy(t) if isinstance(t, Tensor) else t for t in leaves], spec)
+            made = [copies.setdefault(id(t), _copy(t)) if isinstance(t, Tensor) else t for t in leaves]
+            return pytree.tree_unflatten(made, spec)
         if not kind.deep:
             return value  # settings of the model
         known = parameters.get(name)
@@ -342,9 +344,12 @@ def _exact(
 ) -> list[Tensor] | None:
     """What the original gives in float64; None where it does not compute in it."""
 
+    known: dict[int, Tensor] = {}
+
     def wide(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
-            return value.detach().double().requires_grad_(value.requires_grad)
+            made = value.detach().double().requires_grad_(value.requires_grad)
+            return known.setdefault(id(value), made)
         return value
 
     args, kwargs = pytree.tree_map(wide, inputs)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from burnt.errors import SwapError, nearest
-from burnt.swapping import blocks, hugging_face, hugging_face_attention, kinds  # noqa: F401  they define kinds
+from burnt.swapping import blocks, hugging_face, hugging_face_attention, kinds, sequences  # noqa: F401  these define kinds
 from burnt.swapping.report import Report
 from burnt.swapping.site import KINDS, Kind, Plan, Site, is_swapped, put_back, site_of, start
 
@@ -122,6 +122,9 @@ def swap(
                 start(module, site, settled=deferred)
         if verify is not None:
             _verify(model, mode, verify)
+            for site in sites:
+                if site.state == "waiting":
+                    site.why = "the batch of verify= does not reach it"
     except BaseException:
         unswap(model)
         raise

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from burnt import _torch
 from burnt.errors import InputError
@@ -56,6 +57,7 @@ class Kind:
         training: there is something to be gained only while training.
         inference: there is something to be gained only without.
         inside: the modules below it that are no longer called, with their paths in it.
+        why_not_call: of a call, why it is the original's, or None.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Kind:
     training: bool = False
     inference: bool = False
     inside: Callable[[nn.Module], Iterable[tuple[str, nn.Module]]] = lambda module: ()
+    why_not_call: Callable[..., str | None] | None = None
 
     @property
     def deep(self) -> bool:
@@ -242,11 +245,13 @@ def _remade(original: Any, kind: str, settled: bool) -> nn.Module:
 
 
 def _settled(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-    ours = kind.forward(original)
+    ours, why_not = kind.forward(original), kind.why_not_call
 
     @functools.wraps(theirs)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
+            return theirs(self, *args, **kwargs)
+        if why_not is not None and why_not(self, *args, **kwargs) is not None:
             return theirs(self, *args, **kwargs)
         try:
             return ours(self, *args, **kwargs)
@@ -289,7 +294,7 @@ def _computes(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     """Whether a call computes now, and may take its time: it is not recorded, nor captured."""
     if not _torch.is_plain_call() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return False
-    tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+    tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
     return bool(tensors) and all(t.device.type != "meta" and t.numel() for t in tensors)
 
 
@@ -301,6 +306,11 @@ def _settle(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if kind.training and not module.training:
         return
     original = original_class(module)
+    refused = None if kind.why_not_call is None else kind.why_not_call(module, *args, **kwargs)
+    if refused is not None:
+        site.state, site.why = "left", refused
+        put_back(module)
+        return
     try:
         classes = original, _class_of(original, kind, True)
     except Exception as error:  # of any kind: its method is somebody's own

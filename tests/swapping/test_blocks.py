@@ -106,6 +106,14 @@ def chain():
     )  # fmt: skip
 
 
+def same():
+    """Convolutions whose padding is a word."""
+    return nn.Sequential(
+        nn.Conv2d(8, 6, (3, 5), padding="same", dilation=2), nn.BatchNorm2d(6), nn.ReLU(),
+        nn.Conv2d(6, 4, 3, stride=2, padding="valid"), nn.BatchNorm2d(4), nn.ReLU(),
+    )  # fmt: skip
+
+
 # The block, and the layers that become part of its kernels.
 BLOCKS = {
     "residual": (lambda: Residual(8, 8), {"conv1", "bn1", "relu", "conv2", "bn2"}),
@@ -114,6 +122,7 @@ BLOCKS = {
     "idle layers": (lambda: Idle(8), {"conv1", "bn1", "drop", "act1", "conv2", "bn2"}),
     "inverted": (lambda: Inverted(8), {"expand", "bn1", "act", "deep", "bn2", "narrow", "bn3"}),
     "chain": (chain, {"0", "1", "2", "4", "5", "7", "8"}),
+    "padding by words": (same, {"0", "1", "2", "3", "4", "5"}),
 }
 
 

@@ -51,6 +51,13 @@ def mistral():
     return transformers.MistralForCausalLM(transformers.MistralConfig(**SMALL, **settings))
 
 
+def t5(**settings):
+    """Attention is told what is added to the scores; the feed-forward part looks at its weights' dtype."""
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "dropout_rate": 0.0}
+    config = transformers.T5Config(vocab_size=64, decoder_start_token_id=0, **sizes, **settings)
+    return transformers.T5ForConditionalGeneration(config)
+
+
 def vit():
     config = transformers.ViTConfig(image_size=32, patch_size=8, **SMALL, **STILL)
     return transformers.ViTForImageClassification(config)
@@ -83,6 +90,7 @@ MODELS = {
         TEXT,
         {"loss": 1, "attention": 2, "conv1d": 6, "layer_norm": 5, "feed_forward": 2, "linear": 1},
     ),
+    "t5": (t5, TEXT, {"cross_entropy": 1, "attention": 6, "rms_norm_by_hand": 12, "linear": 33}),
     "vit": (
         vit,
         PICTURES,
@@ -131,6 +139,10 @@ def test_swapped_it_computes_the_same_and_unswapped_it_is_the_same(always, case)
     counted = {kind: sum(r.kind == kind and r.state == "swapped" for r in report.rows) for kind in kinds}
     assert counted == kinds, report
     assert report.left == {}
+    assert {r.why for r in report.rows if r.state == "waiting"} <= {"the batch of verify= does not reach it"}
+    why = {r.path: r.why for r in report.rows}
+    for row in report.rows:
+        assert row.kind != "gated_unit" or why[f"{row.path}.act_fn"] == f"of {row.path}"
     assert list(model.state_dict()) == keys
     close(model(**batch).logits, logits)
     found_loss, found = loss_and_gradients(model, batch)
@@ -526,6 +538,15 @@ def test_an_activation_with_hooks_is_called():
     assert burnt.swap(model).left[""].startswith("its activation has hooks")
 
 
+def test_an_activation_that_gets_hooks_later_is_called(always):
+    model, x, calls = of_its_own(Unit, nn.SiLU(), False), torch.randn(5, 4), []
+    wanted = model(x)
+    burnt.swap(model, verify=x)
+    model.act_fn.register_forward_hook(lambda *args: calls.append("act"))
+    close(model(x), wanted)
+    assert calls == ["act"]
+
+
 @pytest.mark.parametrize("name", sorted(hugging_face._BY_NAME))
 def test_activations(always, name):
     module = getattr(transformers.activations, name)()
@@ -551,3 +572,18 @@ def test_the_models_module_is_not_changed(always):
 
 def test_kinds_have_names_of_their_own():
     assert len(KINDS) == len({kind.name for kind in KINDS.values()}) > 15
+
+
+@pytest.mark.parametrize("projections", ["relu", "gated-gelu"])
+def test_t5_with_padding_and_a_cache(always, projections):
+    torch.manual_seed(0)
+    model = t5(feed_forward_proj=projections).eval()
+    padding = torch.ones_like(TOKENS)
+    padding[1, 11:] = 0
+    batch = {"input_ids": TOKENS, "attention_mask": padding, "decoder_input_ids": TOKENS[:, :5]}
+    settings = {"max_new_tokens": 6, "do_sample": False}
+    wanted, tokens = model(**batch).logits, model.generate(TOKENS, attention_mask=padding, **settings)
+    report = burnt.swap(model, mode="infer", verify=batch)
+    assert sum(row.kind == "attention" and row.state == "swapped" for row in report.rows) == 6, report
+    close(model(**batch).logits, wanted)
+    assert torch.equal(model.generate(TOKENS, attention_mask=padding, **settings), tokens)

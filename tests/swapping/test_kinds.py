@@ -23,6 +23,16 @@ CASES = {
         (nn.Conv2d(4, 6, (3, 2), stride=(2, 1), dilation=2, groups=2, bias=False), (2, 4, 9, 8)),
         (nn.Conv2d(4, 4, 1), (4, 5, 5)),
         (nn.Conv3d(2, 3, 2), (2, 2, 4, 5, 3)),
+        (nn.Conv1d(3, 4, 5, padding="same"), (2, 3, 9)),
+        (nn.Conv2d(3, 4, (3, 2), padding="same", dilation=(1, 2)), (2, 3, 9, 8)),
+        (nn.Conv2d(3, 4, 3, stride=2, padding="valid"), (2, 3, 9, 8)),
+    ],
+    "conv_transpose": [
+        (nn.ConvTranspose1d(3, 4, 3, stride=2, padding=1, output_padding=1), (2, 3, 9)),
+        (nn.ConvTranspose2d(4, 6, (3, 2), stride=(2, 1), groups=2, bias=False), (2, 4, 9, 8)),
+        (nn.ConvTranspose2d(4, 4, 2, stride=3), (2, 4, 3, 3), [9, 10]),
+        (nn.ConvTranspose2d(4, 4, 2), (4, 5, 5)),
+        (nn.ConvTranspose3d(2, 3, 2, dilation=2), (2, 2, 4, 5, 3)),
     ],
     "layer_norm": [
         (nn.LayerNorm(5), (4, 5)),
@@ -75,15 +85,21 @@ CASES = {
         (nn.AdaptiveAvgPool2d((2, 3)), (3, 9, 8)),
         (nn.AdaptiveAvgPool3d((1, 2, 3)), (2, 3, 9, 8, 7)),
     ],
+    "adaptive_max_pool": [
+        (nn.AdaptiveMaxPool1d(2), (2, 3, 9)),
+        (nn.AdaptiveMaxPool2d(1), (2, 3, 9, 8)),
+        (nn.AdaptiveMaxPool2d((2, 3)), (3, 9, 8)),
+        (nn.AdaptiveMaxPool3d((1, 2, 3)), (2, 3, 9, 8, 7)),
+    ],
 }
 FLAT = [(kind, *case) for kind, cases in CASES.items() for case in cases]
 
 
 def results(module, inputs):
-    given = [t.clone().requires_grad_(t.is_floating_point()) for t in inputs]
+    given = [t.clone().requires_grad_(t.is_floating_point()) if torch.is_tensor(t) else t for t in inputs]
     made = module(*given)
     made = list(made) if isinstance(made, tuple) else [made]
-    wanted = [t for t in (*given, *module.parameters()) if t.requires_grad]
+    wanted = [t for t in (*given, *module.parameters()) if getattr(t, "requires_grad", False)]
     gradients = torch.autograd.grad(made[0].square().sum(), wanted, allow_unused=True) if wanted else []
     return [*made, *gradients, *module.buffers()]
 

@@ -449,6 +449,9 @@ def test_paths_cover_what_is_below():
     assert report.waiting == [f"1.{name}" for name in ("embed", "act", "down", "norm", "head")]
 
 
+NEVER_CALLED = "is never called: torch.nn.MultiheadAttention reads its parameters"
+
+
 def test_what_has_settings_of_its_own_is_left_alone():
     class Mine(nn.Linear):
         def forward(self, input):
@@ -469,8 +472,12 @@ def test_what_has_settings_of_its_own_is_left_alone():
             nn.LayerNorm((2, 2), elementwise_affine=False),
             nn.AdaptiveAvgPool2d((None, 1)),
             nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"),
-            nn.Conv2d(1, 1, 3, padding="same"),
+            nn.Conv2d(1, 1, (3, 2), padding="same"),
             nn.Tanh(),
+            nn.AdaptiveMaxPool2d(1, return_indices=True),
+            nn.LSTM(2, 4, proj_size=2),
+            nn.MultiheadAttention(2, 1, add_bias_kv=True),
+            nn.MultiheadAttention(2, 1, add_zero_attn=True),
         ]
     )
     report = burnt.swap(model)
@@ -486,7 +493,13 @@ def test_what_has_settings_of_its_own_is_left_alone():
         "8": "has no weight, and more than one axis",
         "9": "output_size= of None",
         "10": "padding_mode='circular'",
-        "11": "padding='same'",
+        "11": "padding='same' adds more at the end of an axis than at its beginning",
+        "13": "return_indices= asks for the places of the maxima",
+        "14": "proj_size= projects its states",
+        "15": "add_bias_kv= adds a key and a value",
+        "15.out_proj": NEVER_CALLED,
+        "16": "add_zero_attn= adds a key of zeros",
+        "16.out_proj": NEVER_CALLED,
     }
     assert report.others["Mine"] == report.others["Tanh"] == 1
 
