@@ -9,6 +9,7 @@
 `agreement.py`        whether a candidate computes what the op means
 `explanation.py`      what would run, and why
 `library.py`          ops as ``torch.ops.burnt``: schema, fake, gradients, vmap, autocast
+`autocast.py`         what autocast makes of an op's arguments
 `gradient.py`         the derivative of a reference
 `checks.py`           what is checked before any candidate runs
 the others            a family each

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt.errors import InputRuntimeError, InputValueError
+from burnt.kernels.autocast import cast_all, dtype_on
 from burnt.kernels.checks import floating, one_device, one_dtype
 from burnt.kernels.op import op
 
@@ -364,7 +365,12 @@ def _vendor_best(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> bool:
     return softcap is None and seed is None
 
 
-@op(check=_check, examples=_examples, vendor=_vendor, vendor_best=_vendor_best)
+def _autocast(dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Any, ...]:
+    """Masks and slopes are added to scores, which are float32 anyway."""
+    return (*cast_all(dtype, q, k, v), *rest)
+
+
+@op(check=_check, examples=_examples, vendor=_vendor, vendor_best=_vendor_best, autocast=_autocast)
 def dot_product_attention(
     q: Tensor,
     k: Tensor,
@@ -429,6 +435,8 @@ def defined(
     score: Score | None = None,
 ) -> Tensor:
     """`dot_product_attention` in plain torch, with a function of the scores between softcap and slopes."""
+    if (narrow := dtype_on(q.device.type)) is not None:
+        q, k, v = cast_all(narrow, q, k, v)
     inside = torch.promote_types(q.dtype, torch.float32)
     place = bottom_right, lengths, q_starts, k_starts
     groups = q.shape[1] // max(k.shape[1], 1)

@@ -9,8 +9,6 @@ D and E sizes of a head in queries and keys, and in values; N sequences that are
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -100,11 +98,8 @@ def attention(
     )  # fmt: skip
     if torch.compiler.is_compiling() or not _torch.is_plain_call():
         return recorded(*args) if score is None else defined(*args, score)
-    kind = q.device.type
-    op = dot_product_attention if score is None else functools.partial(attention_with_score, score)
-    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
-        return op(*args)
-    narrow = torch.get_autocast_dtype(kind)
-    q, k, v = (t if t.dtype == torch.float64 else t.to(narrow) for t in (q, k, v))
-    with torch.autocast(kind, enabled=False):
-        return op(q, k, v, *args[3:])
+    if score is None:
+        return dot_product_attention(*args)
+    given, without = dot_product_attention.under_autocast(args)
+    with without:
+        return attention_with_score(score, *given)

@@ -412,6 +412,7 @@ class Tiled(torch.autograd.Function):
         return out
 
     @staticmethod
+    @_torch.without_autocast()
     def backward(ctx: Any, pull: Tensor) -> Any:
         """Go through them again; for second derivatives, those of the definition."""
         q, k, v, out, lse = ctx.saved_tensors

@@ -18,7 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from burnt import _torch
 from burnt.errors import InputRuntimeError
 from burnt.kernels.activation import activated, check_activation
-from burnt.kernels.checks import floating, one_device, one_dtype
+from burnt.kernels.autocast import cast_all
+from burnt.kernels.checks import floating, one_device, one_dtype, residual_dtype
 from burnt.kernels.choice import trains
 from burnt.kernels.op import op
 
@@ -81,8 +82,8 @@ def _check_tensors(
     check_activation(name, activation)
     floating(name, x=x, weight=weight)
     one_device(name, x=x, weight=weight, **others)
-    if not _torch.is_autocast():
-        one_dtype(name, x=x, weight=weight, **others)
+    residual_dtype(name, x, others.pop("residual", None))
+    one_dtype(name, x=x, weight=weight, **others)
     axes = weight.dim() - 2
     if not 1 <= axes <= 3 or x.dim() not in (axes + 1, axes + 2):
         raise InputRuntimeError(
@@ -217,7 +218,19 @@ def _conv_is_all(
     return scale is None and residual is None and activation is None
 
 
-@op(check=_check_conv, examples=_examples_of_conv, vendor_best=_conv_is_all)
+def _autocast_conv(
+    dtype: torch.dtype,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    *rest: Any,
+) -> tuple[Any, ...]:
+    """The residual is added to what was computed, as it is."""
+    return (*cast_all(dtype, x, weight, bias, scale), *rest)
+
+
+@op(check=_check_conv, examples=_examples_of_conv, vendor_best=_conv_is_all, autocast=_autocast_conv)
 def conv(
     x: Tensor,
     weight: Tensor,
@@ -238,7 +251,8 @@ def conv(
         weight: ``[out_channels, in_channels / groups, *kernel]``, of the same dtype, as the others.
         bias: ``[out_channels]``.
         scale: ``[out_channels]``, of each channel before the bias: `folded_norm` makes both of a batch norm.
-        residual: of the result's shape, added before the activation, as residual blocks do.
+        residual: of the result's shape, added before the activation, as residual blocks do; of float32, too,
+            where `x` has 16 bits.
         activation: a key of `burnt.kernels.ACTIVATIONS`.
         stride: elements between outputs, as the next two for all axes or for each.
         padding: zeros on each side.
@@ -246,7 +260,8 @@ def conv(
         groups: blocks of channels, each seen by as many outputs.
 
     Returns:
-        ``[batch, out_channels, *(size + 2 padding - dilation (kernel - 1) - 1) // stride + 1]``.
+        ``[batch, out_channels, *(size + 2 padding - dilation (kernel - 1) - 1) // stride + 1]``, as `x`, or
+        as the residual where that is wider.
 
     Raises:
         InputRuntimeError: shapes, dtypes or devices do not fit each other.
@@ -263,8 +278,9 @@ def conv(
         x, weight, bias if scale is None else None, stride, padding, dilation, groups
     )
     if scale is not None:
-        plain = plain * _by_channel(scale, axes)
-        plain = plain if bias is None else plain + _by_channel(bias, axes)
+        # Under autocast the convolution is of another dtype than they.
+        plain = plain * _by_channel(scale, axes).to(plain.dtype)
+        plain = plain if bias is None else plain + _by_channel(bias, axes).to(plain.dtype)
     return activated(plain if residual is None else plain + residual, activation)
 
 
@@ -293,8 +309,10 @@ def _why_not_onednn(
     form = _CHANNELS_LAST[x.dim()]
     if not x.is_contiguous(memory_format=form) or x.is_contiguous():
         return "x is not channels-last"
-    if residual is not None and not residual.is_contiguous(memory_format=form):
-        return "the residual is not channels-last"
+    if residual is not None and not (
+        residual.dtype == x.dtype and residual.is_contiguous(memory_format=form)
+    ):
+        return "the residual is not channels-last, or of another dtype"
     if any(t is not None and t.is_inference() for t in (weight, bias, scale)):
         return "a weight whose changes cannot be told"
     return None if x.numel() and weight.numel() else "an empty tensor"
@@ -395,6 +413,7 @@ def _examples_of_transposed(device: torch.device) -> list[tuple[object, ...]]:
     check=_check_transposed,
     examples=_examples_of_transposed,
     vendor_best=lambda x, weight, bias, activation, *rest: activation is None,
+    autocast=cast_all,
 )
 def conv_transpose(
     x: Tensor,

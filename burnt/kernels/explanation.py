@@ -109,7 +109,13 @@ def explain(op: Op[..., Any], *args: Any, **kwargs: Any) -> OpExplanation:
             hint="a function that calls ops is explained op by op; batch_norm calls batch_norm_training "
             "or batch_norm_inference",
         )
-    full = op.bound(args, kwargs)
+    full, context = op.under_autocast(op.bound(args, kwargs))
+    with context:
+        return _explained(op, full)
+
+
+def _explained(op: Op[..., Any], full: Sequence[Any]) -> OpExplanation:
+    """What an op runs for all its arguments by position."""
     entry, broken = op.chosen_despite(full)
     measured = known_of(entry.key)
     known = {row.config: row for row in measured.rows}

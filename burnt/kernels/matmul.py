@@ -20,7 +20,8 @@ from burnt import _torch
 from burnt.device import cpu_is_intel
 from burnt.errors import InputRuntimeError
 from burnt.kernels.activation import activated, check_activation
-from burnt.kernels.checks import floating, one_device, one_dtype
+from burnt.kernels.autocast import cast_all
+from burnt.kernels.checks import floating, one_device, one_dtype, residual_dtype
 from burnt.kernels.choice import trains
 from burnt.kernels.op import op
 
@@ -36,8 +37,8 @@ def _check_linear(
     check_activation("linear", activation)
     one_device("linear", x=x, weight=weight, bias=bias, residual=residual)
     floating("linear", x=x, weight=weight)
-    if not _torch.is_autocast():
-        one_dtype("linear", x=x, weight=weight, bias=bias, residual=residual)
+    one_dtype("linear", x=x, weight=weight, bias=bias)
+    residual_dtype("linear", x, residual)
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise InputRuntimeError(
             "x and weight of linear do not fit each other",
@@ -76,7 +77,14 @@ def _vendor_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
     return residual is None and activation is None
 
 
-@op(check=_check_linear, examples=_examples_of_linear, vendor_best=_vendor_best)
+def _autocast_linear(
+    dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+) -> tuple[Any, ...]:
+    """The residual is added to what was computed, as it is."""
+    return (*cast_all(dtype, x, weight, bias), *rest)
+
+
+@op(check=_check_linear, examples=_examples_of_linear, vendor_best=_vendor_best, autocast=_autocast_linear)
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -90,11 +98,11 @@ def linear(
         x: ``[*, in_features]``, of a floating-point dtype.
         weight: ``[out_features, in_features]``, of the same dtype, as the others.
         bias: ``[out_features]``.
-        residual: ``[*, out_features]``, added after the activation.
+        residual: ``[*, out_features]``, added after the activation; of float32, too, where `x` has 16 bits.
         activation: a key of `burnt.kernels.ACTIVATIONS`.
 
     Returns:
-        ``[*, out_features]``, as `x`.
+        ``[*, out_features]``, as `x`, or as the residual where that is wider.
 
     Raises:
         InputRuntimeError: shapes, dtypes or devices do not fit each other.
@@ -112,8 +120,7 @@ def linear(
 
 def _check_matmul(a: Tensor, b: Tensor) -> None:
     one_device("matmul", a=a, b=b)
-    if not _torch.is_autocast():
-        one_dtype("matmul", a=a, b=b)
+    one_dtype("matmul", a=a, b=b)
     fits = a.dim() and b.dim() and a.shape[-1] == b.shape[-2 if b.dim() > 1 else -1]
     if not fits:
         raise InputRuntimeError(
@@ -136,7 +143,7 @@ def _examples_of_matmul(device: torch.device) -> list[tuple[object, ...]]:
     return made
 
 
-@op(check=_check_matmul, examples=_examples_of_matmul, vendor_best=lambda a, b: True)
+@op(check=_check_matmul, examples=_examples_of_matmul, vendor_best=lambda a, b: True, autocast=cast_all)
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """The matrix product, of batches too.
 
@@ -195,6 +202,7 @@ class _OneDnn(torch.autograd.Function):
         return _torch.onednn_linear(x, weight, bias)
 
     @staticmethod
+    @_torch.without_autocast()
     def backward(ctx: Any, cotangent: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         # A second derivative is wanted where gradients are recorded: torch's product has one.

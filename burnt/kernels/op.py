@@ -9,6 +9,7 @@ are recorded or transformed instead of run, a call goes through ``torch.ops.burn
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -28,6 +29,7 @@ from burnt.codegen.target import TRITON, are_blocks, target_of, with_blocks
 from burnt.codegen.trace import Dissolving, is_tracing
 from burnt.errors import DefinitionError, InputTypeError
 from burnt.kernels.agreement import results_of
+from burnt.kernels.autocast import dtype_on
 from burnt.kernels.candidate import Alternative, Candidate
 from burnt.kernels.checks import described, explained, signature_text
 from burnt.kernels.gradient import Vjp
@@ -79,6 +81,10 @@ class Op(Dissolving, Generic[P, R]):
         vendor_best: of the arguments; whether the vendor is known to be the better one (see
             `burnt.kernels.choice`).
         random: results differ from call to call.
+        autocast: of the dtype of autocast and the arguments, all by position; the arguments that autocast
+            makes of them (`burnt.kernels.autocast`). The call goes on with those, and without autocast.
+            Results are of the dtypes that the reference's have under autocast. Without it, candidates that
+            follow autocast by themselves (`Candidate`) run there.
 
     Raises:
         DefinitionError: another op has the name, an argument of the reference has no annotation that says
@@ -96,6 +102,7 @@ class Op(Dissolving, Generic[P, R]):
         examples: Callable[[torch.device], Sequence[tuple[Any, ...]]] | None = None,
         vendor_best: Callable[..., bool] | None = None,
         random: bool = False,
+        autocast: Callable[..., tuple[Any, ...]] | None = None,
     ) -> None:
         if examples is not None and not callable(examples):
             raise DefinitionError(
@@ -110,6 +117,7 @@ class Op(Dissolving, Generic[P, R]):
         self.signature = inspect.signature(reference)
         self.check, self.look = check, look
         self.examples, self.vendor_best, self.random = examples, vendor_best, random
+        self.autocast = autocast
         parameters = list(self.signature.parameters.values())
         for p in parameters:
             if p.kind is not p.POSITIONAL_OR_KEYWORD:
@@ -187,6 +195,10 @@ class Op(Dissolving, Generic[P, R]):
                 self._check_tensors(args)
                 return self.candidates["vendor"](*args)
         if _torch.is_autocast():
+            given, without = self.under_autocast(args)
+            if given is not args:
+                with without:
+                    return self.run(given)
             key += [torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")]
         if (multiplied := precision()) != "ieee":
             key.append(multiplied)
@@ -200,6 +212,19 @@ class Op(Dissolving, Generic[P, R]):
             return entry.call(*args)
         except Exception as error:
             self._fail(entry.candidate, args, error)
+
+    def under_autocast(
+        self, args: Sequence[Any]
+    ) -> tuple[Sequence[Any], contextlib.AbstractContextManager[object]]:
+        """What a call with these arguments goes on with: those that autocast makes of them, and without it.
+
+        Where it is off for their device, or the op has no rule: as they are, and as it is.
+        """
+        kind = next((a.device.type for a in args if isinstance(a, Tensor)), "meta")
+        dtype = None if self.autocast is None else dtype_on(kind)
+        if self.autocast is None or dtype is None:
+            return args, contextlib.nullcontext()
+        return self.autocast(dtype, *args), _torch.without_autocast()
 
     def bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """All arguments by position, defaults filled in.
@@ -262,7 +287,9 @@ class Op(Dissolving, Generic[P, R]):
 
     def chosen(self, *args: P.args, **kwargs: P.kwargs) -> Entry:
         """What a call with these arguments runs, chosen if need be; the call is not made."""
-        return self._new_entry(self.bound(args, kwargs))
+        given, context = self.under_autocast(self.bound(args, kwargs))
+        with context:
+            return self._new_entry(given)
 
     def chosen_despite(self, args: Sequence[Any]) -> tuple[Entry, dict[str, str]]:
         """As `chosen`, of all arguments by position, without the candidates whose limits cannot be used.
@@ -611,6 +638,7 @@ class _Custom(torch.autograd.Function):
         return results
 
     @staticmethod
+    @_torch.without_autocast()
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         """Its own gradient; for second derivatives, and where it has none, the reference's."""
         saved = iter(ctx.saved_tensors)
