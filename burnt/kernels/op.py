@@ -76,6 +76,7 @@ class Op(Dissolving, Generic[P, R]):
             each signature, whatever candidate will run.
         look: of the arguments; raises where values do not fit (a label that is no class). Called before
             candidates that would not notice, on the CPU alone: elsewhere it would wait for the device.
+        always_looks: the reference would not notice either.
         pair: the argument that makes results a tuple when it is given.
         examples: of the device; argument tuples for the tuner and the tests, typical first.
         vendor_best: of the arguments; whether the vendor is known to be the better one (see
@@ -98,6 +99,7 @@ class Op(Dissolving, Generic[P, R]):
         vendor: Callable[P, R] | None = None,
         check: Callable[..., None] | None = None,
         look: Callable[..., None] | None = None,
+        always_looks: bool = False,
         pair: str | None = None,
         examples: Callable[[torch.device], Sequence[tuple[Any, ...]]] | None = None,
         vendor_best: Callable[..., bool] | None = None,
@@ -137,8 +139,9 @@ class Op(Dissolving, Generic[P, R]):
         self.candidates: dict[str, Candidate] = {}
         # Strides are part of what a call means, and where two vendors' calls differ the reference has it.
         own = vendor or reference
-        self._add(Candidate("vendor", own, differentiable=True, autocast=True, checks_values=True))
-        self._add(Generated(reference))
+        notices = not always_looks
+        self._add(Candidate("vendor", own, differentiable=True, autocast=True, checks_values=notices))
+        self._add(Generated(reference, checks_values=notices))
         functools.update_wrapper(self, reference)
         from burnt.kernels.library import Declared, declare, withdraw
 
@@ -508,8 +511,10 @@ class Generated(Candidate):
     included, by the kernel's name: ``{"softmax_0": "1x2048 w8"}``. Where none are named they are picked.
     """
 
-    def __init__(self, reference: Callable[..., Any]) -> None:
-        super().__init__("generated", reference, differentiable=True, autocast=True, checks_values=True)
+    def __init__(self, reference: Callable[..., Any], *, checks_values: bool = True) -> None:
+        super().__init__(
+            "generated", reference, differentiable=True, autocast=True, checks_values=checks_values
+        )
         self.functions: dict[tuple[Any, ...], Function] = {}
         # Those with block sizes of their own live as long as something has chosen them.
         self.sized: WeakValueDictionary[tuple[Any, ...], Function] = WeakValueDictionary()
