@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
 from burnt import _torch
-from burnt.errors import InputRuntimeError
+from burnt.errors import InputRuntimeError, InputTypeError
 from burnt.kernels.activation import activated, check_activation
 from burnt.kernels.autocast import cast_all
 from burnt.kernels.checks import floating, one_device, one_dtype, residual_dtype
@@ -98,7 +98,14 @@ def _check_tensors(
 def _check_sizes(name: str, axes: int, **sizes: Sizes) -> None:
     for what, given in sizes.items():
         least = 0 if "padding" in what else 1
-        listed = [given] if isinstance(given, int) else list(given)
+        listed: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+        if not all(hasattr(size, "__index__") and not isinstance(size, bool) for size in listed):
+            raise InputTypeError(
+                f"{what} of {name} is no whole number",
+                where=f"burnt.kernels.{name}",
+                expected=f"a whole number of at least {least}" + f", or {axes} of them" * (axes > 1),
+                found=repr(given),
+            )
         if len(listed) not in (1, axes) or any(size < least for size in listed):
             raise InputRuntimeError(
                 f"{what} of {name} does not fit its axes",
@@ -151,6 +158,7 @@ def _check_conv(
     _check_tensors("conv", x, weight, activation, bias=bias, scale=scale, residual=residual)
     axes, channels = weight.dim() - 2, weight.shape[0]
     _check_sizes("conv", axes, stride=stride, padding=padding, dilation=dilation)
+    _check_sizes("conv", 1, groups=groups)
     if groups < 1 or channels % groups or x.shape[-axes - 1] != weight.shape[1] * groups:
         expected = (
             f"x of {weight.shape[1]} channels for each group, and a multiple of {groups} channels of weight"
@@ -265,6 +273,7 @@ def conv(
 
     Raises:
         InputRuntimeError: shapes, dtypes or devices do not fit each other.
+        InputTypeError: a size that is no whole number.
         InputUnsupportedError: not of a floating-point dtype.
         InputValueError: an activation that is not known.
 
@@ -386,6 +395,7 @@ def _check_transposed(
     _check_tensors(name, x, weight, activation, bias=bias)
     axes = weight.dim() - 2
     _check_sizes(name, axes, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation)
+    _check_sizes(name, 1, groups=groups)
     if groups < 1 or weight.shape[0] % groups or x.shape[-axes - 1] != weight.shape[0]:
         expected = f"x of {weight.shape[0]} channels, a multiple of the groups"
         raise _wrong_channels(name, x, weight, groups, expected)
@@ -397,6 +407,22 @@ def _check_transposed(
             where="burnt.kernels.conv_transpose",
             expected="less than stride or dilation",
             found=f"output_padding {output_padding}, stride {stride}, dilation {dilation}",
+        )
+    made = [
+        (size - 1) * step - 2 * pad + dilate * (kernel - 1) + 1 + more
+        for size, kernel, step, pad, dilate, more in zip(
+            x.shape[-axes:],
+            weight.shape[2:],
+            *(_each(sizes, axes) for sizes in (stride, padding, dilation, output_padding)),
+            strict=True,
+        )
+    ]
+    if min(made) < 1:
+        raise InputRuntimeError(
+            "the padding of conv_transpose cuts off all that there is",
+            where=f"burnt.kernels.{name}",
+            expected="an output of at least one element along each axis",
+            found=f"{made}, of x {list(x.shape)}, weight {list(weight.shape)}, padding {padding}",
         )
 
 
@@ -446,6 +472,7 @@ def conv_transpose(
 
     Raises:
         InputRuntimeError: shapes, dtypes or devices do not fit each other.
+        InputTypeError: a size that is no whole number.
         InputUnsupportedError: not of a floating-point dtype.
         InputValueError: an activation that is not known.
 

@@ -17,9 +17,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from burnt import _torch
 from burnt.codegen.trace import is_tracing
-from burnt.errors import InputRuntimeError, InputValueError, UnsupportedError
+from burnt.errors import InputRuntimeError, InputTypeError, InputValueError, UnsupportedError
 from burnt.kernels.autocast import cast, cast_all
-from burnt.kernels.checks import floating, one_device, one_dtype
+from burnt.kernels.checks import described, floating, one_device, one_dtype
 from burnt.kernels.choice import trains
 from burnt.kernels.op import op
 from burnt.kernels.recurrent_steps import DTYPES, run, why_not
@@ -467,6 +467,7 @@ def lstm(
 
     Raises:
         InputRuntimeError: shapes, dtypes or devices do not fit each other, or a length is out of range.
+        InputTypeError: `hx` is no pair of tensors.
         InputValueError: a number of weights that makes no layers.
 
     As `torch.nn.LSTM` with the batch first.
@@ -523,6 +524,7 @@ def _stacked(
             found=len(weights),
         )
     states = 2 if kind == "lstm" else 1
+    _check_start(kind, start, states)
     for state in start or ():
         if state.dim() != 3 or len(state) != len(weights):
             raise InputRuntimeError(
@@ -552,6 +554,25 @@ def _stacked(
         if dropout and at + directions < len(weights):
             x = F.dropout(x.transpose(0, 1), dropout).transpose(0, 1)
     return x, [torch.stack(state) for state in zip(*last, strict=True)]
+
+
+def _check_start(kind: str, start: object, states: int) -> None:
+    """States to begin with are as many tensors as the layer has, or None."""
+    if start is None:
+        return
+    listed = list(start) if isinstance(start, list | tuple) else []
+    tensors = all(isinstance(state, Tensor) for state in listed)
+    if len(listed) == states and tensors:
+        return
+    expected = "a pair of tensors, h and c" if states == 2 else "a tensor, h"
+    one = listed[0] if states == 1 and listed else start
+    raise (InputRuntimeError if tensors and listed else InputTypeError)(
+        f"{kind} begins with {'two states' if states == 2 else 'one state'}",
+        where=f"burnt.kernels.{kind}",
+        expected=f"hx, {expected}: [layers * directions, batch, hidden]",
+        found=f"{type(one).__name__} of {len(one)}" if isinstance(one, list | tuple) else described(one),
+        hint="hx=(h, c)" if states == 2 and isinstance(start, Tensor) else None,
+    )
 
 
 def _whole(
