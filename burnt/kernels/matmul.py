@@ -1,4 +1,4 @@
-"""Matrix products, with what comes after them: `linear` and `matmul`.
+"""Matrix products, with what comes after them: `linear`, `matmul` and `bmm`.
 
 On a GPU the generated candidate is a kernel of our own with its tail inside (`burnt.codegen.triton_product`).
 On a CPU it is torch's product and a generated kernel for the tail; candidates by hand are oneDNN's product,
@@ -25,7 +25,7 @@ from burnt.kernels.checks import floating, one_device, one_dtype, residual_dtype
 from burnt.kernels.choice import trains
 from burnt.kernels.op import op
 
-__all__ = ["linear", "matmul"]
+__all__ = ["bmm", "linear", "matmul"]
 
 # Multiplications below which torch's call is as fast: it is reached sooner.
 _LARGE = 1 << 20
@@ -163,6 +163,50 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     tensor([[11.]])
     """
     return torch.matmul(a, b)
+
+
+def _check_bmm(a: Tensor, b: Tensor) -> None:
+    one_device("bmm", a=a, b=b)
+    one_dtype("bmm", a=a, b=b)
+    fits = a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0] and a.shape[2] == b.shape[1]
+    if not fits:
+        raise InputRuntimeError(
+            "a and b of bmm do not fit each other",
+            where="burnt.kernels.bmm",
+            expected="a [batch, rows, terms] and b [batch, terms, columns]",
+            found=f"a {list(a.shape)}, b {list(b.shape)}",
+            hint=None if a.dim() == b.dim() == 3 else "matmul broadcasts, and takes vectors and matrices",
+        )
+
+
+def _examples_of_bmm(device: torch.device) -> list[tuple[object, ...]]:
+    shapes = [(12, 256, 64, 256), (96, 128, 64, 128), (3, 5, 7, 2)]
+    return [
+        (torch.randn(n, rows, terms, device=device), torch.randn(n, terms, columns, device=device))
+        for n, rows, terms, columns in shapes
+    ]
+
+
+@op(check=_check_bmm, examples=_examples_of_bmm, vendor_best=lambda a, b: True, autocast=cast_all)
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix products of a batch.
+
+    Args:
+        a: ``[batch, rows, terms]``.
+        b: ``[batch, terms, columns]``, of the same dtype; nothing is broadcast (`matmul` does).
+
+    Returns:
+        ``[batch, rows, columns]``.
+
+    Raises:
+        InputRuntimeError: shapes, dtypes or devices do not fit each other.
+
+    As `torch.bmm`.
+
+    >>> bmm(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0], [4.0]]]))
+    tensor([[[11.]]])
+    """
+    return torch.bmm(a, b)
 
 
 # --- candidates on a CPU ----------------------------------------------------------------------------------
@@ -319,3 +363,8 @@ def _matmul_by_onednn(a: Tensor, b: Tensor) -> Tensor:
 @matmul.candidate("float32", devices=["cpu"], when=_why_not_wide, best=_wide_best, differentiable=True)
 def _matmul_in_float32(a: Tensor, b: Tensor) -> Tensor:
     return matmul(a.float(), b.float()).to(a.dtype)
+
+
+@bmm.candidate("float32", devices=["cpu"], when=_why_not_wide, best=_wide_best, differentiable=True)
+def _bmm_in_float32(a: Tensor, b: Tensor) -> Tensor:
+    return torch.bmm(a.float(), b.float()).to(a.dtype)

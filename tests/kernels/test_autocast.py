@@ -29,6 +29,7 @@ CASES: dict[str, tuple[str, tuple[Any, ...], torch.dtype]] = {
         torch.float32,
     ),
     "matmul": ("matmul", (given(2, 32, 24), given(24, 48)), torch.bfloat16),
+    "bmm": ("bmm", (given(2, 32, 24), given(2, 24, 48)), torch.bfloat16),
     "conv": (
         "conv",
         (given(2, 8, 9, 9), given(6, 8, 3, 3), given(6), given(6), None, "relu", 1, 1, 1, 1),

@@ -367,6 +367,11 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
         (randn(37, 5).t(), randn(37, 11)),
         lambda a, b: torch.einsum("mk,kn->mn", a, b),
     ),
+    "bmm": (
+        kernels.bmm,
+        (randn(3, 7, 10), randn(3, 10, 9, seed=1)),
+        lambda a, b: (a.unsqueeze(-1) * b.unsqueeze(1)).sum(2),
+    ),
     "matmul, batches": (
         kernels.matmul,
         (randn(3, 1, 5, 37), randn(4, 37, 11)),

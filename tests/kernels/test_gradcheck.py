@@ -27,6 +27,7 @@ CASES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "matmul": ("matmul", (randn(3, 4), randn(4, 5))),
     "matmul, batches": ("matmul", (randn(2, 1, 3, 4), randn(2, 4, 5))),
     "matmul, a vector": ("matmul", (randn(3, 4), randn(4))),
+    "bmm": ("bmm", (randn(2, 3, 4), randn(2, 4, 5))),
     "conv": (
         "conv",
         (randn(2, 4, 5, 4), randn(4, 2, 3, 2), randn(4), randn(4), randn(2, 4, 3, 5), "silu", [2, 1], 1, 1,
@@ -75,4 +76,11 @@ def test_gradients_by_differences(
 def test_every_candidate_that_takes_float64_is_here() -> None:
     there = {(p.values[0].name, p.values[1].name) for p in candidates()}
     assert {("linear_cross_entropy", "chunked"), ("linear", "vendor"), ("matmul", "vendor")} <= there
-    assert {of for of, _ in there} == {"linear", "matmul", "conv", "conv_transpose", "linear_cross_entropy"}
+    assert {of for of, _ in there} == {
+        "linear",
+        "matmul",
+        "conv",
+        "conv_transpose",
+        "linear_cross_entropy",
+        "bmm",
+    }
