@@ -99,7 +99,7 @@ def _check_sizes(name: str, axes: int, **sizes: Sizes) -> None:
     for what, given in sizes.items():
         least = 0 if "padding" in what else 1
         listed: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
-        if not all(hasattr(size, "__index__") and not isinstance(size, bool) for size in listed):
+        if not all(hasattr(size, "__index__") for size in listed):
             raise InputTypeError(
                 f"{what} of {name} is no whole number",
                 where=f"burnt.kernels.{name}",

@@ -128,7 +128,7 @@ def test_bad_input_of_a_convolution(arguments: dict[str, object], message: str) 
 
 
 @pytest.mark.parametrize("name", ["stride", "padding", "dilation", "groups"])
-@pytest.mark.parametrize("value", [1.5, None, "same", (1.0, 1.0), True])
+@pytest.mark.parametrize("value", [1.5, None, "same", (1.0, 1.0)])
 def test_sizes_that_are_no_whole_numbers(name: str, value: Any) -> None:
     x, weight, *_ = block()
     for call in (kernels.conv, kernels.conv_transpose):
