@@ -41,6 +41,7 @@ __all__ = [
     "state_of",
     "trace_to_aten",
     "version_of",
+    "without_autocast",
 ]
 
 BatchNormBase = _BatchNorm
@@ -191,6 +192,13 @@ def _fake_log() -> logging.Logger:
 def is_autocast() -> bool:
     """Whether autocast is on for any kind of device."""
     return torch._C._is_any_autocast_enabled()
+
+
+@contextlib.contextmanager
+def without_autocast() -> Iterator[None]:
+    """A context, or a decorator, in which autocast is off for all kinds of device."""
+    with torch._C._DisableAutocast():
+        yield
 
 
 def below_autograd() -> Any:

@@ -82,6 +82,11 @@ def test_autocast_of_any_device_is_known() -> None:
     assert not _torch.is_autocast()
     with torch.autocast("cpu", torch.bfloat16):
         assert _torch.is_autocast()
+        with _torch.without_autocast():
+            assert not _torch.is_autocast()
+            assert not torch.is_autocast_enabled("cpu")
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+        assert _torch.is_autocast()
 
 
 def test_tensors_that_share_memory_are_known() -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from burnt import _torch
 from burnt.codegen.compiled import CompiledPlan, fault, told
 from burnt.codegen.saved import taking
 from burnt.codegen.trace import PLANNING, Traced, is_random, trace, unsuited
@@ -46,6 +47,7 @@ class Differentiable(torch.autograd.Function):
         return tuple(outputs)
 
     @staticmethod
+    @_torch.without_autocast()  # what it casts is cast in the trace, wherever the gradients are asked for
     def backward(ctx: Any, *cotangents: Any) -> Any:
         """The gradients of the tensors that want one."""
         wanted = tuple(ctx.needs_input_grad[2:])
@@ -172,7 +174,8 @@ def _derived(
     examples: list[Any] = [torch.empty_strided(*v[:2], dtype=v[2], device=device) for v in layouts]
     examples += [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=device) for t in tensors]
     try:
-        traced, general = trace(backward, [*examples, *(0.5 for _ in of.numbers)])
+        with _torch.without_autocast():
+            traced, general = trace(backward, [*examples, *(0.5 for _ in of.numbers)])
     except Exception:  # of any kind: what cannot be traced, torch can still differentiate as it goes
         return None
     if not general or unsuited(traced) is not None:

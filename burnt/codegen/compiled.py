@@ -9,13 +9,13 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from burnt import memory
+from burnt import _torch, memory
 from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.saved import Saved
 from burnt.codegen.schedule import Call, Plan, schedule
@@ -202,7 +202,10 @@ class CompiledPlan:
             args, kwargs = torch.fx.node.map_aggregate(
                 (step.node.args, step.node.kwargs), lambda v: self.argument(v, held, numbers)
             )
-        made = step.node.target(*args, **kwargs)  # type: ignore[operator]
+        call: Callable[..., Any] = step.node.target  # type: ignore[assignment]
+        if _torch.is_autocast():  # what it casts is cast in the trace
+            call = _torch.without_autocast()(call)
+        made = call(*args, **kwargs)
         made = list(made) if isinstance(made, tuple | list) else [made]
         for buffer, tensor in zip(step.outputs, made, strict=True):
             if buffer is not None:

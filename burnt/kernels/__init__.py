@@ -9,6 +9,7 @@
 `agreement.py`        whether a candidate computes what the op means
 `explanation.py`      what would run, and why
 `library.py`          ops as ``torch.ops.burnt``: schema, fake, gradients, vmap, autocast
+`autocast.py`         what autocast makes of an op's arguments
 `gradient.py`         the derivative of a reference
 `checks.py`           what is checked before any candidate runs
 the others            a family each
@@ -30,7 +31,7 @@ from burnt.kernels.explanation import explain
 from burnt.kernels.library import decompositions
 from burnt.kernels.linear_loss import linear_cross_entropy
 from burnt.kernels.loss import cross_entropy
-from burnt.kernels.matmul import linear, matmul
+from burnt.kernels.matmul import bmm, linear, matmul
 from burnt.kernels.muon import muon_step, orthogonalized
 from burnt.kernels.normalization import (
     batch_norm,
@@ -78,6 +79,7 @@ __all__ = [
     "batch_norm",
     "batch_norm_inference",
     "batch_norm_training",
+    "bmm",
     "choices",
     "conv",
     "conv_transpose",

@@ -16,19 +16,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from burnt.errors import InputRuntimeError, InputValueError
+from burnt.errors import InputRuntimeError, InputTypeError, InputValueError
+from burnt.kernels.autocast import cast_all, dtype_on
 from burnt.kernels.checks import floating, one_device, one_dtype
 from burnt.kernels.op import op
 
 __all__ = [
     "Intervals",
     "Score",
+    "check_numbers",
     "defined",
     "dot_product_attention",
     "intervals",
     "is_causal_alone",
     "kept",
     "recorded",
+    "scored",
 ]
 
 _NAME = "dot_product_attention"
@@ -189,13 +192,41 @@ def _check(
         if tensor is not None and tensor.dtype not in (torch.int32, torch.int64):
             _refuse(f"{name} of attention are no indices", "int32 or int64", tensor.dtype, f"{name}.long()")
     _check_packed(batch, lengths, q_starts, k_starts)
-    if not 0 <= dropout <= 1:
-        _refuse("the probability of dropout is none", "a number from 0 to 1", dropout, value=True)
+    check_numbers(softcap, dropout)
     if seed is None and dropout > 0:
         hint = "attention(..., dropout=p) draws one"
         _refuse("dropout draws its numbers from a seed", "seed=", "none", hint, value=True)
     if seed is not None and (seed.dtype != torch.int64 or seed.dim()):
         _refuse("the seed of dropout is one integer", "int64 []", f"{seed.dtype} {list(seed.shape)}")
+
+
+def check_numbers(softcap: float | None, dropout: float) -> None:
+    """What is looked at in each call: numbers are no part of what a call is known by.
+
+    Raises:
+        InputValueError: there is no such cap or probability.
+    """
+    if softcap is not None and not softcap > 0:
+        _refuse("a cap of the scores is none", "a number above 0, or None", softcap, value=True)
+    if not 0 <= dropout <= 1:
+        _refuse("the probability of dropout is none", "a number from 0 to 1", dropout, value=True)
+
+
+def _look(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
+    """Lengths and starts lie among queries and keys."""
+    lengths, q_starts, k_starts = rest[7:10]
+    if lengths is not None and lengths.numel():
+        least, most = (int(n) for n in torch.aminmax(lengths))
+        if least < 0 or most > k.shape[2]:
+            _refuse("lengths of attention are not among the keys", f"0 to {k.shape[2]}",
+                    least if least < 0 else most, value=True)  # fmt: skip
+    for name, starts, count in ("q_starts", q_starts, q.shape[2]), ("k_starts", k_starts, k.shape[2]):
+        if starts is None:
+            continue
+        ends = int(starts[0]), int(starts[-1])
+        if ends[0] < 0 or ends[1] > count or bool((starts.diff() < 0).any()):
+            expected = f"numbers from 0 to {count}, none less than the one before"
+            _refuse(f"{name} of attention are not in order", expected, starts.tolist(), value=True)
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -364,7 +395,20 @@ def _vendor_best(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> bool:
     return softcap is None and seed is None
 
 
-@op(check=_check, examples=_examples, vendor=_vendor, vendor_best=_vendor_best)
+def _autocast(dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Any, ...]:
+    """Masks and slopes are added to scores, which are float32 anyway."""
+    return (*cast_all(dtype, q, k, v), *rest)
+
+
+@op(
+    check=_check,
+    look=_look,
+    always_looks=True,
+    examples=_examples,
+    vendor=_vendor,
+    vendor_best=_vendor_best,
+    autocast=_autocast,
+)
 def dot_product_attention(
     q: Tensor,
     k: Tensor,
@@ -429,6 +473,8 @@ def defined(
     score: Score | None = None,
 ) -> Tensor:
     """`dot_product_attention` in plain torch, with a function of the scores between softcap and slopes."""
+    if (narrow := dtype_on(q.device.type)) is not None:
+        q, k, v = cast_all(narrow, q, k, v)
     inside = torch.promote_types(q.dtype, torch.float32)
     place = bottom_right, lengths, q_starts, k_starts
     groups = q.shape[1] // max(k.shape[1], 1)
@@ -438,8 +484,8 @@ def defined(
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if score is not None:
-        b, h, i, j = (torch.arange(n, dtype=torch.int32, device=q.device) for n in scores.shape)
-        scores = score(scores, b[:, None, None, None], h[:, None, None], i[:, None], j).to(inside)
+        places = [torch.arange(n, dtype=torch.int32, device=q.device) for n in scores.shape]
+        scores = scored(score, scores, places)
     if slopes is not None:
         scores = scores - slopes.to(inside).view(-1, 1, 1) * distances(q, k, *place)
     if mask is not None:
@@ -454,6 +500,29 @@ def defined(
         stays = kept(seed, (*q.shape[:3], k.shape[2]), dropout)
         weights = torch.where(stays, weights * (1 / (1 - dropout) if dropout < 1 else 0.0), 0.0)
     return heads_inside((weights @ values.to(inside)).to(q.dtype))
+
+
+def scored(score: Score, s: Tensor, places: Sequence[Tensor]) -> Tensor:
+    """What becomes of scores ``[B, H, L, S]``, for the indices along each axis.
+
+    Raises:
+        InputTypeError: the function returns something else than a tensor.
+        InputValueError: it is of another shape.
+    """
+    b, h, i, j = places
+    made: object = score(s, b[:, None, None, None], h[:, None, None], i[:, None], j)
+    if not isinstance(made, Tensor):
+        raise InputTypeError(
+            "a score of attention returns no tensor",
+            where="burnt.kernels.attention",
+            expected="the scores, of the shape of its first argument",
+            found=f"{type(made).__name__}: {made!r:.60}",
+        )
+    shape = (1,) * (s.dim() - made.dim()) + tuple(made.shape)
+    if len(shape) != s.dim() or any(n not in (1, m) for n, m in zip(shape, s.shape, strict=True)):
+        _refuse("a score of attention returns another shape", f"{list(s.shape)}, that of its first argument",
+                list(made.shape), "a score is elementwise: it sums over no axis", value=True)  # fmt: skip
+    return made.to(s.dtype).expand_as(s)
 
 
 def recorded(*args: Any) -> Tensor:

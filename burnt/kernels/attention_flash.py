@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from burnt import _torch
 from burnt.codegen.precision import dot_precision, precision
 from burnt.codegen.target import target_of
 from burnt.kernels.attention_blocks import KERNELS, Blocks, configs
@@ -107,6 +108,7 @@ class Flash(torch.autograd.Function):
         return out
 
     @staticmethod
+    @_torch.without_autocast()
     def backward(ctx: Any, pull: Tensor) -> Any:
         """Run its kernels; for second derivatives, those of the definition."""
         from burnt.kernels import attention_triton as kernels

@@ -9,13 +9,12 @@ D and E sizes of a head in queries and keys, and in values; N sequences that are
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
 from burnt import _torch
-from burnt.kernels.attention_definition import Score, defined, dot_product_attention, recorded
+from burnt.errors import InputTypeError
+from burnt.kernels.attention_definition import Score, check_numbers, defined, dot_product_attention, recorded
 from burnt.kernels.attention_score import attention_with_score
 
 __all__ = ["attention"]
@@ -69,7 +68,7 @@ def attention(
             batch, head of the queries, query and key (int32), all of which broadcast; elementwise, in
             torch's functions, as flex_attention has it. It comes after `softcap`, before slopes and masks,
             and may look up tensors that it captures: ``lambda s, b, h, i, j: s + bias[h, i - j + 99]``.
-            Kernels are made of it: define it once, not anew for each call.
+            Kernels are made of it, and it is tried on a few scores: define it once, not anew for each call.
 
     Returns:
         ``[B, H, L, E]``, as `q`; in memory the heads are inside, so that joining them is a view. A query that
@@ -77,7 +76,9 @@ def attention(
 
     Raises:
         InputRuntimeError: shapes, dtypes or devices do not fit each other.
-        InputValueError: a probability or a window that is none.
+        InputTypeError: a window that is no pair, or a score that is no function of the five.
+        InputValueError: a probability, a window or a cap that is none, a score that is not elementwise, and
+            on the CPU lengths or starts that are not among queries and keys.
         InputUnsupportedError: not of a floating-point dtype.
 
     As `torch.nn.functional.scaled_dot_product_attention`, which makes NaN or zeros, by code path, of a query
@@ -88,7 +89,8 @@ def attention(
     >>> attention(q, k, torch.tensor([1.0, 3.0]).view(1, 1, 2, 1), causal=True).flatten()
     tensor([1., 2.])
     """
-    before, after = (None, None) if window is None else window
+    before, after = _ends(window)
+    check_numbers(softcap, dropout)
     after = 0 if causal else after
     if dropout > 0 and seed is None:
         seed = torch.randint(1 << 62, (), device=q.device)
@@ -100,11 +102,28 @@ def attention(
     )  # fmt: skip
     if torch.compiler.is_compiling() or not _torch.is_plain_call():
         return recorded(*args) if score is None else defined(*args, score)
-    kind = q.device.type
-    op = dot_product_attention if score is None else functools.partial(attention_with_score, score)
-    if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
-        return op(*args)
-    narrow = torch.get_autocast_dtype(kind)
-    q, k, v = (t if t.dtype == torch.float64 else t.to(narrow) for t in (q, k, v))
-    with torch.autocast(kind, enabled=False):
-        return op(q, k, v, *args[3:])
+    if score is None:
+        return dot_product_attention(*args)
+    given, without = dot_product_attention.under_autocast(args)
+    with without:
+        return attention_with_score(score, *given)
+
+
+def _ends(window: tuple[int | None, int | None] | None) -> tuple[int | None, int | None]:
+    """How many keys are seen before and after a query's own.
+
+    Raises:
+        InputTypeError: it is no pair of whole numbers.
+    """
+    if window is None:
+        return None, None
+    pair = tuple(window) if isinstance(window, tuple | list) else ()
+    if len(pair) != 2 or not all(n is None or isinstance(n, int) for n in pair):
+        raise InputTypeError(
+            "a window of attention is a pair",
+            where="burnt.kernels.attention",
+            expected="how many keys a query sees before its own place, and after it; None for all",
+            found=window,
+            hint=f"window=({window}, {window})" if isinstance(window, int) else None,
+        )
+    return pair

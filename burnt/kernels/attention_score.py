@@ -21,14 +21,14 @@ from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer, Expr, Kernel, Store
 from burnt.codegen.print_triton_elements import EVERYWHERE, TL, Elements, Value
 from burnt.codegen.target import TRITON, Built, target_of
-from burnt.errors import BurntError
+from burnt.errors import BurntError, InputTypeError, InputValueError
 from burnt.kernels.attention_blocks import KERNELS, Blocks, configs
-from burnt.kernels.attention_definition import Score, defined, dot_product_attention
+from burnt.kernels.attention_definition import Score, defined, dot_product_attention, scored
 from burnt.kernels.attention_flash import Flash, dense, problem_of, why_not_here
 from burnt.kernels.attention_tiled import Kernels, kernels_of, tiled
 from burnt.kernels.choice import trains
 
-__all__ = ["Scored", "attention_with_score", "flash_with_score"]
+__all__ = ["Scored", "attention_with_score", "check_score", "flash_with_score"]
 
 _ROWS, _COLUMNS = 32, 48  # of the tile that is traced: sizes that no index has by chance
 _MOST_KNOWN = 64  # functions of the scores, and what was made of them
@@ -147,10 +147,10 @@ class Scored:
 
     def __init__(self, score: Score) -> None:
         def value(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            return score(s, b, h, i, j).to(s.dtype) + 0.0
+            return score(s, b, h, i, j).to(s.dtype).expand_as(s) + 0.0
 
         def derivative(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            made, pull = torch.func.vjp(lambda x: score(x, b, h, i, j).to(x.dtype), s)[:2]
+            made, pull = torch.func.vjp(lambda x: score(x, b, h, i, j).to(x.dtype).expand_as(x), s)[:2]
             return pull(torch.ones_like(made))[0] + s * 0.0  # type: ignore[no-any-return]
 
         self.kernels: Kernels = kernels_of(score)
@@ -187,7 +187,10 @@ def attention_with_score(score: Score, *args: Any) -> Tensor:
     q, k, v, *rest = args
     op: Any = dot_product_attention
     op.check(*args)
+    if q.is_cpu:
+        op.look(*args)
     softcap, slopes = rest[5:7]
+    check_score(score, (*q.shape[:3], k.shape[2]), q.device)
     empty = 0 in (q.numel(), k.numel(), v.numel())
     if empty or trains(rest[0], slopes, *_captured(score)) or not _torch.is_plain_call():
         return _plain(score, rest)(q, k, v)
@@ -219,6 +222,88 @@ def flash_with_score(
     if not trains(q, k, v):
         return attention_triton.forward(q, k, v, problem, blocks)[0]
     return Flash.apply(q, k, v, problem, blocks, _plain(score, rest))  # type: ignore[no-any-return, no-untyped-call]
+
+
+# --- what a function of the scores must be ----------------------------------------------------------------
+
+_PROBED = 3  # indices of each axis that a function is tried on
+_SPREADS = (1.0, 30.0, 1e4)  # of the scores that it is tried on: a threshold may lie anywhere
+_CLOSE = 1e-4
+
+
+def check_score(score: Score, shape: Sequence[int], device: torch.device) -> None:
+    """A function of the scores is one, and elementwise: what a part of the scores becomes is the same alone.
+
+    It is tried on a few scores, once for as many axes as have several, where that can be waited for.
+
+    Args:
+        score: the function.
+        shape: of the scores, ``[B, H, L, S]``.
+        device: where they are.
+
+    Raises:
+        InputTypeError: it cannot be called with five tensors, or does not return one.
+        InputValueError: it returns something that is not of the scores' shape, or a score that depends on
+            others.
+    """
+    if not callable(score):
+        raise InputTypeError(
+            "a score of attention is a function",
+            where="burnt.kernels.attention",
+            expected=_SIGNATURE,
+            found=f"{type(score).__name__}: {score!r:.60}",
+        )
+    if device.type != "meta" and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        _probe(score, tuple(min(size, _PROBED) for size in shape), device)
+
+
+_SIGNATURE = "score(s, b, h, i, j): of scores, and of the indices of batch, head, query and key"
+
+
+@functools.lru_cache(maxsize=_MOST_KNOWN)
+def _probe(score: Score, shape: tuple[int, ...], device: torch.device) -> None:
+    try:
+        inspect.signature(score).bind(*range(_GIVEN))
+    except TypeError as error:
+        found = f"{getattr(score, '__name__', score)}{inspect.signature(score)}: {error}"
+        what = "a score of attention takes five arguments"
+        raise InputTypeError(
+            what, where="burnt.kernels.attention", expected=_SIGNATURE, found=found
+        ) from None
+    except ValueError:  # no signature is known: the call shows whether it takes them
+        pass
+    if 0 in shape:
+        return
+    with torch.no_grad():
+        alike = [_is_elementwise(score, shape, device, spread) for spread in _SPREADS]
+        if not torch.stack(alike).all():
+            raise InputValueError(
+                "a score of attention depends on other scores",
+                where="burnt.kernels.attention",
+                expected="an elementwise function: of a score, of its indices, and of what it captures",
+                found=f"{getattr(score, '__name__', score)}, which gives a part of the scores something else "
+                "when it is given that part alone (a sum, a sort, a shift, or random numbers)",
+                hint="masks, slopes and windows are arguments of attention",
+            )
+
+
+def _is_elementwise(score: Score, shape: tuple[int, ...], device: torch.device, spread: float) -> Tensor:
+    """Whether each end of each axis becomes the same alone, ``[]``."""
+    generator = torch.Generator().manual_seed(0)
+    s = (torch.randn(shape, generator=generator) * spread).to(device)
+    places = [torch.arange(n, dtype=torch.int32, device=device) for n in shape]
+    whole = scored(score, s, places)
+    alike = []
+    for axis, size in enumerate(shape):
+        for at in {0, size - 1}:
+            part = [p[at : at + 1] if n == axis else p for n, p in enumerate(places)]
+            alone = scored(score, s.narrow(axis, at, 1), part)
+            same = torch.isclose(alone, whole.narrow(axis, at, 1), _CLOSE, _CLOSE, equal_nan=True)
+            alike.append(same.all())
+    return torch.stack(alike).all()
+
+
+# --- the definition ---------------------------------------------------------------------------------------
 
 
 def _plain(score: Score, rest: Sequence[Any]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

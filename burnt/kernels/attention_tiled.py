@@ -76,7 +76,7 @@ def _scores(products: Tensor, extra: _Extra, score: Score | None) -> Tensor:
     if extra.softcap is not None:
         s = torch.tanh(s / extra.softcap) * extra.softcap
     if score is not None:
-        s = score(s, extra.b, extra.h, extra.i, extra.j).to(s.dtype)
+        s = score(s, extra.b, extra.h, extra.i, extra.j).to(s.dtype).expand_as(s)
     if extra.slopes is not None and extra.at is not None:
         s = s - extra.slopes * (extra.at - extra.j).abs()
     if extra.mask is not None:
@@ -412,6 +412,7 @@ class Tiled(torch.autograd.Function):
         return out
 
     @staticmethod
+    @_torch.without_autocast()
     def backward(ctx: Any, pull: Tensor) -> Any:
         """Go through them again; for second derivatives, those of the definition."""
         q, k, v, out, lse = ctx.saved_tensors

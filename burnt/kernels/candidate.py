@@ -45,7 +45,8 @@ class Candidate:
         best: of the arguments; whether to take it where nothing was measured, by default always.
         differentiable: autograd follows the call. Otherwise gradients are `backward`'s, or, without one, the
             reference's.
-        autocast: under autocast it does what torch's own ops do. Others do not run there.
+        autocast: under autocast it does what torch's own ops do. Others do not run there, unless the op casts
+            its arguments itself (`Op`, ``autocast=``): then no candidate sees autocast.
         checks_values: bad values (a label that is no class) raise; otherwise the op looks at them first.
 
     Raises:

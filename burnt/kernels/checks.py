@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from burnt.errors import (
@@ -20,7 +21,18 @@ from burnt.errors import (
 if TYPE_CHECKING:
     from burnt.kernels.op import Op
 
-__all__ = ["described", "explained", "floating", "one_device", "one_dtype", "one_of", "signature_text"]
+__all__ = [
+    "described",
+    "explained",
+    "floating",
+    "one_device",
+    "one_dtype",
+    "one_of",
+    "residual_dtype",
+    "signature_text",
+]
+
+_SHORT = (torch.float16, torch.bfloat16)
 
 _LIKE: dict[type[Exception], type[InputError]] = {
     RuntimeError: InputRuntimeError,
@@ -124,6 +136,16 @@ def one_dtype(op: str, **tensors: Tensor | None) -> None:
                 found=f"{name} of {tensor.dtype}",
                 hint=f"{name}.to({reference.dtype}), or run it under torch.autocast",
             )
+
+
+def residual_dtype(op: str, x: Tensor, residual: Tensor | None) -> None:
+    """A residual is of the dtype of `x`, or kept in float32 beside 16 bits.
+
+    Raises:
+        InputRuntimeError: it is of another.
+    """
+    if residual is not None and not (residual.dtype == torch.float32 and x.dtype in _SHORT):
+        one_dtype(op, x=x, residual=residual)
 
 
 def floating(op: str, **tensors: Tensor | None) -> None:

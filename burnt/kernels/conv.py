@@ -16,9 +16,10 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
 from burnt import _torch
-from burnt.errors import InputRuntimeError
+from burnt.errors import InputRuntimeError, InputTypeError
 from burnt.kernels.activation import activated, check_activation
-from burnt.kernels.checks import floating, one_device, one_dtype
+from burnt.kernels.autocast import cast_all
+from burnt.kernels.checks import floating, one_device, one_dtype, residual_dtype
 from burnt.kernels.choice import trains
 from burnt.kernels.op import op
 
@@ -81,8 +82,8 @@ def _check_tensors(
     check_activation(name, activation)
     floating(name, x=x, weight=weight)
     one_device(name, x=x, weight=weight, **others)
-    if not _torch.is_autocast():
-        one_dtype(name, x=x, weight=weight, **others)
+    residual_dtype(name, x, others.pop("residual", None))
+    one_dtype(name, x=x, weight=weight, **others)
     axes = weight.dim() - 2
     if not 1 <= axes <= 3 or x.dim() not in (axes + 1, axes + 2):
         raise InputRuntimeError(
@@ -97,7 +98,14 @@ def _check_tensors(
 def _check_sizes(name: str, axes: int, **sizes: Sizes) -> None:
     for what, given in sizes.items():
         least = 0 if "padding" in what else 1
-        listed = [given] if isinstance(given, int) else list(given)
+        listed: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
+        if not all(hasattr(size, "__index__") for size in listed):
+            raise InputTypeError(
+                f"{what} of {name} is no whole number",
+                where=f"burnt.kernels.{name}",
+                expected=f"a whole number of at least {least}" + f", or {axes} of them" * (axes > 1),
+                found=repr(given),
+            )
         if len(listed) not in (1, axes) or any(size < least for size in listed):
             raise InputRuntimeError(
                 f"{what} of {name} does not fit its axes",
@@ -150,6 +158,7 @@ def _check_conv(
     _check_tensors("conv", x, weight, activation, bias=bias, scale=scale, residual=residual)
     axes, channels = weight.dim() - 2, weight.shape[0]
     _check_sizes("conv", axes, stride=stride, padding=padding, dilation=dilation)
+    _check_sizes("conv", 1, groups=groups)
     if groups < 1 or channels % groups or x.shape[-axes - 1] != weight.shape[1] * groups:
         expected = (
             f"x of {weight.shape[1]} channels for each group, and a multiple of {groups} channels of weight"
@@ -217,7 +226,19 @@ def _conv_is_all(
     return scale is None and residual is None and activation is None
 
 
-@op(check=_check_conv, examples=_examples_of_conv, vendor_best=_conv_is_all)
+def _autocast_conv(
+    dtype: torch.dtype,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    *rest: Any,
+) -> tuple[Any, ...]:
+    """The residual is added to what was computed, as it is."""
+    return (*cast_all(dtype, x, weight, bias, scale), *rest)
+
+
+@op(check=_check_conv, examples=_examples_of_conv, vendor_best=_conv_is_all, autocast=_autocast_conv)
 def conv(
     x: Tensor,
     weight: Tensor,
@@ -238,7 +259,8 @@ def conv(
         weight: ``[out_channels, in_channels / groups, *kernel]``, of the same dtype, as the others.
         bias: ``[out_channels]``.
         scale: ``[out_channels]``, of each channel before the bias: `folded_norm` makes both of a batch norm.
-        residual: of the result's shape, added before the activation, as residual blocks do.
+        residual: of the result's shape, added before the activation, as residual blocks do; of float32, too,
+            where `x` has 16 bits.
         activation: a key of `burnt.kernels.ACTIVATIONS`.
         stride: elements between outputs, as the next two for all axes or for each.
         padding: zeros on each side.
@@ -246,10 +268,12 @@ def conv(
         groups: blocks of channels, each seen by as many outputs.
 
     Returns:
-        ``[batch, out_channels, *(size + 2 padding - dilation (kernel - 1) - 1) // stride + 1]``.
+        ``[batch, out_channels, *(size + 2 padding - dilation (kernel - 1) - 1) // stride + 1]``, as `x`, or
+        as the residual where that is wider.
 
     Raises:
         InputRuntimeError: shapes, dtypes or devices do not fit each other.
+        InputTypeError: a size that is no whole number.
         InputUnsupportedError: not of a floating-point dtype.
         InputValueError: an activation that is not known.
 
@@ -263,8 +287,9 @@ def conv(
         x, weight, bias if scale is None else None, stride, padding, dilation, groups
     )
     if scale is not None:
-        plain = plain * _by_channel(scale, axes)
-        plain = plain if bias is None else plain + _by_channel(bias, axes)
+        # Under autocast the convolution is of another dtype than they.
+        plain = plain * _by_channel(scale, axes).to(plain.dtype)
+        plain = plain if bias is None else plain + _by_channel(bias, axes).to(plain.dtype)
     return activated(plain if residual is None else plain + residual, activation)
 
 
@@ -293,8 +318,10 @@ def _why_not_onednn(
     form = _CHANNELS_LAST[x.dim()]
     if not x.is_contiguous(memory_format=form) or x.is_contiguous():
         return "x is not channels-last"
-    if residual is not None and not residual.is_contiguous(memory_format=form):
-        return "the residual is not channels-last"
+    if residual is not None and not (
+        residual.dtype == x.dtype and residual.is_contiguous(memory_format=form)
+    ):
+        return "the residual is not channels-last, or of another dtype"
     if any(t is not None and t.is_inference() for t in (weight, bias, scale)):
         return "a weight whose changes cannot be told"
     return None if x.numel() and weight.numel() else "an empty tensor"
@@ -368,6 +395,7 @@ def _check_transposed(
     _check_tensors(name, x, weight, activation, bias=bias)
     axes = weight.dim() - 2
     _check_sizes(name, axes, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation)
+    _check_sizes(name, 1, groups=groups)
     if groups < 1 or weight.shape[0] % groups or x.shape[-axes - 1] != weight.shape[0]:
         expected = f"x of {weight.shape[0]} channels, a multiple of the groups"
         raise _wrong_channels(name, x, weight, groups, expected)
@@ -379,6 +407,22 @@ def _check_transposed(
             where="burnt.kernels.conv_transpose",
             expected="less than stride or dilation",
             found=f"output_padding {output_padding}, stride {stride}, dilation {dilation}",
+        )
+    made = [
+        (size - 1) * step - 2 * pad + dilate * (kernel - 1) + 1 + more
+        for size, kernel, step, pad, dilate, more in zip(
+            x.shape[-axes:],
+            weight.shape[2:],
+            *(_each(sizes, axes) for sizes in (stride, padding, dilation, output_padding)),
+            strict=True,
+        )
+    ]
+    if min(made) < 1:
+        raise InputRuntimeError(
+            "the padding of conv_transpose cuts off all that there is",
+            where=f"burnt.kernels.{name}",
+            expected="an output of at least one element along each axis",
+            found=f"{made}, of x {list(x.shape)}, weight {list(weight.shape)}, padding {padding}",
         )
 
 
@@ -395,6 +439,7 @@ def _examples_of_transposed(device: torch.device) -> list[tuple[object, ...]]:
     check=_check_transposed,
     examples=_examples_of_transposed,
     vendor_best=lambda x, weight, bias, activation, *rest: activation is None,
+    autocast=cast_all,
 )
 def conv_transpose(
     x: Tensor,
@@ -427,6 +472,7 @@ def conv_transpose(
 
     Raises:
         InputRuntimeError: shapes, dtypes or devices do not fit each other.
+        InputTypeError: a size that is no whole number.
         InputUnsupportedError: not of a floating-point dtype.
         InputValueError: an activation that is not known.
 

@@ -18,6 +18,16 @@ from burnt.kernels.tuner import known_of
 __all__ = ["CandidateFacts", "OpExplanation", "explain"]
 
 
+# What functions that are no ops call.
+_BENEATH = {
+    "burnt.kernels.attention_options.attention": "it calls kernels.dot_product_attention, where after=0 is "
+    "causal, and before and after are a window",
+    "burnt.kernels.normalization.batch_norm": "it calls batch_norm_training, or batch_norm_inference",
+    "burnt.kernels.recurrent.lstm": "it calls lstm_layer for each layer and direction",
+    "burnt.kernels.recurrent.gru": "it calls gru_layer for each layer and direction",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class CandidateFacts:
     """What is known of a candidate for some arguments.
@@ -106,10 +116,19 @@ def explain(op: Op[..., Any], *args: Any, **kwargs: Any) -> OpExplanation:
             where="burnt.kernels.explain",
             expected="an op, as burnt.kernels.softmax is one",
             found=type(op).__name__,
-            hint="a function that calls ops is explained op by op; batch_norm calls batch_norm_training "
-            "or batch_norm_inference",
+            hint=_BENEATH.get(_full_name(op), "a function that calls ops is explained op by op"),
         )
-    full = op.bound(args, kwargs)
+    full, context = op.under_autocast(op.bound(args, kwargs))
+    with context:
+        return _explained(op, full)
+
+
+def _full_name(fn: object) -> str:
+    return f"{getattr(fn, '__module__', '')}.{getattr(fn, '__name__', '')}"
+
+
+def _explained(op: Op[..., Any], full: Sequence[Any]) -> OpExplanation:
+    """What an op runs for all its arguments by position."""
     entry, broken = op.chosen_despite(full)
     measured = known_of(entry.key)
     known = {row.config: row for row in measured.rows}

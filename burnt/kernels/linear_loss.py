@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from burnt import _torch
 from burnt.errors import InputRuntimeError
+from burnt.kernels.autocast import cast_all, dtype_on
 from burnt.kernels.checks import floating, one_device, one_dtype
 from burnt.kernels.choice import trains
 from burnt.kernels.loss import check_labels, check_reduction, cross_entropy, look_at_labels
@@ -54,8 +55,7 @@ def _check(
     check_reduction(name, reduction, label_smoothing)
     floating(name, x=x, weight=weight, bias=bias)
     one_device(name, x=x, weight=weight, target=target, bias=bias)
-    if not _torch.is_autocast():
-        one_dtype(name, x=x, weight=weight, bias=bias)
+    one_dtype(name, x=x, weight=weight, bias=bias)
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise InputRuntimeError(
             "x and weight do not fit each other",
@@ -87,7 +87,15 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
     return made
 
 
-@op(check=_check, look=_look, examples=_examples)
+def _autocast(
+    dtype: torch.dtype, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, *rest: Any
+) -> tuple[Any, ...]:
+    """As torch has it: a product in the dtype of autocast, and its loss in float32."""
+    x, weight, bias = cast_all(dtype, x, weight, bias)
+    return x, weight, target, bias, *rest[:-1], True
+
+
+@op(check=_check, look=_look, examples=_examples, autocast=_autocast)
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -113,7 +121,8 @@ def linear_cross_entropy(
         in_float32: give the loss in float32 where `x` has 16 bits, as that of logits that were cast.
 
     Returns:
-        ``[]``, or with ``"none"`` the labels' shape, in the dtype of `x`, or in float32.
+        ``[]``, or with ``"none"`` the labels' shape, in the dtype of `x`, or in float32; under autocast in
+        float32.
 
     Raises:
         InputIndexError: a label that is no class, on the CPU.
@@ -126,7 +135,8 @@ def linear_cross_entropy(
     tensor(2.3026)
     """
     rows = F.linear(x, weight, bias).reshape(-1, weight.shape[0])
-    rows = rows.to(torch.promote_types(rows.dtype, torch.float32)) if in_float32 else rows
+    if in_float32 or dtype_on(x.device.type) is not None:
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     loss = cross_entropy.reference(
         rows, target.reshape(-1), None, ignore_index, reduction, label_smoothing, z_loss
     )
@@ -266,6 +276,7 @@ class _Chunked(torch.autograd.Function):
         return made if in_float32 else made.to(x.dtype)
 
     @staticmethod
+    @_torch.without_autocast()
     def backward(ctx: Any, cotangent: Tensor) -> Any:
         x, weight, target, bias = ctx.saved_tensors
         ignored, reduction, smoothing, z = ctx.settings

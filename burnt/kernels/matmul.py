@@ -1,4 +1,4 @@
-"""Matrix products, with what comes after them: `linear` and `matmul`.
+"""Matrix products, with what comes after them: `linear`, `matmul` and `bmm`.
 
 On a GPU the generated candidate is a kernel of our own with its tail inside (`burnt.codegen.triton_product`).
 On a CPU it is torch's product and a generated kernel for the tail; candidates by hand are oneDNN's product,
@@ -20,11 +20,12 @@ from burnt import _torch
 from burnt.device import cpu_is_intel
 from burnt.errors import InputRuntimeError
 from burnt.kernels.activation import activated, check_activation
-from burnt.kernels.checks import floating, one_device, one_dtype
+from burnt.kernels.autocast import cast_all
+from burnt.kernels.checks import floating, one_device, one_dtype, residual_dtype
 from burnt.kernels.choice import trains
 from burnt.kernels.op import op
 
-__all__ = ["linear", "matmul"]
+__all__ = ["bmm", "linear", "matmul"]
 
 # Multiplications below which torch's call is as fast: it is reached sooner.
 _LARGE = 1 << 20
@@ -36,8 +37,8 @@ def _check_linear(
     check_activation("linear", activation)
     one_device("linear", x=x, weight=weight, bias=bias, residual=residual)
     floating("linear", x=x, weight=weight)
-    if not _torch.is_autocast():
-        one_dtype("linear", x=x, weight=weight, bias=bias, residual=residual)
+    one_dtype("linear", x=x, weight=weight, bias=bias)
+    residual_dtype("linear", x, residual)
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise InputRuntimeError(
             "x and weight of linear do not fit each other",
@@ -76,7 +77,14 @@ def _vendor_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
     return residual is None and activation is None
 
 
-@op(check=_check_linear, examples=_examples_of_linear, vendor_best=_vendor_best)
+def _autocast_linear(
+    dtype: torch.dtype, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any
+) -> tuple[Any, ...]:
+    """The residual is added to what was computed, as it is."""
+    return (*cast_all(dtype, x, weight, bias), *rest)
+
+
+@op(check=_check_linear, examples=_examples_of_linear, vendor_best=_vendor_best, autocast=_autocast_linear)
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -90,11 +98,11 @@ def linear(
         x: ``[*, in_features]``, of a floating-point dtype.
         weight: ``[out_features, in_features]``, of the same dtype, as the others.
         bias: ``[out_features]``.
-        residual: ``[*, out_features]``, added after the activation.
+        residual: ``[*, out_features]``, added after the activation; of float32, too, where `x` has 16 bits.
         activation: a key of `burnt.kernels.ACTIVATIONS`.
 
     Returns:
-        ``[*, out_features]``, as `x`.
+        ``[*, out_features]``, as `x`, or as the residual where that is wider.
 
     Raises:
         InputRuntimeError: shapes, dtypes or devices do not fit each other.
@@ -112,8 +120,7 @@ def linear(
 
 def _check_matmul(a: Tensor, b: Tensor) -> None:
     one_device("matmul", a=a, b=b)
-    if not _torch.is_autocast():
-        one_dtype("matmul", a=a, b=b)
+    one_dtype("matmul", a=a, b=b)
     fits = a.dim() and b.dim() and a.shape[-1] == b.shape[-2 if b.dim() > 1 else -1]
     if not fits:
         raise InputRuntimeError(
@@ -136,7 +143,7 @@ def _examples_of_matmul(device: torch.device) -> list[tuple[object, ...]]:
     return made
 
 
-@op(check=_check_matmul, examples=_examples_of_matmul, vendor_best=lambda a, b: True)
+@op(check=_check_matmul, examples=_examples_of_matmul, vendor_best=lambda a, b: True, autocast=cast_all)
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """The matrix product, of batches too.
 
@@ -156,6 +163,50 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     tensor([[11.]])
     """
     return torch.matmul(a, b)
+
+
+def _check_bmm(a: Tensor, b: Tensor) -> None:
+    one_device("bmm", a=a, b=b)
+    one_dtype("bmm", a=a, b=b)
+    fits = a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0] and a.shape[2] == b.shape[1]
+    if not fits:
+        raise InputRuntimeError(
+            "a and b of bmm do not fit each other",
+            where="burnt.kernels.bmm",
+            expected="a [batch, rows, terms] and b [batch, terms, columns]",
+            found=f"a {list(a.shape)}, b {list(b.shape)}",
+            hint=None if a.dim() == b.dim() == 3 else "matmul broadcasts, and takes vectors and matrices",
+        )
+
+
+def _examples_of_bmm(device: torch.device) -> list[tuple[object, ...]]:
+    shapes = [(12, 256, 64, 256), (96, 128, 64, 128), (3, 5, 7, 2)]
+    return [
+        (torch.randn(n, rows, terms, device=device), torch.randn(n, terms, columns, device=device))
+        for n, rows, terms, columns in shapes
+    ]
+
+
+@op(check=_check_bmm, examples=_examples_of_bmm, vendor_best=lambda a, b: True, autocast=cast_all)
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix products of a batch.
+
+    Args:
+        a: ``[batch, rows, terms]``.
+        b: ``[batch, terms, columns]``, of the same dtype; nothing is broadcast (`matmul` does).
+
+    Returns:
+        ``[batch, rows, columns]``.
+
+    Raises:
+        InputRuntimeError: shapes, dtypes or devices do not fit each other.
+
+    As `torch.bmm`.
+
+    >>> bmm(torch.tensor([[[1.0, 2.0]]]), torch.tensor([[[3.0], [4.0]]]))
+    tensor([[[11.]]])
+    """
+    return torch.bmm(a, b)
 
 
 # --- candidates on a CPU ----------------------------------------------------------------------------------
@@ -195,6 +246,7 @@ class _OneDnn(torch.autograd.Function):
         return _torch.onednn_linear(x, weight, bias)
 
     @staticmethod
+    @_torch.without_autocast()
     def backward(ctx: Any, cotangent: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         # A second derivative is wanted where gradients are recorded: torch's product has one.
@@ -311,3 +363,8 @@ def _matmul_by_onednn(a: Tensor, b: Tensor) -> Tensor:
 @matmul.candidate("float32", devices=["cpu"], when=_why_not_wide, best=_wide_best, differentiable=True)
 def _matmul_in_float32(a: Tensor, b: Tensor) -> Tensor:
     return matmul(a.float(), b.float()).to(a.dtype)
+
+
+@bmm.candidate("float32", devices=["cpu"], when=_why_not_wide, best=_wide_best, differentiable=True)
+def _bmm_in_float32(a: Tensor, b: Tensor) -> Tensor:
+    return torch.bmm(a.float(), b.float()).to(a.dtype)

@@ -112,6 +112,7 @@ def muon_step(
             [ 1.,  0.]])
     """
     request = Request("muon_step", grad_scale, max_norm, ema, ema_decay, candidate)
+    request.check_numbers(lr=lr, momentum=momentum, weight_decay=weight_decay)
     where = "burnt.kernels.muon_step"
     if adjust_lr_fn is not None and adjust_lr_fn not in RATES:
         raise InputValueError(

@@ -64,7 +64,8 @@ def _check_last_axes(
     floating(name, x=x)
     one_device(name, x=x, weight=weight, bias=bias, residual=residual)
     if not _torch.is_autocast():
-        one_dtype(name, x=x, weight=weight, bias=bias, residual=residual)
+        one_dtype(name, x=x, residual=residual)
+        _check_parameters(name, x, weight=weight, bias=bias)
     for what, tensor in ("weight", weight), ("bias", bias):
         if tensor is not None and (
             tensor.dim() == 0 or tensor.dim() > x.dim() or x.shape[-tensor.dim() :] != tensor.shape
@@ -100,6 +101,27 @@ def _check_residual(name: str, x: Tensor, residual: Tensor | None) -> None:
         )
 
 
+def _check_parameters(name: str, x: Tensor, **parameters: Tensor | None) -> None:
+    """The parameters of a norm are of one dtype: that of `x`, or float32 for `x` of 16 bits."""
+    dtypes = {what: p.dtype for what, p in parameters.items() if p is not None}
+    allowed = [x.dtype, torch.float32] if x.dtype.itemsize == 2 else [x.dtype]
+    first = next(iter(dtypes.values()), x.dtype)
+    for what, dtype in dtypes.items():
+        if dtype not in allowed or dtype != first:
+            raise InputRuntimeError(
+                f"the arguments of {name} have different dtypes",
+                where=f"burnt.kernels.{name}",
+                expected=f"{what} of {first if first in allowed else x.dtype}, for x of {x.dtype}",
+                found=f"{what} of {dtype}",
+                hint=f"{what}.to({first if first in allowed else x.dtype})",
+            )
+
+
+def _is_mixed(x: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether 16 bits are to be scaled by float32."""
+    return any(p is not None and p.dtype != x.dtype for p in parameters)
+
+
 def _last_axes(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[int, ...]:
     if weight is not None:
         return tuple(weight.shape)
@@ -133,6 +155,8 @@ def _vendor_layer_norm(
     residual: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
+    if _is_mixed(x, weight, bias) and (not x.is_cpu or weight is None):  # torch takes others alone
+        return layer_norm.reference(x, weight, bias, eps, residual, activation)
     total = x if residual is None else x + residual
     made = activated(F.layer_norm(total, _last_axes(x, weight, bias), weight, bias, eps), activation)
     return made if residual is None else (made, total)
@@ -169,8 +193,8 @@ def layer_norm(
     Args:
         x: ``[*, *d]``, of a floating-point dtype.
         weight: ``[*d]``, one or more of the last axes of `x`; without it (and the bias) the last one is
-            normalised.
-        bias: ``[*d]``.
+            normalised. Of the same dtype, or of float32 where `x` has 16 bits.
+        bias: ``[*d]``, as the weight.
         eps: added to the variance (biased).
         residual: ``[*, *d]``, added to `x` first; the sum is returned too.
         activation: what the result goes through: a key of `burnt.kernels.ACTIVATIONS`.
@@ -211,6 +235,8 @@ def _vendor_rms_norm(
     residual: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
+    if _is_mixed(x, weight):  # torch warns that it has no kernel for that
+        return rms_norm.reference(x, weight, eps, residual, activation)
     total = x if residual is None else x + residual
     made = activated(F.rms_norm(total, _last_axes(x, weight, None), weight, eps), activation)
     return made if residual is None else (made, total)
@@ -230,7 +256,8 @@ def rms_norm(
 
     Args:
         x: ``[*, *d]``, of a floating-point dtype.
-        weight: ``[*d]``, one or more of the last axes of `x`; without it the last one is normalised.
+        weight: ``[*d]``, one or more of the last axes of `x`; without it the last one is normalised. Of the
+            same dtype, or of float32 where `x` has 16 bits.
         eps: added to the mean square; None is the machine epsilon that torch takes for the dtype of `x`.
         residual: ``[*, *d]``, added to `x` first; the sum is returned too.
         activation: what the result goes through: a key of `burnt.kernels.ACTIVATIONS`.
@@ -286,22 +313,6 @@ def _check_channels(
             )
 
 
-def _check_statistics(x: Tensor, **parameters: Tensor | None) -> None:
-    """The parameters of a batch norm are of one dtype: that of `x`, or float32 for `x` of 16 bits."""
-    dtypes = {name: p.dtype for name, p in parameters.items() if p is not None}
-    allowed = [x.dtype, torch.float32] if x.dtype.itemsize == 2 else [x.dtype]
-    first = next(iter(dtypes.values()), x.dtype)
-    for name, dtype in dtypes.items():
-        if dtype not in allowed or dtype != first:
-            raise InputRuntimeError(
-                "the arguments of batch_norm have different dtypes",
-                where="burnt.kernels.batch_norm",
-                expected=f"{name} of {first if first in allowed else x.dtype}, for x of {x.dtype}",
-                found=f"{name} of {dtype}",
-                hint=f"{name}.to({first if first in allowed else x.dtype})",
-            )
-
-
 def _check_group_norm(
     x: Tensor,
     num_groups: int,
@@ -313,7 +324,8 @@ def _check_group_norm(
 ) -> None:
     _check_channels("group_norm", x, activation, residual, weight=weight, bias=bias)
     if not _torch.is_autocast():
-        one_dtype("group_norm", x=x, weight=weight, bias=bias, residual=residual)
+        one_dtype("group_norm", x=x, residual=residual)
+        _check_parameters("group_norm", x, weight=weight, bias=bias)
     if num_groups < 1 or x.shape[1] % num_groups:
         raise InputRuntimeError(
             "the channels cannot be split into as many groups",
@@ -343,6 +355,8 @@ def _vendor_group_norm(
     residual: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor:
+    if _is_mixed(x, weight, bias) and (not x.is_cpu or weight is None):  # torch takes others alone
+        return group_norm.reference(x, num_groups, weight, bias, eps, residual, activation)
     made = F.group_norm(x, num_groups, weight, bias, eps)
     return activated(made if residual is None else made + residual, activation)
 
@@ -367,8 +381,8 @@ def group_norm(
     Args:
         x: ``[batch, channels, *]``, of a floating-point dtype.
         num_groups: how many groups the channels are split into.
-        weight: ``[channels]``.
-        bias: ``[channels]``.
+        weight: ``[channels]``, of the same dtype, or of float32 where `x` has 16 bits.
+        bias: ``[channels]``, as the weight.
         eps: added to the variance (biased).
         residual: as `x`; added to the normalised values, before the activation.
         activation: what the result goes through: a key of `burnt.kernels.ACTIVATIONS`.
@@ -411,7 +425,7 @@ def _check_training(
     activation: str | None,
 ) -> None:
     _check_channels("batch_norm", x, activation, residual, weight=weight, bias=bias)
-    _check_statistics(x, weight=weight, bias=bias)
+    _check_parameters("batch_norm", x, weight=weight, bias=bias)
     if x.numel() // max(x.shape[1], 1) == 1:
         raise InputValueError(
             "a batch normalisation trains on more than 1 value per channel",
@@ -496,7 +510,7 @@ def _check_inference(
 ) -> None:
     given = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
     _check_channels("batch_norm", x, activation, residual, **given)
-    _check_statistics(x, **given)
+    _check_parameters("batch_norm", x, **given)
 
 
 def _inference_examples(device: torch.device) -> list[tuple[object, ...]]:

@@ -9,6 +9,7 @@ are recorded or transformed instead of run, a call goes through ``torch.ops.burn
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -28,6 +29,7 @@ from burnt.codegen.target import TRITON, are_blocks, target_of, with_blocks
 from burnt.codegen.trace import Dissolving, is_tracing
 from burnt.errors import DefinitionError, InputTypeError
 from burnt.kernels.agreement import results_of
+from burnt.kernels.autocast import dtype_on
 from burnt.kernels.candidate import Alternative, Candidate
 from burnt.kernels.checks import described, explained, signature_text
 from burnt.kernels.gradient import Vjp
@@ -74,11 +76,16 @@ class Op(Dissolving, Generic[P, R]):
             each signature, whatever candidate will run.
         look: of the arguments; raises where values do not fit (a label that is no class). Called before
             candidates that would not notice, on the CPU alone: elsewhere it would wait for the device.
+        always_looks: the reference would not notice either.
         pair: the argument that makes results a tuple when it is given.
         examples: of the device; argument tuples for the tuner and the tests, typical first.
         vendor_best: of the arguments; whether the vendor is known to be the better one (see
             `burnt.kernels.choice`).
         random: results differ from call to call.
+        autocast: of the dtype of autocast and the arguments, all by position; the arguments that autocast
+            makes of them (`burnt.kernels.autocast`). The call goes on with those, and without autocast.
+            Results are of the dtypes that the reference's have under autocast. Without it, candidates that
+            follow autocast by themselves (`Candidate`) run there.
 
     Raises:
         DefinitionError: another op has the name, an argument of the reference has no annotation that says
@@ -92,10 +99,12 @@ class Op(Dissolving, Generic[P, R]):
         vendor: Callable[P, R] | None = None,
         check: Callable[..., None] | None = None,
         look: Callable[..., None] | None = None,
+        always_looks: bool = False,
         pair: str | None = None,
         examples: Callable[[torch.device], Sequence[tuple[Any, ...]]] | None = None,
         vendor_best: Callable[..., bool] | None = None,
         random: bool = False,
+        autocast: Callable[..., tuple[Any, ...]] | None = None,
     ) -> None:
         if examples is not None and not callable(examples):
             raise DefinitionError(
@@ -110,6 +119,7 @@ class Op(Dissolving, Generic[P, R]):
         self.signature = inspect.signature(reference)
         self.check, self.look = check, look
         self.examples, self.vendor_best, self.random = examples, vendor_best, random
+        self.autocast = autocast
         parameters = list(self.signature.parameters.values())
         for p in parameters:
             if p.kind is not p.POSITIONAL_OR_KEYWORD:
@@ -129,8 +139,9 @@ class Op(Dissolving, Generic[P, R]):
         self.candidates: dict[str, Candidate] = {}
         # Strides are part of what a call means, and where two vendors' calls differ the reference has it.
         own = vendor or reference
-        self._add(Candidate("vendor", own, differentiable=True, autocast=True, checks_values=True))
-        self._add(Generated(reference))
+        notices = not always_looks
+        self._add(Candidate("vendor", own, differentiable=True, autocast=True, checks_values=notices))
+        self._add(Generated(reference, checks_values=notices))
         functools.update_wrapper(self, reference)
         from burnt.kernels.library import Declared, declare, withdraw
 
@@ -187,6 +198,10 @@ class Op(Dissolving, Generic[P, R]):
                 self._check_tensors(args)
                 return self.candidates["vendor"](*args)
         if _torch.is_autocast():
+            given, without = self.under_autocast(args)
+            if given is not args:
+                with without:
+                    return self.run(given)
             key += [torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")]
         if (multiplied := precision()) != "ieee":
             key.append(multiplied)
@@ -200,6 +215,19 @@ class Op(Dissolving, Generic[P, R]):
             return entry.call(*args)
         except Exception as error:
             self._fail(entry.candidate, args, error)
+
+    def under_autocast(
+        self, args: Sequence[Any]
+    ) -> tuple[Sequence[Any], contextlib.AbstractContextManager[object]]:
+        """What a call with these arguments goes on with: those that autocast makes of them, and without it.
+
+        Where it is off for their device, or the op has no rule: as they are, and as it is.
+        """
+        kind = next((a.device.type for a in args if isinstance(a, Tensor)), "meta")
+        dtype = None if self.autocast is None else dtype_on(kind)
+        if self.autocast is None or dtype is None:
+            return args, contextlib.nullcontext()
+        return self.autocast(dtype, *args), _torch.without_autocast()
 
     def bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """All arguments by position, defaults filled in.
@@ -262,7 +290,9 @@ class Op(Dissolving, Generic[P, R]):
 
     def chosen(self, *args: P.args, **kwargs: P.kwargs) -> Entry:
         """What a call with these arguments runs, chosen if need be; the call is not made."""
-        return self._new_entry(self.bound(args, kwargs))
+        given, context = self.under_autocast(self.bound(args, kwargs))
+        with context:
+            return self._new_entry(given)
 
     def chosen_despite(self, args: Sequence[Any]) -> tuple[Entry, dict[str, str]]:
         """As `chosen`, of all arguments by position, without the candidates whose limits cannot be used.
@@ -481,8 +511,10 @@ class Generated(Candidate):
     included, by the kernel's name: ``{"softmax_0": "1x2048 w8"}``. Where none are named they are picked.
     """
 
-    def __init__(self, reference: Callable[..., Any]) -> None:
-        super().__init__("generated", reference, differentiable=True, autocast=True, checks_values=True)
+    def __init__(self, reference: Callable[..., Any], *, checks_values: bool = True) -> None:
+        super().__init__(
+            "generated", reference, differentiable=True, autocast=True, checks_values=checks_values
+        )
         self.functions: dict[tuple[Any, ...], Function] = {}
         # Those with block sizes of their own live as long as something has chosen them.
         self.sized: WeakValueDictionary[tuple[Any, ...], Function] = WeakValueDictionary()
@@ -611,6 +643,7 @@ class _Custom(torch.autograd.Function):
         return results
 
     @staticmethod
+    @_torch.without_autocast()
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         """Its own gradient; for second derivatives, and where it has none, the reference's."""
         saved = iter(ctx.saved_tensors)

@@ -70,7 +70,7 @@ def adamw_step(
         InputRuntimeError: lists, shapes, dtypes or devices do not fit each other.
         InputUnsupportedError: a parameter is not of a floating-point dtype, or a gradient is sparse, or
             ``candidate="burnt"`` cannot serve.
-        InputValueError: a limit, scale or decay that cannot be.
+        InputValueError: a rate, limit, scale or decay that cannot be.
 
     Loshchilov and Hutter, 2019, as `torch.optim.AdamW`. Elements of 16 bits are computed in float32 and
     rounded once, also where they are clipped.
@@ -191,6 +191,7 @@ def sgd_step(
             found=f"momentum={momentum} without any",
             hint="[None] * len(params) at first",
         )
+    request.check_numbers(lr=lr, momentum=momentum, weight_decay=weight_decay)
     buffers = momentum_buffers if momentum else None
     check(request, params, grads=grads, momentum_buffers=buffers)
 
@@ -245,6 +246,7 @@ def _adam(
     weight_decay: float,
 ) -> StepResult:
     """Adam, with weight decay of no kind (0), as a penalty (1), or decoupled (2)."""
+    request.check_numbers(*betas, lr=lr, eps=eps, weight_decay=weight_decay)
     states = {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs, "max_exp_avg_sqs": max_exp_avg_sqs}
     check(request, params, grads=grads, **states)
     check_steps(request, params, steps)

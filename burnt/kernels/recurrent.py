@@ -17,8 +17,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from burnt import _torch
 from burnt.codegen.trace import is_tracing
-from burnt.errors import InputRuntimeError, InputValueError, UnsupportedError
-from burnt.kernels.checks import floating, one_device, one_dtype
+from burnt.errors import InputRuntimeError, InputTypeError, InputValueError, UnsupportedError
+from burnt.kernels.autocast import cast, cast_all
+from burnt.kernels.checks import described, floating, one_device, one_dtype
 from burnt.kernels.choice import trains
 from burnt.kernels.op import op
 from burnt.kernels.recurrent_steps import DTYPES, run, why_not
@@ -48,8 +49,7 @@ def _check(
     }  # fmt: skip
     floating(name, **numbers)
     one_device(name, **numbers, lengths=lengths)
-    if not _torch.is_autocast():
-        one_dtype(name, **numbers)
+    one_dtype(name, **numbers)
     if x.dim() != 3 or not x.shape[1]:
         raise InputRuntimeError(
             "the input of a recurrent layer has no steps",
@@ -129,6 +129,12 @@ def _not_traced() -> None:
     """Keep the compiler of kernels from a loop whose every step would be kernels of their own."""
     if is_tracing():
         raise UnsupportedError("the steps of a recurrent layer are not made into kernels")
+
+
+def _autocast_gru(dtype: torch.dtype, x: Tensor, *rest: Any) -> tuple[Any, ...]:
+    """As torch has it: all that cuDNN is given is cast; elsewhere states stay as wide as they begin."""
+    begin = x if rest[4] is None else rest[4]
+    return cast_all(dtype if x.is_cuda else torch.promote_types(dtype, begin.dtype), x, *rest)
 
 
 # --- the ops ----------------------------------------------------------------------------------------------
@@ -254,6 +260,7 @@ def _gru_by_torch(
     check=_check_lstm,
     look=lambda x, *rest: _look("lstm_layer", x, rest[6]),
     examples=_examples("lstm"),
+    autocast=cast_all,
 )
 def lstm_layer(
     x: Tensor,
@@ -301,8 +308,9 @@ def lstm_layer(
     """
     _not_traced()
     inputs = F.linear(x, weight_ih, bias_ih)
-    h = inputs.new_zeros(x.shape[0], weight_hh.shape[1]) if h0 is None else h0
-    c = inputs.new_zeros(x.shape[0], weight_hh.shape[1]) if c0 is None else c0
+    # Under autocast the gates are of another dtype than what is given.
+    zeros = inputs.new_zeros(x.shape[0], weight_hh.shape[1])
+    h, c = (zeros if state is None else cast(state, inputs.dtype) for state in (h0, c0))
     outputs: list[Tensor] = []
     for t in reversed(range(x.shape[1])) if reverse else range(x.shape[1]):
         i, f, g, o = (inputs[:, t] + F.linear(h, weight_hh, bias_hh)).chunk(4, 1)
@@ -323,6 +331,7 @@ def lstm_layer(
     check=_check_gru,
     look=lambda x, *rest: _look("gru_layer", x, rest[5]),
     examples=_examples("gru"),
+    autocast=_autocast_gru,
 )
 def gru_layer(
     x: Tensor,
@@ -368,7 +377,7 @@ def gru_layer(
     """
     _not_traced()
     inputs = F.linear(x, weight_ih, bias_ih)
-    h = inputs.new_zeros(x.shape[0], weight_hh.shape[1]) if h0 is None else h0
+    h = x.new_zeros(x.shape[0], weight_hh.shape[1]) if h0 is None else h0
     outputs: list[Tensor] = []
     for t in reversed(range(x.shape[1])) if reverse else range(x.shape[1]):
         of_input = inputs[:, t].chunk(3, 1)
@@ -458,6 +467,7 @@ def lstm(
 
     Raises:
         InputRuntimeError: shapes, dtypes or devices do not fit each other, or a length is out of range.
+        InputTypeError: `hx` is no pair of tensors.
         InputValueError: a number of weights that makes no layers.
 
     As `torch.nn.LSTM` with the batch first.
@@ -514,6 +524,7 @@ def _stacked(
             found=len(weights),
         )
     states = 2 if kind == "lstm" else 1
+    _check_start(kind, start, states)
     for state in start or ():
         if state.dim() != 3 or len(state) != len(weights):
             raise InputRuntimeError(
@@ -543,6 +554,25 @@ def _stacked(
         if dropout and at + directions < len(weights):
             x = F.dropout(x.transpose(0, 1), dropout).transpose(0, 1)
     return x, [torch.stack(state) for state in zip(*last, strict=True)]
+
+
+def _check_start(kind: str, start: object, states: int) -> None:
+    """States to begin with are as many tensors as the layer has, or None."""
+    if start is None:
+        return
+    listed = list(start) if isinstance(start, list | tuple) else []
+    tensors = all(isinstance(state, Tensor) for state in listed)
+    if len(listed) == states and tensors:
+        return
+    expected = "a pair of tensors, h and c" if states == 2 else "a tensor, h"
+    one = listed[0] if states == 1 and listed else start
+    raise (InputRuntimeError if tensors and listed else InputTypeError)(
+        f"{kind} begins with {'two states' if states == 2 else 'one state'}",
+        where=f"burnt.kernels.{kind}",
+        expected=f"hx, {expected}: [layers * directions, batch, hidden]",
+        found=f"{type(one).__name__} of {len(one)}" if isinstance(one, list | tuple) else described(one),
+        hint="hx=(h, c)" if states == 2 and isinstance(start, Tensor) else None,
+    )
 
 
 def _whole(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from burnt import _torch
 from burnt.codegen.target import target_of
 from burnt.kernels.choice import trains
 from burnt.kernels.matmul import linear, matmul
@@ -141,6 +142,7 @@ class _Steps(torch.autograd.Function):
         return made, *(state.to(x.dtype) for state in last)
 
     @staticmethod
+    @_torch.without_autocast()
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         x, weight_ih, weight_hh, bias_ih, bias_hh, lengths, gates, kept, made, states, *start = (
             ctx.saved_tensors

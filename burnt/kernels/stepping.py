@@ -83,6 +83,18 @@ class Request:
             found=found,
         )
 
+    def check_numbers(self, *betas: float | Tensor, **least: float | Tensor) -> None:
+        """The numbers of a step: none below zero, and decays of running means below 1, too.
+
+        Raises:
+            InputValueError: naming the one that cannot be.
+        """
+        for what, value in least.items():
+            if not isinstance(value, Tensor) and not value >= 0:
+                self._refuse(what, "a number of at least 0", str(value))
+        if any(not isinstance(beta, Tensor) and not 0 <= beta < 1 for beta in betas):
+            self._refuse("betas", "two shares, of at least 0 and below 1", str(betas))
+
     @property
     def measures(self) -> bool:
         """Whether the norm is wanted."""

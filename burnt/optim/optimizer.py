@@ -135,9 +135,17 @@ class Optimizer:
             The gradients' norm where it was asked for, whether the step was skipped, and by what it was done.
 
         Raises:
-            OptimError: a gradient belongs to no parameter of the model, or a parameter has no average.
+            OptimError: a gradient belongs to no parameter of the model, a parameter has no average, or the
+                rate is below 0.
             InputRuntimeError: a gradient does not fit its parameter.
         """
+        if not lr >= 0:
+            raise OptimError(
+                f"{type(self).__name__} cannot step at this rate",
+                where="lr",
+                expected="a number of at least 0",
+                found=lr,
+            )
         if isinstance(model, torch.nn.Module):
             # The module of the last step may have been moved, or given other parameters, by now.
             named = dict(model.named_parameters())

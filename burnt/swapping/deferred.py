@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from burnt import _torch, kernels
 from burnt.errors import SwapError
+from burnt.kernels.autocast import dtype_on
 
 __all__ = ["Logits"]
 
@@ -32,10 +33,9 @@ class Logits:
     """
 
     def __init__(self, x: Tensor, head: nn.Linear) -> None:
-        kind = x.device.type
         self._given: tuple[Tensor, Tensor, Tensor | None] = x, head.weight, head.bias
         self._versions = [_torch.version_of(t) for t in self._given if t is not None]
-        self._narrow = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        self._narrow = dtype_on(x.device.type)
         self._base: Logits | None = None  # what these are a view of
         self._wide = False
         self.shape = torch.Size((*x.shape[:-1], head.out_features))
@@ -96,14 +96,13 @@ class Logits:
     def cross_entropy(self, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
         """Their loss, ``[]``, without them."""
         x, weight, bias = self._given
-        if self._narrow is not None:  # as autocast would, which the op does not follow
-            x, weight = x.to(self._narrow), weight.to(self._narrow)
-            bias = None if bias is None else bias.to(self._narrow)
-        with torch.autocast(self.device.type, enabled=False):
-            return kernels.linear_cross_entropy(
+        wide = self._wide or dtype_on(self.device.type) is not None
+        with self._as_before():
+            loss = kernels.linear_cross_entropy(
                 x.reshape(-1, x.shape[-1]), weight, target.reshape(-1), bias, ignore_index, reduction,
-                in_float32=self._wide,
+                in_float32=wide,
             )  # fmt: skip
+        return loss if wide else loss.to(self.dtype)
 
     # --- what anybody else does
 
@@ -134,13 +133,16 @@ class Logits:
                 found=f"other values of the last layer's {list(weight.shape)} weight, or of its input",
                 hint="swap without defer_logits=True where logits are wanted later",
             )
-        kind = self.device.type
-        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if torch.amp.is_autocast_available(kind):
-            context = torch.autocast(kind, dtype=self._narrow, enabled=self._narrow is not None)
         # There were gradients when they were to be made; who looks first does not decide about them.
-        with torch.inference_mode(False), torch.enable_grad(), context:
+        with torch.inference_mode(False), torch.enable_grad(), self._as_before():
             return F.linear(x, weight, bias)
+
+    def _as_before(self) -> contextlib.AbstractContextManager[object]:
+        """Autocast as it was when they were to be made."""
+        kind = self.device.type
+        if not torch.amp.is_autocast_available(kind):
+            return contextlib.nullcontext()
+        return torch.autocast(kind, dtype=self._narrow, enabled=self._narrow is not None)
 
     @classmethod
     def __torch_function__(

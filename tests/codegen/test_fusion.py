@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import math
 import threading
@@ -791,6 +792,29 @@ def test_autocast() -> None:
         assert fused(x, w).dtype == fn(x, w).dtype
         same(fused(x, w), fn(x, w))
     assert fused(x, w).dtype == torch.float32
+
+
+def test_gradients_under_another_autocast_than_the_call() -> None:
+    def fn(x, w):
+        with torch.autocast("cpu", enabled=False):
+            wide = x.float() @ w.float()
+        return F.gelu(wide) + (x @ w).float()
+
+    x, w = randn(4, 5), randn(5, 6)
+    for around, inside in itertools.product([False, True], repeat=2):
+        fused, found = fuse(fn), []
+        for call in (fused, fn):
+            given = [t.clone().requires_grad_() for t in (x, w)]
+            with torch.autocast("cpu", torch.bfloat16, enabled=around):
+                made = call(*given)
+            with torch.autocast("cpu", torch.bfloat16, enabled=inside):
+                found.append([made, *torch.autograd.grad(made.square().sum(), given)])
+        for ours, theirs in zip(*found, strict=True):
+            assert ours.dtype == theirs.dtype
+            rough = around or inside
+            torch.testing.assert_close(
+                ours, theirs, rtol=2e-2 if rough else 1e-5, atol=5e-2 if rough else 1e-5
+            )
 
 
 def test_default_dtype() -> None:

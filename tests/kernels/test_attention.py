@@ -15,9 +15,15 @@ from torch import Tensor
 from burnt import kernels
 from burnt.codegen import vendor
 from burnt.codegen.compiler import find_compiler
-from burnt.errors import InputError, InputRuntimeError, InputUnsupportedError, InputValueError
+from burnt.errors import (
+    InputError,
+    InputRuntimeError,
+    InputTypeError,
+    InputUnsupportedError,
+    InputValueError,
+)
 from burnt.kernels import attention, attention_tiled
-from burnt.kernels.attention_definition import kept
+from burnt.kernels.attention_definition import defined, kept
 from tests.kernels.attention_by_hand import attention_by_hand, uniform
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +67,7 @@ OPTIONS: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
     "mask": (heads(2, 23, 17), {"mask": randn(23, 17, seed=5) > 0.5, "after": 2}),
     "added": (heads(2, 23, 17), {"mask": randn(4, 1, 17, seed=5).masked_fill(randn(17) > 0, -torch.inf)}),
     "slopes": (heads(2, 23, 17), {"slopes": randn(4).abs(), "bottom_right": True, "softcap": 0.8}),
-    "lengths": (heads(3, 23, 17), {"lengths": torch.tensor([0, 9, 99]), "bottom_right": True, "before": 6}),
+    "lengths": (heads(3, 23, 17), {"lengths": torch.tensor([0, 9, 17]), "bottom_right": True, "before": 6}),
     "packed": (heads(1, 23, 23), {"q_starts": STARTS, "k_starts": STARTS, "after": 0, "slopes": randn(4)}),
     "dropout": (heads(2, 23, 17), {"dropout": 0.4, "seed": torch.tensor(-7), "after": 5}),
 }  # fmt: skip
@@ -164,6 +170,53 @@ def test_a_function_of_the_scores(small_tiles: None) -> None:
     (found,) = torch.autograd.grad(made.square().sum(), learned)
     right = attention_by_hand(*tensors, score=lambda s, b, h, i, j: s + learned[h, i - j + 30])
     torch.testing.assert_close(found, torch.autograd.grad(right.square().sum(), learned)[0])
+
+
+TABLE = randn(4, 60, seed=5)
+ELEMENTWISE: dict[str, Any] = {
+    "of its indices alone": lambda s, b, h, i, j: (j - i) * 0.1,
+    "a table's": lambda s, b, h, i, j: s + TABLE[h, i - j + 30],
+    "never seen": lambda s, b, h, i, j: torch.where(i >= j, s, -torch.inf),
+    "of two, stacked": lambda s, b, h, i, j: torch.logsumexp(torch.stack([s, s * 0.5]), 0),
+    "with a default": lambda s, b, h, i, j, slope=0.5: s * slope,
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_what_is_elementwise_is_taken(name: str, small_tiles: None) -> None:
+    score, (q, k, v) = ELEMENTWISE[name], heads(2, 23, 17)
+    none: Any = (None, None, None, False, None, None, None, None, None, None, 0.0, None)
+    close(
+        with_gradients(lambda v: attention(q, k, v, score=score), [v]),
+        with_gradients(lambda v: defined(q, k, v, *none, score), [v]),
+    )
+
+
+OF_OTHERS: dict[str, Any] = {
+    "a mean of keys": lambda s, b, h, i, j: s * s.abs().mean(-1, keepdim=True),
+    "a mean of queries": lambda s, b, h, i, j: s - s.mean(2, keepdim=True),
+    "a mean of heads": lambda s, b, h, i, j: s - s.mean(1, keepdim=True),
+    "a mean of the batch": lambda s, b, h, i, j: s - s.mean(0),
+    "a mean alone": lambda s, b, h, i, j: s.mean(-1, keepdim=True),
+    "those near the largest": lambda s, b, h, i, j: torch.where(
+        s > s.amax(-1, keepdim=True) - 10, s, -torch.inf
+    ),
+    "a softmax": lambda s, b, h, i, j: s.softmax(-1),
+    "a running sum": lambda s, b, h, i, j: s.cumsum(-1),
+    "a shift": lambda s, b, h, i, j: s.roll(1, -1),
+    "a flip": lambda s, b, h, i, j: s.flip(2),
+    "random numbers": lambda s, b, h, i, j: s * torch.rand_like(s),
+}
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_a_score_of_other_scores_is_refused(name: str) -> None:
+    for tensors in (heads(2, 23, 17), [t.requires_grad_() for t in heads(2, 5, 4)]):
+        with pytest.raises(InputValueError, match="depends on other scores") as caught:
+            attention(*tensors, score=OF_OTHERS[name])
+        assert "elementwise" in str(caught.value)
+    with torch.no_grad(), pytest.raises(InputValueError, match="depends on other scores"):
+        attention(*[t.float() for t in heads(2, 23, 17)], score=OF_OTHERS[name])
 
 
 # --- dropout ----------------------------------------------------------------------------------------------
@@ -306,6 +359,50 @@ BAD: dict[str, tuple[type[InputError], Callable[[], Any], str]] = {
         "boolean or floating",
     ),
     "window": (InputValueError, lambda: attention(*SAME, window=(-1, 0)), "counts keys"),
+    "half a window": (InputTypeError, lambda: attention(*SAME, window=3), r"window=\(3, 3\)"),
+    "a window of fractions": (InputTypeError, lambda: attention(*SAME, window=(0.5, 0)), "is a pair"),
+    "no cap": (InputValueError, lambda: attention(*SAME, softcap=0.0), "above 0"),
+    "another cap": (
+        InputValueError,
+        lambda: [attention(*SAME, softcap=cap) for cap in (5.0, -5.0)],
+        "above 0",
+    ),
+    "negative lengths": (
+        InputValueError,
+        lambda: attention(*SAME, lengths=torch.tensor([-1])),
+        "among the keys",
+    ),
+    "lengths beyond the keys": (
+        InputValueError,
+        lambda: attention(*SAME, lengths=torch.tensor([3]), score=capped),
+        "among the keys",
+    ),
+    "unordered starts": (
+        InputValueError,
+        lambda: attention(*SAME, q_starts=torch.tensor([0, 2, 1]), k_starts=torch.tensor([0, 1, 2])),
+        "q_starts of attention are not in order",
+    ),
+    "starts beyond the keys": (
+        InputValueError,
+        lambda: attention(*SAME, q_starts=ENDS, k_starts=ENDS + 1),
+        "k_starts of attention are not in order",
+    ),
+    "no function": (InputTypeError, lambda: attention(*SAME, score=2.0), "is a function"),
+    "a function of scores alone": (
+        InputTypeError,
+        lambda: attention(*SAME, score=lambda s: s),
+        "takes five arguments",
+    ),
+    "a function that sums": (
+        InputValueError,
+        lambda: attention(*SAME, score=lambda s, b, h, i, j: s.sum(-1)),
+        "another shape",
+    ),
+    "a function to a number": (
+        InputTypeError,
+        lambda: attention(*SAME, score=lambda s, b, h, i, j: 1.0),
+        "returns no tensor",
+    ),
     "dropout": (InputValueError, lambda: attention(*SAME, dropout=1.5), "probability"),
     "seed": (InputValueError, lambda: OP(*SAME, dropout=0.5), "from a seed"),
     "slopes": (InputRuntimeError, lambda: attention(*SAME, slopes=randn(2)), "another shape"),

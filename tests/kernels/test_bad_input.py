@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from burnt import kernels
@@ -52,7 +53,7 @@ def spoilt() -> Iterator[Any]:
                 ways += [halved] if is_float(args[i]) else []
                 ways += [shorter] if args[i].dim() and args[i].shape[-1] > 2 else []
                 ways += [deeper]
-            if op.look is not None and not is_float(args[i]):
+            if op.look is not None and not is_float(args[i]) and args[i].dtype != torch.bool:
                 ways += [too_large, below_zero]
             for way in ways:
                 changed = (*args[:i], way(args[i]), *args[i + 1 :])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from burnt import kernels
-from burnt.errors import InputRuntimeError, InputValueError
+from burnt.errors import InputRuntimeError, InputTypeError, InputValueError
 
 LAST = torch.channels_last
 
@@ -125,8 +127,22 @@ def test_bad_input_of_a_convolution(arguments: dict[str, object], message: str) 
         kernels.conv(**{"x": x, "weight": weight, **arguments})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["stride", "padding", "dilation", "groups"])
+@pytest.mark.parametrize("value", [1.5, None, "same", (1.0, 1.0)])
+def test_sizes_that_are_no_whole_numbers(name: str, value: Any) -> None:
+    x, weight, *_ = block()
+    for call in (kernels.conv, kernels.conv_transpose):
+        with pytest.raises(InputTypeError, match=f"{name} of conv\\w* is no whole number"):
+            call(x, weight, **{name: value})
+
+
 def test_bad_input_of_a_transposed_one() -> None:
     x, weight, *_ = block()
+    for padding in (5, 20):
+        with pytest.raises(RuntimeError):  # what it says depends on the library that torch takes
+            F.conv_transpose2d(x, weight, padding=padding)
+        with pytest.raises(InputRuntimeError, match="cuts off all that there is"):
+            kernels.conv_transpose(x, weight, padding=padding)
     with pytest.raises(InputRuntimeError, match="less than stride or dilation"):
         kernels.conv_transpose(x, weight, output_padding=1)
     with pytest.raises(InputRuntimeError, match="x of 5 channels, a multiple of the groups"):

@@ -367,6 +367,11 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
         (randn(37, 5).t(), randn(37, 11)),
         lambda a, b: torch.einsum("mk,kn->mn", a, b),
     ),
+    "bmm": (
+        kernels.bmm,
+        (randn(3, 7, 10), randn(3, 10, 9, seed=1)),
+        lambda a, b: (a.unsqueeze(-1) * b.unsqueeze(1)).sum(2),
+    ),
     "matmul, batches": (
         kernels.matmul,
         (randn(3, 1, 5, 37), randn(4, 37, 11)),
@@ -566,9 +571,24 @@ def test_each_candidate_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
     beside_float64(name, dtype)
 
 
-def beside_float64(name: str, dtype: torch.dtype) -> None:
+_NORMS = [name for name, case in CASES.items() if case[0].name in ("layer_norm", "rms_norm", "group_norm")]
+
+
+@pytest.mark.parametrize("name", sampled(_NORMS, ONE_OF_EACH))
+def test_norms_scale_16_bits_by_float32(name: str) -> None:
+    op, args, _ = CASES[name]
+    given = [
+        arg.float() if parameter in ("weight", "bias") and is_float(arg) else arg
+        for parameter, arg in zip(op.positions, converted(args, torch.bfloat16), strict=True)
+    ]
+    made = op(*given)
+    assert flat(made)[0].dtype == torch.bfloat16
+    beside_float64(name, torch.bfloat16, tuple(given))
+
+
+def beside_float64(name: str, dtype: torch.dtype, given: tuple[Any, ...] | None = None) -> None:
     op, args, definition = CASES[name]
-    given = converted(args, dtype)
+    given = converted(args, dtype) if given is None else given
     with Watched() as watched:
         truth = with_gradients(definition, converted(args, torch.float64))
     exact = with_gradients(definition, converted(given, torch.float64))

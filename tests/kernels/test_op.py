@@ -578,6 +578,13 @@ def test_explaining_what_is_no_op() -> None:
     with pytest.raises(UnsupportedError, match="batch_norm is no op") as error:
         kernels.explain(kernels.batch_norm, torch.ones(2, 3))  # type: ignore[arg-type]
     assert "batch_norm_training" in str(error.value)
+    x = torch.ones(1, 1, 2, 2)
+    with pytest.raises(UnsupportedError, match="attention is no op") as error:
+        kernels.explain(kernels.attention, x, x, x)  # type: ignore[arg-type]
+    assert "kernels.dot_product_attention" in str(error.value)
+    assert kernels.explain(kernels.dot_product_attention, x, x, x).winner == "vendor"
+    with pytest.raises(UnsupportedError, match="calls ops is explained op by op"):
+        kernels.explain(lambda x: x, x)  # type: ignore[arg-type]
 
 
 def test_an_explanation_is_text_and_json() -> None:

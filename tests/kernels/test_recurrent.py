@@ -12,7 +12,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from burnt import _torch, kernels
-from burnt.errors import BurntError, InputError, InputRuntimeError, InputUnsupportedError, InputValueError
+from burnt.errors import (
+    BurntError,
+    InputError,
+    InputRuntimeError,
+    InputTypeError,
+    InputUnsupportedError,
+    InputValueError,
+)
 from burnt.kernels import gru_layer, lstm_layer, recurrent_cpu
 from tests.codegen.compare import Watched
 
@@ -444,6 +451,13 @@ def test_bad_stacks(kind: str) -> None:
     state = torch.zeros(2, 4, 5)
     with pytest.raises(InputRuntimeError, match=r"\[3, 4, 5\]"):
         call(x, weights, (state, state) if kind == "lstm" else state)
+    several = (state, state) if kind == "gru" else state
+    for start in (several, 3):
+        with pytest.raises(InputTypeError, match=f"{kind} begins with"):
+            call(x, weights, start)
+    if kind == "lstm":
+        with pytest.raises(InputRuntimeError, match="lstm begins with two states"):
+            call(x, weights, (state, state, state))
     assert issubclass(InputRuntimeError, BurntError)
     assert list(itertools.chain(OPS[kind].candidates)) == ["vendor", "steps"]
 

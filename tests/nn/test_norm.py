@@ -1,4 +1,5 @@
 import copy
+import warnings
 
 import pytest
 import torch
@@ -51,6 +52,26 @@ def test_cumulative_average_reads_nothing_from_the_device(monkeypatch: pytest.Mo
     for name in ("item", "__float__", "__int__", "__bool__"):
         monkeypatch.setattr(torch.Tensor, name, refuse)
     nn.BatchNorm(2, momentum=None)(torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_input_of_16_bits_with_float32_parameters_as_torch(dtype: torch.dtype) -> None:
+    pairs = [
+        (nn.LayerNorm(6), torch.nn.LayerNorm(6)),
+        (nn.RmsNorm(6, eps=1e-5), torch.nn.RMSNorm(6, eps=1e-5)),
+    ]
+    x = torch.randn(3, 4, 6).to(dtype)
+    for ours, theirs in pairs:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # ours does not warn
+            made = ours(x)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = theirs(x)
+        assert made.dtype == expected.dtype == dtype
+        torch.testing.assert_close(made, expected, rtol=1e-2, atol=1e-2)
+        made.float().square().sum().backward()
+        assert ours.weight.grad.dtype == torch.float32
 
 
 def test_a_single_value_for_each_channel_is_refused_as_in_torch() -> None:

@@ -179,6 +179,17 @@ def test_options_that_cannot_be_are_refused_when_the_optimizer_is_made(make, wor
         assert word.lower() in str(caught.value).lower()
 
 
+@pytest.mark.parametrize("make", [optim.Sgd, optim.AdamW])
+@pytest.mark.parametrize("rate", [-0.1, float("nan")])
+def test_a_rate_that_cannot_be_is_refused_and_nothing_has_moved(make, rate):
+    model = torch.nn.Linear(2, 2)
+    before = model.weight.clone()
+    grads = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    with pytest.raises(OptimError, match="cannot step at this rate"):
+        make().step(rate, model, grads)
+    assert torch.equal(model.weight, before)
+
+
 # what is done in the same passes
 
 

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -28,6 +29,30 @@ def always(config: ProductConfig | None = None) -> Target:
         return config if isinstance(form, ProductForm) else pick(form)
 
     return dataclasses.replace(target, build=functools.partial(build, choose=choose))
+
+
+def runs_alike(
+    fn: Callable[..., Any], args: Sequence[Tensor], target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values and gradients are equal bit by bit from run to run, whatever the order of the programs."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    function, found = Function(fn, target=target), []
+    usual = interpreter_builder.set_grid_idx
+    for backwards in (False, True):
+        if backwards:
+            monkeypatch.setattr(
+                interpreter_builder,
+                "set_grid_idx",
+                lambda *at: usual(
+                    *(n - 1 - i for n, i in zip(interpreter_builder.grid_dim, at, strict=True))
+                ),
+            )
+        given = [a.clone().requires_grad_() for a in args]
+        made = _leaves(function(*given))
+        found.append([*made, *torch.autograd.grad(made, given, [torch.cos(m.detach()) for m in made])])
+    for again in found[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(found[0], again, strict=True))
 
 
 def _leaves(made: Any) -> list[Tensor]:

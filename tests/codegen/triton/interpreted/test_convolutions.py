@@ -14,7 +14,7 @@ from burnt.codegen import explain
 from burnt.codegen.function import Function
 from burnt.codegen.product_blocks import ProductConfig
 from burnt.codegen.target import TRITON, Target
-from tests.codegen.triton.products import agree, always
+from tests.codegen.triton.products import agree, always, runs_alike
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -183,6 +183,23 @@ def test_what_is_one_kernel(name: str) -> None:
 )
 def test_block_sizes(name: str, text: str) -> None:
     check(name, torch.float32, always(ProductConfig.of(text)), last=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("2d", "64x64x16 w4 s2 k2"),
+        ("depthwise", None),
+        pytest.param("2d", None, marks=pytest.mark.full),
+        pytest.param("2d", "16x32x16 w4 s2 k3", marks=pytest.mark.full),
+    ],
+)
+def test_the_gradient_of_a_weight_is_the_same_from_run_to_run(
+    name: str, text: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = [torch.randn(s, generator=torch.Generator().manual_seed(7)) for s in CASES[name].shapes]
+    target = always(None if text is None else ProductConfig.of(text))
+    runs_alike(CASES[name].fn, args, target, monkeypatch)
 
 
 def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from burnt.codegen.function import Function
 from burnt.codegen.precision import multiplying
 from burnt.codegen.product_blocks import ProductConfig
 from burnt.codegen.target import TRITON, Target
-from tests.codegen.triton.products import agree, always
+from tests.codegen.triton.products import agree, always, runs_alike
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -187,6 +187,13 @@ def test_norms_are_applied_where_they_are_multiplied(name: str, statistics: int,
 def test_block_sizes(name: str, text: str) -> None:
     """Tiles at the edge of the product, terms in parts, tails by parts of a tile."""
     check(name, torch.float32, always(ProductConfig.of(text)), gradients=False)
+
+
+@pytest.mark.parametrize("text", ["16x32x16 w4 s2 k3", "32x16x16 w4 s2 k2 p3"])
+def test_terms_in_parts_are_added_in_one_order(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fn, shapes, *_ = CASES["bias and gelu"]
+    args = [torch.randn(s, generator=torch.Generator().manual_seed(7)) for s in shapes]
+    runs_alike(fn, args, always(ProductConfig.of(text)), monkeypatch)
 
 
 COPIED: dict[str, tuple[Callable[..., Tensor], Sequence[tuple[int, ...]], int]] = {
