@@ -66,7 +66,7 @@ def _conv(self: nn.Conv2d, input: Tensor) -> Tensor:
         self.weight,
         self.bias,
         stride=self.stride,
-        padding=self.padding,  # type: ignore[arg-type]  # a word is refused by `no_conv`
+        padding=self.padding,
         dilation=self.dilation,
         groups=self.groups,
     )
