@@ -285,3 +285,12 @@ def test_bad_input_of_a_transposed_one() -> None:
         kernels.conv_transpose(x[:, :3], weight)
     with pytest.raises(InputValueError, match="relu"):
         kernels.conv_transpose(x, weight, activation="rleu")
+
+
+@pytest.mark.parametrize("padding", [1, "same", "valid"])
+def test_compilers_see_through_the_padding(padding: int | str) -> None:
+    x, weight, *_ = block()
+    compiled = torch.compile(
+        lambda t: kernels.conv(t, weight, padding=padding), backend="eager", fullgraph=True
+    )
+    torch.testing.assert_close(compiled(x), kernels.conv(x, weight, padding=padding))
