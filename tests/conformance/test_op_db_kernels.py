@@ -115,28 +115,36 @@ def linear_cross_entropy(
     return call(kernels.linear_cross_entropy, x, matrix, target, linear_bias, ignore_index, reduction)
 
 
-def max_pool(x: Tensor, kernel_size: Any, **rest: Any) -> Call:
+def of_axes(axes: int, x: Tensor, size: Any) -> Any:
+    """A window's size; without batch the ops tell by it how many axes there are."""
+    return (size,) * axes if isinstance(size, int) and x.dim() == axes + 1 else size
+
+
+def max_pool(axes: int, x: Tensor, kernel_size: Any, **rest: Any) -> Call:
+    kernel_size = of_axes(axes, x, kernel_size)
     paired = rest.get("return_indices", False)
     return Call(kernels.max_pool, kernels.max_pool.bound((x, kernel_size), rest), 1 + paired)
 
 
-def avg_pool(x: Tensor, kernel_size: Any, *args: Any, **rest: Any) -> Call:
+def avg_pool(axes: int, x: Tensor, kernel_size: Any, *args: Any, **rest: Any) -> Call:
+    kernel_size = of_axes(axes, x, kernel_size)
     return Call(kernels.avg_pool, kernels.avg_pool.bound((x, kernel_size, *args), rest))
 
 
-def filled(x: Tensor, size: Any) -> Any:
+def filled(axes: int, x: Tensor, size: Any) -> Any:
     """The size of an output, of which torch leaves axes as they are where it is given None."""
     if not isinstance(size, tuple):
-        return size
+        return of_axes(axes, x, size)
+    size = size * axes if len(size) == 1 else size
     return tuple(x.shape[i - len(size)] if n is None else n for i, n in enumerate(size))
 
 
-def adaptive_avg_pool(x: Tensor, size: Any) -> Call:
-    return call(kernels.adaptive_avg_pool, x, filled(x, size))
+def adaptive_avg_pool(axes: int, x: Tensor, size: Any) -> Call:
+    return call(kernels.adaptive_avg_pool, x, filled(axes, x, size))
 
 
-def adaptive_max_pool(x: Tensor, size: Any, return_indices: bool = False) -> Call:
-    pooled = (x, filled(x, size), return_indices)
+def adaptive_max_pool(axes: int, x: Tensor, size: Any, return_indices: bool = False) -> Call:
+    pooled = (x, filled(axes, x, size), return_indices)
     return call(kernels.adaptive_max_pool, *pooled, results=1 + return_indices)
 
 
@@ -246,10 +254,10 @@ NAMESAKES: dict[str, Callable[..., Call]] = {
     F + "linear_cross_entropy.chunked_none": linear_cross_entropy,
     F + "gelu": plainly(kernels.gelu),
     F + "silu": plainly(kernels.silu),
-    **{f"{F}max_pool{n}d": max_pool for n in (1, 2, 3)},
-    **{f"{F}avg_pool{n}d": avg_pool for n in (1, 2, 3)},
-    **{f"{F}adaptive_avg_pool{n}d": adaptive_avg_pool for n in (1, 2, 3)},
-    **{f"{F}adaptive_max_pool{n}d": adaptive_max_pool for n in (1, 2, 3)},
+    **{f"{F}max_pool{n}d": functools.partial(max_pool, n) for n in (1, 2, 3)},
+    **{f"{F}avg_pool{n}d": functools.partial(avg_pool, n) for n in (1, 2, 3)},
+    **{f"{F}adaptive_avg_pool{n}d": functools.partial(adaptive_avg_pool, n) for n in (1, 2, 3)},
+    **{f"{F}adaptive_max_pool{n}d": functools.partial(adaptive_max_pool, n) for n in (1, 2, 3)},
     F + "embedding": embedding,
     F + "linear": plainly(kernels.linear),
     **{f"{F}conv{n}d": conv for n in (1, 2, 3)},
