@@ -33,6 +33,7 @@ __all__ = [
     "is_plain_call",
     "normal_dispatch",
     "onednn_conv",
+    "onednn_conv_transpose",
     "onednn_linear",
     "onednn_packed",
     "onednn_packed_conv",
@@ -348,11 +349,12 @@ def onednn_conv(
     tail: str = "none",
     kind: str = "",
 ) -> torch.Tensor:
-    """``tail(conv(x, weight) + bias + residual)`` of images or volumes by oneDNN; not differentiated.
+    """``tail(conv(x, weight) + bias + residual)`` by oneDNN, which is not differentiated.
 
     Args:
-        x: ``[batch, channels, *axes]``, channels-last, as the residual.
-        weight: what `onednn_packed_conv` made.
+        x: ``[batch, channels, *axes]``, images or volumes.
+        weight: ``[out_channels, channels / groups, *kernel]``, or what `onednn_packed_conv` made of it; the
+            result is channels-last then.
         bias: ``[out_channels]``.
         residual: of the result's shape.
         padding: for each axis, as the next two.
@@ -372,6 +374,38 @@ def onednn_conv(
     return made
 
 
+def onednn_conv_transpose(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    padding: Sequence[int],
+    output_padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    tail: str = "none",
+    kind: str = "",
+) -> torch.Tensor:
+    """``tail(conv_transpose(x, weight) + bias)`` by oneDNN, as `onednn_conv` otherwise.
+
+    Args:
+        x: ``[batch, channels, *axes]``, images or volumes.
+        weight: ``[channels, out_channels / groups, *kernel]``, or what `onednn_packed_conv` made of it.
+        bias: ``[out_channels]``.
+        padding: cut off on each side of an axis.
+        output_padding: added at the end of each axis.
+        stride: of the inputs.
+        dilation: of the kernel.
+        groups: of the channels.
+        tail: as of `onednn_conv`.
+        kind: of the gelu.
+    """
+    call = torch.ops.mkldnn._convolution_transpose_pointwise
+    sizes = (padding, output_padding, stride, dilation, groups)
+    made: torch.Tensor = call(x, weight, bias, *sizes, tail, [], kind)
+    return made
+
+
 def onednn_packed_conv(
     weight: torch.Tensor,
     size: Sequence[int],
@@ -379,9 +413,17 @@ def onednn_packed_conv(
     stride: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    output_padding: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    """A weight in the layout that oneDNN wants for inputs of such a size."""
-    made: torch.Tensor = torch.ops.mkldnn._reorder_convolution_weight(
-        weight, padding, stride, dilation, groups, list(size)
-    )
+    """A weight of images or volumes in the layout that oneDNN wants for inputs of such a size.
+
+    With `output_padding` that of a transposed convolution.
+    """
+    made: torch.Tensor
+    if output_padding is None:
+        reorder = torch.ops.mkldnn._reorder_convolution_weight
+        made = reorder(weight, padding, stride, dilation, groups, list(size))
+    else:
+        reorder = torch.ops.mkldnn._reorder_convolution_transpose_weight
+        made = reorder(weight, padding, output_padding, stride, dilation, groups, list(size))
     return made

@@ -11,7 +11,8 @@ name        factors                                        torch's own calls
 ``flex32``  bfloat16, 8 bits of precision                  ``"medium"``
 =========== ============================================== ====================================
 
-Sums are float32 in all of them, as is what lies in memory. ROCm's compiler knows ``tf32`` on gfx942 alone and
+Sums are float32 in all of them, as is what lies in memory. float16 may be multiplied as bfloat16 with
+``flex32`` alone. ROCm's compiler knows ``tf32`` on gfx942 alone and
 ``tf32x3`` nowhere; there float32 is multiplied as it is, for which CDNA has units.
 """
 

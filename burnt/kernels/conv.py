@@ -2,34 +2,35 @@
 
 What follows a convolution in a residual block, batch norm with fixed statistics, bias, residual and
 activation, is a scale and a shift of each channel, a sum and a function: the tail of the convolution's own
-kernel. On a CPU that kernel is oneDNN's, with weights that were scaled and put into its own layout once.
+kernel. On a CPU that kernel is oneDNN's (`burnt.kernels.conv_onednn`), with weights that were scaled and put
+into its own layout once.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.weak import WeakIdKeyDictionary
 
-from burnt import _torch
 from burnt.errors import InputRuntimeError, InputTypeError
 from burnt.kernels.activation import activated, check_activation
 from burnt.kernels.autocast import cast_all
 from burnt.kernels.checks import floating, one_device, one_dtype, residual_dtype
 from burnt.kernels.choice import trains
-from burnt.kernels.op import op
+from burnt.kernels.conv_onednn import AxisSizes, Sizes, convolved, each, why_not_onednn, why_not_packed
+from burnt.kernels.op import Op, op
 
 __all__ = ["conv", "conv_transpose", "folded_norm"]
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _CONV = (F.conv1d, F.conv2d, F.conv3d)
 _TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-Sizes = int | Sequence[int]
 
 
 def folded_norm(
@@ -68,12 +69,6 @@ def folded_norm(
 
 
 # --- what both check --------------------------------------------------------------------------------------
-
-
-def _each(sizes: Sizes, axes: int) -> list[int]:
-    """A number for every axis."""
-    listed = [sizes] if isinstance(sizes, int) else list(sizes)
-    return listed * axes if len(listed) == 1 else listed
 
 
 def _check_tensors(
@@ -170,9 +165,9 @@ def _check_conv(
         for size, kernel, step, pad, dilate in zip(
             x.shape[-axes:],
             weight.shape[2:],
-            _each(stride, axes),
-            _each(padding, axes),
-            _each(dilation, axes),
+            each(stride, axes),
+            each(padding, axes),
+            each(dilation, axes),
             strict=True,
         )
     ]
@@ -238,7 +233,57 @@ def _autocast_conv(
     return (*cast_all(dtype, x, weight, bias, scale), *rest)
 
 
-@op(check=_check_conv, examples=_examples_of_conv, vendor_best=_conv_is_all, autocast=_autocast_conv)
+class _OfWords(Op[P, R]):
+    """An op whose argument `padding` may be a word, as torch's functions have it."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """As `Op` does."""
+        given: Any = args
+        if kwargs or len(args) != self.arity or isinstance(args[self.positions["padding"]], str):
+            given = self.bound(args, kwargs)
+        return super().__call__(*given)  # type: ignore[call-arg]
+
+    def bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        """As `Op` does, the padding as numbers.
+
+        Raises:
+            InputRuntimeError: a word that says no padding here.
+        """
+        full = super().bound(args, kwargs)
+        at = self.positions["padding"]
+        if not isinstance(full[at], str):
+            return full
+        named = dict(zip(self.positions, full, strict=True))
+        x, padding = _padded(named["x"], named["weight"], full[at], named["stride"], named["dilation"])
+        return (x, *full[1:at], padding, *full[at + 1 :])
+
+
+def _padded(x: Tensor, weight: Tensor, padding: str, stride: Sizes, dilation: Sizes) -> tuple[Tensor, Sizes]:
+    """What a word says as numbers, and `x` with a zero more on the right where the sides differ."""
+    if padding == "valid":
+        return x, 0
+    axes = weight.dim() - 2
+    steps = each(stride, axes)
+    if padding != "same" or any(step != 1 for step in steps):
+        raise InputRuntimeError(
+            "the padding of conv says no numbers",
+            where="burnt.kernels.conv",
+            expected="'valid', 'same' with a stride of 1, or numbers",
+            found=f"{padding!r}, and a stride of {stride}",
+        )
+    spans = [apart * (size - 1) for size, apart in zip(weight.shape[2:], each(dilation, axes), strict=False)]
+    if any(span % 2 for span in spans):
+        x = F.pad(x, [side for span in reversed(spans) for side in (0, span % 2)])
+    return x, [span // 2 for span in spans]
+
+
+@functools.partial(
+    _OfWords,
+    check=_check_conv,
+    examples=_examples_of_conv,
+    vendor_best=_conv_is_all,
+    autocast=_autocast_conv,
+)
 def conv(
     x: Tensor,
     weight: Tensor,
@@ -247,7 +292,7 @@ def conv(
     residual: Tensor | None = None,
     activation: str | None = None,
     stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] = 0,
+    padding: str | int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Tensor:
@@ -263,7 +308,8 @@ def conv(
             where `x` has 16 bits.
         activation: a key of `burnt.kernels.ACTIVATIONS`.
         stride: elements between outputs, as the next two for all axes or for each.
-        padding: zeros on each side.
+        padding: zeros on each side; ``"valid"`` for none, ``"same"`` for as many as keep the size, with a
+            stride of 1.
         dilation: elements between those that the kernel looks at.
         groups: blocks of channels, each seen by as many outputs.
 
@@ -293,68 +339,16 @@ def conv(
     return activated(plain if residual is None else plain + residual, activation)
 
 
-# --- by oneDNN --------------------------------------------------------------------------------------------
-
-# relu is none of them: oneDNN makes 0 of NaN.
-_TAILS = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", ""),
-          "hardswish": ("hardswish", "")}  # fmt: skip
+# --- conv on a CPU ----------------------------------------------------------------------------------------
 
 
 def _why_not_onednn(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    residual: Tensor | None,
-    activation: str | None,
-    *rest: Any,
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, residual: Tensor | None, *rest: Any
 ) -> str | None:
-    if not _torch.onednn_takes(x.dtype):
-        return f"no oneDNN here for {str(x.dtype).removeprefix('torch.')}"
-    if trains(x, weight, bias, scale, residual):
-        return "a gradient is wanted: the weight changes with each step"
-    if x.dim() != weight.dim() or x.dim() not in _CHANNELS_LAST:
-        return "x is no batch of images or volumes"
-    form = _CHANNELS_LAST[x.dim()]
-    if not x.is_contiguous(memory_format=form) or x.is_contiguous():
-        return "x is not channels-last"
-    if residual is not None and not (
-        residual.dtype == x.dtype and residual.is_contiguous(memory_format=form)
-    ):
-        return "the residual is not channels-last, or of another dtype"
-    if any(t is not None and t.is_inference() for t in (weight, bias, scale)):
-        return "a weight whose changes cannot be told"
-    return None if x.numel() and weight.numel() else "an empty tensor"
+    return why_not_onednn(x, weight, residual)
 
 
-_packed: MutableMapping[Tensor, tuple[tuple[object, ...], tuple[Tensor, Tensor | None]]] = (
-    WeakIdKeyDictionary()
-)
-
-
-def _packed_weight(
-    x: Tensor, weight: Tensor, scale: Tensor | None, sizes: tuple[list[int], list[int], list[int], int]
-) -> Tensor:
-    """A scaled weight in oneDNN's layout, best for inputs as the first was; kept until it changes or goes."""
-    state = (_torch.state_of(weight), _torch.state_of(scale), str(sizes))
-    known = _packed.get(weight)
-    if known is None or known[0] != state:
-        plain = weight.detach()
-        if scale is not None:
-            plain = plain * _by_channel(scale.detach(), weight.dim() - 1)
-        plain = plain.contiguous(memory_format=_CHANNELS_LAST[weight.dim()])
-        # The scale is kept with it: another one might be at its address otherwise.
-        known = _packed[weight] = state, (_torch.onednn_packed_conv(plain, x.shape, *sizes), scale)
-    return known[1][0]
-
-
-def _onednn_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
-    return isinstance(weight, torch.nn.Parameter)
-
-
-@conv.candidate(
-    "onednn packed", devices=["cpu"], when=_why_not_onednn, best=_onednn_best, differentiable=True
-)
+@conv.candidate("onednn", devices=["cpu"], when=_why_not_onednn, best=lambda *_: False, differentiable=True)
 def _by_onednn(
     x: Tensor,
     weight: Tensor,
@@ -367,14 +361,39 @@ def _by_onednn(
     dilation: Sizes,
     groups: int,
 ) -> Tensor:
-    axes = weight.dim() - 2
-    sizes = (_each(padding, axes), _each(stride, axes), _each(dilation, axes), groups)
-    packed = _packed_weight(x, weight, scale, sizes)
-    taken = activation if residual is None and activation in _TAILS else None
-    made = _torch.onednn_conv(x, packed, bias, residual, *sizes, *_TAILS[taken])
-    if activation == "relu":
-        return made.relu_()
-    return made if activation == taken else activated(made, activation)
+    sizes = AxisSizes.of(weight, stride, padding, dilation, groups)
+    return convolved(x, weight, bias, scale, residual, activation, sizes)
+
+
+def _why_not_packed(
+    x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, residual: Tensor | None, *rest: Any
+) -> str | None:
+    if trains(x, weight, bias, scale, residual):
+        return "a gradient is wanted: the weight changes with each step"
+    return why_not_packed(x, weight, residual, kept=(weight, bias, scale))
+
+
+def _packed_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
+    return isinstance(weight, torch.nn.Parameter) and weight.dim() > 3
+
+
+@conv.candidate(
+    "onednn packed", devices=["cpu"], when=_why_not_packed, best=_packed_best, differentiable=True
+)
+def _by_packed(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    residual: Tensor | None,
+    activation: str | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    groups: int,
+) -> Tensor:
+    sizes = AxisSizes.of(weight, stride, padding, dilation, groups)
+    return convolved(x, weight, bias, scale, residual, activation, sizes, packed=True)
 
 
 # --- conv_transpose ---------------------------------------------------------------------------------------
@@ -400,7 +419,7 @@ def _check_transposed(
         expected = f"x of {weight.shape[0]} channels, a multiple of the groups"
         raise _wrong_channels(name, x, weight, groups, expected)
     _check_channels(name, weight.shape[1] * groups, bias=bias)
-    added = zip(_each(output_padding, axes), _each(stride, axes), _each(dilation, axes), strict=True)
+    added = zip(each(output_padding, axes), each(stride, axes), each(dilation, axes), strict=True)
     if any(more >= max(step, dilate) for more, step, dilate in added):
         raise InputRuntimeError(
             "output_padding of conv_transpose reaches beyond what it may choose between",
@@ -484,3 +503,56 @@ def conv_transpose(
     transposed = _TRANSPOSED[min(weight.dim(), 5) - 3]
     made = transposed(x, weight, bias, stride, padding, output_padding, groups, dilation)
     return activated(made, activation)
+
+
+# --- conv_transpose on a CPU ------------------------------------------------------------------------------
+
+
+def _why_not_transposed(x: Tensor, weight: Tensor, *rest: Any) -> str | None:
+    return why_not_onednn(x, weight)
+
+
+@conv_transpose.candidate(
+    "onednn", devices=["cpu"], when=_why_not_transposed, best=lambda *_: False, differentiable=True
+)
+def _transposed_by_onednn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    stride: Sizes,
+    padding: Sizes,
+    output_padding: Sizes,
+    groups: int,
+    dilation: Sizes,
+) -> Tensor:
+    sizes = AxisSizes.of(weight, stride, padding, dilation, groups, output_padding)
+    return convolved(x, weight, bias, None, None, activation, sizes)
+
+
+def _why_not_transposed_packed(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> str | None:
+    if trains(x, weight, bias):
+        return "a gradient is wanted: the weight changes with each step"
+    return why_not_packed(x, weight, None, kept=(weight, bias))
+
+
+@conv_transpose.candidate(
+    "onednn packed",
+    devices=["cpu"],
+    when=_why_not_transposed_packed,
+    best=lambda *_: False,
+    differentiable=True,
+)
+def _transposed_by_packed(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    stride: Sizes,
+    padding: Sizes,
+    output_padding: Sizes,
+    groups: int,
+    dilation: Sizes,
+) -> Tensor:
+    sizes = AxisSizes.of(weight, stride, padding, dilation, groups, output_padding)
+    return convolved(x, weight, bias, None, None, activation, sizes, packed=True)

@@ -43,6 +43,7 @@ _TYPES: dict[Any, str] = {
     torch.dtype: "ScalarType",
     Sequence[int]: "SymInt[]",
     int | Sequence[int]: "SymInt[]",  # one number is a list of one: see `Op.recorded`
+    str | int | Sequence[int]: "SymInt[]",  # the op puts numbers for its words
 }
 
 _references: dict[Any, Callable[..., Any]] = {}

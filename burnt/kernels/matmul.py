@@ -3,11 +3,13 @@
 On a GPU the generated candidate is a kernel of our own with its tail inside (`burnt.codegen.triton_product`).
 On a CPU it is torch's product and a generated kernel for the tail; candidates by hand are oneDNN's product,
 which is far ahead of MKL's on AMD's processors with AVX-512, also with weights that were put into its own
-layout once, and 16-bit products in float32 where the processor has no instructions for them.
+layout once, and 16-bit products in float32 where the processor has no instructions for them. float16 goes
+through bfloat16 where it has instructions for that, and the policy ``flex32`` is content with 8 bits.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
 from burnt import _torch
+from burnt.codegen.precision import precision
 from burnt.device import cpu_is_intel
 from burnt.errors import InputRuntimeError
 from burnt.kernels.activation import activated, check_activation
@@ -285,14 +288,19 @@ def _by_onednn(
 
 
 _packed: MutableMapping[Tensor, Any] = WeakIdKeyDictionary()
+_packed_turned: MutableMapping[Tensor, Any] = WeakIdKeyDictionary()
 
 
-def _packed_weight(weight: Tensor, rows: int) -> Tensor:
-    """A weight in oneDNN's layout, best for as many rows as came first; kept until it changes or goes."""
-    state = _torch.state_of(weight)
-    known = _packed.get(weight)
+def _packed_weight(weight: Tensor, rows: int, turned: bool = False) -> Tensor:
+    """A weight in oneDNN's layout, best for as many rows as came first; kept until it changes or goes.
+
+    `turned` says that it is ``[terms, columns]``.
+    """
+    state, kept = _torch.state_of(weight), _packed_turned if turned else _packed
+    known = kept.get(weight)
     if known is None or known[0] != state:
-        known = _packed[weight] = state, _torch.onednn_packed(weight.detach(), rows)
+        plain = weight.detach()
+        known = kept[weight] = state, _torch.onednn_packed(plain.t() if turned else plain, rows)
     made: Tensor = known[1]
     return made
 
@@ -343,21 +351,89 @@ def _in_float32(
     return made if residual is None else made + residual
 
 
+def _why_not_bfloat16(x: Tensor, *rest: Any) -> str | None:
+    if x.dtype != torch.float16:
+        return f"{str(x.dtype).removeprefix('torch.')} is multiplied otherwise"
+    if precision() != "flex32":
+        return "bfloat16 has 8 bits where float16 has 11: the precision 'flex32' allows it"
+    return None if _torch.onednn_takes(torch.bfloat16) else "no instructions for bfloat16 here"
+
+
+@linear.candidate(
+    "bfloat16", devices=["cpu"], when=_why_not_bfloat16, best=lambda *_: False, differentiable=True
+)
+def _in_bfloat16(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
+) -> Tensor:
+    narrow = [None if t is None else t.bfloat16() for t in (x, weight, bias)]
+    made = activated(F.linear(*narrow).to(x.dtype), activation)  # type: ignore[arg-type]
+    return made if residual is None else made + residual
+
+
 def _why_not_matmul_by_onednn(a: Tensor, b: Tensor) -> str | None:
-    if b.dim() != 2 or a.dim() < 2:
-        return "b is a batch or a vector"
+    if a.dim() < 2 or b.dim() < 2:
+        return "a or b is a vector"
     return _why_not_onednn(a, b)
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """As `torch.matmul` of batches, a call of oneDNN for each product."""
+    batch: torch.Size = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])  # type: ignore[no-untyped-call]
+    left, right = a.expand(*batch, -1, -1), b.expand(*batch, -1, -1)
+    made = [_product(left[at], right[at]) for at in itertools.product(*map(range, batch))]
+    return torch.stack(made).view(*batch, a.shape[-2], b.shape[-1])
+
+
+class _OneDnnBatches(torch.autograd.Function):
+    """Products of batches, and their gradients, by oneDNN."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return _products(a, b)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        a, b = ctx.saved_tensors
+        multiply: Callable[[Tensor, Tensor], Tensor] = torch.matmul if torch.is_grad_enabled() else _products
+        of_a, of_b = ctx.needs_input_grad
+        return (
+            multiply(cotangent, b.mT).sum_to_size(a.shape) if of_a else None,
+            multiply(a.mT, cotangent).sum_to_size(b.shape) if of_b else None,
+        )
 
 
 @matmul.candidate(
     "onednn",
     devices=["cpu"],
     when=_why_not_matmul_by_onednn,
-    best=lambda a, b: _onednn_best(a, b.t()),
+    # Of batches torch makes one call that shares them among threads: that this is faster has to be measured.
+    best=lambda a, b: b.dim() == 2 and _onednn_best(a, b.t()),
     differentiable=True,
 )
 def _matmul_by_onednn(a: Tensor, b: Tensor) -> Tensor:
-    return _by_onednn(a, b.t(), None, None, None)  # type: ignore[no-any-return]
+    if b.dim() == 2:
+        return _by_onednn(a, b.t(), None, None, None)  # type: ignore[no-any-return]
+    return _OneDnnBatches.apply(a, b)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _why_not_matmul_packed(a: Tensor, b: Tensor) -> str | None:
+    if b.dim() != 2 or a.dim() < 2:
+        return "b is a batch or a vector"
+    return _why_not_packed(a, b, None, None, None)
+
+
+@matmul.candidate(
+    "onednn packed",
+    devices=["cpu"],
+    when=_why_not_matmul_packed,
+    best=lambda a, b: isinstance(b, torch.nn.Parameter) and _onednn_best(a, b.t()),
+    differentiable=True,
+)
+def _matmul_packed(a: Tensor, b: Tensor) -> Tensor:
+    rows = a.reshape(-1, a.shape[-1])
+    made = _torch.onednn_linear(rows, _packed_weight(b, rows.shape[0], turned=True), None)
+    return made.view(*a.shape[:-1], b.shape[1])
 
 
 @matmul.candidate("float32", devices=["cpu"], when=_why_not_wide, best=_wide_best, differentiable=True)
@@ -368,3 +444,10 @@ def _matmul_in_float32(a: Tensor, b: Tensor) -> Tensor:
 @bmm.candidate("float32", devices=["cpu"], when=_why_not_wide, best=_wide_best, differentiable=True)
 def _bmm_in_float32(a: Tensor, b: Tensor) -> Tensor:
     return torch.bmm(a.float(), b.float()).to(a.dtype)
+
+
+@matmul.candidate(
+    "bfloat16", devices=["cpu"], when=_why_not_bfloat16, best=lambda *_: False, differentiable=True
+)
+def _matmul_in_bfloat16(a: Tensor, b: Tensor) -> Tensor:
+    return torch.matmul(a.bfloat16(), b.bfloat16()).to(a.dtype)

@@ -184,21 +184,25 @@ def adaptive_avg_pool(x: Tensor, output_size: int | Sequence[int]) -> Tensor:
 
 
 @op(
-    check=lambda x, output_size: _check("adaptive_max_pool", x, output_size),
-    examples=lambda device: _images(device, (1,), (7,)),
+    pair="return_indices",
+    check=lambda x, output_size, _: _check("adaptive_max_pool", x, output_size),
+    examples=lambda device: _images(device, (1, False), (7, False)),
     # Level without gradients; with them 0.3 to 0.6 times as fast as torch's.
     vendor_best=lambda *_: True,
 )
-def adaptive_max_pool(x: Tensor, output_size: int | Sequence[int]) -> Tensor:
+def adaptive_max_pool(
+    x: Tensor, output_size: int | Sequence[int], return_indices: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
     """The maxima of as many windows as the output has elements, whatever the size of `x`.
 
     Args:
         x: ``[batch, channels, *axes]`` with one to three axes; without batch, `output_size` is one number for
             each axis.
         output_size: the output's size, one number or one for each axis.
+        return_indices: return the pair of maxima and their flat positions, int64.
 
     Returns:
-        ``[batch, channels, *output_size]``.
+        ``[batch, channels, *output_size]``, or the pair ``(maxima, positions)``.
 
     Raises:
         InputRuntimeError: the sizes do not fit `x`.
@@ -208,4 +212,5 @@ def adaptive_max_pool(x: Tensor, output_size: int | Sequence[int]) -> Tensor:
     >>> adaptive_max_pool(torch.arange(16.0).reshape(1, 1, 4, 4), 1)
     tensor([[[[15.]]]])
     """
-    return _of(_ADAPTIVE_MAX, x, output_size)(x, _whole(output_size))  # type: ignore[no-any-return]
+    pool = _of(_ADAPTIVE_MAX, x, output_size)
+    return pool(x, _whole(output_size), return_indices=return_indices)  # type: ignore[no-any-return]

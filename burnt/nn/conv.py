@@ -83,7 +83,7 @@ class Conv2d(Module, torch.nn.Conv2d):
         weight = self.weight  # once: a parametrization computes it
         recorded = torch.compiler.is_compiling() or not _torch.is_plain_call()
         small = input.numel() * weight.numel() // self.in_channels < _LARGE
-        plain = self.padding_mode == "zeros" and not isinstance(self.padding, str) and not weight.is_complex()
+        plain = self.padding_mode == "zeros" and not weight.is_complex()
         if recorded or small or not plain:
             made: Tensor = self._conv_forward(input, weight, self.bias)
             return made

@@ -63,6 +63,12 @@ class Sample:
         self.args = [self.leaves[i] for i in self.given]
 
     def __call__(self, *args: Any, wide: bool = False) -> list[Any]:
+        first, rest, keywords = self.rebuilt(args, wide)
+        made = self.op(first, *rest, **keywords)
+        return [t for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
+
+    def rebuilt(self, args: Sequence[Any], wide: bool = False) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """What the operator is called with, with other tensors and floats: the first, the rest, by name."""
         leaves = list(self.leaves)
         if wide:
             leaves = [
@@ -70,9 +76,8 @@ class Sample:
             ]
         for i, arg in zip(self.given, args, strict=True):
             leaves[i] = arg
-        first, rest, keywords = pytree.tree_unflatten(leaves, self.spec)
-        made = self.op(first, *rest, **keywords)
-        return [t for t in pytree.tree_leaves(made) if isinstance(t, Tensor)]
+        made: tuple[Any, tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, self.spec)
+        return made
 
     def wants_gradient(self) -> list[bool]:
         return [isinstance(a, Tensor) and a.requires_grad for a in self.args]
@@ -158,31 +163,47 @@ def run(fn: Callable[..., tuple[Tensor, ...]], args: Sequence[Any], wanted: Sequ
     return [None if t is None else t.detach() for t in (*made, *found)]
 
 
-def judge(fn: Together, fused: Callable[..., Any], dtype: torch.dtype, wanted: Sequence[bool]) -> Verdict:
-    """Compare a fused function with eager torch.
+class Measure:
+    """What eager torch gives, beside float64, and how far something else may be from it.
 
-    Raises:
-        Mismatch: naming the result that differs.
+    Args:
+        fn: what is run.
+        dtype: of its floating-point arguments.
+        wanted: for each argument, whether its gradient is.
+        ulp: how many of the largest intermediate are tolerated.
     """
-    eps = torch.finfo(dtype).eps if dtype.is_floating_point else torch.finfo(torch.float32).eps
-    wide_args = [
-        a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in map(_fresh, fn.args)
-    ]
-    wide = functools.partial(fn, wide=True)
-    eager = run(fn, fn.args, wanted)
-    with default_dtype(torch.float64), Watched() as watched:
-        truth = run(wide, wide_args, wanted)
-    nudged = []
-    for seed in range(3):
-        with default_dtype(torch.float64), Watched(2 * eps, seed):
-            nudged.append(run(wide, wide_args, wanted))
-    ours = run(fused, fn.args, wanted)
-    verdict = Verdict()
-    if len(ours) != len(eager):
-        raise Mismatch(f"{len(ours)} results, expected {len(eager)}")
-    for i, (mine, theirs, exact, *others) in enumerate(zip(ours, eager, truth, *nudged, strict=True)):
-        compare(f"result {i}", mine, theirs, exact, others, 4 * eps * watched.largest, verdict)
-    return verdict
+
+    def __init__(
+        self, fn: Sample | Together, dtype: torch.dtype, wanted: Sequence[bool], ulp: float = 4
+    ) -> None:
+        eps = torch.finfo(dtype).eps if dtype.is_floating_point else torch.finfo(torch.float32).eps
+        wide_args = [
+            a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in map(_fresh, fn.args)
+        ]
+        wide = functools.partial(fn, wide=True)
+        self.eager = run(fn, fn.args, wanted)
+        with default_dtype(torch.float64), Watched() as watched:
+            self.truth = run(wide, wide_args, wanted)
+        self.nudged = []
+        for seed in range(3):
+            with default_dtype(torch.float64), Watched(2 * eps, seed):
+                self.nudged.append(run(wide, wide_args, wanted))
+        self.slack = ulp * eps * watched.largest
+
+    def __call__(self, ours: Sequence[Any]) -> Verdict:
+        """Compare results and gradients.
+
+        Raises:
+            Mismatch: naming the result that differs.
+        """
+        verdict = Verdict()
+        if len(ours) != len(self.eager):
+            raise Mismatch(f"{len(ours)} results, expected {len(self.eager)}")
+        for i, (mine, theirs, exact, *others) in enumerate(
+            zip(ours, self.eager, self.truth, *self.nudged, strict=True)
+        ):
+            compare(f"result {i}", mine, theirs, exact, others, self.slack, verdict)
+        return verdict
 
 
 def check(name: str, dtype: torch.dtype, most: int) -> None:
@@ -200,10 +221,11 @@ def check(name: str, dtype: torch.dtype, most: int) -> None:
         fused = Function(together)
         wanted = [want for sample in some for want in sample.wants_gradient()]
         with torch.no_grad():
-            judge(together, fused, dtype, [False] * len(wanted))
+            none = [False] * len(wanted)
+            Measure(together, dtype, none)(run(fused, together.args, none))
             assert fused.why_plain(*map(_fresh, together.args)) is None
         if any(wanted):
-            judge(together, fused, dtype, wanted)
+            Measure(together, dtype, wanted)(run(fused, together.args, wanted))
 
 
 def cases(dtypes: Sequence[torch.dtype]) -> list[Any]:

@@ -282,8 +282,13 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
     ),
     "adaptive_max_pool": (
         kernels.adaptive_max_pool,
-        (randn(2, 3, 11), 4),
-        lambda x, s: F.adaptive_max_pool1d(x, s),
+        (randn(2, 3, 11), 4, False),
+        lambda x, s, _: F.adaptive_max_pool1d(x, s),
+    ),
+    "adaptive_max_pool, positions": (
+        kernels.adaptive_max_pool,
+        (randn(2, 3, 11, 7), (4, 3), True),
+        lambda x, s, _: F.adaptive_max_pool2d(x, s, return_indices=True),
     ),
     "reduce_sum": (
         kernels.reduce_sum,
