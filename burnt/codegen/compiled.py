@@ -77,7 +77,8 @@ class CompiledPlan:
             if isinstance(step, Kernel):
                 made |= step.written
             else:
-                made |= {b: None for b in step.outputs if b is not None}
+                # What no kernel writes, since it has no elements, is given all the same.
+                made |= {b: None for b in (*step.inputs.values(), *step.outputs) if b is not None}
         made |= {o: None for o in self.plan.outputs if isinstance(o, Buffer)}
         buffers = list(dict.fromkeys([*self.plan.inputs, *made]))
         called: set[Buffer | None] = {b for s in self.plan.steps if isinstance(s, Call) for b in s.outputs}
@@ -211,6 +212,9 @@ class CompiledPlan:
             if buffer is not None:
                 if tensor.stride() != buffer.strides:
                     shape, strides, dtype = self.allocation(buffer)
+                    if _lies(tensor, strides):
+                        memory[self.slots[buffer]] = tensor.as_strided(shape, strides)
+                        continue
                     tensor = torch.empty_strided(shape, strides, dtype=dtype, device=self.device).copy_(
                         tensor
                     )
@@ -282,6 +286,12 @@ class _Run:
     allocate: list[tuple[int, _Allocation]]
     given: list[tuple[int | None, Any]] | None = None
     release: list[int] = dataclasses.field(default_factory=list)
+
+
+def _lies(tensor: Tensor, strides: Sequence[int]) -> bool:
+    """Whether a tensor's elements lie as strides say; those of axes that have one element say nothing."""
+    steps = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return not tensor.numel() or all(own == other for size, own, other in steps if size > 1)
 
 
 def _is_whole(value: Any) -> bool:

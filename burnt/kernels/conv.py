@@ -432,7 +432,7 @@ def _check_transposed(
         for size, kernel, step, pad, dilate, more in zip(
             x.shape[-axes:],
             weight.shape[2:],
-            *(_each(sizes, axes) for sizes in (stride, padding, dilation, output_padding)),
+            *(each(sizes, axes) for sizes in (stride, padding, dilation, output_padding)),
             strict=True,
         )
     ]

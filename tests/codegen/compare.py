@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,7 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnt import _torch
 from burnt.codegen.function import Function
-from tests.codegen.programs import DTYPES, SET_ASIDE, Program
+from tests.codegen.drawn import Drawn
+from tests.codegen.programs import DTYPES, SET_ASIDE, Program, program
 
 # Results of these are exact, or a choice among exact values: a nudge would invent an error.
 _EXACT_OPS = """
@@ -93,14 +96,17 @@ def judge(program: Program, fuse: Callable[..., Any], device: str | torch.device
     Raises:
         Mismatch: naming what differs, with the program's source.
     """
-    if program.seed in SET_ASIDE:
+    if program.grammar == "plain" and program.seed in SET_ASIDE:
         return Verdict(1, 1)
     fn, args = program.built()
     wide, wide_args = program.built(wide=True)
     eps = max(torch.finfo(DTYPES[name]).eps for name in program.families) if program.families else 0.0
-    eager = _run(fn, args, program.gradients)
+    torch.manual_seed(program.seed)
+    noise = Drawn(int(torch.empty(1, dtype=torch.int64, device=device).random_()))
+    with noise:
+        eager = _run(fn, args, program.gradients)
     try:
-        with default_dtype(torch.float64), Watched() as watched:
+        with default_dtype(torch.float64), noise.again(), Watched() as watched:
             truth = _run(wide, wide_args, program.gradients)
     except RuntimeError as error:
         if "refer to a single memory location" not in str(error):
@@ -108,10 +114,13 @@ def judge(program: Program, fuse: Callable[..., Any], device: str | torch.device
         return Verdict(1, 1)  # a copy within itself, which torch refuses where it lies densely in memory
     there = [moved(a, device) if isinstance(a, Tensor) else a for a in args]
     made = fuse(fn)
+    torch.manual_seed(program.seed)
     fused = [None if t is None else moved(t, "cpu") for t in _run(made, there, program.gradients)]
     why = made.why_plain(*there) if isinstance(made, Function) else None
     if why is not None and not any(reason in why for reason in _PLAIN):
         raise Mismatch(f"eager torch was compared with itself: {why}\n{program.source}")
+    if why is not None and noise.dtypes:
+        return Verdict(1, 1)  # torch drew numbers of its own
     # For a few ops torch describes other strides than it makes (logaddexp of an expanded tensor).
     try:
         described = _torch.fake_results(fn, args)
@@ -123,7 +132,8 @@ def judge(program: Program, fuse: Callable[..., Any], device: str | torch.device
     def compared(nudges: int) -> Verdict:
         for seed in range(len(nudged), nudges):
             # A nudge that turns 0 into something makes some other class of it, which there may not be.
-            with contextlib.suppress(IndexError), default_dtype(torch.float64), Watched(2 * eps, seed):
+            nudge = Watched(2 * eps, seed)
+            with contextlib.suppress(IndexError), default_dtype(torch.float64), noise.again(), nudge:
                 nudged.append(_run(wide, wide_args, program.gradients))
         verdict = Verdict()
         if len(fused) != len(eager):
@@ -142,6 +152,29 @@ def judge(program: Program, fuse: Callable[..., Any], device: str | torch.device
             return compared(_MORE_NUDGES)
     except Mismatch as error:
         raise Mismatch(f"{error}\n{program.source}") from None
+
+
+def judge_fresh(
+    minutes: float, fuse: Callable[..., Any], suits: Callable[[Program], bool] = lambda made: True
+) -> None:
+    """Judge programs that nobody has seen, for as long; what fails tells its seed and grammar.
+
+    Args:
+        minutes: how long.
+        fuse: as for `judge`.
+        suits: which programs are judged.
+    """
+    end = time.monotonic() + 60 * minutes
+    while time.monotonic() < end:
+        made = program(random.randrange(1 << 20, 1 << 40), random.choice(["plain", "wider"]))
+        if not suits(made):
+            continue
+        try:
+            judge(made, fuse)
+        except Mismatch:
+            raise
+        except Exception as error:
+            raise Mismatch(f"{type(error).__name__}: {error}\n{made.source}") from error
 
 
 def moved(tensor: Tensor, device: str | torch.device) -> Tensor:

@@ -24,10 +24,26 @@ DTYPES = {
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MOST_ELEMENTS = 200_000
+MOST_TERMS = 1_000_000  # that a product may add up
 # Beyond the sizes from which kernels run on several threads, split their folds, and tile their columns.
 LARGE = [
     (3, 40_000), (2, 50, 401), (300, 257), (70_001,), (513, 67), (37_000, 2), (1, 36_000), (2, 3, 96, 97)
 ]  # fmt: skip
+# Where an index does not fit in 32 bits.
+FAR = [
+    (2**31 + 5,), (3, 2**30 + 1), (65_537, 65_539), (2**31 + 11, 1), (7, 2**29), (2, 3, 2**30),
+    (1, 2**32 + 3), (50_000, 3, 20_011), (65_536, 32_771), (2**30 + 7, 4), (5, 11, 2**27), (2**20, 2**13),
+    (2, 2**20, 3, 2**12),
+]  # fmt: skip
+
+
+def large(shape: tuple[int, ...], dtype: torch.dtype, layout: str, seed: int) -> Tensor:
+    """An input without memory, which is laid out as `tensor` does it."""
+    wide = {"sliced": [2 * s + 1 for s in shape], "permuted": list(reversed(shape))}.get(layout, list(shape))
+    if layout == "expanded":
+        wide = [1 if i % 2 == seed % 2 else s for i, s in enumerate(shape)]
+    made = torch.empty(wide, dtype=dtype, device="meta")
+    return laid_out(made, shape, layout)
 
 
 def tensor(shape: tuple[int, ...], dtype: torch.dtype, layout: str, seed: int) -> Tensor:
@@ -49,6 +65,11 @@ def tensor(shape: tuple[int, ...], dtype: torch.dtype, layout: str, seed: int) -
     else:
         low = 0 if dtype == torch.uint8 else -9
         made = torch.randint(low, 10, wide, generator=source).to(dtype)
+    return laid_out(made, shape, layout)
+
+
+def laid_out(made: Tensor, shape: tuple[int, ...], layout: str) -> Tensor:
+    """What was made for a layout, as a view of the shape."""
     if layout == "sliced":
         made = made[tuple(slice(1, None, 2) for _ in shape)]
     elif layout == "permuted":
@@ -71,6 +92,7 @@ class Program:
         results: the names that are returned.
         gradients: whether its floating inputs are to require gradients.
         families: the names of the floating dtypes that occur.
+        grammar: whose program it is: ``"plain"``, ``"wider"`` or ``"far"``.
     """
 
     seed: int
@@ -79,6 +101,7 @@ class Program:
     results: tuple[str, ...]
     gradients: bool
     families: frozenset[str]
+    grammar: str = "plain"
 
     @property
     def source(self) -> str:
@@ -86,7 +109,7 @@ class Program:
         names = [f"x{i}" for i in range(len(self.arguments))]
         made = "\n".join(f"{n} = {text}" for n, text in zip(names, self.arguments, strict=True))
         body = "\n".join(f"    {line}" for line in (*self.lines, f"return {', '.join(self.results)}"))
-        title = f"# seed {self.seed}{', gradients' * self.gradients}"
+        title = f"# seed {self.seed}, {self.grammar}{', gradients' * self.gradients}"
         return f"{title}\n{made}\ndef program({', '.join(names)}):\n{body}\n"
 
     def built(self, *, wide: bool = False) -> tuple[Callable[..., Any], list[Any]]:
@@ -116,7 +139,15 @@ def bumped(x: Tensor) -> Tensor:
 
 
 def _space() -> dict[str, Any]:
-    return {"torch": torch, "F": F, "tensor": tensor, "written": written, "bumped": bumped, **DTYPES}
+    return {
+        "torch": torch,
+        "F": F,
+        "tensor": tensor,
+        "large": large,
+        "written": written,
+        "bumped": bumped,
+        **DTYPES,
+    }
 
 
 def _templates(text: str) -> tuple[str, ...]:
@@ -247,6 +278,22 @@ SCANS = _templates("""
     torch.softmax({a},{d}).cumsum({d}) {a}.cumsum({d}).amax({d}) {a}.flip({d}).cummax({d})[1]
     {a}.cumsum({d}).transpose({d},{e}) {a}.cumsum({d},dtype=f64) {a}.cumsum({d}).select({d},{k})
 """)
+# What the wider grammar has besides: products, and numbers that are drawn.
+PRODUCTS = _templates("""
+    {a}@{a}.mT {a}.mT@{a} {a}@{b} {a}@{b}.mT F.linear({a},{b}) F.relu({a}@{a}.mT+{n})
+    F.gelu(F.linear({a},{b})) F.linear({a},{a}.reshape(-1,{a}.shape[-1]).tanh())
+    torch.softmax({a}@{a}.mT*{n},-1) torch.addmm({c},{a},{b}.mT) torch.bmm({a},{b}.mT)*{n} torch.mv({a},{b})
+    ({a}*{n})@{b}.mT+{c}
+    torch.einsum('...i,...j->...ij',{a},{a}) torch.baddbmm({c},{a},{a}.mT,beta={n}) {a}.sum(-1)@{b}
+    F.layer_norm({a},{a}.shape[-1:])@{a}.mT ({a}@{a}.mT).sum(-1)
+""")
+DRAWS = _templates("""
+    F.dropout({a},0.3) F.dropout({a},0.5)*{b} F.dropout({a}*{n},0.1).tanh() torch.rand_like({a})
+    torch.randn_like({a}) {a}+torch.randn_like({a})*{n} torch.bernoulli(torch.sigmoid({a}))
+    {a}*torch.rand_like({b}) torch.randint_like({a},5) torch.rand_like({a}).sum({d})
+    F.dropout(F.dropout({a},0.2).exp().clamp(max=9),0.5) F.dropout({a}.transpose({d},{e}),0.4)
+    torch.softmax(F.dropout({a},0.2),{d})
+""")
 
 
 # Programs in which torch and we differ for a reason that `judge` does not find.
@@ -256,22 +303,40 @@ SET_ASIDE = {
 }
 
 
-def program(seed: int) -> Program:
-    """The program of a seed; always the same one."""
+def program(seed: int, grammar: str = "plain") -> Program:
+    """The program of a seed; always the same one.
+
+    Args:
+        seed: any number.
+        grammar: ``"plain"``, or ``"wider"``, which has axes without elements, gradients in 16 bits, matrix
+            products and random numbers besides, or ``"far"``, whose tensors have more than 2^31 elements and
+            no memory. Seeds of one mean the same whatever the others have.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("meta" if grammar == "far" else "cpu"):
+        torch.manual_seed(seed)
+        return _program(seed, grammar)
+
+
+def _program(seed: int, grammar: str) -> Program:
+    wider, far = grammar == "wider", grammar == "far"
     chance = random.Random(seed)
     gradients = seed % 3 == 0
-    family = chance.choices(["f32", "f64", "bf16", "f16"], [6, 1, *([0, 0] if gradients else [2, 1])])[0]
-    base = _shape(chance)
+    short = [2, 1] if wider or not gradients else [0, 0]
+    family = chance.choices(["f32", "f64", "bf16", "f16"], [6, 1, *short])[0]
+    base = chance.choice(FAR) if far else _shape(chance)
+    if wider and base and chance.random() < 0.15:
+        axis = chance.randrange(len(base))
+        base = (*base[:axis], 0, *base[axis + 1 :])
     arguments: list[str] = []
     space = _space()
     live: dict[str, Tensor] = {}
     for i in range(chance.randint(1, 4)):
         shape = _broadcast_from(chance, base) if i else base
-        others = [name for name in DTYPES if not (gradients and name in ("bf16", "f16"))]
+        others = [name for name in DTYPES if wider or not (gradients and name in ("bf16", "f16"))]
         dtype = chance.choice(others) if chance.random() < (0.25 if i else 0.08) else family
         layouts = ["plain", "permuted", "sliced", "expanded", "channels_last", "special"]
         layout = chance.choices(layouts, [8, 2, 2, 1, 2, 0.5])[0]
-        arguments.append(f"tensor({shape}, {dtype}, {layout!r}, {seed * 7 + i})")
+        arguments.append(f"{'large' if far else 'tensor'}({shape}, {dtype}, {layout!r}, {seed * 7 + i})")
         live[f"x{i}"] = eval(arguments[-1], space)
     number = ""
     if chance.random() < 0.3:
@@ -285,15 +350,22 @@ def program(seed: int) -> Program:
     for _ in range(300):
         if len(lines) >= length:
             break
-        text = _line(chance, live, number, changing)
+        text = _line(chance, live, number, changing, grammar)
+        if far and _bits_of_floats(text, live):
+            continue  # which torch refuses where there is memory alone
         try:
             made = eval(text, {**space, **live})
+            if wider and not made.numel():
+                # Of what has no elements torch takes more than its own tracing does.
+                eval(text, {**space, **{name: value.to("meta") for name, value in live.items()}})
         except (RuntimeError, TypeError, IndexError, ValueError):
             continue  # torch refuses it: other dtypes or shapes than this op takes
         # torch's own gradient of it has 1/6 in float32.
         if "hardsigmoid" in text and gradients and made.dtype == torch.float64:
             continue
-        if not _useful(made) or (gradients and made.dtype in (torch.bfloat16, torch.float16)):
+        if not (_fits(made) if far else _useful(made, least=0 if wider else 1)):
+            continue
+        if gradients and not wider and made.dtype in (torch.bfloat16, torch.float16):
             continue
         name = f"v{len(lines)}"
         lines.append(f"{name} = {text}")
@@ -301,16 +373,32 @@ def program(seed: int) -> Program:
     body = "\n".join(line.split(" = ", 1)[1] for line in lines)
     unused = [n for n in live if n.startswith("v") and not re.search(rf"\b{n}\b", body)]
     results = tuple(unused[-4:]) + (("x0",) if changing else ())
-    gradients = gradients and _differentiable({**space, **live}, lines, results, len(arguments))
+    gradients = gradients and not far and _differentiable({**space, **live}, lines, results, len(arguments))
     families = frozenset(NAMES[t.dtype] for t in live.values() if t.dtype.is_floating_point)
-    return Program(seed, tuple(arguments), tuple(lines), results, gradients, families)
+    return Program(seed, tuple(arguments), tuple(lines), results, gradients, families, grammar)
 
 
-def _useful(made: Any) -> bool:
+def _bits_of_floats(text: str, live: dict[str, Tensor]) -> bool:
+    named = [live[name] for name in re.findall(r"\b[xv]\d+\b", text) if name in live]
+    return any(op in text for op in ("|", "&", "^", "~", "<<", ">>")) and any(
+        t.dtype.is_floating_point for t in named
+    )
+
+
+def _fits(made: Any) -> bool:
+    """A tensor of a dtype that the gate looks at, which a machine's address space would hold."""
+    return isinstance(made, Tensor) and made.dtype in NAMES and 0 < made.numel() < 1 << 40
+
+
+def _useful(made: Any, least: int) -> bool:
     """A tensor of a dtype and size that the gate looks at, with values that do not drown one another."""
-    if not isinstance(made, Tensor) or made.dtype not in NAMES or not 0 < made.numel() <= MOST_ELEMENTS:
+    if not isinstance(made, Tensor) or made.dtype not in NAMES or not least <= made.numel() <= MOST_ELEMENTS:
         return False
-    return not made.dtype.is_floating_point or float(made.abs().nan_to_num(0, 0, 0).max()) < 1e5
+    return (
+        not made.numel()
+        or not made.dtype.is_floating_point
+        or float(made.abs().nan_to_num(0, 0, 0).max()) < 1e5
+    )
 
 
 def _differentiable(space: dict[str, Any], lines: list[str], results: tuple[str, ...], count: int) -> bool:
@@ -349,7 +437,7 @@ def _broadcast_from(chance: random.Random, base: tuple[int, ...]) -> tuple[int, 
     return tuple(shape[chance.randint(0, len(shape)) :] if kind < 0.75 else shape)
 
 
-def _line(chance: random.Random, live: dict[str, Tensor], number: str, changing: bool) -> str:
+def _line(chance: random.Random, live: dict[str, Tensor], number: str, changing: bool, grammar: str) -> str:
     names = list(live)
 
     def pick() -> str:
@@ -362,7 +450,10 @@ def _line(chance: random.Random, live: dict[str, Tensor], number: str, changing:
     whole = not value.dtype.is_floating_point and value.dtype != torch.bool
     groups = [unary, ANY_UNARY, BINARY, VIEWS, NESTED, REDUCTIONS, GATHERS, CHANGES, INTEGERS, ARGUMENTS]
     weights = [4, 2, 4, 3, 1.5, 3, 2, 1, 4 if whole else 0, 1 if changing else 0]
-    template = chance.choice(chance.choices([*groups, WINDOWS, SCANS], [*weights, 1.5, 1])[0])
+    more, their_weights = [WINDOWS, SCANS], [1.5, 1.0]
+    if grammar == "wider":
+        more, their_weights = [*more, PRODUCTS, DRAWS], [*their_weights, 3, 3]
+    template = chance.choice(chance.choices([*groups, *more], [*weights, *their_weights])[0])
     size = chance.randint(1, 5)
     axes = list(range(rank))
     order = chance.sample(axes, rank)
@@ -372,6 +463,12 @@ def _line(chance: random.Random, live: dict[str, Tensor], number: str, changing:
         template = "{a}.abs()"  # a tensor for each of so many parts is too much for torch as well
     total = value.numel()
     factor = next((f for f in (chance.choice([2, 3, 5, 7, 4]), 2, 3, 1) if total % f == 0), 1)
+    if grammar == "far" and any(made in template for made in ("adaptive", "torch.tensor", "torch.arange")):
+        template = "{a}.abs()"  # adaptive windows are of any size, and are written out; constants have memory
+    if template in DRAWS and not value.dtype.is_floating_point:
+        template = "{a}.abs()"
+    if template in PRODUCTS and max(t.numel() * max(t.shape, default=1) for t in live.values()) > MOST_TERMS:
+        template = "{a}.abs()"
     count = number if number and chance.random() < 0.5 else str(round(chance.uniform(-2, 2), 1))
     other = order[-1] if rank else 0
     keep = chance.choice(["", ",keepdim=True"])

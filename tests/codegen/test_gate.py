@@ -1,24 +1,25 @@
 """The equivalence gate: random programs, fused, do what eager torch does.
 
-`BURNT_FUZZ_MINUTES=10` goes on with fresh seeds for as long. What was wrong with a seed that failed becomes
-an entry of `REGRESSIONS`, as a program of its own: seeds mean other programs once the grammar changes.
+Here as C; `test_print_metal.py` and `triton/interpreted/test_gate.py` have the same for the other printers,
+`test_far.py` programs of tensors too large to be run. `BURNT_FUZZ_MINUTES=10` goes on with fresh seeds for as
+long. What was wrong with a seed that failed becomes an entry of `REGRESSIONS`, as a program of its own: seeds
+mean other programs once the grammar changes.
 """
 
 from __future__ import annotations
 
 import os
-import random
-import time
 
 import pytest
 
 from burnt.codegen import fuse
 from burnt.codegen.compiler import find_compiler
-from tests.codegen.compare import Mismatch, judge
+from tests.codegen.compare import Mismatch, judge, judge_fresh
 from tests.codegen.programs import Program, program
 
 PER_TEST = 25
 DEFAULT, FULL = 300, 3000
+WIDER, WIDER_FULL = 50, 1000
 # Which share of a program's elements may be close to a comparison, a rounding step or a tie, on average.
 MOST_ASIDE = 0.1
 
@@ -119,6 +120,30 @@ REGRESSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], 
         ("v0",),
         True,
     ),
+    "a factor without elements": (
+        ("tensor((3, 0, 6), f32, 'plain', 1)",),
+        ("v0 = torch.expm1(x0)", "v1 = v0.mT @ v0"),
+        ("v1",),
+        False,
+    ),
+    "a factor that is one row, again and again": (
+        ("tensor((1, 13, 5), f32, 'expanded', 1)",),
+        ("v0 = x0 @ x0.mT", "v1 = v0 - v0.mean(-1, keepdim=True)"),
+        ("v1",),
+        False,
+    ),
+    "a roll of what has no elements": (
+        ("tensor((0,), f32, 'plain', 1)",),
+        ("v0 = F.pad(x0.roll(1, 0) * 2, (0, 1))",),
+        ("v0",),
+        False,
+    ),
+    "a softmax of integers that are not there": (
+        ("tensor((0,), i64, 'plain', 1)",),
+        ("v0 = torch.softmax(x0, -1).repeat(2) // 3",),
+        ("v0",),
+        False,
+    ),
     "a sum of many equal numbers": (
         ("tensor((12_090,), f32, 'plain', 1)",),
         ("v0 = (x0 * 0 + 0.2).sum()", "v1 = (x0 * 0 + 0.2).reshape(13, 930).sum(0)"),
@@ -134,10 +159,17 @@ pytestmark = [
 ]
 
 
-def run(seeds: range) -> None:
-    verdicts = [judge(program(seed), fuse) for seed in seeds]
+def run(seeds: range, grammar: str = "plain") -> None:
+    verdicts = [judge(program(seed, grammar), fuse) for seed in seeds]
     share = sum(v.aside / max(v.elements, 1) for v in verdicts) / len(verdicts)
     assert share <= MOST_ASIDE, f"{share:.0%} of what the programs make was set aside"
+
+
+def regression(name: str) -> Program:
+    """The program in which something went wrong once."""
+    arguments, lines, results, gradients = REGRESSIONS[name]
+    families = frozenset({"f16"} if "f16" in arguments[0] else {"f32"})
+    return Program(0, arguments, lines, results, gradients, families)
 
 
 @pytest.mark.parametrize("first", range(0, DEFAULT, PER_TEST))
@@ -151,25 +183,43 @@ def test_more_random_programs(first: int) -> None:
     run(range(first, first + PER_TEST))
 
 
+@pytest.mark.parametrize("first", range(0, WIDER, PER_TEST))
+def test_programs_of_the_wider_grammar(first: int) -> None:
+    """Without elements, with products, random numbers and gradients in 16 bits."""
+    run(range(first, first + PER_TEST), "wider")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(WIDER, WIDER_FULL, PER_TEST))
+def test_more_programs_of_the_wider_grammar(first: int) -> None:
+    run(range(first, first + PER_TEST), "wider")
+
+
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_what_went_wrong_once(name: str) -> None:
-    arguments, lines, results, gradients = REGRESSIONS[name]
-    families = frozenset({"f16"} if "f16" in arguments[0] else {"f32"})
-    judge(Program(0, arguments, lines, results, gradients, families), fuse)
+    judge(regression(name), fuse)
 
 
 if "BURNT_FUZZ_MINUTES" in os.environ:
 
     @pytest.mark.timeout(0)
     def test_fresh_programs() -> None:
-        end = time.monotonic() + 60 * float(os.environ["BURNT_FUZZ_MINUTES"])
-        while time.monotonic() < end:
-            judge(program(random.randrange(FULL, 1 << 40)), fuse)
+        judge_fresh(float(os.environ["BURNT_FUZZ_MINUTES"]), fuse)
 
 
 def test_a_seed_means_one_program() -> None:
-    assert program(5) == program(5)
-    assert program(5).source != program(6).source
+    for grammar in ("plain", "wider", "far"):
+        assert program(5, grammar) == program(5, grammar)
+        assert program(5, grammar).source != program(6, grammar).source
+
+
+def test_what_the_grammars_have() -> None:
+    """Each thing that the wider grammar is for turns up in as many programs as a change is tested with."""
+    made = [program(seed, "wider") for seed in range(WIDER)]
+    texts = [p.source for p in made]
+    assert any(p.gradients and p.families & {"bf16", "f16"} for p in made)
+    for part in ("@", "F.linear", "F.dropout", "torch.rand", "(0,"):
+        assert any(part in text for text in texts), part
 
 
 @pytest.mark.parametrize(

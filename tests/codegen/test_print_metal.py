@@ -20,10 +20,10 @@ from burnt.codegen.print_metal import print_kernel
 from burnt.codegen.schedule import Call
 from burnt.codegen.sizes import plain
 from burnt.errors import InputIndexError
-from tests.codegen.compare import judge
+from tests.codegen.compare import judge, judge_fresh
 from tests.codegen.metal import shim
 from tests.codegen.metal.shim import METAL_SHIM
-from tests.codegen.programs import program
+from tests.codegen.programs import Program, program
 from tests.codegen.test_fusion import (
     ACTIVATIONS,
     BINARY,
@@ -35,6 +35,7 @@ from tests.codegen.test_fusion import (
     rotary,
     swiglu,
 )
+from tests.codegen.test_gate import REGRESSIONS, regression
 from tests.codegen.test_gathers import LOOK_UPS, ROWS, X
 from tests.codegen.test_prelude import UNARY_ULP
 
@@ -254,11 +255,13 @@ def test_loops_that_one_step_nests_in_another_order_stay_as_they_are() -> None:
 # --- programs ---------------------------------------------------------------------------------------------
 
 
-def run(seeds: range) -> None:
-    for seed in seeds:
-        made = program(seed)
-        if "f64" not in made.source:
-            judge(made, metal)
+def suits(made: Program) -> bool:
+    return "f64" not in made.source
+
+
+def run(seeds: range, grammar: str = "plain") -> None:
+    for made in filter(suits, (program(seed, grammar) for seed in seeds)):
+        judge(made, metal)
 
 
 @pytest.mark.parametrize("first", range(0, 16, 8))
@@ -267,9 +270,33 @@ def test_random_programs(first: int) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("first", range(16, 1500, 14))
+@pytest.mark.parametrize("first", range(16, 3000, 14))
 def test_more_random_programs(first: int) -> None:
     run(range(first, first + 14))
+
+
+def test_programs_of_the_wider_grammar() -> None:
+    run(range(7), "wider")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(7, 700, 14))
+def test_more_programs_of_the_wider_grammar(first: int) -> None:
+    run(range(first, first + 14), "wider")
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_what_went_wrong_once(name: str) -> None:
+    made = regression(name)
+    if suits(made):
+        judge(made, metal)
+
+
+if "BURNT_FUZZ_MINUTES" in os.environ:
+
+    @pytest.mark.timeout(0)
+    def test_fresh_programs() -> None:
+        judge_fresh(float(os.environ["BURNT_FUZZ_MINUTES"]), metal, suits)
 
 
 @pytest.mark.parametrize("name", LOOK_UPS)

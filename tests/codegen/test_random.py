@@ -16,6 +16,7 @@ from burnt.codegen import fuse
 from burnt.codegen.compiler import find_compiler
 from burnt.codegen.ir import Kernel
 from burnt.codegen.schedule import Call
+from tests.codegen.drawn import words
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
 
@@ -34,24 +35,6 @@ def planned(fn: Callable[..., Any], *args: Any) -> Any:
 def correlation(a: Tensor, b: Tensor) -> float:
     a, b = a.double() - a.double().mean(), b.double() - b.double().mean()
     return float((a * b).mean() / (a.std() * b.std())) * math.sqrt(a.numel())  # in standard deviations
-
-
-def words(seed: int, stream: int, count: int, first: int = 0) -> np.ndarray:
-    """The words of a stream from one on, by the definition of Philox4x32-10."""
-    i = np.arange(first, first + count, dtype=np.uint64)
-    x = [
-        (i // 4) & 0xFFFFFFFF,
-        (i // 4) >> np.uint64(32),
-        np.full(count, stream, np.uint64),
-        np.zeros(count, np.uint64),
-    ]
-    key = [seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF]
-    for _ in range(10):
-        a, b = x[0] * np.uint64(0xD2511F53), x[2] * np.uint64(0xCD9E8D57)
-        low, high = np.uint64(0xFFFFFFFF), np.uint64(32)
-        x = [(b >> high) ^ x[1] ^ np.uint64(key[0]), b & low, (a >> high) ^ x[3] ^ np.uint64(key[1]), a & low]
-        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    return np.choose((i % 4).astype(np.int64), x).astype(np.uint64)
 
 
 # --- the stream -------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -40,7 +41,8 @@ def const(value: Any, dtype: torch.dtype) -> Expr:
         value = bool(value)
     else:
         bits = torch.iinfo(dtype).bits
-        value = int(value) % (1 << bits)
+        # torch refuses what is not finite where there is an element (a softmax of integers has it for none).
+        value = int(value) % (1 << bits) if math.isfinite(value) else 0
         value -= (value >> (bits - 1)) << bits if dtype.is_signed else 0
     return Expr.make("const", (), dtype, value)
 

@@ -383,7 +383,7 @@ def _roll(meta: torch.Tensor, x: Value, by: Sequence[int], axes: Sequence[int] =
 
     def at(index: Index) -> Expr:
         parts = [
-            (ix - shift % size) % size if shift % size else ix
+            (ix - shift % size) % size if size and shift % size else ix
             for ix, shift, size in zip(index, shifts, x.shape, strict=True)
         ]
         return x.at(tuple(parts))

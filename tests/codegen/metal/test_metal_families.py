@@ -12,6 +12,7 @@ from torch import Tensor
 from burnt import kernels
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
+from burnt.codegen.target import Target
 from burnt.kernels.op import Op
 from tests.codegen.metal import shim
 from tests.codegen.metal.shim import METAL_SHIM
@@ -127,11 +128,11 @@ def run(fn: Callable[..., Any], args: Sequence[Tensor]) -> list[Tensor]:
     return [t.detach() for t in (*results, *grads)]
 
 
-def check(name: str, dtype: torch.dtype) -> None:
+def check(name: str, dtype: torch.dtype, target: Target = METAL_SHIM) -> None:
     op, args = FAMILIES[name]
     fn = Reference(op, args)
     given = [a.to(dtype) if a.is_floating_point() else a for a in args if isinstance(a, Tensor)]
-    fused = Function(fn, target=METAL_SHIM)
+    fused = Function(fn, target=target)
     truth = run(fn, [a.double() if a.is_floating_point() else a for a in given])
     eager, ours = run(fn, given), run(fused, given)
     eps = torch.finfo(dtype).eps

@@ -11,9 +11,9 @@ from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer, Expr, Ix, Kernel, Store, Var, index, load
 from burnt.codegen.schedule import Call
 from burnt.codegen.target import C
+from tests.codegen.drawn import words
 from tests.codegen.metal import shim
 from tests.codegen.metal.shim import METAL_SHIM
-from tests.codegen.test_random import words
 
 pytestmark = pytest.mark.skipif(shim.COMPILER is None, reason="no C++ compiler here to run Metal with")
 

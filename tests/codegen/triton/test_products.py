@@ -19,7 +19,7 @@ from burnt.codegen.print_triton import form_of, print_kernel
 from burnt.codegen.product_blocks import ProductConfig, ProductForm
 from burnt.codegen.target import are_blocks
 from burnt.codegen.triton_blocks import Limits
-from burnt.codegen.triton_compile import jobs_of
+from burnt.codegen.triton_compile import Pool, jobs_of
 from tests.codegen.triton.ahead import SHARED, TARGETS, compiled, planned
 
 H200 = Limits(132, shared=227 << 10)
@@ -105,7 +105,19 @@ EVERY = [
 
 @pytest.mark.parametrize(("name", "target"), EVERY)
 def test_compiled_ahead(name: str, target: str, tmp_path: Path) -> None:
+    fits_and_multiplies(name, torch.bfloat16, target, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_ahead_in_float16(name: str, target: str, tmp_path: Path) -> None:
+    fits_and_multiplies(name, torch.float16, target, tmp_path)
+
+
+def fits_and_multiplies(name: str, dtype: torch.dtype, target: str, tmp_path: Path) -> None:
     fn, args = CASES[name]
+    args = tuple(a.to(dtype) for a in args)
     kernels = [k for k in planned(fn, *args, products=True) if k.product is not None]
     assert len(kernels) == 1
     (kernel,) = kernels
@@ -147,6 +159,28 @@ def test_programs_that_make_several_tiles(name: str, target: str, tmp_path: Path
     assert found.shared <= SHARED[target]
     assert found.spilled <= 16, f"{found.registers} registers and {found.spilled} bytes of others: {config}"
     assert UNITS[target] in found.assembly
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_every_block_size_that_is_offered(target: str, dtype: torch.dtype) -> None:
+    """Compiled as the tuner does it, by a pool of processes, with whatever that device has units for."""
+    fn, args = CASES["gelu"]
+    (kernel,) = (k for k in planned(fn, *(a.to(dtype) for a in args), products=True) if k.product is not None)
+    rocm = target.startswith("gfx")
+    machine = TARGETS[target]
+    limits = Limits(132, lanes=machine.warp_size, shared=SHARED[target], rocm=rocm, copies=not rocm)
+    offered = variants(form_of(kernel), limits)
+    pool = Pool((machine.backend, machine.arch, machine.warp_size), workers=2)
+    try:
+        found = {str(config): pool.submit(jobs_of(kernel, config)) for config in offered}
+        failed = {name: future.exception() for name, future in found.items()}
+    finally:
+        pool.close()
+    assert len(found) > 5
+    assert not {name: str(error) for name, error in failed.items() if error is not None}
 
 
 COPYING = [

@@ -25,14 +25,35 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_families_stay_inside() -> None:
+INSIDE = (
+    "gelu", "softmax", "layer_norm", "transposed", "padded", "columns", "rope", "gelu, backward",
+    "softmax, backward", "layer_norm, backward", "max_pool, backward", "linear and gelu, backward",
+)  # fmt: skip
+# What the sanitizer cannot run or cannot see, and says so; the interpreter's tests and the GPU's have these.
+GIVEN_UP = {
+    "few rows": "Concretize for op idiv",
+    "linear and gelu": "functions that a kernel is given",
+    "convolution": "functions that a kernel is given",
+    "attention": "input and other must have equal ranks",
+    "lstm": "unsupported operand type(s)",
+    "optimizer step": "'SymbolicExprDataWrapper' object has no attribute 'view'",
+    "embedding, backward": "Unsupported const value type",
+}
+
+
+def test_kernels_stay_inside() -> None:
     done = run()
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    for name in ("gelu", "softmax", "layer_norm", "transposed", "padded", "columns", "rope"):
-        assert f"{name}: nothing outside" in done.stdout, done.stdout
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    for name in INSIDE:
+        assert said[name] == "nothing outside", done.stdout
+    for name, why in GIVEN_UP.items():
+        assert why in said[name], done.stdout
+    assert {*INSIDE, *GIVEN_UP} == set(said)
 
 
-def test_a_missing_mask_is_found() -> None:
-    done = run("--broken")
+@pytest.mark.parametrize("name", ["gelu", "softmax", "layer_norm, backward", "linear and gelu, backward"])
+def test_a_missing_mask_is_found(name: str) -> None:
+    done = run("--broken", name)
     assert done.returncode != 0
     assert "ILLEGAL MEMORY ACCESS" in done.stdout

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
 
 import pytest
 import torch
@@ -14,9 +15,10 @@ from burnt.codegen.function import Function
 from burnt.codegen.target import TRITON, Target
 from burnt.codegen.triton_blocks import Config, Form, pick
 from burnt.codegen.triton_launch import build
-from tests.codegen.compare import judge
-from tests.codegen.programs import Program, program
-from tests.codegen.test_gate import REGRESSIONS
+from tests.codegen.compare import judge, judge_fresh
+from tests.codegen.programs import program
+from tests.codegen.test_gate import REGRESSIONS, regression
+from tests.codegen.triton.products import always
 
 PER_TEST = 10
 DEFAULT, FULL = 40, 1200
@@ -41,14 +43,19 @@ def chosen(*configs: Config):  # type: ignore[no-untyped-def]
     return dataclasses.replace(TRITON, build=functools.partial(build, choose=choose))
 
 
-def run(seeds: range, target: Target = TRITON) -> None:
+def run(seeds: range, target: Target = TRITON, grammar: str = "plain") -> None:
     for seed in seeds:
-        judge(program(seed), functools.partial(Function, target=target))
+        judge(program(seed, grammar), functools.partial(Function, target=target))
 
 
 @pytest.mark.parametrize("first", range(0, DEFAULT, PER_TEST))
 def test_random_programs(first: int) -> None:
     run(range(first, first + PER_TEST))
+
+
+def test_programs_of_the_wider_grammar() -> None:
+    """Without elements, with random numbers, gradients in 16 bits, and products that all are kernels."""
+    run(range(10, 20), always(), "wider")
 
 
 @pytest.mark.parametrize(
@@ -73,6 +80,12 @@ def test_more_random_programs(first: int) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("first", range(20, 620, PER_TEST))
+def test_more_programs_of_the_wider_grammar(first: int) -> None:
+    run(range(first, first + PER_TEST), always(), "wider")
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("first", range(FULL, 2 * FULL, PER_TEST))
 def test_more_random_programs_with_other_block_sizes(first: int) -> None:
     run(range(first, first + PER_TEST), chosen(Config(2, 4, chunks=2), Config(4, 8), Config(1, 16, chunks=4)))
@@ -80,9 +93,14 @@ def test_more_random_programs_with_other_block_sizes(first: int) -> None:
 
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_what_went_wrong_once(name: str) -> None:
-    arguments, lines, results, gradients = REGRESSIONS[name]
-    families = frozenset({"f16"} if "f16" in arguments[0] else {"f32"})
-    judge(Program(0, arguments, lines, results, gradients, families), fuse)
+    judge(regression(name), fuse)
+
+
+if "BURNT_FUZZ_MINUTES" in os.environ:
+
+    @pytest.mark.timeout(0)
+    def test_fresh_programs() -> None:
+        judge_fresh(float(os.environ["BURNT_FUZZ_MINUTES"]), functools.partial(Function, target=always()))
 
 
 def test_a_part_of_a_fold_that_reads_nothing() -> None:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from burnt.kernels import optimizer, optimizer_triton, stepping
+from burnt.kernels import muon, optimizer, optimizer_triton, stepping
 from burnt.kernels.optimizer_triton import DevicePasses
 
 SHAPES = [(0,), (1,), (7,), (31, 17), (1027,), (3, 0)]
@@ -128,3 +128,75 @@ def test_dtypes_are_mixed_and_tensors_begin_anywhere(triton):
     for theirs, ours in zip(kept[0][0], kept[1][0], strict=True):
         assert torch.equal(ours, theirs)
     torch.testing.assert_close(kept[0][1], kept[1][1])
+
+
+MATRICES = [(1, 1), (7, 3), (16, 40), (0, 5), (61, 61)]
+MUON = [
+    {"momentum": 0.95, "weight_decay": 0.1, "nesterov": True},
+    {"momentum": 0.3, "weight_decay": 0.0, "nesterov": False},
+    {"momentum": 0.0, "weight_decay": 0.5, "nesterov": True, "adjust_lr_fn": "match_rms_adamw"},
+]
+
+
+def matrices(dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in MATRICES]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("options", MUON, ids=lambda options: f"momentum {options['momentum']}")
+def test_muon_by_its_definition(triton, monkeypatch, dtype, options):
+    """Both of its kernels; the iteration between them is one for all devices, and left out here."""
+    triton(True)
+    monkeypatch.setattr(muon, "orthogonalized", lambda update, *_: update)
+    lr, averaging = 0.05, 0.9
+    p, m, e = (matrices(dtype, seed) for seed in (0, 1, 2))
+    kept = options["momentum"]
+    for turn, limits in enumerate(LIMITS):
+        g = matrices(dtype, 10 + turn)
+        exact = [[t.double() for t in tensors] for tensors in (p, g, m, e)]
+        averaged = turn % 2 == 1
+        made = muon.muon_step(
+            p, g, m, lr=lr, ema=e if averaged else None, ema_decay=averaging, candidate="burnt", **options,
+            **limits,
+        )  # fmt: skip
+        assert not made.skipped
+        factor = 1 / limits.get("grad_scale", 1.0)
+        norm = math.sqrt(sum(float(t.square().sum()) for t in exact[1])) * factor
+        if "max_norm" in limits:
+            factor *= min(1.0, limits["max_norm"] / (norm + 1e-6))
+            torch.testing.assert_close(float(made.norm), norm, rtol=1e-3, atol=0)
+        for i, (x, gradient, mean, average) in enumerate(zip(*exact, strict=True)):
+            rows, columns = x.shape
+            mean = kept * mean + (1 - kept) * gradient * factor
+            update = kept * mean + (1 - kept) * gradient * factor if options["nesterov"] else mean
+            rate = lr * math.sqrt(max(1.0, rows / columns))
+            if "adjust_lr_fn" in options:
+                rate = lr * 0.2 * math.sqrt(max(rows, columns))
+            x = x * (1 - lr * options["weight_decay"]) - rate * update
+            same([m[i], p[i]], [mean, x], dtype)
+            same([e[i]], [averaging * average + (1 - averaging) * x if averaged else average], dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_muon_beside_the_passes_of_a_cpu(triton, dtype):
+    kept = []
+    for on in (False, True):
+        triton(on)
+        p, m, e = (matrices(dtype, seed) for seed in (0, 1, 2))
+        for turn, limits in enumerate(LIMITS):
+            muon.muon_step(p, matrices(dtype, 10 + turn), m, lr=0.05, ema=e, candidate="burnt", **limits)
+        kept.append((p, m, e))
+    for theirs, ours in zip(*kept, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            # The iteration is in bfloat16, whose steps one of the updates may have crossed.
+            torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
+
+
+def test_muon_comes_to_nothing_where_a_gradient_is_not_finite(triton):
+    triton(True)
+    p, g, m = (matrices(torch.float32, seed) for seed in (0, 1, 2))
+    g[2][3, 30] = math.nan
+    before = [t.clone() for t in (*p, *m)]
+    assert muon.muon_step(p, g, m, lr=0.1, grad_scale=8.0, candidate="burnt").skipped
+    assert all(torch.equal(a, b) for a, b in zip((*p, *m), before, strict=True))

@@ -15,6 +15,8 @@ from burnt.codegen.function import Function
 from burnt.codegen.precision import multiplying
 from burnt.codegen.product_blocks import ProductConfig
 from burnt.codegen.target import TRITON, Target
+from tests.codegen.compare import Verdict, compare
+from tests.codegen.drawn import Drawn
 from tests.codegen.triton.products import agree, always, runs_alike
 
 pytestmark = pytest.mark.timeout(900)
@@ -281,3 +283,67 @@ def test_what_is_torchs_own() -> None:
         steps = explain(Function(fn, target=TRITON), a, b, timed=False).steps
         assert [s.kind for s in steps] == kinds
         assert why in next(s.why for s in steps if s.kind in ("vendor", "matmul"))
+
+
+def dropped(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.dropout(F.linear(x, w, b), 0.3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("text", ["16x32x16 w4 s2", "32x16x16 w4 s2 k2", "16x16x16 w4 s2 p3"])
+def test_dropout_of_a_product(text: str, dtype: torch.dtype) -> None:
+    """One kernel, whose mask is that of the seed whatever the tiles, in the backward as well."""
+    source = torch.Generator().manual_seed(7)
+    args = [(torch.randn(s, generator=source) / s[-1] ** 0.5).to(dtype) for s in ((37, 50), (33, 50), (33,))]
+    made = Function(dropped, target=always(ProductConfig.of(text)))
+    with torch.no_grad():
+        assert [s.kind for s in explain(made, *args, timed=False).steps] == ["matmul"]
+    torch.manual_seed(5)
+    drawn = Drawn(int(torch.empty(1, dtype=torch.int64).random_()))
+
+    def run(fn: Callable[..., Tensor], dtype: torch.dtype) -> list[Tensor]:
+        given = [a.to(dtype).requires_grad_() for a in args]
+        result = fn(*given)
+        pull = (torch.arange(result.numel()) % 7 - 2.5).div(4).view(result.shape).to(dtype)
+        return [result.detach(), *torch.autograd.grad(result, given, pull)]
+
+    torch.manual_seed(5)
+    ours = run(made, dtype)
+    with drawn:
+        eager = run(dropped, dtype)
+    with drawn.again():
+        exact = run(dropped, torch.float64)
+    assert torch.equal(ours[0] == 0, exact[0] == 0)
+    assert 0.25 < float((ours[0] == 0).float().mean()) < 0.35
+    for i, (found, theirs, right) in enumerate(zip(ours, eager, exact, strict=True)):
+        slack = 4 * torch.finfo(dtype).eps * max(float(right.abs().max()), 1.0)
+        compare(f"dropout {i}", found, theirs, right, [], slack, Verdict())
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("bias and gelu", torch.float32),
+        *(
+            pytest.param(name, dtype, marks=pytest.mark.full)
+            for name in ("plain", "batches", "read in three ways")
+            for dtype in (torch.float32, torch.bfloat16)
+        ),
+    ],
+)
+def test_terms_in_parts_add_up_to_the_same_each_time(name: str, dtype: torch.dtype) -> None:
+    """The parts are added in their order: no bit depends on which program is done first."""
+    fn, shapes, *_ = CASES[name]
+    source = torch.Generator().manual_seed(7)
+    args = [torch.randn(s, generator=source).to(dtype).requires_grad_() for s in shapes]
+    runs = []
+    for _ in range(2):
+        function = Function(fn, target=always(ProductConfig.of("32x32x16 w4 s2 k3")))
+        made = function(*args)
+        made = made if isinstance(made, tuple) else (made,)
+        grads = torch.autograd.grad([m.float().sin().sum() for m in made], args)
+        runs.append([*made, *grads])
+        texts = explain(function, *args, timed=False).texts.values()
+        assert any("_part0" in text for text in texts)
+        assert not any("atomic" in text for text in texts)
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))

@@ -1,0 +1,183 @@
+"""Programs whose indices pass 2^31, of tensors without memory: scheduled and printed, and never run.
+
+Every index of every kernel is worked out at the corners of its loops, by Python's integers. Where a number
+turns up on the way that 32 bits do not hold, the kernel's text has to compute with 64.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from torch import Tensor
+
+from burnt.codegen import toolchain
+from burnt.codegen.block_sizes import pick
+from burnt.codegen.compiler import find_compiler
+from burnt.codegen.function import Function, Planned
+from burnt.codegen.ir import Buffer, Ix, Kernel, Split, Store, Var, places, walk
+from burnt.codegen.print_c import print_kernels
+from burnt.codegen.print_metal import print_kernel as print_metal
+from burnt.codegen.sizes import plain
+from burnt.codegen.target import METAL, TRITON, Built, C, Target
+from burnt.errors import UnsupportedError
+from tests.codegen.programs import program
+
+DEFAULT, FULL, PER_TEST = 10, 300, 10
+TARGETS = {target.name: target for target in (C, TRITON, METAL)}
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch's remarks on what programs do
+
+
+def planned(seed: int, target: Target) -> tuple[list[Kernel], Sequence[Buffer], Sequence[int]]:
+    """The kernels of a program, the buffers and the numbers that they take."""
+    found: list[tuple[list[Kernel], Sequence[Buffer], Sequence[int]]] = []
+
+    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+        found.append((list(kernels), buffers, numbers))
+        return Built("", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels})
+
+    fn, args = program(seed, "far").built()
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    target = dataclasses.replace(target, build=build, missing=lambda: None)
+    # Not by a call: of a device that nothing runs on, no signature is made.
+    made: Planned = Function(fn, target=target)._made(args, tensors, [])
+    if made.plain is not None and "cannot be traced" not in made.plain:
+        assert any(known in made.plain for known in KNOWN), f"{made.plain}\n{program(seed, 'far').source}"
+    return found[0] if found else ([], [], [])
+
+
+# Why a program may be run as the plain function that it is.
+KNOWN = ("returns a view of an argument that it changes", "elements share memory")
+
+
+def corners(loops: Sequence[Var]) -> Iterator[dict[Var, int]]:
+    """The ends of all loops, or of as many as there is time for."""
+    for ends in itertools.islice(itertools.product(*[(v.extent - 1, 0) for v in loops]), 256):
+        yield dict(zip(loops, ends, strict=True))
+
+
+def worked_out(place: Ix, at: dict[Var, int], seen: list[int]) -> int:
+    """An index; `seen` gets every number on the way."""
+    total = place.const
+    for atom, factor in place.terms.items():
+        if isinstance(atom, Split):
+            inner = worked_out(atom.inner, at, seen)
+            value = inner // atom.by if atom.kind == "/" else inner % atom.by
+        elif isinstance(atom, Var):
+            value = at[atom]
+        else:
+            value = 0  # looked up
+        total += factor * value
+        seen += [value, factor * value, total]
+    return total
+
+
+def farthest(kernel: Kernel) -> int:
+    """The largest number that turns up while indices are computed, and how many turns its loops have."""
+    most = 0
+    for step in kernel.steps:
+        loops = (*kernel.outer, *step.inner)
+        most = max(most, math.prod(v.extent for v in kernel.outer), math.prod(v.extent for v in step.inner))
+        indices = [
+            ix for e in walk([step.value if isinstance(step, Store) else step.body]) for ix in places(e)
+        ]
+        indices += [step.place] if isinstance(step, Store) else []
+        for index in dict.fromkeys(indices):
+            own = [v for v in loops if v in index.variables()]
+            if index.variables() - set(own):
+                continue
+            for at in corners(own):
+                seen: list[int] = []
+                worked_out(index, at, seen)
+                most = max([most, *map(abs, seen)])
+    return most
+
+
+def check_c(kernels: list[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int], folder: Path) -> None:
+    text = plain(print_kernels(kernels, buffers, numbers))
+    assert not re.search(
+        r"\b(int|int32_t|uint32_t|unsigned|long) (i\d+|block|end|next|tile|chunk|turn)\b", text
+    )
+    compiler = find_compiler()
+    if compiler is not None:  # which knows where a constant does not fit
+        file = folder / "kernels.c"
+        file.write_text(toolchain.PREAMBLE + text)
+        command = [
+            compiler.path,
+            "-std=gnu11",
+            "-fsyntax-only",
+            "-fopenmp",
+            "-Werror=overflow",
+            "-w",
+            str(file),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:3000]
+
+
+def check_triton(kernels: list[Kernel], *_: object) -> None:
+    from burnt.codegen.print_triton import form_of, print_kernel
+
+    for kernel in kernels:
+        made = print_kernel(kernel, pick(form_of(kernel)))
+        assert all(f.programs < 2**31 for f in made.functions), "more programs than a grid takes"
+        if kernel.product is None and farthest(kernel) >= 2**31:
+            for line in made.text.splitlines():
+                ids = line.count("tl.program_id(0)") == line.count("tl.program_id(0).to(tl.int64)")
+                # Rows are added to a number of 64 bits; columns may begin at 0.
+                columns = re.findall(
+                    r"= (?:start(?: \* \w+)? \+ )?tl\.arange\(0, \w+\)(?:\[[^]]*\])?(.*)", line
+                )
+                assert ids, made.text
+                assert all(rest.startswith(".to(tl.int64)") for rest in columns), made.text
+
+
+def check_metal(kernels: list[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int], _: Path) -> None:
+    for kernel in kernels:
+        try:
+            made = print_metal(kernel, numbers)
+        except UnsupportedError:
+            continue  # float64, or more tensors than Metal binds
+        for dispatch in made:
+            text = plain(dispatch.text)
+            assert max(dispatch.threads) < 2**32, f"more threads than a grid counts\n{text}"
+            if farthest(kernel) >= 2**31:
+                assert dispatch.wide, text
+                assert not re.search(r"\b(int|uint) (i\d+|row|chunk|first|end|block|start)\b", text), text
+
+
+CHECKS = {"c": check_c, "triton": check_triton, "metal": check_metal}
+
+
+def check(seed: int, name: str, folder: Path) -> int:
+    if name == "triton":
+        pytest.importorskip("triton", reason="Triton exists for Linux alone")
+    kernels, buffers, numbers = planned(seed, TARGETS[name])
+    if kernels:
+        try:
+            CHECKS[name](kernels, buffers, numbers, folder)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{program(seed, 'far').source}") from None
+    return sum(farthest(kernel) >= 2**31 for kernel in kernels)
+
+
+@pytest.mark.parametrize("first", range(0, DEFAULT, PER_TEST))
+@pytest.mark.parametrize("name", TARGETS)
+def test_random_programs_past_32_bits(name: str, first: int, tmp_path: Path) -> None:
+    far = sum(check(seed, name, tmp_path) for seed in range(first, first + PER_TEST))
+    assert far >= PER_TEST, "too few kernels reach as far as this is about"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(DEFAULT, FULL, PER_TEST))
+@pytest.mark.parametrize("name", TARGETS)
+def test_more_programs_past_32_bits(name: str, first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + PER_TEST):
+        check(seed, name, tmp_path)
