@@ -26,7 +26,7 @@ __all__ = ["captures", "content", "identity", "own", "unsuited_callable", "unsui
 _NUMBERS = frozenset({bool, int, str, type(None)})
 _SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
 _CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, Dissolving)
-_FIXED = (*_SIMPLE, *_CALLED, float, Tensor, type, types.ModuleType, enum.Enum)
+_FIXED = (*_SIMPLE, *_CALLED, float, Tensor, type, types.ModuleType, enum.Enum, slice, range)
 # Packages whose modules and classes are taken as they are.
 _OURS = frozenset({"torch", "burnt"})
 _KNOWN = _OURS | {"numpy", "triton"} | sys.stdlib_module_names
@@ -42,20 +42,20 @@ def unsuited_callable(fn: Any) -> str | None:
     if isinstance(fn, functools.partial):
         given = [*fn.args, *fn.keywords.values()]
         return unsuited_callable(fn.func) or unsuited_captures(given)
-    if isinstance(fn, _CALLED) or (
-        _package(fn) in _OURS and not isinstance(fn, torch.nn.Module | types.MethodType)
-    ):
+    if isinstance(fn, types.MethodType):
+        kind = f"method of a {type(fn.__self__).__name__}"
+    elif isinstance(fn, torch.nn.Module | type):
+        kind = type(fn).__name__
+    else:
         return None
-    kind = type(fn).__name__
-    kind = f"a method of a {type(fn.__self__).__name__}" if isinstance(fn, types.MethodType) else f"a {kind}"
-    return f"it is {kind} and no function: changes of what it holds would go unnoticed"
+    return f"it is a {kind} and no function: changes of what it holds would go unnoticed"
 
 
 def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
     """Where a function finds what is no argument, its own and its helpers': holders, and names in them.
 
     A holder is a cell (with an empty name), a namespace, the defaults of arguments (with an index), or a
-    module, class or function with an attribute.
+    module, class, function or callable object with an attribute.
     """
     found: list[tuple[Any, str]] = []
     seen: set[types.CodeType] = set()
@@ -102,6 +102,10 @@ def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
                     break
                 held = take(held, attribute)
 
+    if not isinstance(fn, (*_CALLED, functools.partial, types.MethodType)) and _package(fn) not in _OURS:
+        for name in _attributes(fn):
+            take(fn, name)
+        look(type(fn).__call__)
     look(fn)
     return list({(id(holder), name): (holder, name) for holder, name in found}.values())
 
@@ -155,6 +159,18 @@ def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _chains(constant)
+
+
+def _attributes(held: Any) -> list[str]:
+    """The names of an object's data, its classes' included."""
+    data = (types.MemberDescriptorType, *_SIMPLE, float, Tensor, list, dict, set, tuple)
+    of_classes = [
+        name
+        for cls in type(held).__mro__[:-1]
+        for name, value in vars(cls).items()
+        if isinstance(value, data) and not name.startswith("__")
+    ]
+    return sorted({*getattr(held, "__dict__", ()), *of_classes})
 
 
 def _is_open(held: Any) -> bool:

@@ -388,6 +388,8 @@ class Op(Dissolving, Generic[P, R]):
         """Raise what a candidate has raised, said better where that can be."""
         if self.look is not None and isinstance(error, IndexError):
             self.look(*args)
+        if self.check is not None:
+            self.check(*args)  # a signature takes 1.0 for 1: what was checked then were other arguments
         if candidate.name in _OURS:
             raise explained(self, args, error) from None
         refused = self._refusal(args)

@@ -1022,6 +1022,27 @@ class Scale:
         return x * self.by
 
 
+class Held:
+    __slots__ = ("by",)
+
+    def __init__(self):
+        self.by = [2.0]
+
+    def __call__(self, x):
+        return x * self.by[0]
+
+
+def test_what_a_callable_object_holds_is_noticed(monkeypatch):
+    scale, x = Scale(), randn(3)
+    fused = fuse(scale)
+    assert fused.why_plain(x) is None
+    same(fused(x), x * 2)
+    monkeypatch.setattr(Scale, "by", 3.0)
+    same(fused(x), x * 3)
+    scale.by = torch.tensor([1.0, 2.0, 3.0])
+    same(fuse(scale)(x), x * scale.by)
+
+
 def by_attribute(x):
     return x * by_attribute.scale
 
@@ -1066,7 +1087,6 @@ def with_default_by_name(x, *, by={"a": 2.0}):  # noqa: B006
 @pytest.mark.parametrize(
     ("fn", "reason"),
     [
-        (Scale(), "it is a Scale and no function"),
         (Scale.scaled, "it is a method of a type"),
         (lambda x: Scale.scaled(x), "it captures a method"),
         (torch.nn.Dropout(0.5), "it is a Dropout and no function"),
@@ -1074,7 +1094,8 @@ def with_default_by_name(x, *, by={"a": 2.0}):  # noqa: B006
         (with_default, "it captures a list"),
         (with_default_by_name, "it captures a dict"),
         (functools.partial(with_default, by=[3.0]), "it captures a list"),
-        (functools.partial(Scale()), "it is a Scale"),
+        (functools.partial(torch.nn.Identity()), "it is a Identity"),
+        (Held(), "it captures a list"),
     ],
 )
 def test_what_has_a_state_that_nobody_sees_runs_as_it_is(fn, reason):

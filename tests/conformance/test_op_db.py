@@ -25,7 +25,7 @@ from burnt.codegen.compiler import find_compiler
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
 from burnt.codegen.schedule import schedule
-from burnt.codegen.trace import trace, unsuited
+from burnt.codegen.trace import Dissolving, trace, unsuited
 from tests.codegen.compare import Mismatch, Verdict, Watched, compare, default_dtype
 
 pytestmark = [
@@ -83,7 +83,7 @@ class Sample:
         return [isinstance(a, Tensor) and a.requires_grad for a in self.args]
 
 
-class Together:
+class Together(Dissolving):
     """Several samples as one function."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:

@@ -282,6 +282,8 @@ def test_bad_input_of_a_convolution(arguments: dict[str, object], message: str) 
 def test_sizes_that_are_no_whole_numbers(name: str, value: Any) -> None:
     x, weight, *_ = block()
     for call in (kernels.conv, kernels.conv_transpose):
+        if (name, value, call) == ("padding", "same", kernels.conv):
+            continue  # a word that it knows
         with pytest.raises(InputTypeError, match=f"{name} of conv\\w* is no whole number"):
             call(x, weight, **{name: value})
 

@@ -13,6 +13,7 @@ from burnt import kernels
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
 from burnt.codegen.target import Target
+from burnt.codegen.trace import Dissolving
 from burnt.kernels.op import Op
 from tests.codegen.metal import shim
 from tests.codegen.metal.shim import METAL_SHIM
@@ -100,7 +101,7 @@ SCATTERED = {"embedding"}  # gradients that torch adds up where indices say
 SAMPLE = ("layer_norm and residual", "cross_entropy, smoothed", "max_pool", "cumsum", "embedding")
 
 
-class Reference:
+class Reference(Dissolving):
     """An op's reference as a function of its tensors."""
 
     __slots__ = ("__name__", "args", "op")
