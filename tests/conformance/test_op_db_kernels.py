@@ -445,7 +445,7 @@ def test_integers_are_refused(name: str) -> None:
 
 
 # Each dtype's share of the operators, another for each.
-EVERY = 8
+EVERY = 16
 
 
 @pytest.mark.parametrize(
