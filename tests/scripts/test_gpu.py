@@ -43,6 +43,7 @@ def test_it_can_be_executed() -> None:
     assert os.access(ROOT / "scripts" / "gpu", os.X_OK)
 
 
+@pytest.mark.full
 def test_a_rehearsal_on_the_cpu_goes_through_every_stage(tmp_path: Path) -> None:
     done, results = gpu(tmp_path, "--device", "cpu", "--dry-run")
     assert done.returncode == 0, done.stdout
