@@ -21,12 +21,12 @@ from torch import Tensor
 
 from burnt.codegen.trace import Dissolving
 
-__all__ = ["captures", "content", "identity", "own", "unsuited_callable", "unsuited_captures"]
+__all__ = ["SIMPLE", "captures", "content", "identity", "own", "unsuited_callable", "unsuited_captures"]
 
 _NUMBERS = frozenset({bool, int, str, type(None)})
-_SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
+SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
 _CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, Dissolving)
-_FIXED = (*_SIMPLE, *_CALLED, float, Tensor, type, types.ModuleType, enum.Enum, slice, range)
+_FIXED = (*SIMPLE, *_CALLED, float, Tensor, type, types.ModuleType, enum.Enum, slice, range)
 # Packages whose modules and classes are taken as they are.
 _OURS = frozenset({"torch", "burnt"})
 _KNOWN = _OURS | {"numpy", "triton"} | sys.stdlib_module_names
@@ -67,8 +67,6 @@ def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
         return taken
 
     def look(function: Any) -> None:
-        if isinstance(function, functools.partial):
-            function = function.func
         if isinstance(function, Dissolving):
             function = getattr(function, "fn", None)
         if not isinstance(function, types.FunctionType) or function.__code__ in seen:
@@ -82,7 +80,7 @@ def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
             *((defaults[1], n) for n in defaults[1]),
         ]
         for holder, name in places:
-            if not isinstance(content(holder, name), (*_SIMPLE, float)):
+            if not isinstance(content(holder, name), (*SIMPLE, float)):
                 take(holder, name)
         code = function.__code__
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
@@ -102,11 +100,14 @@ def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
                     break
                 held = take(held, attribute)
 
-    if not isinstance(fn, (*_CALLED, functools.partial, types.MethodType)) and _package(fn) not in _OURS:
-        for name in _attributes(fn):
-            take(fn, name)
-        look(type(fn).__call__)
-    look(fn)
+    called = fn.func if isinstance(fn, functools.partial) else fn
+    look(called)
+    if not isinstance(called, (*_CALLED, types.MethodType)) and _package(called) not in _OURS:
+        for name in _attributes(called):
+            take(called, name)
+        for cls in type(called).__mro__[:-1]:
+            for value in vars(cls).values():
+                look(value)
     return list({(id(holder), name): (holder, name) for holder, name in found}.values())
 
 
@@ -163,7 +164,7 @@ def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
 
 def _attributes(held: Any) -> list[str]:
     """The names of an object's data, its classes' included."""
-    data = (types.MemberDescriptorType, *_SIMPLE, float, Tensor, list, dict, set, tuple)
+    data = (types.MemberDescriptorType, *SIMPLE, float, Tensor, list, dict, set, tuple)
     of_classes = [
         name
         for cls in type(held).__mro__[:-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import os
@@ -9,7 +10,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -203,10 +204,9 @@ class CompiledPlan:
             args, kwargs = torch.fx.node.map_aggregate(
                 (step.node.args, step.node.kwargs), lambda v: self.argument(v, held, numbers)
             )
-        call: Callable[..., Any] = step.node.target  # type: ignore[assignment]
-        if _torch.is_autocast():  # what it casts is cast in the trace
-            call = _torch.without_autocast()(call)
-        made = call(*args, **kwargs)
+        # What autocast casts is cast in the trace.
+        with _torch.without_autocast() if _torch.is_autocast() else contextlib.nullcontext():
+            made = step.node.target(*args, **kwargs)  # type: ignore[operator]
         made = list(made) if isinstance(made, tuple | list) else [made]
         for buffer, tensor in zip(step.outputs, made, strict=True):
             if buffer is not None:

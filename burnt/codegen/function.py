@@ -22,7 +22,15 @@ from torch.utils import _pytree as pytree
 
 from burnt import _torch
 from burnt.codegen.backward import Differentiable, derive
-from burnt.codegen.captures import captures, content, identity, own, unsuited_callable, unsuited_captures
+from burnt.codegen.captures import (
+    SIMPLE,
+    captures,
+    content,
+    identity,
+    own,
+    unsuited_callable,
+    unsuited_captures,
+)
 from burnt.codegen.compiled import CompiledPlan, fault, told
 from burnt.codegen.ir import Kernel
 from burnt.codegen.lower.products import why_apart
@@ -40,7 +48,6 @@ _MOST_VALUES = 16  # of floats that a function looks at: beyond, the plain funct
 _MOST_INTEGERS = 32  # sets of whole numbers that otherwise equal calls have plans for: the same
 _MOST_PLANS = 1024  # signatures that a function remembers; the older half is forgotten beyond
 _FUNCTIONS: WeakSet[Function] = WeakSet()
-_SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
 
 
 class Planned(NamedTuple):
@@ -91,7 +98,9 @@ class Function(Dissolving):
         self._entries: dict[Any, Planned] = {}
         self._captures = captures(self.fn)
         self._variants = 0
+        # By signatures without their whole numbers: how many there were, and where these were too many.
         self._integers: Counter[tuple[Any, ...]] = Counter()
+        self._plain_ones: dict[tuple[Any, ...], Planned] = {}
         self._unknown: set[tuple[type, ...]] = set()
         self._origin: Function | None = None
         functools.update_wrapper(self, fn)
@@ -144,7 +153,7 @@ class Function(Dissolving):
                 wants_gradient = wants_gradient or arg.requires_grad
             elif kind is float:
                 key.append(float)
-            elif kind in _SIMPLE or isinstance(arg, _SIMPLE):
+            elif kind in SIMPLE or isinstance(arg, SIMPLE):
                 key.append((kind, arg))
             else:
                 return None
@@ -157,7 +166,7 @@ class Function(Dissolving):
             key.append(multiplied)
         for holder, name in self._captures:
             key.append(identity(content(holder, name)))
-        planned = self._entries.get(tuple(key))
+        planned = self._entries.get(tuple(key)) or self._plain_ones.get(_without_integers(key))
         if planned is None:
             planned = self._prepare(key, args, tensors)
         if planned.by_value:
@@ -166,11 +175,13 @@ class Function(Dissolving):
         return planned, tensors, wants_gradient and with_gradients
 
     def _with_keywords(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        bound = self._bound(args, kwargs)
+        return self.fn(*args, **kwargs) if bound.kwargs else self(*bound.args)
+
+    def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
         bound = inspect.signature(self.fn).bind(*args, **kwargs)
         bound.apply_defaults()
-        if bound.kwargs:
-            return self.fn(*args, **kwargs)
-        return self(*bound.args)
+        return bound
 
     def positional(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Arguments by position, as signatures know them.
@@ -178,8 +189,7 @@ class Function(Dissolving):
         Raises:
             TypeError: they are not those of the function, or one can be given by name alone.
         """
-        bound = inspect.signature(self.fn).bind(*args, **kwargs)
-        bound.apply_defaults()
+        bound = self._bound(args, kwargs)
         if bound.kwargs:
             names = ", ".join(bound.kwargs)
             raise TypeError(
@@ -227,15 +237,17 @@ class Function(Dissolving):
             entry = self._entries.get(signature)
             if entry is None:
                 self._variants += by_value
-                rest = tuple(part for part in signature if not _is_integer(part))
-                self._integers[rest] += not by_value and len(rest) < len(signature)
-                if self._integers[rest] > _MOST_INTEGERS:
-                    entry = self._plain(
+                rest = _without_integers(signature)
+                if not by_value and rest != signature:
+                    self._integers[rest] += 1
+                if self._integers.get(rest, 0) > _MOST_INTEGERS:
+                    self._plain_ones[rest] = self._plain(
                         f"it has met {_MOST_INTEGERS} values of its whole numbers, each with a plan of its "
                         "own: what changes can be given as a float or a tensor",
                         held,
                     )
-                elif self._variants > _MOST_VALUES:
+                    return self._plain_ones[rest]
+                if self._variants > _MOST_VALUES:
                     entry = self._plain(
                         f"it looks at its numbers, and has met {_MOST_VALUES} values of them", held
                     )
@@ -244,6 +256,7 @@ class Function(Dissolving):
                 if len(self._entries) >= _MOST_PLANS:
                     # Another thread may be looking it up: taken out of a copy.
                     self._entries = dict(list(self._entries.items())[_MOST_PLANS // 2 :])
+                    self._integers.clear()
                 self._entries[signature] = entry
                 if entry.by_value and not by_value:
                     # It was made for these values.
@@ -332,9 +345,11 @@ class Function(Dissolving):
         return None
 
 
-def _is_integer(part: object) -> bool:
-    """Whether a part of a signature is the value of a whole number."""
-    return type(part) is tuple and len(part) == 2 and part[0] is int
+def _without_integers(signature: Sequence[Any]) -> tuple[Any, ...]:
+    """A signature without the values of whole numbers."""
+    return tuple(
+        int if type(part) is tuple and len(part) == 2 and part[0] is int else part for part in signature
+    )
 
 
 def _unknown(args: Sequence[Any]) -> str:
@@ -348,7 +363,7 @@ def _unknown(args: Sequence[Any]) -> str:
 
 def _is_known(arg: object) -> bool:
     """Whether a signature can tell what an argument is."""
-    return type(arg) in (Tensor, torch.nn.Parameter, float) or isinstance(arg, _SIMPLE)
+    return type(arg) in (Tensor, torch.nn.Parameter, float) or isinstance(arg, SIMPLE)
 
 
 def _values(args: Sequence[Any]) -> tuple[str, ...]:

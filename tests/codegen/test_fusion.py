@@ -1041,6 +1041,10 @@ def test_what_a_callable_object_holds_is_noticed(monkeypatch):
     same(fused(x), x * 3)
     scale.by = torch.tensor([1.0, 2.0, 3.0])
     same(fuse(scale)(x), x * scale.by)
+    given = fuse(functools.partial(scale))
+    same(given(x), x * scale.by)
+    scale.by = 5.0
+    same(given(x), x * 5)
 
 
 def by_attribute(x):
@@ -1131,6 +1135,7 @@ def test_whole_numbers_have_a_plan_each_and_then_none():
     assert "32 values of its whole numbers" in fused.why_plain(x, 35)
     assert fused.why_plain(randn(4), 35) is None  # another signature
     assert fused.why_plain(x, True) is None
+    assert len(fused.known()) <= 36, "what is beyond takes no room"
 
 
 def test_an_argument_that_no_plan_takes_is_named():
