@@ -349,20 +349,10 @@ def _why_not_onednn(
 
 
 @conv.candidate("onednn", devices=["cpu"], when=_why_not_onednn, best=lambda *_: False, differentiable=True)
-def _by_onednn(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    residual: Tensor | None,
-    activation: str | None,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    groups: int,
-) -> Tensor:
+def _by_onednn(x: Tensor, weight: Tensor, *rest: Any, packed: bool = False) -> Tensor:
+    bias, scale, residual, activation, stride, padding, dilation, groups = rest
     sizes = AxisSizes.of(weight, stride, padding, dilation, groups)
-    return convolved(x, weight, bias, scale, residual, activation, sizes)
+    return convolved(x, weight, bias, scale, residual, activation, sizes, packed)
 
 
 def _why_not_packed(
@@ -377,23 +367,9 @@ def _packed_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
     return isinstance(weight, torch.nn.Parameter) and weight.dim() > 3
 
 
-@conv.candidate(
+conv.candidate(
     "onednn packed", devices=["cpu"], when=_why_not_packed, best=_packed_best, differentiable=True
-)
-def _by_packed(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    residual: Tensor | None,
-    activation: str | None,
-    stride: Sizes,
-    padding: Sizes,
-    dilation: Sizes,
-    groups: int,
-) -> Tensor:
-    sizes = AxisSizes.of(weight, stride, padding, dilation, groups)
-    return convolved(x, weight, bias, scale, residual, activation, sizes, packed=True)
+)(functools.partial(_by_onednn, packed=True))
 
 
 # --- conv_transpose ---------------------------------------------------------------------------------------
@@ -516,18 +492,11 @@ def _why_not_transposed(x: Tensor, weight: Tensor, *rest: Any) -> str | None:
     "onednn", devices=["cpu"], when=_why_not_transposed, best=lambda *_: False, differentiable=True
 )
 def _transposed_by_onednn(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str | None,
-    stride: Sizes,
-    padding: Sizes,
-    output_padding: Sizes,
-    groups: int,
-    dilation: Sizes,
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, *rest: Any, packed: bool = False
 ) -> Tensor:
+    stride, padding, output_padding, groups, dilation = rest
     sizes = AxisSizes.of(weight, stride, padding, dilation, groups, output_padding)
-    return convolved(x, weight, bias, None, None, activation, sizes)
+    return convolved(x, weight, bias, None, None, activation, sizes, packed)
 
 
 def _why_not_transposed_packed(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> str | None:
@@ -536,23 +505,10 @@ def _why_not_transposed_packed(x: Tensor, weight: Tensor, bias: Tensor | None, *
     return why_not_packed(x, weight, None, kept=(weight, bias))
 
 
-@conv_transpose.candidate(
+conv_transpose.candidate(
     "onednn packed",
     devices=["cpu"],
     when=_why_not_transposed_packed,
     best=lambda *_: False,
     differentiable=True,
-)
-def _transposed_by_packed(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    activation: str | None,
-    stride: Sizes,
-    padding: Sizes,
-    output_padding: Sizes,
-    groups: int,
-    dilation: Sizes,
-) -> Tensor:
-    sizes = AxisSizes.of(weight, stride, padding, dilation, groups, output_padding)
-    return convolved(x, weight, bias, None, None, activation, sizes, packed=True)
+)(functools.partial(_transposed_by_onednn, packed=True))
