@@ -75,6 +75,7 @@ def run(
             "the full-screen monitor needs Textual, which is not installed",
             hint='pip install "burnt[tui]"; or `burnt monitor --once` prints a snapshot without it',
         )
+    shape = None if svg is None else _size(size)
     if pulse is None:  # else the training sees to it, once it has seen the first picture
         from burnt.train.priority import give_way
 
@@ -82,10 +83,10 @@ def run(
     from burnt.monitor.model import Library
 
     library = Library(folders)
-    if svg is not None:
+    if svg is not None and shape is not None:
         from burnt.monitor.picture import write_picture
 
-        write_picture(library, svg, _size(size))
+        write_picture(library, svg, shape)
         return 0
     from burnt.monitor.app import MonitorApp
 
