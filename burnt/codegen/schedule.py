@@ -34,6 +34,7 @@ from burnt.codegen.lower import LOWERINGS, Number, Unlowered
 from burnt.codegen.lower.products import MATRICES, PRODUCTS, dear_rows, factors_of, is_cheap
 from burnt.codegen.lower.random import Source
 from burnt.codegen.passes import Joins
+from burnt.codegen.refused import is_refused
 from burnt.codegen.trace import Traced, is_random
 
 __all__ = ["NO_COPY", "Call", "Plan", "schedule"]
@@ -190,6 +191,8 @@ class _Scheduler:
         why = self.torch_is_best(node)
         if why is not None:
             return self.call(node, why)
+        if lowering is not None and is_refused(node.target, metas[1:], metas[0]):
+            return self.call(node, "torch refuses this dtype")
         if node.target in PRODUCTS and plain and self.torch_multiplies is not None:
             return self.product(node)
         if lowering is not None and plain:

@@ -8,6 +8,7 @@ into Python arithmetic. A function that does so is traced for the number's value
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from burnt import _torch
+from burnt.codegen.refused import unless_refused
 
 __all__ = ["PLANNING", "Dissolving", "Traced", "calls", "is_random", "is_tracing", "trace", "unsuited"]
 
@@ -188,6 +190,12 @@ def _given(args: Sequence[Any], stand_ins: dict[int, float]) -> list[Any]:
     return [_StandIn(stand_ins[i]) if i in stand_ins else arg for i, arg in enumerate(args)]
 
 
+@functools.cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    """The definitions that composite ops are taken apart by."""
+    return {op: unless_refused(op, made) for op, made in _torch.decompositions(_COMPOSITE).items()}
+
+
 def _graphed(
     fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, float], *, apart: bool = True
 ) -> tuple[torch.fx.GraphModule, Any]:
@@ -207,7 +215,7 @@ def _graphed(
             _tracing.now = before
 
     plain = [args[i].detach() for i in tensors]
-    table = _torch.decompositions(_COMPOSITE) if apart else {}
+    table = _table() if apart else {}
     graph, structure = _torch.trace_to_aten(of_tensors, plain, table)
     return _tidied(graph), structure
 

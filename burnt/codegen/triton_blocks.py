@@ -155,9 +155,9 @@ def pick(form: Form) -> Config:
 def _elementwise(form: Form, rows: int, cols: int) -> Config:
     block = 2048 if form.itemsize == 1 else 1024
     if form.across:
-        # A square, so that both walks of memory take whole lines.
-        height = min(rows, 32)
-        return Config(height, min(cols, block // height))
+        # A square, so that both walks of memory take whole lines; taller where there are few columns.
+        width = min(cols, block // min(rows, 32))
+        return Config(min(rows, block // width), width)
     width = min(cols, block)
     return Config(min(rows, block // width), width)
 
