@@ -60,7 +60,7 @@ class Differentiable(torch.autograd.Function):
         else:
             given = [
                 c
-                if c.stride() == layout[1]
+                if c.stride() == layout[1] and not c.is_neg() and not c._is_zerotensor()
                 else torch.empty_strided(*layout[:2], dtype=layout[2], device=c.device).copy_(c)
                 for c, layout in zip(cotangents, ctx.layouts, strict=True)
                 if layout is not None and layout[2].is_floating_point
@@ -69,7 +69,9 @@ class Differentiable(torch.autograd.Function):
             # Numbers are the arguments after the tensors; those that the gradients do not need are gone.
             numbers = [ctx.numbers[p - len(inputs)] for p in known.plan.plan.numbers]
             gradients = iter(known.plan([*inputs, *saved, *known.constants], numbers, seed))
-        return (None, None, *[next(gradients) if want else None for want in wanted])
+        reached = ctx.forward.traced.reached
+        found = [next(gradients) if want else None for want in wanted]
+        return (None, None, *[g if i in reached else None for i, g in enumerate(found)])
 
 
 class BackwardPlan(NamedTuple):

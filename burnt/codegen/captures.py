@@ -11,6 +11,7 @@ import dis
 import enum
 import functools
 import inspect
+import random
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,11 @@ _CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptor
 _FIXED = (*SIMPLE, *_CALLED, float, Tensor, type, types.ModuleType, enum.Enum, slice, range)
 # Packages whose modules and classes are taken as they are.
 _OURS = frozenset({"torch", "burnt"})
+# What is another at each call.
+_CHANGING = (
+    "random.", "time.", "secrets.", "uuid.", "datetime.", "numpy.random.", "os.environ", "os.getenv",
+    "os.urandom",
+)  # fmt: skip
 _KNOWN = _OURS | {"numpy", "triton"} | sys.stdlib_module_names
 
 
@@ -39,6 +45,8 @@ def own(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def unsuited_callable(fn: Any) -> str | None:
     """Why what is called is no function that can be relied on; None where it can."""
+    if isinstance(fn, types.FunctionType):
+        return _impure(fn)
     if isinstance(fn, functools.partial):
         given = [*fn.args, *fn.keywords.values()]
         return unsuited_callable(fn.func) or unsuited_captures(given)
@@ -128,6 +136,10 @@ def content(holder: Any, name: str) -> Any:
 def identity(held: Any) -> Any:
     """What a signature knows a capture by. 1, 1.0 and True are three, and so are 0.0 and -0.0 two."""
     kind = type(held)
+    if kind is Tensor or kind is torch.nn.Parameter:
+        # Of the same object memory and layout may be others, as `module.double()` makes them.
+        strides = held.stride() if held.layout is torch.strided else None
+        return id(held), held.shape, strides, held.dtype, held.device, held.is_neg()
     if kind is float:
         return held.hex()
     if kind is types.MethodType:
@@ -140,15 +152,39 @@ def unsuited_captures(held: Sequence[Any]) -> str | None:
     for each in held:
         if not _is_fixed(each):
             return f"it captures a {type(each).__name__}, whose changes would go unnoticed"
+        function = getattr(each, "fn", None) if isinstance(each, Dissolving) else each
+        why = _impure(function) if isinstance(function, types.FunctionType) else None
+        if why is not None:
+            return why
+    return None
+
+
+def _impure(function: types.FunctionType) -> str | None:
+    """What a function does besides computing, which a plan would do once or never; None if nothing."""
+    if _package(function) in _OURS:
+        return None
+    code = function.__code__
+    for i in _instructions(code):
+        if i.opname == "STORE_GLOBAL" or (i.opname == "STORE_DEREF" and i.argval in code.co_freevars):
+            return f"it gives {i.argval!r}, which is not its own, another value"
+    for name, *attributes in _chains(code):
+        held = function.__globals__.get(name)
+        if name in code.co_freevars:
+            cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+            held = content(cells[name], "")
+        path = ".".join([held.__name__, *attributes]) if isinstance(held, types.ModuleType) else ""
+        if isinstance(held, types.BuiltinMethodType):
+            path = f"{held.__module__}.{held.__name__}"
+            path = f"random.{held.__name__}" if isinstance(held.__self__, random.Random) else path
+        if path.startswith(_CHANGING):
+            return f"it asks for {path}, which is another at each call"
     return None
 
 
 def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
     """The names that code looks up outside of itself, each with the attributes that it takes of it."""
     chain: list[str] = []
-    for i in dis.get_instructions(code):
-        if i.opname == "EXTENDED_ARG":
-            continue
+    for i in _instructions(code):
         if chain and i.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             chain.append(i.argval)
             continue
@@ -157,9 +193,16 @@ def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
         chain = [i.argval] if i.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF") else []
     if chain:
         yield tuple(chain)
+
+
+def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+    """What code does, and then what the functions inside of it do."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname != "EXTENDED_ARG":
+            yield instruction
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _chains(constant)
+            yield from _instructions(constant)
 
 
 def _attributes(held: Any) -> list[str]:

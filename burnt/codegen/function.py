@@ -148,7 +148,12 @@ class Function(Dissolving):
         for arg in args:
             kind = type(arg)
             if kind is Tensor or kind is torch.nn.Parameter:
-                key.append((arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad))
+                try:
+                    key.append(
+                        (arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad, arg.is_neg())
+                    )
+                except RuntimeError:  # it has no strides
+                    return None
                 tensors.append(arg)
                 wants_gradient = wants_gradient or arg.requires_grad
             elif kind is float:
@@ -288,6 +293,9 @@ class Function(Dissolving):
         reason = self._unsuited(captured) or unsuited(traced)
         given = [*tensors, *captured]
         wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in given)
+        with_gradients = any(fact is not None and fact[1] for fact in traced.results)
+        if reason is None and with_gradients and not torch.is_grad_enabled():
+            reason = "it turns gradients on"
         if reason is None and wants_gradient and traced.changed:
             reason = "it changes an argument in place, with gradients"
         if reason is not None:
@@ -354,7 +362,9 @@ def _without_integers(signature: Sequence[Any]) -> tuple[Any, ...]:
 
 def _unknown(args: Sequence[Any]) -> str:
     """Which argument is of a kind that no signature knows."""
-    at = next(i for i, arg in enumerate(args) if not _is_known(arg))
+    at = next((i for i, arg in enumerate(args) if not _is_known(arg)), None)
+    if at is None:
+        return "one of its tensors has no strides"
     return (
         f"argument {at} is a {type(args[at]).__name__}: a plan takes tensors, numbers, strings, dtypes and "
         "devices, each as an argument of its own"

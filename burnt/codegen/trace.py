@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -20,11 +23,14 @@ from torch.overrides import TorchFunctionMode
 
 from burnt import _torch
 from burnt.codegen.refused import unless_refused
+from burnt.errors import UnsupportedError
 
 __all__ = ["PLANNING", "Dissolving", "Traced", "calls", "is_random", "is_tracing", "trace", "unsuited"]
 
 PLANNING = threading.RLock()
 """Held while a plan is made: torch's tracing and the table of expressions are one for all threads."""
+if hasattr(os, "register_at_fork"):  # a child has no thread that would let go of it
+    os.register_at_fork(after_in_child=PLANNING._at_fork_reinit)  # type: ignore[attr-defined]
 
 aten = torch.ops.aten
 
@@ -68,8 +74,12 @@ def is_tracing() -> bool:
     return getattr(_tracing, "now", False)
 
 
-class _Specialise(Exception):
-    """A number was looked at while tracing."""
+class _Specialise(BaseException):
+    """A number was looked at while tracing. No handler of the function's own is to catch it."""
+
+
+class _ReadError(BaseException):
+    """Something of a tensor was looked at that it does not have while tracing."""
 
 
 class _StandIn(float):
@@ -79,8 +89,9 @@ class _StandIn(float):
         raise _Specialise
 
     __bool__ = __int__ = __index__ = __round__ = __floor__ = __ceil__ = __trunc__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refuse
-    __hash__ = float.__hash__
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __hash__ = _refuse
+    __abs__ = __neg__ = __mod__ = __rmod__ = __floordiv__ = __rfloordiv__ = __divmod__ = __rdivmod__ = _refuse
+    __str__ = __repr__ = __format__ = is_integer = hex = as_integer_ratio = _refuse
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +122,37 @@ class Traced:
     changed: tuple[int, ...] = ()
     odd: str | None = None
 
+    @functools.cached_property
+    def reached(self) -> frozenset[int]:
+        """Positions, among tensors and then captured ones, of those that a result's gradient reaches.
+
+        To the others torch gives no gradient, where a derivative of the graph would be zeros.
+        """
+        nodes = [node for node in self.whole.graph.nodes if node.op == "placeholder"]
+        # The graphs of a trace name what they captured each on its own.
+        order = [id(getattr(self.graph, name)) for name in self.captured]
+        places = {node: i for i, node in enumerate(nodes)}
+        left = [node for node in self.whole.graph.output_node().all_input_nodes if _has_gradient(node)]
+        found: set[int] = set()
+        seen = set(left)
+        while left:
+            node = left.pop()
+            if node.op == "placeholder":
+                found.add(places[node])
+            elif node.op == "get_attr":
+                held = id(getattr(self.whole, str(node.target)))
+                found |= {len(nodes) + i for i, each in enumerate(order) if each == held}
+            elif node.target is not aten.detach.default:
+                fresh = [n for n in node.all_input_nodes if n not in seen and _has_gradient(n)]
+                seen.update(fresh)
+                left += fresh
+        return frozenset(found)
+
+
+def _has_gradient(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val", getattr(node.graph.owning_module, str(node.target), None))
+    return not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex()
+
 
 class _GradientsOff(TorchFunctionMode):
     """Makes what is computed with gradients off a constant: a graph does not hold the mode."""
@@ -122,6 +164,22 @@ class _GradientsOff(TorchFunctionMode):
         return torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, made)
 
 
+# What a tensor does not have, or has otherwise, while a function is traced.
+_HIDDEN: dict[Any, str] = {
+    getattr(Tensor, name).__get__: name
+    for name in ("requires_grad", "grad", "is_leaf", "grad_fn", "_version")
+} | {Tensor.storage_offset: "storage_offset"}
+
+
+def _asked_by_the_function() -> bool:
+    """Whether what is called is asked for by other code than torch's and ours."""
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back  # type: ignore[assignment]
+    package = (frame.f_globals.get("__name__") or "").split(".")[0]
+    return package not in ("torch", "burnt")
+
+
 class _Kept(TorchFunctionMode):
     """Keeps what torch's taking apart would lose.
 
@@ -131,6 +189,8 @@ class _Kept(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _HIDDEN and _asked_by_the_function():
+            raise _ReadError(_HIDDEN[func])
         if func is torch.nn.functional.dropout:
             return self.dropout(*args, **kwargs)
         if func is torch.nn.functional.one_hot:
@@ -163,22 +223,36 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
 
     Returns:
         the trace, and whether float arguments are inputs of it; else their values are built in.
+
+    Raises:
+        UnsupportedError: it looks at something of a tensor that no trace has.
     """
+    try:
+        return _traced(fn, args)
+    except _ReadError as asked:
+        raise UnsupportedError(f"it asks a tensor for {asked}, which no plan knows") from None
+
+
+def _traced(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
     floats = [i for i, arg in enumerate(args) if type(arg) is float]
     if floats:
-        # Values that no sane program contains, each exact in float32: below 1; above, since torch may have
-        # made an integer of a number without asking; and 0, since it may have made a truth of it.
+        # Values that no sane program contains, exact in float32. Code in C does not ask a stand-in: it may
+        # have made an integer of it, a truth, taken its sign away, or found that it is finite, which shows
+        # where plain numbers are given that are large and below 0, 0, infinite, and none.
         chosen = [
             {i: (700001 + 2 * n) / 2.0**20 for n, i in enumerate(floats)},
-            {i: (800003 + 2 * n) / 2.0**18 for n, i in enumerate(floats)},
-            dict.fromkeys(floats, 0.0),
+            {i: -(2.0**20) - n - 0.5 for n, i in enumerate(floats)},
+            *(dict.fromkeys(floats, value) for value in (0.0, math.inf, math.nan)),
         ]
         try:
-            one = _trace(fn, args, chosen[0])
-            others = [_graphed(fn, args, stand_ins)[0] for stand_ins in chosen[1:]]
-        except Exception:  # of any kind: the numbers themselves may do, and if not, say why
+            one = _trace(fn, args, {i: _StandIn(value) for i, value in chosen[0].items()})
+            others = [_graphed(fn, args, numbers)[0] for numbers in chosen[1:]]
+        except (Exception, _Specialise):  # of any kind: the numbers themselves may do, and if not, say why
             return _trace(fn, args, {}), False
         back = {value: i for i, value in chosen[0].items()}
+        (results,) = one.graph.graph.output_node().args
+        if any(isinstance(made, float) and float(made) in back for made in cast("Sequence[Any]", results)):
+            return _trace(fn, args, {}), False  # a result is one of the numbers
         for other, stand_ins in zip(others, chosen[1:], strict=True):
             if not _alike(one.graph, other, {value: stand_ins[i] for value, i in back.items()}):
                 return _trace(fn, args, {}), False
@@ -186,8 +260,8 @@ def trace(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Traced, bool]:
     return _trace(fn, args, {}), True
 
 
-def _given(args: Sequence[Any], stand_ins: dict[int, float]) -> list[Any]:
-    return [_StandIn(stand_ins[i]) if i in stand_ins else arg for i, arg in enumerate(args)]
+def _given(args: Sequence[Any], numbers: dict[int, float]) -> list[Any]:
+    return [numbers.get(i, arg) for i, arg in enumerate(args)]
 
 
 @functools.cache
@@ -239,7 +313,7 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
         whole,
         graph,
         structure,
-        {value: i for i, value in stand_ins.items()},
+        {float(value): i for i, value in stand_ins.items()},
         tuple(dict.fromkeys(captured)),
         tuple(results),
         changed,

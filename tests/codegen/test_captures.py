@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
+import random
+import time
 import types
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -215,3 +219,104 @@ def test_modules_in_cells_are_no_state():
 
     fused = fuse(lambda x: x * m.pi)
     assert fused.why_plain(torch.ones(3)) is None
+
+
+count, drawn = 0, random.Random(0).random
+
+
+def _counting(x):
+    global count
+    count += 1
+    return x * count
+
+
+def _calling_what_counts(x):
+    return _counting(x) + 1
+
+
+def _counter():
+    turns = 0
+
+    def fn(x):
+        nonlocal turns
+        turns += 1
+        return x * turns
+
+    return fn
+
+
+def _own_counter(x):
+    turns = 1
+
+    def more():
+        nonlocal turns
+        turns += 1
+
+    more()
+    return x * turns
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (_counting, "it gives 'count', which is not its own, another value"),
+        (_calling_what_counts, "it gives 'count'"),
+        (_counter(), "it gives 'turns'"),
+        (lambda x: x * random.random(), "it asks for random.random, which is another at each call"),
+        (lambda x: x * drawn(), "it asks for random.random"),
+        (lambda x: x + time.time(), "it asks for time.time"),
+        (lambda x: x * float(np.random.rand()), "it asks for numpy.random.rand"),
+        (lambda x: x * 2 if "NO_SUCH" in os.environ else x, "it asks for os.environ"),
+    ],
+)
+def test_what_happens_besides_computing_runs_as_it_is(fn, reason):
+    assert reason in fuse(fn).why_plain(randn(3))
+
+
+def test_names_of_a_functions_own_may_change():
+    fused, x = fuse(_own_counter), randn(3)
+    assert fused.why_plain(x) is None
+    for _ in range(2):
+        same(fused(x), x * 2)
+
+
+@pytest.mark.parametrize(
+    "name", ["requires_grad", "grad", "is_leaf", "grad_fn", "_version", "storage_offset"]
+)
+def test_what_a_trace_does_not_know_of_a_tensor_is_not_asked_in_vain(name):
+    def fn(x):
+        asked = getattr(x, name)
+        return x * 2 if (asked() if callable(asked) else asked) else x * 3
+
+    fused, x = fuse(fn), randn(3).requires_grad_()
+    same(fused(x), fused.fn(x))
+    assert f"it asks a tensor for {name}" in fused.why_plain(x)
+
+
+def test_gradients_that_are_turned_on_inside():
+    def fn(x):
+        with torch.enable_grad():
+            return x * 2
+
+    with torch.no_grad():
+        made = fuse(fn)(randn(3).requires_grad_())
+    assert made.requires_grad
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: setattr(w, "data", torch.ones(1)),
+        lambda w: setattr(w, "data", torch.ones(3).double()),
+        lambda w: setattr(w, "data", torch.arange(6.0)[::2]),
+        lambda w: setattr(w, "data", torch._neg_view(torch.ones(3))),
+        lambda w: w.resize_(1),
+    ],
+    ids=["shape", "dtype", "strides", "sign", "in place"],
+)
+def test_a_captured_tensor_that_is_given_other_memory_is_noticed(change):
+    weight, x = randn(3), randn(3)
+    fused = fuse(lambda x: x * weight)
+    same(fused(x), x * weight)
+    change(weight)
+    same(fused(x), x * weight)

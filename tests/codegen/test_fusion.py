@@ -6,10 +6,14 @@ import contextlib
 import itertools
 import json
 import math
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -365,6 +369,56 @@ def test_numbers_made_something_else(fn: Callable[..., Tensor]) -> None:
             y = x.clone().requires_grad_()
             slopes.append(torch.autograd.grad(run(y, s).sum(), y)[0])
         same(*slopes)
+
+
+def _tried(x, s):
+    try:
+        k = int(s)
+    except Exception:
+        k = 1
+    return x * k
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, s: x * abs(s),
+        lambda x, s: x * math.fabs(s) + math.copysign(1, s),
+        lambda x, s: x + s % (2 * math.pi),
+        lambda x, s: x + s // 10.0,
+        lambda x, s: x + math.fmod(s, 2),
+        lambda x, s: x * 2 if math.isinf(s) else x,
+        lambda x, s: x * 2 if math.isnan(s) else x,
+        lambda x, s: x * float(np.clip(s, 0, 10)),
+        lambda x, s: x * {0.5: 3.0}.get(s, 1.0),
+        lambda x, s: x * (s in {0.5, 1.0}),
+        lambda x, s: x * 2 if type(s) is float else x,
+        lambda x, s: x * len(f"{s:.1f}"),
+        lambda x, s: x * 2 if s.is_integer() else x,
+        lambda x, s: x + s * 0.0,
+        lambda x, s: (x, s),
+        _tried,
+    ],
+)
+def test_numbers_looked_at_in_ways_that_agree_for_most(fn: Callable[..., Any]) -> None:
+    fused, x = fuse(fn), torch.tensor([1.0, 2.0, -3.0])
+    for s in (0.3, 1.0, 7.0, -2.0, 17.0, math.inf, math.nan, 0.5, -0.0):
+        try:
+            plain = fn(x, s)
+        except (ValueError, OverflowError) as error:  # the remainder of an infinity
+            with pytest.raises(type(error)):
+                fused(x, s)
+            continue
+        same(fused(x, s), plain)
+
+
+def test_numbers_in_arithmetic_of_tensors_are_given_at_run_time() -> None:
+    for fn in (
+        lambda x, s: torch.where(x > s, x, s),
+        lambda x, s: F.layer_norm(x, (5,), eps=s) * s + x.clamp(min=s),
+        lambda x, s: F.softplus(x, s) + torch.addcmul(x, x, x, value=s),
+    ):
+        assert not fuse(fn).planned(randn(5), 0.25).by_value
 
 
 def test_numbers_have_gradients_beside_them() -> None:
@@ -954,6 +1008,66 @@ def test_an_argument_that_no_plan_takes_is_named():
 def test_tensors_without_memory_run_the_plain_function():
     made = fuse(lambda x: x * 2)(torch.ones(3, device="meta"))
     assert made.device.type == "meta"
+
+
+def test_a_negated_view_after_a_plain_tensor_of_its_layout():
+    fused, x = fuse(lambda a: a * 2 + 1), torch.tensor([1.0, 2.0, 3.0])
+    same(fused(x), x * 2 + 1)
+    same(fused(torch._neg_view(x)), x * -2 + 1)
+    for cotangent in (torch._neg_view(x), torch._efficientzerotensor(3)):
+        leaf = x.clone().requires_grad_()
+        (made,) = torch.autograd.grad(fused(leaf), leaf, cotangent)
+        same(made, cotangent * 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*(beta|prototype) (state|stage)")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(3).to_sparse_csr(),
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    ],
+    ids=["csr", "coo", "nested"],
+)
+def test_what_has_no_strides_is_left_to_torch(make: Callable[[], Tensor]) -> None:
+    x = make()
+    fused = fuse(lambda x: x * 2)
+    assert fused(x).layout == x.layout
+    assert re.search("no strides|layout", fused.why_plain(x))
+
+
+def test_an_input_that_no_result_is_made_of_has_no_gradient():
+    def fn(x, y, z, i):
+        return x * 2 + z.detach() * (y > 0) + x[i]
+
+    x, y, z = (randn(4, seed=seed).requires_grad_() for seed in range(3))
+    i = torch.arange(4)
+    for run in (fn, fuse(fn)):
+        run(x, y, z, i).sum().backward()
+        assert y.grad is None
+        assert z.grad is None
+    weight = randn(4).requires_grad_()
+    fuse(lambda x: x * 2 + weight.detach())(x).sum().backward()
+    assert weight.grad is None
+
+
+def test_a_process_made_while_a_plan_is_can_make_plans():
+    code = """
+import os, threading
+from burnt.codegen.trace import PLANNING
+PLANNING.acquire()
+pid = os.fork()
+if pid:
+    assert os.waitpid(pid, 0)[1] == 0
+else:
+    there = threading.Thread(target=PLANNING.acquire, daemon=True)
+    there.start()
+    there.join(20)
+    os._exit(there.is_alive())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_8_bit_floats_are_left_to_torch():
