@@ -36,6 +36,7 @@ from burnt.codegen.lower.random import Source
 from burnt.codegen.passes import Joins
 from burnt.codegen.refused import is_refused
 from burnt.codegen.trace import Traced, is_random
+from burnt.errors import DefinitionError
 
 __all__ = ["NO_COPY", "Call", "Plan", "schedule"]
 
@@ -120,6 +121,27 @@ _PARTS = torch.ops.aten.select.int, torch.ops.aten.slice.Tensor, torch.ops.aten.
 NO_COPY = (*VIEWS, *_TURNED, *_PARTS)
 
 
+def _check(node: torch.fx.Node, made: Any) -> None:
+    """Whether a lowering gave what torch says of the op: another size would be read beyond its end.
+
+    Raises:
+        DefinitionError: it gave something else.
+    """
+    expected = node.meta["val"]
+    pairs = zip(made, expected, strict=False) if isinstance(expected, tuple | list) else [(made, expected)]
+    for value, meta in pairs:
+        if not isinstance(meta, torch.Tensor):
+            continue
+        if not isinstance(value, Value) or (value.shape, value.dtype) != (tuple(meta.shape), meta.dtype):
+            found = f"{value.shape} of {value.dtype}" if isinstance(value, Value) else repr(value)
+            raise DefinitionError(
+                f"the lowering of {node.target} gives another result than the op",
+                where=node.name,
+                expected=f"a Value of shape {tuple(meta.shape)} of {meta.dtype}",
+                found=found,
+            )
+
+
 class _Scheduler:
     def __init__(
         self,
@@ -202,10 +224,12 @@ class _Scheduler:
             if "keeps_places" in node.meta:
                 kwargs = {**kwargs, "keeps_places": True}
             try:
-                return self.bounded(node, lowering(node.meta["val"], *args, **kwargs))
+                made = lowering(node.meta["val"], *args, **kwargs)
             except Unlowered:
                 # This use of the op is beyond the table: torch's own call serves, as for any other op.
                 return self.call(node)
+            _check(node, made)
+            return self.bounded(node, made)
         return self.call(node)
 
     def product(self, node: torch.fx.Node) -> Any:

@@ -71,6 +71,33 @@ def test_a_lowering_that_raises_is_named(op: Any) -> None:
     assert "of_mine" in str(seen[0].message)
 
 
+@pytest.mark.parametrize("given", [("aten.i0",), (torch.i0,), (), (lambda meta, x: x,)])
+def test_what_is_no_op_is_refused(given: tuple[Any, ...]) -> None:
+    with pytest.raises(DefinitionError, match="a lowering is registered for overloads of ops"):
+        lowered(*given)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("lowering", "message"),
+    [
+        (lambda meta, x, dtype: None, "gives another result than the op"),
+        (lambda meta, x, dtype: 3.0, "gives another result than the op"),
+        (lambda meta, x, dtype: meta, "gives another result than the op"),
+        (lambda meta, x, dtype: pointwise("lt", meta.bool(), [x, 0], torch.float32), "torch.bool"),
+        (lambda meta, x, dtype: pointwise("neg", meta[:1], [x], meta.dtype), r"\(1,\) of torch.float32"),
+        (lambda meta, x, dtype: pointwise("expp", meta, [x], meta.dtype), "did you mean 'exp'"),
+        (lambda meta, x, dtype: pointwise("add", meta, [x], meta.dtype), "'add' has another number"),
+    ],
+)
+def test_a_lowering_that_gives_something_else_is_named(op: Any, lowering: Any, message: str) -> None:
+    lowered(op.default)(lowering)
+    fused = burnt.fuse(lambda x: torch.ops.burnt_tests.word(x, torch.float32) + 1)
+    with pytest.warns(RuntimeWarning, match=message) as seen:
+        assert torch.equal(fused(torch.ones(3)), torch.ones(3))
+    assert "burnt_tests.word" in str(seen[0].message) or "pointwise" in str(seen[0].message)
+
+
 WORDS = [
     word for words in re.findall(r"``([a-z0-9 \n]+)``", str(pointwise.__doc__)) for word in words.split()
 ]

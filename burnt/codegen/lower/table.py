@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from burnt.codegen.ir import Expr, Index, Ix, Value
-from burnt.errors import BurntError, DefinitionError
+from burnt.errors import BurntError, DefinitionError, nearest
 
 aten = torch.ops.aten
 Lowering = Callable[..., Any]
@@ -76,10 +77,19 @@ def lowered(*ops: Any) -> Callable[[F], F]:
             tensor and the op's arguments, tensors as Values.
 
     Raises:
-        DefinitionError: an op stands for several overloads.
+        DefinitionError: what is given is no op, or stands for several overloads.
     """
-    for op in ops:
-        if callable(getattr(op, "overloads", None)):
+    given: Sequence[Any] = ops or [None]
+    for op in given:
+        packet = callable(getattr(op, "overloads", None))
+        if not packet and not isinstance(op, torch._ops.OpOverload) and op is not operator.getitem:
+            raise DefinitionError(
+                "a lowering is registered for overloads of ops",
+                where="burnt.codegen.lower.lowered",
+                expected="@lowered(torch.ops.aten.relu.default)",
+                found=f"@lowered({op!r})" if ops else "no op",
+            )
+        if packet:
             raise DefinitionError(
                 f"a lowering cannot be registered for {op}, which has several overloads",
                 where="burnt.codegen.lower.lowered",
@@ -140,6 +150,18 @@ def operand(value: Any, shape: Sequence[int], dtype: torch.dtype) -> Callable[[I
     return lambda index: fixed
 
 
+# The words of `pointwise`, by how many inputs they have.
+_ONE = (
+    "identity neg abs sign relu not reciprocal sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan "
+    "sinh cosh tanh asin acos atan asinh acosh atanh erf erfc sigmoid floor ceil trunc round"
+)
+_TWO = (
+    "add sub mul maximum minimum fmax fmin eq ne lt le gt ge and or xor div pow atan2 copysign fmod "
+    "remainder floor_div trunc_div"
+)
+_WORDS = {**dict.fromkeys(_ONE.split(), 1), **dict.fromkeys(_TWO.split(), 2)}
+
+
 def pointwise(name: str, meta: torch.Tensor, inputs: Sequence[Any], dtype: torch.dtype) -> Value:
     """An operation on inputs in one dtype, element by element.
 
@@ -152,7 +174,25 @@ def pointwise(name: str, meta: torch.Tensor, inputs: Sequence[Any], dtype: torch
         meta: a tensor of the result's shape and dtype.
         inputs: values, which are broadcast, and numbers.
         dtype: that the inputs are converted to.
+
+    Raises:
+        DefinitionError: there is no such word, or it has another number of inputs.
     """
+    if name not in _WORDS:
+        guess = nearest(name, _WORDS)
+        raise DefinitionError(
+            f"pointwise knows no word {name!r}",
+            where="burnt.codegen.lower.pointwise",
+            expected=" ".join(_WORDS),
+            hint=guess and f"did you mean {guess!r}?",
+        )
+    if len(inputs) != _WORDS[name]:
+        raise DefinitionError(
+            f"pointwise's {name!r} has another number of inputs",
+            where="burnt.codegen.lower.pointwise",
+            expected=f"{_WORDS[name]}",
+            found=f"{len(inputs)}",
+        )
     if meta.dtype.is_complex or dtype.is_complex:
         raise Unlowered
     shape = tuple(meta.shape)
