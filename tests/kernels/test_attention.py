@@ -105,7 +105,9 @@ def test_a_query_that_sees_nothing_gives_zeros_and_gets_no_gradient(small_tiles:
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("masked", [None, torch.float32], ids=["mask alike", "mask in float32"])
-@pytest.mark.parametrize("name", ["vendor", "tiled", "generated", "chosen", "recorded"])
+@pytest.mark.parametrize(
+    "name", ["vendor", "tiled", "chosen", "recorded", pytest.param("generated", marks=pytest.mark.full)]
+)
 def test_queries_whose_every_key_is_far_from_zero(
     name: str, masked: torch.dtype | None, kind: torch.dtype, small_tiles: None
 ) -> None:
