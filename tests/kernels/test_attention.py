@@ -39,6 +39,11 @@ def heads(batch: int, queries: int, keys: int, h: int = 4, kv: int = 2, d: int =
     return [randn(*shape, seed=n) for n, shape in enumerate(shapes)]
 
 
+def alike(batch: int, queries: int, keys: int) -> list[Tensor]:
+    """Heads that torch's fused calls take: as many of keys, of one size."""
+    return [randn(batch, 4, length, 8, seed=n) for n, length in enumerate((queries, keys, keys))]
+
+
 def with_gradients(fn: Callable[..., Tensor], tensors: list[Tensor], **options: Any) -> list[Tensor]:
     leaves = [t.detach().requires_grad_() for t in tensors]
     out = fn(*leaves, **options)
@@ -111,7 +116,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_gets_no_gradient(small_tiles:
 def test_queries_whose_every_key_is_far_from_zero(
     name: str, masked: torch.dtype | None, kind: torch.dtype, small_tiles: None
 ) -> None:
-    tensors = [t.to(kind) for t in heads(2, 23, 17)]
+    tensors = [t.to(kind) for t in alike(2, 23, 17)]
     mask = randn(2, 1, 23, 17, seed=5, dtype=torch.float32).to(masked or kind)
     least = torch.finfo(mask.dtype).min
     mask[:, :, 3], mask[:, :, 5], mask[:, :, 6, 3:] = least, max(-1e9, least), least
@@ -133,7 +138,7 @@ def test_queries_whose_every_key_is_far_from_zero(
 
 
 def test_masks_whose_values_cannot_be_looked_at() -> None:
-    tensors, mask = heads(1, 6, 6), torch.zeros(6, 6, dtype=torch.float64)
+    tensors, mask = alike(1, 6, 6), torch.zeros(6, 6, dtype=torch.float64)
     mask[2] = torch.finfo(torch.float64).min
 
     def vendor(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
