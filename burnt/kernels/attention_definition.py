@@ -359,6 +359,7 @@ def _vendor(
     """torch's own call, with one mask for all that it has no arguments for."""
     place = bottom_right, lengths, q_starts, k_starts
     _check_packed(q.shape[0], lengths, q_starts, k_starts)
+    # Elsewhere a mask may hold anything, and to look would be to wait: with gradients the definition serves.
     can_look = _can_look(q, k, v, mask)
     exact = trains(q, k, v, mask, slopes)
     unknown = exact and mask is not None and not _is_bool(mask) and not can_look

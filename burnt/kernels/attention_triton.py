@@ -149,7 +149,7 @@ def _scores(  # type: ignore[no-untyped-def]
     return s
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _raised(difference, FAR: tl.constexpr):  # type: ignore[no-untyped-def]
     """The exponential of a difference of scores."""
     if FAR:
@@ -158,7 +158,7 @@ def _raised(difference, FAR: tl.constexpr):  # type: ignore[no-untyped-def]
         return tl.exp2(difference)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _weights(s, top, log, FAR: tl.constexpr):  # type: ignore[no-untyped-def]
     """Scores as weights, from what is known of their queries; `top` is all of it where they are not far."""
     if FAR:
