@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from burnt import _torch
 from burnt.errors import InputRuntimeError, InputTypeError, InputValueError
 from burnt.kernels.autocast import cast_all, dtype_on
 from burnt.kernels.checks import floating, one_device, one_dtype
+from burnt.kernels.choice import trains
 from burnt.kernels.op import op
 
 __all__ = [
@@ -313,6 +315,30 @@ def heads_inside(made: Tensor) -> Tensor:
     return made.transpose(1, 2).contiguous().transpose(1, 2)
 
 
+# Maxima of a query's scores beyond which torch's own call is not taken for gradients. Its fused backward has
+# of a query the maximum plus the logarithm of the sum as one float32: from here on that is off by 1e-4 or
+# more, and with it what the weights sum to. Beside finfo.min, with which masks hide a query's every key, the
+# logarithm is lost. (On GPUs the forward, too, may be NaN for such queries: pytorch/pytorch#110213.)
+_FAR = 1e3
+
+
+def _can_look(*tensors: Tensor | None) -> bool:
+    """Whether values are there to be looked at, without waiting for a device."""
+    return (
+        not torch.compiler.is_compiling()
+        and _torch.is_plain_call()
+        and all(type(t) in (Tensor, torch.nn.Parameter) and t.is_cpu for t in tensors if t is not None)
+    )
+
+
+def _narrowed(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores, in their dtype: what is no infinity stays none."""
+    least = torch.finfo(dtype).min
+    if least <= torch.finfo(mask.dtype).min:
+        return mask.to(dtype)
+    return torch.where(mask == -torch.inf, mask, mask.clamp(min=least)).to(dtype)
+
+
 def _vendor(
     q: Tensor,
     k: Tensor,
@@ -333,7 +359,11 @@ def _vendor(
     """torch's own call, with one mask for all that it has no arguments for."""
     place = bottom_right, lengths, q_starts, k_starts
     _check_packed(q.shape[0], lengths, q_starts, k_starts)
-    if softcap is not None or seed is not None or 0 in (q.numel(), k.numel(), v.numel()):
+    # Elsewhere a mask may hold anything, and to look would be to wait: with gradients the definition serves.
+    can_look = _can_look(q, k, v, mask)
+    exact = trains(q, k, v, mask, slopes)
+    unknown = exact and mask is not None and not _is_bool(mask) and not can_look
+    if unknown or softcap is not None or seed is not None or 0 in (q.numel(), k.numel(), v.numel()):
         return dot_product_attention.reference(
             q, k, v, mask, before, after, bottom_right, scale, softcap, slopes, *place[1:], dropout, seed
         )  # fmt: skip
@@ -341,9 +371,11 @@ def _vendor(
     if is_causal_alone(q, k, mask, before, after, slopes, *place):
         made = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
         return heads_inside(made)
+    given = mask
     visible = seen(q, k, before, after, *place)
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(q.dtype)
+    if mask is not None and not _is_bool(mask):
+        exact = exact or mask.dtype.itemsize > q.dtype.itemsize
+        mask = _narrowed(mask, q.dtype)
     if slopes is not None:
         bias = (slopes.view(-1, 1, 1) * -distances(q, k, *place)).to(q.dtype)
         mask = (
@@ -361,8 +393,17 @@ def _vendor(
         made = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped)
         return heads_inside(made)
     # A query that sees nothing is let see all, so that no path of torch's makes NaN of it; then it is zero.
-    nothing = ~mask.any(-1, keepdim=True) if _is_bool(mask) else (mask == -torch.inf).all(-1, keepdim=True)
-    mask = mask | nothing if _is_bool(mask) else mask.masked_fill(nothing, 0.0)
+    if _is_bool(mask):
+        nothing = ~mask.any(-1, keepdim=True)
+        mask = mask | nothing
+    else:
+        top = mask.detach().amax(-1, keepdim=True)
+        nothing = top == -torch.inf
+        if exact and can_look and bool(((top.abs() > _FAR) & ~nothing).any()):
+            return dot_product_attention.reference(
+                q, k, v, given, before, after, bottom_right, scale, softcap, slopes, *place[1:], dropout, seed
+            )  # fmt: skip
+        mask = mask.masked_fill(nothing, 0.0)
     mask = mask.view((1,) * (4 - mask.dim()) + tuple(mask.shape))
     made = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
     return heads_inside(torch.where(nothing, 0.0, made))

@@ -2,7 +2,8 @@
 
 A tile is some queries and the keys that they see, of as many heads as fit, so that memory grows with the
 length and not with its square. Its scores become weights in one generated kernel, whatever the options; the
-backward makes them again from the logarithm of each query's sum of exponentials. The products are
+backward makes them again from each query's maximum and the logarithm of its sum of exponentials. These are
+kept apart: beside a mask's finfo.min as the maximum nothing would be left of the logarithm. The products are
 `burnt.kernels.matmul`'s, whatever that chooses.
 """
 
@@ -91,11 +92,12 @@ class Kernels(NamedTuple):
     """What is made of a tile's products, for one function of the scores.
 
     Args:
-        weights: ``(products, *extra) -> (weights, lse)``, the latter ``[batch, heads, queries, 1]``.
-        gradients: ``(products, of_weights, lse, dots, *extra) -> (weights, of_products)``.
+        weights: ``(products, *extra) -> (weights, top, log)``: maxima and logarithms of sums, both
+            ``[batch, heads, queries, 1]``.
+        gradients: ``(products, of_weights, top, log, dots, *extra) -> (weights, of_products)``.
     """
 
-    weights: Callable[..., tuple[Tensor, Tensor]]
+    weights: Callable[..., tuple[Tensor, Tensor, Tensor]]
     gradients: Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -103,7 +105,7 @@ def kernels_of(score: Score | None) -> Kernels:
     """The kernels for a function of the scores."""
 
     @fuse
-    def attention_weights(products: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    def attention_weights(products: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
         extra = _Extra(*given)
         s = _scores(products, extra, score)
         top = s.amax(-1, keepdim=True)
@@ -114,15 +116,15 @@ def kernels_of(score: Score | None) -> Kernels:
         weights = raised * torch.where(nothing, 0.0, 1 / total)
         if extra.stays is not None:
             weights = torch.where(extra.stays, weights * extra.larger, 0.0)
-        return weights, torch.where(nothing, torch.inf, top + torch.log(total))
+        return weights, torch.where(nothing, torch.inf, top), torch.where(nothing, 0.0, torch.log(total))
 
     @fuse
     def attention_gradients(
-        products: Tensor, of_weights: Tensor, lse: Tensor, dots: Tensor, *given: Any
+        products: Tensor, of_weights: Tensor, top: Tensor, log: Tensor, dots: Tensor, *given: Any
     ) -> tuple[Tensor, Tensor]:
         extra = _Extra(*given)
         s, pulled = torch.func.vjp(lambda x: _scores(x, extra, score), products)[:2]
-        weights = torch.exp(s - lse)
+        weights = torch.exp((s - top) - log)
         dropped = weights
         if extra.stays is not None:
             dropped = torch.where(extra.stays, weights * extra.larger, 0.0)
@@ -346,19 +348,20 @@ class _Shared:
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, options: _Options, kernels: Kernels) -> tuple[Tensor, Tensor]:
-    """The results, and the logarithm of each query's sum of exponentials, ``[B, H, L]``."""
+    """The results, and each query's maximum and logarithm of its sum of exponentials, ``[2, B, H, L]``."""
     inside = torch.promote_types(q.dtype, torch.float32)
     out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], v.shape[3]).transpose(1, 2)
-    logs = q.new_empty(q.shape[:3], dtype=inside)
+    stats = q.new_empty(2, *q.shape[:3], dtype=inside)
     shared = _Shared(k, v, inside)
     for tile in _tiles(q, k, options, inside):
         keys, values = shared.at(tile)
         there = out[tile.batch, tile.heads, tile.rows]
         products = _product(_rows(q, tile, inside), keys.mT).view(*there.shape[:3], -1)
-        weights, lse = kernels.weights(products, *tile.extra)
+        weights, *found = kernels.weights(products, *tile.extra)
         there.copy_(_product(_joined(weights, values), values).view(there.shape))
-        logs[tile.batch, tile.heads, tile.rows] = lse.squeeze(-1)
-    return out, logs
+        for whole, part in zip(stats, found, strict=True):
+            whole[tile.batch, tile.heads, tile.rows] = part.squeeze(-1)
+    return out, stats
 
 
 def _joined(of_heads: Tensor, shared: Tensor) -> Tensor:
@@ -369,7 +372,7 @@ def _joined(of_heads: Tensor, shared: Tensor) -> Tensor:
 def _backward(
     pull: Tensor,
     out: Tensor,
-    lse: Tensor,
+    stats: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -377,18 +380,18 @@ def _backward(
     kernels: Kernels,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values."""
-    inside = lse.dtype
+    inside = stats.dtype
     of_q = torch.empty_like(q)
     of_k, of_v = (torch.zeros(t.shape, dtype=inside, device=t.device) for t in (k, v))
     shared = _Shared(k, v, inside)
     for tile in _tiles(q, k, options, inside):
         keys, values = shared.at(tile)
         rows, pulls = _rows(q, tile, inside), _rows(pull, tile, inside)
-        logs = lse[tile.batch, tile.heads, tile.rows].unsqueeze(-1)
-        products = _product(rows, keys.mT).view(*logs.shape[:3], -1)
-        of_weights = _product(pulls, values.mT).view(*logs.shape[:3], -1)
-        dots = (pulls * _rows(out, tile, inside)).sum(-1).view(logs.shape)
-        made = kernels.gradients(products, of_weights, logs, dots, *tile.extra)
+        top, log = stats[:, tile.batch, tile.heads, tile.rows].unsqueeze(-1)
+        products = _product(rows, keys.mT).view(*top.shape[:3], -1)
+        of_weights = _product(pulls, values.mT).view(*top.shape[:3], -1)
+        dots = (pulls * _rows(out, tile, inside)).sum(-1).view(top.shape)
+        made = kernels.gradients(products, of_weights, top, log, dots, *tile.extra)
         weights, of_products = (_joined(t, keys) for t in made)
         there = of_q[tile.batch, tile.heads, tile.rows]
         there.copy_(_product(of_products, keys).view(there.shape))
@@ -406,8 +409,8 @@ class Tiled(torch.autograd.Function):
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: _Options, kernels: Kernels, plain: Any
     ) -> Tensor:
         """Go through the tiles. `plain` is the same of queries, keys and values in plain torch."""
-        out, lse = _forward(q, k, v, options, kernels)
-        ctx.save_for_backward(q, k, v, out, lse)
+        out, stats = _forward(q, k, v, options, kernels)
+        ctx.save_for_backward(q, k, v, out, stats)
         ctx.options, ctx.kernels, ctx.plain = options, kernels, plain
         return out
 
@@ -415,7 +418,7 @@ class Tiled(torch.autograd.Function):
     @_torch.without_autocast()
     def backward(ctx: Any, pull: Tensor) -> Any:
         """Go through them again; for second derivatives, those of the definition."""
-        q, k, v, out, lse = ctx.saved_tensors
+        q, k, v, out, stats = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
             inputs = [t for t, w in zip((q, k, v), wanted, strict=True) if w]
@@ -423,7 +426,7 @@ class Tiled(torch.autograd.Function):
             return (*(next(found) if w else None for w in wanted), None, None, None)
         # Derivatives of functions of the scores, where these are not compiled, cannot be taken beside hooks.
         with _torch.without_saved_tensor_hooks():
-            made = _backward(pull, out, lse, q, k, v, ctx.options, ctx.kernels)
+            made = _backward(pull, out, stats, q, k, v, ctx.options, ctx.kernels)
         return (*(g if w else None for g, w in zip(made, wanted, strict=True)), None, None, None)
 
 

@@ -13,6 +13,10 @@ one. What lies outside is not gone through. Scores and their derivatives are fun
 
 `i` and `j` are blocks that broadcast to the tile, either way round. Legend: M a tile's queries, N its keys, D
 and E sizes of heads, which blocks may exceed. Exponents are of 2: `lse` is a logarithm to that base.
+
+FAR: scores may be as far from zero as finfo.min, which masks are made of, since a mask is added or there is a
+function. There they stay natural until their maximum is taken from them, lest the factor makes infinities of
+them, and `lse` has two rows a head, maxima and logarithms of sums: added up, nothing of the latter were left.
 """
 
 from __future__ import annotations
@@ -107,7 +111,7 @@ def _spans(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _exponents(  # type: ignore[no-untyped-def]
+def _scores(  # type: ignore[no-untyped-def]
     products,
     scale,
     mask,
@@ -124,8 +128,9 @@ def _exponents(  # type: ignore[no-untyped-def]
     MASK: tl.constexpr,
     EDGE: tl.constexpr,
 ):
-    """Scores to the base of 2, with the mask: 1 is boolean, 2 is added."""
-    if score is None and MASK != 2:
+    """Scores with the mask: 1 is boolean, 2 is added. They are to the base of 2 if they are not FAR."""
+    FAR: tl.constexpr = score is not None or MASK == 2
+    if not FAR:
         s = products * (scale * _LOG2_E)
     else:
         s = products * scale
@@ -141,9 +146,41 @@ def _exponents(  # type: ignore[no-untyped-def]
             s = tl.where(given != 0, s, float("-inf"))
         else:
             s += given.to(tl.float32)
-    if score is not None or MASK == 2:
-        s *= _LOG2_E
     return s
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _raised(difference, FAR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The exponential of a difference of scores."""
+    if FAR:
+        return tl.exp2(difference * _LOG2_E)
+    else:
+        return tl.exp2(difference)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _weights(s, top, log, FAR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Scores as weights, from what is known of their queries; `top` is all of it where they are not far."""
+    if FAR:
+        return tl.exp2((s - top) * _LOG2_E - log)
+    else:
+        return tl.exp2(s - top)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _known(lse, row, rows, EDGE: tl.constexpr, FAR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What is known of queries: maxima and logarithms, or what they add up to, twice."""
+    if EDGE:
+        top = tl.load(lse + row, mask=row < rows, other=float("inf"))
+    else:
+        top = tl.load(lse + row)
+    log = top
+    if FAR:
+        if EDGE:
+            log = tl.load(lse + rows + row, mask=row < rows, other=0.0)
+        else:
+            log = tl.load(lse + rows + row)
+    return top, log
 
 
 @triton.jit
@@ -247,6 +284,7 @@ def _forward_part(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
 ):
     """What the keys from `begin` to `end` add to a tile of queries."""
+    FAR: tl.constexpr = score is not None or MASK == 2
     for start in range(begin, end, N):
         column = start + tl.arange(0, N)
         if WIDE:
@@ -254,7 +292,7 @@ def _forward_part(  # type: ignore[no-untyped-def]
         i, j = row[:, None], column[None, :]
         k_ND = _load(k, column, tl.arange(0, D), k_row, keys, d_size, EDGE, D_ODD)
         s = tl.dot(queries, tl.trans(k_ND), input_precision=PRECISION)
-        s = _exponents(
+        s = _scores(
             s, scale, mask, b, h, i, j, i < rows, j < keys, mask_strides[2], mask_strides[3], args, score,
             MASK, EDGE,
         )  # fmt: skip
@@ -265,8 +303,8 @@ def _forward_part(  # type: ignore[no-untyped-def]
         if EDGE or MASK != 0 or score is not None:
             # A query that has seen nothing yet.
             base = tl.where(higher == float("-inf"), 0.0, higher)
-        p = tl.exp2(s - base[:, None])
-        shrink = tl.exp2(top - base)
+        p = _raised(s - base[:, None], FAR)
+        shrink = _raised(top - base, FAR)
         total = total * shrink + tl.sum(p, 1)
         sums = sums * shrink[:, None]
         if DROPOUT:
@@ -287,7 +325,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     past,
     seed,
     out,  # [B, H, L, E]
-    lse,  # [B, H, L] float32
+    lse,  # [B, H, L] float32, or [B, H, 2 * L] if FAR
     q_strides,
     k_strides,
     v_strides,
@@ -370,8 +408,14 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     place = out + row[:, None] * out_strides[2] + column[None, :]
     tl.store(place, made.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < e_size)[None, :])
     # Of a query that sees nothing the exponentials are to be none in the backward.
-    logarithm = tl.where(nothing, float("inf"), top + tl.log2(tl.where(nothing, 1.0, total)))
-    tl.store(lse + head.to(tl.int64) * rows + row, logarithm, mask=row < rows)
+    log = tl.log2(tl.where(nothing, 1.0, total))
+    if score is not None or MASK == 2:
+        lse += head.to(tl.int64) * 2 * rows
+        tl.store(lse + rows + row, log, mask=row < rows)
+    else:
+        lse += head.to(tl.int64) * rows
+        top += log
+    tl.store(lse + row, tl.where(nothing, float("inf"), top), mask=row < rows)
 
 
 # --- backward ---------------------------------------------------------------------------------------------
@@ -451,6 +495,7 @@ def _keys_part(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
 ):
     """What the queries from `begin` to `end` add to the gradients of a block of keys and values."""
+    FAR: tl.constexpr = score is not None or MASK == 2
     for start in range(begin, end, M):
         row = start + tl.arange(0, M)
         if WIDE:
@@ -458,17 +503,16 @@ def _keys_part(  # type: ignore[no-untyped-def]
         i, j = row[None, :], column[:, None]
         q_MD = _load(q, row, tl.arange(0, D), q_row, rows, d_size, EDGE, D_ODD)
         products = tl.dot(k_ND, tl.trans(q_MD), input_precision=PRECISION)
-        s = _exponents(
+        s = _scores(
             products, scale, mask, b, h, i, j, i < rows, j < keys, mask_strides[2], mask_strides[3], args,
             score, MASK, True,
         )  # fmt: skip
+        top_M, log_M = _known(lse, row, rows, EDGE, FAR)
         if EDGE:
-            lse_M = tl.load(lse + row, mask=row < rows, other=float("inf"))
             dots_M = tl.load(dots + row, mask=row < rows, other=0.0)
         else:
-            lse_M = tl.load(lse + row)
             dots_M = tl.load(dots + row)
-        p = tl.exp2(s - lse_M[None, :])
+        p = _weights(s, top_M[None, :], log_M[None, :], FAR)
         if EDGE:
             p = tl.where((i >= first_N[:, None]) & (i < past_N[:, None]), p, 0.0)
         pull_ME = _load(pull, row, tl.arange(0, E), pull_row, rows, e_size, EDGE, E_ODD)
@@ -497,7 +541,7 @@ def backward_keys(  # type: ignore[no-untyped-def]
     past,
     seed,
     pull,  # [B, H, L, E]
-    lse,  # [B, H, L]
+    lse,  # as of the forward
     dots,
     of_k,  # [B, H / GROUP, S, D]
     of_v,
@@ -559,13 +603,14 @@ def backward_keys(  # type: ignore[no-untyped-def]
     v_NE = _load(v, column, tl.arange(0, E), v_strides[2], keys, e_size, True, E_ODD)
     sums_k = tl.zeros([N, D], tl.float32)
     sums_v = tl.zeros([N, E], tl.float32)
+    FAR: tl.constexpr = score is not None or MASK == 2
     for member in range(GROUP):
         h = kh * GROUP + member
         head = b * heads + h
         q_h = q + b * q_strides[0] + h * q_strides[1]
         pull_h = pull + b * pull_strides[0] + h * pull_strides[1]
         mask_h = mask + b * mask_strides[0] + h * mask_strides[1]
-        lse_h, dots_h = lse + head * rows, dots + head * rows
+        lse_h, dots_h = lse + head * (2 * rows if FAR else rows), dots + head * rows
         if LEFT or TABLE:
             sums_k, sums_v = _keys_part(
                 sums_k, sums_v, k_ND, v_NE, q_h, pull_h, mask_h, seed, lse_h, dots_h, begin, inner_begin, b,
@@ -602,7 +647,8 @@ def _queries_part(  # type: ignore[no-untyped-def]
     v,
     mask,
     seed,
-    lse_M,
+    top_M,
+    log_M,
     dots_M,
     begin,
     end,
@@ -637,6 +683,7 @@ def _queries_part(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
 ):
     """What the keys from `begin` to `end` add to the gradient of a tile of queries."""
+    FAR: tl.constexpr = score is not None or MASK == 2
     for start in range(begin, end, N):
         column = start + tl.arange(0, N)
         if WIDE:
@@ -645,11 +692,11 @@ def _queries_part(  # type: ignore[no-untyped-def]
         k_ND = _load(k, column, tl.arange(0, D), k_row, keys, d_size, EDGE, D_ODD)
         v_NE = _load(v, column, tl.arange(0, E), v_row, keys, e_size, EDGE, E_ODD)
         products = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
-        s = _exponents(
+        s = _scores(
             products, scale, mask, b, h, i, j, i < rows, j < keys, mask_strides[2], mask_strides[3], args,
             score, MASK, EDGE,
         )  # fmt: skip
-        p = tl.exp2(s - lse_M[:, None])
+        p = _weights(s, top_M[:, None], log_M[:, None], FAR)
         if EDGE:
             p = tl.where((j >= first_M[:, None]) & (j < past_M[:, None]), p, 0.0)
         of_p = tl.dot(pull_ME, tl.trans(v_NE), input_precision=PRECISION)
@@ -673,7 +720,7 @@ def backward_queries(  # type: ignore[no-untyped-def]
     past,
     seed,
     pull,  # [B, H, L, E]
-    lse,  # [B, H, L]
+    lse,  # as of the forward
     dots,
     of_q,  # [B, H, L, D]
     q_strides,
@@ -734,24 +781,25 @@ def backward_queries(  # type: ignore[no-untyped-def]
         row = row.to(tl.int64)
     q_MD = _load(q, row, tl.arange(0, D), q_strides[2], rows, d_size, True, D_ODD)
     pull_ME = _load(pull, row, tl.arange(0, E), pull_strides[2], rows, e_size, True, E_ODD)
-    lse_M = tl.load(lse + head * rows + row, mask=row < rows, other=float("inf"))
+    FAR: tl.constexpr = score is not None or MASK == 2
+    top_M, log_M = _known(lse + head * (2 * rows if FAR else rows), row, rows, True, FAR)
     dots_M = tl.load(dots + head * rows + row, mask=row < rows, other=0.0)
     sums = tl.zeros([M, D], tl.float32)
     if LEFT or TABLE:
         sums = _queries_part(
-            sums, q_MD, pull_ME, k, v, mask, seed, lse_M, dots_M, begin, inner_begin, b, h, head, row, rows,
-            keys, first_M, past_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale, dropout,
-            args, score, slope, MASK, DROPOUT, True, M, N, D, E, D_ODD, E_ODD, WIDE, PRECISION,
+            sums, q_MD, pull_ME, k, v, mask, seed, top_M, log_M, dots_M, begin, inner_begin, b, h, head,
+            row, rows, keys, first_M, past_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale,
+            dropout, args, score, slope, MASK, DROPOUT, True, M, N, D, E, D_ODD, E_ODD, WIDE, PRECISION,
         )  # fmt: skip
     sums = _queries_part(
-        sums, q_MD, pull_ME, k, v, mask, seed, lse_M, dots_M, inner_begin, inner_end, b, h, head, row, rows,
-        keys, first_M, past_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale, dropout,
-        args, score, slope, MASK, DROPOUT, False, M, N, D, E, D_ODD, E_ODD, WIDE, PRECISION,
+        sums, q_MD, pull_ME, k, v, mask, seed, top_M, log_M, dots_M, inner_begin, inner_end, b, h, head,
+        row, rows, keys, first_M, past_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale,
+        dropout, args, score, slope, MASK, DROPOUT, False, M, N, D, E, D_ODD, E_ODD, WIDE, PRECISION,
     )  # fmt: skip
     sums = _queries_part(
-        sums, q_MD, pull_ME, k, v, mask, seed, lse_M, dots_M, inner_end, end, b, h, head, row, rows,
-        keys, first_M, past_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale, dropout,
-        args, score, slope, MASK, DROPOUT, True, M, N, D, E, D_ODD, E_ODD, WIDE, PRECISION,
+        sums, q_MD, pull_ME, k, v, mask, seed, top_M, log_M, dots_M, inner_end, end, b, h, head,
+        row, rows, keys, first_M, past_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale,
+        dropout, args, score, slope, MASK, DROPOUT, True, M, N, D, E, D_ODD, E_ODD, WIDE, PRECISION,
     )  # fmt: skip
     d = tl.arange(0, D)[None, :]
     place = of_q + row[:, None] * of_q_strides[2] + d
@@ -789,11 +837,16 @@ class Problem(NamedTuple):
     seed: Tensor | None = None
     precision: str = "ieee"
 
+    @property
+    def far(self) -> bool:
+        """Whether scores may be far from zero, as in the kernels."""
+        return self.score is not None or (self.mask is not None and self.mask.dtype != torch.bool)
+
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, blocks: Mapping[str, Blocks]
 ) -> tuple[Tensor, Tensor]:
-    """The results ``[B, H, L, E]``, heads inside in memory, and the logarithms to base 2 ``[B, H, L]``.
+    """The results ``[B, H, L, E]``, heads inside in memory, and `lse`, ``[B, H, L]``; FAR ``[B, H, 2 * L]``.
 
     Args:
         q: ``[B, H, L, D]``; the last stride of all three is 1, and none of them is empty.
@@ -804,7 +857,7 @@ def forward(
     """
     batch, heads, rows, _ = q.shape
     out = q.new_empty(batch, rows, heads, v.shape[3]).transpose(1, 2)
-    lse = q.new_empty(batch, heads, rows, dtype=torch.float32)
+    lse = q.new_empty(batch, heads, 2 * rows if problem.far else rows, dtype=torch.float32)
     given, constants = arguments(q, k, v, problem, of_keys=False)
     chosen = blocks["forward"]
     tensors, strides, numbers = given
@@ -842,7 +895,7 @@ def backward(
     """
     batch, heads, rows, size = q.shape
     keys, wide = v.shape[2:]
-    dots = torch.empty_like(lse)
+    dots = lse.new_empty(batch, heads, rows)
     of_q = of_k = of_v = None
     with _on(q):
         chosen = blocks["dots"]

@@ -296,8 +296,11 @@ class _Chunked(torch.autograd.Function):
             )
             _, made = _through((x, weight, bias), target, scale, wanted, ctx.settings)
         else:
-            late = x.dtype == torch.float16
-            factor = cotangent / number_of(target, ignored, reduction, x.dtype) if late else cotangent
+            factor = cotangent
+            if x.dtype == torch.float16:
+                factor = cotangent / number_of(target, ignored, reduction, x.dtype)
+                # Where no row counts gradients stay zeros, though the factor is a number by 0, or infinite.
+                factor = torch.where((target != ignored).any(), factor, 0.0)
             if not (factor.is_cpu and factor == 1):
                 made = [None if t is None else t.mul_(factor) for t in made]
         made = [None if t is None else t.to(x.dtype) for t in made]

@@ -22,7 +22,7 @@ from burnt.kernels.autocast import cast, cast_all
 from burnt.kernels.checks import described, floating, one_device, one_dtype
 from burnt.kernels.choice import trains
 from burnt.kernels.op import op
-from burnt.kernels.recurrent_steps import DTYPES, run, why_not
+from burnt.kernels.recurrent_steps import DTYPES, run, why_not, within
 
 __all__ = ["gru", "gru_layer", "lstm", "lstm_layer"]
 
@@ -307,7 +307,7 @@ def lstm_layer(
              [0.5453]]])
     """
     _not_traced()
-    inputs = F.linear(x, weight_ih, bias_ih)
+    inputs = F.linear(within(x, lengths), weight_ih, bias_ih)
     # Under autocast the gates are of another dtype than what is given.
     zeros = inputs.new_zeros(x.shape[0], weight_hh.shape[1])
     h, c = (zeros if state is None else cast(state, inputs.dtype) for state in (h0, c0))
@@ -376,7 +376,7 @@ def gru_layer(
              [0.3546]]])
     """
     _not_traced()
-    inputs = F.linear(x, weight_ih, bias_ih)
+    inputs = F.linear(within(x, lengths), weight_ih, bias_ih)
     h = x.new_zeros(x.shape[0], weight_hh.shape[1]) if h0 is None else h0
     outputs: list[Tensor] = []
     for t in reversed(range(x.shape[1])) if reverse else range(x.shape[1]):

@@ -20,7 +20,7 @@ from burnt.codegen.target import target_of
 from burnt.kernels.choice import trains
 from burnt.kernels.matmul import linear, matmul
 
-__all__ = ["DTYPES", "run", "why_not"]
+__all__ = ["DTYPES", "run", "why_not", "within"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -31,6 +31,14 @@ def why_not(x: Tensor, weight_ih: Tensor, weight_hh: Tensor, *rest: Any) -> str 
         return "an empty tensor"
     target = target_of(x.device)
     return target if isinstance(target, str) else None
+
+
+def within(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """``[B, T, n]`` with zeros beyond each sequence: a gradient of zero does not hide what is not finite."""
+    if lengths is None:
+        return x
+    beyond = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(1)
+    return x.masked_fill(beyond.unsqueeze(2), 0.0)
 
 
 def run(
@@ -201,7 +209,7 @@ def _gradients(
         made = matmul(rows, weight_ih.to(inside))
         found[0] = made.view(x.shape[1], x.shape[0], -1).transpose(0, 1)
     if wanted[1]:
-        found[1] = _of_weights(rows, _steps_first(x, inside))
+        found[1] = _of_weights(rows, _steps_first(within(x, lengths), inside))
     if wanted[2]:
         found[2] = _of_states(of_state, output.transpose(0, 1), begin[0], lengths, reverse)
     if wanted[3]:

@@ -23,7 +23,7 @@ from burnt.errors import (
     InputValueError,
 )
 from burnt.kernels import attention, attention_tiled
-from burnt.kernels.attention_definition import defined, kept
+from burnt.kernels.attention_definition import defined, kept, recorded
 from tests.kernels.attention_by_hand import attention_by_hand, uniform
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +37,11 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Ten
 def heads(batch: int, queries: int, keys: int, h: int = 4, kv: int = 2, d: int = 5) -> list[Tensor]:
     shapes = (batch, h, queries, d), (batch, kv, keys, d), (batch, kv, keys, d + 1)
     return [randn(*shape, seed=n) for n, shape in enumerate(shapes)]
+
+
+def alike(batch: int, queries: int, keys: int) -> list[Tensor]:
+    """Heads that torch's fused calls take: as many of keys, of one size."""
+    return [randn(batch, 4, length, 8, seed=n) for n, length in enumerate((queries, keys, keys))]
 
 
 def with_gradients(fn: Callable[..., Tensor], tensors: list[Tensor], **options: Any) -> list[Tensor]:
@@ -101,6 +106,49 @@ def test_a_query_that_sees_nothing_gives_zeros_and_gets_no_gradient(small_tiles:
             assert of_q[:, :, 2].eq(0).all()
             assert not any(t.isnan().any() for t in (out, of_q, of_k, of_v))
             assert of_q[:, :, 1].ne(0).any()
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("masked", [None, torch.float32], ids=["mask alike", "mask in float32"])
+@pytest.mark.parametrize(
+    "name", ["vendor", "tiled", "chosen", "recorded", pytest.param("generated", marks=pytest.mark.full)]
+)
+def test_queries_whose_every_key_is_far_from_zero(
+    name: str, masked: torch.dtype | None, kind: torch.dtype, small_tiles: None
+) -> None:
+    tensors = [t.to(kind) for t in alike(2, 23, 17)]
+    mask = randn(2, 1, 23, 17, seed=5, dtype=torch.float32).to(masked or kind)
+    least = torch.finfo(mask.dtype).min
+    mask[:, :, 3], mask[:, :, 5], mask[:, :, 6, 3:] = least, max(-1e9, least), least
+    mask[:, :, 7], mask[:, :, 8, 1:] = -torch.inf, -torch.inf
+    calls: dict[str, Any] = {"chosen": OP, "recorded": recorded}
+
+    def call(*args: Any, **options: Any) -> Tensor:
+        return calls.get(name, OP.candidates.get(name))(*OP.bound(args, options))  # type: ignore[no-any-return]
+
+    for options in {"mask": mask}, {"mask": mask, "after": 2, "scale": 0.4}:
+        exact = with_gradients(OP.reference, tensors, **options)
+        exact.append(OP.reference(*tensors, **options))
+        found = with_gradients(call, tensors, **options)
+        with torch.no_grad():
+            found.append(call(*tensors, **options))
+        bound = 8 * torch.finfo(kind).eps
+        for ours, right in zip(found, exact, strict=True):
+            torch.testing.assert_close(ours, right, rtol=bound, atol=bound * float(right.abs().max()))
+
+
+def test_masks_whose_values_cannot_be_looked_at() -> None:
+    tensors, mask = alike(1, 6, 6), torch.zeros(6, 6, dtype=torch.float64)
+    mask[2] = torch.finfo(torch.float64).min
+
+    def vendor(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return OP.candidates["vendor"](*OP.bound((q, k, v, mask), {}))  # type: ignore[no-any-return]
+
+    exact = with_gradients(lambda *t: OP.reference(*t, mask), tensors)
+    close(with_gradients(torch.compile(vendor, backend="aot_eager", fullgraph=True), tensors), exact)
+    pull = randn(*exact[0].shape, seed=9)
+    found = torch.func.grad(lambda given: (vendor(*given) * pull).sum())(tuple(tensors))
+    close([exact[0], *found], exact)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 3), (2, 0, 3), (2, 3, 0)], ids=str)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from burnt.kernels import linear_cross_entropy, linear_loss
+from burnt.kernels import cross_entropy, linear_cross_entropy, linear_loss
 
 ROOT = Path(__file__).parents[2]
 CHUNKED = linear_cross_entropy.candidates["chunked"]
@@ -93,6 +93,28 @@ def test_no_row_counts() -> None:
     target = torch.full((150,), 3)
     assert chunked(x, weight, target, bias).isnan(), "as torch has it"
     assert chunked(x, weight, target, bias, reduction="sum") == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_gradients_are_zeros_where_no_row_counts(reduction: str, dtype: torch.dtype) -> None:
+    """Whoever computes them, and whatever the loss is scaled by, as torch has it."""
+    x, weight, bias, logits = (torch.randn(*size).to(dtype) for size in ((20, 8), (30, 8), (30,), (20, 30)))
+    target = torch.full((20,), -100)
+    rest = -100, reduction, 0.1, 1e-2
+    for op, tensors, args in (
+        (linear_cross_entropy, [x, weight, bias], lambda x, w, bias: (x, w, target, bias, *rest, False)),
+        (cross_entropy, [logits], lambda logits: (logits, target, None, *rest)),
+    ):
+        for call in (op, *op.candidates.values()):
+            for factor in (1.0, 65536.0):
+                leaves = [t.clone().requires_grad_() for t in tensors]
+                if call is not op and call.why_not(args(*leaves)) is not None:
+                    continue
+                loss = call(*args(*leaves))
+                assert loss.isnan() if reduction == "mean" else loss == 0
+                (loss * factor).backward()
+                assert all(t.grad is not None and t.grad.eq(0).all() for t in leaves), call
 
 
 def test_16_bit_gradients_are_summed_in_32() -> None:

@@ -284,6 +284,18 @@ def test_what_is_not_finite_stays_in_its_row(kind: str) -> None:
 
 
 @kinds
+@pytest.mark.parametrize("reverse", [True, False], ids=["back", "forth"])
+def test_what_is_beyond_a_sequence_counts_nowhere(kind: str, reverse: bool) -> None:
+    args = list(given(kind, (4, 6, 3, 7), lengths=True, reverse=reverse, dtype=torch.float32))
+    args[-2] = torch.tensor([2, 6, 1, 5])
+    exact = outcome(OPS[kind].reference, args)
+    args[0] = args[0].masked_fill(torch.arange(6)[:, None] >= args[-2][:, None, None], float("nan"))
+    for name, call in candidates(kind, tuple(args), torch.float32).items():
+        for found, right in zip(outcome(call, args), exact, strict=True):
+            torch.testing.assert_close(found, right, msg=name)
+
+
+@kinds
 def test_saturated_gates(kind: str) -> None:
     args = list(given(kind, dtype=torch.float32))
     args[0] = args[0] * 1e4

@@ -168,6 +168,22 @@ def test_trained_swapped_the_losses_are_the_same(always, case):
     assert losses[-1] < losses[0]
 
 
+def test_gradients_of_a_batch_padded_to_the_left(always):
+    """Rows of padding see nothing, which eager attention hides by finfo.min; the first batch had none."""
+    torch.manual_seed(0)
+    model = llama(attn_implementation="eager", pad_token_id=0, initializer_range=0.2)
+    seen = torch.ones_like(TOKENS)
+    seen[0, :5] = 0
+    batch = {"input_ids": TOKENS, "attention_mask": seen, "labels": TOKENS.masked_fill(seen == 0, -100)}
+    loss, wanted = loss_and_gradients(model, batch)
+    report = burnt.swap(model, verify=TEXT)
+    assert {r.state for r in report.rows if r.kind == "attention"} == {"swapped"}
+    found_loss, found = loss_and_gradients(model, batch)
+    close(found_loss, loss)
+    for name, gradient in wanted.items():
+        close(found[name], gradient)
+
+
 def test_generating_with_a_cache(always):
     torch.manual_seed(0)
     model = llama().eval()

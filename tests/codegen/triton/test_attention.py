@@ -27,7 +27,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"high": 1},
     "window": {"low": -100, "high": 1},
-    "mask": {"mask": True},
+    "mask": {"mask": torch.bool},
+    "mask, added": {"mask": torch.float32},
     "tables": {"tables": True},
     "dropout": {"dropout": 0.1},
     "softcap": {"high": 1, "score": kernels.capped, "slope": kernels.capped_slope, "args": (30.0, 1, 0)},
@@ -47,9 +48,10 @@ def compiled(
     """A kernel for (4, 32, 4096, size), as its launch would have it."""
     options = dict(VARIANTS[variant])
     x = torch.empty(4, 4096, 32, size, dtype=dtype, device="meta").transpose(1, 2)
-    mask = torch.empty(4, 1, 4096, 4096, dtype=torch.bool, device="meta").expand(4, 32, -1, -1)
     table = torch.empty(4, 4096, dtype=torch.int32, device="meta")
-    options["mask"] = mask if options.get("mask") else None
+    if "mask" in options:
+        mask = torch.empty(4, 1, 4096, 4096, dtype=options["mask"], device="meta")
+        options["mask"] = mask.expand(4, 32, -1, -1)
     options["tables"] = (table,) * 4 if options.get("tables") else None
     options["seed"] = torch.empty((), dtype=torch.int64, device="meta") if "dropout" in options else None
     problem = kernels.Problem(size**-0.5, **options)

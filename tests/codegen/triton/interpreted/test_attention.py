@@ -10,6 +10,7 @@ from torch import Tensor
 
 from burnt.kernels import attention_triton
 from burnt.kernels.attention_blocks import Blocks
+from burnt.kernels.attention_definition import defined, dot_product_attention
 from burnt.kernels.attention_flash import flash
 from burnt.kernels.attention_score import Scored, flash_with_score
 from burnt.kernels.attention_triton import Problem, arguments
@@ -145,6 +146,36 @@ def test_beside_float64(name: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_in_16_bits_with_other_blocks(name: str, dtype: torch.dtype) -> None:
     compare(name, dtype, UNEVEN)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("options", [{}, {"after": 0}, {"softcap": 0.7}], ids=str)
+def test_queries_whose_every_key_is_far_from_zero(dtype: torch.dtype, options: dict[str, Any]) -> None:
+    tensors = [t.to(dtype) for t in heads(1, 19, 19, 2, 1, 16)]
+    mask = randn(1, 1, 19, 19, seed=3)
+    mask[..., 3, :], mask[..., 5, :], mask[..., 7, 2:] = torch.finfo(torch.float32).min, -1e9, -1e9
+    # In float32, as the definition has it: there the scores of such a query are what rounding leaves.
+    exact = results(dot_product_attention.reference, tensors, {"mask": mask, **options})
+    found = results(flash, tensors, {"mask": mask, **options}, blocks=SMALL)
+    for ours, right in zip(found, exact, strict=True):
+        within(ours, right.double(), dtype, 2.0)
+
+
+def test_a_function_that_hides_by_a_number_far_from_zero() -> None:
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return torch.where(i > 3, s, torch.finfo(torch.float32).min)
+
+    tensors = heads(1, 12, 19, 2, 1, 16)
+    rest = (None, None, None, False, None, None, None, None, None, None, 0.0, None)
+
+    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        made = flash_with_score(Scored(score), score, q, k, v, *rest, blocks=SMALL)
+        assert made is not None, "it was not printed"
+        return made
+
+    exact = results(lambda q, k, v: defined(q, k, v, *rest, score), tensors, {})
+    for found, right in zip(results(ours, tensors, {}), exact, strict=True):
+        within(found, right.double(), torch.float32, 2.0)
 
 
 def test_views_are_read_as_they_lie_and_results_are_the_same_from_run_to_run() -> None:
