@@ -35,6 +35,11 @@ def swap(
     more than rounding explains: with `verify` now, else at its first call, which takes some tenths of a
     second for each kind of layer and shape.
 
+    Without gradients, a CPU may keep weights in a layout of its own until they change. Changes through
+    ``.data`` are noticed by looking at the weight: at all of it where a call uses each element often, else (a
+    large weight and less than some 200 rows or places) at some, and changes in part may be missed. Change
+    it under ``torch.no_grad()`` there, which torch counts.
+
     Args:
         model: any module; layers of `torch.nn` are recognised, those of Hugging Face's models, and blocks of
             layers whatever they are called, as torchvision and timm have them.
