@@ -443,6 +443,8 @@ def _as_tried(module: nn.Module, flow: Flow, x: Tensor) -> bool:
     norms = [layers[name] for name in flow.norms]
     if not norms:
         return True
+    if not all(map(_is_norm, norms)):
+        return False
     # Norms are folded where nothing is trained, and results are of one dtype.
     if module.training or any(norm.training for norm in norms) or _torch.is_autocast():
         return False
