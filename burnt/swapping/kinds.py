@@ -151,15 +151,20 @@ _kind("embedding", "kernels.embedding", nn.Embedding, _embedding, _no_embedding,
 
 
 def _layer_norm(self: nn.LayerNorm, input: Tensor) -> Tensor:
-    if self.weight is None and input.shape[-1:] != self.normalized_shape:
+    if _is_refused(self, input):
         return F.layer_norm(input, list(self.normalized_shape), None, None, self.eps)  # raises
     return kernels.layer_norm(input, self.weight, self.bias, self.eps)  # type: ignore[return-value]
 
 
 def _rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
-    if self.weight is None and x.shape[-1:] != self.normalized_shape:
+    if _is_refused(self, x):
         return F.rms_norm(x, list(self.normalized_shape), None, self.eps)  # raises
     return kernels.rms_norm(x, self.weight, self.eps)  # type: ignore[return-value]
+
+
+def _is_refused(module: Any, x: Tensor) -> bool:
+    """Whether a norm without weight, for which the ops take any last axis, is given another than its own."""
+    return module.weight is None and x.shape[-1:] != module.normalized_shape
 
 
 def _no_weight(module: Any) -> str | None:
@@ -337,6 +342,9 @@ def _pools(at: int) -> Callable[[nn.Module], bool]:
 
 Kind("max_pool", "kernels.max_pool", _pools(0), _max_pool)
 Kind("avg_pool", "kernels.avg_pool", _pools(1), _avg_pool)
-_adaptive = {"why_not": _no_adaptive, "why_not_call": _at_each_call(_no_adaptive)}
-Kind("adaptive_avg_pool", "kernels.adaptive_avg_pool", _pools(2), _adaptive_avg_pool, **_adaptive)
-Kind("adaptive_max_pool", "kernels.adaptive_max_pool", _pools(3), _adaptive_max_pool, **_adaptive)
+for _name, _at, _forward in (
+    ("adaptive_avg_pool", 2, _adaptive_avg_pool),
+    ("adaptive_max_pool", 3, _adaptive_max_pool),
+):
+    _asked = _at_each_call(_no_adaptive)
+    Kind(_name, f"kernels.{_name}", _pools(_at), _forward, _no_adaptive, why_not_call=_asked)

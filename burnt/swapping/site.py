@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from burnt import _torch
 from burnt.errors import InputError
+from burnt.kernels.checks import all_strided
 from burnt.swapping.measuring import Finding, checked, measured, signature_of
 
 __all__ = [
@@ -259,6 +260,10 @@ def _settled(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Cal
         except InputError:
             # What burnt's ops refuse, mixed dtypes say, is the original's to compute or to refuse.
             return theirs(self, *args, **kwargs)
+        except RuntimeError:
+            if all_strided(pytree.tree_leaves((args, kwargs))):
+                raise
+            return theirs(self, *args, **kwargs)
 
     return forward
 
@@ -279,7 +284,7 @@ def _holding(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Cal
     return forward
 
 
-def _waiting(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _waiting(kind: Kind, original: Any, theirs: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(theirs)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         site = None if torch.compiler.is_compiling() else site_of(self)
@@ -305,11 +310,13 @@ def _why_not_settled(module: nn.Module, kind: Kind) -> str | None:
 
 
 def _computes(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call computes now, and may take its time: it is not recorded, nor captured."""
+    """Whether a call computes now, with strides, and may take its time: it is not recorded, nor captured."""
     if not _torch.is_plain_call() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return False
     tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
-    return bool(tensors) and all(t.device.type != "meta" and t.numel() for t in tensors)
+    return (
+        all_strided(tensors) and bool(tensors) and all(t.device.type != "meta" and t.numel() for t in tensors)
+    )
 
 
 def _settle(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
