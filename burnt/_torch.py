@@ -26,6 +26,7 @@ __all__ = [
     "destroy",
     "fake_call",
     "fake_results",
+    "has_global_hooks",
     "has_mkl",
     "in_forward_ad",
     "in_transform",
@@ -43,6 +44,7 @@ __all__ = [
     "trace_to_aten",
     "version_of",
     "without_autocast",
+    "without_global_hooks",
 ]
 
 BatchNormBase = _BatchNorm
@@ -303,6 +305,32 @@ def let_convolve_in_tf32(allowed: bool) -> None:
 def destroy(library: torch.library.Library) -> None:
     """Take back what a library has registered, and the names in ``torch.ops``."""
     library._destroy()  # type: ignore[no-untyped-call]
+
+
+_GLOBAL_HOOKS: tuple[dict[int, Any], ...] = tuple(
+    getattr(torch.nn.modules.module, f"_global_{name}_hooks")
+    for name in ("forward_pre", "forward", "backward_pre", "backward")
+)
+
+
+def has_global_hooks() -> bool:
+    """Whether somebody wants to know of the calls of all modules."""
+    return any(_GLOBAL_HOOKS)
+
+
+@contextlib.contextmanager
+def without_global_hooks() -> Iterator[None]:
+    """A context in which nobody is told of the calls of modules that has asked for those of all."""
+    kept = [(hooks, dict(hooks)) for hooks in _GLOBAL_HOOKS]
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in kept:
+            during = dict(hooks)
+            hooks.clear()
+            hooks.update({**before, **during})
 
 
 def in_transform() -> bool:

@@ -264,6 +264,28 @@ def test_a_tensor_that_changed_in_one_element_is_in_another_state(dtype: torch.d
             assert _torch.state_of(tensor, uses) != before
 
 
+def test_hooks_of_all_modules_are_laid_aside_and_come_back() -> None:
+    called: list[str] = []
+    module, x = torch.nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
+    hooks = torch.nn.modules.module
+    for register in (
+        hooks.register_module_forward_pre_hook,
+        hooks.register_module_forward_hook,
+        hooks.register_module_full_backward_pre_hook,
+        hooks.register_module_full_backward_hook,
+    ):
+        assert not _torch.has_global_hooks()
+        handle = register(lambda *args: called.append("hook"))
+        assert _torch.has_global_hooks()
+        with _torch.without_global_hooks():
+            assert not _torch.has_global_hooks()
+            module(x).sum().backward()
+        assert not called
+        module(x).sum().backward()
+        assert called.pop() == "hook"
+        handle.remove()
+
+
 def test_hooks_of_saved_tensors_are_laid_aside_and_come_back() -> None:
     asked = []
 
