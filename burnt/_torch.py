@@ -26,6 +26,7 @@ __all__ = [
     "destroy",
     "fake_call",
     "fake_results",
+    "has_global_hooks",
     "has_mkl",
     "in_forward_ad",
     "in_transform",
@@ -43,6 +44,7 @@ __all__ = [
     "trace_to_aten",
     "version_of",
     "without_autocast",
+    "without_global_hooks",
 ]
 
 BatchNormBase = _BatchNorm
@@ -244,21 +246,44 @@ def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def state_of(tensor: torch.Tensor | None) -> object:
+# Bytes that are kept as they are: no sum of them is quicker. Uses of each element in a call from which on it
+# takes a core some thirty times as long as the sums of all of them.
+_FEW_BYTES, _MANY_USES = 1 << 16, 192
+_SAMPLES, _SUMS = 1024, 61
+
+
+def state_of(tensor: torch.Tensor | None, uses: int = 0) -> object:
     """What tells one state of a tensor from others, as long as it is kept.
 
-    Changes through ``.data`` count for nothing in `version_of`: on a CPU a few of the elements are looked at.
+    Changes through ``.data`` count for nothing in `version_of`: on a CPU the elements are looked at, all of a
+    small tensor, and of one that a call uses often (`uses`: how often each element); else some of them.
     """
     if tensor is None:
         return None
     known = id(tensor), version_of(tensor), tensor.data_ptr()
     if not tensor.is_cpu or not tensor.numel():
         return known
-    step = max(tensor.numel() // 16, 1)
-    held = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
-    few = torch.as_strided(tensor.detach(), (min(16, -(-held // step)),), (step,))
-    dense = few.new_empty(few.shape).copy_(few)
-    return *known, dense.view(torch.uint8).numpy().tobytes()
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = torch.as_strided(tensor.detach(), (last + 1,), (1,))
+    if flat.nbytes <= _FEW_BYTES:
+        return *known, _bytes_of(flat)
+    # An odd step: of a matrix, rows are met in other columns.
+    some = _bytes_of(flat[:: flat.numel() // _SAMPLES | 1].clone())
+    return (*known, some) if uses < _MANY_USES else (*known, some, _sums_of(flat))
+
+
+def _bytes_of(flat: torch.Tensor) -> bytes:
+    return flat.view(torch.uint8).numpy().tobytes()
+
+
+def _sums_of(flat: torch.Tensor) -> tuple[bytes, bytes]:
+    """The sums of a vector's bits, in words of 8 bytes, part by part; and the rest."""
+    if flat.storage_offset() * flat.itemsize % 8:
+        flat = flat.clone()  # words begin at multiples of their size
+    whole = max(8 // flat.itemsize, 1) * _SUMS
+    end = flat.numel() // whole * whole
+    sums = flat[:end].view(torch.int64).view(_SUMS, -1).sum(1)
+    return _bytes_of(sums), _bytes_of(flat[end:])
 
 
 def matmul_precision() -> str:
@@ -280,6 +305,32 @@ def let_convolve_in_tf32(allowed: bool) -> None:
 def destroy(library: torch.library.Library) -> None:
     """Take back what a library has registered, and the names in ``torch.ops``."""
     library._destroy()  # type: ignore[no-untyped-call]
+
+
+_GLOBAL_HOOKS: tuple[dict[int, Any], ...] = tuple(
+    getattr(torch.nn.modules.module, f"_global_{name}_hooks")
+    for name in ("forward_pre", "forward", "backward_pre", "backward")
+)
+
+
+def has_global_hooks() -> bool:
+    """Whether somebody wants to know of the calls of all modules."""
+    return any(_GLOBAL_HOOKS)
+
+
+@contextlib.contextmanager
+def without_global_hooks() -> Iterator[None]:
+    """A context in which nobody is told of the calls of modules that has asked for those of all."""
+    kept = [(hooks, dict(hooks)) for hooks in _GLOBAL_HOOKS]
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, before in kept:
+            during = dict(hooks)
+            hooks.clear()
+            hooks.update({**before, **during})
 
 
 def in_transform() -> bool:

@@ -251,6 +251,41 @@ def test_a_tensor_that_changed_is_in_another_state(dtype: torch.dtype) -> None:
     assert _torch.state_of(torch.ones(1, dtype=dtype).expand(50)) is not None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.complex128], ids=str)
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_tensor_that_changed_in_one_element_is_in_another_state(dtype: torch.dtype, offset: int) -> None:
+    small = torch.ones(1000 + offset, dtype=dtype)[offset:]
+    large = torch.ones(70_001 + offset, dtype=dtype)[offset:]
+    for tensor, uses, places in ((small, 0, (3, 998, 999)), (large, 1000, (3, 35_002, 69_999, 70_000))):
+        for at in places:
+            before = _torch.state_of(tensor, uses)
+            assert _torch.state_of(tensor, uses) == before
+            tensor.data[at] = 0
+            assert _torch.state_of(tensor, uses) != before
+
+
+def test_hooks_of_all_modules_are_laid_aside_and_come_back() -> None:
+    called: list[str] = []
+    module, x = torch.nn.Linear(2, 2), torch.ones(1, 2, requires_grad=True)
+    hooks = torch.nn.modules.module
+    for register in (
+        hooks.register_module_forward_pre_hook,
+        hooks.register_module_forward_hook,
+        hooks.register_module_full_backward_pre_hook,
+        hooks.register_module_full_backward_hook,
+    ):
+        assert not _torch.has_global_hooks()
+        handle = register(lambda *args: called.append("hook"))
+        assert _torch.has_global_hooks()
+        with _torch.without_global_hooks():
+            assert not _torch.has_global_hooks()
+            module(x).sum().backward()
+        assert not called
+        module(x).sum().backward()
+        assert called.pop() == "hook"
+        handle.remove()
+
+
 def test_hooks_of_saved_tensors_are_laid_aside_and_come_back() -> None:
     asked = []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from burnt.kernels.op import Op
 
 __all__ = [
+    "all_strided",
     "described",
     "explained",
     "floating",
@@ -41,6 +42,11 @@ _LIKE: dict[type[Exception], type[InputError]] = {
     TypeError: InputTypeError,
     NotImplementedError: InputUnsupportedError,
 }
+
+
+def all_strided(values: Iterable[object]) -> bool:
+    """Whether the tensors among these have strides and memory: none is sparse, nested or oneDNN's."""
+    return all(v.layout is torch.strided and not v.is_nested for v in values if isinstance(v, Tensor))
 
 
 def explained(

@@ -7,6 +7,7 @@ into its own layout once. A convolution of one axis is that of images of one row
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableMapping, Sequence
 from typing import Any, NamedTuple
 
@@ -191,7 +192,7 @@ _packed: MutableMapping[Tensor, tuple[tuple[object, ...], tuple[Tensor, Tensor |
 
 def _packed_weight(x: Tensor, weight: Tensor, scale: Tensor | None, sizes: AxisSizes) -> Tensor:
     """A scaled weight in oneDNN's layout, best for inputs as the first was; kept until it changes or goes."""
-    state = (_torch.state_of(weight), _torch.state_of(scale), str(sizes))
+    state = (_torch.state_of(weight, _uses(x, sizes)), _torch.state_of(scale), str(sizes))
     known = _packed.get(weight)
     if known is None or known[0] != state:
         plain = _scaled(weight.detach(), None if scale is None else scale.detach())
@@ -201,3 +202,9 @@ def _packed_weight(x: Tensor, weight: Tensor, scale: Tensor | None, sizes: AxisS
         # The scale is kept with it: another one might be at its address otherwise.
         known = _packed[weight] = state, (made, scale)
     return known[1][0]
+
+
+def _uses(x: Tensor, sizes: AxisSizes) -> int:
+    """How often a convolution of these uses each element of its weight, about."""
+    places = x.numel() // x.shape[1]
+    return places // math.prod(sizes.stride) if sizes.more is None else places

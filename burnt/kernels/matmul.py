@@ -296,7 +296,7 @@ def _packed_weight(weight: Tensor, rows: int, turned: bool = False) -> Tensor:
 
     `turned` says that it is ``[terms, columns]``.
     """
-    state, kept = _torch.state_of(weight), _packed_turned if turned else _packed
+    state, kept = _torch.state_of(weight, rows), _packed_turned if turned else _packed
     known = kept.get(weight)
     if known is None or known[0] != state:
         plain = weight.detach()

@@ -31,7 +31,7 @@ from burnt.errors import DefinitionError, InputTypeError
 from burnt.kernels.agreement import results_of
 from burnt.kernels.autocast import dtype_on
 from burnt.kernels.candidate import Alternative, Candidate
-from burnt.kernels.checks import described, explained, signature_text
+from burnt.kernels.checks import all_strided, described, explained, signature_text
 from burnt.kernels.gradient import Vjp
 
 __all__ = ["OPS", "Entry", "Generated", "Op", "bound_call", "gradient", "op"]
@@ -184,19 +184,30 @@ class Op(Dissolving, Generic[P, R]):
     def run(self, args: Sequence[Any]) -> Any:
         """The results by the best candidate, for all arguments by position, of tensors that are plain."""
         key: list[Any] = [torch.is_grad_enabled()]
-        for arg in args:
-            kind = type(arg)
-            if kind is Tensor or kind is torch.nn.Parameter:
-                key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad
-            elif kind is float:
-                key.append(float)
-            elif kind in _CONSTANTS:
-                key.append(arg)
-            elif kind is list or kind is tuple:
-                key.append(tuple(arg))
-            else:  # a tensor of a class of its own, or what stands in for one: torch's ops know what to do
-                self._check_tensors(args)
-                return self.candidates["vendor"](*args)
+        plain = True
+        try:
+            for arg in args:
+                kind = type(arg)
+                if kind is Tensor or kind is torch.nn.Parameter:
+                    key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad
+                elif kind is float:
+                    key.append(float)
+                elif kind in _CONSTANTS:
+                    key.append(arg)
+                elif kind is list or kind is tuple:
+                    key.append(tuple(arg))
+                else:
+                    plain = False
+                    break
+        except RuntimeError:
+            if all_strided(args):
+                raise
+            plain = False
+        if (
+            not plain
+        ):  # a class of its own, what stands in for a tensor, no strides: torch's ops know what to do
+            self._check_tensors(args)
+            return self.candidates["vendor"](*args)
         if _torch.is_autocast():
             given, without = self.under_autocast(args)
             if given is not args:
@@ -214,6 +225,8 @@ class Op(Dissolving, Generic[P, R]):
         try:
             return entry.call(*args)
         except Exception as error:
+            if not all_strided(args):  # sparse ones, oneDNN's: their signatures may be a strided tensor's
+                return self.candidates["vendor"](*args)
             self._fail(entry.candidate, args, error)
 
     def under_autocast(
@@ -361,6 +374,8 @@ class Op(Dissolving, Generic[P, R]):
     def _first(self, signature: tuple[Any, ...], args: Sequence[Any]) -> Any:
         """The first call with a signature, where what does not fit shows."""
         self._check_tensors(args)
+        if not all_strided(args):
+            return self.candidates["vendor"](*args)
         try:
             entry = self._new_entry(args)
         except DefinitionError:

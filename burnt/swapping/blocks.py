@@ -52,6 +52,8 @@ _TIMM_NORMS = "timm.layers.norm_act"
 
 
 def _is_one_of(layer: nn.Module, classes: tuple[type[nn.Module], ...]) -> bool:
+    if not isinstance(layer, classes) or isinstance(layer, torch.jit.ScriptModule):
+        return False
     return original_class(layer).forward in {cls.forward for cls in classes}
 
 
@@ -61,7 +63,7 @@ def _is_untouched(layer: nn.Module) -> bool:
 
 
 def _is_linear(layer: nn.Module) -> bool:
-    return not is_lazy(layer) and (_is_one_of(layer, (nn.Linear,)) or _is_turned(layer))
+    return (_is_one_of(layer, (nn.Linear,)) or _is_turned(layer)) and not is_lazy(layer)
 
 
 def _is_turned(layer: nn.Module) -> bool:
@@ -433,7 +435,9 @@ def _block(cls: Any) -> Any:
 def _as_tried(module: nn.Module, flow: Flow, x: Tensor) -> bool:
     """Whether a call is one that the flow is right for."""
     layers: dict[str | None, Any] = module._modules  # type: ignore[assignment]
-    if x.dim() not in flow.ranks or not all(_is_untouched(layers[name]) for name in flow.inside):
+    if _torch.has_global_hooks() or x.dim() not in flow.ranks:
+        return False
+    if not all(_is_untouched(layers[name]) for name in flow.inside):
         return False
     for part, _ in flow.parts:
         if part.act is not None and word_of(layers[part.act]) != part.activation:
@@ -443,6 +447,8 @@ def _as_tried(module: nn.Module, flow: Flow, x: Tensor) -> bool:
     norms = [layers[name] for name in flow.norms]
     if not norms:
         return True
+    if not all(map(_is_norm, norms)):
+        return False
     # Norms are folded where nothing is trained, and results are of one dtype.
     if module.training or any(norm.training for norm in norms) or _torch.is_autocast():
         return False

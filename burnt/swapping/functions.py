@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from burnt import _torch
+
 __all__ = ["by_itself", "names_of", "with_global"]
 
 
@@ -20,10 +22,13 @@ __all__ = ["by_itself", "names_of", "with_global"]
 def by_itself() -> Iterator[None]:
     """A context to try somebody's code on a few numbers in: float32 on the CPU, no gradients, no autocast.
 
+    Nobody is told of its calls.
+
     What is on around a model's first call is no property of its code.
     """
     before = torch.get_default_dtype()
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
+    alone = _torch.without_global_hooks()
+    with alone, torch.no_grad(), torch.autocast("cpu", enabled=False), torch.device("cpu"):
         torch.set_default_dtype(torch.float32)
         try:
             yield

@@ -304,6 +304,8 @@ def _gated_unit(cls: type) -> Callable[..., Any]:
     (*into, out), act = found
 
     def forward(self: Any, x: Tensor) -> Any:
+        if _torch.has_global_hooks():  # which are told of the activation
+            return cls.forward(self, x)  # type: ignore[attr-defined]
         return getattr(self, out)(_gate(getattr(self, act), *(getattr(self, name)(x) for name in into)))
 
     return forward
@@ -401,7 +403,7 @@ def head_of(module: nn.Module) -> nn.Linear | None:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody wants to know of a module's calls."""
+    """Whether somebody wants to know of a module's calls, of which `_torch.has_global_hooks` tells none."""
     forward, backward = module._forward_hooks or module._forward_pre_hooks, module._backward_hooks
     return bool(forward or backward or module._backward_pre_hooks)
 
@@ -409,7 +411,7 @@ def has_hooks(module: nn.Module) -> bool:
 def _head(self: nn.Linear, input: Tensor) -> Any:
     # Who has hooks wants a tensor; sharding takes the weight away behind them, before there is a loss. Copies
     # of a model in threads (`nn.DataParallel`) gather tensors alone.
-    wanted = has_hooks(self) or hasattr(self, "_is_replica")
+    wanted = has_hooks(self) or _torch.has_global_hooks() or hasattr(self, "_is_replica")
     if self.training and torch.is_grad_enabled() and _torch.is_plain_call() and not wanted:
         return Logits(input, self)
     return F.linear(input, self.weight, self.bias)

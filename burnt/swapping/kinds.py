@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from burnt import kernels
 from burnt.swapping.site import Kind
@@ -31,10 +32,17 @@ def _kind(
     classes: type[nn.Module] | tuple[type[nn.Module], ...],
     forward: Method,
     why_not: Callable[[Any], str | None] = lambda module: None,
+    settings: Callable[[Any], str | None] | None = None,
     **more: Any,
 ) -> None:
+    """`settings` is what of `why_not` may change from call to call."""
     given = classes if isinstance(classes, tuple) else (classes,)
-    Kind(name, by, computing_as(*given), lambda cls: forward, why_not, **more)
+    asked = None if settings is None else _at_each_call(settings)
+    Kind(name, by, computing_as(*given), lambda cls: forward, why_not, why_not_call=asked, **more)
+
+
+def _at_each_call(settings: Callable[[Any], str | None]) -> Callable[..., str | None]:
+    return lambda module, *args, **kwargs: settings(module)
 
 
 def _inplace(module: Any) -> str | None:
@@ -56,7 +64,7 @@ def _no_linear(module: nn.Linear) -> str | None:
 
 def is_lazy(module: nn.Module) -> bool:
     """Whether a module does not know its parameters' shapes yet."""
-    return any(isinstance(p, nn.UninitializedParameter) for p in module.parameters(recurse=False))
+    return any(isinstance(p, nn.UninitializedParameter) for p in module._parameters.values())
 
 
 _kind("linear", "kernels.linear", nn.Linear, _linear, _no_linear)
@@ -76,10 +84,14 @@ def _conv(self: nn.Conv2d, input: Tensor) -> Tensor:
 
 def no_conv(module: nn.Conv2d) -> str | None:
     """Why a convolution cannot be burnt's, or None."""
-    if is_lazy(module):
-        return "is lazy: call the model once before"
+    return "is lazy: call the model once before" if is_lazy(module) else _other_conv(module)
+
+
+def _other_conv(module: nn.Conv2d) -> str | None:
     if module.padding_mode != "zeros":
         return f"padding_mode={module.padding_mode!r}"
+    if "_conv_forward" in vars(module):
+        return "its _conv_forward was replaced by somebody"
     if module.padding == "same" and any(span % 2 for span in _spans(module)):
         return "padding='same' adds more at the end of an axis than at its beginning"
     return None
@@ -97,7 +109,7 @@ def padding_of(module: Any) -> Any:
     return module.padding
 
 
-_kind("conv", "kernels.conv", (nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv, no_conv)
+_kind("conv", "kernels.conv", (nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv, no_conv, _other_conv)
 
 
 def _conv_transpose(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
@@ -117,7 +129,7 @@ def _conv_transpose(self: Any, input: Tensor, output_size: list[int] | None = No
 
 
 _TRANSPOSED = nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
-_kind("conv_transpose", "kernels.conv_transpose", _TRANSPOSED, _conv_transpose, no_conv)
+_kind("conv_transpose", "kernels.conv_transpose", _TRANSPOSED, _conv_transpose, no_conv, _other_conv)
 
 
 def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
@@ -132,18 +144,27 @@ def _no_embedding(module: nn.Embedding) -> str | None:
     return None
 
 
-_kind("embedding", "kernels.embedding", nn.Embedding, _embedding, _no_embedding)
+_kind("embedding", "kernels.embedding", nn.Embedding, _embedding, _no_embedding, _no_embedding)
 
 
 # --- normalisations ---------------------------------------------------------------------------------------
 
 
 def _layer_norm(self: nn.LayerNorm, input: Tensor) -> Tensor:
+    if _is_refused(self, input):
+        return F.layer_norm(input, list(self.normalized_shape), None, None, self.eps)  # raises
     return kernels.layer_norm(input, self.weight, self.bias, self.eps)  # type: ignore[return-value]
 
 
 def _rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
+    if _is_refused(self, x):
+        return F.rms_norm(x, list(self.normalized_shape), None, self.eps)  # raises
     return kernels.rms_norm(x, self.weight, self.eps)  # type: ignore[return-value]
+
+
+def _is_refused(module: Any, x: Tensor) -> bool:
+    """Whether a norm without weight, for which the ops take any last axis, is given another than its own."""
+    return module.weight is None and x.shape[-1:] != module.normalized_shape
 
 
 def _no_weight(module: Any) -> str | None:
@@ -152,11 +173,11 @@ def _no_weight(module: Any) -> str | None:
 
 
 def _axes_unknown(module: Any) -> bool:
-    return module.weight is None and len(module.normalized_shape) > 1
+    return len(module.normalized_shape) > 1 and module.weight is None
 
 
-_kind("layer_norm", "kernels.layer_norm", nn.LayerNorm, _layer_norm, _no_weight)
-_kind("rms_norm", "kernels.rms_norm", nn.RMSNorm, _rms_norm, _no_weight)
+_kind("layer_norm", "kernels.layer_norm", nn.LayerNorm, _layer_norm, _no_weight, _no_weight)
+_kind("rms_norm", "kernels.rms_norm", nn.RMSNorm, _rms_norm, _no_weight, _no_weight)
 
 
 def _group_norm(self: nn.GroupNorm, input: Tensor) -> Tensor:
@@ -190,6 +211,10 @@ def _batch_norm(self: nn.BatchNorm2d, input: Tensor) -> Tensor:
 def _no_batch_norm(module: nn.BatchNorm2d) -> str | None:
     if is_lazy(module):
         return "is lazy: call the model once before"
+    return _no_momentum(module)
+
+
+def _no_momentum(module: nn.BatchNorm2d) -> str | None:
     return "momentum=None averages all batches" if module.momentum is None else None
 
 
@@ -199,6 +224,7 @@ _kind(
     (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
     _batch_norm,
     _no_batch_norm,
+    _no_momentum,
 )
 
 
@@ -218,8 +244,8 @@ def _dropout(self: nn.Dropout, input: Tensor) -> Tensor:
 
 
 _kind("gelu", "kernels.gelu", nn.GELU, _gelu)
-_kind("silu", "kernels.silu", nn.SiLU, _silu, _inplace)
-_kind("dropout", "kernels.dropout", nn.Dropout, _dropout, _inplace, random=True, training=True)
+_kind("silu", "kernels.silu", nn.SiLU, _silu, _inplace, _inplace)
+_kind("dropout", "kernels.dropout", nn.Dropout, _dropout, _inplace, _inplace, random=True, training=True)
 
 
 # --- along an axis, and losses ----------------------------------------------------------------------------
@@ -239,8 +265,8 @@ def _no_axis(module: Any) -> str | None:
     return "says no axis" if module.dim is None else None
 
 
-_kind("softmax", "kernels.softmax", nn.Softmax, _softmax, _no_axis)
-_kind("log_softmax", "kernels.log_softmax", nn.LogSoftmax, _log_softmax, _no_axis)
+_kind("softmax", "kernels.softmax", nn.Softmax, _softmax, _no_axis, _no_axis)
+_kind("log_softmax", "kernels.log_softmax", nn.LogSoftmax, _log_softmax, _no_axis, _no_axis)
 
 
 def _cross_entropy(self: nn.CrossEntropyLoss, input: Tensor, target: Tensor) -> Tensor:
@@ -316,5 +342,9 @@ def _pools(at: int) -> Callable[[nn.Module], bool]:
 
 Kind("max_pool", "kernels.max_pool", _pools(0), _max_pool)
 Kind("avg_pool", "kernels.avg_pool", _pools(1), _avg_pool)
-Kind("adaptive_avg_pool", "kernels.adaptive_avg_pool", _pools(2), _adaptive_avg_pool, _no_adaptive)
-Kind("adaptive_max_pool", "kernels.adaptive_max_pool", _pools(3), _adaptive_max_pool, _no_adaptive)
+for _name, _at, _forward in (
+    ("adaptive_avg_pool", 2, _adaptive_avg_pool),
+    ("adaptive_max_pool", 3, _adaptive_max_pool),
+):
+    _asked = _at_each_call(_no_adaptive)
+    Kind(_name, f"kernels.{_name}", _pools(_at), _forward, _no_adaptive, why_not_call=_asked)

@@ -8,6 +8,7 @@ afterwards, neither in gradients nor in running averages nor in random numbers.
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from burnt import _torch
 from burnt.codegen.precision import precision, rounding
 
 if TYPE_CHECKING:
@@ -149,10 +151,14 @@ def _told(error: Exception) -> str:
 
 @contextmanager
 def _no_trace(*used: Any) -> Iterator[None]:
-    """Random generators are as before afterwards; who counts saved tensors (checkpointing does) sees none."""
+    """Random generators are as before afterwards; who counts saved tensors (checkpointing does) sees none.
+
+    Nobody is told of the calls of modules.
+    """
     tensors = [t for t in pytree.tree_leaves(used) if isinstance(t, Tensor) and t.device.type == "cuda"]
     unseen = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved)
-    with torch.random.fork_rng(devices=sorted({t.device.index or 0 for t in tensors})), unseen:
+    devices = sorted({t.device.index or 0 for t in tensors})
+    with torch.random.fork_rng(devices=devices), unseen, _torch.without_global_hooks():
         yield
 
 
@@ -329,7 +335,14 @@ def _race(theirs: _Call, ours: _Call, finding: Finding) -> None:
     )
     finding.speed = finding.whole[0] / finding.whole[1]
     if finding.speed < _GAIN:
-        finding.why = f"{finding.speed:.2f} times as fast"
+        finding.why = _too_slow(finding.speed)
+
+
+def _too_slow(speed: float) -> str:
+    """Why a place is left that is not as much faster as is wanted."""
+    if speed < 1:
+        return f"{speed:.2f} times as fast"
+    return f"{math.floor(1000 * speed) / 1000:.3f} times as fast, where {_GAIN:g} is wanted"
 
 
 # --- errors -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from burnt.errors import SwapError, nearest
 from burnt.swapping import blocks, hugging_face, hugging_face_attention, kinds, sequences  # noqa: F401  these define kinds
@@ -31,15 +32,25 @@ def swap(
 
     Modules stay the objects that they are, with the same parameters, hooks and classes to `isinstance`;
     ``state_dict``, optimizers, DDP, wrappers and copies work as before, and a compiler sees the original.
-    Each place is measured beside the original, which stays where the swapped one is not faster or differs by
-    more than rounding explains: with `verify` now, else at its first call, which takes some tenths of a
-    second for each kind of layer and shape.
+    Each place is measured beside the original, which stays where the swapped one is not 1.02 times as fast or
+    differs by more than rounding explains: with `verify` now, else at its first call, which takes some tenths
+    of a second for each kind of layer and shape.
+
+    ``type(layer) is nn.Linear`` is False while a layer is swapped or waits: what goes by exact classes, such
+    as ``torch.ao.quantization.quantize_dynamic`` or an ``init`` function of that kind, passes it over.
+    ``torch.jit.script`` does not take it. `unswap` first.
+
+    Without gradients, a CPU may keep weights in a layout of its own until they change. Changes through
+    ``.data`` are noticed by looking at the weight: at all of it where a call uses each element often, else (a
+    large weight and less than some 200 rows or places) at some, and changes in part may be missed. Change
+    it under ``torch.no_grad()`` there, which torch counts.
 
     Args:
         model: any module; layers of `torch.nn` are recognised, those of Hugging Face's models, and blocks of
             layers whatever they are called, as torchvision and timm have them.
-        only: what is swapped: module paths (with all below them; globs, where ``*`` crosses dots) or kinds
-            of layers as the report names them (``"linear"``); None is everything.
+        only: what is swapped: module paths (globs, where ``*`` crosses dots) and names of classes
+            (``"LayerNorm"``), with all below them, or kinds (``"linear"``; `Row` has them); None is
+            everything.
         skip: what is not, likewise.
         mode: what must become faster: ``"train"`` forward and backward, ``"infer"`` the forward without
             gradients. Both compute the same in either case.
@@ -52,9 +63,9 @@ def swap(
         What was swapped with what, where, and why not; printed, a table.
 
     Raises:
-        SwapError: the model, or a part, is swapped already; a word in `only` or `skip` is neither a path nor
-            a kind; another mode; `defer_logits` for a model that has no loss of that kind; or the model fails
-            with the batch, and is as it was.
+        SwapError: the model, or a part, is swapped already; a word in `only` or `skip` is no path, class or
+            kind; another mode; `defer_logits` for a model that has no loss of that kind; the model or the
+            batch is on meta; or the model fails with the batch, and is as it was.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Softmax(-1))
@@ -96,17 +107,19 @@ def swap(
         )
     sites = plan.sites
     others: dict[str, int] = {}
+    excluded = 0
     model.__dict__[_MARK] = mode
     paths = {module: path for path, module in model.named_modules()}
     try:
         for path, module in model.named_modules():
-            kind = heads.get(module) or next((k for k in asked if k.matches(module)), None)
+            kind = heads.get(module) or _kind_of(module, asked)
             if kind is None:
                 if not any(True for _ in module.children()):
                     others[type(module).__name__] = others.get(type(module).__name__, 0) + 1
                 continue
             words = {path, kind.name, *([kind.makes] if kind.makes is not None else [])}
             if not words & wanted or words & unwanted or _holds(module, kind, unwanted, paths):
+                excluded += 1
                 continue
             site = Site(path, type(module).__name__, kind, plan)
             site.why = _why_not(module, kind)
@@ -128,7 +141,14 @@ def swap(
     except BaseException:
         unswap(model)
         raise
-    return Report(plan, others)
+    return Report(plan, others, excluded)
+
+
+def _kind_of(module: nn.Module, asked: Sequence[Kind]) -> Kind | None:
+    """The first kind that a module is of; a script, which runs without Python, is of none."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return None
+    return next((kind for kind in asked if kind.matches(module)), None)
 
 
 def _holds(module: nn.Module, kind: Kind, words: set[str], paths: Mapping[nn.Module, str]) -> bool:
@@ -168,8 +188,14 @@ def unswap(model: nn.Module) -> None:
         model: what was given to `swap`, a copy of it, a part of it, or what wraps it.
 
     Raises:
-        SwapError: nothing of it is swapped.
+        SwapError: nothing of it is swapped, or it is no module.
     """
+    if not isinstance(model, nn.Module):
+        raise SwapError(
+            "there is no model to take kernels out of",
+            expected="a torch.nn.Module",
+            found=type(model).__name__,
+        )
     found = False
     for module in model.modules():
         found |= module.__dict__.pop(_MARK, None) is not None
@@ -191,8 +217,6 @@ def _why_not(module: nn.Module, kind: Kind) -> str | None:
         return f"its {kind.method} was replaced by somebody"
     if nn.utils.parametrize.is_parametrized(module):
         return "is parametrized"
-    if isinstance(module, torch.jit.ScriptModule):
-        return "is a script"
     return kind.why_not(module)
 
 
@@ -200,12 +224,15 @@ def _why_not(module: nn.Module, kind: Kind) -> str | None:
 
 
 def _chosen(model: nn.Module, words: str | Sequence[str] | None, argument: str) -> set[str]:
-    """The paths and kinds that words stand for.
+    """The paths and kinds that words stand for; a class stands for the paths of its modules, and those below.
 
     Raises:
         SwapError: a word stands for nothing.
     """
-    paths = [path for path, _ in model.named_modules()]
+    classes: dict[str, list[str]] = {}
+    for path, module in model.named_modules():
+        classes.setdefault(type(module).__name__, []).append(path)
+    paths = [path for of_class in classes.values() for path in of_class]
     if words is None:
         return set(paths)
     given = [words] if isinstance(words, str) else words
@@ -216,13 +243,14 @@ def _chosen(model: nn.Module, words: str | Sequence[str] | None, argument: str) 
     found: set[str] = set()
     for word in given:
         covered = {path for path in paths if _covers(word, path)}
+        covered |= {path for path in paths if any(_is_below(path, own) for own in classes.get(word, ()))}
         if word in KINDS:
             covered.add(word)
         if not covered:
-            close = nearest(word, [*KINDS, *filter(None, paths)])
+            close = nearest(word, [*KINDS, *classes, *filter(None, paths)])
             raise SwapError(
-                f"{word!r} in {argument}= is no path of {type(model).__name__}, and no kind of layer",
-                expected="a module's path, a glob on paths, or a kind: " + ", ".join(KINDS),
+                f"{word!r} in {argument}= is no path or class in {type(model).__name__}, and no kind",
+                expected="a module's path, a glob on paths, a class, or a kind: " + ", ".join(KINDS),
                 found=repr(word),
                 hint=None if close is None else f"did you mean {close!r}?",
             )
@@ -235,6 +263,10 @@ def _covers(pattern: str, path: str) -> bool:
     return any(fnmatchcase(".".join(parts[: i + 1]), pattern) for i in range(len(parts)))
 
 
+def _is_below(path: str, other: str) -> bool:
+    return not other or path == other or path.startswith(f"{other}.")
+
+
 # --- a look with a batch ----------------------------------------------------------------------------------
 
 
@@ -242,9 +274,18 @@ def _verify(model: nn.Module, mode: str, batch: Any) -> None:
     """Call a model so that its places are measured, and leave no trace of it.
 
     Raises:
-        SwapError: the model fails.
+        SwapError: the model fails, or there is nothing to compute with.
     """
     args, kwargs = as_arguments(batch)
+    given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    for what, tensors in ("batch of verify=", given), ("model", (*model.parameters(), *model.buffers())):
+        if any(t.is_meta for t in tensors):
+            raise SwapError(
+                f"the {what} is on meta, where there is nothing to measure",
+                expected="tensors with memory",
+                found=_outline(args, kwargs) if tensors is given else type(model).__name__,
+                hint="without verify= each place is measured at its first call that computes",
+            )
     modes = {module: module.training for module in model.modules()}
     buffers = [(buffer, buffer._version, buffer.clone()) for buffer in model.buffers()]
     cuda = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
@@ -258,7 +299,7 @@ def _verify(model: nn.Module, mode: str, batch: Any) -> None:
             where=type(model).__name__,
             expected="a tensor, a tuple of arguments, or a mapping of keyword arguments that the model takes",
             found=f"{_outline(args, kwargs)}; {type(error).__name__}: {error}",
-            hint="model(batch) must work as it stands",
+            hint=f"model({_stars(batch)}batch) must work as it stands",
         ) from error
     finally:
         for module, training in modes.items():
@@ -274,6 +315,11 @@ def as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return (tuple(batch), {}) if isinstance(batch, tuple | list) else ((batch,), {})
+
+
+def _stars(batch: Any) -> str:
+    """How a batch is given to a model: as it is, by position or by name."""
+    return "**" if isinstance(batch, Mapping) else "*" if isinstance(batch, tuple | list) else ""
 
 
 def _outline(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

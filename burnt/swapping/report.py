@@ -22,7 +22,7 @@ class Row:
 
     Args:
         path: the module's.
-        layer: its class.
+        layer: its class, by which `swap` takes it in `only` and `skip`, too.
         kind: as `swap` takes it in `only` and `skip`.
         by: what is called instead.
         state: ``"swapped"``, ``"part"`` of a place that is swapped, ``"left"`` as it was, or ``"waiting"``
@@ -85,11 +85,13 @@ class Report:
     Args:
         plan: the places, and what they share.
         others: layers that burnt has nothing for, by class, with their number.
+        excluded: how many places `only` and `skip` of `swap` have left out.
     """
 
-    def __init__(self, plan: Plan, others: dict[str, int]) -> None:
+    def __init__(self, plan: Plan, others: dict[str, int], excluded: int = 0) -> None:
         self.mode = plan.mode
         self.others = others
+        self._excluded = excluded
         self._sites = plan.sites
 
     @property
@@ -144,7 +146,10 @@ class Report:
         for state, words in (*told, ("waiting", "waiting")):
             count = sum(row.state == state for row in rows)
             counts += [f"{count} {words}"] if count else []
-        return ": ".join([counts[0], ", ".join(counts[1:]) or "nothing that burnt has kernels for"])
+        nothing = "nothing that burnt has kernels for"
+        if self._excluded:
+            nothing = f"only= and skip= leave out all {self._excluded} that burnt has kernels for"
+        return ": ".join([counts[0], ", ".join(counts[1:]) or nothing])
 
 
 def _cells(group: Sequence[Row]) -> list[str]:

@@ -95,6 +95,9 @@ def _no_call(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> str | None:
+    refused = _no_attention(self)
+    if refused is not None:
+        return refused
     if need_weights:
         return "need_weights= asks for the weights, which burnt does not make"
     if query.is_nested or key.is_nested or value.is_nested:
@@ -219,6 +222,9 @@ def _no_encoding(
     src_key_padding_mask: Tensor | None = None,
     is_causal: bool = False,
 ) -> str | None:
+    refused = _no_layer(self)
+    if refused is not None:
+        return refused
     if self.training or trains(src, *self.parameters()) or _torch.is_autocast():
         return "its layers compute, in training, with gradients and under autocast"
     if any(map(has_hooks, self.modules())):

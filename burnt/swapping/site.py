@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from burnt import _torch
 from burnt.errors import InputError
+from burnt.kernels.checks import all_strided
 from burnt.swapping.measuring import Finding, checked, measured, signature_of
 
 __all__ = [
@@ -204,7 +205,7 @@ def _class_of(original: Any, kind: Kind, settled: bool) -> type[nn.Module]:
     if kind.makes is not None:
         call = _holding(kind, original, plain)
     else:
-        call = _settled(kind, original, plain) if settled else _waiting(kind, plain)
+        call = _settled(kind, original, plain) if settled else _waiting(kind, original, plain)
     method = property(lambda self: functools.partial(call, self), theirs.fset) if of_property else call
     members = {
         "__module__": original.__module__,
@@ -244,6 +245,7 @@ def _remade(original: Any, kind: str, settled: bool) -> nn.Module:
     return made
 
 
+@functools.cache
 def _settled(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
     ours, why_not = kind.forward(original), kind.why_not_call
 
@@ -257,6 +259,10 @@ def _settled(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Cal
             return ours(self, *args, **kwargs)
         except InputError:
             # What burnt's ops refuse, mixed dtypes say, is the original's to compute or to refuse.
+            return theirs(self, *args, **kwargs)
+        except RuntimeError:
+            if all_strided(pytree.tree_leaves((args, kwargs))):
+                raise
             return theirs(self, *args, **kwargs)
 
     return forward
@@ -278,24 +284,39 @@ def _holding(kind: Kind, original: type[Any], theirs: Callable[..., Any]) -> Cal
     return forward
 
 
-def _waiting(kind: Kind, theirs: Callable[..., Any]) -> Callable[..., Any]:
+def _waiting(kind: Kind, original: Any, theirs: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(theirs)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling() and _computes(self, args, kwargs):
-            _settle(self, args, kwargs)
-            if "_burnt_key" not in vars(type(self)) or vars(type(self))["_burnt_key"][1]:
-                return getattr(self, kind.method)(*args, **kwargs)
-        return theirs(self, *args, **kwargs)
+        site = None if torch.compiler.is_compiling() else site_of(self)
+        if site is not None and site.state == "waiting" and _computes(self, args, kwargs):
+            site.why = _why_not_settled(self, kind)
+            if site.why is None:
+                _settle(self, args, kwargs)
+            else:
+                site.state = "left"
+        # Whoever kept this function calls what the place has become, and never itself by the method's name.
+        if site is None or site.state != "swapped":
+            return theirs(self, *args, **kwargs)
+        return _settled(kind, original, theirs)(self, *args, **kwargs)
 
     return forward
 
 
+def _why_not_settled(module: nn.Module, kind: Kind) -> str | None:
+    """Why a place cannot get its class any more, which somebody has made something else of, or None."""
+    if not is_swapped(module):
+        return "was given another class by somebody"
+    return f"its {kind.method} was replaced by somebody" if kind.method in vars(module) else None
+
+
 def _computes(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call computes now, and may take its time: it is not recorded, nor captured."""
+    """Whether a call computes now, with strides, and may take its time: it is not recorded, nor captured."""
     if not _torch.is_plain_call() or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return False
     tensors = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
-    return bool(tensors) and all(t.device.type != "meta" and t.numel() for t in tensors)
+    return (
+        all_strided(tensors) and bool(tensors) and all(t.device.type != "meta" and t.numel() for t in tensors)
+    )
 
 
 def _settle(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

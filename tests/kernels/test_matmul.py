@@ -87,6 +87,18 @@ def test_a_packed_factor_follows_its_changes() -> None:
     assert packed.why_not((a, torch.randn(2, 8, 5))) == "b is a batch or a vector"
 
 
+@needs_onednn
+def test_a_packed_weight_that_is_changed_in_part_by_data() -> None:
+    packed = kernels.linear.candidates["onednn packed"]
+    for rows, size in ((2, 64), (200, 256)):
+        x, weight = torch.randn(rows, size), torch.randn(size, size)
+        args = x, weight, None, None, None
+        assert packed.why_not(args) is None
+        packed(*args)
+        weight.data[3, 1:] = 0
+        torch.testing.assert_close(packed(*args), x @ weight.t(), rtol=1e-4, atol=1e-4)
+
+
 def test_float16_goes_through_bfloat16_where_the_policy_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(6, 32).half(), torch.randn(5, 32).half()
