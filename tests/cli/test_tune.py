@@ -45,6 +45,15 @@ def test_run_measures_and_keeps(capsys, example):
     assert len(Store().rows()) == len(rows)
 
 
+def test_without_a_folder_the_variable_is_named(capsys, desk, monkeypatch):
+    (desk / "file").write_text("")
+    monkeypatch.setenv("BURNT_CACHE", str(desk / "file"))
+    assert main(["tune", "show"]) == 1
+    err = capsys.readouterr().err
+    assert "there is no folder for the table of tuned kernels" in err
+    assert "set BURNT_CACHE to a folder" in err
+
+
 def test_run_refuses_what_it_does_not_know(capsys):
     assert main(["tune", "run", "sofmax"]) == 2
     assert "there is no op 'sofmax'" in (err := capsys.readouterr().err)
