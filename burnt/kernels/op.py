@@ -28,7 +28,7 @@ from burnt.codegen.precision import precision
 from burnt.codegen.target import TRITON, are_blocks, target_of, with_blocks
 from burnt.codegen.trace import Dissolving, is_tracing
 from burnt.errors import DefinitionError, InputTypeError
-from burnt.kernels.agreement import results_of
+from burnt.kernels.agreement import aliases, form_of, listed, results_of
 from burnt.kernels.autocast import dtype_on
 from burnt.kernels.candidate import Alternative, Candidate
 from burnt.kernels.checks import described, explained, signature_text
@@ -429,21 +429,34 @@ class Op(Dissolving, Generic[P, R]):
                 )
 
     def _check_results(self, candidate: Candidate, args: Sequence[Any], made: Any) -> None:
-        """Somebody's own candidate gives as many results as the reference, of its shapes and dtypes."""
+        """Somebody's own candidate returns what the reference does, on the device, in memory of its own."""
         on_meta = [a.detach().to("meta") if isinstance(a, Tensor) else a for a in args]
         try:
             with torch.no_grad():
                 wanted = self.reference(*on_meta)  # type: ignore[arg-type, call-arg]
         except NotImplementedError:
             return  # it looks at values, which tensors on meta do not have: only the tuner can compare
-        found, expected = _outlines(made), _outlines(wanted)
+        found, expected = ", ".join(_outlines(made)), ", ".join(_outlines(wanted))
+        if found == expected and form_of(made) != form_of(wanted):
+            found, expected = f"{form_of(made)}: {found}", f"{form_of(wanted)}: {expected}"
+        devices = {a.device for a in args if isinstance(a, Tensor)}
+        elsewhere = [r for r in listed(made) if isinstance(r, Tensor) and r.device not in devices]
+        if found == expected and len(devices) == 1 and elsewhere:
+            found, expected = described(elsewhere[0]), f"results on {devices.pop()}, as the arguments"
+        shared = {} if found != expected else aliases(made, args, self.positions)
+        shared = {i: name for i, name in shared.items() if i not in aliases(wanted, on_meta, self.positions)}
+        hint = None
+        for name in shared.values():
+            found, expected = f"the argument {name}, or a view of it", "a tensor of its own"
+            hint = f"{name}.clone(): who changes the result must not change the argument"
         if found != expected:
             raise DefinitionError(
                 f"the candidate {candidate.name!r} of {self.name} does not return what the reference does",
                 where=f"burnt.kernels.{self.name}",
-                expected=", ".join(expected),
-                found=", ".join(found),
+                expected=expected,
+                found=found,
                 origin=[f"{name} = {described(a)}" for name, a in zip(self.positions, args, strict=True)],
+                hint=hint,
             )
 
     def _refusal(self, args: Sequence[Any]) -> Exception | None:
@@ -469,8 +482,7 @@ class Op(Dissolving, Generic[P, R]):
 
 def _outlines(results: Any) -> list[str]:
     """Results in short, without their device: ``["float32 (2, 3)"]``."""
-    parts = results if isinstance(results, tuple | list) else [results]
-    return [described(r).partition(" on ")[0] if isinstance(r, Tensor) else repr(r) for r in parts]
+    return [described(r).partition(" on ")[0] if isinstance(r, Tensor) else repr(r) for r in listed(results)]
 
 
 def bound_call(
@@ -637,6 +649,8 @@ class _Custom(torch.autograd.Function):
         """Run the candidate."""
         results = call(*args)
         flat = results if isinstance(results, tuple) else (results,)
+        if not all(isinstance(r, Tensor) for r in flat):
+            op._check_results(candidate, args, results)
         tensors = [a for a in args if isinstance(a, Tensor)]
         ctx.save_for_backward(*tensors, *flat)
         ctx.mark_non_differentiable(*[r for r in flat if not r.is_floating_point()])
@@ -667,6 +681,12 @@ def _pulled(
 ) -> Sequence[Tensor | None]:
     """The gradients that somebody's own candidate gives, as many as there are tensors and of their shapes."""
     assert candidate.pull is not None
+    given = [
+        (f"its argument {n}", a) for n, a in zip(op.positions, args, strict=True) if isinstance(a, Tensor)
+    ]
+    given += [(f"the cotangent {i}", c) for i, c in enumerate(cotangents)]
+    given += [(f"the result {i}", r) for i, r in enumerate(results)]
+    versions = [_torch.version_of(tensor) for _, tensor in given]
     try:
         made: Any = candidate.pull(cotangents, results, *args)
     except Exception as error:
@@ -674,6 +694,15 @@ def _pulled(
         if told is error:
             raise
         raise told from error
+    for (name, tensor), version in zip(given, versions, strict=True):
+        if _torch.version_of(tensor) != version:
+            raise DefinitionError(
+                f"the backward of the candidate {candidate.name!r} of {op.name} changes {name}",
+                where=f"burnt.kernels.{op.name}",
+                expected="cotangents, results and arguments that are left alone",
+                found=f"{described(tensor)}, which was changed in place",
+                hint="write into a tensor of its own: torch.empty_like, or clone it first",
+            )
     tensors = {name: a for name, a in zip(op.positions, args, strict=True) if isinstance(a, Tensor)}
     good = isinstance(made, tuple | list) and len(made) == len(tensors)
     if not good or any(

@@ -205,6 +205,41 @@ def test_a_call_that_changes_an_argument_says_so(op: Op[..., Any]) -> None:
         assert op(torch.ones(2), torch.ones(2)).tolist() == [2, 3]  # nobody counts there
 
 
+@pytest.mark.parametrize(
+    ("call", "found", "note"),
+    [
+        (lambda x, *_: (x * 2,), "a tuple of 1: float32 (3,)", "returns a tuple of 1, expected a tensor"),
+        (lambda x, *_: [x * 2], "a list of 1: float32 (3,)", "returns a list of 1, expected a tensor"),
+        (lambda x, *_: torch.empty_like(x, device="meta"), "float32 (3,) on meta", "result 0: device meta"),
+        (lambda x, *_: x, "the argument x, or a view of it", "result 0 is the argument x"),
+        (lambda x, *_: x.view(-1), "the argument x, or a view of it", "result 0 is the argument x"),
+    ],
+)
+@pytest.mark.parametrize("trained", [False, True])
+def test_results_are_new_tensors_of_the_form_and_device_of_the_references(
+    op: Op[..., Any], call: Callable[..., Any], found: str, note: str, trained: bool
+) -> None:
+    op.candidate("mine")(call)
+    x = torch.zeros(3, requires_grad=trained)
+    with pytest.raises(DefinitionError, match="'mine' of shifted does not return what") as error:
+        op(x)
+    assert error.value.found == found
+    row = next(row for row in tune(op, (x,)) if row.config == "mine")
+    assert row.status == "wrong"
+    assert note in row.note or found in row.note
+
+
+def test_a_view_may_be_returned_where_the_reference_returns_one() -> None:
+    @kernels.op
+    def kept(x: Tensor, scale: float = 1.0) -> Tensor:
+        return x if scale == 1 else x * scale
+
+    kept.candidate("mine")(lambda x, scale: x if scale == 1 else x * scale)
+    x = torch.ones(3)
+    assert kept(x).data_ptr() == x.data_ptr()
+    assert {row.config: row.status for row in tune(kept, (x,))}["mine"] == "ok"
+
+
 # --- gradients --------------------------------------------------------------------------------------------
 
 
@@ -245,6 +280,32 @@ def test_one_gradient_is_a_tuple_too(op: Op[..., Any]) -> None:
         op(torch.ones(2, requires_grad=True)).sum().backward()
 
 
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda g, y, x: g, "the cotangent 0"),
+        (lambda g, y, x: y, "the result 0"),
+        (lambda g, y, x: x, "its argument x"),
+    ],
+)
+def test_a_backward_that_changes_what_it_is_given_says_so(
+    op: Op[..., Any], change: Callable[..., Tensor], what: str
+) -> None:
+    mine = op.candidate("mine")(right)
+
+    @mine.backward
+    def _(cotangents: Any, results: Any, x: Tensor, *rest: Any) -> Any:
+        made = cotangents[0] * 2
+        with torch.no_grad():
+            change(cotangents[0], results[0], x).zero_()
+        return (made,)
+
+    with pytest.raises(
+        DefinitionError, match=f"the backward of the candidate 'mine' of shifted changes {what}"
+    ):
+        op(torch.ones(2, requires_grad=True)).sum().backward()
+
+
 def test_a_backward_that_raises_is_named(op: Op[..., Any]) -> None:
     mine = op.candidate("mine")(right)
 
@@ -277,6 +338,24 @@ def test_arguments_are_given_by_position() -> None:
     with pytest.raises(DefinitionError, match="the argument x of the op several is variadic positional"):
         kernels.op(several)
     assert not {"kwonly", "several"} & set(OPS)
+
+
+def test_an_op_that_was_typed_in() -> None:
+    made: dict[str, Any] = {}
+    for _ in range(2):
+        for factor in (2, 3):
+            scope: dict[str, Any] = {"torch": torch, "kernels": kernels}
+            exec(
+                "@kernels.op\ndef typed_in(x: torch.Tensor) -> torch.Tensor:\n"
+                f"    return (lambda y: y * {factor})(x) if 'a' in {{'a', 'b'}} else x\n",
+                scope,
+            )
+            typed_in = scope["typed_in"]
+            assert typed_in(torch.ones(2)).tolist() == [factor] * 2
+            typed_in.candidate("mine")(eval(f"lambda x: x * {factor} * 1"))
+            key = typed_in.chosen(torch.ones(2)).key
+            assert made.setdefault(factor, key) == key
+    assert made[2] != made[3]
 
 
 def test_annotations_are_told_in_pythons_words() -> None:
