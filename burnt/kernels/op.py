@@ -88,8 +88,8 @@ class Op(Dissolving, Generic[P, R]):
             follow autocast by themselves (`Candidate`) run there.
 
     Raises:
-        DefinitionError: another op has the name, an argument of the reference has no annotation that says
-            what it is or cannot be given by position, or `examples` is no function.
+        DefinitionError: another op has the name, the reference is no function, an argument of it has no
+            annotation that says what it is or cannot be given by position, or `examples` is no function.
     """
 
     def __init__(
@@ -106,6 +106,13 @@ class Op(Dissolving, Generic[P, R]):
         random: bool = False,
         autocast: Callable[..., tuple[Any, ...]] | None = None,
     ) -> None:
+        if not callable(reference) or not hasattr(reference, "__name__"):
+            raise DefinitionError(
+                "an op is made of a function",
+                where="burnt.kernels.op",
+                expected="its definition in plain torch",
+                found=f"{type(reference).__name__}: {reference!r:.60}",
+            )
         if examples is not None and not callable(examples):
             raise DefinitionError(
                 f"examples= of the op {reference.__name__} cannot be used",
@@ -168,6 +175,7 @@ class Op(Dissolving, Generic[P, R]):
         ]
         kinds = [str(a.type) for a in self.overloads[0]._schema.arguments]
         self.tensors = ["Tensor" in kind for kind in kinds]
+        self.floats = ["float" in kind for kind in kinds]
         self.optional = [kind.startswith("Optional") for kind in kinds]
 
     def __repr__(self) -> str:
@@ -195,7 +203,7 @@ class Op(Dissolving, Generic[P, R]):
             elif kind is list or kind is tuple:
                 key.append(tuple(arg))
             else:  # a tensor of a class of its own, or what stands in for one: torch's ops know what to do
-                self._check_tensors(args)
+                self.check_kinds(args)
                 return self.candidates["vendor"](*args)
         if _torch.is_autocast():
             given, without = self.under_autocast(args)
@@ -214,7 +222,7 @@ class Op(Dissolving, Generic[P, R]):
         try:
             return entry.call(*args)
         except Exception as error:
-            self._fail(entry.candidate, args, error)
+            self._fail(entry, args, error)
 
     def under_autocast(
         self, args: Sequence[Any]
@@ -235,6 +243,17 @@ class Op(Dissolving, Generic[P, R]):
         Raises:
             TypeError: as a Python function raises it.
         """
+        try:
+            return self._bound(args, kwargs)
+        except TypeError as error:
+            text = str(error)
+            if text.startswith("too many"):
+                text = f"takes at most {self.arity} arguments but {len(args)} were given"
+            elif text.startswith("multiple"):
+                text = f"got {text}"
+            raise TypeError(f"{self.name}() {text}") from None
+
+    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         full = [*args, *self.defaults[len(args) :]]
         for name, value in kwargs.items():
             at = self.positions.get(name, -1)
@@ -336,6 +355,7 @@ class Op(Dissolving, Generic[P, R]):
 
         def register(call: Callable[..., Any]) -> Candidate:
             made = Candidate(name, call, op=self.name, **limits)
+            made.check_signature(list(self.positions))
             self._add(made)
             return made
 
@@ -360,12 +380,12 @@ class Op(Dissolving, Generic[P, R]):
 
     def _first(self, signature: tuple[Any, ...], args: Sequence[Any]) -> Any:
         """The first call with a signature, where what does not fit shows."""
-        self._check_tensors(args)
+        self.check_kinds(args)
         try:
             entry = self._new_entry(args)
         except DefinitionError:
             # What a limit stumbles over may be what the reference does not take either.
-            refused = self._refusal(args)
+            refused = self.refusal(args)
             if refused is None:
                 raise
             raise explained(self, args, refused) from None
@@ -375,7 +395,7 @@ class Op(Dissolving, Generic[P, R]):
                 self.look(*args)  # type: ignore[misc]
             made = entry.call(*args)
         except Exception as error:
-            self._fail(entry.candidate, args, error)
+            self._fail(entry, args, error)
         if entry.candidate.name not in _OURS:
             self._check_arguments(entry.candidate, args, versions)
             self._check_results(entry.candidate, args, made)
@@ -384,27 +404,51 @@ class Op(Dissolving, Generic[P, R]):
         self._entries[signature] = entry
         return made
 
-    def _fail(self, candidate: Candidate, args: Sequence[Any], error: Exception) -> NoReturn:
+    def _fail(self, entry: Entry, args: Sequence[Any], error: Exception) -> NoReturn:
         """Raise what a candidate has raised, said better where that can be."""
+        candidate = entry.candidate
         if self.look is not None and isinstance(error, IndexError):
             self.look(*args)
         if self.check is not None:
             self.check(*args)  # a signature takes 1.0 for 1: what was checked then were other arguments
         if candidate.name in _OURS:
             raise explained(self, args, error) from None
-        refused = self._refusal(args)
+        refused = self.refusal(args)
         if refused is not None:
             raise explained(self, args, refused) from None
+        lacking = (
+            isinstance(error, KeyError) and entry.config is not None and error.args[0] not in entry.config
+        )
+        if lacking:
+            raise candidate.misdefined(
+                f"the configuration {entry.config}",
+                "what the candidate looks up in it",
+                f"{type(error).__name__}: {error}",
+            ) from error
         told = explained(self, args, error, candidate.name)
         if told is error:
             raise error
         raise told from error  # the fault is the candidate's own: where it arose is to be seen
 
-    def _check_tensors(self, args: Sequence[Any]) -> None:
-        """What must be a tensor is one, or stands in for one."""
-        for name, value, wanted, optional in zip(
-            self.positions, args, self.tensors, self.optional, strict=True
+    def check_kinds(self, args: Sequence[Any]) -> None:
+        """What must be a tensor is one, or stands in for one; what must be a number is no tensor or text.
+
+        Raises:
+            InputTypeError: naming the argument.
+        """
+        for name, value, wanted, number, optional in zip(
+            self.positions, args, self.tensors, self.floats, self.optional, strict=True
         ):
+            if number and (
+                isinstance(value, Tensor | str | list | tuple) or (value is None and not optional)
+            ):
+                raise InputTypeError(
+                    f"the argument {name} of {self.name} is no number",
+                    where=f"burnt.kernels.{self.name}",
+                    expected=f"{name}: {'float | None' if optional else 'float'}",
+                    found=described(value),
+                    hint=f"{name}.item()" if isinstance(value, Tensor) and value.numel() == 1 else None,
+                )
             if not wanted or hasattr(type(value), "__torch_function__") or (optional and value is None):
                 continue
             raise InputTypeError(
@@ -459,7 +503,7 @@ class Op(Dissolving, Generic[P, R]):
                 hint=hint,
             )
 
-    def _refusal(self, args: Sequence[Any]) -> Exception | None:
+    def refusal(self, args: Sequence[Any]) -> Exception | None:
         """What the reference raises for these arguments, if it does not take them either."""
         try:
             with torch.no_grad():

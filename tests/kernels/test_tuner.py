@@ -300,6 +300,11 @@ def test_policies(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tuner.policy() == "off"
 
 
+def test_an_empty_policy_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BURNT_TUNE", "")
+    assert tuner.policy() == "cached"
+
+
 def test_choices_can_be_pinned(op: Op[..., Any]) -> None:
     x = torch.randn(64)
     op(x)
