@@ -37,6 +37,7 @@ __all__ = [
     "pin",
     "reasons",
     "runnable",
+    "sources",
     "trains",
     "tuning_key",
 ]
@@ -211,7 +212,7 @@ def tuning_key(op: Op[..., Any], args: Sequence[Any]) -> str:
     """
     tensors = [a for a in args if isinstance(a, Tensor)]
     device = tensors[0].device if tensors else torch.device("cpu")
-    parts = [op.name, _sources(op), machine(device.type, device.index or 0)]
+    parts = [op.name, sources(op), machine(device.type, device.index or 0)]
     parts.append("training" if trains(*args) else "inference")
     if _torch.is_autocast():
         parts.append(f"autocast {torch.get_autocast_dtype('cpu')} {torch.get_autocast_dtype('cuda')}")
@@ -267,7 +268,8 @@ def bucket(size: int) -> int:
     return half if whole > 32 and size <= half else whole
 
 
-def _sources(op: Op[..., Any]) -> str:
+def sources(op: Op[..., Any]) -> str:
+    """A hash of the sources of its reference and of the candidates that somebody registered."""
     texts = [_text(op.reference)]
     texts += [_text(c.call) for c in op.candidates.values() if c.name not in ("vendor", "generated")]
     return _digest("\n".join(texts))

@@ -65,6 +65,11 @@ class Row(NamedTuple):
         return self.key.partition("|")[0]
 
     @property
+    def sources(self) -> str:
+        """A hash of the op's sources when it was measured."""
+        return self.key.split("|", 2)[1]
+
+    @property
     def machine(self) -> str:
         """The device that it was measured on, and what compiled for it."""
         return self.key.split("|", 3)[2]

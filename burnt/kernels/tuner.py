@@ -238,9 +238,11 @@ def tune(
             race.run({row.config for row in known})
     finally:
         _active.tuning = False
+        now = time.time()
+        race.rows = [row._replace(at=now) for row in race.rows]
         # Also what is known when a kernel has broken the device, so that it is not tried again.
         _keep(race.rows, store)
-    return [*race.rows, *race.pruned]
+    return [*race.rows, *(row._replace(at=now) for row in race.pruned)]
 
 
 def _keep(rows: Sequence[Row], store: Store | None) -> None:
