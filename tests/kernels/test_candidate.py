@@ -462,3 +462,8 @@ def test_explaining_raises_what_a_call_raises(op: Op[..., Any]) -> None:
         with pytest.raises(type(called.value)) as error:
             kernels.explain(op, *args)
         assert str(error.value) == str(called.value)
+    for refused in (kernels.softmax, kernels.log_softmax):
+        with pytest.raises(IndexError):
+            kernels.explain(refused, torch.ones(3), 5)
+    with pytest.raises(InputRuntimeError):
+        kernels.explain(kernels.swiglu, torch.ones(3), torch.ones(2))
