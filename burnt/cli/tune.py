@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, age_text, print_json
 from burnt.cli.train import module_of
-from burnt.errors import CacheError, nearest
+from burnt.errors import BurntError, CacheError, nearest
 from burnt.kernels.store import Row, Store, read_table, write_table
 
 __all__ = ["clear", "export", "load", "run", "show"]
@@ -41,12 +42,14 @@ def run(
         the exit code: 1 where an op could not be measured at all.
 
     Raises:
-        UsageError: there is no such op, module, device or dtype, or an op that is named has no examples.
+        UsageError: there is no such op, module, device or dtype, a module cannot be imported, `seconds` is no
+            time, or an op that is named has no examples.
     """
     from burnt.kernels import OPS
 
-    for module in modules:
-        module_of(module)
+    if not seconds >= 0:
+        raise UsageError(f"--seconds {seconds:g} is no time", expected="0 or more")
+    barren = [module for module in modules if not _registers(module)]
     for name in names:
         if name not in OPS:
             close = nearest(name, OPS)
@@ -54,6 +57,8 @@ def run(
                 f"there is no op {name!r}",
                 hint=f"{close}?"
                 if close
+                else f"{barren[0]} registers no op"
+                if barren
                 else f"an op of yours wants --import MODULE; there are {', '.join(sorted(OPS))}",
             )
         if OPS[name].examples is None:
@@ -62,17 +67,20 @@ def run(
                 hint=f"@kernels.op(examples=lambda device: [...]), tuples of arguments for {name}",
             )
     on = _device(device)
+    if on.type == "meta":
+        raise UsageError("nothing can be measured on the device meta", expected="cpu, cuda, mps")
     kinds = [_dtype(name) for name in dtypes] or [None]
     store = Store()
     _usable(store)
     rows: list[Row] = []
     problems: list[str] = []
     left: dict[str, None] = {}
+    without: list[str] = []
     end = time.monotonic() + seconds
     for op in [OPS[name] for name in names] if names else list(OPS.values()):
         if op.examples is None:
             continue
-        if time.monotonic() > end:
+        if time.monotonic() >= end:
             left[op.name] = None
             continue
         try:
@@ -80,8 +88,9 @@ def run(
         except Exception as error:  # of any kind: the other ops are measured all the same
             problems.append(f"{op.name}, its examples: {type(error).__name__}: {error}")
             continue
+        without += [] if examples else [op.name]
         for args, kind in [(args, kind) for args in examples for kind in kinds]:
-            if time.monotonic() > end:
+            if time.monotonic() >= end:
                 left[op.name] = None
                 break
             found, problem = _measured(op, args, kind, "full" if full else "quick", store)
@@ -91,12 +100,46 @@ def run(
     if as_json:
         print_json([row._asdict() for row in rows])
     else:
-        _report(rows)
+        why = (
+            "what could not be measured follows"
+            if problems
+            else "no time was left"
+            if left
+            else f"no examples of {', '.join(without)} on {on}"
+            if without
+            else "one candidate alone can run here"
+        )
+        _report(rows, why)
     for problem in problems:
         print(f"could not be measured: {problem}", file=sys.stderr)
     if left:
         print(f"left out for want of time: {', '.join(left)}", file=sys.stderr)
     return 1 if problems else 0
+
+
+def _registers(name: str) -> bool:
+    """Import a module; whether it registers an op.
+
+    Raises:
+        UsageError: there is none, or its code raises.
+    """
+    from burnt.kernels import OPS
+
+    before = dict(OPS)
+    try:
+        module = module_of(name)
+    except BurntError:
+        raise
+    except Exception as error:  # of any kind: it is somebody's own code
+        frames = traceback.extract_tb(error.__traceback__)
+        file, line = frames[-1].filename, frames[-1].lineno
+        if isinstance(error, SyntaxError) and error.filename is not None:
+            file, line = error.filename, error.lineno
+        raise UsageError(
+            f"{name} cannot be imported", where=f"{file}:{line}", found=f"{type(error).__name__}: {error}"
+        ) from error
+    new = any(before.get(op) is not OPS[op] for op in OPS)
+    return new or any(op.reference.__module__ == module.__name__ for op in OPS.values())
 
 
 def _device(name: str) -> Any:
@@ -172,13 +215,13 @@ def _progress(name: str, rows: Sequence[Row], kind: Any) -> None:
     print(f"{name}{dtype}: {counted or 'nothing to measure'}{won}", file=sys.stderr, flush=True)
 
 
-def _report(rows: Sequence[Row]) -> None:
+def _report(rows: Sequence[Row], why_none: str) -> None:
     tried = [row for row in rows if row.status != "pruned"]
     if tried:
         _print(tried)
     else:
-        Page().line("there was nothing to measure: one candidate alone can run here")
-    pruned = dict.fromkeys((row.config, row.note) for row in rows if row.status == "pruned")
+        Page().line(f"there was nothing to measure: {why_none}")
+    pruned = dict.fromkeys((row.config, _first_line(row.note)) for row in rows if row.status == "pruned")
     if pruned:
         page = Page()
         page.heading("left out by estimate")
@@ -207,7 +250,7 @@ def _usable(store: Store) -> None:
 
 
 def show(name: str | None, as_json: bool) -> int:
-    """Print the table, or an op's part of it.
+    """Print the table, or an op's part of it; rows of sources that the op no longer has are marked.
 
     Raises:
         UsageError: there is no such op.
@@ -215,10 +258,11 @@ def show(name: str | None, as_json: bool) -> int:
     found = Store().rows()
     _refuse_unknown(name, found)
     rows = [row for row in found if name is None or row.op == name]
+    old = _old(rows)
     if as_json:
-        print_json([row._asdict() for row in rows])
+        print_json([row._asdict() | {"old": row.key in old} for row in rows])
     elif rows:
-        _print(rows)
+        _print(rows, old)
     else:
         page = Page()
         page.line(f"nothing was measured{'' if name is None else f' of {name}'} yet")
@@ -226,7 +270,35 @@ def show(name: str | None, as_json: bool) -> int:
     return 0
 
 
-def _print(rows: Iterable[Row]) -> None:
+def _old(rows: Sequence[Row]) -> set[str]:
+    """The keys of rows that no call looks at any more, because the op's sources have changed since.
+
+    What an op is that is not imported here, or has candidates that are not, the rows measured last say.
+    """
+    from burnt.kernels import OPS
+    from burnt.kernels.choice import sources
+
+    last: dict[str, Row] = {}
+    known: dict[tuple[str, str], bool] = {}  # whether all candidates of rows of one op and sources are here
+    for row in rows:
+        op = OPS.get(row.op)
+        last[row.op] = max(last.get(row.op, row), row, key=lambda r: r.at)
+        here = op is not None and row.config.partition(" {")[0] in op.candidates
+        known[row.op, row.sources] = here and known.get((row.op, row.sources), True)
+    now = {name: sources(OPS[name]) for name in last if name in OPS}
+    return {
+        row.key
+        for row in rows
+        if row.sources != now.get(row.op)
+        and (known[row.op, row.sources] or row.sources != last[row.op].sources)
+    }
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
+
+
+def _print(rows: Iterable[Row], old: Collection[str] = ()) -> None:
     by_key: dict[str, list[Row]] = {}
     for row in rows:
         by_key.setdefault(row.key, []).append(row)
@@ -238,6 +310,8 @@ def _print(rows: Iterable[Row]) -> None:
             state = Cell(row.status, "" if row.status == "ok" else "bold red")
             if row.status == "ok" and row.note:
                 state = Cell("ok (disturbed)", "yellow")
+            if row.key in old:
+                state = Cell("old", "dim")
             table.append(
                 [
                     row.op,
@@ -246,7 +320,7 @@ def _print(rows: Iterable[Row]) -> None:
                     "" if row.ms is None else f"{row.ms:.4g}",
                     "" if row.ms is None else f"{row.ms / best:.2f}",
                     age_text(time.time() - row.at) if row.at else "now",
-                    row.note if row.ms is None else row.key.split("|", 3)[-1].replace("|", "  "),
+                    _first_line(row.note) if row.ms is None else row.key.split("|", 3)[-1].replace("|", "  "),
                 ]
             )
     columns = ["op", "candidate", "state", "ms", "of best", "age", "for"]
@@ -259,10 +333,11 @@ def export(path: str, name: str | None, device: str | None = None) -> int:
     Args:
         path: the file.
         name: of an op; None is all of them.
-        device: what was measured on it alone, as torch names it; None is all devices.
+        device: what was measured on it alone, as torch names it; where there is none here, on any of its
+            kind. None is all devices.
 
     Raises:
-        UsageError: there is nothing to write, no such op or device, or no such folder.
+        UsageError: there is nothing to write, no such op or kind of device, or no such folder.
     """
     if not Path(path).parent.is_dir():
         raise UsageError(f"the folder {str(Path(path).parent)!r} of {path} does not exist")
@@ -270,11 +345,7 @@ def export(path: str, name: str | None, device: str | None = None) -> int:
     _refuse_unknown(name, found)
     rows = [row for row in found if name is None or row.op == name]
     if device is not None:
-        from burnt.kernels.choice import machine
-
-        on = _device(device)
-        here = machine(on.type, on.index or 0)
-        rows = [row for row in rows if row.machine == here]
+        rows = [row for row in rows if row.machine.startswith(_machine(device))]
     if not rows:
         of_op = "" if name is None else f" of {name}"
         on_device = "" if device is None else f" on {device}"
@@ -282,6 +353,24 @@ def export(path: str, name: str | None, device: str | None = None) -> int:
     write_table(Path(path), rows)
     Page().line(f"{len(rows)} rows written to {path}")
     return 0
+
+
+def _machine(device: str) -> str:
+    """How the names of a device's machine begin: one device, or where there is none, its kind."""
+    import torch
+
+    from burnt.kernels.choice import machine
+
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        _device(device)
+        raise
+    try:
+        on = _device(device)
+    except UsageError:
+        return f"{kind} "
+    return machine(on.type, on.index or 0)
 
 
 def load(path: str) -> int:

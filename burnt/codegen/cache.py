@@ -8,6 +8,7 @@ in several processes at once.
 from __future__ import annotations
 
 import atexit
+import errno
 import hashlib
 import os
 import re
@@ -63,16 +64,20 @@ def notes() -> list[str]:
 def cache_folder() -> Path:
     """The user's folder of compiled kernels, created when missing.
 
-    ``$BURNT_CACHE/c``, else ``$XDG_CACHE_HOME/burnt/c``, else ``~/.cache/burnt/c``.
+    ``$BURNT_CACHE/c``, else ``$XDG_CACHE_HOME/burnt/c``, else ``~/.cache/burnt/c``; always an absolute path,
+    as compilers run in folders of their own.
 
     Raises:
         CacheError: another user owns the folder, or others may write to it: what they put there would run.
         OSError: it cannot be created.
     """
-    if base := os.environ.get("BURNT_CACHE"):
-        root = Path(base).expanduser()
-    else:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "burnt"
+    try:
+        if base := os.environ.get("BURNT_CACHE"):
+            root = Path(base).expanduser().absolute()
+        else:
+            root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "burnt"
+    except RuntimeError as error:  # the user has no home folder
+        raise FileNotFoundError(errno.ENOENT, str(error)) from error
     folder = root / "c"
     try:
         info = folder.stat()

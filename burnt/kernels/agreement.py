@@ -7,7 +7,7 @@ arguments, and the gradients of results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +15,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from burnt import _torch
 from burnt.codegen.precision import rounding
+from burnt.errors import DefinitionError
 
 if TYPE_CHECKING:
     from burnt.kernels.op import Op
 
-__all__ = ["Truth", "results_of"]
+__all__ = ["Truth", "aliases", "form_of", "listed", "results_of"]
 
 
 _PRODUCTS = frozenset(
@@ -69,6 +71,40 @@ def results_of(
     return [*(r.detach() for r in results), *gradients]
 
 
+class _Noted:
+    """A function that keeps what it returned last."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+        self.made: Any = None
+
+    def __call__(self, *args: Any) -> Any:
+        self.made = self.call(*args)
+        return self.made
+
+
+def listed(results: Any) -> Sequence[Any]:
+    """One result as several are."""
+    return results if isinstance(results, tuple | list) else [results]
+
+
+def form_of(results: Any) -> str:
+    """Whether results are a tensor, or how many in what: ``"a tuple of 2"``."""
+    if isinstance(results, tuple | list):
+        return f"a {'list' if isinstance(results, list) else 'tuple'} of {len(results)}"
+    return "a tensor" if isinstance(results, Tensor) else f"a {type(results).__name__}"
+
+
+def aliases(results: Any, args: Sequence[Any], names: Iterable[str]) -> dict[int, str]:
+    """Results that are an argument or share its memory: the argument's name by the result's place."""
+    found: dict[int, str] = {}
+    for i, made in enumerate(listed(results)):
+        for name, a in zip(names, args, strict=True):
+            if isinstance(a, Tensor) and isinstance(made, Tensor) and _torch.share_memory(made, a):
+                found.setdefault(i, name)
+    return found
+
+
 def _cotangent(like: Tensor) -> Tensor:
     """Numbers that differ between neighbours, and are exact in every dtype."""
     numbers = (torch.arange(like.numel(), device=like.device) % 7 - 2.5) / 4
@@ -95,15 +131,30 @@ class Truth:
             for a in args
         ]
         with _Watched() as watched:
-            self.exact = results_of(op.reference, wide)
-        self.eager = results_of(op.candidates["vendor"], args)
+            exact = _Noted(op.reference)
+            self.exact = results_of(exact, wide)
+        eager = _Noted(op.candidates["vendor"])
+        self.eager = results_of(eager, args)
+        self.names, self.form = list(op.positions), form_of(eager.made)
+        self.shared = {*aliases(exact.made, wide, self.names), *aliases(eager.made, args, self.names)}
         self.largest, self.multiplied = watched.largest, watched.multiplied
 
     def wrong(self, call: Callable[..., Any]) -> str | None:
         """What is wrong with a candidate, or None. It is called once; arguments it changes are put back."""
         given: list[Tensor] = []
+        fault: str | None = None
+
+        def checked(*args: Any) -> Any:
+            made = call(*args)
+            misformed = self.misformed(made)
+            if misformed is not None:
+                raise DefinitionError(misformed)
+            return made
+
         try:
-            results = results_of(call, self.args, given)
+            results = results_of(checked, self.args, given)
+        except DefinitionError as error:  # what is wrong is known without looking at the results
+            fault = error.what if error.found is None else f"{error.what}: {error.found}"
         finally:
             changed = self.restored()
         if changed is not None:
@@ -111,7 +162,23 @@ class Truth:
         for i, cotangent in enumerate(given):
             if not torch.equal(cotangent, _cotangent(cotangent)):
                 return f"its backward changes the cotangent {i}"
+        if fault is not None:
+            return fault
         return self.mismatch(results)
+
+    def misformed(self, made: Any) -> str | None:
+        """What is wrong with what a candidate returns, whatever its values, or None."""
+        if form_of(made) != self.form:
+            return f"returns {form_of(made)}, expected {self.form}"
+        for i, result in enumerate(listed(made)):
+            if not isinstance(result, Tensor):
+                return f"result {i} is no tensor: {type(result).__name__}"
+            if result.device != self.eager[i].device:
+                return f"result {i}: device {result.device}, expected {self.eager[i].device}"
+        for i, name in aliases(made, self.args, self.names).items():
+            if i not in self.shared:
+                return f"result {i} is the argument {name}, or a view of it"
+        return None
 
     def restored(self) -> str | None:
         """Put back what was changed of the arguments; the name of the first that was."""

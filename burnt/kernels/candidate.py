@@ -7,6 +7,7 @@ what `when`, `configs` and `best` answer.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -50,7 +51,7 @@ class Candidate:
         checks_values: bad values (a label that is no class) raise; otherwise the op looks at them first.
 
     Raises:
-        DefinitionError: a limit is of another kind than said here.
+        DefinitionError: a limit is of another kind than said here, or `call` is no function.
     """
 
     def __init__(
@@ -71,9 +72,14 @@ class Candidate:
         self.name = name
         self.call = call
         self.op = op
+        if not callable(call):
+            raise self.misdefined("the function", "one of the op's arguments", repr(call))
         for limit, value in (("devices", devices), ("dtypes", dtypes)):
-            if isinstance(value, str | torch.dtype):
+            many = value is None or isinstance(value, Sequence | set | frozenset)
+            if not many or isinstance(value, str):
                 raise self.misdefined(f"{limit}=", "a list", repr(value), f"{limit}=[{value!r}]")
+            if value is not None and not len(value):
+                raise self.misdefined(f"{limit}=", "at least one; None is any", repr(value))
         for limit, fn in (("when", when), ("configs", configs), ("best", best)):
             if fn is not None and not callable(fn):
                 raise self.misdefined(f"{limit}=", "a function of the op's arguments", repr(fn))
@@ -100,6 +106,33 @@ class Candidate:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it, whatever the op would choose."""
         return self.call(*args, **kwargs)
+
+    def check_signature(self, arguments: Sequence[str]) -> None:
+        """Look whether its function can be called with the op's arguments, and with ``config=``.
+
+        Raises:
+            DefinitionError: it cannot.
+        """
+        try:
+            signature = inspect.signature(self.call)
+        except (TypeError, ValueError):  # one that is built in does not say
+            return
+        given = {} if self.configs is None else {"config": None}
+        try:
+            signature.bind(*arguments, **given)
+        except TypeError as error:
+            hint = None
+            config = signature.parameters.get("config")
+            if config is None and given:
+                hint = "configs= wants an argument config"
+            elif config is not None and config.default is config.empty and not given:
+                hint = "without configs= no config is given"
+            raise self.misdefined(
+                "the function",
+                f"({', '.join([*arguments, *given])}), as it is called",
+                f"{signature}: {error}",
+                hint,
+            ) from None
 
     def alternatives(self, args: Sequence[Any]) -> list[Alternative]:
         """The configurations for these arguments, the best guess first; without any, None is the only one.

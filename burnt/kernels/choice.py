@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import inspect
 import json
+import types
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ __all__ = [
     "pin",
     "reasons",
     "runnable",
+    "sources",
     "trains",
     "tuning_key",
 ]
@@ -210,7 +212,7 @@ def tuning_key(op: Op[..., Any], args: Sequence[Any]) -> str:
     """
     tensors = [a for a in args if isinstance(a, Tensor)]
     device = tensors[0].device if tensors else torch.device("cpu")
-    parts = [op.name, _sources(op), machine(device.type, device.index or 0)]
+    parts = [op.name, sources(op), machine(device.type, device.index or 0)]
     parts.append("training" if trains(*args) else "inference")
     if _torch.is_autocast():
         parts.append(f"autocast {torch.get_autocast_dtype('cpu')} {torch.get_autocast_dtype('cuda')}")
@@ -266,8 +268,9 @@ def bucket(size: int) -> int:
     return half if whole > 32 and size <= half else whole
 
 
-def _sources(op: Op[..., Any]) -> str:
-    texts = [inspect.getsource(op.reference)]
+def sources(op: Op[..., Any]) -> str:
+    """A hash of the sources of its reference and of the candidates that somebody registered."""
+    texts = [_text(op.reference)]
     texts += [_text(c.call) for c in op.candidates.values() if c.name not in ("vendor", "generated")]
     return _digest("\n".join(texts))
 
@@ -275,8 +278,21 @@ def _sources(op: Op[..., Any]) -> str:
 def _text(fn: Any) -> str:
     try:
         return inspect.getsource(fn)
-    except (OSError, TypeError):  # made at run time: its name has to do
-        return repr(getattr(fn, "__qualname__", type(fn)))
+    except (OSError, TypeError):  # typed in, or made at run time: what was compiled, else its name, has to do
+        code = getattr(fn, "__code__", None)
+        return repr(getattr(fn, "__qualname__", type(fn))) if code is None else _code_text(code)
+
+
+def _code_text(code: types.CodeType) -> str:
+    """What a function does, as a text that is the same in every process."""
+    parts = [code.co_code.hex(), *code.co_names, *code.co_varnames, *code.co_freevars]
+    return " ".join([*parts, *map(_constant_text, code.co_consts)])
+
+
+def _constant_text(value: object) -> str:
+    if isinstance(value, types.CodeType):
+        return _code_text(value)
+    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
 
 
 @cache

@@ -10,6 +10,7 @@ from burnt.codegen.explanation import Explanation
 from burnt.codegen.explanation import explain as explain_function
 from burnt.errors import UnsupportedError
 from burnt.kernels.candidate import Candidate
+from burnt.kernels.checks import explained
 from burnt.kernels.choice import named, written
 from burnt.kernels.op import Entry, Generated, Op
 from burnt.kernels.store import Row
@@ -55,6 +56,7 @@ class OpExplanation:
         why: by what the candidate was chosen: ``heuristic``, ``pinned``, ``measured``.
         candidates: all of them.
         generated: the kernels that are generated, where they can be.
+        raises: what a call raises, because a candidate is defined wrongly, or None.
     """
 
     op: str
@@ -62,6 +64,7 @@ class OpExplanation:
     why: str
     candidates: tuple[CandidateFacts, ...]
     generated: Explanation | None
+    raises: str | None = None
 
     @property
     def winner(self) -> str:
@@ -80,7 +83,7 @@ class OpExplanation:
                 "->" if c.chosen else "",
                 c.name,
                 "" if c.ms is None else f"{c.ms:.4g}",
-                (c.why_not or (self.why if c.chosen else "")).replace("\n", "\\n"),
+                (c.why_not or (self.why if c.chosen else "")).partition("\n")[0],
             )
             for c in self.candidates
         ]
@@ -88,6 +91,8 @@ class OpExplanation:
         lines = [self.op]
         for mark, name, ms, why in rows:
             lines.append(f"{mark:<{widths[0]}} {name:<{widths[1]}}  {ms:>{widths[2]}}  {why}".rstrip())
+        if self.raises is not None:
+            lines.append(f"a call raises: {self.raises}")
         if self.generated is not None:
             lines += ["generated:", *(f"  {line}" for line in str(self.generated).splitlines())]
         return "\n".join(lines)
@@ -103,6 +108,7 @@ def explain(op: Op[..., Any], *args: Any, **kwargs: Any) -> OpExplanation:
 
     Raises:
         UnsupportedError: it is a function, which calls ops.
+        InputError, TypeError: what a call with these arguments raises.
 
     >>> import torch
     >>> from burnt import kernels
@@ -129,6 +135,7 @@ def _full_name(fn: object) -> str:
 
 def _explained(op: Op[..., Any], full: Sequence[Any]) -> OpExplanation:
     """What an op runs for all its arguments by position."""
+    _refuse(op, full)
     entry, broken = op.chosen_despite(full)
     measured = known_of(entry.key)
     known = {row.config: row for row in measured.rows}
@@ -154,7 +161,18 @@ def _explained(op: Op[..., Any], full: Sequence[Any]) -> OpExplanation:
     if isinstance(generated, Generated) and generated.why_not(full) is None:
         function, kept = generated.with_blocks(full, entry.config if entry.candidate is generated else None)
         kernels = explain_function(function, *[full[i] for i in kept])
-    return OpExplanation(op.name, entry.key, entry.why, tuple(found), kernels)
+    raises = next(iter(broken.values()), None)
+    return OpExplanation(op.name, entry.key, entry.why, tuple(found), kernels, raises)
+
+
+def _refuse(op: Op[..., Any], full: Sequence[Any]) -> None:
+    """Raise what a call with these arguments would, if the reference does not take them."""
+    op.check_kinds(full)
+    if op.check is not None:
+        op.check(*full)
+    refused = op.refusal(full)
+    if refused is not None:
+        raise explained(op, full, refused) from None
 
 
 def _configs(

@@ -28,7 +28,7 @@ from burnt.codegen.precision import precision
 from burnt.codegen.target import TRITON, are_blocks, target_of, with_blocks
 from burnt.codegen.trace import Dissolving, is_tracing
 from burnt.errors import DefinitionError, InputTypeError
-from burnt.kernels.agreement import results_of
+from burnt.kernels.agreement import aliases, form_of, listed, results_of
 from burnt.kernels.autocast import dtype_on
 from burnt.kernels.candidate import Alternative, Candidate
 from burnt.kernels.checks import all_strided, described, explained, signature_text
@@ -88,8 +88,8 @@ class Op(Dissolving, Generic[P, R]):
             follow autocast by themselves (`Candidate`) run there.
 
     Raises:
-        DefinitionError: another op has the name, an argument of the reference has no annotation that says
-            what it is or cannot be given by position, or `examples` is no function.
+        DefinitionError: another op has the name, the reference is no function, an argument of it has no
+            annotation that says what it is or cannot be given by position, or `examples` is no function.
     """
 
     def __init__(
@@ -106,6 +106,13 @@ class Op(Dissolving, Generic[P, R]):
         random: bool = False,
         autocast: Callable[..., tuple[Any, ...]] | None = None,
     ) -> None:
+        if not callable(reference) or not hasattr(reference, "__name__"):
+            raise DefinitionError(
+                "an op is made of a function",
+                where="burnt.kernels.op",
+                expected="its definition in plain torch",
+                found=f"{type(reference).__name__}: {reference!r:.60}",
+            )
         if examples is not None and not callable(examples):
             raise DefinitionError(
                 f"examples= of the op {reference.__name__} cannot be used",
@@ -168,6 +175,7 @@ class Op(Dissolving, Generic[P, R]):
         ]
         kinds = [str(a.type) for a in self.overloads[0]._schema.arguments]
         self.tensors = ["Tensor" in kind for kind in kinds]
+        self.floats = ["float" in kind for kind in kinds]
         self.optional = [kind.startswith("Optional") for kind in kinds]
 
     def __repr__(self) -> str:
@@ -189,7 +197,7 @@ class Op(Dissolving, Generic[P, R]):
             for arg in args:
                 kind = type(arg)
                 if kind is Tensor or kind is torch.nn.Parameter:
-                    key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad
+                    key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad, arg.is_neg()
                 elif kind is float:
                     key.append(float)
                 elif kind in _CONSTANTS:
@@ -206,7 +214,7 @@ class Op(Dissolving, Generic[P, R]):
         if (
             not plain
         ):  # a class of its own, what stands in for a tensor, no strides: torch's ops know what to do
-            self._check_tensors(args)
+            self.check_kinds(args)
             return self.candidates["vendor"](*args)
         if _torch.is_autocast():
             given, without = self.under_autocast(args)
@@ -227,7 +235,7 @@ class Op(Dissolving, Generic[P, R]):
         except Exception as error:
             if not all_strided(args):  # sparse ones, oneDNN's: their signatures may be a strided tensor's
                 return self.candidates["vendor"](*args)
-            self._fail(entry.candidate, args, error)
+            self._fail(entry, args, error)
 
     def under_autocast(
         self, args: Sequence[Any]
@@ -248,6 +256,17 @@ class Op(Dissolving, Generic[P, R]):
         Raises:
             TypeError: as a Python function raises it.
         """
+        try:
+            return self._bound(args, kwargs)
+        except TypeError as error:
+            text = str(error)
+            if text.startswith("too many"):
+                text = f"takes at most {self.arity} arguments but {len(args)} were given"
+            elif text.startswith("multiple"):
+                text = f"got {text}"
+            raise TypeError(f"{self.name}() {text}") from None
+
+    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         full = [*args, *self.defaults[len(args) :]]
         for name, value in kwargs.items():
             at = self.positions.get(name, -1)
@@ -349,6 +368,7 @@ class Op(Dissolving, Generic[P, R]):
 
         def register(call: Callable[..., Any]) -> Candidate:
             made = Candidate(name, call, op=self.name, **limits)
+            made.check_signature(list(self.positions))
             self._add(made)
             return made
 
@@ -373,14 +393,16 @@ class Op(Dissolving, Generic[P, R]):
 
     def _first(self, signature: tuple[Any, ...], args: Sequence[Any]) -> Any:
         """The first call with a signature, where what does not fit shows."""
-        self._check_tensors(args)
+        self.check_kinds(args)
         if not all_strided(args):
             return self.candidates["vendor"](*args)
+        if any(isinstance(a, Tensor) and a.is_neg() for a in args):  # kernels read what is in memory
+            return self.run([a.resolve_neg() if isinstance(a, Tensor) else a for a in args])
         try:
             entry = self._new_entry(args)
         except DefinitionError:
             # What a limit stumbles over may be what the reference does not take either.
-            refused = self._refusal(args)
+            refused = self.refusal(args)
             if refused is None:
                 raise
             raise explained(self, args, refused) from None
@@ -390,7 +412,7 @@ class Op(Dissolving, Generic[P, R]):
                 self.look(*args)  # type: ignore[misc]
             made = entry.call(*args)
         except Exception as error:
-            self._fail(entry.candidate, args, error)
+            self._fail(entry, args, error)
         if entry.candidate.name not in _OURS:
             self._check_arguments(entry.candidate, args, versions)
             self._check_results(entry.candidate, args, made)
@@ -399,27 +421,51 @@ class Op(Dissolving, Generic[P, R]):
         self._entries[signature] = entry
         return made
 
-    def _fail(self, candidate: Candidate, args: Sequence[Any], error: Exception) -> NoReturn:
+    def _fail(self, entry: Entry, args: Sequence[Any], error: Exception) -> NoReturn:
         """Raise what a candidate has raised, said better where that can be."""
+        candidate = entry.candidate
         if self.look is not None and isinstance(error, IndexError):
             self.look(*args)
         if self.check is not None:
             self.check(*args)  # a signature takes 1.0 for 1: what was checked then were other arguments
         if candidate.name in _OURS:
             raise explained(self, args, error) from None
-        refused = self._refusal(args)
+        refused = self.refusal(args)
         if refused is not None:
             raise explained(self, args, refused) from None
+        lacking = (
+            isinstance(error, KeyError) and entry.config is not None and error.args[0] not in entry.config
+        )
+        if lacking:
+            raise candidate.misdefined(
+                f"the configuration {entry.config}",
+                "what the candidate looks up in it",
+                f"{type(error).__name__}: {error}",
+            ) from error
         told = explained(self, args, error, candidate.name)
         if told is error:
             raise error
         raise told from error  # the fault is the candidate's own: where it arose is to be seen
 
-    def _check_tensors(self, args: Sequence[Any]) -> None:
-        """What must be a tensor is one, or stands in for one."""
-        for name, value, wanted, optional in zip(
-            self.positions, args, self.tensors, self.optional, strict=True
+    def check_kinds(self, args: Sequence[Any]) -> None:
+        """What must be a tensor is one, or stands in for one; what must be a number is no tensor or text.
+
+        Raises:
+            InputTypeError: naming the argument.
+        """
+        for name, value, wanted, number, optional in zip(
+            self.positions, args, self.tensors, self.floats, self.optional, strict=True
         ):
+            if number and (
+                isinstance(value, Tensor | str | list | tuple) or (value is None and not optional)
+            ):
+                raise InputTypeError(
+                    f"the argument {name} of {self.name} is no number",
+                    where=f"burnt.kernels.{self.name}",
+                    expected=f"{name}: {'float | None' if optional else 'float'}",
+                    found=described(value),
+                    hint=f"{name}.item()" if isinstance(value, Tensor) and value.numel() == 1 else None,
+                )
             if not wanted or hasattr(type(value), "__torch_function__") or (optional and value is None):
                 continue
             raise InputTypeError(
@@ -444,24 +490,37 @@ class Op(Dissolving, Generic[P, R]):
                 )
 
     def _check_results(self, candidate: Candidate, args: Sequence[Any], made: Any) -> None:
-        """Somebody's own candidate gives as many results as the reference, of its shapes and dtypes."""
+        """Somebody's own candidate returns what the reference does, on the device, in memory of its own."""
         on_meta = [a.detach().to("meta") if isinstance(a, Tensor) else a for a in args]
         try:
             with torch.no_grad():
                 wanted = self.reference(*on_meta)  # type: ignore[arg-type, call-arg]
         except NotImplementedError:
             return  # it looks at values, which tensors on meta do not have: only the tuner can compare
-        found, expected = _outlines(made), _outlines(wanted)
+        found, expected = ", ".join(_outlines(made)), ", ".join(_outlines(wanted))
+        if found == expected and form_of(made) != form_of(wanted):
+            found, expected = f"{form_of(made)}: {found}", f"{form_of(wanted)}: {expected}"
+        devices = {a.device for a in args if isinstance(a, Tensor)}
+        elsewhere = [r for r in listed(made) if isinstance(r, Tensor) and r.device not in devices]
+        if found == expected and len(devices) == 1 and elsewhere:
+            found, expected = described(elsewhere[0]), f"results on {devices.pop()}, as the arguments"
+        shared = {} if found != expected else aliases(made, args, self.positions)
+        shared = {i: name for i, name in shared.items() if i not in aliases(wanted, on_meta, self.positions)}
+        hint = None
+        for name in shared.values():
+            found, expected = f"the argument {name}, or a view of it", "a tensor of its own"
+            hint = f"{name}.clone(): who changes the result must not change the argument"
         if found != expected:
             raise DefinitionError(
                 f"the candidate {candidate.name!r} of {self.name} does not return what the reference does",
                 where=f"burnt.kernels.{self.name}",
-                expected=", ".join(expected),
-                found=", ".join(found),
+                expected=expected,
+                found=found,
                 origin=[f"{name} = {described(a)}" for name, a in zip(self.positions, args, strict=True)],
+                hint=hint,
             )
 
-    def _refusal(self, args: Sequence[Any]) -> Exception | None:
+    def refusal(self, args: Sequence[Any]) -> Exception | None:
         """What the reference raises for these arguments, if it does not take them either."""
         try:
             with torch.no_grad():
@@ -484,8 +543,7 @@ class Op(Dissolving, Generic[P, R]):
 
 def _outlines(results: Any) -> list[str]:
     """Results in short, without their device: ``["float32 (2, 3)"]``."""
-    parts = results if isinstance(results, tuple | list) else [results]
-    return [described(r).partition(" on ")[0] if isinstance(r, Tensor) else repr(r) for r in parts]
+    return [described(r).partition(" on ")[0] if isinstance(r, Tensor) else repr(r) for r in listed(results)]
 
 
 def bound_call(
@@ -652,6 +710,8 @@ class _Custom(torch.autograd.Function):
         """Run the candidate."""
         results = call(*args)
         flat = results if isinstance(results, tuple) else (results,)
+        if not all(isinstance(r, Tensor) for r in flat):
+            op._check_results(candidate, args, results)
         tensors = [a for a in args if isinstance(a, Tensor)]
         ctx.save_for_backward(*tensors, *flat)
         ctx.mark_non_differentiable(*[r for r in flat if not r.is_floating_point()])
@@ -682,6 +742,12 @@ def _pulled(
 ) -> Sequence[Tensor | None]:
     """The gradients that somebody's own candidate gives, as many as there are tensors and of their shapes."""
     assert candidate.pull is not None
+    given = [
+        (f"its argument {n}", a) for n, a in zip(op.positions, args, strict=True) if isinstance(a, Tensor)
+    ]
+    given += [(f"the cotangent {i}", c) for i, c in enumerate(cotangents)]
+    given += [(f"the result {i}", r) for i, r in enumerate(results)]
+    versions = [_torch.version_of(tensor) for _, tensor in given]
     try:
         made: Any = candidate.pull(cotangents, results, *args)
     except Exception as error:
@@ -689,6 +755,15 @@ def _pulled(
         if told is error:
             raise
         raise told from error
+    for (name, tensor), version in zip(given, versions, strict=True):
+        if _torch.version_of(tensor) != version:
+            raise DefinitionError(
+                f"the backward of the candidate {candidate.name!r} of {op.name} changes {name}",
+                where=f"burnt.kernels.{op.name}",
+                expected="cotangents, results and arguments that are left alone",
+                found=f"{described(tensor)}, which was changed in place",
+                hint="write into a tensor of its own: torch.empty_like, or clone it first",
+            )
     tensors = {name: a for name, a in zip(op.positions, args, strict=True) if isinstance(a, Tensor)}
     good = isinstance(made, tuple | list) and len(made) == len(tensors)
     if not good or any(

@@ -35,6 +35,7 @@ CREATE TABLE IF NOT EXISTS measured (
 ) WITHOUT ROWID
 """
 _FORMAT = "burnt tuned table"
+_ELSEWHERE = "set BURNT_CACHE to a folder that can be written"
 
 
 class Row(NamedTuple):
@@ -64,6 +65,11 @@ class Row(NamedTuple):
         return self.key.partition("|")[0]
 
     @property
+    def sources(self) -> str:
+        """A hash of the op's sources when it was measured."""
+        return self.key.split("|", 2)[1]
+
+    @property
     def machine(self) -> str:
         """The device that it was measured on, and what compiled for it."""
         return self.key.split("|", 3)[2]
@@ -76,11 +82,23 @@ class Store:
         path: the file; by default ``tuned.sqlite`` in the cache folder of burnt.
 
     Raises:
-        CacheError: by every method: the file is damaged, not ours, of a newer burnt, or cannot be written.
+        CacheError: the cache folder cannot be made or trusted; by every method, the file is damaged, not
+            ours, of a newer burnt, or cannot be written.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self.path = path if path is not None else cache_folder().parent / "tuned.sqlite"
+        try:
+            self.path = path if path is not None else cache_folder().parent / "tuned.sqlite"
+        except CacheError:
+            raise
+        except OSError as error:
+            raise CacheError(
+                "there is no folder for the table of tuned kernels",
+                where=error.filename,
+                expected="BURNT_CACHE, XDG_CACHE_HOME or ~/.cache, which can be made and written",
+                found=f"{type(error).__name__}: {error}",
+                hint=_ELSEWHERE,
+            ) from error
 
     def rows(self, key: str | None = None) -> list[Row]:
         """All rows, or those of a key, the fastest first."""
@@ -160,8 +178,7 @@ class Store:
         except CacheError:
             raise
         except OSError as error:
-            hint = "set BURNT_CACHE to a folder that can be written"
-            raise self._error("cannot be used", error, hint) from error
+            raise self._error("cannot be used", error, _ELSEWHERE) from error
 
     def _check(self, connection: sqlite3.Connection) -> None:
         (application,) = connection.execute("PRAGMA application_id").fetchone()

@@ -15,6 +15,7 @@ import os
 import statistics
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext
@@ -60,6 +61,8 @@ _PATIENCE = 90.0  # seconds that compilers are waited for: some to start them, a
 
 _active = threading.local()
 _policy: str | None = None
+_unkept: dict[tuple[str, str], Row] = {}  # what this process measured, where there is no table to keep it
+_warned = False
 
 
 def policy() -> str:
@@ -68,7 +71,9 @@ def policy() -> str:
     Raises:
         ConfigError: ``BURNT_TUNE`` names none.
     """
-    return _policy if _policy is not None else _checked(os.environ.get("BURNT_TUNE", "cached"), "BURNT_TUNE")
+    return (
+        _policy if _policy is not None else _checked(os.environ.get("BURNT_TUNE") or "cached", "BURNT_TUNE")
+    )
 
 
 def _checked(name: str, where: str) -> str:
@@ -189,9 +194,13 @@ def known_of(key: str) -> Known:
     alike = "|".join(key.split("|", 3)[:3]) + "|"  # the op and its sources, the machine
     rows, wrong = shipped(key), shipped_wrong(alike)
     try:
-        rows, wrong = [*rows, *Store().rows(key)], [*wrong, *Store().wrong(alike)]
+        store = _store()
+        if store is not None:
+            rows, wrong = [*rows, *store.rows(key)], [*wrong, *store.wrong(alike)]
     except CacheError as error:  # a table that cannot be read must not stop a program that computes
         cache.note(str(error))
+    rows = [*rows, *(row for row in _unkept.values() if row.key == key)]
+    wrong = [*wrong, *(r for r in _unkept.values() if r.status == "wrong" and r.key.startswith(alike))]
     by_config = {row.config: row for row in rows}
     return Known(list(by_config.values()), {row.config: row.note for row in wrong}, "measured before")
 
@@ -229,20 +238,44 @@ def tune(
             race.run({row.config for row in known})
     finally:
         _active.tuning = False
+        now = time.time()
+        race.rows = [row._replace(at=now) for row in race.rows]
         # Also what is known when a kernel has broken the device, so that it is not tried again.
         _keep(race.rows, store)
-    return [*race.rows, *race.pruned]
+    return [*race.rows, *(row._replace(at=now) for row in race.pruned)]
 
 
 def _keep(rows: Sequence[Row], store: Store | None) -> None:
     if not rows:
         return
     try:
-        (store or Store()).add(rows)
-    except CacheError as error:  # what was measured still serves this process
+        kept = store or _store()
+        if kept is not None:
+            kept.add(rows)
+            return
+    except CacheError as error:
         if store is not None:
             raise
         cache.note(str(error))
+    # What was measured still serves this process.
+    _unkept.update({(row.key, row.config): row for row in rows})
+
+
+def _store() -> Store | None:
+    """The user's table; without a folder for it None, and a warning the first time."""
+    global _warned
+    try:
+        return Store()
+    except CacheError as error:
+        cache.note(str(error))
+        if not _warned:
+            _warned = True
+            warnings.warn(
+                f"burnt: kernels run, but nothing that is measured is kept\n{error}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return None
 
 
 @dataclasses.dataclass

@@ -1,6 +1,7 @@
 """`burnt tune`, on a table of its own."""
 
 import json
+import time
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from burnt import kernels
 from burnt.cli import main
 from burnt.kernels.candidate import Alternative
-from burnt.kernels.choice import machine
+from burnt.kernels.choice import machine, sources
 from burnt.kernels.store import Row, Store, read_table
 
 
@@ -29,9 +30,10 @@ def example():
     return negated
 
 
+SILU = f"silu|{sources(kernels.silu)}|cpu|inference|x=float32 1d row 1x64"
 ROWS = [
-    Row("silu|a|cpu|inference|x=float32 1d row 1x64", "vendor", "ok", 2.0),
-    Row("silu|a|cpu|inference|x=float32 1d row 1x64", "generated", "ok", 1.0),
+    Row(SILU, "vendor", "ok", 2.0),
+    Row(SILU, "generated", "ok", 1.0),
     Row("gelu|a|cpu|inference|x=float32 1d row 1x64", "mine", "wrong", None, "result 0: off by 1"),
 ]
 
@@ -43,6 +45,92 @@ def test_run_measures_and_keeps(capsys, example):
     assert all(row["status"] == "ok" and row["ms"] > 0 for row in rows)
     assert {row["key"].split("|")[3] for row in rows} == {"inference", "training"}
     assert len(Store().rows()) == len(rows)
+
+
+def test_without_a_folder_the_variable_is_named(capsys, desk, monkeypatch):
+    (desk / "file").write_text("")
+    monkeypatch.setenv("BURNT_CACHE", str(desk / "file"))
+    assert main(["tune", "show"]) == 1
+    err = capsys.readouterr().err
+    assert "there is no folder for the table of tuned kernels" in err
+    assert "set BURNT_CACHE to a folder" in err
+
+
+def test_rows_that_run_prints_have_a_time(capsys, example):
+    before = time.time()
+    assert main(["tune", "run", "negated", "--json"]) == 0
+    assert all(row["at"] >= before for row in json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("seconds", ["-1", "nan"])
+def test_run_refuses_a_time_that_is_none(capsys, seconds):
+    assert main(["tune", "run", "silu", "--seconds", seconds]) == 2
+    assert f"--seconds {seconds} is no time" in capsys.readouterr().err
+
+
+def test_run_says_why_there_was_nothing_to_measure(capsys, example, monkeypatch):
+    assert main(["tune", "run", "negated", "--device", "meta"]) == 2
+    assert "nothing can be measured on the device meta" in capsys.readouterr().err
+
+    def refused(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("never")
+
+    for reference, examples, code, why, problem in (
+        (None, lambda device: [], 0, "no examples of negated on cpu", ""),
+        (None, lambda device: 1 // 0, 1, "what could not be measured", "negated, its examples: ZeroDivision"),
+        (None, lambda device: [torch.ones(1)], 1, "what could not be", "is no tuple of arguments"),
+        (refused, lambda device: [(torch.ones(1),)], 1, "what could not be", "negated: ValueError: never"),
+    ):
+        monkeypatch.setattr(example, "examples", examples)
+        monkeypatch.setattr(example, "reference", reference or example.reference)
+        assert main(["tune", "run", "negated"]) == code
+        out, err = capsys.readouterr()
+        assert f"there was nothing to measure: {why}" in out
+        assert problem in err
+
+
+def test_run_says_what_is_wrong_with_a_module(capsys, desk):
+    (desk / "without_ops.py").write_text("x = 1\n")
+    assert main(["tune", "run", "nowhere_at_all", "--import", "without_ops.py"]) == 2
+    assert "without_ops.py registers no op" in capsys.readouterr().err
+    for i, (text, found) in enumerate((("def f(:\n", "SyntaxError"), ("\nraise ValueError('boo')\n", "boo"))):
+        (desk / f"broken{i}.py").write_text(text)
+        assert main(["tune", "run", "silu", "--import", f"broken{i}.py"]) == 2
+        err = capsys.readouterr().err
+        assert f"broken{i}.py cannot be imported" in err
+        assert f"broken{i}.py:{i + 1}" in err
+        assert found in err
+        assert "Traceback" not in err
+
+
+def test_rows_of_sources_that_are_no_more_are_marked(capsys, example):
+    now = sources(example)
+    keys = {name: f"negated|{name}|m|inference|x" for name in (now, "before", "theirs", "longago")}
+    Store().add(
+        [
+            Row(keys["longago"], "mine", "ok", 2.0, at=1.0),
+            Row(keys["before"], "vendor", "ok", 2.0, at=2.0),
+            Row(keys[now], "vendor", "ok", 2.0, at=3.0),
+            Row(keys["theirs"], "mine", "ok", 1.0, at=4.0),  # a candidate that is not imported here
+            *(
+                Row(f"elsewhere|{s}|m|inference|x", "vendor", "ok", 1.0, at=at)
+                for s, at in (("a", 1.0), ("b", 2.0))
+            ),
+        ]
+    )
+    assert main(["tune", "show", "--json"]) == 0
+    found = {tuple(row["key"].split("|")[:2]): row["old"] for row in json.loads(capsys.readouterr().out)}
+    assert found == {
+        ("negated", now): False,
+        ("negated", "before"): True,
+        ("negated", "theirs"): False,
+        ("negated", "longago"): True,
+        ("elsewhere", "a"): True,
+        ("elsewhere", "b"): False,
+    }
+    assert main(["tune", "show", "negated"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(" old " in line for line in lines) == 2
 
 
 def test_run_refuses_what_it_does_not_know(capsys):
@@ -59,9 +147,9 @@ def test_run_in_other_dtypes_and_in_a_limited_time(capsys, example):
     assert {row["key"].split("x=")[1].split()[0] for row in json.loads(out)} == {"bfloat16", "float64"}
     assert [line.split(":")[0] for line in err.splitlines()] == ["negated bfloat16", "negated float64"]
     assert "2 timed; best: " in err or "4 timed; best: " in err
-    assert main(["tune", "run", "negated", "--seconds", "-1"]) == 0
+    assert main(["tune", "run", "negated", "--seconds", "0"]) == 0
     out, err = capsys.readouterr()
-    assert "nothing to measure" in out
+    assert "nothing to measure: no time was left" in out
     assert "left out for want of time: negated" in err
     assert main(["tune", "run", "negated", "--dtype", "int8"]) == 2
     assert "no floating-point dtype 'int8'" in capsys.readouterr().err
@@ -95,7 +183,7 @@ def test_export_of_a_device(capsys, desk):
     assert [row.machine for row in read_table(desk / "out.json")] == [here]
 
 
-def test_export_says_what_is_not_there(capsys):
+def test_export_says_what_is_not_there(capsys, desk):
     Store().add(ROWS)
     assert main(["tune", "export", "nowhere/out.json"]) == 2
     assert "the folder 'nowhere' of nowhere/out.json does not exist" in capsys.readouterr().err
@@ -104,7 +192,11 @@ def test_export_says_what_is_not_there(capsys):
     assert "burnt info" in err
     if not torch.cuda.is_available():
         assert main(["tune", "export", "out.json", "--device", "cuda"]) == 2
-        assert "torch cannot use the device 'cuda'" in capsys.readouterr().err
+        assert "nothing was measured yet on cuda" in capsys.readouterr().err
+        Store().add([ROWS[0]._replace(key="silu|a|cuda H200 sm_90, triton 3.4|inference|x=float32")])
+        assert main(["tune", "export", "cuda.json", "--device", "cuda"]) == 0
+        assert [row.machine for row in read_table(desk / "cuda.json")] == ["cuda H200 sm_90, triton 3.4"]
+        capsys.readouterr()
     assert main(["tune", "export", "out.json", "softmax"]) == 2
     assert "nothing was measured yet of softmax" in capsys.readouterr().err
     assert main(["tune", "export", "out.json", "--device", "cpu"]) == 2

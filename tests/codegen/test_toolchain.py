@@ -311,6 +311,14 @@ class TestFolder:
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         assert cache.cache_folder() == tmp_path / where
 
+    def test_a_relative_one_is_below_the_current_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("BURNT_CACHE", "of mine")
+        library = load(SCALE, ["scale"])
+        assert (library.path.parent, scaled(library)) == (tmp_path / "of mine" / "c", 6.0)
+
     def test_another_process_finds_it_and_compiles_nothing(self) -> None:
         load(SCALE, ["scale"])
         code = """

@@ -9,6 +9,7 @@ Values and gradients are held against float64 by the gate's measure (`tests.code
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -71,9 +72,7 @@ class Sample:
         """What the operator is called with, with other tensors and floats: the first, the rest, by name."""
         leaves = list(self.leaves)
         if wide:
-            leaves = [
-                torch.float64 if isinstance(v, torch.dtype) and v.is_floating_point else v for v in leaves
-            ]
+            leaves = [_wide(v) for v in leaves]
         for i, arg in zip(self.given, args, strict=True):
             leaves[i] = arg
         made: tuple[Any, tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, self.spec)
@@ -81,6 +80,15 @@ class Sample:
 
     def wants_gradient(self) -> list[bool]:
         return [isinstance(a, Tensor) and a.requires_grad for a in self.args]
+
+
+def _wide(leaf: Any) -> Any:
+    """A dtype to compute in, on its own or among an operator's options, as float64."""
+    if isinstance(leaf, torch.dtype) and leaf.is_floating_point:
+        return torch.float64
+    if hasattr(leaf, "acc_dtype") and dataclasses.is_dataclass(leaf):
+        return dataclasses.replace(leaf, acc_dtype=torch.float64)  # type: ignore[type-var]
+    return leaf
 
 
 class Together(Dissolving):

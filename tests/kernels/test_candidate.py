@@ -45,6 +45,13 @@ def right(x: Tensor, bias: Tensor | None, scale: float) -> Tensor:
         ({"devices": [0]}, r"devices= of(.|\n)*found +0"),
         ({"dtypes": ["float32"]}, r"dtypes= of(.|\n)*found +'float32'(.|\n)*dtypes=\[torch.float32\]"),
         ({"dtypes": [float]}, r"dtypes= of(.|\n)*found +<class 'float'>"),
+        ({"dtypes": []}, r"dtypes= of(.|\n)*at least one"),
+        ({"devices": ()}, r"devices= of(.|\n)*at least one"),
+        ({"devices": 3}, r"devices= of(.|\n)*a list(.|\n)*found +3"),
+        (
+            {"configs": lambda *_: [{"BLOCK": 1}]},
+            r"the function of(.|\n)*config(.|\n)*configs= wants an argument",
+        ),
     ],
 )
 def test_limits_that_can_hold_for_nothing_are_refused(
@@ -53,6 +60,44 @@ def test_limits_that_can_hold_for_nothing_are_refused(
     with pytest.raises(DefinitionError, match=message):
         op.candidate("mine", **limits)(right)
     assert "mine" not in op.candidates
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (3, r"found +3"),
+        (lambda x: x, r"\(x, bias, scale\), as it is called(.|\n)*\(x\): too many positional arguments"),
+        (lambda x, bias, scale, more: x, "missing a required argument: 'more'"),
+        (lambda x, bias, scale, config: x, "without configs= no config is given"),
+        (lambda x, bias, *, scale: x, "too many"),
+    ],
+)
+def test_a_candidate_is_a_function_of_the_ops_arguments(op: Op[..., Any], call: Any, message: str) -> None:
+    with pytest.raises(DefinitionError, match=message) as error:
+        op.candidate("mine")(call)
+    assert error.value.what == "the function of the candidate 'mine' of shifted cannot be used"
+    assert "mine" not in op.candidates
+    op.candidate("mine")(lambda *args, **kwargs: right(*args))
+    op.candidate("built in")(torch.add)
+    op.discard("built in")
+
+
+@pytest.mark.parametrize("given", [3, "softmax", torch.ones(2)])
+def test_an_op_is_made_of_a_function(given: Any) -> None:
+    with pytest.raises(DefinitionError, match="an op is made of a function"):
+        kernels.op(given)
+
+
+def test_a_configuration_that_lacks_a_key_is_named(op: Op[..., Any]) -> None:
+    @op.candidate("mine", configs=lambda *_: [{"BLOCK": 8}])
+    def mine(x: Tensor, bias: Tensor | None, scale: float, config: dict[str, int]) -> Tensor:
+        return x * config["BLOK"]
+
+    with pytest.raises(
+        DefinitionError, match=r"the configuration {'BLOCK': 8} of the candidate 'mine' of shifted"
+    ) as error:
+        op(torch.ones(2))
+    assert error.value.found == "KeyError: 'BLOK'"
 
 
 def test_a_candidate_has_a_name(op: Op[..., Any]) -> None:
@@ -99,6 +144,8 @@ def test_a_limit_that_cannot_be_used_breaks_a_call_and_no_other_candidate(
     assert found in str(error.value)
     told = kernels.explain(op, x)
     assert told.winner == "vendor"
+    assert told.raises is not None
+    assert f"a call raises: {error.value.what}" in str(told)
     assert {c.name: c.why_not or "" for c in told.candidates}["bad"].startswith(error.value.what)
     rows = {row.config: row for row in tune(op, (x,))}
     assert rows["good"].status == rows["vendor"].status == "ok"
@@ -139,6 +186,16 @@ def test_what_is_no_tensor_is_named(op: Op[..., Any], given: Any) -> None:
         assert type(given).__name__ in str(error.value.found)
         with pytest.raises(InputTypeError, match=r"the argument bias (.|\n)*Tensor \| None"):
             op(torch.ones(2), given)
+
+
+@pytest.mark.parametrize("given", [torch.ones(()), torch.ones(2), "2.0", [2.0], None])
+def test_what_is_no_number_is_named(op: Op[..., Any], given: Any) -> None:
+    op.candidate("mine")(lambda x, bias, scale: torch.clone(x))
+    for _ in range(2):
+        with pytest.raises(InputTypeError, match="the argument scale of shifted is no number"):
+            op(torch.ones(2), None, given)
+    for number in (2, 2.0, True, np.float64(2), np.float32(2)):
+        op(torch.ones(2), None, number)
 
 
 def test_what_stands_in_for_a_tensor_is_let_through(op: Op[..., Any]) -> None:
@@ -205,6 +262,41 @@ def test_a_call_that_changes_an_argument_says_so(op: Op[..., Any]) -> None:
         assert op(torch.ones(2), torch.ones(2)).tolist() == [2, 3]  # nobody counts there
 
 
+@pytest.mark.parametrize(
+    ("call", "found", "note"),
+    [
+        (lambda x, *_: (x * 2,), "a tuple of 1: float32 (3,)", "returns a tuple of 1, expected a tensor"),
+        (lambda x, *_: [x * 2], "a list of 1: float32 (3,)", "returns a list of 1, expected a tensor"),
+        (lambda x, *_: torch.empty_like(x, device="meta"), "float32 (3,) on meta", "result 0: device meta"),
+        (lambda x, *_: x, "the argument x, or a view of it", "result 0 is the argument x"),
+        (lambda x, *_: x.view(-1), "the argument x, or a view of it", "result 0 is the argument x"),
+    ],
+)
+@pytest.mark.parametrize("trained", [False, True])
+def test_results_are_new_tensors_of_the_form_and_device_of_the_references(
+    op: Op[..., Any], call: Callable[..., Any], found: str, note: str, trained: bool
+) -> None:
+    op.candidate("mine")(call)
+    x = torch.zeros(3, requires_grad=trained)
+    with pytest.raises(DefinitionError, match="'mine' of shifted does not return what") as error:
+        op(x)
+    assert error.value.found == found
+    row = next(row for row in tune(op, (x,)) if row.config == "mine")
+    assert row.status == "wrong"
+    assert note in row.note or found in row.note
+
+
+def test_a_view_may_be_returned_where_the_reference_returns_one() -> None:
+    @kernels.op
+    def kept(x: Tensor, scale: float = 1.0) -> Tensor:
+        return x if scale == 1 else x * scale
+
+    kept.candidate("mine")(lambda x, scale: x if scale == 1 else x * scale)
+    x = torch.ones(3)
+    assert kept(x).data_ptr() == x.data_ptr()
+    assert {row.config: row.status for row in tune(kept, (x,))}["mine"] == "ok"
+
+
 # --- gradients --------------------------------------------------------------------------------------------
 
 
@@ -245,6 +337,32 @@ def test_one_gradient_is_a_tuple_too(op: Op[..., Any]) -> None:
         op(torch.ones(2, requires_grad=True)).sum().backward()
 
 
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda g, y, x: g, "the cotangent 0"),
+        (lambda g, y, x: y, "the result 0"),
+        (lambda g, y, x: x, "its argument x"),
+    ],
+)
+def test_a_backward_that_changes_what_it_is_given_says_so(
+    op: Op[..., Any], change: Callable[..., Tensor], what: str
+) -> None:
+    mine = op.candidate("mine")(right)
+
+    @mine.backward
+    def _(cotangents: Any, results: Any, x: Tensor, *rest: Any) -> Any:
+        made = cotangents[0] * 2
+        with torch.no_grad():
+            change(cotangents[0], results[0], x).zero_()
+        return (made,)
+
+    with pytest.raises(
+        DefinitionError, match=f"the backward of the candidate 'mine' of shifted changes {what}"
+    ):
+        op(torch.ones(2, requires_grad=True)).sum().backward()
+
+
 def test_a_backward_that_raises_is_named(op: Op[..., Any]) -> None:
     mine = op.candidate("mine")(right)
 
@@ -277,6 +395,24 @@ def test_arguments_are_given_by_position() -> None:
     with pytest.raises(DefinitionError, match="the argument x of the op several is variadic positional"):
         kernels.op(several)
     assert not {"kwonly", "several"} & set(OPS)
+
+
+def test_an_op_that_was_typed_in() -> None:
+    made: dict[str, Any] = {}
+    for _ in range(2):
+        for factor in (2, 3):
+            scope: dict[str, Any] = {"torch": torch, "kernels": kernels}
+            exec(
+                "@kernels.op\ndef typed_in(x: torch.Tensor) -> torch.Tensor:\n"
+                f"    return (lambda y: y * {factor})(x) if 'a' in {{'a', 'b'}} else x\n",
+                scope,
+            )
+            typed_in = scope["typed_in"]
+            assert typed_in(torch.ones(2)).tolist() == [factor] * 2
+            typed_in.candidate("mine")(eval(f"lambda x: x * {factor} * 1"))
+            key = typed_in.chosen(torch.ones(2)).key
+            assert made.setdefault(factor, key) == key
+    assert made[2] != made[3]
 
 
 def test_annotations_are_told_in_pythons_words() -> None:
@@ -312,6 +448,22 @@ def test_examples_are_filled_in(op: Op[..., Any]) -> None:
     assert {row.status for row in tune(op, (torch.ones(2),))} == {"ok"}
 
 
-def test_notes_of_several_lines_are_shown_in_one(op: Op[..., Any]) -> None:
+def test_of_notes_the_first_line_is_shown(op: Op[..., Any]) -> None:
     op.candidate("mine", when=lambda *_: "not today\nnor tomorrow")(right)
-    assert r"not today\nnor tomorrow" in str(kernels.explain(op, torch.ones(2)))
+    told = str(kernels.explain(op, torch.ones(2)))
+    assert "not today\n" in told
+    assert "tomorrow" not in told
+
+
+def test_explaining_raises_what_a_call_raises(op: Op[..., Any]) -> None:
+    for args in (("x",), (torch.ones(2), torch.ones(3)), (torch.ones(2), None, "y"), ()):
+        with pytest.raises(TypeError if len(args) != 2 else InputRuntimeError) as called:
+            op(*args)
+        with pytest.raises(type(called.value)) as error:
+            kernels.explain(op, *args)
+        assert str(error.value) == str(called.value)
+    for refused in (kernels.softmax, kernels.log_softmax):
+        with pytest.raises(IndexError):
+            kernels.explain(refused, torch.ones(3), 5)
+    with pytest.raises(InputRuntimeError):
+        kernels.explain(kernels.swiglu, torch.ones(3), torch.ones(2))

@@ -26,6 +26,7 @@ from burnt.kernels.store import Row, Store, read_table, write_table
 @pytest.fixture(autouse=True)
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BURNT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(tuner, "_unkept", {})
     return tmp_path / "cache" / "tuned.sqlite"
 
 
@@ -299,6 +300,11 @@ def test_policies(monkeypatch: pytest.MonkeyPatch) -> None:
         assert tuner.policy() == "off"
 
 
+def test_an_empty_policy_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BURNT_TUNE", "")
+    assert tuner.policy() == "cached"
+
+
 def test_choices_can_be_pinned(op: Op[..., Any]) -> None:
     x = torch.randn(64)
     op(x)
@@ -435,6 +441,51 @@ def test_a_folder_that_cannot_be_written(
     assert "BURNT_CACHE" in str(error.value)
     with kernels.tuning("quick"):
         torch.testing.assert_close(op(torch.ones(3)), torch.full((3,), 3.0))
+
+
+WITHOUT_A_FOLDER = """
+import pwd, warnings
+
+def unknown(uid):
+    raise KeyError(uid)
+
+pwd.getpwuid = unknown
+import torch
+import burnt
+from burnt import kernels
+
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        burnt.nn.LayerNorm(8)(torch.ones(2, 8))
+        kernels.layer_norm(torch.ones(600, 400))
+    with kernels.tuning("quick"):
+        found = [kernels.softmax.chosen(torch.ones(n, 8)).why for n in (3, 3)]
+    with kernels.tuning("cached"):
+        found.append(kernels.softmax.chosen(torch.ones(3, 8)).why)
+print(sum("BURNT_CACHE" in str(w.message) for w in told), len(told))
+print(*[why.partition(":")[0] for why in found], sep=",")
+"""
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"BURNT_CACHE": "{}/file"}, {}],
+    ids=["a file", "no home"],
+)
+def test_ops_run_where_there_can_be_no_folder(environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    left = {k: v for k, v in os.environ.items() if k not in ("BURNT_CACHE", "XDG_CACHE_HOME", "HOME")}
+    given = {name: value.format(tmp_path) for name, value in environment.items()}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_FOLDER],
+        env=left | given,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "1", "measured,measured,measured", "before"]
 
 
 def test_tables_as_files(tmp_path: Path) -> None:
