@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
-from burnt.codegen.compiled import CompiledPlan, fault, told
+from burnt.codegen.compiled import CompiledPlan, fault, told, told_plan
 from burnt.codegen.saved import taking
 from burnt.codegen.trace import PLANNING, Traced, is_random, trace, unsuited
 from burnt.errors import CacheError, UnsupportedError
 
-__all__ = ["BackwardPlan", "Differentiable", "derive"]
+__all__ = ["BackwardPlan", "Differentiable", "derive", "derived_plan"]
 
 
 _LONGEST_WRITTEN_OUT = 32  # about ten ops for each element: beyond, torch takes the derivative as it goes
@@ -131,8 +131,17 @@ def _made(
         except Exception as error:  # of any kind: a fault of ours must not stop what torch can run
             fault(f"{forward.name}'s backward", error)
             return None
-        told(plan.name, f"{len(plan.plan.steps)} steps\n{plan.source}")
+        told_plan(plan)
         return BackwardPlan(plan, constants)
+
+
+def derived_plan(forward: CompiledPlan, tensors: Sequence[Tensor]) -> BackwardPlan | None:
+    """The plan of the gradients that tensors want, of a forward that was not run; None if there is none."""
+    wanted = tuple(t.requires_grad for t in tensors)
+    if wanted not in forward.derived:
+        return None
+    with PLANNING:
+        return _made(forward, tensors, wanted, [])
 
 
 def derive(traced: Traced, tensors: Sequence[Tensor], device: torch.device) -> Traced | None:

@@ -305,6 +305,18 @@ def _names(step: Kernel | Call) -> set[Buffer]:
     return {*step.read, *step.written}
 
 
+def told_plan(plan: CompiledPlan) -> None:
+    """Print a plan, where ``BURNT_DEBUG=1`` asks for it: its steps, each with its kernel's text."""
+    steps = plan.plan.steps
+    lines = [f"{len(steps)} step{'s' if len(steps) != 1 else ''}"]
+    for step in steps:
+        if isinstance(step, Kernel):
+            lines += [f"  {step.name}, {step.kind}", plan.texts.get(step, "")]
+        else:
+            lines.append(f"  {step.node.target}, torch's own call: {step.why}")
+    told(plan.name, "\n".join(lines))
+
+
 def told(name: str, what: str) -> None:
     """Print what was made of a function, where ``BURNT_DEBUG=1`` asks for it."""
     if os.environ.get("BURNT_DEBUG") == "1":

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from burnt.codegen.backward import derived_plan
 from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.function import Function, Planned
-from burnt.codegen.ir import Buffer, Expr, Fold, Kernel, Online, Running, Store, walk
-from burnt.codegen.schedule import NO_COPY, Call, Plan, schedule
-from burnt.codegen.target import TARGETS
-from burnt.codegen.trace import PLANNING
+from burnt.codegen.ir import Buffer, Fold, Kernel, Online, Running, Store, walk
+from burnt.codegen.schedule import NO_COPY, Call, Plan
+from burnt.codegen.target import TARGETS, Built
 from burnt.errors import ConfigError
 
 __all__ = ["Explanation", "Step", "explain"]
@@ -120,8 +120,8 @@ def explain(
         args: its arguments; the function is called with them, and with those that want gradients its
             backward is, too.
         timed: measure every step, for a fifth of a second altogether.
-        target: ``"c"``, ``"triton"`` or ``"metal"``: show the forward's kernels as they would be on such a
-            device, which need not be there; nothing is run.
+        target: ``"c"``, ``"triton"`` or ``"metal"``: show the kernels as they would be on such a device,
+            which need not be there, nor a compiler for it; nothing is run.
         kwargs: more of the function's arguments.
 
     Raises:
@@ -139,13 +139,11 @@ def explain(
         function = Function(function.fn, target=function.target, lowered=True)
     if kwargs:
         args = function.positional(args, kwargs)
+    if target is not None:
+        return _elsewhere(function, args, target)
     planned = function.planned(*args)
     if planned.forward is None:
-        if planned.served is not None and target is not None:
-            return explain(Function(function.fn, lowered=True), *args, target=target)
         return Explanation(_calls(planned), None if planned.served else planned.plain)
-    if target is not None:
-        return _elsewhere(planned, target)
     tensors = [*(a for a in args if isinstance(a, Tensor)), *planned.captured]
     numbers = [args[i] for i in planned.forward.plan.numbers]
     backward = None
@@ -172,31 +170,29 @@ def _calls(planned: Planned) -> tuple[Step, ...]:
     return (Step(" ".join(calls), "vendor", ops, moved, f"torch's own call serves: {why}"),)
 
 
-def _elsewhere(planned: Planned, name: str) -> Explanation:
-    """The forward planned and printed for a target, whose device need not be there."""
+def _elsewhere(function: Function, args: Sequence[Any], name: str) -> Explanation:
+    """A function planned and printed for a target, whose device need not be there."""
     target = TARGETS.get(name)
     if target is None:
         raise ConfigError(f"there is no target {name!r}", expected=", ".join(TARGETS), found=name)
-    assert planned.forward is not None
-    compiled = planned.forward
-    with PLANNING, torch.no_grad():
-        plan = schedule(
-            compiled.traced,
-            planned.captured,
-            scratch=target.scratch,
-            runs=target.runs,
-            cuts=target.cuts,
-            joins=target.joins,
-            torch_is_best=target.torch_is_best,
-            products=target.products,
-        )
-        kernels = [step for step in plan.steps if isinstance(step, Kernel)]
-        for i, kernel in enumerate(kernels):
-            kernel.name = f"{compiled.name}_{i}"
-        texts = {kernel.name: text for kernel, text in target.show(kernels, plan.numbers).items()}
-        steps = tuple(_step(step, plan) for step in plan.steps)
-        Expr.forget()
-    return Explanation(steps, None, texts)
+
+    def printed(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+        return Built("", target.show(list(kernels), numbers), dict.fromkeys(kernels, _not_here))
+
+    shown = dataclasses.replace(target, build=printed, missing=lambda: None)
+    planned = Function(function.fn, target=shown).planned(*args)
+    if planned.forward is None:
+        return Explanation((), planned.plain)
+    tensors = [*(a for a in args if isinstance(a, Tensor)), *planned.captured]
+    backward = derived_plan(planned.forward, tensors)
+    return dataclasses.replace(
+        _explained(planned.forward, None),
+        backward=None if backward is None else _explained(backward.plan, None),
+    )
+
+
+def _not_here(memory: Sequence[Any], numbers: Sequence[float]) -> None:
+    raise AssertionError("kernels that are shown do not run")
 
 
 def _seconds(compiled: CompiledPlan) -> list[float]:

@@ -31,7 +31,7 @@ from burnt.codegen.captures import (
     unsuited_callable,
     unsuited_captures,
 )
-from burnt.codegen.compiled import CompiledPlan, fault, told
+from burnt.codegen.compiled import CompiledPlan, fault, told, told_plan
 from burnt.codegen.ir import Kernel
 from burnt.codegen.lower.products import why_apart
 from burnt.codegen.precision import precision
@@ -333,7 +333,7 @@ class Function(Dissolving):
                 ),
                 hint="see burnt.explain for what ends each group",
             )
-        told(self.name, f"{len(forward.plan.steps)} steps\n{forward.source}")
+        told_plan(forward)
         return Planned(forward, captured, held, by_value=not general)
 
     def _plain(self, reason: str, held: list[Any]) -> Planned:

@@ -211,9 +211,8 @@ class Op(Dissolving, Generic[P, R]):
             if all_strided(args):
                 raise
             plain = False
-        if (
-            not plain
-        ):  # a class of its own, what stands in for a tensor, no strides: torch's ops know what to do
+        if not plain:
+            # A class of its own, what stands in for a tensor, or no strides: torch's ops know what to do.
             self.check_kinds(args)
             return self.candidates["vendor"](*args)
         if _torch.is_autocast():

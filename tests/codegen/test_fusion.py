@@ -971,9 +971,15 @@ class TestExplain:
     @pytest.mark.parametrize(
         ("target", "word"), [("c", "void "), ("triton", "@triton.jit"), ("metal", "kernel void ")]
     )
-    def test_shows_kernels_for_devices_that_are_not_there(self, target, word):
-        told = explain(lambda x: torch.softmax(x * 2, -1), torch.ones(40, 80), target=target)
+    def test_shows_kernels_for_devices_that_are_not_there(self, target, word, monkeypatch):
+        monkeypatch.setattr(toolchain, "load", lambda *args: pytest.fail("nothing is compiled to be shown"))
+        x = torch.ones(40, 80).requires_grad_()
+        told = explain(lambda x: torch.softmax(x * 2, -1), x, target=target)
         (step,) = told.steps
+        assert word in told.source(step.name)
+        assert told.backward is not None
+        (step,) = told.backward.steps
+        assert "backward" in step.name
         assert word in told.source(step.name)
 
     def test_an_unknown_target_is_named_with_those_that_exist(self):
@@ -1091,8 +1097,12 @@ def test_plans_are_told_of_as_they_are_made(monkeypatch, capfd):
     fused(randn(3), [1])
     fused(randn(3), [2])
     fused(randn(3).to(torch.complex64))
-    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("burnt: ")]
-    assert lines[:2] == ["burnt: told: 1 steps", "burnt: told_backward: 1 steps"]
+    text = capfd.readouterr().err
+    assert "  told_0, elementwise\n" in text
+    assert "void told_0(" in text
+    assert len(text.splitlines()) < 150, "the helpers that all kernels share are no part of a plan"
+    lines = [line for line in text.splitlines() if line.startswith("burnt: ")]
+    assert lines[:2] == ["burnt: told: 1 step", "burnt: told_backward: 1 step"]
     assert lines[2].startswith("burnt: told: the plain function runs: argument 1 is a list")
     assert lines[3].startswith("burnt: told: the plain function runs: a tensor of layout")
     assert len(lines) == 4
