@@ -40,7 +40,7 @@ from burnt.codegen.schedule import Call
 from burnt.codegen.target import C, Target, target_of
 from burnt.codegen.trace import PLANNING, Dissolving, is_random, trace, unsuited
 from burnt.codegen.vendor import Served, served
-from burnt.errors import CacheError, FusionError, UnsupportedError
+from burnt.errors import CacheError, DefinitionError, FusionError, UnsupportedError
 
 __all__ = ["Function", "functions", "fuse"]
 
@@ -90,6 +90,13 @@ class Function(Dissolving):
         target: Target | None = None,
         lowered: bool = False,
     ) -> None:
+        if not callable(fn):
+            raise DefinitionError(
+                "there is nothing to fuse",
+                where="burnt.fuse",
+                expected="a function of tensors",
+                found=f"{type(fn).__name__}: {fn!r:.60}",
+            )
         self.fn = own(fn)
         self.single = single
         self.lowered = lowered or single or target is not None
@@ -288,7 +295,7 @@ class Function(Dissolving):
         try:
             traced, general = trace(self.fn, args)
         except Exception as error:  # of any kind: the plain function either raises it too, or can run
-            return self._plain(f"it cannot be traced: {type(error).__name__}: {error}", held)
+            return self._plain(f"it cannot be traced: {_why_untraceable(error)}", held)
         captured = [getattr(traced.graph, name) for name in traced.captured]
         reason = self._unsuited(captured) or unsuited(traced)
         given = [*tensors, *captured]
@@ -391,6 +398,16 @@ def _share_memory(tensors: Sequence[Tensor]) -> bool:
     return len({t.untyped_storage().data_ptr() for t in tensors}) < len(tensors)
 
 
+def _why_untraceable(error: Exception) -> str:
+    """What tracing failed of, in a line: torch's errors give advice for its own compiler."""
+    kind = type(error).__name__
+    if kind in ("GuardOnDataDependentSymNode", "DataDependentOutputException"):
+        return "it looks at a tensor's value"
+    if kind == "DynamicOutputShapeException":
+        return f"a shape in it depends on a tensor's values ({error})"
+    return f"{kind}: {str(error).partition(chr(10))[0]}"
+
+
 def _random_call(forward: CompiledPlan) -> str | None:
     for step in forward.plan.steps:
         if isinstance(step, Call) and is_random(step.node):
@@ -411,6 +428,7 @@ def fuse(fn: Callable[..., Any] | None = None, *, single: bool = False) -> Any:
         single: raise `FusionError` where it does not come out as one kernel, which is ours.
 
     Raises:
+        DefinitionError: `fn` cannot be called.
         FusionError: with `single`, naming what splits it.
 
     >>> import torch

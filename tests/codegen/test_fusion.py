@@ -25,7 +25,7 @@ from burnt.codegen import Function, explain, fuse, toolchain
 from burnt.codegen.compiler import find_compiler
 from burnt.codegen.ir import Kernel
 from burnt.codegen.schedule import Call
-from burnt.errors import CompileError, ConfigError, FusionError
+from burnt.errors import CompileError, ConfigError, DefinitionError, FusionError
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
 
@@ -876,7 +876,10 @@ def test_what_depends_on_values_runs_plain() -> None:
     fused = fuse(fn)
     for x in (torch.ones(3), -torch.ones(3)):
         same(fused(x), fn(x))
-    assert "cannot be traced" in fused.why_plain(torch.ones(3))
+    assert fused.why_plain(torch.ones(3)) == "it cannot be traced: it looks at a tensor's value"
+    assert "depends on a tensor's values" in fuse(lambda x: x[x > 0]).why_plain(torch.ones(3))
+    with pytest.raises(DefinitionError, match="there is nothing to fuse"):
+        fuse(3)
     same(fuse(lambda x: x[x > 0])(randn(9)), randn(9)[randn(9) > 0])
     with pytest.raises(RuntimeError, match="must match"):
         fuse(lambda x, y: x + y)(randn(3), randn(4))
