@@ -7,8 +7,9 @@ batch, ``--input`` says what the model is called with.
 from __future__ import annotations
 
 import copy
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, print_json
@@ -152,15 +153,32 @@ def _found(target: str) -> tuple[Any, Any]:
             hint=f"did you mean {close!r}?" if close else None,
         )
     value = getattr(module, name)
+    wanted = "a torch.nn.Module, or a function without arguments that returns one, or (model, batch)"
+    if not isinstance(value, nn.Module) and callable(value) and (needed := _required(value)):
+        raise UsageError(
+            f"{target} wants {', '.join(needed)}, and is called without arguments",
+            expected=wanted,
+            hint=f"lambda: {name}(...) under a name of its own",
+        )
     made = value if isinstance(value, nn.Module) or not callable(value) else value()
     model, batch = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"{target} is no model, and makes none",
-            expected="a torch.nn.Module, or a function without arguments that returns one, or (model, batch)",
+            expected=wanted,
             found=type(model).__name__,
         )
     return model, batch
+
+
+def _required(function: Callable[..., Any]) -> list[str]:
+    """The arguments that a function cannot be called without."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # of code in C: calling it shows
+        return []
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
 
 
 def _input(text: str) -> Any:

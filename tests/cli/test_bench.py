@@ -32,6 +32,9 @@ def pair():
 def none():
     return 3
 
+def sized(width):
+    return nn.Linear(width, width)
+
 def broken():
     return nn.Sequential(nn.Linear(3, 4), nn.Linear(3, 4))
 """
@@ -102,6 +105,7 @@ def test_inductor_beside_the_others(capsys, monkeypatch):
         (["models:modle", "--input", "2x64"], "did you mean 'model'?"),
         (["models:model"], "nothing is known to call models:model with"),
         (["models:none"], "is no model, and makes none"),
+        (["models:sized"], "models:sized wants width, and is called without arguments"),
         (["models:model", "--input", "2by3"], "an input cannot be read"),
         (["models:model", "--input", "2x3:flaot"], "an input cannot be read"),
         (["models:model", "--input", "2x3:int64"], "--input 2x3:int64:1000"),
