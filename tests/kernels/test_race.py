@@ -190,7 +190,7 @@ def test_what_is_ready_is_measured_while_the_rest_is_compiled(op: Op[..., Any]) 
     assert rows['tiled {"k": 1}'].ms == 0.5
     assert rows['tiled {"k": 3}'].status == "failed"
     assert "ptxas" in rows['tiled {"k": 3}'].note
-    assert rows['tiled {"k": 8}'] == Row(
+    assert rows['tiled {"k": 8}']._replace(at=0.0) == Row(
         tuning_key(op, (torch.randn(64),)), 'tiled {"k": 8}', "pruned", None, "too large"
     )
     kept = {row.config for row in Store().rows()}

@@ -60,7 +60,11 @@ def test_programs_of_the_wider_grammar() -> None:
 
 @pytest.mark.parametrize(
     "config",
-    [Config(4, 8), Config(1, 4, chunks=4), Config(16, 2, chunks=2)],
+    [
+        Config(4, 8),
+        pytest.param(Config(1, 4, chunks=4), marks=pytest.mark.full),
+        pytest.param(Config(16, 2, chunks=2), marks=pytest.mark.full),
+    ],
     ids=["loops", "chunks", "rows"],
 )
 def test_other_block_sizes(config: Config) -> None:

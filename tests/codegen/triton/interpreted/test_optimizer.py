@@ -143,7 +143,9 @@ def matrices(dtype, seed):
     return [torch.randn(shape, generator=generator).to(dtype) for shape in MATRICES]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
+)
 @pytest.mark.parametrize("options", MUON, ids=lambda options: f"momentum {options['momentum']}")
 def test_muon_by_its_definition(triton, monkeypatch, dtype, options):
     """Both of its kernels; the iteration between them is one for all devices, and left out here."""

@@ -133,7 +133,9 @@ def check(name: str, dtype: torch.dtype, target: Target, *, gradients: bool = Tr
     agree(name, fn, args, target, gradients=gradients)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
+)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str, dtype: torch.dtype) -> None:
     check(name, dtype, always())
@@ -289,7 +291,9 @@ def dropped(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.dropout(F.linear(x, w, b), 0.3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
+)
 @pytest.mark.parametrize("text", ["16x32x16 w4 s2", "32x16x16 w4 s2 k2", "16x16x16 w4 s2 p3"])
 def test_dropout_of_a_product(text: str, dtype: torch.dtype) -> None:
     """One kernel, whose mask is that of the seed whatever the tiles, in the backward as well."""

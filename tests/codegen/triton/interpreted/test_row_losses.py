@@ -36,7 +36,9 @@ def near(made: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
     assert error <= 8 * torch.finfo(dtype).eps * max(float(exact.abs().max()), 1.0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
+)
 @pytest.mark.parametrize("classes", [1, 53, pytest.param(1029, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_losses_and_their_gradient(name: str, classes: int, dtype: torch.dtype) -> None:
