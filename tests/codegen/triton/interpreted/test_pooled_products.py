@@ -83,7 +83,9 @@ def arguments(name: str, dtype: torch.dtype) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
+    "dtype",
+    [torch.float32, *(pytest.param(d, marks=pytest.mark.full) for d in (torch.bfloat16, torch.float16))],
+    ids=str,
 )
 @pytest.mark.parametrize("name", CASES)
 def test_values(name: str, dtype: torch.dtype) -> None:

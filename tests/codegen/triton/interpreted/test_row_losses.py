@@ -37,7 +37,9 @@ def near(made: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
+    "dtype",
+    [torch.float32, *(pytest.param(d, marks=pytest.mark.full) for d in (torch.bfloat16, torch.float16))],
+    ids=str,
 )
 @pytest.mark.parametrize("classes", [1, 53, pytest.param(1029, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", SETTINGS)
