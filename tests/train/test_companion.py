@@ -167,7 +167,8 @@ class Desk:
     def goes_on(self) -> None:
         """The training makes steps."""
         now = self.step()
-        self.terminal.wait_for(lambda: self.step() > now + 3)
+        self.terminal.wait_for(lambda: self.step() > now + 3 or self.terminal.process.poll() is not None)
+        assert self.terminal.process.poll() is None, self.terminal.written()[-3000:]
 
     def do(self, code: str) -> None:
         """Let the training run code, and wait until it has begun to."""
