@@ -477,14 +477,26 @@ class Op(Dissolving, Generic[P, R]):
 
     def _check_arguments(self, candidate: Candidate, args: Sequence[Any], before: Sequence[int]) -> None:
         """Somebody's own candidate leaves its arguments alone, as far as torch can tell."""
-        tensors = [(name, a) for name, a in zip(self.positions, args, strict=True) if isinstance(a, Tensor)]
-        for (name, tensor), version in zip(tensors, before, strict=True):
+        self.check_versions(f"the candidate {candidate.name!r}", self.named_tensors(args), before)
+
+    def named_tensors(self, args: Sequence[Any]) -> list[tuple[str, Tensor]]:
+        """The tensors among all arguments by position, with what a message calls them."""
+        named = zip(self.positions, args, strict=True)
+        return [(f"its argument {name}", a) for name, a in named if isinstance(a, Tensor)]
+
+    def check_versions(self, who: str, given: Sequence[tuple[str, Tensor]], before: Sequence[int]) -> None:
+        """Somebody's own code has left tensors alone, of which the versions before are known.
+
+        Raises:
+            DefinitionError: naming the first that was changed.
+        """
+        for (name, tensor), version in zip(given, before, strict=True):
             if _torch.version_of(tensor) != version:
                 raise DefinitionError(
-                    f"the candidate {candidate.name!r} of {self.name} changes its argument {name}",
+                    f"{who} of {self.name} changes {name}",
                     where=f"burnt.kernels.{self.name}",
-                    expected="arguments that are left alone, as the reference leaves them",
-                    found=f"{name} = {described(tensor)}, which was changed in place",
+                    expected="tensors that are left alone, as the reference leaves them",
+                    found=f"{described(tensor)}, which was changed in place",
                     hint="write into a tensor of its own: torch.empty_like, or clone it first",
                 )
 
@@ -741,9 +753,7 @@ def _pulled(
 ) -> Sequence[Tensor | None]:
     """The gradients that somebody's own candidate gives, as many as there are tensors and of their shapes."""
     assert candidate.pull is not None
-    given = [
-        (f"its argument {n}", a) for n, a in zip(op.positions, args, strict=True) if isinstance(a, Tensor)
-    ]
+    given = op.named_tensors(args)
     given += [(f"the cotangent {i}", c) for i, c in enumerate(cotangents)]
     given += [(f"the result {i}", r) for i, r in enumerate(results)]
     versions = [_torch.version_of(tensor) for _, tensor in given]
@@ -754,15 +764,7 @@ def _pulled(
         if told is error:
             raise
         raise told from error
-    for (name, tensor), version in zip(given, versions, strict=True):
-        if _torch.version_of(tensor) != version:
-            raise DefinitionError(
-                f"the backward of the candidate {candidate.name!r} of {op.name} changes {name}",
-                where=f"burnt.kernels.{op.name}",
-                expected="cotangents, results and arguments that are left alone",
-                found=f"{described(tensor)}, which was changed in place",
-                hint="write into a tensor of its own: torch.empty_like, or clone it first",
-            )
+    op.check_versions(f"the backward of the candidate {candidate.name!r}", given, versions)
     tensors = {name: a for name, a in zip(op.positions, args, strict=True) if isinstance(a, Tensor)}
     good = isinstance(made, tuple | list) and len(made) == len(tensors)
     if not good or any(

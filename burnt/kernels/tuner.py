@@ -71,9 +71,9 @@ def policy() -> str:
     Raises:
         ConfigError: ``BURNT_TUNE`` names none.
     """
-    return (
-        _policy if _policy is not None else _checked(os.environ.get("BURNT_TUNE") or "cached", "BURNT_TUNE")
-    )
+    if _policy is not None:
+        return _policy
+    return _checked(os.environ.get("BURNT_TUNE") or "cached", "BURNT_TUNE")
 
 
 def _checked(name: str, where: str) -> str:
