@@ -13,6 +13,7 @@ double after every 16 or 32 additions to a lane, and at once where they are not 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -793,11 +794,15 @@ class _Printer(Elements):
     ) -> None:
         """What is done at one turn of the inner loops."""
         begun = self.lane_by_lane()
-        values = self.exprs([*(acc.step.body for acc in made), *(step.value for step in stores)])
-        for acc, value in zip(made, values, strict=False):
-            level = "part" if blocked else "whole"
-            self.put_lines(acc.add(value, level, place(self.named)))
-        for step, value in zip(stores, values[len(made) :], strict=True):
+        level = "part" if blocked else "whole"
+        factors = [acc.step.body.args if acc.takes_products(level) else (acc.step.body,) for acc in made]
+        values = iter(self.exprs([*itertools.chain(*factors), *(step.value for step in stores)]))
+        for acc, of in zip(made, factors, strict=True):
+            if len(of) == 2:
+                self.put_lines(acc.add_product(next(values), next(values), level))
+            else:
+                self.put_lines(acc.add(next(values), level, place(self.named)))
+        for step, value in zip(stores, values, strict=True):
             self.put(step, value)
         self.end_of_body(stores)
         self.close(begun)

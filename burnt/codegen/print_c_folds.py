@@ -38,6 +38,7 @@ static inline double moved_squares(double squares, double sum, double turns, dou
 """
 """What online sums come to about another reference, and where the largest element is not finite."""
 
+_FMA = {"float": "fma_f32", "double": "fma_f64"}
 _OPS = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
 _STARTS = {"sum": "0", "prod": "1", "any": "0", "all": "1"}
 
@@ -106,6 +107,17 @@ class Accumulator:
         """What the loop over a level's elements says to the compiler."""
         name, op = f"{self.name}_{level}", {">": "max", "<": "min"}.get(self.sign, self.op)
         return f" reduction({op}:{name})" + (f" reduction(|:{name}_nan)" if self.flagged else "")
+
+    def takes_products(self, level: str) -> bool:
+        """Whether an element of a level is a product, which goes into the sum unrounded."""
+        body, into = self.step.body, self.part_type if level == "part" else self.type
+        plain = self.op == "+" and not isinstance(self.step, Online)
+        return plain and body.op == "mul" and into in _FMA and into == C_TYPES[body.dtype]
+
+    def add_product(self, left: str, right: str, level: str) -> list[str]:
+        """A product into a level."""
+        into = f"{self.name}_{level}{self.at(level)}"
+        return [f"{into} = {_FMA[C_TYPES[self.step.body.dtype]]}({left}, {right}, {into});"]
 
     def add(self, value: str, level: str, place: str = "") -> list[str]:
         """An element into a level."""
@@ -318,9 +330,12 @@ class Squares(Accumulator):
     def add(self, value: str, level: str, place: str = "") -> list[str]:
         """An element into a part."""
         into, at, off = f"{self.name}_{level}", self.at(level), f"{self.name}_off"
+        square = f"{into}{at} + {off} * {off}"
+        if self.part_type == self.inside:
+            square = f"{_FMA[self.inside]}({off}, {off}, {into}{at})"
         return [
             f"const {self.inside} {off} = {value} - {self.name}_about{self.at('whole')};",
-            f"{into}{at} += {off} * {off};",
+            f"{into}{at} = {square};",
             f"{into}_sum{at} += {off};",
         ]
 

@@ -51,6 +51,9 @@ using namespace metal;
 // Tests for NaN, and sums that keep what rounding takes, must mean what they say. torch asks for safe math,
 // too, unless PYTORCH_MPS_FAST_MATH is set. Compilers before Metal 3.2 pass over this line.
 #pragma METAL fp math_mode(safe)
+
+// Nothing is contracted: a number that two kernels compute must be the same in both.
+#pragma METAL fp contract(off)
 """
 
 _SIMD = 32  # lanes of a simdgroup, on every GPU of Apple's

@@ -89,6 +89,11 @@ class ProductConfig:
         text += f" p{self.programs}" if self.programs else ""
         return text + " d" * self.descriptors + " ws" * self.specialized
 
+    @property
+    def options(self) -> dict[str, int]:
+        """What Triton is told besides the block sizes; products go into their sums unrounded."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
     @classmethod
     def of(cls, text: str) -> ProductConfig:
         """The block sizes that a text names.

@@ -87,6 +87,15 @@ class Config:
         chunks = f" c{self.chunks}" if self.chunks > 1 else ""
         return f"{self.rows}x{self.cols} w{self.warps}{chunks}"
 
+    @property
+    def options(self) -> dict[str, int]:
+        """What Triton is told besides the block sizes.
+
+        Nothing is contracted: a number that two kernels compute must be the same in both, since a maximum is
+        looked for among such.
+        """
+        return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": False}
+
     @classmethod
     def of(cls, text: str) -> Config:
         """The block sizes that a text names.

@@ -53,16 +53,14 @@ class Job(NamedTuple):
         name: its name there.
         arguments: a dtype for each tensor (``"float32"``), None for each floating-point number, and sizes.
         constants: the block sizes.
-        warps: of a program.
-        stages: of a loop.
+        options: what Triton is told besides.
     """
 
     text: str
     name: str
     arguments: list[str | int | None]
     constants: dict[str, int]
-    warps: int
-    stages: int
+    options: dict[str, int]
 
 
 def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
@@ -81,7 +79,7 @@ def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
 
     sizes = printed.config
     return [
-        Job(printed.text, f.name, [described(a) for a in f.arguments], f.constants, sizes.warps, sizes.stages)
+        Job(printed.text, f.name, [described(a) for a in f.arguments], f.constants, sizes.options)
         for f in printed.functions
     ]
 
@@ -331,7 +329,7 @@ def compile_job(job: Job) -> None:
 
     arguments = [argument(a) for a in job.arguments]
     function = load(job.text)[job.name]
-    function.warmup(*arguments, grid=(1,), **job.constants, num_warps=job.warps, num_stages=job.stages)
+    function.warmup(*arguments, grid=(1,), **job.constants, **job.options)
 
 
 def main(target: str, seconds: str) -> None:

@@ -150,7 +150,7 @@ class _Call:
         self.constants = printed.constants
         self.trailing = [*self.sizes, *printed.constants.values()]
         self.grid = (printed.programs, 1, 1)
-        self.options = {"num_warps": config.warps, "num_stages": config.stages}
+        self.options = config.options
         self.describes = isinstance(config, ProductConfig) and config.descriptors
         self.compiled: dict[Any, Any] = {}
         self.interpreted = os.environ.get("TRITON_INTERPRET") == "1"

@@ -5,10 +5,11 @@ libdevice's functions do not exist in Triton's interpreter; where `tl` has a fun
 on a device and NumPy's in the interpreter (log, log2, sin, cos, erf), it is used.
 
 Float32 functions are within 4 ulp of the true value, with torch's special values, denormals alive. They hold
-no float64 instruction, but for those in libdevice's sin and cos of numbers beyond 10^5. Where a product must
-not be rounded, `tl.fma` is written out; the interpreter rounds it, and is less accurate for large arguments
-of exp, pow and fmod. Float64: a few ulp, for pow as many as its exponent times the logarithm. fmod is exact
-for quotients up to 2^60 in float32 and 2^150 in float64.
+no float64 instruction, but for those in libdevice's sin and cos of numbers beyond 10^5. Kernels are compiled
+without contraction: where a product must not be rounded, and in polynomials, `tl.fma` is written out. The
+interpreter rounds it, and is less accurate for large arguments of exp, pow and fmod. Float64: a few ulp, for
+pow as many as its exponent times the logarithm. fmod is exact for quotients up to 2^60 in float32 and
+2^150 in float64.
 
 Polynomials are those of ``c/math.h``, or made in the same way.
 """
@@ -284,11 +285,11 @@ def _reduce(x):
 @triton.jit
 def _expm1_poly(r):
     """e^r - 1 for |r| <= ln(2) / 2."""
-    q = 0.0013937921 * r + 0.00836655591
-    q = q * r + 0.0416664332
-    q = q * r + 0.166665435
-    q = q * r + 0.5
-    return (r * r) * q + r
+    q = tl.fma(r, 0.0013937921, 0.00836655591)
+    q = tl.fma(q, r, 0.0416664332)
+    q = tl.fma(q, r, 0.166665435)
+    q = tl.fma(q, r, 0.5)
+    return tl.fma(r * r, q, r)
 
 
 @triton.jit
@@ -369,11 +370,11 @@ def sinh(x):
     else:
         z = a * a
         h = _half_exp(a)
-        q = 2.78221319e-06 * z + 0.000198428956
-        q = q * z + 0.00833331048
-        q = q * z + 0.166666672
+        q = tl.fma(z, 2.78221319e-06, 0.000198428956)
+        q = tl.fma(q, z, 0.00833331048)
+        q = tl.fma(q, z, 0.166666672)
         return copysign(
-            tl.where(a < 1.0, (a * z) * q + a, h - tl.div_rn(tl.full([], 0.25, tl.float32), h)), x
+            tl.where(a < 1.0, tl.fma(a * z, q, a), h - tl.div_rn(tl.full([], 0.25, tl.float32), h)), x
         )
 
 
@@ -414,14 +415,14 @@ def _log_reduce(x):
 @triton.jit
 def _log_tail(f):
     """log(1 + f) - f for what `_log_reduce` returns."""
-    q = -0.0763640404 * f + 0.127622053
-    q = q * f - 0.131596148
-    q = q * f + 0.142015815
-    q = q * f - 0.166234091
-    q = q * f + 0.200012416
-    q = q * f - 0.250008196
-    q = q * f + 0.333333313
-    return (f * f) * (q * f - 0.5)
+    q = tl.fma(f, -0.0763640404, 0.127622053)
+    q = tl.fma(q, f, -0.131596148)
+    q = tl.fma(q, f, 0.142015815)
+    q = tl.fma(q, f, -0.166234091)
+    q = tl.fma(q, f, 0.200012416)
+    q = tl.fma(q, f, -0.250008196)
+    q = tl.fma(q, f, 0.333333313)
+    return (f * f) * tl.fma(q, f, -0.5)
 
 
 @triton.jit
@@ -480,7 +481,7 @@ def asinh(x):
 def acosh(x):
     """Inverse hyperbolic cosine."""
     t = x - 1.0
-    y = _log1p_or_double(t + sqrt(t * t + 2.0 * t), x)
+    y = _log1p_or_double(t + sqrt(tl.fma(t, t, 2.0 * t)), x)
     return tl.where(x >= 1.0, y, float("nan"))
 
 
@@ -511,6 +512,7 @@ def erfc(x):
     if x.dtype == tl.float64:
         a = tl.where(a > 27.3, 27.3, a)
         q = (a - 3.0) / (a + 3.0)
+        # tl.fma would take the coefficients for float32.
         p = 2.4258404207629788e-09 * q - 6.719815775977803e-09
         p = p * q - 1.76163860578129e-08
         p = p * q + 4.115191140508051e-08
@@ -541,20 +543,20 @@ def erfc(x):
     else:
         a = tl.where(a > 10.3, 10.3, a)  # 0 from 10.06 on
         s = a * a
-        small = 0.00461393362 * s - 0.0266991984
-        small = small * s + 0.112817429
-        small = small * s - 0.376125336
-        small = small * s + 0.128379151
-        small = 1.0 - (a * small + a)
+        small = tl.fma(s, 0.00461393362, -0.0266991984)
+        small = tl.fma(small, s, 0.112817429)
+        small = tl.fma(small, s, -0.376125336)
+        small = tl.fma(small, s, 0.128379151)
+        small = 1.0 - tl.fma(a, small, a)
         q = tl.div_rn(a - 2.0, a + 2.0)
-        p = -0.00132789253 * q + 0.000953314593
-        p = p * q + 0.00870148465
-        p = p * q - 0.00795073621
-        p = p * q - 0.0542201661
-        p = p * q + 0.164043099
-        p = p * q - 0.166030198
-        p = p * q - 0.0927636251
-        p = p * q + 1.27697837
+        p = tl.fma(q, -0.00132789253, 0.000953314593)
+        p = tl.fma(p, q, 0.00870148465)
+        p = tl.fma(p, q, -0.00795073621)
+        p = tl.fma(p, q, -0.0542201661)
+        p = tl.fma(p, q, 0.164043099)
+        p = tl.fma(p, q, -0.166030198)
+        p = tl.fma(p, q, -0.0927636251)
+        p = tl.fma(p, q, 1.27697837)
         r, n = _reduce(-s)
         r = r - tl.fma(a, a, -s)  # less what rounding took from a^2
         e = 1.0 + _expm1_poly(r)
@@ -588,10 +590,10 @@ def tan(x):
 @triton.jit
 def _asin_tail(s, z):
     """asin(s) - s for s = sqrt(z) <= 1/2."""
-    q = 0.0421583056 * z + 0.0241847783
-    q = q * z + 0.0454691499
-    q = q * z + 0.0749530941
-    q = q * z + 0.166667521
+    q = tl.fma(z, 0.0421583056, 0.0241847783)
+    q = tl.fma(q, z, 0.0454691499)
+    q = tl.fma(q, z, 0.0749530941)
+    q = tl.fma(q, z, 0.166667521)
     return (s * z) * q
 
 
@@ -631,15 +633,15 @@ def acos(x):
 def _atan_poly(t):
     """atan(t) for 0 <= t <= 1."""
     z = t * t
-    q = -0.0017875476 * z + 0.0108873611
-    q = q * z - 0.0311270021
-    q = q * z + 0.0579065457
-    q = q * z - 0.0840047523
-    q = q * z + 0.109511748
-    q = q * z - 0.142640516
-    q = q * z + 0.19998531
-    q = q * z - 0.333332986
-    y = (t * z) * q + t
+    q = tl.fma(z, -0.0017875476, 0.0108873611)
+    q = tl.fma(q, z, -0.0311270021)
+    q = tl.fma(q, z, 0.0579065457)
+    q = tl.fma(q, z, -0.0840047523)
+    q = tl.fma(q, z, 0.109511748)
+    q = tl.fma(q, z, -0.142640516)
+    q = tl.fma(q, z, 0.19998531)
+    q = tl.fma(q, z, -0.333332986)
+    y = tl.fma(t * z, q, t)
     if t.dtype == tl.float64:
         # One step of Newton's makes eight digits sixteen.
         s = tl.sin(y)
@@ -706,9 +708,9 @@ def _log2_parts(a):
     s = tl.div_rn(f, d)
     s_low = tl.div_rn(tl.fma(-s, d, f) - s * (f - (d - 2.0)), d)
     z = s * s
-    q = 0.11665932564871899 * z + 0.14275381395554332
-    q = q * z + 0.20000061219575918
-    q = q * z + 0.33333333276792787
+    q = tl.fma(z, 0.11665932564871899, 0.14275381395554332)
+    q = tl.fma(q, z, 0.20000061219575918)
+    q = tl.fma(q, z, 0.33333333276792787)
     p = 2.8853900432586670 * s
     low = tl.fma(2.8853900432586670, s, -p)
     low = low + (2.8853900432586670 * (s * z * q + s_low) + 3.8519259822532350e-08 * s)

@@ -36,6 +36,13 @@ enum { LANES = 4, TALL = 12 };
 enum { PANEL = 2 * LANES };
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 
+/* Products go into their sums unrounded. */
+#ifdef __clang__
+#pragma clang fp contract(fast)
+#else
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=fast")
+#endif
 #define TILE(R)                                                                                              \
     static void tile_##R(int64_t terms, const float *restrict a, int64_t a_row, const float *restrict w,     \
                          float *restrict y, int64_t y_row)                                                   \
@@ -54,6 +61,9 @@ typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
         }                                                                                                    \
     }
 TILE(1) TILE(2) TILE(4) TILE(6) TILE(8) TILE(12)
+#ifndef __clang__
+#pragma GCC pop_options
+#endif
 
 static inline int64_t panels_of(int64_t columns) { return (columns + PANEL - 1) / PANEL; }
 

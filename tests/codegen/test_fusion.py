@@ -1290,3 +1290,18 @@ def test_a_backward_of_its_own_where_saved_tensors_have_hooks(way: str) -> None:
     (expected,) = torch.autograd.grad((torch.erf(x) * x).sum(), x)
     torch.testing.assert_close(found, expected)
     assert "aten::erf" not in {event.key for event in profile.key_averages()}
+
+
+def test_the_gradient_of_a_maximum_finds_its_element():
+    """Backward looks for the maximum among products and sums that it computes again, with another use."""
+
+    @fuse
+    def both(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        p = x * y
+        return p.sin(), (p + z).amax(0)
+
+    x, y, z = (torch.randn(500, 64, requires_grad=True) for _ in range(3))
+    waves, tops = both(x, y, z)
+    (found,) = torch.autograd.grad([waves.sum(), tops.sum()], [z])
+    assert torch.equal(found.sum(0), torch.ones(64))
+    assert torch.equal(found != 0, x * y + z == tops)

@@ -25,6 +25,12 @@ MOST_ASIDE = 0.1
 
 # What went wrong once: the inputs, the body, the results, and whether with gradients.
 REGRESSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], bool]] = {
+    "a maximum among products that two kernels compute": (
+        ("tensor((40, 30), f32, 'plain', 1)",),
+        ("v0 = x0 * 0.3", "v1 = v0 - v0.amax(0)", "v2 = (v1 == 0).sum(0)", "v3 = v1.all()"),
+        ("v1", "v2", "v3"),
+        False,
+    ),
     "two folds of one element in one kernel": (
         ("tensor((), f32, 'plain', 1)",),
         ("v0 = torch.log_softmax(x0, 0)", "v1 = torch.softmax(1.2 - x0, 0)"),

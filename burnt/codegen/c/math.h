@@ -7,13 +7,14 @@
  * - No branch, no table, no call in a _f32 function: a conditional is a select, both sides are computed.
  *   A loop around any of them becomes SIMD.
  * - Special values (NaN, infinities, denormals, signed zero) are torch's, so no -ffast-math: the flags are
- *   -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=fast.
+ *   -O3 -march=native -fno-math-errno -fno-trapping-math -ffp-contract=off.
  * - Every _f32 function is within 4 ulp of the true value over all floats; tests/codegen/test_prelude.py
  *   holds the bound of each.
  * - _f64 functions call libm where one value needs more than a rounding instruction: correct, and not SIMD.
  *
- * Contraction is on, so a product and a sum may or may not be rounded in between. Where exactness hangs on
- * it, fma is written out; without FMA hardware it is a slow call, and still right.
+ * Nothing is contracted: what a kernel computes must not depend on what else it computes. Where a product goes
+ * into a sum unrounded, for exactness or for speed, fma is written out; without FMA hardware it is a slow call,
+ * and still right.
  *
  * Polynomials are minimax (Lawson's iteration on a target of 120 bits), weighted by the relative error of the
  * result, and rounded to float from the lowest order up, each later coefficient fitted anew.
@@ -22,6 +23,12 @@
 #define BURNT_MATH_H
 
 #include <stdint.h>
+
+/* ---- products and sums ------------------------------------------------------------------------------ */
+
+/* a * b + c, rounded once. */
+static inline float fma_f32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+static inline double fma_f64(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
 /* ---- bits ------------------------------------------------------------------------------------------- */
 
@@ -121,20 +128,20 @@ static inline double fmin_f64(double x, double y) { return x <= y || y != y ? x 
 /* e^r - 1 for |r| <= ln(2)/2. */
 static inline float expm1_poly(float r) {
     float q = 0.0013937921f;
-    q = q * r + 0.00836655591f;
-    q = q * r + 0.0416664332f;
-    q = q * r + 0.166665435f;
-    q = q * r + 0.5f;
-    return (r * r) * q + r;
+    q = fma_f32(q, r, 0.00836655591f);
+    q = fma_f32(q, r, 0.0416664332f);
+    q = fma_f32(q, r, 0.166665435f);
+    q = fma_f32(q, r, 0.5f);
+    return fma_f32(r * r, q, r);
 }
 
 /* x = n ln(2) + r: returns r, |r| <= ln(2)/2, for |x| < 2^20. */
 static inline float exp_reduce(float x, int32_t *n) {
-    float t = __builtin_fmaf(x, 0x1.715476p0f, BURNT_ROUND_F32);
+    float t = fma_f32(x, 0x1.715476p0f, BURNT_ROUND_F32);
     float k = t - BURNT_ROUND_F32;
     *n = (int32_t)(bits_f32(t) - bits_f32(BURNT_ROUND_F32));
-    float r = __builtin_fmaf(k, -0x1.62e430p-1f, x);
-    return __builtin_fmaf(k, 0x1.05c610p-29f, r);
+    float r = fma_f32(k, -0x1.62e430p-1f, x);
+    return fma_f32(k, 0x1.05c610p-29f, r);
 }
 
 /* A select that lets NaN through. */
@@ -153,30 +160,30 @@ static inline float exp_f32(float x) {
  * much, and NaN may get lost. Two thirds of the instructions. */
 static inline float exp_term_f32(float x) {
     x = x < -87.0f ? -87.0f : x;
-    float t = __builtin_fmaf(x, 0x1.715476p0f, BURNT_ROUND_F32);
+    float t = fma_f32(x, 0x1.715476p0f, BURNT_ROUND_F32);
     float k = t - BURNT_ROUND_F32;
-    float r = __builtin_fmaf(k, 0x1.05c610p-29f, __builtin_fmaf(k, -0x1.62e430p-1f, x));
+    float r = fma_f32(k, 0x1.05c610p-29f, fma_f32(k, -0x1.62e430p-1f, x));
     return float_of_bits(bits_f32(1.0f + expm1_poly(r)) + (bits_f32(t) << 23));
 }
 
 static inline double exp_term_f64(double x) {
     x = x < -700.0 ? -700.0 : x;
-    double t = __builtin_fma(x, 0x1.71547652b82fep0, 0x1.8p52);
+    double t = fma_f64(x, 0x1.71547652b82fep0, 0x1.8p52);
     double k = t - 0x1.8p52;
-    double r = __builtin_fma(k, -0x1.abc9e3b39803fp-56, __builtin_fma(k, -0x1.62e42fefa39efp-1, x));
+    double r = fma_f64(k, -0x1.abc9e3b39803fp-56, fma_f64(k, -0x1.62e42fefa39efp-1, x));
     double q = 1.0 / 6227020800;
-    q = q * r + 1.0 / 479001600;
-    q = q * r + 1.0 / 39916800;
-    q = q * r + 1.0 / 3628800;
-    q = q * r + 1.0 / 362880;
-    q = q * r + 1.0 / 40320;
-    q = q * r + 1.0 / 5040;
-    q = q * r + 1.0 / 720;
-    q = q * r + 1.0 / 120;
-    q = q * r + 1.0 / 24;
-    q = q * r + 1.0 / 6;
-    q = q * r + 0.5;
-    return double_of_bits(bits_f64(1.0 + __builtin_fma(r * r, q, r)) + (bits_f64(t) << 52));
+    q = fma_f64(q, r, 1.0 / 479001600);
+    q = fma_f64(q, r, 1.0 / 39916800);
+    q = fma_f64(q, r, 1.0 / 3628800);
+    q = fma_f64(q, r, 1.0 / 362880);
+    q = fma_f64(q, r, 1.0 / 40320);
+    q = fma_f64(q, r, 1.0 / 5040);
+    q = fma_f64(q, r, 1.0 / 720);
+    q = fma_f64(q, r, 1.0 / 120);
+    q = fma_f64(q, r, 1.0 / 24);
+    q = fma_f64(q, r, 1.0 / 6);
+    q = fma_f64(q, r, 0.5);
+    return double_of_bits(bits_f64(1.0 + fma_f64(r * r, q, r)) + (bits_f64(t) << 52));
 }
 
 static inline float exp2_f32(float x) {
@@ -190,7 +197,7 @@ static inline float expm1_f32(float x) {
     int32_t n;
     float p = expm1_poly(exp_reduce(clamp_f32(x, -20.0f, 89.0f), &n));
     float s = power_of_two(n - 1); /* half of the scale: 2^128 is not a float */
-    float y = 2.0f * __builtin_fmaf(s, p, s - 0.5f);
+    float y = 2.0f * fma_f32(s, p, s - 0.5f);
     return __builtin_fabsf(x) < 0x1p-24f ? x : y;
 }
 
@@ -207,7 +214,7 @@ static inline float tanh_f32(float x) {
     float a = __builtin_fabsf(x);
     float p = expm1_poly(exp_reduce(2.0f * (a > 10.0f ? 10.0f : a), &n));
     float s = power_of_two(n);
-    float e = __builtin_fmaf(s, p, s - 1.0f); /* e^2a - 1 */
+    float e = fma_f32(s, p, s - 1.0f); /* e^2a - 1 */
     return __builtin_copysignf(e / (e + 2.0f), x);
 }
 
@@ -221,10 +228,10 @@ static inline float half_exp(float a) {
 static inline float sinh_f32(float x) {
     float a = __builtin_fabsf(x), z = a * a, h = half_exp(a);
     float q = 2.78221319e-06f;
-    q = q * z + 0.000198428956f;
-    q = q * z + 0.00833331048f;
-    q = q * z + 0.166666672f;
-    float small = (a * z) * q + a;
+    q = fma_f32(q, z, 0.000198428956f);
+    q = fma_f32(q, z, 0.00833331048f);
+    q = fma_f32(q, z, 0.166666672f);
+    float small = fma_f32(a * z, q, a);
     return __builtin_copysignf(a < 1.0f ? small : h - 0.25f / h, x);
 }
 
@@ -246,14 +253,14 @@ static inline float log_reduce(float x, float *e) {
 /* log(1 + f) - f for what log_reduce returns. */
 static inline float log_tail(float f) {
     float q = -0.0763640404f;
-    q = q * f + 0.127622053f;
-    q = q * f - 0.131596148f;
-    q = q * f + 0.142015815f;
-    q = q * f - 0.166234091f;
-    q = q * f + 0.200012416f;
-    q = q * f - 0.250008196f;
-    q = q * f + 0.333333313f;
-    return (f * f) * (q * f - 0.5f);
+    q = fma_f32(q, f, 0.127622053f);
+    q = fma_f32(q, f, -0.131596148f);
+    q = fma_f32(q, f, 0.142015815f);
+    q = fma_f32(q, f, -0.166234091f);
+    q = fma_f32(q, f, 0.200012416f);
+    q = fma_f32(q, f, -0.250008196f);
+    q = fma_f32(q, f, 0.333333313f);
+    return (f * f) * fma_f32(q, f, -0.5f);
 }
 
 /* y where x is positive and finite; what every logarithm gives elsewhere. */
@@ -265,15 +272,15 @@ static inline float log_special(float x, float y) {
 
 static inline float log_f32(float x) {
     float e, f = log_reduce(x, &e);
-    float y = __builtin_fmaf(e, -0x1.05c610p-29f, log_tail(f)) + f;
-    return log_special(x, __builtin_fmaf(e, 0x1.62e430p-1f, y));
+    float y = fma_f32(e, -0x1.05c610p-29f, log_tail(f)) + f;
+    return log_special(x, fma_f32(e, 0x1.62e430p-1f, y));
 }
 
 /* log(1 + f) / log(base), the constant in two parts; the integer or rounded e part comes last. */
 static inline float log_scaled(float f, float high, float low) {
     float t = log_tail(f), y = f * high;
-    float rest = __builtin_fmaf(f, high, -y); /* what rounding took from f high */
-    return y + __builtin_fmaf(t, high, __builtin_fmaf(f, low, rest));
+    float rest = fma_f32(f, high, -y); /* what rounding took from f high */
+    return y + fma_f32(t, high, fma_f32(f, low, rest));
 }
 
 static inline float log2_f32(float x) {
@@ -283,8 +290,8 @@ static inline float log2_f32(float x) {
 
 static inline float log10_f32(float x) {
     float e, f = log_reduce(x, &e);
-    float y = __builtin_fmaf(e, -0x1.ec10cp-27f, log_scaled(f, 0x1.bcb7b2p-2f, -0x1.5b235ep-27f));
-    return log_special(x, __builtin_fmaf(e, 0x1.344136p-2f, y));
+    float y = fma_f32(e, -0x1.ec10cp-27f, log_scaled(f, 0x1.bcb7b2p-2f, -0x1.5b235ep-27f));
+    return log_special(x, fma_f32(e, 0x1.344136p-2f, y));
 }
 
 /* log(1 + x) with 1 + x > 0 and finite. The mantissa is taken from x rather than from 1 + x, which has lost
@@ -292,9 +299,9 @@ static inline float log10_f32(float x) {
 static inline float log1p_positive(float x) {
     float e, u = 1.0f + x, m = log_reduce(u, &e);
     float s = power_of_two(-(int32_t)(e > 30.0f ? 30.0f : e));
-    float f = e > 30.0f ? m : __builtin_fmaf(x, s, s - 1.0f);
-    float y = __builtin_fmaf(e, -0x1.05c610p-29f, log_tail(f)) + f;
-    return __builtin_fmaf(e, 0x1.62e430p-1f, y);
+    float f = e > 30.0f ? m : fma_f32(x, s, s - 1.0f);
+    float y = fma_f32(e, -0x1.05c610p-29f, log_tail(f)) + f;
+    return fma_f32(e, 0x1.62e430p-1f, y);
 }
 
 static inline float log1p_f32(float x) {
@@ -319,7 +326,7 @@ static inline float asinh_f32(float x) {
 
 static inline float acosh_f32(float x) {
     float t = x - 1.0f;
-    float y = log1p_or_double(t + __builtin_sqrtf(t * t + 2.0f * t), x);
+    float y = log1p_or_double(t + __builtin_sqrtf(fma_f32(t, t, 2.0f * t)), x);
     return x >= 1.0f ? y : BURNT_NAN;
 }
 
@@ -335,21 +342,21 @@ static inline float atanh_f32(float x) {
 static inline float erf_f32(float x) {
     float a = __builtin_fabsf(x), z = a * a;
     float q = 7.80690316e-05f;
-    q = q * z - 0.00079978531f;
-    q = q * z + 0.0051871622f;
-    q = q * z - 0.0268533472f;
-    q = q * z + 0.112835787f;
-    q = q * z - 0.37612626f;
-    q = q * z + 0.128379166f;
-    float small = a * q + a;
+    q = fma_f32(q, z, -0.00079978531f);
+    q = fma_f32(q, z, 0.0051871622f);
+    q = fma_f32(q, z, -0.0268533472f);
+    q = fma_f32(q, z, 0.112835787f);
+    q = fma_f32(q, z, -0.37612626f);
+    q = fma_f32(q, z, 0.128379166f);
+    float small = fma_f32(a, q, a);
 
     float t = a > 4.0f ? 4.0f : a; /* erf is 1 from 3.92 on */
     float p = 0.000210647049f;     /* log(erfc(t)) / t on [1, 4] */
-    p = p * t - 0.00318697677f;
-    p = p * t + 0.0227985587f;
-    p = p * t - 0.105116293f;
-    p = p * t - 0.635831356f;
-    p = p * t - 1.12848008f;
+    p = fma_f32(p, t, -0.00318697677f);
+    p = fma_f32(p, t, 0.0227985587f);
+    p = fma_f32(p, t, -0.105116293f);
+    p = fma_f32(p, t, -0.635831356f);
+    p = fma_f32(p, t, -1.12848008f);
     int32_t n;
     float r = exp_reduce(p * t, &n);
     float large = 1.0f - (1.0f + expm1_poly(r)) * power_of_two(n);
@@ -363,28 +370,28 @@ static inline float erfc_f32(float x) {
     a = a > 10.3f ? 10.3f : a; /* 0 from 10.06 on */
     float s = a * a;
     float small = 0.00461393362f;
-    small = small * s - 0.0266991984f;
-    small = small * s + 0.112817429f;
-    small = small * s - 0.376125336f;
-    small = small * s + 0.128379151f;
-    small = 1.0f - (a * small + a);
+    small = fma_f32(small, s, -0.0266991984f);
+    small = fma_f32(small, s, 0.112817429f);
+    small = fma_f32(small, s, -0.376125336f);
+    small = fma_f32(small, s, 0.128379151f);
+    small = 1.0f - fma_f32(a, small, a);
 
     float q = (a - 2.0f) / (a + 2.0f);
     float p = -0.00132789253f;
-    p = p * q + 0.000953314593f;
-    p = p * q + 0.00870148465f;
-    p = p * q - 0.00795073621f;
-    p = p * q - 0.0542201661f;
-    p = p * q + 0.164043099f;
-    p = p * q - 0.166030198f;
-    p = p * q - 0.0927636251f;
-    p = p * q + 1.27697837f;
+    p = fma_f32(p, q, 0.000953314593f);
+    p = fma_f32(p, q, 0.00870148465f);
+    p = fma_f32(p, q, -0.00795073621f);
+    p = fma_f32(p, q, -0.0542201661f);
+    p = fma_f32(p, q, 0.164043099f);
+    p = fma_f32(p, q, -0.166030198f);
+    p = fma_f32(p, q, -0.0927636251f);
+    p = fma_f32(p, q, 1.27697837f);
     int32_t n;
-    float r = exp_reduce(-s, &n) - __builtin_fmaf(a, a, -s); /* less what rounding took from a^2 */
+    float r = exp_reduce(-s, &n) - fma_f32(a, a, -s); /* less what rounding took from a^2 */
     float e = 1.0f + expm1_poly(r);
     float d = 1.0f + 2.0f * a, inverse = 1.0f / d, y0 = p * inverse;
-    float rest = __builtin_fmaf(-y0, d, p) - y0 * (1.0f - (d - 2.0f * a)); /* of y0, and of d's rounding */
-    float large = scale_f32(__builtin_fmaf(e, y0, e * inverse * rest), n);
+    float rest = fma_f32(-y0, d, p) - y0 * (1.0f - (d - 2.0f * a)); /* of y0, and of d's rounding */
+    float large = scale_f32(fma_f32(e, y0, e * inverse * rest), n);
     float y = a < 0.5f ? small : large;
     return x < 0.0f ? 2.0f - y : y;
 }
@@ -405,7 +412,7 @@ static inline float turn_reduce(float a, int32_t *quadrant) {
     y0 -= __builtin_rint(y0);
     y1 -= __builtin_rint(y1);
     y2 -= __builtin_rint(y2);
-    double t = __builtin_fma(x, huge ? 0x1.4acc9e21c821p-145 : 0x1.d1f534ddc0db6p-90, y2);
+    double t = fma_f64(x, huge ? 0x1.4acc9e21c821p-145 : 0x1.d1f534ddc0db6p-90, y2);
     t += y0 + y1;
     double k = __builtin_rint(4.0 * t);
     *quadrant = (int32_t)k;
@@ -415,17 +422,17 @@ static inline float turn_reduce(float a, int32_t *quadrant) {
 static inline float sin_poly(float r) {
     float z = r * r;
     float q = -0.000195180997f;
-    q = q * z + 0.00833218824f;
-    q = q * z - 0.166666552f;
-    return (r * z) * q + r;
+    q = fma_f32(q, z, 0.00833218824f);
+    q = fma_f32(q, z, -0.166666552f);
+    return fma_f32(r * z, q, r);
 }
 
 static inline float cos_poly(float r) {
     float z = r * r;
     float q = 2.44325529e-05f;
-    q = q * z - 0.00138873106f;
-    q = q * z + 0.0416666456f;
-    return z * (z * q - 0.5f) + 1.0f;
+    q = fma_f32(q, z, -0.00138873106f);
+    q = fma_f32(q, z, 0.0416666456f);
+    return fma_f32(z, fma_f32(z, q, -0.5f), 1.0f);
 }
 
 static inline float sin_f32(float x) {
@@ -456,10 +463,10 @@ static inline float tan_f32(float x) {
 /* asin(s) - s for s = sqrt(z) <= 1/2. */
 static inline float asin_tail(float s, float z) {
     float q = 0.0421583056f;
-    q = q * z + 0.0241847783f;
-    q = q * z + 0.0454691499f;
-    q = q * z + 0.0749530941f;
-    q = q * z + 0.166667521f;
+    q = fma_f32(q, z, 0.0241847783f);
+    q = fma_f32(q, z, 0.0454691499f);
+    q = fma_f32(q, z, 0.0749530941f);
+    q = fma_f32(q, z, 0.166667521f);
     return (s * z) * q;
 }
 
@@ -489,15 +496,15 @@ static inline float acos_f32(float x) {
 static inline float atan_poly(float t) {
     float z = t * t;
     float q = -0.0017875476f;
-    q = q * z + 0.0108873611f;
-    q = q * z - 0.0311270021f;
-    q = q * z + 0.0579065457f;
-    q = q * z - 0.0840047523f;
-    q = q * z + 0.109511748f;
-    q = q * z - 0.142640516f;
-    q = q * z + 0.19998531f;
-    q = q * z - 0.333332986f;
-    return (t * z) * q + t;
+    q = fma_f32(q, z, 0.0108873611f);
+    q = fma_f32(q, z, -0.0311270021f);
+    q = fma_f32(q, z, 0.0579065457f);
+    q = fma_f32(q, z, -0.0840047523f);
+    q = fma_f32(q, z, 0.109511748f);
+    q = fma_f32(q, z, -0.142640516f);
+    q = fma_f32(q, z, 0.19998531f);
+    q = fma_f32(q, z, -0.333332986f);
+    return fma_f32(t * z, q, t);
 }
 
 static inline float atan_f32(float x) {
@@ -526,11 +533,11 @@ static inline float pow_f32(float x, float y) {
     float a = __builtin_fabsf(x), e, f = log_reduce(a, &e);
     double s = (double)f / (2.0 + (double)f), z = s * s;
     double q = 0.34072975201881056; /* log2((1 + s) / (1 - s)) / s */
-    q = q * z + 0.41167273694719514;
-    q = q * z + 0.57708358469132193;
-    q = q * z + 0.96179667334304253;
-    q = q * z + 2.8853900817900855;
-    double l = s * q + (double)e;
+    q = fma_f64(q, z, 0.41167273694719514);
+    q = fma_f64(q, z, 0.57708358469132193);
+    q = fma_f64(q, z, 0.96179667334304253);
+    q = fma_f64(q, z, 2.8853900817900855);
+    double l = fma_f64(s, q, (double)e);
     l = a == 0.0f ? (double)-BURNT_INF : l;
     l = a < BURNT_INF ? l : (double)a; /* infinity and NaN */
 
@@ -539,12 +546,12 @@ static inline float pow_f32(float x, float y) {
     t = t > 400.0 ? 400.0 : t;
     double k = t + BURNT_ROUND_F64, r = t - (k - BURNT_ROUND_F64);
     double p = 0.00015345807372545313;
-    p = p * r + 0.0013399931178947214;
-    p = p * r + 0.009618488973687174;
-    p = p * r + 0.055503287770778315;
-    p = p * r + 0.2402264689048178;
-    p = p * r + 0.69314720573719779;
-    p = p * r + 1.0;
+    p = fma_f64(p, r, 0.0013399931178947214);
+    p = fma_f64(p, r, 0.009618488973687174);
+    p = fma_f64(p, r, 0.055503287770778315);
+    p = fma_f64(p, r, 0.2402264689048178);
+    p = fma_f64(p, r, 0.69314720573719779);
+    p = fma_f64(p, r, 1.0);
     float m = (float)(p * double_of_bits((bits_f64(k) << 52) + 0x3ff0000000000000u));
 
     int integer = __builtin_truncf(y) == y;
@@ -558,8 +565,8 @@ static inline float pow_f32(float x, float y) {
 /* r less a multiple of d: the quotient, below 2^(51 + k), rounded to a multiple of 2^k by adding 1.5 2^(52 + k).
  * It may be wrong in its last bit; what remains is a double all the same. */
 static inline double fmod_step(double r, double d, double inverse, double round) {
-    double q = __builtin_fma(r, inverse, round) - round;
-    return __builtin_fma(-q, d, r);
+    double q = fma_f64(r, inverse, round) - round;
+    return fma_f64(-q, d, r);
 }
 
 /* x - trunc(x / y) y, exact. The quotient has up to 277 bits, and a step takes 50 of them off. */

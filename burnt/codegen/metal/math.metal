@@ -147,8 +147,8 @@ inline float pow_f32(float x, float y) {
     const float s_low = (fma(-s, d, f) - s * d_low) / d;
     const float z = s * s, z_low = fma(s, s, -z) + 2.0f * s * s_low;
     float q = 0.340729743f;
-    q = q * z + 0.411672741f;
-    q = q * z + 0.577083588f;
+    q = fma(q, z, 0.411672741f);
+    q = fma(q, z, 0.577083588f);
     /* s^3, and the first two coefficients, in two floats each */
     const float cube = s * z, cube_low = fma(s, z, -cube) + (s * z_low + s_low * z);
     const float second = cube * 0.961796701f;

@@ -21,7 +21,7 @@ from burnt.codegen.target import METAL, build_metal
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 # Metal fuses a product and a sum as it likes; what overflows wraps.
-_FLAGS = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=fast", "-fwrapv", "-fPIC"]
+_FLAGS = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fwrapv", "-fPIC"]
 _WARNINGS = ["-Werror", "-Wdouble-promotion", "-Wno-attributes", "-Wno-unknown-pragmas"]
 _KERNEL = re.compile(r"^kernel void (\w+)\((.*?)\)\n\{\n(.*?)^\}$", re.M | re.S)
 _BUFFER = re.compile(r"(device|constant) (const )?(\w+) \*(\w+) \[\[buffer\((\d+)\)\]\]")

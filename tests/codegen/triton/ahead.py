@@ -129,8 +129,7 @@ def compiled(kernels: Sequence[Printed], target: str, folder: Path) -> list[Comp
                     *arguments,
                     grid=(1,),
                     **function.constants,
-                    num_warps=kernel.config.warps,
-                    num_stages=kernel.config.stages,
+                    **kernel.config.options,
                 )
                 found.append(_measured(made, function.name, target, folder))
     return found

@@ -48,7 +48,7 @@ def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
 
 
 def job(text: str, name: str = "good") -> Job:
-    return Job(text, name, ["int64", 3], {"B": 4}, 4, 2)
+    return Job(text, name, ["int64", 3], {"B": 4}, {"num_warps": 4, "num_stages": 2})
 
 
 def losses(x, w, i):

@@ -256,7 +256,7 @@ def test_block_sizes_of_a_table_are_compiled_in_other_processes() -> None:
     jobs = jobs_of(kernel, config_of("64x64x64 w4 s3 k4"))
     assert [job.name for job in jobs] == [f"{kernel.name}_part0", kernel.name]
     assert jobs[0].constants == {"BM": 64, "BN": 64, "BK": 64}
-    assert (jobs[0].warps, jobs[0].stages) == (4, 3)
+    assert jobs[0].options == {"num_warps": 4, "num_stages": 3}
 
 
 FORMS = [
