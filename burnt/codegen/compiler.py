@@ -29,6 +29,7 @@ from burnt.codegen import cache
 from burnt.errors import CompileError
 
 __all__ = [
+    "CONTRACTED",
     "FORMAT",
     "PREAMBLE",
     "UNSAFE_FLAGS",
@@ -46,6 +47,15 @@ __all__ = [
     "search",
     "why_no_compiler",
 ]
+
+CONTRACTED = """
+#ifdef __clang__
+#pragma clang fp contract(fast)
+#else
+#pragma GCC optimize("fp-contract=fast")
+#endif
+"""
+"""C after which products go into sums unrounded: for kernels whose numbers no other kernel computes again."""
 
 PREAMBLE = """\
 #include <math.h>

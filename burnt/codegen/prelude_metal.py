@@ -79,7 +79,7 @@ def source(text: str) -> str:
     """The functions that a text calls, and those that they call, each before it is needed.
 
     >>> source("y0[i0] = sigmoid_f32(v0);").count("inline ")
-    6
+    7
     """
     order: dict[str, None] = {}
 

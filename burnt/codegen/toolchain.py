@@ -24,10 +24,11 @@ from typing import Any
 import torch
 
 from burnt.codegen import cache, compiler
-from burnt.codegen.compiler import PREAMBLE, Compiler, Function, find_compiler, why_no_compiler
+from burnt.codegen.compiler import CONTRACTED, PREAMBLE, Compiler, Function, find_compiler, why_no_compiler
 from burnt.errors import CacheError, CompileError, UnsupportedError
 
 __all__ = [
+    "CONTRACTED",
     "PREAMBLE",
     "Compiler",
     "Function",

@@ -288,6 +288,7 @@ def _types(dtype: torch.dtype, columns: int) -> str:
         row = "const real *restrict x = from;"
     return (
         toolchain.PREAMBLE
+        + toolchain.CONTRACTED
         + prelude.source()
         + f"typedef {element} element;\ntypedef {real} real;\n"
         + f"enum {{ COLUMNS = {columns}, BLOCK = {BLOCK}, TILE = {512 if rows else BLOCK} }};\n"

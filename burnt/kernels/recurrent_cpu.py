@@ -36,13 +36,6 @@ enum { LANES = 4, TALL = 12 };
 enum { PANEL = 2 * LANES };
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 
-/* Products go into their sums unrounded. */
-#ifdef __clang__
-#pragma clang fp contract(fast)
-#else
-#pragma GCC push_options
-#pragma GCC optimize("fp-contract=fast")
-#endif
 #define TILE(R)                                                                                              \
     static void tile_##R(int64_t terms, const float *restrict a, int64_t a_row, const float *restrict w,     \
                          float *restrict y, int64_t y_row)                                                   \
@@ -61,9 +54,6 @@ typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
         }                                                                                                    \
     }
 TILE(1) TILE(2) TILE(4) TILE(6) TILE(8) TILE(12)
-#ifndef __clang__
-#pragma GCC pop_options
-#endif
 
 static inline int64_t panels_of(int64_t columns) { return (columns + PANEL - 1) / PANEL; }
 
@@ -411,6 +401,6 @@ def _address(tensor: Tensor | None) -> int:
 @cache
 def _launcher(kind: str, name: str, pointers: int, ints: int) -> Callable[..., Any]:
     cell = {"lstm": _LSTM, "gru": _GRU}[kind]
-    source = f"{toolchain.PREAMBLE}{prelude.source()}enum {{ MOST = {_MOST} }};\n{cell}{_STEPS}"
+    source = f"{toolchain.PREAMBLE}{toolchain.CONTRACTED}{prelude.source()}enum {{ MOST = {_MOST} }};\n{cell}{_STEPS}"
     functions = toolchain.load(source, ["forward_steps", "backward_steps"])
     return toolchain.launcher(functions[name], pointers=pointers, ints=ints)
