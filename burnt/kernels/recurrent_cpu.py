@@ -401,6 +401,7 @@ def _address(tensor: Tensor | None) -> int:
 @cache
 def _launcher(kind: str, name: str, pointers: int, ints: int) -> Callable[..., Any]:
     cell = {"lstm": _LSTM, "gru": _GRU}[kind]
-    source = f"{toolchain.PREAMBLE}{toolchain.CONTRACTED}{prelude.source()}enum {{ MOST = {_MOST} }};\n{cell}{_STEPS}"
+    head = toolchain.PREAMBLE + toolchain.CONTRACTED + prelude.source()
+    source = f"{head}enum {{ MOST = {_MOST} }};\n{cell}{_STEPS}"
     functions = toolchain.load(source, ["forward_steps", "backward_steps"])
     return toolchain.launcher(functions[name], pointers=pointers, ints=ints)
