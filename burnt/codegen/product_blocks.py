@@ -182,6 +182,7 @@ def variants(form: ProductForm, limits: Limits = HOPPER) -> list[ProductConfig]:
             and min(made.bn, made.bk) >= 16
             and 2 <= made.warps <= 16
             and made.stages <= 6
+            and (limits.rocm or _is_held(made, limits))
         )
         whole = made.bm <= 2 * form.rows and made.bn <= 2 * form.columns and made.bk <= 2 * form.terms
         if made.programs and made.split * _tiles(form, made) <= made.programs:
@@ -189,6 +190,12 @@ def variants(form: ProductForm, limits: Limits = HOPPER) -> list[ProductConfig]:
         if fits and whole and made.split <= _MOST_SPLITS and made.split * made.bk <= max(form.terms, made.bk):
             found[made] = None
     return list(found)
+
+
+def _is_held(config: ProductConfig, limits: Limits) -> bool:
+    """Whether a tile's sums fit into the registers of the threads; Hopper's units write to nowhere else."""
+    threads = config.warps * limits.lanes
+    return config.bm * config.bn < threads * min(limits.own, limits.registers // threads)
 
 
 def _ways(form: ProductForm, limits: Limits) -> list[Callable[[ProductConfig], ProductConfig]]:
@@ -202,8 +209,10 @@ def _ways(form: ProductForm, limits: Limits) -> list[Callable[[ProductConfig], P
 
     def specialized(config: ProductConfig) -> ProductConfig:
         # Hopper's compiler gives work of its own to 4 warps that multiply, and to no other number.
-        bn = min(config.bn, 4 * _TILE // config.bm)
-        return dataclasses.replace(config, bn=bn, warps=4, descriptors=True, specialized=True)
+        # Of 64 rows it cannot make two halves (Triton 3.7: "PassManager::run failed").
+        bm = max(config.bm, 128)
+        bn = min(config.bn, 4 * _TILE // bm)
+        return dataclasses.replace(config, bm=bm, bn=bn, warps=4, descriptors=True, specialized=True)
 
     # Without asynchronous units nothing of the next tile is under way while one is finished.
     found: list[Callable[[ProductConfig], ProductConfig]] = [] if limits.rocm else [several]
