@@ -268,6 +268,8 @@ class _Scheduler:
             value: the factor.
             along: the axis of the product's terms.
         """
+        if not value.numel:
+            return None  # an axis without elements has no index: its rows would be taken for one
         known = self.light.get((id(value), along))
         if known is not None:
             return known[1]

@@ -307,3 +307,13 @@ def test_few_tiles_share_their_terms() -> None:
 def test_no_block_sizes(text: str) -> None:
     with pytest.raises(ValueError, match="expected those of a product, as in '128x128x64 w8 s3'"):
         config_of(text)
+
+
+def test_factors_without_elements_are_not_read() -> None:
+    """The dear part of a factor of (0, 1) was computed of one element, which there is none of."""
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        factor = torch.log1p(x[:, None].abs())
+        return torch.copysign(x, factor), (factor @ factor.mT) ** 4
+
+    assert not planned(fn, torch.randn(0), gradients=True, products=True)
