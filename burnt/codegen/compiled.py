@@ -168,9 +168,7 @@ class CompiledPlan:
                 memory.append(torch.empty_strided(shape, strides, dtype=dtype, device=self.device))
             self.single(memory, numbers)
         else:
-            memory += [None] * (len(self.slots) - len(memory))
-            for slot, (shape, strides, dtype) in self.empty:
-                memory[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            memory = self.memory(memory)
             for run in self.runs:
                 self.step(run, memory, numbers)
                 for slot in run.release:
@@ -186,6 +184,13 @@ class CompiledPlan:
         for position, result in zip(self.changed, results[count:], strict=True):
             tensors[position].copy_(result)
         return results[:count]
+
+    def memory(self, given: Sequence[Any]) -> list[Any]:
+        """What steps read and write, by slot: what is given, and what no step makes, having no elements."""
+        memory = [*given, *[None] * (len(self.slots) - len(given))]
+        for slot, (shape, strides, dtype) in self.empty:
+            memory[slot] = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+        return memory
 
     def step(self, run: _Run, memory: list[Any], numbers: Sequence[float]) -> None:
         """One step: allocate what it writes, and launch or call."""
@@ -260,7 +265,7 @@ class CompiledPlan:
             tensors = [*tensors, cast("Tensor", self.draw())]
         begin = time.perf_counter()
         while len(samples[0]) < 3 or (time.perf_counter() - begin < budget and len(samples[0]) < 101):
-            memory: list[Any] = [*tensors, *[None] * (len(self.slots) - len(tensors))]
+            memory = self.memory(tensors)
             for run, into in zip(runs, samples, strict=True):
                 self.synchronise()
                 start = time.perf_counter()

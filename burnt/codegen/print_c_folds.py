@@ -330,12 +330,12 @@ class Squares(Accumulator):
     def add(self, value: str, level: str, place: str = "") -> list[str]:
         """An element into a part."""
         into, at, off = f"{self.name}_{level}", self.at(level), f"{self.name}_off"
-        square = f"{into}{at} + {off} * {off}"
+        square = [f"{into}{at} += {off} * {off};"]
         if self.part_type == self.inside:
-            square = f"{_FMA[self.inside]}({off}, {off}, {into}{at})"
+            square = self.add_product(off, off, level)
         return [
             f"const {self.inside} {off} = {value} - {self.name}_about{self.at('whole')};",
-            f"{into}{at} = {square};",
+            *square,
             f"{into}_sum{at} += {off};",
         ]
 

@@ -182,7 +182,6 @@ def variants(form: ProductForm, limits: Limits = HOPPER) -> list[ProductConfig]:
             and min(made.bn, made.bk) >= 16
             and 2 <= made.warps <= 16
             and made.stages <= 6
-            and (limits.rocm or _is_held(made, limits))
         )
         whole = made.bm <= 2 * form.rows and made.bn <= 2 * form.columns and made.bk <= 2 * form.terms
         if made.programs and made.split * _tiles(form, made) <= made.programs:
@@ -190,12 +189,6 @@ def variants(form: ProductForm, limits: Limits = HOPPER) -> list[ProductConfig]:
         if fits and whole and made.split <= _MOST_SPLITS and made.split * made.bk <= max(form.terms, made.bk):
             found[made] = None
     return list(found)
-
-
-def _is_held(config: ProductConfig, limits: Limits) -> bool:
-    """Whether a tile's sums fit into the registers of the threads; Hopper's units write to nowhere else."""
-    threads = config.warps * limits.lanes
-    return config.bm * config.bn < threads * min(limits.own, limits.registers // threads)
 
 
 def _ways(form: ProductForm, limits: Limits) -> list[Callable[[ProductConfig], ProductConfig]]:

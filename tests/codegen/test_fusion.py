@@ -966,6 +966,10 @@ class TestExplain:
             assert "kernel" in str(told)
         assert explain(lambda x: x, x.detach()).steps == ()
         assert "kernel" in str(explain(lambda x: x + 1, torch.randn(0, 4)))
+        x, weight = torch.randn(0, 4, requires_grad=True), torch.randn(4, 3, requires_grad=True)
+        told = explain(lambda x, weight: (x @ weight).relu(), x, weight).backward
+        assert told is not None
+        assert all(step.seconds > 0 for step in told.steps)
 
     def test_says_why_the_plain_function_runs(self):
         held = [2.0]

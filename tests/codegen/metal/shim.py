@@ -20,7 +20,7 @@ from torch import Tensor
 from burnt.codegen.target import METAL, build_metal
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-# Metal fuses a product and a sum as it likes; what overflows wraps.
+# As kernels ask Metal to: a product is rounded before it is added; what overflows wraps.
 _FLAGS = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fwrapv", "-fPIC"]
 _WARNINGS = ["-Werror", "-Wdouble-promotion", "-Wno-attributes", "-Wno-unknown-pragmas"]
 _KERNEL = re.compile(r"^kernel void (\w+)\((.*?)\)\n\{\n(.*?)^\}$", re.M | re.S)
