@@ -202,9 +202,9 @@ def _ways(form: ProductForm, limits: Limits) -> list[Callable[[ProductConfig], P
 
     def specialized(config: ProductConfig) -> ProductConfig:
         # Hopper's compiler gives work of its own to 4 warps that multiply, and to no other number.
-        # Of 64 rows it cannot make two halves (Triton 3.7: "PassManager::run failed").
-        bm = max(config.bm, 128)
-        bn = min(config.bn, 4 * _TILE // bm)
+        # It halves tiles of 128 rows or 256 columns, which fails for 64 rows and in batches (Triton 3.7).
+        bm = 64 if form.batches > 1 else max(config.bm, 64)
+        bn = min(config.bn, (2 if bm == 64 else 4) * _TILE // bm)
         return dataclasses.replace(config, bm=bm, bn=bn, warps=4, descriptors=True, specialized=True)
 
     # Without asynchronous units nothing of the next tile is under way while one is finished.

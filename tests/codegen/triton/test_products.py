@@ -163,11 +163,20 @@ def test_programs_that_make_several_tiles(name: str, target: str, tmp_path: Path
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("gelu", torch.bfloat16),
+        ("gelu", torch.float16),
+        ("few rows", torch.float16),
+        ("batches", torch.float16),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
-def test_every_block_size_that_is_offered(target: str, dtype: torch.dtype) -> None:
+def test_every_block_size_that_is_offered(target: str, name: str, dtype: torch.dtype) -> None:
     """Compiled as the tuner does it, by a pool of processes, with whatever that device has units for."""
-    fn, args = CASES["gelu"]
+    fn, args = CASES[name]
     (kernel,) = (k for k in planned(fn, *(a.to(dtype) for a in args), products=True) if k.product is not None)
     rocm = target.startswith("gfx")
     machine = TARGETS[target]
