@@ -5,6 +5,9 @@ by giving equal numbers to equal expressions in both graphs. Worth saving are th
 such as the statistics of a norm, whose inputs would be read once more, and results of ops that are torch's
 own calls. Results of the forward itself are there anyway: a backward is lent those that torch's own keeps, as
 that of softmax, where it reads no more for that. Everything else is recomputed where it is needed.
+
+An extreme of sums that are recomputed is recomputed with them: a backward looks for the values that equal it,
+and `burnt.codegen.roundings` says why none might.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from torch.fx import Node
 
 from burnt.codegen.lower import LOWERINGS
 from burnt.codegen.lower.windows import POOLS, TAP, has_taps
+from burnt.codegen.roundings import roundings
 from burnt.codegen.trace import Traced, is_random
 
 __all__ = ["Saved", "returning", "taking", "worth_saving"]
@@ -79,15 +83,18 @@ def worth_saving(
         if name in _REDUCTIONS or any(n in reduced for n in node.all_input_nodes):
             reduced.add(node)
 
-    def is_saved(node: Node) -> bool:
+    def is_saved(node: Node, extremes: Set[Node]) -> bool:
         value = node.meta.get("val")
         if node.op != "call_function" or not isinstance(value, Tensor) or node in results:
             return False
         if node.target not in LOWERINGS and not _is_dense(value):
             return False
-        return node in places or node.target not in LOWERINGS or (node in reduced and value.numel() <= most)
+        if node in places or node.target not in LOWERINGS:
+            return True
+        return node in reduced and value.numel() <= most and node not in extremes
 
-    wanted = {twin for twin in twins.values() if is_saved(twin)}
+    extremes = roundings(forward.graph.graph, is_saved).extremes
+    wanted = {twin for twin in twins.values() if is_saved(twin, extremes)}
     lent = _lent(forward, backward, twins, wanted, places, most)
     kept = wanted | {_named(_results(forward)[i]) for i in lent}
     found: dict[Node, None] = {}

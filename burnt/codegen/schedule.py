@@ -35,6 +35,7 @@ from burnt.codegen.lower.products import MATRICES, PRODUCTS, dear_rows, factors_
 from burnt.codegen.lower.random import Source
 from burnt.codegen.passes import Joins
 from burnt.codegen.refused import is_refused
+from burnt.codegen.roundings import computed_once
 from burnt.codegen.trace import Traced, is_random
 from burnt.errors import DefinitionError
 
@@ -170,6 +171,7 @@ class _Scheduler:
 
     def plan(self) -> Plan:
         nodes = list(self.traced.graph.graph.nodes)
+        once = computed_once(self.traced.graph.graph)
         captured: dict[str, Value] = {}
         for node in nodes:
             if node.op == "placeholder":
@@ -183,6 +185,8 @@ class _Scheduler:
                 self.env[node] = captured[name]
             elif node.op == "call_function":
                 self.env[node] = self.lower(node)
+                if node in once and isinstance(self.env[node], Value):
+                    self.realized(self.env[node], node)
         (results,) = nodes[-1].args
         outputs = [self.result(node, i) for i, node in enumerate(results)]
         self.flush()

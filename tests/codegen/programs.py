@@ -353,6 +353,8 @@ def _program(seed: int, grammar: str) -> Program:
         text = _line(chance, live, number, changing, grammar)
         if far and _bits_of_floats(text, live):
             continue  # which torch refuses where there is memory alone
+        if not far and _too_large(text, space, live):
+            continue
         try:
             made = eval(text, {**space, **live})
             if wider and not made.numel():
@@ -383,6 +385,17 @@ def _bits_of_floats(text: str, live: dict[str, Tensor]) -> bool:
     return any(op in text for op in ("|", "&", "^", "~", "<<", ">>")) and any(
         t.dtype.is_floating_point for t in named
     )
+
+
+def _too_large(text: str, space: dict[str, Any], live: dict[str, Tensor]) -> bool:
+    """Whether rows looked up by many indices would take gigabytes before anybody sees how many they are."""
+    if "embedding" not in text:
+        return False
+    try:
+        made = eval(text, {**space, **{name: value.to("meta") for name, value in live.items()}})
+    except (RuntimeError, TypeError, IndexError, ValueError, AssertionError):
+        return False  # torch says so where it is computed
+    return isinstance(made, Tensor) and made.numel() > MOST_ELEMENTS
 
 
 def _fits(made: Any) -> bool:

@@ -211,6 +211,19 @@ def test_statistics_are_saved() -> None:
     assert "rsqrt" not in backward_of(function).source.partition("void layer_norm_backward_0")[2]
 
 
+def test_an_extreme_is_saved_where_its_backward_finds_it() -> None:
+    """Not of sums that are recomputed, and may be rounded otherwise: nothing would equal it."""
+
+    def saved(fn: Callable[..., Any]) -> list[str]:
+        return [str(n.target) for n in forward_of(check(fn, randn(40, 50))).saved.nodes]
+
+    assert saved(lambda x: (x.exp() - x.exp().amax(-1, keepdim=True)) * 3) == ["aten.amax.default"]
+    assert saved(lambda x: x.sum(-1).amax() * 3) == ["aten.sum.dim_IntList", "aten.amax.default"]
+    assert saved(lambda x: x.cumsum(0).exp().amax() * 3) == []
+    assert saved(lambda x: x.cumsum(0).amax(-1, keepdim=True).neg().exp() * x) == []
+    assert saved(lambda x: x.cumsum(0).amax(0).sum() * x) == ["aten.sum.default"]
+
+
 def test_nothing_is_saved_without_gradients() -> None:
     function = fuse(layer_norm)
     function(randn(100, 80), randn(80), randn(80))

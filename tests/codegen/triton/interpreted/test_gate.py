@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import os
 
 import pytest
@@ -93,6 +94,34 @@ def test_more_programs_of_the_wider_grammar(first: int) -> None:
 @pytest.mark.parametrize("first", range(FULL, 2 * FULL, PER_TEST))
 def test_more_random_programs_with_other_block_sizes(first: int) -> None:
     run(range(first, first + PER_TEST), chosen(Config(2, 4, chunks=2), Config(4, 8), Config(1, 16, chunks=4)))
+
+
+def by_extreme(values, x):
+    return torch.where(values == values.amax(-1, keepdim=True), x, 2 * x)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.cumsum(1).amax(1).max() * 2,
+        lambda x: by_extreme(x.cumsum(-1), x),
+        lambda x: by_extreme(x - x.mean(0), x) * (x - x.mean(0)).amin(),
+        lambda x: math.prod(x.sum(-1).aminmax()),
+        lambda x: x.cumsum(-1).norm(float("inf")),
+    ],
+    ids=["saved", "compared", "centred", "both", "norm"],
+)
+@pytest.mark.parametrize("first", range(3))
+def test_an_extreme_of_sums_is_found_whatever_the_block_sizes(fn, first: int) -> None:  # type: ignore[no-untyped-def]
+    """Kernels that sum the same in another order would find it nowhere: gradients of 0 or 0 / 0."""
+    sizes = [Config(2, 4, chunks=2), Config(4, 8), Config(1, 16, chunks=4)]
+    fused = Function(fn, target=chosen(*sizes[first:], *sizes[:first]))
+    made = []
+    for each in (fused, fn):
+        x = torch.linspace(-3, 1, 93).square().sin().reshape(3, 31).requires_grad_()
+        result = each(x)
+        made.append((result, *torch.autograd.grad(result.square().sum(), x)))
+    torch.testing.assert_close(*made, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", REGRESSIONS)
