@@ -518,7 +518,7 @@ class _Printer(Elements):
         self.line(f"length = tl.cdiv(tl.cdiv({total}, {block}), CHUNKS) * {block}")
         self.line(f"turns = tl.minimum(tl.maximum({total} - {chunks} * length, 0), length).to({kind})")
         moved = self.helper("moved_squares")
-        self.line(f"{name}_parts = {moved}({parts}, turns, {whole}, {total}.to({kind}))")
+        self.line(f"{name}_parts = {moved}({parts}, turns, {whole}, tl.full([], {total}, {kind}))")
 
 
 def _extreme(dtype: torch.dtype, *, lowest: bool) -> str:

@@ -124,6 +124,15 @@ def test_an_extreme_of_sums_is_found_whatever_the_block_sizes(fn, first: int) ->
     torch.testing.assert_close(*made, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("error:burnt.fuse")  # which runs as plain torch
+@pytest.mark.parametrize("shape", [(2,), (7, 2), (7, 5)])
+def test_a_variance_in_chunks_of_short_rows(shape: tuple[int, ...]) -> None:
+    """Sizes up to 2 are literals in a kernel's text."""
+    x = torch.randn(shape)
+    made = Function(lambda x: x.var(-1), target=chosen(Config(1, 16, chunks=4)))(x)
+    torch.testing.assert_close(made, x.var(-1))
+
+
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_what_went_wrong_once(name: str) -> None:
     judge(regression(name), fuse)
