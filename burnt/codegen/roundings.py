@@ -2,22 +2,22 @@
 
 A sum depends on the order of its terms, which is the choice of a kernel: two kernels that compute the same
 sum may differ in its last bit. Of what is made of it that is a difference in the last bits, too, with one
-exception: an extreme is compared with the values it was found among, in its gradient and in users' code
-(``s == s.amax()``), and would equal none of another kernel's. Such values are computed once and read from
+exception: an extreme is compared with the values it was found among, by its gradient and by users' code
+(``s == s.amax()``), and would equal none of another kernel's. Such sums are computed once and are read from
 memory.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Set
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-__all__ = ["Roundings", "computed_once", "roundings"]
+__all__ = ["Compared", "compared"]
 
 _ATEN = torch.ops.aten
 _EXTREMES = frozenset(
@@ -33,99 +33,95 @@ _MOVES = frozenset(
         _ATEN.roll.default, _ATEN.gather.default, _ATEN.index_select.default, _ATEN.index.Tensor,
     )
 )  # fmt: skip
+# Ops of an extreme, or of its difference to a value, that may be compared in its place.
+_KEEP = frozenset(
+    (_ATEN.neg.default, _ATEN.abs.default, _ATEN.sub.Tensor, _ATEN.rsub.Scalar, _ATEN.clone.default)
+)
 # Ops whose result jumps where two values, or a difference and 0, are equal.
-_JUMPING = "eq", "ne", "lt", "le", "gt", "ge", "sign", "sgn", "heaviside", "logical_not", "floor", "ceil"
+_JUMPING = "eq", "ne", "lt", "le", "gt", "ge", "sign", "sgn", "heaviside", "logical_not"
 _JUMPS = frozenset(f"aten::{name}" for name in _JUMPING)
 
 
-class Roundings(NamedTuple):
+class Compared(NamedTuple):
     """Nodes of a graph.
 
     Args:
-        values: sums and what is made of them element by element.
-        extremes: of such values, and what is made of these element by element.
+        sums: that are compared with an extreme that was found among them.
+        made: of these for the comparison, element by element; the extremes are among them.
     """
 
-    values: set[Node]
-    extremes: set[Node]
+    sums: set[Node]
+    made: set[Node]
 
 
-def roundings(
-    graph: Graph, is_held: Callable[[Node, Set[Node]], bool] = lambda node, extremes: False
-) -> Roundings:
-    """The values that depend on an order of terms.
+def compared(graph: Graph, is_held: Callable[[Node], bool] = lambda node: False) -> Compared:
+    """The sums that must be the same to the bit wherever they are needed, and what is made of them.
 
     Args:
         graph: of a trace.
-        is_held: whether all kernels read one result of a node, given the extremes found so far.
+        is_held: whether a node's result is in memory anyway.
     """
-    found = Roundings(set(), set())
+    found = Compared(set(), set())
+    rounded: set[Node] = set()  # sums, and what is made of them element by element
+    extremes: set[Node] = set()
     for node in graph.nodes:
-        if node.op != "call_function":
+        if node.op != "call_function" or is_held(node):
             continue
-        exact, inputs = _is_exact(node), node.all_input_nodes
-        among = found.values if node.target in _EXTREMES else found.extremes
-        if exact and not among.isdisjoint(inputs):
-            found.extremes.add(node)
-        depends = not found.values.isdisjoint(inputs) if exact else _is_floating(node)
-        if depends and not is_held(node, found.extremes):
-            found.values.add(node)
+        inputs = node.all_input_nodes
+        if _is_sum(node) or (_is_exact(node) and not rounded.isdisjoint(inputs)):
+            rounded.add(node)
+        among = rounded if _is_extreme(node) else extremes if _keeps(node) else set()
+        if not among.isdisjoint(inputs):
+            extremes.add(node)
+        if _jumps(node) and not extremes.isdisjoint(inputs):
+            _follow(inputs, rounded, found)
     return found
 
 
-def computed_once(graph: Graph) -> set[Node]:
-    """The sums that must not be computed by one kernel for an extreme and by another for its comparison.
-
-    Results of the graph count as compared: whoever has two of them may do so.
-    """
-    extremes = roundings(graph).extremes
-    if not extremes:
-        return set()
-    found: set[Node] = set()
-    results: list[Node] = []
-    for node in graph.nodes:
-        if node.op == "output":
-            results = [n for n in node.args[0] if isinstance(n, Node)]
-        elif _jumps(node) and not extremes.isdisjoint(node.all_input_nodes):
-            found |= _sums(node.all_input_nodes)
-    for result in extremes.intersection(results):
-        found |= _sums([result]) & _sums(n for n in results if n is not result)
-    return found
-
-
-def _sums(nodes: Iterable[Node]) -> set[Node]:
-    """The sums nearest above some nodes, with nothing but exact ops between."""
-    todo, seen, found = list(nodes), set(), set()
+def _follow(nodes: list[Node], rounded: Set[Node], found: Compared) -> None:
+    """Add the sums nearest above some nodes, and what lies between."""
+    todo = list(nodes)
     while todo:
         node = todo.pop()
-        if node in seen or node.op != "call_function":
+        if node not in rounded or node in found.made:
             continue
-        seen.add(node)
-        if _is_exact(node):
+        if _is_sum(node):
+            found.sums.add(node)
+        else:
+            found.made.add(node)
             todo += node.all_input_nodes
-        elif _is_floating(node):
-            found.add(node)
-    return found
+
+
+def _is_sum(node: Node) -> bool:
+    """Whether kernels may differ in it: floats that are not made element by element."""
+    value: Any = node.meta.get("val")
+    values = value if isinstance(value, tuple | list) else [value]
+    floating = any(isinstance(v, Tensor) and v.is_floating_point() for v in values)
+    return floating and not _is_exact(node)
 
 
 def _is_exact(node: Node) -> bool:
-    """Whether every kernel makes the same bits of the same elements: they are not summed in some order."""
+    """Whether all kernels make the same bits of the same elements."""
+    target: Any = node.target
+    if _is_extreme(node) or _keeps(node):
+        return True
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags
+
+
+def _is_extreme(node: Node) -> bool:
+    return node.target in _EXTREMES
+
+
+def _keeps(node: Node) -> bool:
+    """Whether a node has an extreme of its input, moved, or its difference to something."""
     target: Any = node.target
     if target is operator.getitem:
         (maker,) = node.all_input_nodes
-        if maker.target is _ATEN.aminmax.default:
-            return True
-        return maker.target in _EXTREMES and bool(node.args[1] == 0)  # the other is where they are
+        both = maker.target is _ATEN.aminmax.default
+        return both or (_is_extreme(maker) and bool(node.args[1] == 0))  # the other is where they are
     if not isinstance(target, torch._ops.OpOverload):
         return False
-    is_view = any(result.alias_info for result in target._schema.returns)
-    return is_view or target in _EXTREMES or target in _MOVES or torch.Tag.pointwise in target.tags
-
-
-def _is_floating(node: Node) -> bool:
-    value: Any = node.meta.get("val")
-    values = value if isinstance(value, tuple | list) else [value]
-    return any(isinstance(v, Tensor) and v.is_floating_point() for v in values)
+    return target in _KEEP or target in _MOVES or any(result.alias_info for result in target._schema.returns)
 
 
 def _jumps(node: Node) -> bool:

@@ -23,7 +23,7 @@ from torch.fx import Node
 
 from burnt.codegen.lower import LOWERINGS
 from burnt.codegen.lower.windows import POOLS, TAP, has_taps
-from burnt.codegen.roundings import roundings
+from burnt.codegen.roundings import compared
 from burnt.codegen.trace import Traced, is_random
 
 __all__ = ["Saved", "returning", "taking", "worth_saving"]
@@ -83,18 +83,20 @@ def worth_saving(
         if name in _REDUCTIONS or any(n in reduced for n in node.all_input_nodes):
             reduced.add(node)
 
-    def is_saved(node: Node, extremes: Set[Node]) -> bool:
+    def is_own(node: Node) -> bool:
+        return node in places or node.target not in LOWERINGS
+
+    def is_saved(node: Node) -> bool:
         value = node.meta.get("val")
         if node.op != "call_function" or not isinstance(value, Tensor) or node in results:
             return False
         if node.target not in LOWERINGS and not _is_dense(value):
             return False
-        if node in places or node.target not in LOWERINGS:
-            return True
-        return node in reduced and value.numel() <= most and node not in extremes
+        return is_own(node) or (node in reduced and value.numel() <= most)
 
-    extremes = roundings(forward.graph.graph, is_saved).extremes
-    wanted = {twin for twin in twins.values() if is_saved(twin, extremes)}
+    found_again = compared(backward.graph.graph, lambda node: is_own(twins[node]) if node in twins else False)
+    repeated = {twins[node] for node in found_again.sums | found_again.made if node in twins}
+    wanted = {twin for twin in twins.values() if is_saved(twin)} - repeated
     lent = _lent(forward, backward, twins, wanted, places, most)
     kept = wanted | {_named(_results(forward)[i]) for i in lent}
     found: dict[Node, None] = {}

@@ -35,7 +35,7 @@ from burnt.codegen.lower.products import MATRICES, PRODUCTS, dear_rows, factors_
 from burnt.codegen.lower.random import Source
 from burnt.codegen.passes import Joins
 from burnt.codegen.refused import is_refused
-from burnt.codegen.roundings import computed_once
+from burnt.codegen.roundings import compared
 from burnt.codegen.trace import Traced, is_random
 from burnt.errors import DefinitionError
 
@@ -171,7 +171,7 @@ class _Scheduler:
 
     def plan(self) -> Plan:
         nodes = list(self.traced.graph.graph.nodes)
-        once = computed_once(self.traced.graph.graph)
+        once = compared(self.traced.graph.graph).sums
         captured: dict[str, Value] = {}
         for node in nodes:
             if node.op == "placeholder":
