@@ -94,7 +94,7 @@ def worth_saving(
             return False
         return is_own(node) or (node in reduced and value.numel() <= most)
 
-    found_again = compared(backward.graph.graph, lambda node: is_own(twins[node]) if node in twins else False)
+    found_again = compared(backward.graph.graph, lambda node: node in twins and is_own(twins[node]))
     repeated = {twins[node] for node in found_again.sums | found_again.made if node in twins}
     wanted = {twin for twin in twins.values() if is_saved(twin)} - repeated
     lent = _lent(forward, backward, twins, wanted, places, most)
