@@ -452,7 +452,28 @@ def _vendor_training(
     return activated(made if residual is None else made + residual, activation), mean, var
 
 
-@op(check=_check_training, vendor=_vendor_training, examples=_batch_examples)
+def _is_plain(*args: object) -> bool:
+    """Neither residual nor activation: generated, 0.7 to 1.0 times as fast by kept averages."""
+    *_, residual, activation = args
+    return residual is None and activation is None
+
+
+def _is_plain_and_innermost(x: Tensor, *args: object) -> bool:
+    """Channels are next to each other, and nothing is added: with gradients 0.6 to 0.8 times as fast.
+
+    Elsewhere 1.0 to 1.7 times, and with an activation 1.0 to 2.0, but for 0.85 to 0.96 of matrices.
+    """
+    *_, residual, activation = args
+    innermost = x.dim() > 1 and x.stride(1) == 1
+    return innermost and residual is None and (activation is None or (x.dim() == 2 and trains(x, *args)))
+
+
+@op(
+    check=_check_training,
+    vendor=_vendor_training,
+    examples=_batch_examples,
+    vendor_best=_is_plain_and_innermost,
+)
 def batch_norm_training(
     x: Tensor,
     weight: Tensor | None = None,
@@ -539,6 +560,7 @@ def _vendor_inference(
     check=_check_inference,
     vendor=_vendor_inference,
     examples=_inference_examples,
+    vendor_best=_is_plain,
 )
 def batch_norm_inference(
     x: Tensor,

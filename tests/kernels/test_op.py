@@ -103,6 +103,26 @@ def test_small_calls_go_to_the_vendor_and_large_ones_are_generated() -> None:
     assert kernels.reduce_max.chosen(rows.clone().requires_grad_(), -1).candidate.name == "generated"
 
 
+@needs_compiler
+def test_batch_norm_is_generated_where_that_is_faster() -> None:
+    x, rows = torch.randn(4, 64, 56, 56), torch.randn(4096, 64)
+    last = x.to(memory_format=torch.channels_last)
+    mean, var = torch.zeros(64), torch.ones(64)
+
+    def chosen(op: kernels.Op[..., Any], *args: Any, **options: Any) -> str:
+        return op.chosen(*args, **options).candidate.name
+
+    training, inference = kernels.batch_norm_training, kernels.batch_norm_inference
+    for _ in range(2):  # a choice is kept, by the layout too
+        assert chosen(training, x) == "generated"
+        assert chosen(training, last) == chosen(training, rows) == "vendor"
+    assert chosen(training, last, activation="relu") == chosen(training, last, residual=last) == "generated"
+    assert chosen(training, rows, activation="relu") == "generated"
+    assert chosen(training, rows.clone().requires_grad_(), activation="relu") == "vendor"
+    assert chosen(inference, x, mean, var) == chosen(inference, last, mean, var) == "vendor"
+    assert chosen(inference, last, mean, var, activation="relu") == "generated"
+
+
 def test_without_a_compiler_the_vendor_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     from burnt.codegen import toolchain
 

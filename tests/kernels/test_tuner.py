@@ -188,6 +188,25 @@ def test_a_backward_that_changes_its_cotangents_is_banned(op: Op[..., Any]) -> N
     assert found["vendor"][0] == found["generated"][0] == "ok"
 
 
+def test_cotangents_have_the_layout_of_the_results(op: Op[..., Any]) -> None:
+    strides = []
+
+    @op.candidate("seen")
+    def seen(x: Tensor) -> Tensor:
+        return x * 3
+
+    @seen.backward
+    def _(cotangents: Any, results: Any, x: Tensor) -> Any:
+        strides.append((cotangents[0].stride(), x.stride()))
+        return (cotangents[0] * 3,)
+
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
+    found = {row.config: row.status for row in tuner.tune(op, (x,))}
+    assert found["seen"] == "ok"
+    assert strides
+    assert all(given == made == (60, 1, 15, 3) for given, made in strides)
+
+
 def test_a_wrong_result_that_is_not_finite_is_banned(op: Op[..., Any]) -> None:
     op.candidate("wrong")(lambda x: torch.where(x > 1, torch.nan, x * 3))
     x = torch.linspace(0, 2, 64)

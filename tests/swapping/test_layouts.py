@@ -1,4 +1,7 @@
-"""Inputs without strides go to torch, whose layers take some of them: sparse and nested ones, oneDNN's."""
+"""Inputs without strides go to torch, whose layers take some of them: sparse and nested ones, oneDNN's.
+
+And the gradients that places are measured with, in the layout of the results.
+"""
 
 import copy
 
@@ -71,3 +74,20 @@ def test_what_no_op_takes_is_refused_by_torch(size):
             with pytest.raises(RuntimeError, match=r"(?i)sparse"):
                 op(other)
         op(x)
+
+
+def test_gradients_come_in_the_layout_of_the_result(monkeypatch):
+    """Torch's batch norm of channels-last takes eight times as long for others, which models do not give."""
+    strides = []
+    grad = torch.autograd.grad
+
+    def watched(roots, wanted, cotangents, **options):
+        strides.extend((root.stride(), given.stride()) for root, given in zip(roots, cotangents, strict=True))
+        return grad(roots, wanted, cotangents, **options)
+
+    monkeypatch.setattr(torch.autograd, "grad", watched)
+    model = nn.Sequential(nn.BatchNorm2d(16))
+    burnt.swap(model, verify=torch.randn(4, 16, 28, 28).to(memory_format=torch.channels_last))
+    burnt.unswap(model)
+    assert strides
+    assert all(made == given and made[1] == 1 for made, given in strides)
