@@ -228,8 +228,7 @@ def mkl_is_slow() -> bool:
     """Whether torch multiplies by MKL on a processor that MKL uses half of: not Intel's, with AVX-512.
 
     MKL stops at AVX2 there. Where a processor does, too, it reaches nine tenths of the peak (Zen 3: 180
-    GFLOPS of 2 cores) and oneDNN no more than three quarters, and for some strides a loop that takes 0.5 s
-    for 2048 x 128 x 64 (``ref:any`` under ``ONEDNN_VERBOSE=1``).
+    GFLOPS of 2 cores) and oneDNN no more than three quarters.
     """
     wide = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     return _torch.has_mkl() and not cpu_is_intel() and wide
