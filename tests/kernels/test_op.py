@@ -123,6 +123,27 @@ def test_batch_norm_is_generated_where_that_is_faster() -> None:
     assert chosen(inference, last, mean, var, activation="relu") == "generated"
 
 
+@pytest.mark.parametrize(
+    ("shape", "dim", "dtype", "name"),
+    [
+        ((4096, 256), 0, torch.float32, "generated"),
+        ((16, 256, 256), -2, torch.bfloat16, "generated"),
+        ((512, 16, 64), 1, torch.float32, "generated"),
+        ((512, 16, 128), 1, torch.float32, "vendor"),
+        ((4096, 256), 0, torch.float16, "vendor"),
+        ((4096, 256), -1, torch.float32, "vendor"),
+        ((4096, 256), 1, torch.float32, "vendor"),
+    ],
+)
+def test_softmax_is_generated_where_that_is_faster(
+    shape: tuple[int, ...], dim: int, dtype: torch.dtype, name: str
+) -> None:
+    x = torch.randn(shape, dtype=dtype)
+    assert kernels.softmax.chosen(x, dim).candidate.name == name
+    assert kernels.softmax.chosen(x.double(), dim, dtype).candidate.name == "vendor"
+    torch.testing.assert_close(kernels.softmax(x, dim), torch.softmax(x, dim))
+
+
 def test_without_a_compiler_the_vendor_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     from burnt.codegen import toolchain
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -334,6 +335,25 @@ def test_batches_of_weights(kind: str) -> None:
 
 
 # --- several layers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("slow", "batch", "grads", "name"),
+    [
+        (False, 16, False, "steps"),
+        (True, 16, True, "vendor"),
+        (True, 64, True, "steps"),
+        (True, 64, False, "vendor"),
+    ],
+)
+def test_steps_of_our_own_where_they_are_faster(
+    slow: bool, batch: int, grads: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["burnt.kernels.recurrent"], "mkl_is_slow", lambda: slow)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(lstm_layer, "_entries", {})
+    x, *rest = given("lstm", (batch, 64, 256, 256), dtype=torch.float32)
+    assert lstm_layer.chosen(x.requires_grad_(grads), *rest).candidate.name == name
 
 
 def stack_of(kind: str, layers: int, bidirectional: bool, bias: bool, dropout: float = 0.0) -> Any:
