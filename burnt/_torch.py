@@ -396,7 +396,6 @@ def onednn_conv(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
     padding: Sequence[int],
     stride: Sequence[int],
     dilation: Sequence[int],
@@ -404,28 +403,22 @@ def onednn_conv(
     tail: str = "none",
     kind: str = "",
 ) -> torch.Tensor:
-    """``tail(conv(x, weight) + bias + residual)`` by oneDNN, which is not differentiated.
+    """``tail(conv(x, weight) + bias)`` by oneDNN, which is not differentiated.
 
     Args:
         x: ``[batch, channels, *axes]``, images or volumes.
         weight: ``[out_channels, channels / groups, *kernel]``, or what `onednn_packed_conv` made of it; the
             result is channels-last then.
         bias: ``[out_channels]``.
-        residual: of the result's shape.
         padding: for each axis, as the next two.
         stride: of the outputs.
         dilation: of the kernel.
         groups: of the channels.
-        tail: ``"none"``, ``"gelu"``, ``"swish"`` or ``"hardswish"``; without a residual.
+        tail: ``"none"``, ``"gelu"``, ``"swish"`` or ``"hardswish"``.
         kind: of the gelu, ``"none"`` or ``"tanh"``.
     """
-    call = torch.ops.mkldnn._convolution_pointwise
-    sizes = (padding, stride, dilation, groups)
-    made: torch.Tensor
-    if residual is None:
-        made = call.default(x, weight, bias, *sizes, tail, [], kind)
-    else:
-        made = call.binary(x, residual, weight, bias, *sizes, "add", 1.0, None, [], None)
+    call = torch.ops.mkldnn._convolution_pointwise.default
+    made: torch.Tensor = call(x, weight, bias, padding, stride, dilation, groups, tail, [], kind)
     return made
 
 
