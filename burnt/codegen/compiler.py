@@ -72,6 +72,8 @@ FORMAT = "burnt-c-1"
 COMPILE_TIMEOUT = 300.0
 """Seconds. A kernel takes a fraction of one; a compiler on a slow network file system takes more."""
 ERROR_LINES = 8
+_CRASHES = ("internal compiler error", "PLEASE submit a bug report")  # gcc's words and clang's
+_LESS = "-O2"  # gcc 12 crashes over some loops of 16-bit floats for AVX-512 with -O3, and not with this
 
 UNSAFE_FLAGS = frozenset(
     (
@@ -360,9 +362,33 @@ def compile_library(source: str, compiler: Compiler, work: Path, target: Path) -
     """
     (work / "kernel.c").write_text(source, encoding="utf-8")
     chosen = (*flags(), *careful_flags(compiler.kind))
+    done = _compiled(compiler, chosen, work, target)
+    if done.returncode != 0 and any(sign in done.stderr for sign in _CRASHES):
+        cache.note(f"{compiler.version} crashes over a kernel, which is compiled with {_LESS}")
+        chosen = (*chosen, _LESS)
+        done = _compiled(compiler, chosen, work, target)
+    if done.returncode == 0:
+        return
+    for code in (errno.ENOSPC, errno.EDQUOT):
+        if os.strerror(code) in done.stderr:
+            raise OSError(code, os.strerror(code), str(work))
+    lines = done.stderr.splitlines()
+    first = next((i for i, line in enumerate(lines) if "error:" in line or "undefined" in line), 0)
+    raise CompileError(
+        "generated code does not compile",
+        found="\n".join(lines[first : first + ERROR_LINES]) or f"exit status {done.returncode}",
+        origin=[shlex.join(done.args), compiler.version],
+        hint="a fault of burnt's, unless CC carries flags: please report it with the source",
+    )
+
+
+def _compiled(
+    compiler: Compiler, chosen: Sequence[str], work: Path, target: Path
+) -> subprocess.CompletedProcess[str]:
+    """Run the compiler, whose words and exit status are for the caller to read."""
     command = [*compiler.command, *chosen, "kernel.c", *_link_flags(), "-o", str(target)]
     try:
-        done = subprocess.run(
+        return subprocess.run(
             command,
             capture_output=True,
             text=True,
@@ -380,19 +406,6 @@ def compile_library(source: str, compiler: Compiler, work: Path, target: Path) -
             origin=[shlex.join(command), compiler.version],
             hint="set BURNT_CC to another compiler",
         ) from None
-    if done.returncode == 0:
-        return
-    for code in (errno.ENOSPC, errno.EDQUOT):
-        if os.strerror(code) in done.stderr:
-            raise OSError(code, os.strerror(code), str(work))
-    lines = done.stderr.splitlines()
-    first = next((i for i, line in enumerate(lines) if "error:" in line or "undefined" in line), 0)
-    raise CompileError(
-        "generated code does not compile",
-        found="\n".join(lines[first : first + ERROR_LINES]) or f"exit status {done.returncode}",
-        origin=[shlex.join(command), compiler.version],
-        hint="a fault of burnt's, unless CC carries flags: please report it with the source",
-    )
 
 
 def function(library: ctypes.CDLL, name: str) -> Function:

@@ -557,6 +557,30 @@ class TestErrors:
         with pytest.raises(CompileError, match="does not end"):
             load(SCALE, ["scale"])
 
+    @pytest.mark.parametrize("crash", ["internal compiler error: in f", "PLEASE submit a bug report to g"])
+    def test_a_compiler_that_crashes_is_asked_for_less(
+        self, crash: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """gcc 12 does with -O3 over some loops of 16-bit floats for AVX-512."""
+        crashing = script(
+            tmp_path / "crashing",
+            'case "$*" in *-O2*) exec gcc "$@";; esac\n'
+            f'grep -q scale kernel.c 2>/dev/null && echo "{crash}" >&2 && exit 1\nexec gcc "$@"\n',
+        )
+        monkeypatch.setenv("BURNT_CC", str(crashing))
+        assert scaled(load(SCALE, ["scale"])) == 6.0
+        assert any("crashes over a kernel, which is compiled with -O2" in n for n in status()["notes"])
+
+    def test_a_compiler_that_always_crashes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        crashing = script(
+            tmp_path / "crashing",
+            "grep -q scale kernel.c 2>/dev/null && echo 'internal compiler error: in f' >&2 && exit 1\n"
+            'exec gcc "$@"\n',
+        )
+        monkeypatch.setenv("BURNT_CC", str(crashing))
+        with pytest.raises(CompileError, match=r"(?s)internal compiler error: in f.*-O2"):
+            load(SCALE, ["scale"])
+
 
 class TestCompiler:
     def test_none_at_all(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
