@@ -1,8 +1,7 @@
 """A step of Muon over lists of matrices, and the Newton-Schulz iteration that it goes by.
 
 Two updates of burnt's passes, with matrix products between them: the momentum and what is to be made
-orthogonal, and the parameters, their decay and their averages. The products are `burnt.kernels.matmul`'s
-choice.
+orthogonal, and the parameters, their decay and their averages.
 """
 
 from __future__ import annotations
@@ -56,8 +55,9 @@ def orthogonalized(
     x = x / x.norm().clamp(min=eps)
     for _ in range(steps):
         square = matmul(x, x.t())
-        polynomial = matmul(square, square).mul_(c).add_(square, alpha=b)
-        x = matmul(polynomial, x).add_(x, alpha=a)
+        # Sums within the products: in bfloat16 they are rounded once.
+        polynomial = torch.addmm(square, square, square, beta=b, alpha=c)
+        x = torch.addmm(x, polynomial, x, beta=a)
     return x.t() if tall else x
 
 
