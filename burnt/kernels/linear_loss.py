@@ -35,7 +35,9 @@ _CHUNK = {"cpu": 44 << 20}
 _CHUNK_ELSEWHERE = 256 << 20
 _BLOCK = 2 << 20
 _LEAST_ROWS = 64
-_PART = 4 << 20  # bytes of the weight that are multiplied at once on a CPU: a library may make a copy of them
+# Bytes of the weight, and of logits, that are multiplied at once on a CPU: a library may make a copy of them.
+_PART = 4 << 20
+_LEAST_CLASSES = 1024  # but of logits no fewer
 # Logits below which torch's calls are as fast.
 _LARGE = 1 << 20
 
@@ -146,10 +148,13 @@ def linear_cross_entropy(
 # --- chunks -----------------------------------------------------------------------------------------------
 
 
-def _parts(weight: Tensor) -> list[slice]:
+def _parts(weight: Tensor, rows: int) -> list[slice]:
     """Classes that are multiplied together: a product with all may take as much memory as the weight."""
     classes, width = weight.shape
-    step = max(_PART // (width * weight.element_size()), _LEAST_ROWS) if weight.is_cpu else classes
+    step = classes
+    if weight.is_cpu:
+        of_weight, of_logits = (_PART // (n * weight.element_size()) for n in (width, rows))
+        step = max(min(of_weight, max(of_logits, _LEAST_CLASSES)), _LEAST_ROWS)
     return [slice(first, first + step) for first in range(0, classes, step)]
 
 
@@ -176,7 +181,7 @@ def _add(into: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    parts = _parts(weight)
+    parts = _parts(weight, len(x))
     if len(parts) == 1:
         made: Tensor = matmul(x, weight.t())
     else:
@@ -223,7 +228,7 @@ class _Sums:
         if self.x is not None:
             whole = self.x.dtype == self.inside
             of_x = self.x[rows] if whole else self.x.new_empty(x.shape, dtype=self.inside)
-        for i, part in enumerate(_parts(self.of)):
+        for i, part in enumerate(_parts(self.of, len(x))):
             of_part = gradient[:, part]
             if of_x is not None:
                 (_add if i else _put)(of_x, of_part, self.of[part])
