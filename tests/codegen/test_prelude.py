@@ -47,7 +47,7 @@ EXACT_BINARY = ["copysign", "fmax", "fmin", "fmod", "maximum", "minimum", "remai
 # What only other functions of the prelude call.
 INNER = {
     "fma_f32", "fma_f64", "bits_f32", "bits_f64", "float_of_bits", "double_of_bits", "power_of_two",
-    "scale_f32", "clamp_f32", "expm1_poly", "exp_reduce", "half_exp", "log_reduce", "log_tail",
+    "scale_f32", "scale_by_sign", "expm1_poly", "exp_reduce", "half_exp", "log_reduce", "log_tail",
     "log_special", "log_scaled", "log1p_positive", "log1p_or_double", "turn_reduce", "sin_poly", "cos_poly",
     "asin_tail", "atan_poly", "philox_round", "fmod_step", "f32_of_f16_vector", "f16_of_f32_vector",
     "floats_of_shorts", "shorts_of_floats", "shorts_left", "put_shorts_left",
@@ -485,8 +485,8 @@ def test_terms_of_sums(library: Library) -> None:
     torch.testing.assert_close(library("exp_term_f64", wide), wide.exp(), rtol=4e-16, atol=0.0)
     # What is smaller adds nothing to a sum that is at least 1.
     far = torch.tensor([-87.1, -1e5, -torch.inf])
-    assert float(library("exp_term_f32", far).max()) < 2.0**-124
-    assert float(library("exp_term_f64", far.double() * 9).max()) < 2.0**-1000
+    assert library("exp_term_f32", far).eq(0).all()
+    assert library("exp_term_f64", far.double() * 9).eq(0).all()
 
 
 def test_every_function_is_tested(library: Library) -> None:

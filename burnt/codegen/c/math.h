@@ -144,30 +144,34 @@ static inline float exp_reduce(float x, int32_t *n) {
     return fma_f32(k, 0x1.05c610p-29f, r);
 }
 
-/* A select that lets NaN through. */
-static inline float clamp_f32(float x, float low, float high) {
-    x = x < low ? low : x;
-    return x > high ? high : x;
+/* 2^n in two factors: one of 2^64, or 2^-64, by the sign of x, and the other of what is left, made of the low
+ * bits of n + BURNT_ROUND_F32 + 254. One rounding, which overflows or becomes denormal, for |n| < 160. */
+static inline float scale_by_sign(float y, float x, float t) {
+    float far = x < 0.0f ? 0x1p-64f : 0x1p64f;
+    return y * float_of_bits((bits_f32(t) << 23) - bits_f32(far)) * far;
 }
 
+/* What is beyond the range is chosen at the end: comparisons then wait for nothing, and nothing for them. */
 static inline float exp_f32(float x) {
-    int32_t n;
-    float r = exp_reduce(clamp_f32(x, -104.0f, 89.0f), &n);
-    return scale_f32(1.0f + expm1_poly(r), n);
+    float t = fma_f32(x, 0x1.715476p0f, BURNT_ROUND_F32 + 254.0f);
+    float k = t - (BURNT_ROUND_F32 + 254.0f);
+    float r = fma_f32(k, 0x1.05c610p-29f, fma_f32(k, -0x1.62e430p-1f, x));
+    float y = scale_by_sign(1.0f + expm1_poly(r), x, t);
+    float limit = x < 0.0f ? 0.0f : BURNT_INF;
+    return __builtin_fabsf(x) > 104.0f ? limit : y;
 }
 
-/* e^x for x <= 0 as a term of a sum that is at least 1: what is less than e^-87 (in double: e^-700) is as
- * much, and NaN may get lost. Two thirds of the instructions. */
+/* e^x for x <= 0 as a term of a sum that is at least 1: what is less than e^-87 (in double: e^-700) is 0, and
+ * NaN may get lost. Fewer instructions. */
 static inline float exp_term_f32(float x) {
-    x = x < -87.0f ? -87.0f : x;
     float t = fma_f32(x, 0x1.715476p0f, BURNT_ROUND_F32);
     float k = t - BURNT_ROUND_F32;
     float r = fma_f32(k, 0x1.05c610p-29f, fma_f32(k, -0x1.62e430p-1f, x));
-    return float_of_bits(bits_f32(1.0f + expm1_poly(r)) + (bits_f32(t) << 23));
+    float y = float_of_bits(bits_f32(1.0f + expm1_poly(r)) + (bits_f32(t) << 23));
+    return x < -87.0f ? 0.0f : y;
 }
 
 static inline double exp_term_f64(double x) {
-    x = x < -700.0 ? -700.0 : x;
     double t = fma_f64(x, 0x1.71547652b82fep0, 0x1.8p52);
     double k = t - 0x1.8p52;
     double r = fma_f64(k, -0x1.abc9e3b39803fp-56, fma_f64(k, -0x1.62e42fefa39efp-1, x));
@@ -183,46 +187,53 @@ static inline double exp_term_f64(double x) {
     q = fma_f64(q, r, 1.0 / 24);
     q = fma_f64(q, r, 1.0 / 6);
     q = fma_f64(q, r, 0.5);
-    return double_of_bits(bits_f64(1.0 + fma_f64(r * r, q, r)) + (bits_f64(t) << 52));
+    double y = double_of_bits(bits_f64(1.0 + fma_f64(r * r, q, r)) + (bits_f64(t) << 52));
+    return x < -700.0 ? 0.0 : y;
 }
 
 static inline float exp2_f32(float x) {
-    float y = clamp_f32(x, -151.0f, 129.0f);
-    float t = y + BURNT_ROUND_F32;
-    float r = (y - (t - BURNT_ROUND_F32)) * 0x1.62e430p-1f;
-    return scale_f32(1.0f + expm1_poly(r), (int32_t)(bits_f32(t) - bits_f32(BURNT_ROUND_F32)));
+    float t = x + (BURNT_ROUND_F32 + 254.0f);
+    float r = (x - (t - (BURNT_ROUND_F32 + 254.0f))) * 0x1.62e430p-1f;
+    float y = scale_by_sign(1.0f + expm1_poly(r), x, t);
+    float limit = x < 0.0f ? 0.0f : BURNT_INF;
+    return __builtin_fabsf(x) > 151.0f ? limit : y;
 }
 
 static inline float expm1_f32(float x) {
     int32_t n;
-    float p = expm1_poly(exp_reduce(clamp_f32(x, -20.0f, 89.0f), &n));
+    float p = expm1_poly(exp_reduce(x, &n));
     float s = power_of_two(n - 1); /* half of the scale: 2^128 is not a float */
     float y = 2.0f * fma_f32(s, p, s - 0.5f);
+    y = x < -20.0f ? -1.0f : y;
+    y = x > 89.0f ? BURNT_INF : y;
     return __builtin_fabsf(x) < 0x1p-24f ? x : y;
 }
 
 /* e^-|x| is the one exponential that neither overflows nor cancels. */
 static inline float sigmoid_f32(float x) {
     int32_t n;
-    float a = __builtin_fabsf(x), r = exp_reduce(a > 104.0f ? -104.0f : -a, &n);
+    float a = __builtin_fabsf(x), r = exp_reduce(-a, &n);
     float e = (1.0f + expm1_poly(r)) * power_of_two(n + 64) * 0x1p-64f; /* scale_f32 for n <= 0 */
+    e = a > 104.0f ? 0.0f : e;
     return (x >= 0.0f ? 1.0f : e) / (1.0f + e);
 }
 
 static inline float tanh_f32(float x) {
     int32_t n;
     float a = __builtin_fabsf(x);
-    float p = expm1_poly(exp_reduce(2.0f * (a > 10.0f ? 10.0f : a), &n));
+    float p = expm1_poly(exp_reduce(2.0f * a, &n));
     float s = power_of_two(n);
     float e = fma_f32(s, p, s - 1.0f); /* e^2a - 1 */
-    return __builtin_copysignf(e / (e + 2.0f), x);
+    float y = e / (e + 2.0f);
+    return __builtin_copysignf(a > 10.0f ? 1.0f : y, x);
 }
 
 /* e^a / 2, which overflows where sinh and cosh do. */
 static inline float half_exp(float a) {
     int32_t n;
-    float r = exp_reduce(a > 90.0f ? 90.0f : a, &n);
-    return scale_f32(1.0f + expm1_poly(r), n - 1);
+    float r = exp_reduce(a, &n);
+    float y = (1.0f + expm1_poly(r)) * power_of_two(n - 65) * 0x1p64f;
+    return a > 90.0f ? BURNT_INF : y;
 }
 
 static inline float sinh_f32(float x) {
