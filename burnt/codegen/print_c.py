@@ -40,7 +40,7 @@ from burnt.codegen.print_c_phases import period_of, phases
 from burnt.codegen.print_c_random import BLOCK, Words, words_of
 from burnt.codegen.print_c_scans import lane_of_scans, states
 from burnt.codegen.print_c_types import C_TYPES, MEMORY, SHORT
-from burnt.codegen.print_c_windows import inside, next_rows
+from burnt.codegen.print_c_windows import inside, next_parts, next_rows
 from burnt.codegen.sizes import mark
 
 __all__ = ["print_kernels"]
@@ -146,6 +146,7 @@ class _Printer(Elements):
         super().__init__(kernel, slots)
         self.passes: list[list[Fold | Store]] = []
         self.inside = False  # of a part of a tile
+        self.fetched: set[Buffer] = set()  # whose rows are asked for ahead of their turn
 
     def text(self) -> str:
         kernel = self.kernel
@@ -690,6 +691,9 @@ class _Printer(Elements):
         self.line(f"for (int64_t block = {start}; block < {stop}; block += {block}) {{")
         self.depth += 1
         self.line(f"const int64_t end = block + {block} < {stop} ? block + {block} : {stop};")
+        if lead and self.lane is None:
+            rows = next_parts(lead[-1], last, [acc.step.body for acc in (*made, *later)])
+            self.fetch(rows, f"{self.named(lead[-1])} + 1 < {bounds(lead[-1])[1]}")
         self.rows_of_floats(halves, [], last, block, whole=False)
         for acc in squares:
             self.line(f"{acc.name}_turns += end - block;")
@@ -724,6 +728,20 @@ class _Printer(Elements):
         self.close(len(inner))
         for acc in args:
             self.found(acc, inner, block, bounds(last)[1])
+
+    def fetch(self, rows: Sequence[tuple[Buffer, Ix]], test: str) -> None:
+        """Ask for what comes a turn after the current block of rows, if there is such a turn."""
+        fresh = [row for row in rows if row[0] not in self.fetched]
+        self.fetched |= {buffer for buffer, _ in fresh}  # a later pass finds them in the cache
+        if fresh:
+            self.line(f"if ({test}) {{")
+            self.depth += 1
+            for buffer, start in fresh:
+                step, place = _LINE // buffer.dtype.itemsize, self.element(buffer, start)
+                self.line(
+                    f"for (int64_t p = block; p < end; p += {step}) __builtin_prefetch(&{place} + p, 0, 2);"
+                )
+            self.close(1)
 
     def references(
         self,

@@ -283,6 +283,17 @@ def test_a_row_is_asked_for_a_turn_before() -> None:
     assert "+ 399] + p" in line
 
 
+def test_folds_over_rows_apart_ask_for_the_row_of_the_next_turn() -> None:
+    by_channel = lambda x: x.square().mean((0, 2), keepdim=True) - x  # noqa: E731
+    lines = same(by_channel, values(8, 40, 300)).source.splitlines()
+    # Once: the second pass finds them in the cache.
+    (asked,) = (i for i, line in enumerate(lines) if "__builtin_prefetch(" in line)
+    assert "+ 1 < 8) {" in lines[asked - 1]
+    # Rows that are short, or follow each other, or are more than a cache holds.
+    for shape in (8, 40, 100), (8, 1, 300), (2, 3, 40000):
+        assert "__builtin_prefetch(" not in same(by_channel, values(*shape)).source
+
+
 def test_wide_pools_by_columns() -> None:
     for x in values(1, 700, 2, 40).permute(0, 2, 3, 1), values(1, 40, 2, 700).transpose(1, 3):
         same(lambda x: F.max_pool2d(x, 3, 2, 1), x)
