@@ -8,7 +8,7 @@ is done (as in Liger-Kernel; Hsu et al., 2024); where each row's loss is, the ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,17 +23,21 @@ from burnt.kernels.choice import trains
 from burnt.kernels.loss import check_labels, check_reduction, cross_entropy, look_at_labels
 from burnt.kernels.matmul import matmul, mkl_is_slow
 from burnt.kernels.op import op
-from burnt.kernels.row_losses import losses_and_gradient, losses_of, number_of
+from burnt.kernels.row_losses import (
+    figures_of_part,
+    gradient_of_part,
+    losses_and_gradient,
+    losses_of,
+    number_of,
+)
 
 __all__ = ["linear_cross_entropy"]
 
 # Bytes of a chunk's logits. On a CPU each chunk adds to all of the weight's gradient, and few rows are slow
 # to multiply: as few chunks as take less than 15 % of the 310 MiB that torch's calls take beyond inputs and
-# gradients (1024 rows, 512 wide, 32000 classes). There the gradient takes the place of the logits, by blocks
-# that stay in the cache. On a GPU, what keeps it busy, twice.
+# gradients (1024 rows, 512 wide, 32000 classes). On a GPU, what keeps it busy, twice.
 _CHUNK = {"cpu": 44 << 20}
 _CHUNK_ELSEWHERE = 256 << 20
-_BLOCK = 2 << 20
 _LEAST_ROWS = 64
 # Bytes of the weight, and of logits, that are multiplied at once on a CPU: a library may make a copy of them.
 _PART = 4 << 20
@@ -181,31 +185,8 @@ def _add(into: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    parts = _parts(weight, len(x))
-    if len(parts) == 1:
-        made: Tensor = matmul(x, weight.t())
-    else:
-        made = x.new_empty(x.shape[0], weight.shape[0])
-        for part in parts:
-            _put(made[:, part], x, weight[part].t())
+    made: Tensor = matmul(x, weight.t())
     return made if bias is None else made.add_(bias)
-
-
-def _losses_and_gradient(
-    logits: Tensor, target: Tensor, scale: Tensor, settings: tuple[int, bool, float, bool, float]
-) -> tuple[Tensor, Tensor]:
-    """The losses of rows, and their gradient; on a CPU in the memory of the logits."""
-    if not logits.is_cpu:
-        losses, gradient = losses_and_gradient(logits, target, scale, *settings)
-        return losses, gradient
-    block = max(_BLOCK // (logits.shape[1] * logits.element_size()), torch.get_num_threads())
-    parts = []
-    for first in range(0, len(logits), block):
-        rows = slice(first, first + block)
-        loss, gradient = losses_and_gradient(logits[rows], target[rows], scale[rows], *settings)
-        parts.append(loss)
-        logits[rows] = gradient
-    return torch.cat(parts), logits
 
 
 class _Sums:
@@ -222,27 +203,76 @@ class _Sums:
         self.bias = torch.zeros_like(bias, dtype=inside) if bias is not None and wanted[2] else None
         self.of = weight
 
-    def add(self, rows: slice, x: Tensor, gradient: Tensor) -> None:
-        """Add what a chunk's gradient makes."""
+    def add(self, rows: slice, x: Tensor, gradients: Iterable[tuple[slice, Tensor]]) -> None:
+        """Add what a chunk's gradient makes, which comes by some of the classes after others."""
         of_x = None
         if self.x is not None:
             whole = self.x.dtype == self.inside
             of_x = self.x[rows] if whole else self.x.new_empty(x.shape, dtype=self.inside)
-        for i, part in enumerate(_parts(self.of, len(x))):
-            of_part = gradient[:, part]
+        for i, (part, gradient) in enumerate(gradients):
             if of_x is not None:
-                (_add if i else _put)(of_x, of_part, self.of[part])
+                (_add if i else _put)(of_x, gradient, self.of[part])
             if self.weight is not None:
-                _add(self.weight[part], of_part.t(), x)
+                _add(self.weight[part], gradient.t(), x)
+            if self.bias is not None:
+                self.bias[part] += gradient.sum(0, dtype=self.bias.dtype)
         if self.x is not None and of_x is not None and of_x.dtype != self.x.dtype:
             self.x[rows] = of_x
-        if self.bias is not None:
-            self.bias += gradient.sum(0, dtype=self.bias.dtype)
 
     def results(self) -> list[Tensor | None]:
         """The gradients, in their tensors' dtypes; those in float16, scaled later, in float32."""
         dtype = _kept(self.of.dtype)
         return [None if t is None else t.to(dtype) for t in (self.x, self.weight, self.bias)]
+
+
+class _Parts:
+    """A chunk of logits on a CPU, by some of the classes after others: each is used while in a cache."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        settings: tuple[int, bool, float, bool, float],
+    ):
+        self.x, self.weight, self.bias, self.target = x, weight, bias, target
+        self.ignored, self.smoothed, self.smoothing, self.squared, self.z = settings
+        self.parts = _parts(weight, len(x))
+        self.logits: list[Tensor] = []
+
+    def losses(self, keep: bool) -> Tensor:
+        """The loss of each row; the logits are kept for the gradient, or not."""
+        found = []
+        for part in self.parts:
+            logits = _logits(self.x, self.weight[part], None if self.bias is None else self.bias[part])
+            found.append(figures_of_part(logits, self.target - part.start, self.smoothed))
+            if keep:
+                self.logits.append(logits)
+        tops, sums, at_label, totals = (torch.stack(several) for several in zip(*found, strict=True))
+        self.top = tops.amax(0)
+        # Where all of a part is -inf it adds nothing, unless all of the row is: then it is NaN, as torch's.
+        sums = torch.where(tops == -torch.inf, 0.0, sums * torch.exp(tops - self.top))
+        self.sums = torch.where(self.top == -torch.inf, torch.nan, sums.sum(0))
+        self.total = self.top + torch.log(self.sums)
+        loss = self.total - at_label.sum(0)
+        if self.smoothed:
+            mean = totals.sum(0) / len(self.weight)
+            loss = (1 - self.smoothing) * loss + self.smoothing * (self.total - mean)
+        if self.squared:
+            loss = loss + self.z * self.total * self.total
+        return torch.where(self.target != self.ignored, loss, 0.0)
+
+    def gradients(self, scale: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Classes, and the gradient of the weighted sum of the losses for their logits, which go."""
+        factor = (1 + 2 * self.z * self.total) / self.sums if self.squared else 1 / self.sums
+        at_label, elsewhere = 1 - self.smoothing, self.smoothing / len(self.weight)
+        counts = self.target != self.ignored
+        for i, part in enumerate(self.parts):
+            logits, self.logits[i] = self.logits[i], self.top
+            label = self.target - part.start
+            rows = self.top, factor, scale, counts
+            yield part, gradient_of_part(logits, label, *rows, at_label, elsewhere)
 
 
 def _kept(dtype: torch.dtype) -> torch.dtype:
@@ -334,15 +364,23 @@ def _through(
     with torch.no_grad():
         for first in range(0, len(x), chunk):
             rows = slice(first, first + chunk)
-            logits = _logits(x[rows], weight, bias)
-            if sums is None or scale is None:
-                losses.append(losses_of(logits, target[rows], *rest))
-                continue
-            loss, gradient = _losses_and_gradient(logits, target[rows], scale[rows].contiguous(), rest)
-            del logits
-            losses.append(loss)
-            sums.add(rows, x[rows], gradient)
-            del gradient  # before the next chunk's logits are made
+            weights = None if scale is None else scale[rows].contiguous()
+            gradients: Iterable[tuple[slice, Tensor]]
+            if x.is_cpu:
+                parts = _Parts(x[rows], weight, bias, target[rows], rest)
+                losses.append(parts.losses(keep=weights is not None))
+                gradients = parts.gradients(weights) if weights is not None else ()
+            elif weights is None:
+                losses.append(losses_of(_logits(x[rows], weight, bias), target[rows], *rest))
+            else:
+                logits = _logits(x[rows], weight, bias)
+                loss, gradient = losses_and_gradient(logits, target[rows], weights, *rest)
+                losses.append(loss)
+                gradients = [(slice(None), gradient)]
+                del logits, gradient
+            if sums is not None:
+                sums.add(rows, x[rows], gradients)
+            gradients = ()  # before the next chunk's logits are made
     return torch.cat(losses), [] if sums is None else sums.results()
 
 

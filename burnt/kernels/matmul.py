@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
 from burnt import _torch
+from burnt.codegen import fuse
 from burnt.codegen.precision import precision
 from burnt.device import cpu_is_intel
 from burnt.errors import InputRuntimeError
@@ -32,6 +33,7 @@ __all__ = ["bmm", "linear", "matmul"]
 
 # Multiplications below which torch's call is as fast: it is reached sooner.
 _LARGE = 1 << 20
+_LARGE_TO_TURN = 1 << 16  # elements from which a kernel's copy of a transposed matrix is worth a call
 
 
 def _check_linear(
@@ -234,9 +236,25 @@ def mkl_is_slow() -> bool:
     return _torch.has_mkl() and not cpu_is_intel() and wide
 
 
+@fuse
+def _turned(a: Tensor) -> Tensor:
+    return a.t().contiguous()
+
+
+def _mapped(x: Tensor, weight: Tensor, bias: Tensor | None, *tail: str) -> Tensor:
+    """A linear map of rows by oneDNN.
+
+    It wants the rows one after another. Where the columns are, as in a weight's gradient, torch would copy
+    them in three to four times the time that a kernel takes: 4.4 ms for 2048 x 3072, of 30 for the product.
+    """
+    if x.numel() >= _LARGE_TO_TURN and x.t().is_contiguous() and not x.is_contiguous():
+        x = _turned(x.t())
+    return _torch.onednn_linear(x, weight, bias, *tail)
+
+
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """``[rows, terms] @ [terms, columns]`` by oneDNN."""
-    return _torch.onednn_linear(a, b.t(), None)
+    return _mapped(a, b.t(), None)
 
 
 class _OneDnn(torch.autograd.Function):
@@ -245,7 +263,7 @@ class _OneDnn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _torch.onednn_linear(x, weight, bias)
+        return _mapped(x, weight, bias)
 
     @staticmethod
     @_torch.without_autocast()
@@ -279,9 +297,9 @@ def _by_onednn(
     if trains(x, weight, bias):
         made = activated(_OneDnn.apply(rows, weight, bias), activation)  # type: ignore[no-untyped-call]
     elif activation in _TAILS:
-        made = _torch.onednn_linear(rows, weight, bias, *_TAILS[activation])
+        made = _mapped(rows, weight, bias, *_TAILS[activation])
     else:
-        made = activated(_torch.onednn_linear(rows, weight, bias), activation)
+        made = activated(_mapped(rows, weight, bias), activation)
     made = made.view(*x.shape[:-1], weight.shape[0])
     return made if residual is None else made + residual
 
@@ -325,7 +343,7 @@ def _by_packed(
 ) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
     tail = _TAILS.get(activation, _TAILS[None])
-    made = _torch.onednn_linear(rows, _packed_weight(weight, rows.shape[0]), bias, *tail)
+    made = _mapped(rows, _packed_weight(weight, rows.shape[0]), bias, *tail)
     made = made if activation in _TAILS else activated(made, activation)
     made = made.view(*x.shape[:-1], weight.shape[0])
     return made if residual is None else made + residual
@@ -431,7 +449,7 @@ def _why_not_matmul_packed(a: Tensor, b: Tensor) -> str | None:
 )
 def _matmul_packed(a: Tensor, b: Tensor) -> Tensor:
     rows = a.reshape(-1, a.shape[-1])
-    made = _torch.onednn_linear(rows, _packed_weight(b, rows.shape[0], turned=True), None)
+    made = _mapped(rows, _packed_weight(b, rows.shape[0], turned=True), None)
     return made.view(*a.shape[:-1], b.shape[1])
 
 

@@ -81,7 +81,7 @@ def test_gradients_for_some_of_the_arguments() -> None:
 
 
 def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_loss, "losses_and_gradient", None)
+    monkeypatch.setattr(linear_loss, "gradient_of_part", None)
     x, weight, target, bias = given()
     with torch.no_grad():
         loss = chunked(x, weight, target, bias)
