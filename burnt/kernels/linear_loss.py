@@ -1,9 +1,11 @@
 """The loss of a language model's last layer without its logits: `linear_cross_entropy`.
 
-The candidate ``chunked`` goes through the rows a few at a time: logits of a chunk, then in one kernel their
-loss and its gradient, which is multiplied into the gradients at once. What lives at a time is one chunk of
-logits, not all. Where the mean or the sum is wanted, the gradients are there when the forward
-is done (as in Liger-Kernel; Hsu et al., 2024); where each row's loss is, the backward makes the logits again.
+The candidate ``chunked`` goes through the rows a few at a time: logits of a chunk, their loss and its
+gradient, which is multiplied into the gradients at once. What lives at a time is one chunk of logits, not all. On a GPU
+one kernel makes the loss and the gradient; on a CPU a chunk is gone through by some of the classes after
+others, whose logits are in a cache when the loss looks at them, and whose gradient is when it is multiplied.
+Where the mean or the sum is wanted, the gradients are there when the forward is done (as in Liger-Kernel;
+Hsu et al., 2024); where each row's loss is, the backward makes the logits again.
 """
 
 from __future__ import annotations
@@ -34,9 +36,10 @@ from burnt.kernels.row_losses import (
 __all__ = ["linear_cross_entropy"]
 
 # Bytes of a chunk's logits. On a CPU each chunk adds to all of the weight's gradient, and few rows are slow
-# to multiply: as few chunks as take less than 15 % of the 310 MiB that torch's calls take beyond inputs and
-# gradients (1024 rows, 512 wide, 32000 classes). On a GPU, what keeps it busy, twice.
-_CHUNK = {"cpu": 44 << 20}
+# to multiply; but all of a chunk's memory is to be less than 15 % of the 310 MiB that torch's calls take
+# beyond inputs and gradients (1024 rows, 512 wide, 32000 classes): 12 to 13 %. On a GPU, what keeps it busy,
+# twice.
+_CHUNK = {"cpu": 33 << 20}
 _CHUNK_ELSEWHERE = 256 << 20
 _LEAST_ROWS = 64
 # Bytes of the weight, and of logits, that are multiplied at once on a CPU: a library may make a copy of them.
@@ -199,7 +202,7 @@ class _Sums:
         # Many 16-bit sums, each rounded, would be none.
         inside = self.inside = torch.promote_types(x.dtype, torch.float32)
         self.x = torch.empty_like(x, dtype=_kept(x.dtype)) if wanted[0] else None
-        self.weight = torch.zeros_like(weight, dtype=inside) if wanted[1] else None
+        self.weight = torch.empty_like(weight, dtype=inside) if wanted[1] else None
         self.bias = torch.zeros_like(bias, dtype=inside) if bias is not None and wanted[2] else None
         self.of = weight
 
@@ -213,9 +216,10 @@ class _Sums:
             if of_x is not None:
                 (_add if i else _put)(of_x, gradient, self.of[part])
             if self.weight is not None:
-                _add(self.weight[part], gradient.t(), x)
+                (_add if rows.start else _put)(self.weight[part], gradient.t(), x)
             if self.bias is not None:
                 self.bias[part] += gradient.sum(0, dtype=self.bias.dtype)
+            del gradient
         if self.x is not None and of_x is not None and of_x.dtype != self.x.dtype:
             self.x[rows] = of_x
 
@@ -270,9 +274,11 @@ class _Parts:
         counts = self.target != self.ignored
         for i, part in enumerate(self.parts):
             logits, self.logits[i] = self.logits[i], self.top
-            label = self.target - part.start
             rows = self.top, factor, scale, counts
-            yield part, gradient_of_part(logits, label, *rows, at_label, elsewhere)
+            made = gradient_of_part(logits, self.target - part.start, *rows, at_label, elsewhere)
+            del logits  # its memory is for the products
+            yield part, made
+            del made
 
 
 def _kept(dtype: torch.dtype) -> torch.dtype:

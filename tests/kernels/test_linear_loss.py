@@ -38,6 +38,7 @@ def chunked(*args: Tensor, reduction: str = "mean", smoothing: float = 0.0) -> T
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linear_loss, "_CHUNK", {"cpu": 1 << 12})
     monkeypatch.setattr(linear_loss, "_LEAST_ROWS", 8)
+    monkeypatch.setattr(linear_loss, "_PART", 1 << 9)  # eight classes
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -141,7 +142,7 @@ from burnt.kernels import linear_cross_entropy
 import burnt
 burnt.memory.disable()
 torch.set_num_threads(1)
-rows, width, classes = 1024, 128, 32000
+rows, width, classes = 1024, 512, 32000
 x, weight = torch.randn(rows, width, requires_grad=True), torch.randn(classes, width, requires_grad=True)
 target = torch.randint(classes, (rows,))
 def memory(what):
@@ -171,10 +172,31 @@ def test_the_logits_are_never_there_as_a_whole() -> None:
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240)
         assert done.returncode == 0, done.stderr
         peaks[name] = int(done.stdout) << 10
-    gradients = 4 * (1024 * 128 + 32000 * 128)
+    gradients = 4 * (1024 * 512 + 32000 * 512)
     logits = 4 * 1024 * 32000
     assert peaks["vendor"] - gradients > logits
     assert peaks["chunked"] - gradients < 0.15 * (peaks["vendor"] - gradients), peaks
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_logits_that_are_not_finite(reduction: str) -> None:
+    """Parts that are -inf as a whole, beside others that are not; rows that are; NaN and inf."""
+    x, weight, target, bias = (t.detach() for t in given(rows=40, classes=60))
+    bias[8:24] = -torch.inf
+    target[:] = 30
+    x[3:6] = torch.tensor([torch.nan, torch.inf, 1e300], dtype=torch.float64).unsqueeze(1)
+    target[4::10] = 9  # impossible
+    x, bias = x.requires_grad_(), bias.requires_grad_()
+    found = chunked(x, weight, target, bias, reduction=reduction)
+    expected = F.cross_entropy(x @ weight.t() + bias, target, ignore_index=3, reduction=reduction)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    pull = torch.ones_like(found)
+    for ours, right in zip(
+        torch.autograd.grad(found, [x, bias], pull),
+        torch.autograd.grad(expected, [x, bias], pull),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, right, equal_nan=True)
 
 
 def test_scaled_losses_in_float16() -> None:
