@@ -1,11 +1,11 @@
 """The loss of a language model's last layer without its logits: `linear_cross_entropy`.
 
 The candidate ``chunked`` goes through the rows a few at a time: logits of a chunk, their loss and its
-gradient, which is multiplied into the gradients at once. What lives at a time is one chunk of logits, not all. On a GPU
-one kernel makes the loss and the gradient; on a CPU a chunk is gone through by some of the classes after
-others, whose logits are in a cache when the loss looks at them, and whose gradient is when it is multiplied.
-Where the mean or the sum is wanted, the gradients are there when the forward is done (as in Liger-Kernel;
-Hsu et al., 2024); where each row's loss is, the backward makes the logits again.
+gradient, which is multiplied into the gradients at once. What lives at a time is one chunk of logits, not
+all. On a GPU one kernel makes the loss and the gradient; on a CPU a chunk is gone through by some of the
+classes after others, whose logits are in a cache when the loss looks at them, and whose gradient is when it
+is multiplied. Where the mean or the sum is wanted, the gradients are there when the forward is done (as in
+Liger-Kernel; Hsu et al., 2024); where each row's loss is, the backward makes the logits again.
 """
 
 from __future__ import annotations
