@@ -23,7 +23,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.print_c_types import C_TYPES, SHORT, constant
 from burnt.codegen.print_c_windows import row_of
-from burnt.codegen.sizes import mark
+from burnt.codegen.sizes import mark, step
 
 __all__ = ["Elements", "has_neighbours"]
 
@@ -245,7 +245,7 @@ class Elements:
                     self.named(atom) if isinstance(atom, Var) else f"({self.computed[id(atom.expr)]} ^ zero)"
                 )
                 self.opaque = self.opaque or not isinstance(atom, Var)
-            parts.append(text if c == 1 else f"{text} * {mark(c)}")
+            parts.append(text if c == 1 else f"{text} * {step(c)}")
         if ix.const or not parts:
             parts.append(mark(ix.const) if ix.const else "0")
         return " + ".join(parts)
@@ -255,8 +255,8 @@ class Elements:
         low, _ = atom.inner.bounds()
         inner = self.place(atom.inner)
         if low < 0:
-            return f"floor_{'div' if atom.kind == '/' else 'mod'}({inner}, {mark(atom.by)})"
-        return f"(({inner}) {atom.kind} {mark(atom.by)})"
+            return f"floor_{'div' if atom.kind == '/' else 'mod'}({inner}, {step(atom.by)})"
+        return f"(({inner}) {atom.kind} {step(atom.by)})"
 
     def named(self, var: Var) -> str:
         """A loop's name: numbered as they turn up, so that the same kernel is the same text."""

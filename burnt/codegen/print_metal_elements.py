@@ -22,7 +22,7 @@ from burnt.codegen.ir import (
     Var,
 )
 from burnt.codegen.print_metal_types import COMPUTE, MEMORY, SHORT, constant
-from burnt.codegen.sizes import mark
+from burnt.codegen.sizes import mark, step
 from burnt.errors import UnsupportedError
 
 __all__ = ["Elements", "Scratch"]
@@ -158,7 +158,7 @@ class Elements:
                 text = self.named(atom)
             else:
                 text = f"{self.index}({self.computed[id(atom.expr)]})"
-            parts.append(text if c == 1 else f"{text} * {mark(c)}")
+            parts.append(text if c == 1 else f"{text} * {step(c)}")
         if ix.const or not parts:
             parts.append(mark(ix.const) if ix.const else "0")
         return " + ".join(parts)
@@ -168,9 +168,9 @@ class Elements:
         low, _ = atom.inner.bounds()
         inner = self.place(atom.inner)
         if low < 0:
-            kind, by = ("div" if atom.kind == "/" else "mod"), f"{self.index}({mark(atom.by)})"
+            kind, by = ("div" if atom.kind == "/" else "mod"), f"{self.index}({step(atom.by)})"
             return f"floor_{kind}({self.index}({inner}), {by})"
-        return f"(({inner}) {atom.kind} {mark(atom.by)})"
+        return f"(({inner}) {atom.kind} {step(atom.by)})"
 
     def named(self, var: Var) -> str:
         """A loop's name: numbered as they turn up, so that the same kernel is the same text."""

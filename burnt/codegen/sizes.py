@@ -5,6 +5,9 @@ the marked numbers is its *form*. A form that is met for the first time is compi
 which is what a compiler makes the most of. When it is met with other numbers they become parameters, and that
 one library serves every further shape of the form: a new shape costs a trace and a plan, but no compiler.
 Whatever a plan does differently for a shape shows in its form, so a shape class needs no rules of its own.
+
+Small steps between elements, those of strided windows, of channels that come last or of flips, are no marks
+(`step`): the compiler has to know them, or it gathers elements one by one where it could shuffle vectors.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ import hashlib
 import re
 from collections.abc import Callable
 
-__all__ = ["Forms", "mark", "parameters", "plain"]
+__all__ = ["Forms", "mark", "parameters", "plain", "step"]
 
 _MARK = re.compile(r"@(-?\d+)@")
+_LARGEST_STEP = 8
 
 
 def mark(size: int) -> str:
@@ -25,6 +29,17 @@ def mark(size: int) -> str:
     'for (int64_t i = 0; i < @7@; i++)'
     """
     return f"@{size}@"
+
+
+def step(size: int) -> str:
+    """How far apart elements are, or what an index is divided by: a mark, unless it is small.
+
+    A maximum over 5 x 5 with stride 2 takes twice the time where the stride is a parameter.
+
+    >>> step(2), step(-1), step(512)
+    ('2', '(-1)', '@512@')
+    """
+    return mark(size) if abs(size) > _LARGEST_STEP else plain(mark(size))
 
 
 def plain(text: str) -> str:

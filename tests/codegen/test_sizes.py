@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from burnt.codegen import function, toolchain
 from burnt.codegen.function import Function
-from burnt.codegen.sizes import Forms, mark, parameters, plain
+from burnt.codegen.sizes import Forms, mark, parameters, plain, step
 
 
 def norm(x, w, scale):
@@ -32,6 +32,18 @@ def test_a_form_is_general_once_its_numbers_changed():
     assert not forms.is_general(f"a {mark(1)}")
     assert forms.is_general(f"a {mark(2)}")
     assert not forms.is_general(f"b {mark(2)}")
+
+
+def test_small_steps_are_of_the_form():
+    """By a stride that it does not know the compiler gathers elements one by one."""
+    assert [step(n) for n in (2, 8, -1, 9, -9)] == ["2", "8", "(-1)", "@9@", "@-9@"]
+    fused = Function(lambda x: F.max_pool2d(x, 3, 2))
+    for columns in (41, 43):
+        x = torch.randn(2, 3, 40, columns)
+        torch.testing.assert_close(fused(x), F.max_pool2d(x, 3, 2))
+        made = fused.plan(x)
+        assert made is not None
+        assert " * 2" in made.source
 
 
 def test_the_third_shape_needs_no_compiler():

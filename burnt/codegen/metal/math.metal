@@ -165,7 +165,8 @@ inline float pow_f32(float x, float y) {
     float t = y * l;
     const bool inside = fabs(t) < 160.0f;
     const float t_low = inside ? fma(y, l, -t) + y * l_low : 0.0f;
-    t = clamp_f32(t, -160.0f, 160.0f);
+    t = t < -160.0f ? -160.0f : t; /* NaN stays */
+    t = t > 160.0f ? 160.0f : t;
     const float k = rint(t);
     const int32_t n = inside ? (int32_t)k : t < 0.0f ? -160 : 160;
     const float m = scale_f32(1.0f + expm1_poly(((t - k) + t_low) * 0.693147182f), n);
