@@ -10,9 +10,7 @@ __all__ = ["inside", "next_parts", "next_rows", "row_of"]
 
 _ROW = 640  # bytes of a row below which what comes next is seen without being asked for
 _FETCHED = 1 << 13  # bytes that a turn asks for at the most: a quarter of a first cache
-_PARTS_FETCHED = (
-    1 << 17
-)  # bytes of rows that are fetched while others are folded: half of a small second cache
+_PARTS_FETCHED = 1 << 17  # bytes of rows fetched while others are folded: half of a small second cache
 
 
 def inside(loop: Var, exprs: Sequence[Expr]) -> tuple[int, int, list[Expr]]:

@@ -82,7 +82,8 @@ def _check(
     one_device("cross_entropy", logits=logits, target=target, weight=weight)
     shape, axis = tuple(logits.shape), min(1, logits.dim() - 1)
     probabilities = target.is_floating_point()
-    wanted = shape if probabilities else shape[:axis] + shape[axis + 1 :]
+    labels = shape[:axis] + shape[axis + 1 :]
+    wanted = shape if probabilities else labels
     if not probabilities and logits.dim() and tuple(target.shape) == wanted:
         check_labels("cross_entropy", target, wanted)
     elif logits.dim() == 0 or tuple(target.shape) != wanted:
@@ -92,7 +93,7 @@ def _check(
         raise kind(
             "the target does not fit the logits",
             where=where,
-            expected=f"labels of shape {wanted}, or probabilities of shape {shape}",
+            expected=f"labels of shape {labels}, or probabilities of shape {shape}",
             found=f"{target.dtype} of shape {tuple(target.shape)}",
             hint="classes are the second axis of the logits: logits.movedim(-1, 1)?"
             if logits.dim() > 2

@@ -530,6 +530,11 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
         lambda: F.cross_entropy(LOGITS, LABELS[:3]),
         "the target does not fit the logits",
     ),
+    "labels as floats": (
+        lambda: kernels.cross_entropy(LOGITS, LABELS.float()),
+        lambda: F.cross_entropy(LOGITS, LABELS.float()),
+        rf"labels of shape \({len(LABELS)},\), or probabilities of shape \({len(LOGITS)}, ",
+    ),
     "labels of another dtype": (
         lambda: kernels.cross_entropy(LOGITS, LABELS.int()),
         lambda: F.cross_entropy(LOGITS, LABELS.int()),
