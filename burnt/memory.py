@@ -47,6 +47,8 @@ _PERIOD = 1.0
 """Seconds between two looks at what is kept."""
 _SHARE = 4
 """Without a limit, one part in so many of the machine's memory may be kept."""
+_PROBE = 100_000
+"""Bytes that tell whose malloc it is: below what glibc maps, whose thresholds a freed mapping would raise."""
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base**power
     for power, letter in enumerate("KMGT", 1)
@@ -262,19 +264,35 @@ def _malloc() -> _Malloc | str:
     """The process's malloc, or why it cannot keep anything."""
     if platform.system() != "Linux":
         return f"{platform.system()} has its own malloc, which has no such settings"
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "gnu_get_libc_version"):
+    if not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
         return "the C library is not glibc (musl has no such settings)"
-    if _address(libc.malloc) != _address(ctypes.CDLL("libc.so.6").malloc):
-        preloaded = os.environ.get("LD_PRELOAD")
-        return "malloc is not glibc's but another library's" + (f": {preloaded}" if preloaded else "")
+    libc = ctypes.CDLL("libc.so.6")  # and not another library's functions of these names
     if not hasattr(libc, "mallinfo2"):
         return f"{os.confstr('CS_GNU_LIBC_VERSION')} cannot count past 2 GiB: 2.33 or newer is needed"
-    return _Malloc(libc)
+    malloc = _Malloc(libc)
+    if not _serves(malloc):
+        preloaded = os.environ.get("LD_PRELOAD")
+        return "malloc is not glibc's but another library's" + (f": {preloaded}" if preloaded else "")
+    return malloc
 
 
-def _address(symbol: object) -> int | None:
-    return ctypes.cast(symbol, ctypes.c_void_p).value  # type: ignore[arg-type]  # a function is no pointer to it
+def _serves(malloc: _Malloc) -> bool:
+    """Whether the process's blocks are `malloc`'s: then it counts one that is taken.
+
+    Addresses do not tell: in a program linked to run at a fixed one, such as Debian's python3, ``malloc`` has
+    the address of the program's jump to it.
+    """
+    process = ctypes.PyDLL(None)  # keeps the GIL: no other thread of Python's frees anything meanwhile
+    process.malloc.restype, process.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    process.free.argtypes = (ctypes.c_void_p,)
+    for _ in range(3):  # a thread that is not Python's may free as much
+        before = malloc.counts().in_use
+        block = process.malloc(_PROBE)
+        taken = malloc.counts().in_use - before
+        process.free(block)
+        if taken >= _PROBE:
+            return True
+    return False
 
 
 def _tuned() -> dict[int, int]:
