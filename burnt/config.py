@@ -22,6 +22,7 @@ from typing import Any, Self, TypeVar, dataclass_transform
 import msgspec
 
 from burnt._files import replacing
+from burnt._json import parse_json
 from burnt.errors import ConfigError, DefinitionError, nearest
 
 __all__ = ["FORMAT", "Config", "DerivedConfig", "derive_config", "field_values", "qualified_name"]
@@ -477,14 +478,14 @@ def _parse(text: str) -> Any:
     if not text.startswith(("[", "{", '"')):
         return text
     try:
-        return json.loads(text)
+        return parse_json(text)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{text!r} is no JSON", found=str(error)) from None
 
 
 def _loads(text: str | bytes, what: str, where: str | None) -> dict[str, Any]:
     try:
-        document = json.loads(text)
+        document = parse_json(text)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
             what, where=where, expected="JSON", found=str(error), hint="the file is damaged or no JSON"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from burnt._files import replacing
+from burnt._json import parse_json
 from burnt.codegen.cache import cache_folder
 from burnt.errors import CacheError
 
@@ -233,7 +234,7 @@ def read_table(path: Path) -> list[Row]:
         CacheError: it is not there, or no such table.
     """
     try:
-        document = json.loads(path.read_text())
+        document = parse_json(path.read_text())
         if document["format"] != _FORMAT or document["version"] > _VERSION:
             raise ValueError(f"format {document['format']!r}, version {document['version']}")
         return [_row(row) for row in document["rows"]]

@@ -15,6 +15,7 @@ import safetensors.torch
 from torch import Tensor
 
 from burnt._files import replacing
+from burnt._json import parse_json
 from burnt.errors import RecordError
 
 _KEY = "burnt"
@@ -104,8 +105,8 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
                 hint=hint,
             )
         try:
-            header = json.loads(file.read(length))
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+            header = parse_json(file.read(length))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise RecordError(
                 "the header of a tensor file is damaged", where=str(path), found=str(error), hint=hint
             ) from None
@@ -130,8 +131,8 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        document = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+        document = parse_json(text)
+    except json.JSONDecodeError as error:
         raise RecordError(
             "the metadata of a tensor file is damaged", where=str(path), found=str(error), hint=hint
         ) from None

@@ -349,17 +349,8 @@ def test_damaged_text_of_the_schema_is_named(folder):
         assert str(path) in str(caught.value)
 
 
-@pytest.fixture
-def usual_recursion_limit():
-    """As Python has it: some libraries raise it beyond what the stack of a thread holds."""
-    limit = sys.getrecursionlimit()
-    sys.setrecursionlimit(1000)
-    yield
-    sys.setrecursionlimit(limit)
-
-
 @pytest.mark.parametrize("value", ["NULL", "'[]'", "'{'", "5", f"'{'[' * 100_000}'"])
-def test_what_is_no_json_object_is_named(folder, value, usual_recursion_limit):
+def test_what_is_no_json_object_is_named(folder, value):
     with RunWriter.create(folder) as run:
         run.progress(1, None)
         run.event("note", text="a")

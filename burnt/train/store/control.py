@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from burnt._json import parse_json
 from burnt.errors import BurntError, RunError, UnsupportedError, nearest
 from burnt.train.store.reader import RunReader
 from burnt.train.store.schema import clean_text
@@ -345,12 +346,12 @@ def _read(control: str, name: str) -> _Sent | Refused | None:
     shown = clean_text(stem)[:_MAX_ID]
     try:
         text = _content(os.path.join(control, name))
-        document = json.loads(text)
+        document = parse_json(text)
     except FileNotFoundError:
         return None
     except OSError as error:
         return Refused(shown, None, None, f"it cannot be read: {error.strerror or error}")
-    except (ValueError, RecursionError):
+    except ValueError:
         return Refused(shown, None, None, "it is not JSON in UTF-8")
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
         return Refused(shown, None, None, "it is no command")

@@ -6,7 +6,6 @@ It opens `run.db` read-only, in short transactions, so that it never holds up th
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import shutil
@@ -19,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from burnt._json import parse_json
 from burnt.errors import MetricError, RunError, nearest
 from burnt.train.store.liveness import ProcessName, State, writing_state
 from burnt.train.store.pyramid import FANOUT, LEVELS, Bucket, merge, single
@@ -299,8 +299,8 @@ class RunReader:
 
     def _json(self, text: Any) -> Any:
         try:
-            return json.loads(text)
-        except (ValueError, TypeError, RecursionError) as error:
+            return parse_json(text)
+        except (ValueError, TypeError) as error:
             raise unreadable(self._path, error) from error
 
     def _object(self, text: Any) -> dict[str, Any]:
