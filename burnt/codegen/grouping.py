@@ -7,6 +7,7 @@ goes through memory.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -124,7 +125,7 @@ class Grouping:
         outer = [loops[a] for a in axes if (loops[a] in rows if rows is not None else True)]
         outer = [v for v in outer if v.extent > 1]
         inner = [loops[a] for a in axes if loops[a] not in outer and loops[a].extent > 1]
-        kernel = self.home(buffer, value, outer, rows is not None, kernels)
+        kernel = self.home(value, loops, outer, kernels)
         mapping = dict(zip(outer, kernel.outer, strict=True))
         index = tuple(Ix.of(mapping.get(v, v)) for v in loops)
         self.add_folds(kernel, [self.resolved(value.at(index))])
@@ -236,7 +237,7 @@ class Grouping:
 
     def beside(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
         """Store a value without folds in the loops of another store of its shape that reads the same."""
-        reads = {e.extra[0] for e in self.reached([self.resolved(value.at(fresh(value.shape)))])}
+        reads = self.read([self.resolved(value.at(tuple(map(Ix.of, loops))))], loops)
         for i, kernel in enumerate(kernels):
             if kernel.kind == "scan":
                 continue
@@ -246,7 +247,7 @@ class Grouping:
                     continue
                 if [v.extent for v in step.loops] != [v.extent for v in loops]:
                     continue
-                if reads & written or not reads & {e.extra[0] for e in self.reached([step.value])}:
+                if reads.keys() & written or not _alike(reads, self.read([step.value], step.loops)):
                     continue
                 index = tuple(map(Ix.of, step.loops))
                 expr = self.resolved(value.at(index))
@@ -314,20 +315,20 @@ class Grouping:
 
     def home(
         self,
-        buffer: Buffer,
         value: Value,
+        loops: Sequence[Var],
         outer: list[Var],
-        folding: bool,
         kernels: list[Kernel],
         *,
         scratch: bool = False,
     ) -> Kernel:
         """A kernel with the same rows that this store may join, or a new one.
 
-        Kernels with rows in scratch stay apart: by columns there would be as many as a tile is wide.
+        As many rows are not the same rows: a square matrix has as many columns. Kernels with rows in scratch
+        stay apart: by columns there would be as many as a tile is wide.
         """
         extents = [v.extent for v in outer]
-        reads = {e.extra[0] for e in self.reached([self.resolved(value.at(fresh(value.shape)))])}
+        reads = self.read([self.resolved(value.at(tuple(map(Ix.of, loops))))], outer)
         for kernel in kernels:
             if kernel.kind in ("scan", "matmul"):
                 continue
@@ -336,12 +337,27 @@ class Grouping:
             stores = {step.buffer for step in kernel.steps if isinstance(step, Store)}
             later = kernels[kernels.index(kernel) :]
             written = {s.buffer for k in later for s in k.steps if isinstance(s, Store)}
-            shared = reads & {e.extra[0] for e in self.reached(kernel.exprs)}
-            if shared and not reads & written and stores:
+            alike = _alike(reads, self.read(kernel.exprs, kernel.outer))
+            if alike and not reads.keys() & written and stores:
                 return kernel
         kernel = Kernel("", tuple(outer), [])
         kernels.append(kernel)
         return kernel
+
+    def read(self, exprs: Sequence[Expr], loops: Sequence[Var]) -> dict[Buffer, set[tuple[int, ...]]]:
+        """The buffers that some expressions read, and along which of their axes the loops walk there.
+
+        Axes are counted from the innermost, 1; 0 is none.
+        """
+        found: dict[Buffer, set[tuple[int, ...]]] = {}
+        for e in self.reached(exprs):
+            buffer, place = e.extra
+            assert isinstance(buffer, Buffer)
+            assert isinstance(place, Ix)
+            strides = sorted(set(buffer.strides) - {0})
+            steps = (abs(place.terms.get(v, 0)) for v in loops)
+            found.setdefault(buffer, set()).add(tuple(bisect.bisect(strides, step) for step in steps))
+        return found
 
     def reached(self, exprs: Sequence[Expr]) -> list[Expr]:
         """Every load below some expressions, also inside of folds."""
@@ -438,7 +454,7 @@ class Grouping:
         if not any(e.op == "scanned" for e in walk([self.resolved(element)])):
             return False  # what was put into memory needed it there
         outer = [loops[a] for a in axes if loops[a] is not last and loops[a].extent > 1]
-        kernel = self.scan_home(value, outer, last.extent, kernels)
+        kernel = self.scan_home(value, loops, outer, last.extent, kernels)
         ((along,),) = {step.inner for step in kernel.steps} or {(Var(last.extent),)}
         here = Ix.of(along) * -1 + (last.extent - 1) if backwards else Ix.of(along)
         mapping = dict(zip(outer, kernel.outer, strict=True))
@@ -462,15 +478,17 @@ class Grouping:
         self.store(buffer, Value(scan.shape, scan.dtype, lambda index: scanned(scan, index)), kernels)
         self.folded[scan] = buffer
 
-    def scan_home(self, value: Value, outer: Sequence[Var], turns: int, kernels: list[Kernel]) -> Kernel:
+    def scan_home(
+        self, value: Value, loops: Sequence[Var], outer: Sequence[Var], turns: int, kernels: list[Kernel]
+    ) -> Kernel:
         """A kernel that runs scans over the same rows and reads the same, or a new one."""
-        reads = {e.extra[0] for e in self.reached([self.resolved(value.at(fresh(value.shape)))])}
+        reads = self.read([self.resolved(value.at(tuple(map(Ix.of, loops))))], outer)
         for i, kernel in enumerate(kernels):
             alike = kernel.kind == "scan" and kernel.steps[0].inner[0].extent == turns
             if not alike or [v.extent for v in kernel.outer] != [v.extent for v in outer]:
                 continue
             written = {s.buffer for k in kernels[i:] for s in k.steps if isinstance(s, Store)}
-            if not reads & written and reads & {e.extra[0] for e in self.reached(kernel.exprs)}:
+            if not reads.keys() & written and _alike(reads, self.read(kernel.exprs, kernel.outer)):
                 return kernel
         kernel = Kernel("", tuple(outer), [])
         kernels.append(kernel)
@@ -530,7 +548,7 @@ class Grouping:
         """A store in a kernel whose turns first compute the rows that it reads into scratch."""
         axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
         outer = [loops[a] for a in axes if loops[a].extent > 1 and loops[a] is not last]
-        kernel = self.home(buffer, value, outer, True, kernels, scratch=True)
+        kernel = self.home(value, loops, outer, kernels, scratch=True)
         mapping = dict(zip(outer, kernel.outer, strict=True))
         at = [mapping.get(v, v) for v in loops]
 
@@ -560,6 +578,13 @@ class Grouping:
 def folds_of(*exprs: Expr) -> list[tuple[Reduction, Index]]:
     """The folds in some expressions, not those inside of folds, each with where it is read."""
     return [e.extra for e in walk(exprs) if e.op == "reduced"]  # type: ignore[misc]
+
+
+def _alike(ours: dict[Buffer, set[tuple[int, ...]]], theirs: dict[Buffer, set[tuple[int, ...]]]) -> bool:
+    """Whether the largest of the buffers that both read is walked along the same axes, as `read` says."""
+    shared = ours.keys() & theirs.keys()
+    largest = max((math.prod(b.shape) for b in shared), default=0)
+    return any(ours[b] & theirs[b] for b in shared if math.prod(b.shape) == largest)
 
 
 def _way(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, bool] | None:

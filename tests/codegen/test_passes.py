@@ -76,6 +76,44 @@ def test_folds_of_the_same_rows_share_a_pass() -> None:
     assert text.count("x0[") == 1
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (x.sum(-1), x.amax(0)),
+        lambda x: (x + 1, x.t() * 2),
+        lambda x: (x.cumsum(0), x.cumsum(1)),
+        lambda x: (torch.softmax(x, 0), torch.softmax(x, 1)),
+        lambda x: (torch.stack([x, x], 1).logsumexp((1, 2)), torch.stack([x, x], 1).logsumexp((0, 1))),
+    ],
+    ids=["folds", "elements", "scans", "softmax", "axes"],
+)
+def test_a_square_has_the_kernels_of_any_other_matrix(fn: Callable[..., Any]) -> None:
+    """Its columns are no rows because there are as many: read along them they were 5 times as slow."""
+    square, other = (check(fn, randn(rows, 200), gradient=False) for rows in (200, 210))
+    assert len(kernels(forward_of(square))) == len(kernels(forward_of(other)))
+
+
+def test_the_gradients_of_a_square_batch_have_the_kernels_of_any_other() -> None:
+    made = [check(layer_norm, randn(rows, 200), randn(200, seed=1), randn(200)) for rows in (200, 210)]
+    square, other = ([k.kind for k in kernels(backward_of(each))] for each in made)
+    assert square == other
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: (x.sum(-1), x.flip(0).amax(-1)),
+        lambda x: (x[::2].sum(-1), x[1::2].amax(-1)),
+        lambda x: (x[:100].sum(-1), x[::2].amax(-1)),
+        lambda x: (x.sum(0), x.flip(1).amax(0)),
+    ],
+    ids=["flipped", "steps", "part", "columns"],
+)
+def test_rows_in_another_order_share_a_kernel(fn: Callable[..., Any]) -> None:
+    function = check(fn, randn(200, 200), gradient=False)
+    assert len(kernels(forward_of(function))) == 1
+
+
 def test_what_is_dear_is_computed_once() -> None:
     function = check(lambda x: (torch.softmax(x, -1),), randn(40, 300), gradient=False)
     (kernel,) = kernels(forward_of(function))
