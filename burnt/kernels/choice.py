@@ -169,6 +169,11 @@ def trains(*args: Any) -> bool:
     return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
 
 
+def has_wide_vectors() -> bool:
+    """Whether torch's kernels for this CPU use vectors of 512 bits."""
+    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+
+
 def written(candidate: Candidate, config: dict[str, Any] | None) -> str:
     """A candidate and its configuration as text: ``generated``, ``mine {"BLOCK": 128}``."""
     return candidate.name if config is None else f"{candidate.name} {json.dumps(config, sort_keys=True)}"

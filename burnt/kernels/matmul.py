@@ -26,7 +26,7 @@ from burnt.errors import InputRuntimeError
 from burnt.kernels.activation import activated, check_activation
 from burnt.kernels.autocast import cast_all
 from burnt.kernels.checks import floating, one_device, one_dtype, residual_dtype
-from burnt.kernels.choice import trains
+from burnt.kernels.choice import has_wide_vectors, trains
 from burnt.kernels.op import op
 
 __all__ = ["bmm", "linear", "matmul"]
@@ -232,8 +232,7 @@ def mkl_is_slow() -> bool:
     MKL stops at AVX2 there. Where a processor does, too, it reaches nine tenths of the peak (Zen 3: 180
     GFLOPS of 2 cores) and oneDNN no more than three quarters.
     """
-    wide = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    return _torch.has_mkl() and not cpu_is_intel() and wide
+    return _torch.has_mkl() and not cpu_is_intel() and has_wide_vectors()
 
 
 @fuse

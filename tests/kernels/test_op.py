@@ -22,6 +22,7 @@ from burnt import kernels, nn
 from burnt._torch import fake_results
 from burnt.codegen.compiler import find_compiler
 from burnt.errors import DefinitionError, InputError, InputRuntimeError, UnsupportedError
+from burnt.kernels.choice import has_wide_vectors
 from burnt.kernels.op import OPS, Generated
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: the vendor serves")
@@ -94,8 +95,12 @@ def test_small_calls_go_to_the_vendor_and_large_ones_are_generated() -> None:
     assert kernels.rms_norm.chosen(small).candidate.name == "vendor"
     assert kernels.rms_norm.chosen(large).candidate.name == "generated"
     # Where torch's own is known to be as fast it serves, whatever the size.
-    assert kernels.softmax.chosen(large).candidate.name == "vendor"
-    assert kernels.layer_norm.chosen(large).candidate.name == "vendor"
+    assert kernels.softmax.chosen(large.clone().requires_grad_()).candidate.name == "vendor"
+    assert kernels.layer_norm.chosen(large.clone().requires_grad_()).candidate.name == "vendor"
+    assert kernels.layer_norm.chosen(large.half()).candidate.name == "vendor"
+    alone = kernels.layer_norm.chosen(large, torch.ones(1024)).candidate.name
+    assert alone == ("generated" if has_wide_vectors() else "vendor")
+    assert kernels.layer_norm.chosen(large.bfloat16(), torch.ones(1024)).candidate.name == "vendor"
     assert kernels.layer_norm.chosen(large, residual=large).candidate.name == "generated"
     rows = torch.randn(1 << 13, 64)
     assert kernels.reduce_sum.chosen(rows, -1).candidate.name == "vendor"
@@ -123,25 +128,43 @@ def test_batch_norm_is_generated_where_that_is_faster() -> None:
     assert chosen(inference, last, mean, var, activation="relu") == "generated"
 
 
+@needs_compiler
 @pytest.mark.parametrize(
-    ("shape", "dim", "dtype", "name"),
+    ("name", "shape", "dim", "dtype", "plain", "training"),
     [
-        ((4096, 256), 0, torch.float32, "generated"),
-        ((16, 256, 256), -2, torch.bfloat16, "generated"),
-        ((512, 16, 64), 1, torch.float32, "generated"),
-        ((512, 16, 128), 1, torch.float32, "vendor"),
-        ((4096, 256), 0, torch.float16, "vendor"),
-        ((4096, 256), -1, torch.float32, "vendor"),
-        ((4096, 256), 1, torch.float32, "vendor"),
+        ("softmax", (4096, 256), 0, torch.float32, "generated", "generated"),
+        ("softmax", (16, 256, 256), -2, torch.bfloat16, "generated", "generated"),
+        ("softmax", (4096, 256), 0, torch.bfloat16, "vendor", "vendor"),
+        ("softmax", (512, 16, 64), 1, torch.float32, "generated", "generated"),
+        ("softmax", (512, 16, 128), 1, torch.float32, "vendor", "vendor"),
+        ("softmax", (4096, 256), 0, torch.float16, "vendor", "vendor"),
+        ("softmax", (4096, 256), -1, torch.float32, "generated", "vendor"),
+        ("softmax", (4096, 256), 1, torch.float16, "generated", "vendor"),
+        ("softmax", (4096, 256), 1, torch.float64, "vendor", "vendor"),
+        ("log_softmax", (1024, 256), -1, torch.float32, "generated", "generated"),
+        ("log_softmax", (4096, 128), -1, torch.float32, "vendor", "vendor"),
+        ("log_softmax", (512, 1024), 1, torch.bfloat16, "generated", "vendor"),
+        ("log_softmax", (1024, 512), 1, torch.float16, "vendor", "vendor"),
+        ("log_softmax", (1024, 512), 1, torch.float64, "generated", "vendor"),
+        ("log_softmax", (4096, 256), 0, torch.float32, "generated", "generated"),
+        ("log_softmax", (4096, 256), 0, torch.bfloat16, "vendor", "vendor"),
+        ("log_softmax", (512, 4096), 0, torch.float32, "vendor", "generated"),
+        ("log_softmax", (16, 1000, 49), 1, torch.float32, "generated", "generated"),
+        ("log_softmax", (16, 256, 256), 1, torch.float32, "vendor", None),
     ],
 )
 def test_softmax_is_generated_where_that_is_faster(
-    shape: tuple[int, ...], dim: int, dtype: torch.dtype, name: str
+    name: str, shape: tuple[int, ...], dim: int, dtype: torch.dtype, plain: str, training: str | None
 ) -> None:
+    if training is None:
+        training = "generated" if has_wide_vectors() else "vendor"
     x = torch.randn(shape, dtype=dtype)
-    assert kernels.softmax.chosen(x, dim).candidate.name == name
-    assert kernels.softmax.chosen(x.double(), dim, dtype).candidate.name == "vendor"
-    torch.testing.assert_close(kernels.softmax(x, dim), torch.softmax(x, dim))
+    op: Any = getattr(kernels, name)
+    assert op.chosen(x, dim).candidate.name == plain
+    assert op.chosen(x.clone().requires_grad_(), dim).candidate.name == training
+    if dtype != torch.float64:
+        assert op.chosen(x.double(), dim, dtype).candidate.name == "vendor"
+    torch.testing.assert_close(op(x, dim), getattr(torch, name)(x, dim))
 
 
 def test_without_a_compiler_the_vendor_serves(monkeypatch: pytest.MonkeyPatch) -> None:
