@@ -174,6 +174,16 @@ def has_wide_vectors() -> bool:
     return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
+def is_double(x: Tensor, *rest: object) -> bool:
+    """Whether `x` is of float64, whose exponentials torch computes in vectors: 2 to 10 times as fast."""
+    return x.dtype == torch.float64
+
+
+def is_slow_to_widen(x: Tensor) -> bool:
+    """Whether `x` is of 16 bits, and becomes float32 and comes back by vectors of 256 bits at most."""
+    return x.element_size() == 2 and not has_wide_vectors()
+
+
 def written(candidate: Candidate, config: dict[str, Any] | None) -> str:
     """A candidate and its configuration as text: ``generated``, ``mine {"BLOCK": 128}``."""
     return candidate.name if config is None else f"{candidate.name} {json.dumps(config, sort_keys=True)}"

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from burnt import _torch
 from burnt.errors import InputIndexError, InputRuntimeError, InputValueError, range_hint
 from burnt.kernels.checks import floating, one_device, one_dtype
-from burnt.kernels.choice import trains
+from burnt.kernels.choice import is_double, trains
 from burnt.kernels.op import op
 from burnt.kernels.row_losses import losses_and_gradient, number_of
 
@@ -194,7 +194,9 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
     look=_look,
     vendor=_vendor,
     examples=_examples,
-    vendor_best=lambda logits, target, *_: target.is_floating_point(),
+    vendor_best=lambda logits, target, *_: (
+        target.is_floating_point() or (is_double(logits) and trains(logits))
+    ),
 )
 def cross_entropy(
     logits: Tensor,
@@ -307,7 +309,7 @@ def _why_without(
     "with gradient",
     devices=["cpu"],
     when=_why_without,
-    best=lambda logits, *_: logits.numel() >= _LARGE,
+    best=lambda logits, *_: logits.numel() >= _LARGE and not is_double(logits),
     differentiable=True,
 )
 def _with_gradient(

@@ -21,6 +21,7 @@ import burnt
 from burnt import kernels, nn
 from burnt._torch import fake_results
 from burnt.codegen.compiler import find_compiler
+from burnt.device import cpu_is_intel
 from burnt.errors import DefinitionError, InputError, InputRuntimeError, UnsupportedError
 from burnt.kernels.choice import has_wide_vectors
 from burnt.kernels.op import OPS, Generated
@@ -106,6 +107,46 @@ def test_small_calls_go_to_the_vendor_and_large_ones_are_generated() -> None:
     assert kernels.reduce_sum.chosen(rows, -1).candidate.name == "vendor"
     assert kernels.reduce_sum.chosen(rows, 0).candidate.name == "generated"
     assert kernels.reduce_max.chosen(rows.clone().requires_grad_(), -1).candidate.name == "generated"
+
+
+@needs_compiler
+def test_the_dtype_decides_too() -> None:
+    x, wide = torch.randn(256, 1024), has_wide_vectors()
+    image, channels = torch.randn(8, 64, 32, 32), torch.ones(64)
+    calls: dict[str, Callable[[Tensor], Any]] = {
+        "gelu": lambda x: kernels.gelu.chosen(x),
+        "gelu, tanh": lambda x: kernels.gelu.chosen(x, "tanh"),
+        "silu": lambda x: kernels.silu.chosen(x),
+        "swiglu": lambda x: kernels.swiglu.chosen(x, x),
+        "geglu": lambda x: kernels.geglu.chosen(x, x),
+        "layer_norm": lambda x: kernels.layer_norm.chosen(x, residual=x),
+        "group_norm": lambda x: kernels.group_norm.chosen(image.to(x), 8, activation="silu"),
+        "training": lambda x: kernels.batch_norm_training.chosen(image.to(x), activation="relu"),
+        "inference": lambda x: kernels.batch_norm_inference.chosen(
+            image.to(x), channels.to(x), channels.to(x), activation="relu"
+        ),
+    }
+    found = {
+        name: "".join(
+            "g" if call(x.to(dtype)).candidate.name == "generated" else "v"
+            for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+        )
+        for name, call in calls.items()
+    }
+    if cpu_is_intel():
+        del found["gelu"]
+    expected = {
+        "gelu": "gvgv" if wide else "vvgv",
+        "gelu, tanh": "gggv",
+        "silu": "gggv",
+        "swiglu": "gggv",
+        "geglu": "gvvv",
+        "layer_norm": "ggvg" if wide else "gvvg",
+        "group_norm": "gggv" if wide else "gvgv",
+        "training": "ggvg" if wide else "gvvg",
+        "inference": "gggg" if wide else "gvvg",
+    }
+    assert found == {name: expected[name] for name in found}
 
 
 @needs_compiler
