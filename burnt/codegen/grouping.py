@@ -347,7 +347,7 @@ class Grouping:
     def read(self, exprs: Sequence[Expr], loops: Sequence[Var]) -> dict[Buffer, set[tuple[int, ...]]]:
         """The buffers that some expressions read, and along which of their axes the loops walk there.
 
-        Axes are counted from the innermost, 1; 0 is none.
+        Axes are counted from the innermost, 1; 0 is none, and -1 one walked in parts, as in a roll.
         """
         found: dict[Buffer, set[tuple[int, ...]]] = {}
         for e in self.reached(exprs):
@@ -355,8 +355,9 @@ class Grouping:
             assert isinstance(buffer, Buffer)
             assert isinstance(place, Ix)
             strides = sorted(set(buffer.strides) - {0})
-            steps = (abs(place.terms.get(v, 0)) for v in loops)
-            found.setdefault(buffer, set()).add(tuple(bisect.bisect(strides, step) for step in steps))
+            parts = place.variables() - place.terms.keys()
+            axes = (-1 if v in parts else bisect.bisect(strides, abs(place.terms.get(v, 0))) for v in loops)
+            found.setdefault(buffer, set()).add(tuple(axes))
         return found
 
     def reached(self, exprs: Sequence[Expr]) -> list[Expr]:
@@ -584,7 +585,8 @@ def _alike(ours: dict[Buffer, set[tuple[int, ...]]], theirs: dict[Buffer, set[tu
     """Whether the largest of the buffers that both read is walked along the same axes, as `read` says."""
     shared = ours.keys() & theirs.keys()
     largest = max((math.prod(b.shape) for b in shared), default=0)
-    return any(ours[b] & theirs[b] for b in shared if math.prod(b.shape) == largest)
+    pairs = ((a, b) for s in shared if math.prod(s.shape) == largest for a in ours[s] for b in theirs[s])
+    return any(all(x == y or -1 in (x, y) for x, y in zip(a, b, strict=True)) for a, b in pairs)
 
 
 def _way(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, bool] | None:

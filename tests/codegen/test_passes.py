@@ -106,8 +106,10 @@ def test_the_gradients_of_a_square_batch_have_the_kernels_of_any_other() -> None
         lambda x: (x[::2].sum(-1), x[1::2].amax(-1)),
         lambda x: (x[:100].sum(-1), x[::2].amax(-1)),
         lambda x: (x.sum(0), x.flip(1).amax(0)),
+        lambda x: (x.sum(-1), x.roll(1, 0).amax(-1)),
+        lambda x: (x + 1, x.roll(1, 0) * 2),
     ],
-    ids=["flipped", "steps", "part", "columns"],
+    ids=["flipped", "steps", "part", "columns", "rolled", "elements"],
 )
 def test_rows_in_another_order_share_a_kernel(fn: Callable[..., Any]) -> None:
     function = check(fn, randn(200, 200), gradient=False)
