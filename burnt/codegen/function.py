@@ -104,7 +104,7 @@ class Function(Dissolving):
         self.name = "".join(c if c.isalnum() else "_" for c in getattr(fn, "__name__", "fn"))
         self._entries: dict[Any, Planned] = {}
         self._captures = captures(self.fn)
-        self._variants = 0
+        self._looked_at: set[tuple[str, ...]] = set()  # floats that plans were made for, whatever the shapes
         # By signatures without their whole numbers: how many there were, and where these were too many.
         self._integers: Counter[tuple[Any, ...]] = Counter()
         self._plain_ones: dict[tuple[Any, ...], Planned] = {}
@@ -248,7 +248,6 @@ class Function(Dissolving):
             signature = tuple(key)
             entry = self._entries.get(signature)
             if entry is None:
-                self._variants += by_value
                 rest = _without_integers(signature)
                 if not by_value and rest != signature:
                     self._integers[rest] += 1
@@ -259,12 +258,16 @@ class Function(Dissolving):
                         held,
                     )
                     return self._plain_ones[rest]
-                if self._variants > _MOST_VALUES:
+                values = _values(args)
+                if values and values not in self._looked_at and len(self._looked_at) >= _MOST_VALUES:
+                    # `by_value`: a plan may still be made of this signature for one of those.
                     entry = self._plain(
                         f"it looks at its numbers, and has met {_MOST_VALUES} values of them", held
-                    )
+                    )._replace(by_value=True)
                 else:
                     entry = self._taken(args) or self._made(args, tensors, held)
+                    if entry.by_value or by_value:
+                        self._looked_at.add(values)
                 if len(self._entries) >= _MOST_PLANS:
                     # Another thread may be looking it up: taken out of a copy.
                     self._entries = dict(list(self._entries.items())[_MOST_PLANS // 2 :])
@@ -272,8 +275,7 @@ class Function(Dissolving):
                 self._entries[signature] = entry
                 if entry.by_value and not by_value:
                     # It was made for these values.
-                    self._variants += 1
-                    self._entries[*signature, _values(args)] = entry
+                    self._entries[*signature, values] = entry
             return entry
 
     def _taken(self, args: Sequence[Any]) -> Planned | None:

@@ -30,6 +30,15 @@ _PRODUCTS = frozenset(
     for name in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "linear", "convolution", "lstm", "gru")
 )
 
+# They return memory as it was left: its numbers are nobody's.
+_UNWRITTEN = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("empty", "empty_like", "empty_permuted", "empty_strided"),
+        *("new_empty", "new_empty_strided"),
+    )
+)
+
 
 class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the largest finite number that any op makes, and whether one multiplies matrices."""
@@ -40,6 +49,9 @@ class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
+        if func._schema.name in _UNWRITTEN:
+            # Not only left out: views of it are seen too, before all of it is written.
+            return made.zero_()
         self.multiplied = self.multiplied or func._schema.name in _PRODUCTS
         for tensor in pytree.tree_leaves((made, args)):
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():

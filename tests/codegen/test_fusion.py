@@ -444,6 +444,27 @@ def test_whole_numbers_have_a_plan_each_and_then_none():
     assert len(fused.known()) <= 36, "what is beyond takes no room"
 
 
+def test_numbers_looked_at_have_a_plan_each_and_then_none() -> None:
+    def fn(x, s):
+        return x * s if s > 0.5 else x - s
+
+    fused, x = fuse(fn), randn(3)
+    for k in range(20):
+        same(fused(x, k / 20), fn(x, k / 20))
+    assert fused.why_plain(x, 0.15) is None
+    assert "has met 16 values of them" in fused.why_plain(x, 0.95)
+    assert "has met 16 values of them" in fused.why_plain(randn(4), 0.95)
+    # Other shapes are no other values, also where one that is beyond came first.
+    for size in range(2, 30):
+        assert fused.why_plain(randn(size), 0.15) is None, size
+
+
+def test_shapes_are_not_counted_as_values() -> None:
+    fused = fuse(lambda x, s: x * s if s > 0.5 else x - s)
+    for size in range(1, 30):
+        assert fused.why_plain(randn(size), 0.25) is None, size
+
+
 # --- gradients --------------------------------------------------------------------------------------------
 
 

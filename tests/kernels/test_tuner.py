@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnt import kernels
 from burnt.errors import CacheError, ConfigError
 from burnt.kernels import store, tuner
+from burnt.kernels.agreement import Truth
 from burnt.kernels.choice import bucket, tuning_key
 from burnt.kernels.op import Op
 from burnt.kernels.store import Row, Store, read_table, write_table
@@ -123,6 +125,34 @@ def test_a_candidate_with_a_wrong_gradient_is_banned(op: Op[..., Any]) -> None:
     assert x.grad is not None
     torch.testing.assert_close(x.grad, torch.full_like(x, 3.0))
     assert rows(op, x)["wrong"].status == "wrong"
+
+
+class _Used(TorchDispatchMode):
+    """Memory that is not written yet holds large numbers, as it may where torch uses it again."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        unwritten = "empty" in func._schema.name and isinstance(made, Tensor) and made.is_floating_point()
+        return made.fill_(torch.finfo(made.dtype).max) if unwritten else made
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_what_memory_held_before_is_no_number_of_an_op(wanted: bool) -> None:
+    """Otherwise a candidate could be off by any amount."""
+
+    def by_rows(x: Tensor) -> Tensor:
+        made = torch.empty_like(x)
+        for i in range(len(x)):
+            made[i].copy_(x[i] * 3)
+        return made
+
+    op = kernels.op(by_rows)
+    x = torch.rand(3, 4, requires_grad=wanted)
+    with _Used():
+        truth = Truth(op, (x,))
+    assert truth.largest <= 6
+    assert truth.wrong(by_rows) is None
+    assert "off by" in str(truth.wrong(lambda x: x * 3.01))
 
 
 def test_a_candidate_that_changes_its_argument_is_banned_and_spoils_nothing(op: Op[..., Any]) -> None:
