@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import struct
 import tempfile
@@ -87,7 +88,8 @@ def load(source: str, names: Sequence[str]) -> Library:
         cache folder (`burnt.codegen.cache`), or compile it for themselves where that cannot be written.
 
     Raises:
-        CompileError: the code does not compile, or lacks one of the functions; the source is kept.
+        CompileError: the code does not compile, or lacks one of the functions, and its source is kept; or
+            there is no memory to load it into.
         UnsupportedError: no compiler works here; the caller takes torch's own operations.
         CacheError: others may write to the cache folder.
 
@@ -172,13 +174,34 @@ def _opened(path: Path) -> tuple[ctypes.CDLL, Path]:
 
     Raises:
         OSError: it is not there, damaged, or cannot be loaded.
+        CompileError: the system has no memory for it, which no other folder would change.
     """
     if not cache.is_sealed(path):
         raise OSError("the file is damaged")
-    library = ctypes.CDLL(str(path))
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        if os.strerror(errno.ENOMEM) not in str(error) and not _mappings_are_used_up():
+            raise
+        raise CompileError(
+            "there is no memory to load compiled code into",
+            found=error,
+            hint="leave more memory free; or the process has too many mappings, each kernel being two, "
+            "and the system wants to allow more (sysctl vm.max_map_count)",
+        ) from error
     with contextlib.suppress(OSError):  # where it cannot be touched, nothing is evicted either
         os.utime(path)
     return library, path
+
+
+def _mappings_are_used_up() -> bool:
+    """Whether this process has about as many as Linux allows; dlopen's words do not always tell."""
+    try:
+        most = int(Path("/proc/sys/vm/max_map_count").read_text())
+        with open("/proc/self/maps", "rb") as mappings:
+            return sum(1 for _ in mappings) > most - 4
+    except OSError:  # another system
+        return False
 
 
 def _built(key: str, source: str, chosen: Compiler, folder: Path) -> tuple[ctypes.CDLL, Path]:

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -350,9 +351,10 @@ print(x.item())
         # A new file, since the old one is mapped; and a new process, where nothing is.
         path.unlink()
         if damage == "truncated":
-            path.write_bytes(content[:5000])
+            path.write_bytes(content[: len(content) // 2])
         elif damage == "one bit":
-            path.write_bytes(content[:4500] + bytes([content[4500] ^ 1]) + content[4501:])
+            middle = len(content) // 2
+            path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
         else:
             path.write_bytes(b"" if damage == "empty" else b"not ELF" * 999)
             if damage.endswith("sealed"):
@@ -491,6 +493,35 @@ print(*paths, *status()["notes"], sep="|")
         ):
             load(SCALE, ["scale"])
 
+    @pytest.mark.skipif(platform.system() != "Linux", reason="reads /proc")
+    def test_a_library_takes_two_mappings(self) -> None:
+        path = str(load(SCALE, ["scale"]).path)
+        assert len([line for line in Path("/proc/self/maps").read_text().splitlines() if path in line]) == 2
+
+    @pytest.mark.skipif(platform.system() != "Linux", reason="the limit is Linux's")
+    def test_as_many_mappings_as_a_process_may_have(self) -> None:
+        code = """
+import mmap
+load(sys.argv[1], ["scale"])
+toolchain._state = toolchain._State()
+libc, page, most = ctypes.CDLL(None), mmap.PAGESIZE, int(open("/proc/sys/vm/max_map_count").read())
+room = mmap.mmap(-1, 2 * most * page)
+start = ctypes.addressof(ctypes.c_char.from_buffer(room))
+protected = 0  # every other page: each makes one mapping three
+while protected < most and not libc.mprotect(ctypes.c_void_p(start + 2 * protected * page), page, 1):
+    protected += 1
+try:
+    load(sys.argv[1] + "\\n", ["scale"])
+except Exception as error:
+    failed = error
+libc.mprotect(ctypes.c_void_p(start), 2 * most * page, 3)
+print(protected < most, type(failed).__name__, failed)
+print(load(sys.argv[1] + "\\n", ["scale"]).path.parent == cache.cache_folder())
+"""
+        said = output(code, SCALE)
+        expected = r"True CompileError there is no memory to load(.|\n)*vm.max_map_count(.|\n)*\nTrue$"
+        assert re.match(expected, said), said
+
     def test_the_least_recently_used_goes_first(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         paths = [load(SCALE + "\n" * i, []).path for i in range(4)]
         size = cache.entries(folder)[0].size
@@ -627,6 +658,22 @@ class TestCompiler:
         assert found
         assert flag not in found.command
         assert status()["rejected"] == [f"$CC: gcc {flag}: {flag} would change NaN, infinity or denormals"]
+
+    def test_a_linker_that_knows_fewer_options(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """gold, for one."""
+        old = script(
+            tmp_path / "old",
+            'case "$*" in *noseparate-code*)\n'
+            "echo 'ld.gold: noseparate-code: unknown -z option' >&2; exit 1;;\n"
+            'esac\nexec gcc "$@"\n',
+        )
+        monkeypatch.setenv("BURNT_CC", str(old))
+        assert scaled(load(SCALE, ["scale"])) == 6.0
+
+    @pytest.mark.skipif(shutil.which("ld.gold") is None, reason="gold is not installed")
+    def test_gold(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("BURNT_CC", "gcc -fuse-ld=gold")
+        assert scaled(load(SCALE, ["scale"])) == 6.0
 
     def test_one_without_openmp_does_not_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         serial = script(

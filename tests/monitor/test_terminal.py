@@ -176,7 +176,7 @@ def losses(folder: Path) -> list[tuple[int, bytes]]:
 
 def test_watched_and_steered(tmux: Tmux, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    window = tmux.open("training")
+    window = tmux.open("training", rows=60)  # for what is printed in the end, long paths in it
     window.run([*DIGITS, "epochs=100000", f"folder={folder}"])
     window.wait_for("● running", "loss", "accuracy", "q quit")
     window.type("p")
@@ -226,7 +226,7 @@ def commands(folder: Path) -> list[str]:
 @pytest.mark.full
 def test_killed_attached_again_stopped_and_resumed(tmux: Tmux, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    window, other = tmux.open("training"), tmux.open("other", 80, 24)
+    window, other = tmux.open("training", rows=60), tmux.open("other", 80, 24)
     window.run([*DIGITS, "epochs=100000", f"folder={folder}"])
     window.wait_for("● running", "q quit")
     monitor_of(folder).kill()

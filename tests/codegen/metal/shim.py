@@ -21,6 +21,7 @@ from burnt.codegen.target import METAL, build_metal
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 # As kernels ask Metal to: a product is rounded before it is added; what overflows wraps.
+_LINK = "-Wl,-z,noseparate-code,-z,norelro"
 _FLAGS = ["-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fwrapv", "-fPIC"]
 _WARNINGS = ["-Werror", "-Wdouble-promotion", "-Wno-attributes", "-Wno-unknown-pragmas"]
 _KERNEL = re.compile(r"^kernel void (\w+)\((.*?)\)\n\{\n(.*?)^\}$", re.M | re.S)
@@ -46,12 +47,12 @@ def _compiled(*arguments: str, folder: Path) -> None:
 
 
 def compile_cpp(text: str) -> ctypes.CDLL:
-    """A library of C++ text that includes shim.h."""
+    """A library of C++ text that includes shim.h, of as few mappings as burnt's own have."""
     name = hashlib.sha256(text.encode()).hexdigest()[:20]
     folder = _folder()
     if not (folder / f"{name}.so").exists():
         (folder / f"{name}.cpp").write_text(text)
-        _compiled(*_WARNINGS, "-shared", f"{name}.cpp", "-o", f"{name}.so", folder=folder)
+        _compiled(*_WARNINGS, "-shared", _LINK, f"{name}.cpp", "-o", f"{name}.so", folder=folder)
     return ctypes.CDLL(str(folder / f"{name}.so"))
 
 
