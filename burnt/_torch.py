@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 __all__ = [
     "EXTENSION",
     "BatchNormBase",
+    "alike",
     "below_autograd",
     "compiled_in_place",
     "compiler_is_loaded",
@@ -347,6 +348,41 @@ def is_plain_call() -> bool:
         and torch._C._len_torch_function_stack() == 0
         and torch._C._get_tracing_state() is None
     )
+
+
+_forward_ad = torch.autograd.forward_ad
+_function_modes = torch._C._len_torch_function_stack
+_with_gradients = torch.is_grad_enabled
+
+
+def alike(tensors: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], bool]:
+    """A function of as many tensors: whether torch does with them, now, what it does with these.
+
+    They are of the same classes, dtypes, devices, shapes and strides, and want gradients or do not; gradients
+    are on or off as they are; torch dispatches them alike: no transform, mode or tracer is at work that is
+    not, no autocast for their device, no inference mode, none of them is a lazy negative or conjugate. While
+    there are forward derivatives or a `TorchFunctionMode`, it says no.
+
+    It is the look that compiled code of torch's takes at its arguments, a call of 0.15 microseconds.
+    """
+    shapes: Any = [list(t.shape) for t in tensors]
+    strides: Any = [list(t.stride()) for t in tensors]
+    guards = torch._C._dynamo.guards.TensorGuards(
+        *tensors, dynamic_dims_sizes=shapes, dynamic_dims_strides=strides
+    )
+    check, with_gradients = guards.check, _with_gradients()
+
+    def are_alike(given: Sequence[torch.Tensor]) -> bool:
+        if _function_modes() or _forward_ad._current_level >= 0 or _with_gradients() is not with_gradients:
+            return False
+        try:
+            for tensor in given:
+                tensor.stride()  # the check itself ends the process where there are none, as of nested ones
+        except RuntimeError:
+            return False
+        return check(*given)
+
+    return are_alike
 
 
 def has_mkl() -> bool:

@@ -25,6 +25,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(sys.modules["burnt.kernels.matmul"], "mkl_is_slow", lambda: True)
     monkeypatch.setattr(op, "_entries", {})
+    monkeypatch.setattr(op, "_recent", [])
     monkeypatch.setattr(kernels, "linear", lambda *args: call(*args, None, None))
     return known
 

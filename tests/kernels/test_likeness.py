@@ -1,0 +1,287 @@
+"""Calls that are like one before are known without a signature; those that are not go the long way."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from burnt import _torch, kernels
+from burnt.codegen.precision import multiplying
+from burnt.kernels.likeness import likeness
+from burnt.kernels.op import Op, op
+
+FIRST = (torch.randn(3, 4), torch.randn(4), 1e-5, 7, True, None, [4], (2, 3), torch.float32, "mean")
+
+
+def with_argument(at: int, value: Any) -> tuple[Any, ...]:
+    return (*FIRST[:at], value, *FIRST[at + 1 :])
+
+
+def test_a_call_with_other_tensors_and_floats_is_like_the_first() -> None:
+    is_like = likeness(FIRST)
+    assert is_like(FIRST)
+    again = (torch.ones(3, 4), torch.zeros(8)[:4], 0.5, 7, True, None, [4], (2, 3), torch.float32, "mean")
+    assert is_like(again)
+
+
+@pytest.mark.parametrize(
+    ("at", "make"),
+    [
+        pytest.param(0, lambda: torch.randn(4, 4), id="shape"),
+        pytest.param(0, lambda: torch.randn(3, 4, 1), id="rank"),
+        pytest.param(0, lambda: torch.randn(4, 3).t(), id="strides"),
+        pytest.param(0, lambda: torch.randn(3, 4).double(), id="dtype"),
+        pytest.param(0, lambda: torch.randn(3, 4, device="meta"), id="device"),
+        pytest.param(0, lambda: torch.randn(3, 4).requires_grad_(), id="wants gradients"),
+        pytest.param(0, lambda: torch.nn.Parameter(torch.randn(3, 4), requires_grad=False), id="class"),
+        pytest.param(0, lambda: torch._neg_view(torch.randn(3, 4)), id="negative"),
+        pytest.param(0, lambda: torch.randn(3, 4).to_sparse(), id="sparse"),
+        pytest.param(0, lambda: torch.randn(3, 4).to_sparse_csr(), id="sparse rows"),
+        pytest.param(0, lambda: torch.randn(3, 4).to_mkldnn(), id="oneDNN's"),
+        pytest.param(0, lambda: torch.nested.nested_tensor([torch.ones(2, 4)] * 3), id="nested"),
+        pytest.param(0, lambda: None, id="no tensor"),
+        pytest.param(0, lambda: Tensor, id="the class of tensors"),
+        pytest.param(2, lambda: 1, id="whole number for a float"),
+        pytest.param(2, lambda: None, id="None for a float"),
+        pytest.param(3, lambda: 8, id="whole number"),
+        pytest.param(3, lambda: 7.0, id="float for a whole number"),
+        pytest.param(3, lambda: torch.tensor(7), id="tensor for a whole number"),
+        pytest.param(4, lambda: False, id="bool"),
+        pytest.param(4, lambda: 1, id="whole number for a bool"),
+        pytest.param(5, lambda: torch.randn(3), id="tensor for None"),
+        pytest.param(6, lambda: [5], id="list"),
+        pytest.param(6, lambda: [4, 4], id="length of a list"),
+        pytest.param(6, lambda: [torch.ones(2)], id="list of a tensor"),
+        pytest.param(6, lambda: (4,), id="tuple for a list"),
+        pytest.param(7, lambda: (2, 4), id="tuple"),
+        pytest.param(7, lambda: (2.0, 3), id="tuple of a float"),
+        pytest.param(8, lambda: torch.float64, id="dtype as a value"),
+        pytest.param(9, lambda: "sum", id="text"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_call_with_another_argument_is_not(at: int, make: Callable[[], Any]) -> None:
+    assert not likeness(FIRST)(with_argument(at, make()))
+
+
+def test_a_list_that_was_changed_after_the_call_is_not() -> None:
+    axes = [0, 1]
+    is_like = likeness((torch.ones(2, 2), axes))
+    axes[0] = 1
+    assert not is_like((torch.ones(2, 2), axes))
+    assert is_like((torch.ones(2, 2), [0, 1]))
+
+
+class Watching(TorchFunctionMode):
+    """Sees calls of torch's functions."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class Dispatching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees torch's ops."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def products(name: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu"),
+        Watching,
+        Dispatching,
+        torch.autograd.forward_ad.dual_level,
+        lambda: products("high"),
+        lambda: multiplying("tf32x3"),
+    ],
+    ids=[
+        "no_grad",
+        "inference",
+        "autocast",
+        "function mode",
+        "dispatch mode",
+        "forward ad",
+        "torch's",
+        "ours",
+    ],
+)
+def test_a_call_in_another_state_is_not(
+    context: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> None:
+    is_like = likeness(FIRST)
+    with context():
+        assert not is_like(FIRST)
+    assert is_like(FIRST)
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.functionalize])
+def test_a_call_in_a_transform_is_not(transform: Callable[..., Any]) -> None:
+    x = torch.ones(3, 4)
+    is_like, found = likeness((x,)), []
+
+    def look(mapped: Tensor) -> Tensor:
+        found.extend([is_like((mapped,)), is_like((x,))])
+        return mapped
+
+    transform(look)(x)
+    assert found == [False, False]
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_call_that_is_traced_is_not() -> None:
+    x = torch.ones(3, 4)
+    is_like, found = likeness((x,)), []
+
+    def look(traced: Tensor) -> Tensor:
+        found.append(is_like((traced,)))
+        return traced + 1
+
+    torch.jit.trace(look, (x,), check_trace=False)  # type: ignore[no-untyped-call]
+    assert found == [False]
+
+
+class Untouched(dict[Any, Any]):
+    """Entries that nobody may look up."""
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        raise AssertionError("a signature was looked up")
+
+
+@pytest.fixture
+def scaled() -> Iterator[Op[..., Any]]:
+    @op
+    def scaled_of(x: Tensor, factor: float, dim: int = 0, offset: float = 0.0) -> Tensor:
+        return x * factor + offset + dim
+
+    yield scaled_of
+    scaled_of.forget()
+
+
+def test_from_the_third_on_a_call_is_known_by_its_likeness(scaled: Op[..., Any]) -> None:
+    x = torch.arange(4.0)
+    for _ in range(2):
+        scaled(x, 2.0)
+    scaled._entries = Untouched()
+    assert scaled(x, 3.0, offset=1.0).tolist() == [1.0, 4.0, 7.0, 10.0]
+    assert scaled(x + 1, factor=2.0).tolist() == [2.0, 4.0, 6.0, 8.0]
+    with pytest.raises(AssertionError, match="was looked up"):
+        scaled(x, 2.0, 1)
+
+
+def test_several_signatures_in_turn_are_known_so(scaled: Op[..., Any]) -> None:
+    given = [torch.ones(n) for n in range(1, 5)]
+    for x in [*given, *given]:
+        scaled(x, 2.0)
+    scaled._entries = Untouched()
+    for x in [*given, *reversed(given)]:
+        assert torch.equal(scaled(x, 3.0), x * 3)
+
+
+def test_more_than_are_kept_still_find_their_own(scaled: Op[..., Any]) -> None:
+    given = [torch.ones(n) for n in range(1, 12)]
+    for x in given * 3:
+        assert torch.equal(scaled(x, 3.0), x * 3)
+    assert len(scaled._recent) == 4
+
+
+def test_what_is_forgotten_is_chosen_anew(scaled: Op[..., Any]) -> None:
+    x = torch.ones(3)
+    for _ in range(3):
+        scaled(x, 2.0)
+
+    @scaled.candidate("doubled", best=lambda *_: True)
+    def doubled(x: Tensor, factor: float, dim: int, offset: float) -> Tensor:
+        return x * factor * 2
+
+    for _ in range(3):
+        assert scaled(x, 2.0).tolist() == [4.0] * 3
+    scaled.discard("doubled")
+    for _ in range(3):
+        assert scaled(x, 2.0).tolist() == [2.0] * 3
+
+
+def test_a_call_during_which_others_forget_does_not_bring_an_old_choice_back(scaled: Op[..., Any]) -> None:
+    x = torch.ones(3)
+    scaled(x, 2.0)
+
+    class Forgetting(dict[Any, Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            scaled.forget()
+            return super().get(key, default)
+
+    scaled._entries = Forgetting(scaled._entries)
+    scaled(x, 2.0)
+    assert scaled._recent == []
+
+
+def test_a_call_through_torchs_ops_leaves_nothing_that_no_other_is_like(scaled: Op[..., Any]) -> None:
+    x = torch.ones(3)
+    for _ in range(3):
+        scaled.recorded((x, 2.0, 0, 0.0))
+    assert scaled._recent == []
+    for _ in range(2):
+        scaled(x, 2.0)
+    scaled._entries = Untouched()
+    scaled(x, 2.0)
+
+
+def test_states_are_told_apart_in_turn() -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+    for _ in range(4):
+        assert kernels.softmax(x, 0).requires_grad
+        with torch.no_grad():
+            assert not kernels.softmax(x, 0).requires_grad
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert kernels.linear(x, x).dtype == torch.bfloat16
+        assert kernels.linear(x, x).dtype == torch.float32
+        assert torch.func.vmap(lambda row: kernels.softmax(row, 0))(x).shape == x.shape
+        found = torch.func.jvp(lambda v: kernels.softmax(v, 0), (x,), (torch.ones_like(x),))
+        torch.testing.assert_close(found[0], torch.softmax(x, 0))
+        torch.testing.assert_close(found[1], torch.zeros_like(x), atol=1e-6, rtol=0)
+
+
+def test_threads_do_not_disturb_each_other(scaled: Op[..., Any]) -> None:
+    wrong: list[Any] = []
+
+    def work(size: int) -> None:
+        for i in range(300):
+            n = 1 + (i + size) % 7
+            if scaled(torch.ones(n), float(size)).tolist() != [float(size)] * n:
+                wrong.append((size, i))
+            if i % 50 == 0:
+                scaled.forget()
+
+    threads = [threading.Thread(target=work, args=(size,)) for size in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_torchs_look_says_no_where_there_are_no_strides() -> None:
+    are_alike = _torch.alike([torch.ones(2, 3)])
+    assert are_alike([torch.zeros(2, 3)])
+    assert not are_alike([torch.ones(2, 3).to_sparse_csr()])
