@@ -317,3 +317,32 @@ def test_hooks_of_saved_tensors_are_laid_aside_and_come_back() -> None:
             assert asked == ["inner"]
         x.exp()
         assert asked == ["inner", "outer"]
+
+
+def test_torch_tells_alike_tensors_from_others() -> None:
+    are_alike = _torch.alike([torch.ones(2, 3), torch.ones(())])
+    assert are_alike(torch.zeros(2, 3), torch.zeros(()))
+    others = [
+        torch.ones(3, 2),
+        torch.ones(3, 2).t(),
+        torch.ones(2, 3).double(),
+        torch.ones(2, 3, device="meta"),
+    ]
+    for other in [*others, torch.ones(2, 3).requires_grad_(), torch.nn.Parameter(torch.ones(2, 3)), None]:
+        assert not are_alike(other, torch.ones(())), "torch's look at arguments has become less exact"
+
+
+def test_torch_says_how_it_multiplies() -> None:
+    assert _torch.products() == torch.get_float32_matmul_precision()
+
+
+def test_torch_counts_its_function_modes() -> None:
+    with torch.overrides.TorchFunctionMode():
+        assert _torch.function_modes() == 1, "a mode is no longer on the stack that is counted"
+    assert _torch.function_modes() == 0
+
+
+def test_forward_derivatives_have_a_level() -> None:
+    before = _torch.forward_derivatives._current_level
+    with torch.autograd.forward_ad.dual_level():
+        assert before < 0 <= _torch.forward_derivatives._current_level

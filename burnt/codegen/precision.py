@@ -32,7 +32,8 @@ __all__ = ["dot_precision", "multiplying", "precision", "rounding", "set_precisi
 _TORCHS = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "flex32": "medium"}
 _OURS = {"highest": "ieee", "high": "tf32", "medium": "flex32"}
 _BITS = {"tf32": 11, "flex32": 8}
-_in_three = False
+in_three = False
+"""Whether the setting is ``tf32x3``, which torch does not know."""
 
 
 def precision() -> str:
@@ -42,10 +43,10 @@ def precision() -> str:
     'ieee'
     """
     try:
-        plain = _OURS[torch.get_float32_matmul_precision()]
+        plain = _OURS[_torch.products()]
     except RuntimeError:  # set by torch's newer switches, beside which the older one is refused
         plain = _torch.matmul_precision()
-    return "tf32x3" if _in_three and plain == "ieee" else plain
+    return "tf32x3" if in_three and plain == "ieee" else plain
 
 
 def set_precision(name: str) -> None:
@@ -60,7 +61,7 @@ def set_precision(name: str) -> None:
     The same as `torch.set_float32_matmul_precision`, which is looked at, too, but for ``tf32x3``. Unless this
     is called, cuDNN's convolutions are as torch has them: in tf32.
     """
-    global _in_three
+    global in_three
     if name not in _TORCHS:
         raise InputValueError(
             f"no precision is named {name!r}",
@@ -70,7 +71,7 @@ def set_precision(name: str) -> None:
         )
     torch.set_float32_matmul_precision(_TORCHS[name])
     _torch.let_convolve_in_tf32(_TORCHS[name] != "highest")
-    _in_three = name == "tf32x3"
+    in_three = name == "tf32x3"
 
 
 @contextlib.contextmanager

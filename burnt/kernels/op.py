@@ -55,7 +55,7 @@ class Entry(NamedTuple):
 
     `call` takes the op's arguments by position. `look`: the values are looked at before. `candidate`,
     `config` and `why` say what was chosen and by whom; `key` is the tuner's. `is_like`, once the signature
-    was met again: of all arguments by position, whether a call is like that one (`burnt.kernels.likeness`).
+    was met again: of a call's arguments, whether it is like that one (`burnt.kernels.likeness`).
     """
 
     call: Callable[..., Any]
@@ -64,7 +64,7 @@ class Entry(NamedTuple):
     config: dict[str, Any] | None
     why: str
     key: str
-    is_like: Callable[[Sequence[Any]], bool] | None = None
+    is_like: Callable[..., tuple[Any, ...] | None] | None = None
 
 
 class Op(Dissolving, Generic[P, R]):
@@ -145,7 +145,6 @@ class Op(Dissolving, Generic[P, R]):
         self.positions = {p.name: i for i, p in enumerate(parameters)}
         self.defaults = tuple(p.default for p in parameters)
         self.arity = len(parameters)
-        self.required = self.arity - len(reference.__defaults__ or ())
         self.pair = None if pair is None else self.positions[pair]
         self._entries: dict[tuple[Any, ...], Entry] = {}
         self._recent: list[Entry] = []  # the last ones that were looked up, the last first
@@ -190,13 +189,18 @@ class Op(Dissolving, Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """The reference's results, by the best candidate."""
-        if kwargs or not self.required <= len(args) <= self.arity:
-            args = self.bound(args, kwargs)  # type: ignore[assignment]
-        args += self.defaults[len(args) :]  # type: ignore[assignment]
         if not is_dynamo_compiling():
-            for entry in self._recent:
-                if entry.is_like(args):  # type: ignore[misc]
-                    return self._made(entry, args)  # type: ignore[no-any-return]
+            known = None
+            try:
+                for entry in self._recent:
+                    if (known := entry.is_like(*args, **kwargs)) is not None:  # type: ignore[misc]
+                        break
+            except (TypeError, RuntimeError):
+                known = None  # what does not fit is told below
+            if known is not None:
+                return self._made(entry, known)  # type: ignore[no-any-return]
+        if kwargs or len(args) != self.arity:
+            args = self.bound(args, kwargs)  # type: ignore[assignment]
         if is_compiling() or not _torch.is_plain_call():
             return self.recorded(args)  # type: ignore[no-any-return]
         return self.run(args, remember=True)  # type: ignore[no-any-return]
@@ -247,8 +251,9 @@ class Op(Dissolving, Generic[P, R]):
             return self._first(signature, args)
         if remember:
             if entry.is_like is None:
-                entry = entries[signature] = entry._replace(is_like=likeness(args))
-            recent[:] = [entry, *[known for known in recent if known is not entry][: _MOST_RECENT - 1]]
+                entry = entries[signature] = entry._replace(is_like=likeness(self.signature, args))
+            if entry.is_like is not None:
+                recent[:] = [entry, *[known for known in recent if known is not entry][: _MOST_RECENT - 1]]
         return self._made(entry, args)
 
     def _made(self, entry: Entry, args: Sequence[Any]) -> Any:
@@ -298,8 +303,7 @@ class Op(Dissolving, Generic[P, R]):
             if at < len(args):
                 self.signature.bind(*args, **kwargs)  # raises
             full[at] = value
-        lacking = [None for value in full[len(args) : self.required] if value is inspect.Parameter.empty]
-        if lacking or len(full) != self.arity:
+        if len(full) != self.arity or any(value is inspect.Parameter.empty for value in full):
             self.signature.bind(*args, **kwargs)  # raises
         return tuple(full)
 

@@ -1,7 +1,11 @@
 """Calls that are like one before are known without a signature; those that are not go the long way."""
 
 import contextlib
+import gc
+import inspect
+import operator
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,10 +15,41 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from burnt import _torch, kernels
+from burnt import kernels
 from burnt.codegen.precision import multiplying
 from burnt.kernels.likeness import likeness
 from burnt.kernels.op import Op, op
+
+
+def anything(
+    x: Tensor,
+    y: Tensor,
+    real: float,
+    number: int,
+    flag: bool,
+    nothing: Tensor | None,
+    several: list[int],
+    some: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    text: str = "mean",
+) -> None:
+    """Arguments of all kinds that an op takes."""
+
+
+def like(args: tuple[Any, ...], function: Callable[..., Any] = anything) -> Callable[..., bool]:
+    """Whether a call is like one with these arguments; what its arguments are is seen on the way."""
+    is_like = likeness(inspect.signature(function), args)
+    assert is_like is not None
+
+    def found(*given: Any, **named: Any) -> bool:
+        full = is_like(*given, **named)
+        bound = inspect.signature(function).bind(*given, **named)
+        bound.apply_defaults()
+        assert full is None or all(map(operator.is_, full, bound.args))
+        return full is not None
+
+    return found
+
 
 FIRST = (torch.randn(3, 4), torch.randn(4), 1e-5, 7, True, None, [4], (2, 3), torch.float32, "mean")
 
@@ -24,10 +59,13 @@ def with_argument(at: int, value: Any) -> tuple[Any, ...]:
 
 
 def test_a_call_with_other_tensors_and_floats_is_like_the_first() -> None:
-    is_like = likeness(FIRST)
-    assert is_like(FIRST)
+    is_like = like(FIRST)
+    assert is_like(*FIRST)
     again = (torch.ones(3, 4), torch.zeros(8)[:4], 0.5, 7, True, None, [4], (2, 3), torch.float32, "mean")
-    assert is_like(again)
+    assert is_like(*again)
+    assert is_like(*again[:8])
+    assert is_like(*again[:7], text="mean", some=(2, 3))
+    assert not is_like(*again[:7], text="sum", some=(2, 3))
 
 
 @pytest.mark.parametrize(
@@ -68,15 +106,37 @@ def test_a_call_with_other_tensors_and_floats_is_like_the_first() -> None:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_a_call_with_another_argument_is_not(at: int, make: Callable[[], Any]) -> None:
-    assert not likeness(FIRST)(with_argument(at, make()))
+    is_like = likeness(inspect.signature(anything), FIRST)
+    assert is_like is not None
+    with contextlib.suppress(RuntimeError):  # it has no strides
+        assert is_like(*with_argument(at, make())) is None
 
 
 def test_a_list_that_was_changed_after_the_call_is_not() -> None:
     axes = [0, 1]
-    is_like = likeness((torch.ones(2, 2), axes))
+    is_like = like((torch.ones(2, 2), axes), lambda x, axes: None)
     axes[0] = 1
-    assert not is_like((torch.ones(2, 2), axes))
-    assert is_like((torch.ones(2, 2), [0, 1]))
+    assert not is_like(torch.ones(2, 2), axes)
+    assert is_like(torch.ones(2, 2), [0, 1])
+
+
+def test_a_call_that_does_not_fit_the_signature_is_refused_as_python_does() -> None:
+    is_like = likeness(inspect.signature(anything), FIRST)
+    assert is_like is not None
+    with pytest.raises(TypeError, match="missing 1 required"):
+        is_like(*FIRST[:7])
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        is_like(*FIRST, more=1)
+
+
+def test_what_it_knows_keeps_no_tensor_alive() -> None:
+    x = torch.ones(3)
+    alive = weakref.ref(x)
+    kept = likeness(inspect.signature(lambda x: None), (x,))
+    del x
+    gc.collect()
+    assert kept is not None
+    assert alive() is None
 
 
 class Watching(TorchFunctionMode):
@@ -129,19 +189,19 @@ def products(name: str) -> Iterator[None]:
 def test_a_call_in_another_state_is_not(
     context: Callable[[], contextlib.AbstractContextManager[Any]],
 ) -> None:
-    is_like = likeness(FIRST)
+    is_like = like(FIRST)
     with context():
-        assert not is_like(FIRST)
-    assert is_like(FIRST)
+        assert not is_like(*FIRST)
+    assert is_like(*FIRST)
 
 
 @pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.functionalize])
 def test_a_call_in_a_transform_is_not(transform: Callable[..., Any]) -> None:
     x = torch.ones(3, 4)
-    is_like, found = likeness((x,)), []
+    is_like, found = like((x,), lambda x: None), list[bool]()
 
     def look(mapped: Tensor) -> Tensor:
-        found.extend([is_like((mapped,)), is_like((x,))])
+        found.extend([is_like(mapped), is_like(x)])
         return mapped
 
     transform(look)(x)
@@ -151,10 +211,10 @@ def test_a_call_in_a_transform_is_not(transform: Callable[..., Any]) -> None:
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_a_call_that_is_traced_is_not() -> None:
     x = torch.ones(3, 4)
-    is_like, found = likeness((x,)), []
+    is_like, found = like((x,), lambda x: None), list[bool]()
 
     def look(traced: Tensor) -> Tensor:
-        found.append(is_like((traced,)))
+        found.append(is_like(traced))
         return traced + 1
 
     torch.jit.trace(look, (x,), check_trace=False)  # type: ignore[no-untyped-call]
@@ -278,10 +338,3 @@ def test_threads_do_not_disturb_each_other(scaled: Op[..., Any]) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-
-
-@pytest.mark.filterwarnings("ignore:Sparse")
-def test_torchs_look_says_no_where_there_are_no_strides() -> None:
-    are_alike = _torch.alike([torch.ones(2, 3)])
-    assert are_alike([torch.zeros(2, 3)])
-    assert not are_alike([torch.ones(2, 3).to_sparse_csr()])
