@@ -139,7 +139,7 @@ def identity(held: Any) -> Any:
     if kind is Tensor or kind is torch.nn.Parameter:
         # Of the same object memory and layout may be others, as `module.double()` makes them.
         strides = held.stride() if held.layout is torch.strided else None
-        return id(held), held.shape, strides, held.dtype, held.device, held.is_neg()
+        return id(held), held.shape, strides, held.dtype, held.device, held.is_neg(), held.requires_grad
     if kind is float:
         return held.hex()
     if kind is types.MethodType:

@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.utils import _pytree as pytree
 
 from burnt import _torch
@@ -33,6 +34,7 @@ from burnt.codegen.captures import (
 )
 from burnt.codegen.compiled import CompiledPlan, fault, told, told_plan
 from burnt.codegen.ir import Kernel
+from burnt.codegen.likeness import Likeness, Recent, likeness
 from burnt.codegen.lower.products import why_apart
 from burnt.codegen.precision import precision
 from burnt.codegen.saved import Saved, returning, worth_saving
@@ -55,7 +57,10 @@ class Planned(NamedTuple):
 
     `held` keeps alive what the function captured, as the signature knows it by its address. `by_value`: the
     function looks at its numbers, and the plan is right for these alone. `served`: by which calls of torch's
-    own, where the plain function runs because it is nothing else.
+    own, where the plain function runs because it is nothing else. `wants_gradient`: whether a tensor does,
+    given or captured. `is_like`: of arguments by position, whether a call is like the first one of this
+    signature (`burnt.codegen.likeness`), as long as the signature knows what is captured at `places` by
+    `known`.
     """
 
     forward: CompiledPlan | None
@@ -64,11 +69,10 @@ class Planned(NamedTuple):
     plain: str | None = None
     by_value: bool = False
     served: Served | None = None
-
-    @property
-    def captured_wants_gradient(self) -> bool:
-        """Whether a captured tensor wants a gradient; it may change its mind between calls."""
-        return any(t.requires_grad for t in self.captured)
+    is_like: Likeness | None = None
+    places: list[tuple[Any, str]] | None = None
+    known: tuple[Any, ...] = ()
+    wants_gradient: bool = False
 
 
 class Function(Dissolving):
@@ -109,6 +113,7 @@ class Function(Dissolving):
         self._integers: Counter[tuple[Any, ...]] = Counter()
         self._plain_ones: dict[tuple[Any, ...], Planned] = {}
         self._unknown: set[tuple[type, ...]] = set()
+        self._recent: Recent[Planned] = Recent()
         self._origin: Function | None = None
         functools.update_wrapper(self, fn)
         _FUNCTIONS.add(self)
@@ -118,40 +123,53 @@ class Function(Dissolving):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The function's result."""
-        if torch.compiler.is_compiling() or not _torch.is_plain_call():
+        if not is_dynamo_compiling() and not kwargs:
+            found = self._recent.find(args, kwargs)
+            if found is not None and self._captures_what(found[0]):
+                return self._made_of(found[0], args)
+        if is_compiling() or not _torch.is_plain_call():
             return self.fn(*args, **kwargs)
         if kwargs:
             return self._with_keywords(args, kwargs)
-        found = self._found(args)
-        if found is None:
+        planned = self._found(args)
+        if planned is None:
             kinds = tuple(map(type, args))
             if kinds not in self._unknown or self.single:
                 self._unknown.add(kinds)
                 self._plain(_unknown(args), [])
             return self.fn(*args)
-        planned, tensors, wants_gradient = found
-        if planned.forward is None:
+        if planned.is_like is not None:
+            self._recent.put(planned.is_like, planned)
+        return self._made_of(planned, args)
+
+    def _captures_what(self, planned: Planned) -> bool:
+        """Whether what is captured is what was when a plan was made."""
+        places = self._captures
+        return planned.places is places and (
+            not places or planned.known == tuple([identity(content(holder, name)) for holder, name in places])
+        )
+
+    def _made_of(self, planned: Planned, args: Sequence[Any]) -> Any:
+        """The result by what is known for the arguments."""
+        forward = planned.forward
+        if forward is None:
             return self.fn(*args)
-        if planned.forward.changed and _share_memory([*tensors, *planned.captured]):
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        if forward.changed and _share_memory([*tensors, *planned.captured]):
             return self.fn(*args)
-        numbers = [args[i] for i in planned.forward.plan.numbers]
-        if wants_gradient or (planned.captured_wants_gradient and torch.is_grad_enabled()):
-            flat = Differentiable.apply(planned.forward, numbers, *tensors, *planned.captured)  # type: ignore[no-untyped-call]
+        numbers = [args[i] for i in forward.plan.numbers]
+        if planned.wants_gradient:
+            flat = Differentiable.apply(forward, numbers, *tensors, *planned.captured)  # type: ignore[no-untyped-call]
         else:
-            flat = planned.forward([*tensors, *planned.captured], numbers)
-            flat = flat[: len(planned.forward.traced.results)]
-        structure = planned.forward.traced.structure
+            flat = forward([*tensors, *planned.captured], numbers)
+            flat = flat[: len(forward.traced.results)]
+        structure = forward.traced.structure
         return flat[0] if structure.is_leaf() else pytree.tree_unflatten(list(flat), structure)
 
-    def _found(self, args: Sequence[Any]) -> tuple[Planned, list[Tensor], bool] | None:
-        """What is known for arguments, made at the first time; the tensors; whether one wants a gradient.
-
-        None where an argument is of a kind that no signature knows.
-        """
-        with_gradients = torch.is_grad_enabled()
-        key: list[Any] = [with_gradients]
+    def _found(self, args: Sequence[Any]) -> Planned | None:
+        """What is known for arguments, made at the first time; None where no signature knows one of them."""
+        key: list[Any] = [torch.is_grad_enabled()]
         tensors: list[Tensor] = []
-        wants_gradient = False
         for arg in args:
             kind = type(arg)
             if kind is Tensor or kind is torch.nn.Parameter:
@@ -162,7 +180,6 @@ class Function(Dissolving):
                 except RuntimeError:  # it has no strides
                     return None
                 tensors.append(arg)
-                wants_gradient = wants_gradient or arg.requires_grad
             elif kind is float:
                 key.append(float)
             elif kind in SIMPLE or isinstance(arg, SIMPLE):
@@ -184,7 +201,7 @@ class Function(Dissolving):
         if planned.by_value:
             key.append(_values(args))
             planned = self._entries.get(tuple(key)) or self._prepare(key, args, tensors, by_value=True)
-        return planned, tensors, wants_gradient and with_gradients
+        return planned
 
     def _with_keywords(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         bound = self._bound(args, kwargs)
@@ -219,8 +236,7 @@ class Function(Dissolving):
 
     def planned(self, *args: Any) -> Planned:
         """What is known for these arguments, made if need be."""
-        found = self._found(args)
-        return Planned(None, [], [], _unknown(args)) if found is None else found[0]
+        return self._found(args) or Planned(None, [], [], _unknown(args))
 
     def on(self, target: Target) -> Function:
         """The same function for another target, which takes the kernels that are planned for this one's."""
@@ -242,7 +258,9 @@ class Function(Dissolving):
             if not by_value:
                 # A helper that was given another body may look elsewhere than the one before it.
                 known = len(held)
-                self._captures = captures(self.fn)
+                places = captures(self.fn)
+                if list(map(_place, places)) != list(map(_place, self._captures)):
+                    self._captures = places
                 held = [content(holder, name) for holder, name in self._captures]
                 key = [*key[: len(key) - known], *map(identity, held)]
             signature = tuple(key)
@@ -266,8 +284,13 @@ class Function(Dissolving):
                     )._replace(by_value=True)
                 else:
                     entry = self._taken(args) or self._made(args, tensors, held)
+                    wants = any(t.requires_grad for t in [*tensors, *entry.captured])
+                    entry = entry._replace(
+                        wants_gradient=wants and torch.is_grad_enabled(), **self._likeness(args, held)
+                    )
                     if entry.by_value or by_value:
                         self._looked_at.add(values)
+                        entry = entry._replace(is_like=None)
                 if len(self._entries) >= _MOST_PLANS:
                     # Another thread may be looking it up: taken out of a copy.
                     self._entries = dict(list(self._entries.items())[_MOST_PLANS // 2 :])
@@ -277,6 +300,12 @@ class Function(Dissolving):
                     # It was made for these values.
                     self._entries[*signature, values] = entry
             return entry
+
+    def _likeness(self, args: Sequence[Any], held: Sequence[Any]) -> dict[str, Any]:
+        """What tells a call like this one, as `Planned` has it."""
+        names = dict.fromkeys([f"argument_{i}" for i in range(len(args))], inspect.Parameter.empty)
+        is_like = likeness(names, args, [torch.get_default_dtype]) if _torch.is_plain_call() else None
+        return {"is_like": is_like, "places": self._captures, "known": tuple(map(identity, held))}
 
     def _taken(self, args: Sequence[Any]) -> Planned | None:
         """The plan of the function that this one was made of, built for this one's target."""
@@ -383,6 +412,12 @@ def _unknown(args: Sequence[Any]) -> str:
 def _is_known(arg: object) -> bool:
     """Whether a signature can tell what an argument is."""
     return type(arg) in (Tensor, torch.nn.Parameter, float) or isinstance(arg, SIMPLE)
+
+
+def _place(capture: tuple[Any, str]) -> tuple[int, str]:
+    """Where something is captured, as what can be compared."""
+    holder, name = capture
+    return id(holder), name
 
 
 def _values(args: Sequence[Any]) -> tuple[str, ...]:

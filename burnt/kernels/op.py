@@ -25,6 +25,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from burnt import _torch
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
+from burnt.codegen.likeness import Likeness, Recent, likeness
 from burnt.codegen.precision import precision
 from burnt.codegen.target import TRITON, are_blocks, target_of, with_blocks
 from burnt.codegen.trace import Dissolving, is_tracing
@@ -34,7 +35,6 @@ from burnt.kernels.autocast import dtype_on
 from burnt.kernels.candidate import Alternative, Candidate
 from burnt.kernels.checks import all_strided, described, explained, signature_text
 from burnt.kernels.gradient import Vjp
-from burnt.kernels.likeness import likeness
 
 __all__ = ["OPS", "Entry", "Generated", "Op", "bound_call", "gradient", "op"]
 
@@ -47,7 +47,6 @@ OPS: dict[str, Op[..., Any]] = {}
 _CONSTANTS = frozenset({bool, int, str, type(None), torch.dtype})
 _OURS = ("vendor", "generated")
 _MOST_ENTRIES = 4096  # of an op: a program with ever new shapes must not keep them all
-_MOST_RECENT = 4  # each costs a call that is like none of them some 0.4 microseconds
 
 
 class Entry(NamedTuple):
@@ -55,7 +54,7 @@ class Entry(NamedTuple):
 
     `call` takes the op's arguments by position. `look`: the values are looked at before. `candidate`,
     `config` and `why` say what was chosen and by whom; `key` is the tuner's. `is_like`, once the signature
-    was met again: of a call's arguments, whether it is like that one (`burnt.kernels.likeness`).
+    was met again: of a call's arguments, whether it is like that one (`burnt.codegen.likeness`).
     """
 
     call: Callable[..., Any]
@@ -64,7 +63,7 @@ class Entry(NamedTuple):
     config: dict[str, Any] | None
     why: str
     key: str
-    is_like: Callable[..., tuple[Any, ...] | None] | None = None
+    is_like: Likeness | None = None
 
 
 class Op(Dissolving, Generic[P, R]):
@@ -142,12 +141,13 @@ class Op(Dissolving, Generic[P, R]):
                     found=f"{self.name}{self.signature}",
                     hint="leave out the *" if p.kind is p.KEYWORD_ONLY else None,
                 )
+        self.parameters = {p.name: p.default for p in parameters}
         self.positions = {p.name: i for i, p in enumerate(parameters)}
-        self.defaults = tuple(p.default for p in parameters)
+        self.defaults = tuple(self.parameters.values())
         self.arity = len(parameters)
         self.pair = None if pair is None else self.positions[pair]
         self._entries: dict[tuple[Any, ...], Entry] = {}
-        self._recent: list[Entry] = []  # the last ones that were looked up, the last first
+        self._recent: Recent[Entry] = Recent()
         self.gradients: dict[tuple[Any, ...], Function] = {}
         self.candidates: dict[str, Candidate] = {}
         # Strides are part of what a call means, and where two vendors' calls differ the reference has it.
@@ -190,15 +190,9 @@ class Op(Dissolving, Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """The reference's results, by the best candidate."""
         if not is_dynamo_compiling():
-            known = None
-            try:
-                for entry in self._recent:
-                    if (known := entry.is_like(*args, **kwargs)) is not None:  # type: ignore[misc]
-                        break
-            except (TypeError, RuntimeError):
-                known = None  # what does not fit is told below
-            if known is not None:
-                return self._made(entry, known)  # type: ignore[no-any-return]
+            found = self._recent.find(args, kwargs)
+            if found is not None:
+                return self._made(*found)  # type: ignore[no-any-return]
         if kwargs or len(args) != self.arity:
             args = self.bound(args, kwargs)  # type: ignore[assignment]
         if is_compiling() or not _torch.is_plain_call():
@@ -251,9 +245,9 @@ class Op(Dissolving, Generic[P, R]):
             return self._first(signature, args)
         if remember:
             if entry.is_like is None:
-                entry = entries[signature] = entry._replace(is_like=likeness(self.signature, args))
+                entry = entries[signature] = entry._replace(is_like=likeness(self.parameters, args))
             if entry.is_like is not None:
-                recent[:] = [entry, *[known for known in recent if known is not entry][: _MOST_RECENT - 1]]
+                recent.put(entry.is_like, entry)
         return self._made(entry, args)
 
     def _made(self, entry: Entry, args: Sequence[Any]) -> Any:
@@ -416,7 +410,7 @@ class Op(Dissolving, Generic[P, R]):
     def forget(self) -> None:
         """Choose anew at the next call with any signature."""
         self._entries = {}
-        self._recent = []
+        self._recent = Recent()
 
     def _add(self, candidate: Candidate) -> None:
         self.candidates[candidate.name] = candidate

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from burnt import _torch, kernels, nn
+from burnt.codegen.likeness import Recent
 from burnt.errors import InputRuntimeError
 
 
@@ -25,7 +26,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(sys.modules["burnt.kernels.matmul"], "mkl_is_slow", lambda: True)
     monkeypatch.setattr(op, "_entries", {})
-    monkeypatch.setattr(op, "_recent", [])
+    monkeypatch.setattr(op, "_recent", Recent())
     monkeypatch.setattr(kernels, "linear", lambda *args: call(*args, None, None))
     return known
 

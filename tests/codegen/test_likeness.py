@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import burnt
 from burnt import kernels
+from burnt.codegen.likeness import Likeness, likeness
 from burnt.codegen.precision import multiplying
-from burnt.kernels.likeness import likeness
 from burnt.kernels.op import Op, op
 
 
@@ -36,10 +37,17 @@ def anything(
     """Arguments of all kinds that an op takes."""
 
 
+def made(args: tuple[Any, ...], function: Callable[..., Any] = anything) -> Likeness:
+    """The likeness of a call of a function with these arguments."""
+    parameters = {p.name: p.default for p in inspect.signature(function).parameters.values()}
+    found = likeness(parameters, args)
+    assert found is not None
+    return found
+
+
 def like(args: tuple[Any, ...], function: Callable[..., Any] = anything) -> Callable[..., bool]:
     """Whether a call is like one with these arguments; what its arguments are is seen on the way."""
-    is_like = likeness(inspect.signature(function), args)
-    assert is_like is not None
+    is_like = made(args, function)
 
     def found(*given: Any, **named: Any) -> bool:
         full = is_like(*given, **named)
@@ -106,8 +114,7 @@ def test_a_call_with_other_tensors_and_floats_is_like_the_first() -> None:
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_a_call_with_another_argument_is_not(at: int, make: Callable[[], Any]) -> None:
-    is_like = likeness(inspect.signature(anything), FIRST)
-    assert is_like is not None
+    is_like = made(FIRST)
     with contextlib.suppress(RuntimeError):  # it has no strides
         assert is_like(*with_argument(at, make())) is None
 
@@ -121,8 +128,7 @@ def test_a_list_that_was_changed_after_the_call_is_not() -> None:
 
 
 def test_a_call_that_does_not_fit_the_signature_is_refused_as_python_does() -> None:
-    is_like = likeness(inspect.signature(anything), FIRST)
-    assert is_like is not None
+    is_like = made(FIRST)
     with pytest.raises(TypeError, match="missing 1 required"):
         is_like(*FIRST[:7])
     with pytest.raises(TypeError, match="unexpected keyword"):
@@ -132,11 +138,11 @@ def test_a_call_that_does_not_fit_the_signature_is_refused_as_python_does() -> N
 def test_what_it_knows_keeps_no_tensor_alive() -> None:
     x = torch.ones(3)
     alive = weakref.ref(x)
-    kept = likeness(inspect.signature(lambda x: None), (x,))
+    kept = made((x,), lambda x: None)
     del x
     gc.collect()
-    assert kept is not None
     assert alive() is None
+    assert kept(torch.ones(3)) is not None
 
 
 class Watching(TorchFunctionMode):
@@ -262,7 +268,7 @@ def test_more_than_are_kept_still_find_their_own(scaled: Op[..., Any]) -> None:
     given = [torch.ones(n) for n in range(1, 12)]
     for x in given * 3:
         assert torch.equal(scaled(x, 3.0), x * 3)
-    assert len(scaled._recent) == 4
+    assert len(scaled._recent.calls) == 4
 
 
 def test_what_is_forgotten_is_chosen_anew(scaled: Op[..., Any]) -> None:
@@ -292,14 +298,14 @@ def test_a_call_during_which_others_forget_does_not_bring_an_old_choice_back(sca
 
     scaled._entries = Forgetting(scaled._entries)
     scaled(x, 2.0)
-    assert scaled._recent == []
+    assert scaled._recent.calls == []
 
 
 def test_a_call_through_torchs_ops_leaves_nothing_that_no_other_is_like(scaled: Op[..., Any]) -> None:
     x = torch.ones(3)
     for _ in range(3):
         scaled.recorded((x, 2.0, 0, 0.0))
-    assert scaled._recent == []
+    assert scaled._recent.calls == []
     for _ in range(2):
         scaled(x, 2.0)
     scaled._entries = Untouched()
@@ -338,3 +344,110 @@ def test_threads_do_not_disturb_each_other(scaled: Op[..., Any]) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+SCALE = 2.0
+SHIFT = torch.ones(3)
+
+
+def test_a_fused_function_knows_a_second_call_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = burnt.fuse(lambda x, factor, power=1: x * factor + power)
+    x = torch.arange(3.0)
+    fused(x, 2.0, 3)
+    monkeypatch.setattr(fused, "_entries", Untouched())
+    assert fused(x, 3.0, 3).tolist() == [3.0, 6.0, 9.0]
+    assert fused(x + 1, 0.0, 3).tolist() == [3.0, 3.0, 3.0]
+    with pytest.raises(AssertionError, match="was looked up"):
+        fused(x, 2.0, 4)
+
+
+def test_a_fused_function_sees_what_it_captures_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = burnt.fuse(lambda x: x * SCALE + SHIFT)
+    x = torch.arange(3.0)
+    for _ in range(3):
+        assert fused(x).tolist() == [1.0, 3.0, 5.0]
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    for _ in range(3):
+        assert fused(x).tolist() == [1.0, 4.0, 7.0]
+    monkeypatch.setitem(globals(), "SHIFT", torch.zeros(3))
+    for _ in range(3):
+        assert fused(x).tolist() == [0.0, 3.0, 6.0]
+    monkeypatch.undo()
+    assert fused(x).tolist() == [1.0, 3.0, 5.0]
+
+
+def test_a_fused_function_sees_a_captured_tensor_begin_and_cease_to_want_gradients() -> None:
+    weight = torch.ones(3)
+    fused = burnt.fuse(lambda x: x * weight)
+    x = torch.arange(3.0)
+    for wants in (False, True, False, True):
+        weight.requires_grad_(wants)
+        for _ in range(2):
+            assert fused(x).requires_grad == wants
+    torch.testing.assert_close(torch.autograd.grad(fused(x).sum(), weight)[0], x)
+
+
+def scaled_by(x: Tensor) -> Tensor:
+    return x * SCALE
+
+
+def shifted_by(x: Tensor) -> Tensor:
+    return x + SHIFT
+
+
+def test_a_fused_function_sees_another_helper_and_what_that_captures(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = burnt.fuse(lambda x: scaled_by(x) * 2)
+    x = torch.arange(3.0)
+    for _ in range(3):
+        assert fused(x).tolist() == [0.0, 4.0, 8.0]
+    monkeypatch.setitem(globals(), "scaled_by", shifted_by)
+    for _ in range(3):
+        assert fused(x).tolist() == [2.0, 4.0, 6.0]
+    monkeypatch.setitem(globals(), "SHIFT", torch.zeros(3))
+    for _ in range(3):
+        assert fused(x).tolist() == [0.0, 2.0, 4.0]
+
+
+def test_a_fused_function_that_looks_at_a_float_has_a_plan_for_each() -> None:
+    fused = burnt.fuse(lambda x, limit: x * 2 if limit > 1 else -x)
+    x = torch.ones(2)
+    for _ in range(3):
+        assert fused(x, 2.0).tolist() == [2.0, 2.0]
+        assert fused(x, 0.5).tolist() == [-1.0, -1.0]
+
+
+def test_a_fused_function_that_changes_its_argument_sees_shared_memory() -> None:
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(y)
+        return x + y
+
+    fused = burnt.fuse(add)
+    for _ in range(3):
+        x, y = torch.ones(4), torch.ones(4)
+        assert fused(x, y).tolist() == [3.0] * 4
+        assert x.tolist() == [2.0] * 4
+        assert fused(y, y).tolist() == [4.0] * 4
+
+
+def test_a_fused_function_follows_the_default_dtype() -> None:
+    fused = burnt.fuse(lambda x: x * torch.full((2,), 0.1))
+    x = torch.ones(2)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            assert fused(x).dtype == fused(x).dtype == dtype
+        finally:
+            torch.set_default_dtype(before)
+
+
+def test_a_fused_function_tells_states_apart_in_turn() -> None:
+    fused = burnt.fuse(lambda x: torch.tanh(x) * 2)
+    x = torch.randn(3, requires_grad=True)
+    expected = 2 * (1 - torch.tanh(x.detach()) ** 2)
+    for _ in range(3):
+        torch.testing.assert_close(torch.autograd.grad(fused(x).sum(), x)[0], expected)
+        with torch.no_grad():
+            assert not fused(x).requires_grad
+        torch.testing.assert_close(torch.func.vmap(fused)(x), torch.tanh(x) * 2)
+        torch.testing.assert_close(torch.func.jvp(fused, (x,), (torch.ones(3),))[1], expected)
