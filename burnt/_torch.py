@@ -23,12 +23,13 @@ __all__ = [
     "below_autograd",
     "compiled_in_place",
     "compiler_is_loaded",
+    "count_dispatch_modes",
+    "count_function_modes",
     "decompositions",
     "destroy",
     "fake_call",
     "fake_results",
-    "forward_derivatives",
-    "function_modes",
+    "forward_ad",
     "has_global_hooks",
     "has_mkl",
     "in_forward_ad",
@@ -42,7 +43,7 @@ __all__ = [
     "onednn_packed",
     "onednn_packed_conv",
     "onednn_takes",
-    "products",
+    "product_precision",
     "share_memory",
     "state_of",
     "trace_to_aten",
@@ -353,24 +354,27 @@ def is_plain_call() -> bool:
     )
 
 
-forward_derivatives = torch.autograd.forward_ad
+forward_ad = torch.autograd.forward_ad
 """The module whose ``_current_level`` says whether forward derivatives are taken, as `in_forward_ad` does."""
 
-function_modes: Callable[[], int] = torch._C._len_torch_function_stack
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+"""How many `TorchDispatchMode` are at work, torch's own among them, such as `FakeTensorMode`."""
+
+count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 """How many `TorchFunctionMode` are at work."""
 
-products: Callable[[], str] = torch._C._get_float32_matmul_precision
+product_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
 """`torch.get_float32_matmul_precision`, without its frame."""
 
 
 def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A function of as many objects: whether torch does with them, now, what it does with these.
+    """A function of as many objects: whether they are tensors that torch, now, dispatches as it does these.
 
-    They are of the same classes, dtypes, devices, shapes and strides, and want gradients or do not; torch
-    dispatches them alike: no transform, `TorchDispatchMode` or tracer is at work that is not, no autocast for
-    their device, no inference mode, none of them is a lazy negative or conjugate. Whether gradients are on,
-    `function_modes` and `forward_derivatives` it does not look at. A nested tensor ends the process: that
-    all have strides is to be seen before.
+    They are of the same classes, dtypes, devices, shapes and strides, want gradients or do not, and are
+    different objects, as these must be; no transform or tracer is at work that is not, no autocast for their
+    device, no inference mode, none of them is a lazy negative or conjugate. Not looked at: whether gradients
+    are on, forward derivatives, modes. A tensor that does not tell its sizes, such as a nested one, ends the
+    process, unless it is of another class than what was in its place.
 
     It is the look that compiled code of torch's takes at its arguments, a call of 0.15 microseconds.
     """

@@ -7,6 +7,9 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from burnt import _torch, nn
 
@@ -333,16 +336,19 @@ def test_torch_tells_alike_tensors_from_others() -> None:
 
 
 def test_torch_says_how_it_multiplies() -> None:
-    assert _torch.products() == torch.get_float32_matmul_precision()
+    assert _torch.product_precision() == torch.get_float32_matmul_precision()
 
 
-def test_torch_counts_its_function_modes() -> None:
+def test_torch_counts_its_modes() -> None:
     with torch.overrides.TorchFunctionMode():
-        assert _torch.function_modes() == 1, "a mode is no longer on the stack that is counted"
-    assert _torch.function_modes() == 0
+        assert _torch.count_function_modes() == 1, "a mode is no longer on the stack that is counted"
+    for mode in (FlopCounterMode(display=False), FakeTensorMode(), FunctionalTensorMode()):
+        with mode:
+            assert _torch.count_dispatch_modes() == 1, f"{mode} is no longer on the stack that is counted"
+    assert _torch.count_dispatch_modes() == _torch.count_function_modes() == 0
 
 
 def test_forward_derivatives_have_a_level() -> None:
-    before = _torch.forward_derivatives._current_level
+    before = _torch.forward_ad._current_level
     with torch.autograd.forward_ad.dual_level():
-        assert before < 0 <= _torch.forward_derivatives._current_level
+        assert before < 0 <= _torch.forward_ad._current_level

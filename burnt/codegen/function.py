@@ -58,9 +58,7 @@ class Planned(NamedTuple):
     `held` keeps alive what the function captured, as the signature knows it by its address. `by_value`: the
     function looks at its numbers, and the plan is right for these alone. `served`: by which calls of torch's
     own, where the plain function runs because it is nothing else. `wants_gradient`: whether a tensor does,
-    given or captured. `is_like`: of arguments by position, whether a call is like the first one of this
-    signature (`burnt.codegen.likeness`), as long as the signature knows what is captured at `places` by
-    `known`.
+    given or captured; `captured_wanted`: which of the captured ones did. `places`: where what is held was.
     """
 
     forward: CompiledPlan | None
@@ -69,10 +67,14 @@ class Planned(NamedTuple):
     plain: str | None = None
     by_value: bool = False
     served: Served | None = None
-    is_like: Likeness | None = None
-    places: list[tuple[Any, str]] | None = None
-    known: tuple[Any, ...] = ()
     wants_gradient: bool = False
+    captured_wanted: tuple[bool, ...] = ()
+    places: Sequence[tuple[Any, str]] = ()
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a captured tensor wants a gradient now and did not, or the other way round."""
+        return bool(self.captured) and tuple([t.requires_grad for t in self.captured]) != self.captured_wanted
 
 
 class Function(Dissolving):
@@ -125,8 +127,8 @@ class Function(Dissolving):
         """The function's result."""
         if not is_dynamo_compiling() and not kwargs:
             found = self._recent.find(args, kwargs)
-            if found is not None and self._captures_what(found[0]):
-                return self._made_of(found[0], args)
+            if found is not None:
+                return self._run_planned(*found)
         if is_compiling() or not _torch.is_plain_call():
             return self.fn(*args, **kwargs)
         if kwargs:
@@ -138,21 +140,25 @@ class Function(Dissolving):
                 self._unknown.add(kinds)
                 self._plain(_unknown(args), [])
             return self.fn(*args)
-        if planned.is_like is not None:
-            self._recent.put(planned.is_like, planned)
-        return self._made_of(planned, args)
+        if self._recent.has_room(args) and not planned.by_value:
+            self._recent.put(args, self._likeness(planned, args), planned)
+        return self._run_planned(planned, args)
 
-    def _captures_what(self, planned: Planned) -> bool:
-        """Whether what is captured is what was when a plan was made."""
-        places = self._captures
-        return planned.places is places and (
-            not places or planned.known == tuple([identity(content(holder, name)) for holder, name in places])
-        )
+    def _likeness(self, planned: Planned, args: Sequence[Any]) -> Likeness | None:
+        """What tells a call like one with these arguments, for which this was planned."""
+        names = dict.fromkeys([f"argument_{i}" for i in range(len(args))], inspect.Parameter.empty)
+        answers: list[tuple[Callable[[], object], object]] = [
+            (torch.get_default_dtype, torch.get_default_dtype())
+        ]
+        if planned.places:
+            identities = [identity(held) for held in planned.held]
+            answers.append((functools.partial(_identities, planned.places), identities))
+        return likeness(names, args, answers)
 
-    def _made_of(self, planned: Planned, args: Sequence[Any]) -> Any:
+    def _run_planned(self, planned: Planned, args: Sequence[Any]) -> Any:
         """The result by what is known for the arguments."""
         forward = planned.forward
-        if forward is None:
+        if forward is None or planned.is_outdated:
             return self.fn(*args)
         tensors = [a for a in args if isinstance(a, Tensor)]
         if forward.changed and _share_memory([*tensors, *planned.captured]):
@@ -258,9 +264,7 @@ class Function(Dissolving):
             if not by_value:
                 # A helper that was given another body may look elsewhere than the one before it.
                 known = len(held)
-                places = captures(self.fn)
-                if list(map(_place, places)) != list(map(_place, self._captures)):
-                    self._captures = places
+                self._captures = captures(self.fn)
                 held = [content(holder, name) for holder, name in self._captures]
                 key = [*key[: len(key) - known], *map(identity, held)]
             signature = tuple(key)
@@ -274,7 +278,7 @@ class Function(Dissolving):
                         f"it has met {_MOST_INTEGERS} values of its whole numbers, each with a plan of its "
                         "own: what changes can be given as a float or a tensor",
                         held,
-                    )
+                    )._replace(places=self._captures)
                     return self._plain_ones[rest]
                 values = _values(args)
                 if values and values not in self._looked_at and len(self._looked_at) >= _MOST_VALUES:
@@ -284,28 +288,23 @@ class Function(Dissolving):
                     )._replace(by_value=True)
                 else:
                     entry = self._taken(args) or self._made(args, tensors, held)
-                    wants = any(t.requires_grad for t in [*tensors, *entry.captured])
-                    entry = entry._replace(
-                        wants_gradient=wants and torch.is_grad_enabled(), **self._likeness(args, held)
-                    )
+                    wanted = tuple([t.requires_grad for t in entry.captured])
+                    wants = any(t.requires_grad for t in tensors) or any(wanted)
+                    wants = wants and torch.is_grad_enabled()
+                    entry = entry._replace(wants_gradient=wants, captured_wanted=wanted)
                     if entry.by_value or by_value:
                         self._looked_at.add(values)
-                        entry = entry._replace(is_like=None)
                 if len(self._entries) >= _MOST_PLANS:
                     # Another thread may be looking it up: taken out of a copy.
                     self._entries = dict(list(self._entries.items())[_MOST_PLANS // 2 :])
                     self._integers.clear()
+                    self._recent = Recent()
+                entry = entry._replace(places=self._captures)
                 self._entries[signature] = entry
                 if entry.by_value and not by_value:
                     # It was made for these values.
                     self._entries[*signature, values] = entry
             return entry
-
-    def _likeness(self, args: Sequence[Any], held: Sequence[Any]) -> dict[str, Any]:
-        """What tells a call like this one, as `Planned` has it."""
-        names = dict.fromkeys([f"argument_{i}" for i in range(len(args))], inspect.Parameter.empty)
-        is_like = likeness(names, args, [torch.get_default_dtype]) if _torch.is_plain_call() else None
-        return {"is_like": is_like, "places": self._captures, "known": tuple(map(identity, held))}
 
     def _taken(self, args: Sequence[Any]) -> Planned | None:
         """The plan of the function that this one was made of, built for this one's target."""
@@ -414,10 +413,9 @@ def _is_known(arg: object) -> bool:
     return type(arg) in (Tensor, torch.nn.Parameter, float) or isinstance(arg, SIMPLE)
 
 
-def _place(capture: tuple[Any, str]) -> tuple[int, str]:
-    """Where something is captured, as what can be compared."""
-    holder, name = capture
-    return id(holder), name
+def _identities(places: Sequence[tuple[Any, str]]) -> list[Any]:
+    """What a signature knows by what is captured."""
+    return [identity(content(holder, name)) for holder, name in places]
 
 
 def _values(args: Sequence[Any]) -> tuple[str, ...]:

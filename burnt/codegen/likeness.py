@@ -25,100 +25,122 @@ __all__ = ["Likeness", "Recent", "likeness"]
 Likeness = Callable[..., "tuple[Any, ...] | None"]
 """A function that is called as another one is, and says whether a call is like one before: see `likeness`."""
 
-Known = TypeVar("Known")
-_MOST = 4  # each costs a call that is like none of them half a microsecond
+Serves = TypeVar("Serves")
+_MOST = 4  # calls with one shape: each costs a call that is like none of them half a microsecond
+_MOST_SHAPES = 1024
 
 
-class Recent(Generic[Known]):
-    """What is known of the last few calls that were not like each other."""
+class Recent(Generic[Serves]):
+    """What serves some calls, by the shape of their first argument: the first few with each."""
 
     __slots__ = ("calls",)
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Likeness, Known]] = []
+        self.calls: dict[torch.Size | None, list[tuple[Likeness, Serves]]] = {}
 
-    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Known, tuple[Any, ...]] | None:
-        """What is known of a call that this one is like, and its arguments by position; None without one."""
+    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Serves, tuple[Any, ...]] | None:
+        """What serves a call that this one is like, and its arguments by position; None without one."""
         try:
-            for is_like, known in self.calls:
+            for is_like, serves in self.calls.get(_shape(args), ()):
                 given = is_like(*args, **kwargs)
                 if given is not None:
-                    return known, given
+                    return serves, given
         except (TypeError, RuntimeError):
-            return None  # the arguments do not fit, which others will say
+            return None  # `likeness` says why: no call is like this one, and whatever is wrong will be told
         return None
 
-    def put(self, is_like: Likeness, known: Known) -> None:
-        """Remember a call before all others, and forget the oldest one."""
-        others = [call for call in self.calls if call[0] is not is_like]
-        self.calls = [(is_like, known), *others[: _MOST - 1]]
+    def has_room(self, args: Sequence[Any]) -> bool:
+        """Whether `put` is worth the work of making a likeness."""
+        return len(self.calls.get(_shape(args), ())) < _MOST
+
+    def put(self, args: Sequence[Any], is_like: Likeness | None, serves: Serves) -> None:
+        """Remember what serves a call, if there is a likeness of it."""
+        if is_like is None:
+            return
+        if len(self.calls) >= _MOST_SHAPES:
+            self.calls = {}
+        self.calls.setdefault(_shape(args), []).append((is_like, serves))
+
+
+def _shape(args: Sequence[Any]) -> torch.Size | None:
+    first = args[0] if args else None
+    kind = type(first)
+    return first.shape if kind is Tensor or kind is torch.nn.Parameter else None  # type: ignore[union-attr]
 
 
 def likeness(
-    parameters: Mapping[str, Any], args: Sequence[Any], also: Sequence[Callable[[], object]] = ()
+    parameters: Mapping[str, Any],
+    args: Sequence[Any],
+    answers: Sequence[tuple[Callable[[], object], object]] = (),
 ) -> Likeness | None:
     """A function that is called as another one is: whether a call of it, now, is one with `args`.
 
     Args:
         parameters: of that function, each by name with its default; `inspect.Parameter.empty` is none.
-        args: all by position: plain tensors with strides, at least one, and what is equal to itself, or lists
-            of that.
-        also: what must return the same object as now.
+        args: all by position: plain tensors with strides, and what is equal to itself, or lists of that.
+        answers: functions, each with what it must answer.
 
     Returns:
         All arguments by position if tensors differ in their values alone, floats in theirs, and nothing else
         does; None otherwise, which says nothing. The function raises TypeError where arguments do not fit the
-        parameters, and RuntimeError where a tensor has no strides, or torch does not say how it multiplies.
-        None instead of it, where torch does not say so now, or autocast is on.
+        parameters, and RuntimeError where a tensor does not tell its sizes, or torch not how it multiplies.
+        None instead of the function where calls cannot be told apart so: without tensors, with one in two
+        places, under autocast, or where torch does not tell how it multiplies.
     """
-    if _torch.is_autocast() or not any(isinstance(a, Tensor) for a in args):
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    if not tensors or len({id(t) for t in tensors}) < len(tensors) or _torch.is_autocast():
         return None
     try:
-        multiplied = _torch.products()
+        multiplied = _torch.product_precision()
     except RuntimeError:  # set by torch's newer switches, beside which the older one is refused
         return None
-    known = {
+    if any(name.startswith("__") for name in parameters):
+        return None  # the expression's own names begin so
+    names = {
         "__builtins__": {},
         **{f"__default_{name}": default for name, default in parameters.items()},
-        **{f"__known_{name}": _kept(a) for name, a in zip(parameters, args, strict=True)},
-        **{f"__also_{i}": ask for i, ask in enumerate(also)},
-        **{f"__same_{i}": ask() for i, ask in enumerate(also)},
+        **{f"__first_{name}": _kept(a) for name, a in zip(parameters, args, strict=True)},
+        **{f"__ask_{i}": ask for i, (ask, _) in enumerate(answers)},
+        **{f"__answer_{i}": answer for i, (_, answer) in enumerate(answers)},
         "__type": type,
         "__is_same": _is_same,
         "__with_gradients": torch.is_grad_enabled,
-        "__gradients": torch.is_grad_enabled(),
-        "__function_modes": _torch.function_modes,
-        "__forward": _torch.forward_derivatives,
-        "__products": _torch.products,
-        "__multiplied": multiplied,
+        "__first_with_gradients": torch.is_grad_enabled(),
+        "__count_dispatch_modes": _torch.count_dispatch_modes,
+        "__count_function_modes": _torch.count_function_modes,
+        "__forward_ad": _torch.forward_ad,
+        "__product_precision": _torch.product_precision,
+        "__first_product_precision": multiplied,
         "__precision": precision,
-        "__in_three": precision.in_three,
-        "__are_alike": _torch.alike([a for a in args if isinstance(a, Tensor)]),
+        "__first_in_three": precision.in_three,
+        "__are_alike": _torch.alike(tensors),
     }
     optional = tuple(default is not inspect.Parameter.empty for default in parameters.values())
     kinds = tuple(Tensor if isinstance(a, Tensor) else float if type(a) is float else None for a in args)
-    code = _expression(tuple(parameters), optional, kinds, len(also))
-    return eval(code, known)  # type: ignore[no-any-return]
+    return eval(_expression(tuple(parameters), optional, kinds, len(answers)), names)  # type: ignore[no-any-return]
 
 
 @functools.cache
 def _expression(
-    names: tuple[str, ...], optional: tuple[bool, ...], kinds: tuple[type | None, ...], also: int
+    names: tuple[str, ...], optional: tuple[bool, ...], kinds: tuple[type | None, ...], answers: int
 ) -> CodeType:
     """The code of a likeness, whatever the arguments of these kinds are."""
     parameters = [f"{n}=__default_{n}" if o else n for n, o in zip(names, optional, strict=True)]
-    of_class = "__type({0}) is __known_{0}"
-    of_value = "({0} is __known_{0} or __is_same({0}, __known_{0}))"
+    of_class = "__type({0}) is __first_{0}"
+    of_value = "({0} is __first_{0} or __is_same({0}, __first_{0}))"
     tensors = [n for n, kind in zip(names, kinds, strict=True) if kind is Tensor]
     conditions = [
         *[(of_value if kind is None else of_class).format(n) for n, kind in zip(names, kinds, strict=True)],
-        "__with_gradients() is __gradients",
-        "not __function_modes()",
-        "__forward._current_level < 0",
-        "__products() == __multiplied",
-        "__precision.in_three is __in_three",
-        *[f"__also_{i}() is __same_{i}" for i in range(also)],
-        *[f"{n}.stride() is not None" for n in tensors],
+        "__with_gradients() is __first_with_gradients",
+        "not __count_dispatch_modes()",
+        "not __count_function_modes()",
+        "__forward_ad._current_level < 0",
+        "__product_precision() == __first_product_precision",
+        "__precision.in_three is __first_in_three",
+        *[f"__ask_{i}() == __answer_{i}" for i in range(answers)],
+        # The last look ends the process where a tensor does not tell its sizes, which raises here. Of classes
+        # that may do anything when they are asked, the first look has seen that there are none.
+        *[f"{n}.shape is not None" for n in tensors],
         f"__are_alike({', '.join(tensors)})",
     ]
     source = f"lambda {', '.join(parameters)}: ({', '.join(names)},) if {' and '.join(conditions)} else None"

@@ -43,7 +43,7 @@ def precision() -> str:
     'ieee'
     """
     try:
-        plain = _OURS[_torch.products()]
+        plain = _OURS[_torch.product_precision()]
     except RuntimeError:  # set by torch's newer switches, beside which the older one is refused
         plain = _torch.matmul_precision()
     return "tf32x3" if in_three and plain == "ieee" else plain

@@ -25,7 +25,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from burnt import _torch
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
-from burnt.codegen.likeness import Likeness, Recent, likeness
+from burnt.codegen.likeness import Recent, likeness
 from burnt.codegen.precision import precision
 from burnt.codegen.target import TRITON, are_blocks, target_of, with_blocks
 from burnt.codegen.trace import Dissolving, is_tracing
@@ -53,8 +53,7 @@ class Entry(NamedTuple):
     """What was chosen for a signature.
 
     `call` takes the op's arguments by position. `look`: the values are looked at before. `candidate`,
-    `config` and `why` say what was chosen and by whom; `key` is the tuner's. `is_like`, once the signature
-    was met again: of a call's arguments, whether it is like that one (`burnt.codegen.likeness`).
+    `config` and `why` say what was chosen and by whom; `key` is the tuner's.
     """
 
     call: Callable[..., Any]
@@ -63,7 +62,6 @@ class Entry(NamedTuple):
     config: dict[str, Any] | None
     why: str
     key: str
-    is_like: Likeness | None = None
 
 
 class Op(Dissolving, Generic[P, R]):
@@ -192,17 +190,17 @@ class Op(Dissolving, Generic[P, R]):
         if not is_dynamo_compiling():
             found = self._recent.find(args, kwargs)
             if found is not None:
-                return self._made(*found)  # type: ignore[no-any-return]
-        if kwargs or len(args) != self.arity:
-            args = self.bound(args, kwargs)  # type: ignore[assignment]
+                return self._run_entry(*found)  # type: ignore[no-any-return]
+        full = self.bound(args, kwargs) if kwargs or len(args) != self.arity else args
         if is_compiling() or not _torch.is_plain_call():
-            return self.recorded(args)  # type: ignore[no-any-return]
-        return self.run(args, remember=True)  # type: ignore[no-any-return]
+            return self.recorded(full)  # type: ignore[no-any-return]
+        return self.run(full, remember=bool(args))  # type: ignore[no-any-return]
 
     def run(self, args: Sequence[Any], *, remember: bool = False) -> Any:
         """The results by the best candidate, for all arguments by position, of tensors that are plain.
 
-        With `remember`, a call like this one is known by its likeness from the third on.
+        With `remember`, a call like this one is known by its likeness from the third on. It is found by its
+        first argument, which was given by position.
         """
         recent = self._recent  # before the entries, which `forget` replaces first: not to remember old ones
         key: list[Any] = [torch.is_grad_enabled()]
@@ -239,19 +237,15 @@ class Op(Dissolving, Generic[P, R]):
         if (multiplied := precision()) != "ieee":
             key.append(multiplied)
         signature = tuple(key)
-        entries = self._entries
-        entry = entries.get(signature)
+        entry = self._entries.get(signature)
         if entry is None:
             return self._first(signature, args)
-        if remember:
-            if entry.is_like is None:
-                entry = entries[signature] = entry._replace(is_like=likeness(self.parameters, args))
-            if entry.is_like is not None:
-                recent.put(entry.is_like, entry)
-        return self._made(entry, args)
+        if remember and recent.has_room(args):
+            recent.put(args, likeness(self.parameters, args), entry)
+        return self._run_entry(entry, args)
 
-    def _made(self, entry: Entry, args: Sequence[Any]) -> Any:
-        """What was chosen makes of all arguments by position."""
+    def _run_entry(self, entry: Entry, args: Sequence[Any]) -> Any:
+        """The results by what was chosen, for all arguments by position; bad values raise."""
         if entry.look:
             self.look(*args)  # type: ignore[misc]
         try:

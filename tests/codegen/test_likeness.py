@@ -1,9 +1,11 @@
 """Calls that are like one before are known without a signature; those that are not go the long way."""
 
 import contextlib
+import functools
 import gc
 import inspect
 import operator
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -12,8 +14,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import burnt
 from burnt import kernels
@@ -177,6 +182,9 @@ def products(name: str) -> Iterator[None]:
         lambda: torch.autocast("cpu"),
         Watching,
         Dispatching,
+        lambda: FakeTensorMode(allow_non_fake_inputs=True),
+        FunctionalTensorMode,
+        lambda: FlopCounterMode(display=False),
         torch.autograd.forward_ad.dual_level,
         lambda: products("high"),
         lambda: multiplying("tf32x3"),
@@ -187,6 +195,9 @@ def products(name: str) -> Iterator[None]:
         "autocast",
         "function mode",
         "dispatch mode",
+        "fake",
+        "functional",
+        "counting",
         "forward ad",
         "torch's",
         "ours",
@@ -264,11 +275,48 @@ def test_several_signatures_in_turn_are_known_so(scaled: Op[..., Any]) -> None:
         assert torch.equal(scaled(x, 3.0), x * 3)
 
 
-def test_more_than_are_kept_still_find_their_own(scaled: Op[..., Any]) -> None:
-    given = [torch.ones(n) for n in range(1, 12)]
-    for x in given * 3:
-        assert torch.equal(scaled(x, 3.0), x * 3)
-    assert len(scaled._recent.calls) == 4
+def test_more_than_are_kept_of_one_shape_still_find_their_own(scaled: Op[..., Any]) -> None:
+    x = torch.arange(3.0)
+    for dim in list(range(12)) * 3:
+        assert torch.equal(scaled(x, 3.0, dim), x * 3 + dim)
+    assert [len(calls) for calls in scaled._recent.calls.values()] == [4]
+
+
+def test_ever_new_shapes_are_not_all_kept(scaled: Op[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["burnt.codegen.likeness"], "_MOST_SHAPES", 8)
+    for n in [*range(1, 30)] * 2:
+        for _ in range(2):
+            assert scaled(torch.ones(n), 3.0).tolist() == [3.0] * n
+        assert len(scaled._recent.calls) <= 8
+
+
+def test_a_signature_is_known_in_each_of_the_states_that_share_it(scaled: Op[..., Any]) -> None:
+    x = torch.ones(3)
+    for _ in range(3):
+        with torch.inference_mode():
+            scaled(x, 2.0)
+        with torch.no_grad():
+            scaled(x, 2.0)
+            scaled(torch.nn.Parameter(x, requires_grad=False), 2.0)
+    scaled._entries = Untouched()
+    with torch.no_grad():
+        assert scaled(x, 2.0).tolist() == scaled(torch.nn.Parameter(x, requires_grad=False), 2.0).tolist()
+    with torch.inference_mode():
+        assert scaled(x, 2.0).is_inference()
+
+
+def test_a_tensor_in_two_places_goes_the_long_way() -> None:
+    x, y = torch.ones(3), torch.zeros(3)
+    for _ in range(4):
+        assert kernels.swiglu(x, x).shape == (3,)
+    assert likeness(dict.fromkeys("ab", inspect.Parameter.empty), (x, x)) is None
+    assert not like((x, y), lambda a, b: None)(x, x)
+
+
+def test_a_first_argument_by_name_goes_the_long_way(scaled: Op[..., Any]) -> None:
+    for _ in range(6):
+        assert scaled(x=torch.ones(2), factor=2.0).tolist() == [2.0, 2.0]
+    assert scaled._recent.calls == {}
 
 
 def test_what_is_forgotten_is_chosen_anew(scaled: Op[..., Any]) -> None:
@@ -298,14 +346,14 @@ def test_a_call_during_which_others_forget_does_not_bring_an_old_choice_back(sca
 
     scaled._entries = Forgetting(scaled._entries)
     scaled(x, 2.0)
-    assert scaled._recent.calls == []
+    assert scaled._recent.calls == {}
 
 
 def test_a_call_through_torchs_ops_leaves_nothing_that_no_other_is_like(scaled: Op[..., Any]) -> None:
     x = torch.ones(3)
     for _ in range(3):
         scaled.recorded((x, 2.0, 0, 0.0))
-    assert scaled._recent.calls == []
+    assert scaled._recent.calls == {}
     for _ in range(2):
         scaled(x, 2.0)
     scaled._entries = Untouched()
@@ -376,17 +424,6 @@ def test_a_fused_function_sees_what_it_captures_change(monkeypatch: pytest.Monke
     assert fused(x).tolist() == [1.0, 3.0, 5.0]
 
 
-def test_a_fused_function_sees_a_captured_tensor_begin_and_cease_to_want_gradients() -> None:
-    weight = torch.ones(3)
-    fused = burnt.fuse(lambda x: x * weight)
-    x = torch.arange(3.0)
-    for wants in (False, True, False, True):
-        weight.requires_grad_(wants)
-        for _ in range(2):
-            assert fused(x).requires_grad == wants
-    torch.testing.assert_close(torch.autograd.grad(fused(x).sum(), weight)[0], x)
-
-
 def scaled_by(x: Tensor) -> Tensor:
     return x * SCALE
 
@@ -406,6 +443,63 @@ def test_a_fused_function_sees_another_helper_and_what_that_captures(monkeypatch
     monkeypatch.setitem(globals(), "SHIFT", torch.zeros(3))
     for _ in range(3):
         assert fused(x).tolist() == [0.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    "capture",
+    [
+        lambda weight: lambda x: x * weight,
+        lambda weight: (lambda held: lambda x: x * held[0])((weight,)),
+        lambda weight: functools.partial(lambda x, w: x * w, w=weight),
+    ],
+    ids=["cell", "tuple", "partial"],
+)
+def test_a_captured_tensor_may_begin_and_cease_to_want_gradients(capture: Callable[..., Any]) -> None:
+    weight, x = torch.ones(3), torch.arange(3.0)
+    fused = burnt.fuse(capture(weight))
+    for wants in (False, True, False, True):
+        weight.requires_grad_(wants)
+        for _ in range(2):
+            assert fused(x).requires_grad == wants
+    torch.testing.assert_close(torch.autograd.grad(fused(x).sum(), weight)[0], x)
+
+
+def test_what_is_captured_anew_does_not_hide_what_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = burnt.fuse(lambda x: x * SCALE)
+    x = torch.ones(2)
+    for scale in (2.0, 3.0, 2.0, 3.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        assert fused(x).tolist() == [scale] * 2
+    entries = fused._entries
+    fused._entries = Untouched()
+    for scale in (2.0, 3.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        assert fused(x).tolist() == [scale] * 2
+    fused._entries = entries
+
+
+def test_a_fused_function_that_calls_another_of_what_it_captures_is_traced() -> None:
+    weight = torch.randn(3, 4)
+    inner = burnt.fuse(lambda v: v * 2)
+    for _ in range(3):
+        inner(weight)
+    outer = burnt.fuse(lambda x: x + inner(weight).sum(1))
+    x = torch.arange(3.0)
+    torch.testing.assert_close(outer(x), x + (weight * 2).sum(1))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_mapped_nested_tensor_is_no_end_of_the_process(scaled: Op[..., Any]) -> None:
+    x = torch.randn(3, 4)
+    fused = burnt.fuse(lambda x: torch.tanh(x) * 2)
+    for _ in range(3):
+        fused(x), scaled(x, 2.0)
+    nested = torch.nested.nested_tensor([x, x])
+    for found, expected in zip(torch.func.vmap(fused)(nested).unbind(), [torch.tanh(x) * 2] * 2, strict=True):
+        torch.testing.assert_close(found, expected)
+    mapped = torch.func.vmap(lambda part: scaled(part, 2.0))(nested)
+    torch.testing.assert_close(mapped.unbind()[0], x * 2)
 
 
 def test_a_fused_function_that_looks_at_a_float_has_a_plan_for_each() -> None:
