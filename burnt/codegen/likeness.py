@@ -131,17 +131,17 @@ def _expression(
     tensors = [n for n, kind in zip(names, kinds, strict=True) if kind is Tensor]
     conditions = [
         *[(of_value if kind is None else of_class).format(n) for n, kind in zip(names, kinds, strict=True)],
-        "__with_gradients() is __first_with_gradients",
-        "not __count_dispatch_modes()",
+        # Modes are asked for before tensors are, which they would see. The look at all tensors ends the
+        # process where one does not tell its shape, which raises here; of classes of their own there are none.
         "not __count_function_modes()",
+        *[f"{n}.shape is not None" for n in tensors],
+        f"__are_alike({', '.join(tensors)})",
+        "not __count_dispatch_modes()",
         "__forward_ad._current_level < 0",
+        "__with_gradients() is __first_with_gradients",
         "__product_precision() == __first_product_precision",
         "__precision.in_three is __first_in_three",
         *[f"__ask_{i}() == __answer_{i}" for i in range(answers)],
-        # The last look ends the process where a tensor does not tell its sizes, which raises here. Of classes
-        # that may do anything when they are asked, the first look has seen that there are none.
-        *[f"{n}.shape is not None" for n in tensors],
-        f"__are_alike({', '.join(tensors)})",
     ]
     source = f"lambda {', '.join(parameters)}: ({', '.join(names)},) if {' and '.join(conditions)} else None"
     return compile(source, __file__, "eval")
