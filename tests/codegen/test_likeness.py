@@ -446,15 +446,16 @@ def test_a_fused_function_sees_another_helper_and_what_that_captures(monkeypatch
 
 
 @pytest.mark.parametrize(
-    "capture",
+    ("capture", "planned"),
     [
-        lambda weight: lambda x: x * weight,
-        lambda weight: (lambda held: lambda x: x * held[0])((weight,)),
-        lambda weight: functools.partial(lambda x, w: x * w, w=weight),
+        pytest.param(lambda weight: lambda x: x * weight, True, id="cell"),
+        pytest.param(lambda weight: (lambda held: lambda x: x * held[0])((weight,)), False, id="tuple"),
+        pytest.param(lambda weight: functools.partial(lambda x, w: x * w, w=weight), False, id="partial"),
     ],
-    ids=["cell", "tuple", "partial"],
 )
-def test_a_captured_tensor_may_begin_and_cease_to_want_gradients(capture: Callable[..., Any]) -> None:
+def test_a_captured_tensor_may_begin_and_cease_to_want_gradients(
+    capture: Callable[..., Any], planned: bool
+) -> None:
     weight, x = torch.ones(3), torch.arange(3.0)
     fused = burnt.fuse(capture(weight))
     for wants in (False, True, False, True):
@@ -462,6 +463,8 @@ def test_a_captured_tensor_may_begin_and_cease_to_want_gradients(capture: Callab
         for _ in range(2):
             assert fused(x).requires_grad == wants
     torch.testing.assert_close(torch.autograd.grad(fused(x).sum(), weight)[0], x)
+    # Where no signature knows of it the plain function runs, once it is not as it was.
+    assert fused.planned(x).is_outdated != planned
 
 
 def test_what_is_captured_anew_does_not_hide_what_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
