@@ -132,7 +132,7 @@ def _expression(
     conditions = [
         *[(of_value if kind is None else of_class).format(n) for n, kind in zip(names, kinds, strict=True)],
         # Modes are asked for before tensors are, which they would see. The look at all tensors ends the
-        # process where one does not tell its shape, which raises here; of other classes there are none by now.
+        # process where one does not tell its shape, which raises here; other classes are ruled out.
         "not __count_function_modes()",
         *[f"{n}.shape is not None" for n in tensors],
         f"__are_alike({', '.join(tensors)})",
