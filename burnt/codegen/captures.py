@@ -109,6 +109,11 @@ def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
                 held = take(held, attribute)
 
     called = fn.func if isinstance(fn, functools.partial) else fn
+    if isinstance(fn, functools.partial):
+        for i in range(len(fn.args)):
+            take(fn.args, str(i))
+        for name in fn.keywords:
+            take(fn.keywords, name)
     look(called)
     if not isinstance(called, (*_CALLED, types.MethodType)) and _package(called) not in _OURS:
         for name in _attributes(called):
@@ -144,6 +149,10 @@ def identity(held: Any) -> Any:
         return held.hex()
     if kind is types.MethodType:
         return kind, id(held.__self__), id(held.__func__)  # another object at each look
+    if kind is tuple:
+        return id(held), *map(identity, held)  # of the same objects, which need not be the same inside
+    if kind is types.MappingProxyType:
+        return id(held), *((key, identity(value)) for key, value in held.items())
     return (kind, held) if kind in _NUMBERS else id(held)
 
 

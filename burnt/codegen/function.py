@@ -58,7 +58,7 @@ class Planned(NamedTuple):
     `held` keeps alive what the function captured, as the signature knows it by its address. `by_value`: the
     function looks at its numbers, and the plan is right for these alone. `served`: by which calls of torch's
     own, where the plain function runs because it is nothing else. `wants_gradient`: whether a tensor does,
-    given or captured; `captured_wanted`: which of the captured ones did. `places`: where what is held was.
+    given or captured. `places`: where what is captured was found, and `identities`: what it is known by.
     """
 
     forward: CompiledPlan | None
@@ -68,13 +68,8 @@ class Planned(NamedTuple):
     by_value: bool = False
     served: Served | None = None
     wants_gradient: bool = False
-    captured_wanted: tuple[bool, ...] = ()
     places: Sequence[tuple[Any, str]] = ()
-
-    @property
-    def is_outdated(self) -> bool:
-        """Whether a captured tensor wants a gradient now and did not, or the other way round."""
-        return bool(self.captured) and tuple([t.requires_grad for t in self.captured]) != self.captured_wanted
+    identities: Sequence[Any] = ()
 
 
 class Function(Dissolving):
@@ -140,25 +135,23 @@ class Function(Dissolving):
                 self._unknown.add(kinds)
                 self._plain(_unknown(args), [])
             return self.fn(*args)
-        if self._recent.has_room(args) and not planned.by_value:
+        if self._recent.wants(args) and not planned.by_value and not _torch.is_autocast():
             self._recent.put(args, self._likeness(planned, args), planned)
         return self._run_planned(planned, args)
 
     def _likeness(self, planned: Planned, args: Sequence[Any]) -> Likeness | None:
         """What tells a call like one with these arguments, for which this was planned."""
         names = dict.fromkeys([f"argument_{i}" for i in range(len(args))], inspect.Parameter.empty)
-        answers: list[tuple[Callable[[], object], object]] = [
-            (torch.get_default_dtype, torch.get_default_dtype())
-        ]
+        dtype = torch.get_default_dtype()
+        answers: list[tuple[Callable[[], object], object]] = [(torch.get_default_dtype, dtype)]
         if planned.places:
-            identities = [identity(held) for held in planned.held]
-            answers.append((functools.partial(_identities, planned.places), identities))
+            answers.append((functools.partial(_identities, planned.places), planned.identities))
         return likeness(names, args, answers)
 
     def _run_planned(self, planned: Planned, args: Sequence[Any]) -> Any:
         """The result by what is known for the arguments."""
         forward = planned.forward
-        if forward is None or planned.is_outdated:
+        if forward is None:
             return self.fn(*args)
         tensors = [a for a in args if isinstance(a, Tensor)]
         if forward.changed and _share_memory([*tensors, *planned.captured]):
@@ -199,8 +192,7 @@ class Function(Dissolving):
             key.append(torch.get_default_dtype())
         if (multiplied := precision()) != "ieee":
             key.append(multiplied)
-        for holder, name in self._captures:
-            key.append(identity(content(holder, name)))
+        key += _identities(self._captures)
         planned = self._entries.get(tuple(key)) or self._plain_ones.get(_without_integers(key))
         if planned is None:
             planned = self._prepare(key, args, tensors)
@@ -267,6 +259,7 @@ class Function(Dissolving):
                 self._captures = captures(self.fn)
                 held = [content(holder, name) for holder, name in self._captures]
                 key = [*key[: len(key) - known], *map(identity, held)]
+            places, identities = self._captures, key[len(key) - len(held) :]
             signature = tuple(key)
             entry = self._entries.get(signature)
             if entry is None:
@@ -278,7 +271,7 @@ class Function(Dissolving):
                         f"it has met {_MOST_INTEGERS} values of its whole numbers, each with a plan of its "
                         "own: what changes can be given as a float or a tensor",
                         held,
-                    )._replace(places=self._captures)
+                    )._replace(places=places, identities=identities)
                     return self._plain_ones[rest]
                 values = _values(args)
                 if values and values not in self._looked_at and len(self._looked_at) >= _MOST_VALUES:
@@ -288,10 +281,8 @@ class Function(Dissolving):
                     )._replace(by_value=True)
                 else:
                     entry = self._taken(args) or self._made(args, tensors, held)
-                    wanted = tuple([t.requires_grad for t in entry.captured])
-                    wants = any(t.requires_grad for t in tensors) or any(wanted)
-                    wants = wants and torch.is_grad_enabled()
-                    entry = entry._replace(wants_gradient=wants, captured_wanted=wanted)
+                    wants = any(t.requires_grad for t in [*tensors, *entry.captured])
+                    entry = entry._replace(wants_gradient=wants and torch.is_grad_enabled())
                     if entry.by_value or by_value:
                         self._looked_at.add(values)
                 if len(self._entries) >= _MOST_PLANS:
@@ -299,7 +290,8 @@ class Function(Dissolving):
                     self._entries = dict(list(self._entries.items())[_MOST_PLANS // 2 :])
                     self._integers.clear()
                     self._recent = Recent()
-                entry = entry._replace(places=self._captures)
+                if not by_value:
+                    entry = entry._replace(places=places, identities=identities)
                 self._entries[signature] = entry
                 if entry.by_value and not by_value:
                     # It was made for these values.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
 from typing import Any, Generic, TypeVar
@@ -26,46 +27,54 @@ Likeness = Callable[..., "tuple[Any, ...] | None"]
 """A function that is called as another one is, and says whether a call is like one before: see `likeness`."""
 
 Serves = TypeVar("Serves")
-_MOST = 4  # calls with one shape: each costs a call that is like none of them half a microsecond
-_MOST_SHAPES = 1024
+_MOST = 4  # calls of a form: each costs a call that is like none of them half a microsecond
+_MOST_TRIED = 32  # of a form: calls of so many kinds, or without a likeness, go by their signatures
+_MOST_FORMS = 4096
+
+_Form = tuple[int, torch.Size | None]
 
 
 class Recent(Generic[Serves]):
-    """What serves some calls, by the shape of their first argument: the first few with each."""
+    """What serves the last few calls of each form: number of arguments by position, shape of the first."""
 
-    __slots__ = ("calls",)
+    __slots__ = ("calls", "tried")
 
     def __init__(self) -> None:
-        self.calls: dict[torch.Size | None, list[tuple[Likeness, Serves]]] = {}
+        self.calls: dict[_Form, list[tuple[Likeness, Serves]]] = {}
+        self.tried: Counter[_Form] = Counter()
 
     def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Serves, tuple[Any, ...]] | None:
         """What serves a call that this one is like, and its arguments by position; None without one."""
+        if _torch.count_function_modes():
+            return None  # they would see that a tensor is asked for its shape
         try:
-            for is_like, serves in self.calls.get(_shape(args), ()):
+            for is_like, serves in self.calls.get(_form(args), ()):
                 given = is_like(*args, **kwargs)
                 if given is not None:
                     return serves, given
         except (TypeError, RuntimeError):
-            return None  # `likeness` says why: no call is like this one, and whatever is wrong will be told
+            return None  # see `likeness`: the arguments do not fit, which the call will tell
         return None
 
-    def has_room(self, args: Sequence[Any]) -> bool:
+    def wants(self, args: tuple[Any, ...]) -> bool:
         """Whether `put` is worth the work of making a likeness."""
-        return len(self.calls.get(_shape(args), ())) < _MOST
+        form = _form(args)
+        return self.tried[form] < _MOST_TRIED and (form in self.tried or len(self.tried) < _MOST_FORMS)
 
-    def put(self, args: Sequence[Any], is_like: Likeness | None, serves: Serves) -> None:
-        """Remember what serves a call, if there is a likeness of it."""
-        if is_like is None:
-            return
-        if len(self.calls) >= _MOST_SHAPES:
-            self.calls = {}
-        self.calls.setdefault(_shape(args), []).append((is_like, serves))
+    def put(self, args: tuple[Any, ...], is_like: Likeness | None, serves: Serves) -> None:
+        """Remember what serves a call, if there is a likeness of it, and forget the oldest of its form."""
+        form = _form(args)
+        self.tried[form] += 1
+        if self.tried[form] >= _MOST_TRIED:
+            self.calls.pop(form, None)
+        elif is_like is not None:
+            self.calls[form] = [(is_like, serves), *self.calls.get(form, ())][:_MOST]
 
 
-def _shape(args: Sequence[Any]) -> torch.Size | None:
+def _form(args: tuple[Any, ...]) -> _Form:
     first = args[0] if args else None
     kind = type(first)
-    return first.shape if kind is Tensor or kind is torch.nn.Parameter else None  # type: ignore[union-attr]
+    return len(args), first.shape if kind is Tensor or kind is torch.nn.Parameter else None  # type: ignore[union-attr]
 
 
 def likeness(
@@ -85,7 +94,8 @@ def likeness(
         does; None otherwise, which says nothing. The function raises TypeError where arguments do not fit the
         parameters, and RuntimeError where a tensor does not tell its sizes, or torch not how it multiplies.
         None instead of the function where calls cannot be told apart so: without tensors, with one in two
-        places, under autocast, or where torch does not tell how it multiplies.
+        places, under autocast, where torch does not tell how it multiplies, or with parameters that begin as
+    "__". Function modes are not asked for: `Recent` does that.
     """
     tensors = [a for a in args if isinstance(a, Tensor)]
     if not tensors or len({id(t) for t in tensors}) < len(tensors) or _torch.is_autocast():
@@ -107,7 +117,6 @@ def likeness(
         "__with_gradients": torch.is_grad_enabled,
         "__first_with_gradients": torch.is_grad_enabled(),
         "__count_dispatch_modes": _torch.count_dispatch_modes,
-        "__count_function_modes": _torch.count_function_modes,
         "__forward_ad": _torch.forward_ad,
         "__product_precision": _torch.product_precision,
         "__first_product_precision": multiplied,
@@ -131,9 +140,7 @@ def _expression(
     tensors = [n for n, kind in zip(names, kinds, strict=True) if kind is Tensor]
     conditions = [
         *[(of_value if kind is None else of_class).format(n) for n, kind in zip(names, kinds, strict=True)],
-        # Modes are asked for before tensors are, which they would see. The look at all tensors ends the
-        # process where one does not tell its shape, which raises here; other classes are ruled out.
-        "not __count_function_modes()",
+        # The look at all tensors ends the process where one does not tell its shape, which raises here.
         *[f"{n}.shape is not None" for n in tensors],
         f"__are_alike({', '.join(tensors)})",
         "not __count_dispatch_modes()",

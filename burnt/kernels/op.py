@@ -194,13 +194,13 @@ class Op(Dissolving, Generic[P, R]):
         full = self.bound(args, kwargs) if kwargs or len(args) != self.arity else args
         if is_compiling() or not _torch.is_plain_call():
             return self.recorded(full)  # type: ignore[no-any-return]
-        return self.run(full, remember=bool(args))  # type: ignore[no-any-return]
+        return self.run(full, args)  # type: ignore[no-any-return]
 
-    def run(self, args: Sequence[Any], *, remember: bool = False) -> Any:
+    def run(self, args: Sequence[Any], written: tuple[Any, ...] | None = None) -> Any:
         """The results by the best candidate, for all arguments by position, of tensors that are plain.
 
-        With `remember`, a call like this one is known by its likeness from the third on. It is found by its
-        first argument, which was given by position.
+        Calls like this one, whose arguments by position were as `written`, are known by their likeness from
+        the third on.
         """
         recent = self._recent  # before the entries, which `forget` replaces first: not to remember old ones
         key: list[Any] = [torch.is_grad_enabled()]
@@ -233,15 +233,15 @@ class Op(Dissolving, Generic[P, R]):
                 with without:
                     return self.run(given)
             key += [torch.get_autocast_dtype("cpu"), torch.get_autocast_dtype("cuda")]
-            remember = False
+            written = None
         if (multiplied := precision()) != "ieee":
             key.append(multiplied)
         signature = tuple(key)
         entry = self._entries.get(signature)
         if entry is None:
             return self._first(signature, args)
-        if remember and recent.has_room(args):
-            recent.put(args, likeness(self.parameters, args), entry)
+        if written is not None and recent.wants(written):
+            recent.put(written, likeness(self.parameters, args), entry)
         return self._run_entry(entry, args)
 
     def _run_entry(self, entry: Entry, args: Sequence[Any]) -> Any:
