@@ -94,8 +94,8 @@ def likeness(
         does; None otherwise, which says nothing. The function raises TypeError where arguments do not fit the
         parameters, and RuntimeError where a tensor does not tell its sizes, or torch not how it multiplies.
         None instead of the function where calls cannot be told apart so: without tensors, with one in two
-        places, under autocast, where torch does not tell how it multiplies, or with parameters that begin as
-    "__". Function modes are not asked for: `Recent` does that.
+        places, under autocast, where torch does not tell how it multiplies, with parameters that begin with
+        "__". Function modes are not asked for: `Recent` does that.
     """
     tensors = [a for a in args if isinstance(a, Tensor)]
     if not tensors or len({id(t) for t in tensors}) < len(tensors) or _torch.is_autocast():
