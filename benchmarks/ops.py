@@ -7,7 +7,7 @@ the candidates that the op has besides, at each op's example sizes, forward alon
 one the heuristic takes. A ratio is that of torch's time to the best of the others. Rivals take
 turns, with inputs that no cache holds. The second gives microseconds a call for 16 elements: the op, the
 candidate that it goes to called directly, and the difference, with arguments by position, by name, and with
-gradients.
+gradients; then the same of single calls, each after a copy that no cache holds.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ def with_gradients(args: tuple[Any, ...]) -> list[Any]:
 
 
 def overhead(device: torch.device, rounds: int) -> None:
-    print(f"\n{'microseconds a call':<34}{'op':>8}{'winner':>8}{'front':>8}")
+    head = f"{'op':>8}{'winner':>8}{'front':>8}"
+    print(f"\n{'microseconds a call':<34}{head}   cold:{head}")
+    source = torch.randn(1 << 24, device=device)
+    target = torch.empty_like(source)
     x = torch.randn(4, 4, device=device)
     w = torch.randn(4, device=device)
     for name, op, args, named in [
@@ -100,7 +103,18 @@ def overhead(device: torch.device, rounds: int) -> None:
                     found.append((time.perf_counter() - start) / 200)
             ours, direct = (min(t) * 1e6 for t in times)
             middle = statistics.median(a - b for a, b in zip(*times, strict=True)) * 1e6
-            print(f"{name + ', ' + mode:<34}{ours:>8.2f}{direct:>8.2f}{middle:>8.2f}")
+            cold: list[list[float]] = [[], []]
+            for _ in range(rounds):
+                for run, found in zip(runs, cold, strict=True):
+                    target.copy_(source)
+                    start = time.perf_counter()
+                    run()
+                    found.append((time.perf_counter() - start) * 1e6)
+            after, beside = map(statistics.median, cold)
+            print(
+                f"{name + ', ' + mode:<34}{ours:>8.2f}{direct:>8.2f}{middle:>8.2f}"
+                f"        {after:>8.1f}{beside:>8.1f}{after - beside:>8.1f}"
+            )
 
 
 def main() -> None:

@@ -238,7 +238,7 @@ def _normal_keys() -> tuple[Any, Any]:
 
 def in_forward_ad() -> bool:
     """Whether forward derivatives are taken."""
-    return torch.autograd.forward_ad._current_level >= 0
+    return forward_ad._current_level >= 0
 
 
 def share_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -348,8 +348,8 @@ def is_plain_call() -> bool:
     return (
         not in_forward_ad()
         and torch._C._functorch.peek_interpreter_stack() is None
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._len_torch_function_stack() == 0
+        and count_dispatch_modes() == 0
+        and count_function_modes() == 0
         and torch._C._get_tracing_state() is None
     )
 

@@ -48,8 +48,7 @@ def unsuited_callable(fn: Any) -> str | None:
     if isinstance(fn, types.FunctionType):
         return _impure(fn)
     if isinstance(fn, functools.partial):
-        given = [*fn.args, *fn.keywords.values()]
-        return unsuited_callable(fn.func) or unsuited_captures(given)
+        return unsuited_callable(fn.func)  # what is given is captured
     if isinstance(fn, types.MethodType):
         kind = f"method of a {type(fn.__self__).__name__}"
     elif isinstance(fn, torch.nn.Module | type):

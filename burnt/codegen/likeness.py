@@ -2,8 +2,8 @@
 
 A signature is made of a dozen things that torch is asked for. That takes 3 microseconds, and 10 to 100 after
 kernels that went through megabytes: then what each question reads, code of torch's and the interpreter's too,
-is in no cache. Here torch is asked once, by one expression that is made for the call: 1 microsecond, and a
-third of the others (Zen 4).
+is in no cache. Here torch is asked once, by one expression that is made for the call: 1 to 2, and a
+third of the others (Zen 4; ``python benchmarks/ops.py softmax``, the last columns).
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Recent(Generic[Serves]):
 
 
 def _form(args: tuple[Any, ...]) -> _Form:
-    first = args[0] if args else None
-    kind = type(first)
-    return len(args), first.shape if kind is Tensor or kind is torch.nn.Parameter else None  # type: ignore[union-attr]
+    first: Any = args[0] if args else None
+    plain = type(first) is Tensor or type(first) is torch.nn.Parameter  # others may do anything when asked
+    return len(args), first.shape if plain else None
 
 
 def likeness(
