@@ -1,9 +1,9 @@
 """Whether a call is like one before, so that what was chosen for that one serves without a signature.
 
-A signature is made of a dozen things that torch is asked for. That takes 3 microseconds, and 10 to 100 after
+A signature is made of a dozen things that torch is asked for. That takes 3 microseconds, and 10 to 110 after
 kernels that went through megabytes: then what each question reads, code of torch's and the interpreter's too,
-is in no cache. Here torch is asked once, by one expression that is made for the call: 1 to 2, and a
-third of the others (Zen 4; ``python benchmarks/ops.py softmax``, the last columns).
+is in no cache. Here torch is asked once, by one expression that is made for the call, in about half the time
+(Zen 4; the last table of ``python benchmarks/ops.py softmax``).
 """
 
 from __future__ import annotations
