@@ -40,7 +40,7 @@ from burnt.codegen.print_c_phases import period_of, phases
 from burnt.codegen.print_c_random import BLOCK, Words, words_of
 from burnt.codegen.print_c_scans import lane_of_scans, states
 from burnt.codegen.print_c_types import C_TYPES, MEMORY, SHORT
-from burnt.codegen.print_c_windows import inside, next_parts, next_rows
+from burnt.codegen.print_c_windows import inside, next_parts, next_rows, rows_to_write
 from burnt.codegen.sizes import mark
 
 __all__ = ["print_kernels"]
@@ -532,10 +532,7 @@ class _Printer(Elements):
             room = 1 << (math.prod(buffer.shape) * self.tile + self.shifts[buffer] - 1).bit_length()
             self.line(f"{MEMORY[buffer.dtype]} {buffer.name}[{room}] __attribute__((aligned(64)));")
         for buffer, start, extent in next_rows(self.kernel) if self.lane is None else ():
-            step, place = _LINE // buffer.dtype.itemsize, self.element(buffer, start)
-            self.line(
-                f"for (int64_t p = 0; p < {mark(extent)}; p += {step}) __builtin_prefetch(&{place} + p);"
-            )
+            self.line(self.asked(buffer, start, "0", mark(extent)))
         for steps in self.passes:
             self.one_pass(steps, split=split)
 
@@ -694,6 +691,9 @@ class _Printer(Elements):
         if lead and self.lane is None:
             rows = next_parts(lead[-1], last, [acc.step.body for acc in (*made, *later)])
             self.fetch(rows, f"{self.named(lead[-1])} + 1 < {bounds(lead[-1])[1]}")
+        if not lead and self.lane is None:
+            for buffer, begin in rows_to_write(self.kernel, stores, last):
+                self.line(self.asked(buffer, begin, "block", "end", ", 1"))
         self.rows_of_floats(halves, [], last, block, whole=False)
         for acc in squares:
             self.line(f"{acc.name}_turns += end - block;")
@@ -737,11 +737,14 @@ class _Printer(Elements):
             self.line(f"if ({test}) {{")
             self.depth += 1
             for buffer, start in fresh:
-                step, place = _LINE // buffer.dtype.itemsize, self.element(buffer, start)
-                self.line(
-                    f"for (int64_t p = block; p < end; p += {step}) __builtin_prefetch(&{place} + p, 0, 2);"
-                )
+                self.line(self.asked(buffer, start, "block", "end", ", 0, 2"))
             self.close(1)
+
+    def asked(self, buffer: Buffer, start: Ix, first: str, stop: str, how: str = "") -> str:
+        """The loop that asks for the lines of a stretch of a buffer before they are used."""
+        step, place = _LINE // buffer.dtype.itemsize, self.element(buffer, start)
+        loop = f"for (int64_t p = {first}; p < {stop}; p += {step})"
+        return f"{loop} __builtin_prefetch(&{place} + p{how});"
 
     def references(
         self,

@@ -294,6 +294,19 @@ def test_folds_over_rows_apart_ask_for_the_row_of_the_next_turn() -> None:
         assert "__builtin_prefetch(" not in same(by_channel, values(*shape)).source
 
 
+def test_rows_of_results_are_asked_for_while_what_they_are_made_of_is_kept() -> None:
+    def asked(*shape: int) -> list[str]:
+        source = same(lambda x: torch.softmax(x, 1), values(*shape)).source
+        return [line for line in source.splitlines() if "__builtin_prefetch(" in line]
+
+    (line,) = asked(6, 3000)
+    assert "p = block; p < end; p += 16" in line
+    assert line.endswith("__builtin_prefetch(&y0[i0 * 3000] + p, 1);")
+    # Rows that are short, or more than a cache holds.
+    assert not asked(6, 100)
+    assert not asked(2, 40000)
+
+
 def test_wide_pools_by_columns() -> None:
     for x in values(1, 700, 2, 40).permute(0, 2, 3, 1), values(1, 40, 2, 700).transpose(1, 3):
         same(lambda x: F.max_pool2d(x, 3, 2, 1), x)
