@@ -134,7 +134,7 @@ def bars(row: Results, rivals: Sequence[str]) -> list[tuple[str, float]]:
 
 def picture(results: Results) -> str:
     """Bars on a logarithmic scale: how many times as long rivals take, with the same allocator."""
-    left, right, bar, gap = 300, 460, 9, 10
+    left, right, bar, gap = 340, 460, 9, 10
     colours = {"eager": "#4878a8", "inductor": "#d08a3c", "own": "#a8a8a8"}
     rows = {name: bars(row, results["rivals"]) for name, row in results["rows"].items()}
     ratios = [ratio for row in rows.values() for _, ratio in row]
@@ -149,10 +149,11 @@ def picture(results: Results) -> str:
         parts.append(f'<text x="{left - 8}" y="{y + bar}" text-anchor="end">{escape(name)}</text>')
         for rival, ratio in row:
             start, end = sorted((at(1), at(ratio)))
+            shown = f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}"
             parts.append(
                 f'<rect x="{start:.1f}" y="{y}" width="{end - start:.1f}" height="{bar}" '
                 f'fill="{colours.get(rival, "#888")}"/>'
-                f'<text x="{max(end, at(1)) + 4:.1f}" y="{y + bar - 1}">{ratio:.1f}</text>'
+                f'<text x="{max(end, at(1)) + 4:.1f}" y="{y + bar - 1}">{shown}</text>'
             )
             y += bar + 1
         y += gap
