@@ -366,7 +366,11 @@ class _Folding(_Printer):
         state = self.state(step)
         if not step.inner and self.shape.chunks == 1:
             (value,) = self.exprs([step.body])
-            self.line(f"const {state.kind} {state.name} = {'0' if state.is_arg else value};")
+            if state.is_arg:
+                value = "0"
+            elif state.keeps_low:
+                value += " + 0.0f"  # a sum begins with 0, and is never -0
+            self.line(f"const {state.kind} {state.name} = {value};")
             return
         self.line_all(state.begun())
         sums = [OnlineSum(other, self.state(other), state.name) for other in online]

@@ -90,6 +90,8 @@ class Elements:
                 name = f"numbers[{self.position[expr.extra[0]]}]"  # type: ignore[index]
             elif expr.op == "reduced":
                 name = self.folds[expr.extra]  # type: ignore[index]
+                if expr.extra[0].kind in ("argmax", "argmin") and not self.wide:  # type: ignore[attr-defined]
+                    name = self.define(expr, name)  # a place, which is counted in 32 bits, is one of 64
             elif expr.op == "scanned":
                 name = self.define(expr, self.scans[expr.extra])  # type: ignore[index]
             elif expr.op == "load":

@@ -276,8 +276,12 @@ class _Printer(Elements):
         key, name = (step.reduction, step.index), f"r{len(self.folds)}"
         value = self.visit(step.element if isinstance(step, Online) else step.body)
         if not step.inner:
-            arg = step.reduction.kind.startswith("arg")
-            self.folds[key] = Value("tl.full([], 0, tl.int64)") if arg else value
+            kind = step.reduction.kind
+            if kind.startswith("arg"):
+                value = Value("tl.full([], 0, tl.int64)")
+            elif kind == "sum" and step.body.dtype.is_floating_point:
+                value = Value(f"({self.typed(value, step.body.dtype)} + 0.0)", value.axes)  # never -0
+            self.folds[key] = value
             return
         how = _Accumulator(step)
         self.folds[key] = self.finished(how, self.folded(how, self.masked(how, value), name), name)

@@ -372,9 +372,9 @@ def _changes(
     last.args = (outputs,)
     odd = None
     for position in copies:
-        if any(
-            size > 1 and not stride
-            for size, stride in zip(given[position].shape, given[position].stride(), strict=True)
+        tensor = given[position]
+        if tensor.numel() and any(
+            size > 1 and not stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
         ):
             odd = "it changes an argument whose elements share memory"
     return tuple(copies), odd

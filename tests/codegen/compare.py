@@ -40,7 +40,7 @@ _EXACT_OPS = """
     _reshape_alias nan_to_num hardtanh threshold unfold index select_backward slice_backward
     value_selecting_reduction_backward set_ index_select gather new_empty new_empty_strided hardshrink
     diagonal_backward expand_copy permute_copy max_pool2d_with_indices max_pool3d_with_indices
-    adaptive_max_pool2d adaptive_max_pool3d cummax cummin
+    adaptive_max_pool2d adaptive_max_pool3d cummax cummin floor_divide
 """
 _EXACT = frozenset(_EXACT_OPS.split())
 # A result on the edge falls to either side: one in eight stays where it is for three nudges.
@@ -61,8 +61,15 @@ class Watched(TorchDispatchMode):
         self.source = torch.Generator().manual_seed(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        exact = func._schema.name.removeprefix("aten::") in _EXACT
+        if (steps := _STEPS.get(func)) is None:
+            made = func(*args, **(kwargs or {}))
+        elif not self.nudge:
+            made = steps(*args, **(kwargs or {}))
+        else:
+            with self:  # a mean rounds, too, and moves all elements of a row alike
+                return steps(*args, **(kwargs or {}))
+        rounded = bool(kwargs) and kwargs.get("rounding_mode") is not None
+        exact = rounded or func._schema.name.removeprefix("aten::") in _EXACT
         for result in pytree.tree_leaves(made):
             if isinstance(result, Tensor) and result.is_floating_point() and result.numel():
                 if result._is_zerotensor():
@@ -73,6 +80,41 @@ class Watched(TorchDispatchMode):
                 finite = float(result.abs().nan_to_num_(0, 0, 0).max())
                 self.largest = max(self.largest, finite)
         return made
+
+
+def _moments(
+    x: Tensor, axes: Sequence[int] | None, correction: float, keepdim: bool
+) -> tuple[Tensor, Tensor]:
+    """The variance and the mean, in two passes: torch's one pass rounds more, and makes NaN of infinities."""
+    axes = tuple(axes or range(x.ndim))
+    mean = x.mean(axes, keepdim=True)
+    terms = x.numel() // max(mean.numel(), 1)
+    var = (x - mean).square().sum(axes, keepdim=True) / max(terms - correction, 0)
+    return (var, mean) if keepdim else (var.squeeze(axes), mean.squeeze(axes))
+
+
+def _var_mean(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    return _moments(x, dim, 1 if correction is None else correction, keepdim)
+
+
+def _layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    var, mean = _moments(x, range(-len(shape), 0), 0, True)
+    rstd = (var + eps).rsqrt()
+    made = (x - mean) * rstd
+    made = made if weight is None else made * weight
+    return made if bias is None else made + bias, mean, rstd
+
+
+_STEPS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.native_layer_norm.default: _layer_norm,
+    torch.ops.aten.var_mean.correction: _var_mean,
+    torch.ops.aten.var.correction: lambda *args, **settings: _var_mean(*args, **settings)[0],
+    torch.ops.aten.std.correction: lambda *args, **settings: _var_mean(*args, **settings)[0].sqrt(),
+}
 
 
 # Why a program may be run as the plain function that it is; what no kernel can be printed for is none.

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 # Bits of a uniform number that its dtype holds.
 _BITS = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}
@@ -39,6 +40,18 @@ def _of_pairs(drawn: np.ndarray) -> np.ndarray:
     return made
 
 
+class _Flat(torch.autograd.Function):
+    """Numbers that depend on others, with a gradient that is 0 whatever comes."""
+
+    @staticmethod
+    def forward(ctx: Any, made: Tensor, of: Tensor) -> Tensor:
+        return made * 1
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[None, Tensor]:
+        return None, torch.zeros_like(cotangents[0])
+
+
 class Drawn(TorchFunctionMode):
     """torch with the random numbers of a plan's seed in place of its own.
 
@@ -65,8 +78,7 @@ class Drawn(TorchFunctionMode):
         if func is torch.bernoulli:
             (share,) = args
             inside = torch.promote_types(self._begin(share), torch.float32)
-            happens = (self._uniform(share, inside) < share).to(share.dtype)
-            return happens + share.nan_to_num(0, 0, 0) * 0  # it has a gradient, which is 0
+            return _Flat.apply((self._uniform(share, inside) < share).to(share.dtype), share)
         if func is torch.rand_like:
             return self._uniform(args[0], self._begin(args[0])).to(args[0].dtype)
         if func is torch.randn_like:
@@ -97,19 +109,22 @@ class Drawn(TorchFunctionMode):
 
     def _normal(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         """By Box and Muller, computed in float64 where the run is, and in float32 for what is narrower."""
-        count = like.numel()
-        if dtype == torch.float64:
-            drawn = _of_pairs(self._words(4 * count))
-            radius, angle = torch.from_numpy(drawn[::2] + 2.0**-54), torch.from_numpy(drawn[1::2])
-        else:
-            pairs = self._words(2 * count)
-            # Rounded to float32 first: that is part of the definition.
-            radius = torch.from_numpy(pairs[::2].astype(np.float32)) * 2.0**-32 + 2.0**-33
-            angle = torch.from_numpy((pairs[1::2] >> np.uint64(8)).astype(np.float32)) * 2.0**-24
-        if like.dtype == torch.float64:
-            radius, angle = radius.double(), angle.double()
-        made = torch.sqrt(torch.log(radius) * -2.0) * torch.cos(angle * (2 * math.pi))
-        return made.reshape(like.shape).to(like.dtype)
+        # The steps stay as they are, whatever looks on: nudged, radii close to 1 would leave their range.
+        with _disable_current_modes():
+            count = like.numel()
+            if dtype == torch.float64:
+                drawn = _of_pairs(self._words(4 * count))
+                radius, angle = torch.from_numpy(drawn[::2] + 2.0**-54), torch.from_numpy(drawn[1::2])
+            else:
+                pairs = self._words(2 * count)
+                # Rounded to float32 first: that is part of the definition.
+                radius = torch.from_numpy(pairs[::2].astype(np.float32)) * 2.0**-32 + 2.0**-33
+                angle = torch.from_numpy((pairs[1::2] >> np.uint64(8)).astype(np.float32)) * 2.0**-24
+            if like.dtype == torch.float64:
+                radius, angle = radius.double(), angle.double()
+            made = torch.sqrt(torch.log(radius) * -2.0) * torch.cos(angle * (2 * math.pi))
+            made = made.reshape(like.shape).to(like.dtype)
+        return made * 1  # the numbers drawn are a result as others are
 
     def _dropout(self, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         self._begin(x)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 DTYPES = {
     "f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16,
@@ -24,6 +25,7 @@ DTYPES = {
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 MOST_ELEMENTS = 200_000
+MOST_ON_THE_WAY = 1 << 26  # 256 MB of float32
 MOST_TERMS = 1_000_000  # that a product may add up
 # Beyond the sizes from which kernels run on several threads, split their folds, and tile their columns.
 LARGE = [
@@ -119,8 +121,15 @@ class Program:
         args = [space[f"x{i}"] for i in range(len(self.arguments))]
         if wide:
             space |= dict.fromkeys(("f32", "f64", "bf16", "f16"), torch.float64)
-            args = [a.double() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+            args = [widened(a) if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
         return space["program"], args
+
+
+def widened(x: Tensor) -> Tensor:
+    """A tensor in float64, laid out in memory as it was: what may be viewed stays the same."""
+    memory = x.untyped_storage()
+    whole = torch.empty(0, dtype=x.dtype, device=x.device).set_(memory, 0, (len(memory) // x.itemsize,))
+    return whole.double().as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 def written(x: Tensor, part: Tensor) -> Tensor:
@@ -387,15 +396,28 @@ def _bits_of_floats(text: str, live: dict[str, Tensor]) -> bool:
     )
 
 
+class _Largest(TorchDispatchMode):
+    """Notes how many elements the largest result has."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor):
+            self.elements = max(self.elements, made.numel())
+        return made
+
+
 def _too_large(text: str, space: dict[str, Any], live: dict[str, Tensor]) -> bool:
-    """Whether rows looked up by many indices would take gigabytes before anybody sees how many they are."""
-    if "embedding" not in text:
+    """Whether gigabytes would be taken before anybody sees so: by rows of many indices, or long products."""
+    if not any(part in text for part in ("embedding", "@", "linear")):
         return False
     try:
-        made = eval(text, {**space, **{name: value.to("meta") for name, value in live.items()}})
+        with _Largest() as largest:
+            eval(text, {**space, **{name: value.to("meta") for name, value in live.items()}})
     except (RuntimeError, TypeError, IndexError, ValueError, AssertionError):
         return False  # torch says so where it is computed
-    return isinstance(made, Tensor) and made.numel() > MOST_ELEMENTS
+    return largest.elements > MOST_ON_THE_WAY
 
 
 def _fits(made: Any) -> bool:

@@ -156,6 +156,69 @@ REGRESSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], 
         ("v0", "v1"),
         False,
     ),
+    "a layer norm of equal numbers, beside them": (
+        ("tensor((5, 11), f32, 'plain', 1)",),
+        ("v0 = (x0[:, :1] + 9).expand(5, 11) * 1.3", "v1 = F.layer_norm(v0, (11,)) @ v0.mT"),
+        ("v1",),
+        False,
+    ),
+    "normal numbers close to 0, and a step": (
+        ("tensor((70_000,), bf16, 'plain', 1)",),
+        (
+            "v0 = F.logsigmoid(x0).abs()",
+            "v1 = -2 - torch.xlogy(v0, v0)",
+            "v2 = torch.addcdiv(torch.randn_like(x0), v1, v0 + 0.5)",
+            "v3 = torch.div(v2, -2, rounding_mode='floor').nan_to_num(0, 0, 0).clamp(0, 99).to(u8)",
+        ),
+        ("v3",),
+        False,
+    ),
+    "what has no elements, changed in place": (
+        ("tensor((8, 4, 0, 7), f32, 'channels_last', 1)",),
+        ("v0 = x0[..., :1].zero_()", "v1 = v0.repeat_interleave(2, -2) != 1"),
+        ("v1", "x0"),
+        False,
+    ),
+    "places that are shifted far": (
+        ("tensor((5, 3), f32, 'plain', 1)",),
+        (
+            "v0 = (x0.argmax(0) + 1) << 40",
+            "v1 = x0.argmin(0) >> (x0.argmin(0) | 0)",
+            "v2 = x0.argmax() << 33",
+        ),
+        ("v0", "v1", "v2"),
+        False,
+    ),
+    "a sum of one term, which is -0": (
+        ("tensor((6,), f32, 'plain', 1)",),
+        ("v0 = (x0.abs() * -0.0).reshape(6, 1).sum(1)", "v1 = torch.copysign(x0, v0)"),
+        ("v0", "v1"),
+        False,
+    ),
+    "a mean of infinities, beside their variance": (
+        ("tensor((9, 4), f32, 'plain', 1)",),
+        ("v0 = torch.var_mean((x0 > 0).to(f32).log(), 0)[1]",),
+        ("v0",),
+        False,
+    ),
+    "a variance of many numbers": (
+        ("tensor((70_001,), f64, 'plain', 2307509942787)",),
+        ("v0 = torch.trunc(x0)", "v1 = v0 * v0.var(0, keepdim=True, correction=0)"),
+        ("v1",),
+        False,
+    ),
+    "an infinite gradient that nothing is drawn by": (
+        ("tensor((3, 7), f32, 'plain', 1)",),
+        ("v0 = torch.bernoulli(torch.sigmoid(x0))", "v1 = v0.sqrt()"),
+        ("v1",),
+        True,
+    ),
+    "a view of what was made of an expanded input": (
+        ("tensor((13, 4, 8), f32, 'expanded', 7291464653193)",),
+        ("v0 = x0.transpose(1, 2) * 2", "v1 = v0.view(2, 208)"),
+        ("v1",),
+        True,
+    ),
 }
 
 # torch's remarks on what programs do: degrees of freedom, strides of results, and the like.
@@ -174,8 +237,8 @@ def run(seeds: range, grammar: str = "plain") -> None:
 def regression(name: str) -> Program:
     """The program in which something went wrong once."""
     arguments, lines, results, gradients = REGRESSIONS[name]
-    families = frozenset({"f16"} if "f16" in arguments[0] else {"f32"})
-    return Program(0, arguments, lines, results, gradients, families)
+    family = next((dtype for dtype in ("f64", "bf16", "f16") if f" {dtype}," in arguments[0]), "f32")
+    return Program(0, arguments, lines, results, gradients, frozenset({family}))
 
 
 @pytest.mark.parametrize("first", range(0, DEFAULT, PER_TEST))
