@@ -25,7 +25,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--device",
         help="where tests that take the fixture `device` run: cpu by default, a GPU if there is one for the "
-        "tests marked gpu, which are skipped without; --device cpu rehearses those too",
+        "tests marked gpu, which are skipped without; --device cpu rehearses those too, and --device null "
+        "launches a GPU's kernels through a driver that runs nothing (tests/null)",
     )
 
 
@@ -53,7 +54,8 @@ def device(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     import torch
 
     default = "cuda" if request.node.get_closest_marker("gpu") else "cpu"
-    return torch.device(request.config.getoption("--device") or default)
+    chosen = request.config.getoption("--device") or default
+    return torch.device("cpu" if chosen == "null" else chosen)
 
 
 @pytest.fixture(autouse=True)

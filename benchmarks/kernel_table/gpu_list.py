@@ -51,7 +51,7 @@ def run_on_devices(folder: Path) -> Iterator[str]:
         document = json.loads(file.read_text(encoding="utf-8"))
         if "stages" not in document or document["dry_run"] or document["asked_for"] == "cpu":
             continue
-        for stage in ("kernels", "products", "swap"):
+        for stage in ("memory", "products", "swap"):
             results = document["stages"].get(stage, {}).get("results", {})
             if results.get("quick", True):
                 continue
@@ -59,7 +59,7 @@ def run_on_devices(folder: Path) -> Iterator[str]:
                 yield from [SWAP] if results["rows"] else []
                 continue
             yield from (name for name, row in results["rows"].items() if "seconds" in row)
-            yield from [MEANS] if stage == "kernels" and not results.get("left_out") else []
+            yield from [MEANS] if stage == "memory" and not results.get("left_out") else []
 
 
 def markdown(folder: Path) -> str:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from burnt.codegen.print_metal import Dispatch
 
 __all__ = [
+    "BY_DEVICE",
     "METAL",
     "TARGETS",
     "TRITON",
@@ -360,12 +361,12 @@ TRITON = Target("triton", _build_triton, _no_triton, joins=Joins(), products=why
 
 
 TARGETS = {target.name: target for target in (C, TRITON, METAL)}
+BY_DEVICE = {"cpu": C, "cuda": TRITON, "mps": METAL}
 
 
 def target_of(device: torch.device) -> Target | str:
     """The target for tensors of a device, or why there is none."""
-    chosen: dict[str, Target] = {"cpu": C, "cuda": TRITON, "mps": METAL}
-    target = chosen.get(device.type)
+    target = BY_DEVICE.get(device.type)
     if target is None:
-        return f"a tensor on {device}: kernels are printed for {', '.join(chosen)} only"
+        return f"a tensor on {device}: kernels are printed for {', '.join(BY_DEVICE)} only"
     return target.missing() or target

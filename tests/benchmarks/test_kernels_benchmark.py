@@ -140,7 +140,7 @@ def test_what_was_run_on_a_gpu_is_not_in_the_list(tmp_path: Path) -> None:
     )
     rows = {name: {"seconds": 1.0} for name in ("softmax", "relu2")} | {"gelu": {"errors": {"burnt": "no"}}}
     results = {"quick": False, "rows": rows, "left_out": ["silu"]}
-    document = {"asked_for": "cuda", "dry_run": False, "stages": {"kernels": {"results": results}}}
+    document = {"asked_for": "cuda", "dry_run": False, "stages": {"memory": {"results": results}}}
     document["stages"]["swap"] = {"ok": True, "skipped": "transformers is not installed"}  # type: ignore[index]
     for change in ({"dry_run": True}, {"asked_for": "cpu"}, {}):
         (tmp_path / "device.json").write_text(json.dumps(document | change))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from burnt.codegen import explain
 from burnt.codegen.function import Function
 from burnt.errors import InputIndexError
-from tests.codegen.compare import judge, moved
+from tests.codegen.compare import judge, launch, moved
 from tests.codegen.programs import program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
@@ -98,18 +98,26 @@ def made(shapes, dtype, device, gradients=False):  # type: ignore[no-untyped-def
 
 
 @pytest.mark.parametrize("first", range(0, PROGRAMS, PER_TEST))
-def test_random_programs(first, device):
+def test_random_programs(first, device, launched_only):
     for seed in range(first, first + PER_TEST):
-        judge(program(seed), Function, device)
+        if launched_only:
+            launch(program(seed), Function)
+        else:
+            judge(program(seed), Function, device)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_families(name, dtype, device):
+def test_families(name, dtype, device, launched_only):
     """Forward and gradients beside float64 and eager torch, at sizes that fill a GPU."""
     fn, *shapes = FAMILIES[name]
     fused = Function(fn)
     args = made(shapes, dtype, device, gradients=True)
+    if launched_only:
+        results = fused(*args)
+        results = results if isinstance(results, tuple) else (results,)
+        torch.autograd.grad(results, args, [torch.ones_like(r) for r in results])
+        return
     twins = [a.detach().clone().requires_grad_() for a in args]
     exact = [a.detach().double().requires_grad_() for a in args]
     results = [f(*a) for f, a in ((fused, args), (fn, twins), (fn, exact))]

@@ -1,4 +1,4 @@
-"""`scripts/gpu`, rehearsed on the CPU: every stage runs, and the JSON says what happened."""
+"""`scripts/gpu`: its plans, its time limits, what it keeps; rehearsed without a GPU."""
 
 from __future__ import annotations
 
@@ -6,33 +6,55 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from burnt import nn
+from tests.gpu import first
 from tests.gpu.test_device import LAYERS
 
 ROOT = Path(__file__).parents[2]
-STAGES = ["facts", "gpu-tests", "codegen", "cpu-tests", "digits"]
-STAGES += ["learner", "tune", "kernels", "products", "swap"]
 
 
 def gpu(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
     out, file = folder / "out", folder / "results.json"
     out.mkdir()
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "gpu"), "--json", str(file), *options],
+        [sys.executable, str(ROOT / "scripts" / "gpu"), *options, "--json", str(file)],
         capture_output=True,
         text=True,
         cwd=folder,
         env={**os.environ, "OUT": str(out)},
     )
-    assert (out / file.name).read_text() == file.read_text()
     return done, json.loads(file.read_text())
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The script as a module, whose cache of kernels and prepared files are this test's own."""
+    loader = importlib.machinery.SourceFileLoader("scripts_gpu", str(ROOT / "scripts" / "gpu"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, loader.name, module)
+    loader.exec_module(module)
+    monkeypatch.setattr(module, "CACHE", tmp_path / "kernels")
+    monkeypatch.setattr(module, "PREPARED", tmp_path / "prepared")
+    return module
+
+
+def session(script: ModuleType, folder: Path, **changes: Any) -> Any:
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(ROOT)}
+    given = {"command": "correctness", "device": "cpu", "dry": False, "target": folder / "results.json"}
+    return script.Session(**given | {"environment": environment, "scratch": folder} | changes)
 
 
 def test_every_layer_has_a_case() -> None:
@@ -43,90 +65,262 @@ def test_it_can_be_executed() -> None:
     assert os.access(ROOT / "scripts" / "gpu", os.X_OK)
 
 
-@pytest.mark.full
-def test_a_rehearsal_on_the_cpu_goes_through_every_stage(tmp_path: Path) -> None:
-    done, results = gpu(tmp_path, "--device", "cpu", "--dry-run")
-    assert done.returncode == 0, done.stdout
-    assert results["ok"]
-    assert results["dry_run"]
-    assert list(results["stages"]) == STAGES
-    facts = results["stages"]["facts"]
-    assert facts["device"]["kind"] == "cpu"
-    assert facts["versions"]["torch"]
-    assert "test_layers_forward_and_backward" in results["stages"]["gpu-tests"]["output"]
-    rows = next(iter(results["stages"]["learner"]["results"]["tasks"].values()))["rows"]
-    assert rows["burnt"]["microseconds"] > 0
-    kernels = results["stages"]["kernels"]["results"]["rows"]
-    assert list(kernels) == ["softmax", "softmax fwd+bwd", "log_softmax", "log_softmax fwd+bwd"]
-    assert all(row["rivals"]["torch"] > 0 for row in kernels.values())
-    assert all(row["tuned"]["best_ms"] <= row["tuned"]["picked_ms"] for row in kernels.values())
-    products = results["stages"]["products"]["results"]["rows"]
-    attention, steps = products["attention, causal fwd+bwd"], [n for n in products if " + clip" in n]
-    assert attention["aims"] == {"own": 0.8}
-    assert attention["own"]["ratio"] > 0
-    for name in ("bmm", "conv1d", "conv3d", "depthwise", "conv_transpose", "lstm", "gru"):
-        forward, backward = (row for n, row in products.items() if n.startswith(name))
-        assert not forward["errors"] | backward["errors"]
-        assert forward["own"]["candidate"] == ("steps" if name in ("lstm", "gru") else "generated")
-    assert [name.split()[0] for name in steps] == ["adamw", "sgd,", "muon"]
-    assert all(products[name]["rivals"]["torch"] > 0 for name in steps)
-    # What the ops' examples and the rows gave; the package's tables are a GPU's matter.
-    tuned = results["stages"]["tune"]["tuned_rows"]
-    assert 0 < tuned < results["stages"]["kernels"]["tuned_rows"]
-    assert "best: " in results["stages"]["tune"]["output"]
-    assert not list((ROOT / "burnt" / "kernels" / "tuned").glob("*cpu*.json"))
+# --- the plans --------------------------------------------------------------------------------------------
 
 
-def test_what_an_earlier_call_has_tuned_is_kept() -> None:
-    loader = importlib.machinery.SourceFileLoader("scripts_gpu", str(ROOT / "scripts" / "gpu"))
-    spec = importlib.util.spec_from_loader(loader.name, loader)
-    assert spec is not None
-    script = importlib.util.module_from_spec(spec)
-    loader.exec_module(script)
-    merged = script.merged
-    before = {"rows": [{"key": "a", "ms": 1}, {"key": "b", "ms": 2}]}
-    now = {"version": 1, "rows": [{"key": "b", "ms": 3}]}
-    assert merged(before, now) == {"version": 1, "rows": [{"key": "a", "ms": 1}, {"key": "b", "ms": 3}]}
-    assert merged({}, now) == now
+@pytest.mark.parametrize(("command", "most"), [("correctness", 300), ("figures", 330)])
+def test_the_limits_of_a_short_call_add_up(script: ModuleType, command: str, most: float) -> None:
+    _, stages = script.PLANS[command]
+    assert sum(stage.seconds for stage in stages) <= most
+    assert len(stages) + 1 <= 8  # files that come back, with the tuned table
 
 
-def test_time_is_limited(tmp_path: Path) -> None:
-    done, results = gpu(tmp_path, "--device", "cpu", "--dry-run", "--limit", "0", "--stages", "learner")
-    assert done.returncode == 1
-    assert {stage["error"] for stage in results["stages"].values()} == {"no time was left"}
-    assert list(results["stages"]) == ["facts", "learner"]
+def test_help_lists_subcommands_with_their_stages_and_limits(script: ModuleType) -> None:
+    done = subprocess.run([ROOT / "scripts" / "gpu", "--help"], capture_output=True, text=True, check=True)
+    for command, (about, stages) in script.PLANS.items():
+        assert f"\n{command}: {about}" in done.stdout
+        for stage in stages:
+            assert re.search(rf"^  {stage.name} +{stage.seconds:g} s  ", done.stdout, re.M), stage.name
+    assert list(script.PLANS) == ["correctness", "figures", "prepare", "all"]
+
+
+def test_a_stage_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    command = [ROOT / "scripts" / "gpu", "figures", "--stages", "memory", "speed"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--stages: no speed; figures has facts, once_more, memory" in done.stderr
+
+
+def test_what_never_ran_comes_first(script: ModuleType) -> None:
+    order = [stage.name for stage in script.PLANS["correctness"][1]]
+    assert order == ["facts", "first", "tests", "products", "tuning"]
+    order = [stage.name for stage in script.PLANS["figures"][1]]
+    assert order == ["facts", "once_more", "memory", "products", "tuned", "specialized"]
+
+
+# --- stages that stop, die or hang ------------------------------------------------------------------------
+
+
+TESTS = """
+import time
+
+def test_quick():
+    pass
+
+def test_wrong():
+    assert 1 == 2, "what is printed at once"
+
+def test_slow():
+    time.sleep(600)
+"""
+
+
+def test_tests_that_are_stopped_keep_what_they_had(script: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "test_some.py").write_text(TESTS)
+    made = session(script, tmp_path)
+    stage = script.Stage("tests", 24, "", None)
+    made.pytest(stage, [str(tmp_path / "test_some.py"), "-c", os.devnull], jobs=1)
+    result = made.stages["tests"]
+    assert not result["ok"]
+    assert result["error"] == "stopped at its limit of 24 s"
+    assert result["seconds"] < 24 + 5
+    assert result["passed"] >= 1
+    assert any("what is printed at once" in failure["message"] for failure in result["failed"])
+
+
+STUBBORN = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print("what it had", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_stage_that_will_not_stop_is_killed_and_costs_only_itself(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    monkeypatch.setattr(script, "GRACE", 1.0)
+    made = session(script, tmp_path)
+    stages = [script.Stage(name, 3, "", None) for name in ("stubborn", "quick")]
+    made.process(stages[0], ["-c", STUBBORN])
+    made.write(stages[0])
+    made.process(stages[1], ["-c", "print('fine')"])
+    made.write(stages[1])
+    stubborn = json.loads((tmp_path / "out" / "stubborn.json").read_text())
+    assert stubborn["error"] == "killed at its limit of 3 s"
+    assert stubborn["output"] == "what it had\n"
+    assert stubborn["seconds"] < 5
+    assert json.loads((tmp_path / "out" / "quick.json").read_text())["ok"]
+    document = json.loads((tmp_path / "results.json").read_text())
+    assert [result["ok"] for result in document["stages"].values()] == [False, True]
+    assert not document["ok"]
+
+
+def test_processes_that_a_stage_leaves_are_ended(script: ModuleType, tmp_path: Path) -> None:
+    command = "[sys.executable, '-c', 'import time; time.sleep(600)']"
+    code = f"import subprocess, sys; print(subprocess.Popen({command}).pid)"
+    result = session(script, tmp_path).process(script.Stage("parent", 20, "", None), ["-c", code])
+    assert result["ok"]
+    state = Path(f"/proc/{int(result['output'])}/stat")
+    assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
 
 
 def test_a_device_that_does_not_exist_fails_but_is_written(tmp_path: Path) -> None:
     """torch's `meta` device has a name, but trains nothing."""
-    done, results = gpu(tmp_path, "--device", "meta", "--stages", "learner", "facts")
+    done, results = gpu(tmp_path, "all", "--device", "meta", "--stages", "learner", "facts")
     assert done.returncode == 1
     assert not results["ok"]
     assert not results["stages"]["learner"]["ok"]
     assert results["stages"]["learner"]["exit_code"] == 1
     assert "\nfailed: learner\n" in done.stdout
-    assert results["stages"]["facts"]["ok"]  # and what comes later runs still
+    assert results["stages"]["facts"]["ok"]
+    for name in ("facts", "learner"):
+        assert json.loads((tmp_path / "out" / f"{name}.json").read_text()) == results["stages"][name]
 
 
-def test_wheels_are_taken_where_a_package_is_missing(tmp_path: Path) -> None:
+# --- cases with processes of their own --------------------------------------------------------------------
+
+
+def fine(device: torch.device) -> first.Case:
+    value = torch.ones(3)
+    return first.Case(lambda: [value], lambda: [value], lambda: [value.double()])
+
+
+def wrong(device: torch.device) -> first.Case:
+    return fine(device)._replace(ours=lambda: [torch.tensor([1.0, float("nan"), 1.0])])
+
+
+def crashes(device: torch.device) -> first.Case:
+    os._exit(77)
+
+
+def hangs(device: torch.device) -> first.Case:
+    while True:
+        pass
+
+
+def without(device: torch.device) -> first.Case:
+    raise first.NotApplicableError("there are no such tiles")
+
+
+def test_a_case_that_crashes_or_hangs_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = {f.__name__: f for f in (crashes, hangs, wrong, without, fine)}
+    monkeypatch.setattr(first, "CASES", cases)
+    found = {r.name: r for r in first.run(list(cases), "cpu", jobs=2, seconds=20)}
+    assert {name: r.outcome for name, r in found.items()} == {
+        "crashes": "failed", "hangs": "failed", "wrong": "failed", "without": "not applicable",
+        "fine": "passed",
+    }  # fmt: skip
+    assert found["crashes"].detail == "the process ended with exit code 77"
+    assert found["hangs"].detail == "longer than 20 s"
+    assert "error nan" in found["wrong"].detail
+    assert "1 of 3 elements" in found["wrong"].detail
+    assert found["without"].detail == "there are no such tiles"
+
+
+def test_no_case_begins_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first, "CASES", {"fine": fine})
+    (late,) = first.run(["fine"], "cpu", until=0.0)
+    assert (late.outcome, late.detail) == ("failed", "not begun: no time was left")
+
+
+# --- what is carried along --------------------------------------------------------------------------------
+
+
+def test_the_cache_is_packed_without_what_no_launch_reads(script: ModuleType, tmp_path: Path) -> None:
+    entry = script.CACHE / "entry"
+    entry.mkdir(parents=True)
+    for name in ("k.cubin", "k.json", "__grp__k.json", "k.ttir", "k.ptx", "launcher.so", "cuda_utils.cp.so"):
+        (entry / name).write_text(name)
+    made = session(script, tmp_path, command="prepare")
+    script.pack(made, script.Stage("pack", 9, "", None))
+    assert made.stages["pack"]["ok"]
+    assert made.stages["pack"]["kernels"] == 1
+    archive = script.PREPARED / script.ARCHIVE
+    with tarfile.open(archive) as tar:
+        names = sorted(Path(name).name for name in tar.getnames())
+    assert names == ["__grp__k.json", "k.cubin", "k.json", "launcher.so"]
+    for path in entry.iterdir():
+        path.unlink()
+    script.unpack(archive)
+    assert script.count_kernels() == 1
+    assert (entry / "launcher.so").read_text() == "launcher.so"
+
+
+def test_an_archive_that_is_empty_or_too_large_fails(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, stage = session(script, tmp_path, command="prepare"), script.Stage("pack", 9, "", None)
+    script.pack(made, stage)
+    assert "found 0" in made.stages["pack"]["error"]
+    (script.CACHE / "entry").mkdir(parents=True)
+    (script.CACHE / "entry" / "k.cubin").write_bytes(os.urandom(5000))
+    monkeypatch.setattr(script, "MOST_ARCHIVED", 4096)
+    script.pack(made, stage)
+    assert not made.stages["pack"]["ok"]
+
+
+def test_a_cache_that_others_may_write_is_refused(script: ModuleType, tmp_path: Path) -> None:
+    script.make_private(tmp_path / "mine")
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours").chmod(0o777)
+    with pytest.raises(PermissionError, match="may be written by them"):
+        script.make_private(tmp_path / "ours")
+
+
+def test_wheels_are_taken_where_a_package_is_missing(script: ModuleType, tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     (wheels / "surely_missing-1.0-py3-none-any.whl").write_bytes(b"no wheel")
     (wheels / "numpy-1.0-py3-none-any.whl").write_bytes(b"not looked at, as numpy is here")
-    done, results = gpu(tmp_path, "--device", "cpu", "--wheels", str(wheels), "--stages", "facts")
-    assert done.returncode == 1
-    assert results["stages"]["wheels"]["packages"] == ["surely_missing-1.0-py3-none-any.whl"]
-    assert not results["stages"]["wheels"]["ok"]
-    assert results["stages"]["facts"]["ok"]
+    made = session(script, tmp_path)
+    assert script.install(wheels, tmp_path / "site", made) == [str(tmp_path / "site")]
+    assert made.stages["wheels"]["packages"] == ["surely_missing-1.0-py3-none-any.whl"]
+    assert not made.stages["wheels"]["ok"]
+
+
+def test_what_an_earlier_call_has_tuned_is_kept(script: ModuleType) -> None:
+    before = {"rows": [{"key": "a", "ms": 1}, {"key": "b", "ms": 2}]}
+    now = {"version": 1, "rows": [{"key": "b", "ms": 3}]}
+    both = {"version": 1, "rows": [{"key": "a", "ms": 1}, {"key": "b", "ms": 3}]}
+    assert script.merged(before, now) == both
+    assert script.merged({}, now) == now
+
+
+# --- rehearsals -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.full
-def test_a_whole_rehearsal_runs_the_device_tests(tmp_path: Path) -> None:
-    done, results = gpu(tmp_path, "--device", "cpu")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("command", "most"), [("correctness", 300), ("figures", 330)])
+def test_a_dry_run_passes_within_the_limits(tmp_path: Path, command: str, most: float) -> None:
+    done, results = gpu(tmp_path, command, "--dry-run")
+    assert done.returncode == 0, done.stdout[-8000:]
+    assert results["ok"]
+    assert results["dry_run"]
+    assert sum(result.get("seconds", 0) for result in results["stages"].values()) <= most
+    assert results["stages"]["facts"]["device"]["kind"] == "cpu"
+    if command == "correctness":
+        assert results["stages"]["first"]["cases"] > 80
+        assert results["stages"]["tests"]["passed"] > 20
+        assert results["stages"]["tests"]["failed"] == []
+    else:
+        assert "launched  softmax fwd+bwd" in results["stages"]["memory"]["output"]
+        assert "launched  adamw" in results["stages"]["products"]["output"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_a_rehearsal_on_the_cpu_runs_the_device_tests(tmp_path: Path) -> None:
+    stages = ["tests", "digits", "learner", "tune"]
+    done, results = gpu(tmp_path, "all", "--device", "cpu", "--stages", *stages)
     assert done.returncode == 0, done.stdout
-    tests = results["stages"]["gpu-tests"]
+    tests = results["stages"]["tests"]
     assert tests["failed"] == []
     assert tests["passed"] > 30
-    assert {skip["reason"] for skip in tests["skipped_tests"]} == {
-        "torch watches synchronisation on CUDA devices alone"
-    }
+    rows = next(iter(results["stages"]["learner"]["results"]["tasks"].values()))["rows"]
+    assert rows["burnt"]["microseconds"] > 0
+    assert results["stages"]["tune"]["tuned_rows"] > 0
+    assert "best: " in results["stages"]["tune"]["output"]
+    assert not list((ROOT / "burnt" / "kernels" / "tuned").glob("*cpu*.json"))

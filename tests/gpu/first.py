@@ -1,0 +1,439 @@
+"""What has never run on a GPU, first: hand-written kernels and templates, each case in a process of its own.
+
+    python -m tests.gpu.first --device cuda                # beside float64; 20 s a case, 8 at once
+    python -m tests.gpu.first --device null -k "flash|adam"  # launched through the null driver alone
+
+A case that crashes, hangs or leaves the device in an error state costs only itself. Results are printed as
+they come, and appended to `--json` as one line each. The exit code is 0 if no case failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import multiprocessing
+import re
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["CASES", "Case", "NotApplicableError", "Result", "check", "run"]
+
+
+class NotApplicableError(Exception):
+    """A configuration that a kernel does not have; the message says why."""
+
+
+class Case(NamedTuple):
+    """One computation, three times: by the kernel, by eager torch, and in float64. None of them is given."""
+
+    ours: Callable[[], Sequence[Tensor]]
+    theirs: Callable[[], Sequence[Tensor]]
+    exact: Callable[[], Sequence[Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of a case: ``"passed"``, ``"failed"`` or ``"not applicable"``, and why."""
+
+    name: str
+    outcome: str
+    seconds: float
+    detail: str = ""
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    """Normal numbers in float64, the same on every device."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# --- matrix products: the template with generated prologues and epilogues -------------------------------
+
+CONFIGS = {
+    "picked": {},
+    "persistent": {"programs": 132},
+    "descriptors": {"descriptors": True},
+    "persistent, descriptors": {"programs": 132, "descriptors": True},
+    "split": {"split": 2},
+}
+SPECIALIZED = {"specialized": True}  # of the configurations that are offered, the first that has it
+
+
+def product(name: str, changes: dict[str, Any], device: torch.device, *, offset: int = 0) -> Case:
+    """A product of `tests/codegen/triton/test_products.py`; `offset` elements before its first argument."""
+    from burnt.codegen.block_sizes import pick
+    from burnt.codegen.function import Function
+    from burnt.codegen.product_blocks import HOPPER, ProductForm, variants
+    from burnt.codegen.target import TRITON
+    from burnt.codegen.triton_launch import build
+    from tests.codegen.triton.test_products import CASES as PRODUCTS
+
+    fn, args = PRODUCTS[name]
+    given = [a.to(device) for a in args]
+    if offset:
+        first = given[0]
+        given[0] = first.new_empty(first.numel() + offset)[offset:].view(first.shape).copy_(first)
+
+    refused: list[str] = []  # an exception would make the function run as plain torch
+
+    def choose(form: Any) -> Any:
+        config = pick(form, HOPPER)
+        if not isinstance(form, ProductForm):
+            return config
+        if changes == SPECIALIZED:
+            found = [c for c in variants(form, HOPPER) if c.specialized]
+            if not found:
+                refused.append("no configuration with warp specialization is offered")
+            return found[0] if found else config
+        if changes.get("descriptors") and not form.described:
+            refused.append("no operand lies in memory as a tensor descriptor can describe")
+        return dataclasses.replace(config, **changes)
+
+    target = dataclasses.replace(
+        TRITON, products=lambda node: None, build=lambda *a, **k: build(*a, choose=choose, **k)
+    )
+
+    def listed(made: Any) -> Sequence[Tensor]:
+        return made if isinstance(made, tuple) else (made,)
+
+    def ours() -> Sequence[Tensor]:
+        function = Function(fn, target=target)
+        made = listed(function(*given))
+        if refused:
+            raise NotApplicableError(refused[0])
+        return made
+
+    return Case(
+        ours,
+        lambda: listed(fn(*given)),
+        lambda: listed(fn(*[a.double() for a in given])),
+    )
+
+
+# --- attention ------------------------------------------------------------------------------------------
+
+
+def flash(size: int, options: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Case:
+    """Flash attention and its gradients; 517 queries and keys are no multiple of a block."""
+    from burnt import kernels
+    from burnt.codegen.product_blocks import HOPPER
+    from burnt.kernels import attention_triton
+    from burnt.kernels.attention_blocks import pick
+    from burnt.kernels.attention_flash import problem_of
+
+    definition = kernels.dot_product_attention.reference
+    shapes = (2, 8, 517, size), (2, 2, 517, size), (2, 2, 517, size), (2, 8, 517, size)
+    q, k, v, grad_out = (drawn(*s, seed=i).to(device, dtype) for i, s in enumerate(shapes))
+    options = dict(options)
+    if "mask" in options:
+        options["mask"] = (drawn(*options["mask"], seed=5) > -1).to(device)
+    if "lengths" in options:
+        options["lengths"] = torch.tensor(options["lengths"], device=device)
+
+    def ours() -> Sequence[Tensor]:
+        problem, blocks = problem_of(q, k, **options), pick(size, dtype.itemsize, HOPPER)
+        out, lse = attention_triton.forward(q, k, v, problem, blocks)
+        found = attention_triton.backward(grad_out, q, k, v, out, lse, problem, blocks)
+        return [out, *(t for t in found if t is not None)]
+
+    def by_definition(dtype: torch.dtype) -> Sequence[Tensor]:
+        leaves = [t.to(dtype).requires_grad_() for t in (q, k, v)]
+        out = definition(*leaves, **options)
+        return [out.detach(), *torch.autograd.grad(out, leaves, grad_out.to(dtype))]
+
+    return Case(ours, lambda: by_definition(dtype), lambda: by_definition(torch.float64))
+
+
+# --- optimizer steps, embedding, recurrent layers -------------------------------------------------------
+
+
+def adamw(dtype: torch.dtype, device: torch.device) -> Case:
+    """Two steps with clipping: tensors that are read 16 bytes at once, and one that does not begin there."""
+    from burnt.kernels import adamw_step
+
+    shapes = (1024, 1024), (1 << 20,), (1027,), (3, 5)
+    begin = [drawn(*s, seed=i).to(device, dtype) for i, s in enumerate(shapes)]
+    begin.append(drawn(4099, seed=9).to(device, dtype)[3:])
+    grads = [[drawn(*p.shape, seed=20 + 10 * t + i).to(p) for i, p in enumerate(begin)] for t in range(2)]
+    rate, most = 0.01, 1.0
+
+    def ours() -> Sequence[Tensor]:
+        params = [p.clone() for p in begin[:-1]]
+        storage = torch.empty(4099, dtype=dtype, device=device)
+        params.append(storage[3:].copy_(begin[-1]))
+        means, squares = ([torch.zeros_like(p) for p in params] for _ in range(2))
+        steps = [torch.zeros((), device=device) for _ in params]
+        for given in grads:
+            done = adamw_step(params, given, means, squares, steps, lr=rate, max_norm=most, candidate="burnt")
+            if not done.by.startswith("burnt"):
+                raise AssertionError(f"the step was torch's: {done.by}")
+        return params
+
+    def torchs(dtype: torch.dtype) -> Sequence[Tensor]:
+        params = [torch.nn.Parameter(p.to(dtype)) for p in begin]
+        optimizer = torch.optim.AdamW(params, lr=rate)
+        for given in grads:
+            for p, g in zip(params, given, strict=True):
+                p.grad = g.to(dtype)
+            torch.nn.utils.clip_grad_norm_(params, most)
+            optimizer.step()
+        return [p.detach() for p in params]
+
+    return Case(ours, lambda: torchs(dtype), lambda: torchs(torch.float64))
+
+
+def embedding(dtype: torch.dtype, device: torch.device) -> Case:
+    """The gradient of a table of which one row is asked for by half of the indices."""
+    from burnt.kernels.embedding_triton import summed
+
+    count, rows, columns = 5000, 997, 770
+    indices = torch.arange(count) * 7919 % rows
+    indices[::2] = rows // 2
+    indices = indices.to(device)
+    grad_out = drawn(count, columns).to(device, dtype)
+
+    def ours() -> Sequence[Tensor]:
+        keys, order = torch.sort(indices, stable=True)
+        return [summed(grad_out, keys, order, rows, -1)]
+
+    def theirs() -> Sequence[Tensor]:
+        return [torch.ops.aten.embedding_dense_backward(grad_out, indices, rows, -1, False)]
+
+    def exact() -> Sequence[Tensor]:
+        zeros = torch.zeros(rows, columns, dtype=torch.float64, device=device)
+        return [zeros.index_add_(0, indices, grad_out.double())]
+
+    return Case(ours, theirs, exact)
+
+
+def recurrent(kind: str, width: int, dtype: torch.dtype, device: torch.device) -> Case:
+    """A layer and its gradients: few hidden units take all steps in one program, many a kernel a step."""
+    from burnt import kernels
+
+    op: Any = kernels.lstm_layer if kind == "lstm" else kernels.gru_layer
+    batch, steps, features, gates = 19, 7, 24, 4 if kind == "lstm" else 3
+    rows = gates * width
+    tensors: list[Any] = [drawn(batch, steps, features), drawn(rows, features, seed=1) * features**-0.5]
+    tensors += [drawn(rows, width, seed=2) * width**-0.5, drawn(rows, seed=3), drawn(rows, seed=4)]
+    tensors += [drawn(batch, width, seed=5 + i) for i in range(2 if kind == "lstm" else 1)]
+    tensors = [t.to(device, dtype) for t in tensors]
+
+    def outcome(call: Any, dtype: torch.dtype) -> Sequence[Tensor]:
+        leaves = [t.to(dtype).requires_grad_() for t in tensors]
+        results = call(*leaves, None, False)
+        results = [r for r in results if r.requires_grad]
+        grads = [drawn(*r.shape, seed=30 + i).to(r) for i, r in enumerate(results)]
+        return [*(r.detach() for r in results), *torch.autograd.grad(results, leaves, grads)]
+
+    return Case(
+        lambda: outcome(op.candidates["steps"], dtype),
+        lambda: outcome(op.reference, dtype),
+        lambda: outcome(op.reference, torch.float64),
+    )
+
+
+# --- the list -------------------------------------------------------------------------------------------
+
+BF16, F32 = torch.bfloat16, torch.float32
+LAST = "warp specialization,"  # cases that run only when they are asked for: Triton may hang or be wrong
+PRODUCTS = (
+    "gelu", "norm", "residual", "few rows", "batches", "convolution", "statistics", "maxima", "means",
+    "convolution by phases", "convolution's weight",
+)  # fmt: skip
+ATTENTION: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"after": 0},
+    "window": {"before": 100, "after": 0},
+    "soft cap": {"softcap": 2.0, "after": 0},
+    "mask": {"mask": (517, 517)},
+    "lengths": {"lengths": (517, 61)},
+}
+
+
+def _cases() -> Iterator[tuple[str, Callable[[torch.device], Case]]]:
+    for size in (64, 128):
+        for kind, options in ATTENTION.items():
+            yield f"flash d{size}, {kind}", lambda d, s=size, o=options: flash(s, o, BF16, d)
+    yield "flash d64, float32", lambda d: flash(64, {"after": 0}, F32, d)
+    for config, changes in CONFIGS.items():
+        for name in PRODUCTS:
+            yield f"product {name}, {config}", lambda d, n=name, c=changes: product(n, c, d)
+    for name in PRODUCTS:
+        yield f"{LAST} {name}", lambda d, n=name: product(n, SPECIALIZED, d)
+    copied = CONFIGS["descriptors"]
+    yield "product gelu, not aligned", lambda d: product("gelu", copied, d, offset=1)
+    for dtype in (F32, BF16):
+        word = str(dtype).removeprefix("torch.")
+        yield f"adamw, {word}", lambda d, t=dtype: adamw(t, d)
+        yield f"embedding, {word}", lambda d, t=dtype: embedding(t, d)
+        for kind in ("lstm", "gru"):
+            for way, width in (("all steps", 16), ("a step", 96)):
+                yield (
+                    f"{kind} {way}, {word}",
+                    lambda d, k=kind, w=width, t=dtype: recurrent(k, w, t, d),
+                )
+
+
+CASES: dict[str, Callable[[torch.device], Case]] = dict(_cases())
+
+
+# --- running --------------------------------------------------------------------------------------------
+
+
+def check(name: str, device: torch.device, *, compared: bool = True) -> None:
+    """Run a case in this process.
+
+    Args:
+        name: of `CASES`.
+        device: where its tensors are.
+        compared: whether its results are looked at; without, the kernels are only launched.
+
+    Raises:
+        AssertionError: the error is more than 4 times that of eager torch plus 4 ulp of the largest value.
+        NotApplicableError: the kernel has no such configuration.
+    """
+    case = CASES[name](device)
+    ours = case.ours()
+    if not compared:
+        return
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    for i, (found, theirs, exact) in enumerate(zip(ours, case.theirs(), case.exact(), strict=True)):
+        eps = torch.finfo(found.dtype).eps
+        largest = float(exact.abs().max())
+        error, eager = (float((t.double() - exact).abs().max()) for t in (found, theirs))
+        limit = 4 * eager + 4 * eps * largest
+        # Written such that NaN fails.
+        if not error <= limit:
+            bad = int((~((found.double() - exact).abs() <= limit)).sum())
+            raise AssertionError(
+                f"result {i} {tuple(found.shape)}: error {error:.3g}, limit {limit:.3g} "
+                f"(eager {eager:.3g}, largest {largest:.3g}); {bad} of {found.numel()} elements"
+            )
+
+
+def _child(name: str, device: str, sender: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # burnt warns, and runs plain torch, where no kernel can be made: that would be compared with itself.
+    warnings.filterwarnings("error", message="burnt", category=RuntimeWarning)
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)  # memory that is not written holds NaN
+        if device == "null":
+            from tests.null import driver
+
+            driver.install()
+            check(name, torch.device("cpu"), compared=False)
+            hits = [k.hit for k in driver.compiled()]
+            launches = driver.last_launch().launches
+            if not launches:
+                raise AssertionError("no kernel was launched")
+            sender.send(("passed", f"{launches} launches, {sum(hits)} of {len(hits)} kernels from the cache"))
+        else:
+            check(name, torch.device(device))
+            sender.send(("passed", ""))
+    except NotApplicableError as error:
+        sender.send(("not applicable", str(error)))
+    except BaseException as error:  # whatever it is, it is this case's result
+        text = "".join(traceback.format_exception_only(error)).strip()
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        sender.send(("failed", f"{text[:1500]} ({Path(place.filename).name}:{place.lineno})"))
+
+
+def run(
+    names: Sequence[str], device: str, *, jobs: int = 8, seconds: float = 20.0, until: float | None = None
+) -> Iterator[Result]:
+    """Run cases, each in a forked process, and give their results as they end.
+
+    Args:
+        names: of `CASES`.
+        device: ``"cuda"``, or ``"null"`` for the null driver. This process must not have used it.
+        jobs: cases at once.
+        seconds: limit of each.
+        until: the time of `time.monotonic` after which no case is begun.
+    """
+    context = multiprocessing.get_context("fork")
+    waiting = list(names)
+    running: dict[Connection, tuple[str, BaseProcess, float]] = {}
+    while waiting or running:
+        if until is not None and time.monotonic() > until:
+            for name in waiting:
+                yield Result(name, "failed", 0.0, "not begun: no time was left")
+            waiting.clear()
+        while waiting and len(running) < jobs:
+            name = waiting.pop(0)
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=_child, args=(name, device, sender))
+            process.start()
+            sender.close()
+            running[receiver] = name, process, time.monotonic()
+        for receiver in wait(list(running), timeout=0.2):
+            assert isinstance(receiver, Connection)
+            name, process, began = running.pop(receiver)
+            try:
+                outcome, detail = receiver.recv()
+            except EOFError:
+                process.join()
+                outcome, detail = "failed", f"the process ended with exit code {process.exitcode}"
+            process.join(5)
+            if process.is_alive():
+                process.kill()  # a device that hangs lets no process go by itself
+            yield Result(name, outcome, round(time.monotonic() - began, 2), detail)
+        for receiver, (name, process, began) in list(running.items()):
+            if time.monotonic() - began > seconds:
+                process.kill()
+                process.join(5)
+                del running[receiver]
+                yield Result(name, "failed", round(time.monotonic() - began, 2), f"longer than {seconds:g} s")
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--device", default="cuda", help="cuda, or null: Triton on a driver without a device")
+    parser.add_argument("-k", dest="pattern", default="", help="a regular expression of cases to run")
+    parser.add_argument("--jobs", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=20.0, help="limit of a case")
+    parser.add_argument("--limit", type=float, help="seconds after which no case is begun")
+    parser.add_argument("--json", type=Path, help="a file that gets one line of JSON for each case")
+    options = parser.parse_args()
+    until = None if options.limit is None else time.monotonic() + options.limit
+    _import_all()
+    usual = [name for name in CASES if options.pattern or not name.startswith(LAST)]
+    names = [name for name in usual if re.search(options.pattern, name)]
+    counts = {"passed": 0, "failed": 0, "not applicable": 0}
+    for result in run(names, options.device, jobs=options.jobs, seconds=options.seconds, until=until):
+        counts[result.outcome] += 1
+        print(f"{result.outcome:14}  {result.seconds:6.2f} s  {result.name}  {result.detail}", flush=True)
+        if options.json is not None:
+            with options.json.open("a") as file:
+                file.write(json.dumps(dataclasses.asdict(result)) + "\n")
+    print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    return 1 if counts["failed"] or not counts["passed"] else 0
+
+
+def _import_all() -> None:
+    """Import once, before processes are forked, what all of them need; no device is touched.
+
+    One thread each: OpenMP's threads do not survive a fork, and whoever waits for them waits forever.
+    """
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)  # imports much of torch the first time
+    for name in ("attention", "embedding", "optimizer", "recurrent"):
+        importlib.import_module(f"burnt.kernels.{name}_triton")
+    importlib.import_module("tests.codegen.triton.test_products")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""Triton on a CUDA driver that launches nothing: the rest of the launch path is real.
+
+Specialization, compilation with ptxas, the launcher, packing of arguments and the driver's limits all work
+as on a GPU of compute capability 9.0, on a machine that has none. Tensors stay on the CPU and hold whatever
+they held before, so nothing that a kernel would have written may be compared.
+
+`install()` replaces Triton's driver and routes burnt's CPU tensors to the kernels of a GPU, for the whole
+process. Two uses: a test of every launch, and a cache of compiled kernels for the day a GPU is available (set
+`TRITON_CACHE_DIR`; neither the interpreter's path nor that of the checkout is part of a key).
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import dataclasses
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["Compiled", "Launch", "compiled", "install", "is_installed", "last_launch", "why_not"]
+
+SOURCE = Path(__file__).with_name("libcuda.c")
+
+
+class Launch(ctypes.Structure):
+    """The last launch, and how many there were."""
+
+    _fields_ = (
+        ("launches", ctypes.c_int64),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A kernel that was asked for: its name, seconds of compilation (0 for a hit), bytes of shared memory."""
+
+    name: str
+    hit: bool
+    seconds: float
+    shared: int | None
+
+
+_compiled: list[Compiled] = []
+
+
+def compiled() -> Sequence[Compiled]:
+    """The kernels that were compiled or found in the cache since `install`."""
+    return _compiled
+
+
+def why_not() -> str | None:
+    """Why the null driver cannot be installed in this process, or None."""
+    try:
+        import triton
+        from triton.backends.nvidia import driver
+    except ImportError as error:
+        return f"no Triton with an NVIDIA backend: {error}"
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return "this process runs Triton's interpreter"
+    missing = [name for name in ("CudaUtils", "CudaLauncher", "CudaDriver") if not hasattr(driver, name)]
+    if missing:
+        return f"Triton {triton.__version__} has no {', '.join(missing)} in its NVIDIA driver"
+    from burnt.codegen.toolchain import find_compiler, why_no_compiler
+
+    return f"no C compiler: {why_no_compiler()}" if find_compiler() is None else None
+
+
+def is_installed() -> bool:
+    """Whether tensors on the CPU go to the null driver in this process."""
+    return _library.cache_info().currsize > 0
+
+
+def last_launch() -> Launch:
+    """What the driver was given last."""
+    read = _library().null_last_launch
+    read.restype = Launch
+    launch: Launch = read()
+    return launch
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """The stub, loaded such that whoever asks for libcuda.so.1 gets it."""
+    from triton.backends import nvidia
+
+    include = Path(nvidia.__file__).parent / "include"
+    folder = Path(tempfile.mkdtemp(prefix="burnt-null-driver-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target = folder / "libcuda.so.1"
+    flags = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1", f"-I{include}"]
+    subprocess.run([os.environ.get("CC", "gcc"), *flags, str(SOURCE), "-o", str(target)], check=True)
+    os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
+    return ctypes.CDLL(str(target), mode=ctypes.RTLD_GLOBAL)
+
+
+def install() -> None:
+    """Make Triton use the null driver, and burnt send tensors on the CPU to Triton's kernels.
+
+    Raises:
+        RuntimeError: it cannot be done here; `why_not` says why.
+    """
+    why = why_not()
+    if why is not None:
+        raise RuntimeError(f"the null driver cannot be installed: {why}")
+    if is_installed():
+        return
+    _library()
+    _install_driver()
+    _send_to_triton()
+
+
+def _install_driver() -> None:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia import driver as nvidia
+    from triton.runtime import driver
+
+    class NullDriver(nvidia.CudaDriver):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.utils = nvidia.CudaUtils()
+            self.launcher_cls = nvidia.CudaLauncher
+            self.get_device_capability = lambda device=0: (9, 0)
+            self.get_current_stream = lambda device=None: 0
+            self.get_current_device = lambda: 0
+            self.set_current_device = lambda device: None
+
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", 90, 32)
+
+    def listen(*, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
+        name = src.name if hasattr(src, "name") else src.fn.__name__
+        shared = (
+            metadata.get("shared") if isinstance(metadata, Mapping) else getattr(metadata, "shared", None)
+        )
+        _compiled.append(Compiled(name, cache_hit, 0.0 if cache_hit else times.total / 1e6, shared))
+
+    driver.set_active(NullDriver())
+    triton.knobs.compilation.listener = listen
+    # What burnt asks of the current device: tensors on the CPU have the index None.
+    torch.cuda.current_device = lambda: None  # type: ignore[assignment,return-value]
+
+
+def _send_to_triton() -> None:
+    """Tensors on the CPU are sent to the kernels that a GPU would run."""
+    from burnt.codegen import target, triton_launch
+    from burnt.codegen.block_sizes import config_of, pick
+    from burnt.codegen.product_blocks import HOPPER
+    from burnt.kernels import optimizer_triton, recurrent_steps, recurrent_triton, stepping
+
+    def build(
+        kernels: Any, buffers: Any, numbers: Any, blocks: Mapping[str, str] | None = None
+    ) -> target.Built:
+        given = {name: config_of(text) for name, text in (blocks or {}).items()}
+        return triton_launch.build(
+            kernels, buffers, numbers, choose=lambda form: pick(form, HOPPER), blocks=given
+        )
+
+    target._build_triton = build
+    null = dataclasses.replace(target.TRITON, build=build)
+    target.BY_DEVICE["cpu"] = null
+    triton_launch._scratch = lambda size, alignment, stream: torch.empty(size, dtype=torch.int8)
+    recurrent_steps._loop = lambda x: recurrent_triton
+    stepping.HostPasses = optimizer_triton.DevicePasses  # type: ignore[misc]
