@@ -2,7 +2,8 @@
 # Sourced, not run.
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-VENV="$ROOT/.venv"
+VENV="${BURNT_VENV:-$ROOT/.venv}"
+BURNT_VERSIONS="${BURNT_VERSIONS:-tested}"  # of torch and Triton: tested, oldest or newest
 
 say() {
     if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
@@ -50,19 +51,32 @@ make_venv() {
     "$python" -m venv "$VENV" || die "$python cannot make virtual environments. On Debian: apt install python3-venv"
 }
 
-# install EXTRAS: burnt and the extras into .venv, at the versions of constraints.txt; nothing if that was done.
+# constraints: the versions to install. Of the oldest torch and Triton that burnt supports, numpy is the last whose
+# deprecations Triton's interpreter does not trip over; of the newest, nothing is said.
+constraints() {
+    local others='^(torch|triton|triton-viz|numpy)=='
+    case "$BURNT_VERSIONS" in
+        tested) cat "$ROOT/constraints.txt" ;;
+        oldest) grep -vE "$others" "$ROOT/constraints.txt"; printf '%s\n' 'torch==2.11.0' 'triton==3.6.0' 'numpy<2.4' ;;
+        newest) grep -vE "$others" "$ROOT/constraints.txt" ;;
+        *) die "BURNT_VERSIONS=$BURNT_VERSIONS: expected tested, oldest or newest" ;;
+    esac
+}
+
+# install EXTRAS: burnt and the extras into the venv, at the versions of `constraints`; nothing if that was done.
 install() {
-    local extras="$1" stamp="$VENV/.installed-$1" wanted
-    wanted="$(cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt" | cksum) $ROOT"
+    local extras="$1" stamp="$VENV/.installed-$1" wanted torch
+    wanted="$(constraints | cat "$ROOT/pyproject.toml" - | cksum) $ROOT"
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
         return
     fi
     say "installing burnt[$extras] (the first time takes a few minutes)"
     # torch first and by its exact version: an open range would take the newest build and its CUDA libraries.
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c "$ROOT/constraints.txt" \
-        "$(grep '^torch==' "$ROOT/constraints.txt")" \
+    constraints >"$VENV/constraints.txt"
+    torch="$(grep '^torch==' "$VENV/constraints.txt" || echo torch)"
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c "$VENV/constraints.txt" "$torch" \
         || die "torch could not be installed (see above)"
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c "$ROOT/constraints.txt" \
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check -c "$VENV/constraints.txt" \
         --editable "$ROOT[$extras]" || die "burnt could not be installed (see above)"
     printf '%s' "$wanted" >"$stamp"
 }
