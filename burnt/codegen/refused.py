@@ -7,6 +7,7 @@ device has one.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -34,6 +35,7 @@ _NO_BOOL_RESULT = frozenset((
     "cumsum", "cumprod", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
 ))
 # fmt: on
+_WIDE_UNSIGNED = frozenset((torch.uint16, torch.uint32, torch.uint64))
 # Which take no truth values.
 _NO_BOOL_INPUT = frozenset(
     ("argmax", "argmin", "sub", "rsub", "max_pool2d_with_indices", "max_pool3d_with_indices")
@@ -52,11 +54,26 @@ def is_refused(op: Any, args: Iterable[Any], result: Any) -> bool:
     dtypes = [arg.dtype for arg in args if isinstance(arg, torch.Tensor)]
     if name in _FLOATS or (name == "round" and op._overloadname == "decimals"):
         return not any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+    if name == "where":
+        return not all(map(_where_takes, dtypes))
     if name == "pow" and op._overloadname == "Tensor_Tensor":
         return all(dtype == torch.bool for dtype in dtypes)
     if name in _NO_BOOL_INPUT:
         return torch.bool in dtypes
     return name in _NO_BOOL_RESULT and isinstance(result, torch.Tensor) and result.dtype == torch.bool
+
+
+@functools.cache
+def _where_takes(dtype: torch.dtype) -> bool:
+    """Whether this version's `torch.where` has a dtype: 2.11 lacks unsigned ones of more than 8 bits."""
+    if dtype not in _WIDE_UNSIGNED:
+        return True
+    one = torch.zeros(1, dtype=dtype)
+    try:
+        torch.where(torch.ones(1, dtype=torch.bool), one, one)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def unless_refused(op: Any, definition: Callable[..., Any]) -> Callable[..., Any]:

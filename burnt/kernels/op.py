@@ -332,7 +332,7 @@ class Op(Dissolving, Generic[P, R]):
         if is_tracing():
             return self.reference(*args)  # type: ignore[call-arg]
         paired = self.pair is not None and args[self.pair] is not None and args[self.pair] is not False
-        return self.overloads[paired](*self.as_declared(args))
+        return self.overloads[int(paired)](*self.as_declared(args))  # Dynamo of torch 2.11 refuses a bool
 
     def as_declared(self, args: Sequence[Any]) -> list[Any]:
         """The arguments as the schema wants them: a number that stands for a list as a list."""

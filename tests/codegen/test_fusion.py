@@ -1310,7 +1310,7 @@ def test_a_backward_of_its_own_where_saved_tensors_have_hooks(way: str) -> None:
             made = fused(x)
         else:
             made = torch.utils.checkpoint.checkpoint(fused, x, use_reentrant=False)
-        with torch.profiler.profile() as profile:
+        with torch.profiler.profile(acc_events=True) as profile:
             (found,) = torch.autograd.grad(made.sum(), x)
     (expected,) = torch.autograd.grad((torch.erf(x) * x).sum(), x)
     torch.testing.assert_close(found, expected)
