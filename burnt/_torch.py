@@ -392,7 +392,10 @@ def has_mkl() -> bool:
 
 
 def onednn_takes(dtype: torch.dtype) -> bool:
-    """Whether torch has oneDNN's fully connected layer, and this CPU instructions for a dtype."""
+    """Whether torch has oneDNN's fully connected layer, and this CPU instructions for a dtype.
+
+    A fact of this machine. Rules that choose ask `burnt.device.processor`.
+    """
     ops = torch.ops.mkldnn
     if not torch._C._has_mkldnn or not hasattr(ops, "_linear_pointwise"):
         return False

@@ -1,4 +1,4 @@
-"""What a device is and can do."""
+"""What a device is and can do, and what the rules that choose a kernel ask of the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import platform
 
 import torch
 
-__all__ = ["DeviceInfo", "best_device", "cpu_is_intel", "device_info"]
+from burnt import _torch
+
+__all__ = ["DeviceInfo", "Processor", "best_device", "device_info", "processor"]
+
+_VENDORS = {"GenuineIntel": "Intel", "AuthenticAMD": "AMD"}  # as the instruction cpuid has them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +64,64 @@ def device_info(device: torch.device | str | None = None) -> DeviceInfo:
     return DeviceInfo(str(chosen), chosen.type, chosen.type, None, "", False)
 
 
+@dataclasses.dataclass(frozen=True)
+class Processor:
+    """What the rules that choose a kernel ask of the CPU, and of the libraries that torch has for it.
+
+    Rules ask `processor`, and nothing else: a test that gives another value sees what is chosen on another
+    machine. What is executed never depends on it: the C compiler and torch's libraries ask the CPU itself.
+
+    Args:
+        name: as its maker calls it.
+        vendor: ``"Intel"``, ``"AMD"``, ``"ARM"``, or ``""`` for any other.
+        capability: the instruction set of torch's own kernels, ``"AVX512"``, ``"AVX2"``, ``"DEFAULT"``.
+        onednn: dtypes that torch's oneDNN multiplies; none where torch is built without it.
+        has_mkl: whether torch multiplies by Intel's MKL.
+    """
+
+    name: str
+    vendor: str
+    capability: str
+    onednn: frozenset[torch.dtype]
+    has_mkl: bool
+
+    @property
+    def has_wide_vectors(self) -> bool:
+        """Whether torch's kernels use vectors of 512 bits."""
+        return self.capability.startswith("AVX512")
+
+    @property
+    def mkl_is_slow(self) -> bool:
+        """Whether torch multiplies by MKL on a processor that MKL uses half of: not Intel's, with AVX-512.
+
+        MKL stops at AVX2 there. Where a processor does, too, it reaches nine tenths of the peak (Zen 3: 180
+        GFLOPS of 2 cores) and oneDNN no more than three quarters.
+        """
+        return self.has_mkl and self.vendor != "Intel" and self.has_wide_vectors
+
+
+def processor() -> Processor:
+    """This machine's, asked once; in tests the one that they give.
+
+    >>> torch.float64 in processor().onednn
+    False
+    """
+    return _given or _this_processor()
+
+
+_given: Processor | None = None
+
+
 @functools.cache
-def cpu_is_intel() -> bool:
-    """Whether the processor is one of Intel's, which torch's own CPU kernels and MKL were tuned for."""
-    return "Intel" in device_info("cpu").name
+def _this_processor() -> Processor:
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    return Processor(
+        _cpu_name(),
+        _cpu_vendor(),
+        torch.backends.cpu.get_cpu_capability(),
+        frozenset(dtype for dtype in dtypes if _torch.onednn_takes(dtype)),
+        _torch.has_mkl(),
+    )
 
 
 def best_device() -> torch.device:
@@ -76,12 +134,26 @@ def best_device() -> torch.device:
 
 
 def _cpu_name() -> str:
+    return _cpu_field("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_vendor() -> str:
+    if platform.machine().lower() in ("aarch64", "arm64"):
+        return "ARM"
+    told = _cpu_field("vendor_id")
+    if told is not None:
+        return _VENDORS.get(told, "")
+    name = _cpu_name()
+    return next((vendor for sign, vendor in _VENDORS.items() if sign in name or vendor in name), "")
+
+
+def _cpu_field(field: str) -> str | None:
+    """What Linux says of the first core; None elsewhere."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:
-                if line.startswith("model name"):
+                if line.startswith(field):
                     return line.partition(":")[2].strip()
-    except OSError:
-        # Not Linux: the platform's own word will do.
+    except OSError:  # not Linux
         pass
-    return platform.processor() or platform.machine()
+    return None

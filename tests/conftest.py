@@ -1,4 +1,4 @@
-"""What all tests share: the device that they run on, and the memory that makes a long run resumable."""
+"""What all tests share: the device they run on, processors that kernels are chosen for, resumable runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+
+from tests import processors
 
 ROOT = Path(__file__).parent.parent
 collect_ignore = ["codegen/triton/sanitize.py"]  # a program, whose imports only `--full` installs
@@ -28,9 +30,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "tests marked gpu, which are skipped without; --device cpu rehearses those too, and --device null "
         "launches a GPU's kernels through a driver that runs nothing (tests/null)",
     )
+    parser.addoption(
+        "--processor",
+        choices=processors.NAMES,
+        help="the CPU that kernels are chosen for in this process, this machine's by default; results are "
+        "the same. Together with ATEN_CPU_CAPABILITY and ONEDNN_MAX_CPU_ISA it rehearses another machine",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--processor"):
+        processors.give(processors.within_reach(processors.named(config.getoption("--processor"))))
     if config.getoption("--remember"):
         config.pluginmanager.register(Memory(config), "burnt-memory")
 
@@ -58,6 +68,13 @@ def device(request: pytest.FixtureRequest):  # type: ignore[no-untyped-def]
     return torch.device("cpu" if chosen == "null" else chosen)
 
 
+@pytest.fixture(params=processors.NAMES)
+def processor(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of each processor in turn, while kernels are chosen for it."""
+    with processors.as_if(processors.named(request.param)):
+        yield request.param
+
+
 @pytest.fixture(autouse=True)
 def priority() -> Iterator[None]:
     """No test leaves its worker at the lowest priority, where whatever else runs would starve the others."""
@@ -76,7 +93,7 @@ class Memory:
         self.controller = not hasattr(config, "workerinput")
         self.file = Path(config.getoption("--remember"))
         if self.controller:
-            self.key = source_hash()
+            self.key = source_hash() + (config.getoption("--processor") or "")
             self.passed: set[str] = set(self.read())
         else:
             self.passed = set(config.workerinput["remembered"])  # type: ignore[attr-defined]

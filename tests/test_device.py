@@ -1,11 +1,22 @@
 """What a device is and can do, as far as it can be seen on a CPU, and with a CUDA device that is made up."""
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from burnt import device
 from burnt.device import best_device, device_info
+from tests import processors
+
+ROOT = Path(__file__).parents[1]
+# What tells of the machine; rules that choose a kernel, and tests, ask `burnt.device.processor` alone.
+OF_THE_MACHINE = re.compile(
+    r"get_cpu_capability|/proc/cpuinfo|_is_mkldnn|onednn_takes\b|\bhas_mkl\(|device_info\(.cpu"
+    r"|platform\.(machine|processor)|_cpu_(name|vendor|field)\("
+)
 
 
 def test_the_cpu() -> None:
@@ -38,3 +49,78 @@ def test_a_gpu(monkeypatch: pytest.MonkeyPatch, hip: str | None) -> None:
 def test_another_device_is_named_and_no_more() -> None:
     info = device_info("meta")
     assert (info.device, info.kind, info.memory, info.bfloat16) == ("meta", "meta", None, False)
+
+
+# --- the processor that kernels are chosen for ------------------------------------------------------------
+
+
+def test_this_machines_processor() -> None:
+    """As torch's public interfaces have it."""
+    found = device._this_processor()
+    assert found.capability == torch.backends.cpu.get_cpu_capability()
+    assert found.has_mkl == torch.backends.mkl.is_available()
+    assert (torch.float32 in found.onednn) == torch.backends.mkldnn.is_available()
+    assert found.onednn <= {torch.float32, torch.bfloat16, torch.float16}
+    assert found.name == device_info("cpu").name
+
+
+@pytest.mark.parametrize(
+    ("machine", "lines", "told", "vendor"),
+    [
+        ("x86_64", {"vendor_id": "GenuineIntel", "model name": "Common processor"}, "", "Intel"),
+        ("x86_64", {"vendor_id": "AuthenticAMD", "model name": "EPYC 9654"}, "", "AMD"),
+        ("x86_64", {"vendor_id": "HygonGenuine", "model name": "like AMD's"}, "", ""),
+        ("AMD64", {}, "Intel64 Family 6 Model 207 Stepping 2, GenuineIntel", "Intel"),
+        ("AMD64", {}, "AMD64 Family 25 Model 33 Stepping 0, AuthenticAMD", "AMD"),
+        ("aarch64", {}, "", "ARM"),
+        ("arm64", {}, "arm", "ARM"),
+        ("riscv64", {}, "", ""),
+    ],
+)
+def test_who_made_a_processor(
+    machine: str, lines: dict[str, str], told: str, vendor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device.platform, "machine", lambda: machine)
+    monkeypatch.setattr(device.platform, "processor", lambda: told)
+    monkeypatch.setattr(device, "_cpu_field", lines.get)
+    assert device._cpu_vendor() == vendor
+
+
+def test_what_is_chosen_for_another_processor_is_forgotten_after() -> None:
+    from burnt import kernels
+
+    layer, x = kernels.linear, torch.empty(2048, 1024)
+    weight = torch.empty(1024, 1024)
+
+    def chosen() -> tuple[str, str]:
+        entry = layer.chosen(x, weight)
+        return entry.candidate.name, entry.key
+
+    before = chosen()
+    for name in processors.NAMES * 2:
+        with processors.as_if(processors.named(name)):
+            found, key = chosen()
+            assert found == ("onednn" if name == "AMD AVX-512" else "vendor")
+            assert f"cpu {name} " in key, "what was measured on this machine is not for that one"
+    assert chosen() == before
+
+
+@pytest.mark.parametrize("folder", ["burnt", "tests"])
+def test_the_machine_is_asked_in_one_place(folder: str) -> None:
+    """Files that ask it themselves, and why they may."""
+    facts = {
+        "burnt/device.py": "the one place",
+        "burnt/_torch.py": "what it asks",
+        "burnt/codegen/compiler.py": "flags, and the key of the cache of what was compiled",
+        "burnt/cli/info.py": "it prints what the machine is",
+        "tests/test_device.py": "tests of these",
+        "tests/test_torch_private.py": "tests of these",
+        "tests/cli/test_info.py": "it prints what the machine is",
+        "tests/codegen/test_loads_under_tests.py": "flags that only a compiler for x86 has",
+    }
+    asking = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / folder).rglob("*.py")
+        if OF_THE_MACHINE.search(path.read_text(encoding="utf-8"))
+    }
+    assert asking == {name for name in facts if name.startswith(folder + "/")}

@@ -20,6 +20,7 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen import fuse, prelude, toolchain
 from burnt.codegen.compiler import find_compiler
+from burnt.device import processor
 from burnt.kernels.attention_definition import Score, dot_product_attention, intervals, kept
 from burnt.kernels.attention_flash import why_not_here
 from burnt.kernels.choice import trains
@@ -476,7 +477,7 @@ def _best(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> bool:
     options = _Options(*rest)
     keys = k.shape[2]
     scores = q.shape[0] * q.shape[1] * q.shape[2] * keys
-    narrow = q.dtype.itemsize == 2 and q.device.type == "cpu" and _torch.onednn_takes(q.dtype)
+    narrow = q.dtype.itemsize == 2 and q.device.type == "cpu" and q.dtype in processor().onednn
     if q.is_cuda and q.dtype != torch.float64 and why_not_here(q, k, v, *rest) is None:
         return False  # there is flash
     # torch's own call has neither; without tiles all scores would be there at a time.

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from burnt import _torch
 from burnt.codegen.precision import precision
+from burnt.device import Processor, device_info, processor
 from burnt.errors import DefinitionError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -169,11 +170,6 @@ def trains(*args: Any) -> bool:
     return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
 
 
-def has_wide_vectors() -> bool:
-    """Whether torch's kernels for this CPU use vectors of 512 bits."""
-    return torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-
-
 def is_double(x: Tensor, *rest: object) -> bool:
     """Whether `x` is of float64, whose exponentials torch computes in vectors: 2 to 10 times as fast."""
     return x.dtype == torch.float64
@@ -181,7 +177,7 @@ def is_double(x: Tensor, *rest: object) -> bool:
 
 def is_slow_to_widen(x: Tensor) -> bool:
     """Whether `x` is of 16 bits, and becomes float32 and comes back by vectors of 256 bits at most."""
-    return x.element_size() == 2 and not has_wide_vectors()
+    return x.element_size() == 2 and not processor().has_wide_vectors
 
 
 def written(candidate: Candidate, config: dict[str, Any] | None) -> str:
@@ -315,18 +311,22 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-@cache
 def machine(kind: str, index: int = 0) -> str:
     """A device and what compiles for it, as far as timings and kernels depend on it."""
-    from burnt.device import device_info
+    return _cpu(processor()) if kind == "cpu" else _accelerator(kind, index)
 
-    if kind == "cpu":
-        from burnt.codegen.compiler import find_compiler
 
-        compiler = find_compiler()
-        info = device_info("cpu")
-        made = compiler.version if compiler is not None else "no compiler"
-        return f"cpu {info.name} {info.architecture}, {torch.get_num_threads()} threads, {made}"
+@cache
+def _cpu(of: Processor) -> str:
+    from burnt.codegen.compiler import find_compiler
+
+    compiler = find_compiler()
+    made = compiler.version if compiler is not None else "no compiler"
+    return f"cpu {of.name} {of.capability}, {torch.get_num_threads()} threads, {made}"
+
+
+@cache
+def _accelerator(kind: str, index: int) -> str:
     if kind == "meta":
         return "meta"
     info = device_info(f"{kind}:{index}" if kind == "cuda" else kind)

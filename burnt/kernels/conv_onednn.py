@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from burnt import _torch
+from burnt.device import processor
 from burnt.kernels.activation import activated
 from burnt.kernels.choice import trains
 
@@ -68,7 +69,7 @@ class AxisSizes(NamedTuple):
 
 def why_not_onednn(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> str | None:
     """Why oneDNN cannot convolve these, or None."""
-    if not _torch.onednn_takes(x.dtype):
+    if x.dtype not in processor().onednn:
         return f"no oneDNN here for {str(x.dtype).removeprefix('torch.')}"
     if residual is not None and residual.dtype != x.dtype:
         return "a residual of another dtype"

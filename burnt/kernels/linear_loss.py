@@ -18,12 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt import _torch
+from burnt.device import processor
 from burnt.errors import InputRuntimeError
 from burnt.kernels.autocast import cast_all, dtype_on
 from burnt.kernels.checks import floating, one_device, one_dtype
 from burnt.kernels.choice import trains
 from burnt.kernels.loss import check_labels, check_reduction, cross_entropy, look_at_labels
-from burnt.kernels.matmul import matmul, mkl_is_slow
+from burnt.kernels.matmul import matmul
 from burnt.kernels.op import op
 from burnt.kernels.row_losses import (
     figures_of_part,
@@ -168,7 +169,7 @@ def _parts(weight: Tensor, rows: int) -> list[slice]:
 def _by_torch(into: Tensor, factor: Tensor) -> bool:
     """Whether torch's library puts a product where it belongs, and is the better one on this CPU."""
     wide = into.dtype in (torch.float32, torch.float64)
-    return into.is_cpu and into.dtype == factor.dtype and wide and not mkl_is_slow()
+    return into.is_cpu and into.dtype == factor.dtype and wide and not processor().mkl_is_slow
 
 
 def _put(into: Tensor, left: Tensor, right: Tensor) -> None:

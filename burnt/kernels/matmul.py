@@ -21,12 +21,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 from burnt import _torch
 from burnt.codegen import fuse
 from burnt.codegen.precision import precision
-from burnt.device import cpu_is_intel
+from burnt.device import processor
 from burnt.errors import InputRuntimeError
 from burnt.kernels.activation import activated, check_activation
 from burnt.kernels.autocast import cast_all
 from burnt.kernels.checks import floating, one_device, one_dtype, residual_dtype
-from burnt.kernels.choice import has_wide_vectors, trains
+from burnt.kernels.choice import trains
 from burnt.kernels.op import op
 
 __all__ = ["bmm", "linear", "matmul"]
@@ -226,15 +226,6 @@ _TAILS = {
 }
 
 
-def mkl_is_slow() -> bool:
-    """Whether torch multiplies by MKL on a processor that MKL uses half of: not Intel's, with AVX-512.
-
-    MKL stops at AVX2 there. Where a processor does, too, it reaches nine tenths of the peak (Zen 3: 180
-    GFLOPS of 2 cores) and oneDNN no more than three quarters.
-    """
-    return _torch.has_mkl() and not cpu_is_intel() and has_wide_vectors()
-
-
 @fuse
 def _turned(a: Tensor) -> Tensor:
     return a.t().contiguous()
@@ -279,13 +270,13 @@ class _OneDnn(torch.autograd.Function):
 
 
 def _why_not_onednn(x: Tensor, weight: Tensor, *rest: Any) -> str | None:
-    if not _torch.onednn_takes(x.dtype):
+    if x.dtype not in processor().onednn:
         return f"no oneDNN here for {str(x.dtype).removeprefix('torch.')}"
     return "an empty tensor" if not (x.numel() and weight.numel()) else None
 
 
 def _onednn_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
-    return x.dtype == torch.float32 and mkl_is_slow() and x.numel() * weight.shape[0] >= _LARGE
+    return x.dtype == torch.float32 and processor().mkl_is_slow and x.numel() * weight.shape[0] >= _LARGE
 
 
 @linear.candidate("onednn", devices=["cpu"], when=_why_not_onednn, best=_onednn_best, differentiable=True)
@@ -354,7 +345,7 @@ def _why_not_wide(x: Tensor, *rest: Any) -> str | None:
 
 def _wide_best(x: Tensor, other: Tensor, *rest: Any) -> bool:
     large = x.numel() * other.numel() // max(x.shape[-1], 1) >= _LARGE
-    return _why_not_wide(x) is None and not _torch.onednn_takes(x.dtype) and large
+    return _why_not_wide(x) is None and x.dtype not in processor().onednn and large
 
 
 @linear.candidate("float32", devices=["cpu"], when=_why_not_wide, best=_wide_best, differentiable=True)
@@ -372,7 +363,7 @@ def _why_not_bfloat16(x: Tensor, *rest: Any) -> str | None:
         return f"{str(x.dtype).removeprefix('torch.')} is multiplied otherwise"
     if precision() != "flex32":
         return "bfloat16 has 8 bits where float16 has 11: the precision 'flex32' allows it"
-    return None if _torch.onednn_takes(torch.bfloat16) else "no instructions for bfloat16 here"
+    return None if torch.bfloat16 in processor().onednn else "no instructions for bfloat16 here"
 
 
 @linear.candidate(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from burnt import _torch
+from burnt.device import processor
 from burnt.errors import InputRuntimeError, InputValueError
 from burnt.kernels.checks import described
 from burnt.kernels.matmul import matmul
@@ -48,7 +48,7 @@ def orthogonalized(
     tensor([True, True])
     """
     a, b, c = coefficients
-    wide = matrix.is_cpu and not _torch.onednn_takes(torch.bfloat16)
+    wide = matrix.is_cpu and torch.bfloat16 not in processor().onednn
     x = matrix.to(torch.float32 if wide else torch.bfloat16)
     tall = x.shape[0] > x.shape[1]
     x = x.t() if tall else x

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from burnt import _torch
+from burnt.device import processor
 from burnt.errors import InputRuntimeError, InputValueError
 from burnt.kernels.activation import activated, check_activation
 from burnt.kernels.checks import floating, one_device, one_dtype
-from burnt.kernels.choice import has_wide_vectors, is_double, is_slow_to_widen, trains
+from burnt.kernels.choice import is_double, is_slow_to_widen, trains
 from burnt.kernels.op import op
 
 __all__ = [
@@ -179,7 +180,7 @@ def _alone(
         return True
     if residual is not None or activation is not None:
         return x.dtype == torch.float16 or is_slow_to_widen(x)  # 0.5 to 0.9 times as fast
-    wide = has_wide_vectors() and x.dtype in (torch.float32, torch.bfloat16)
+    wide = processor().has_wide_vectors and x.dtype in (torch.float32, torch.bfloat16)
     return not wide or _is_mixed(x, weight, bias)
 
 

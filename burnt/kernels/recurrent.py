@@ -15,13 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from burnt import _torch
 from burnt.codegen.trace import is_tracing
+from burnt.device import processor
 from burnt.errors import InputRuntimeError, InputTypeError, InputValueError, UnsupportedError
 from burnt.kernels.autocast import cast, cast_all
 from burnt.kernels.checks import described, floating, one_device, one_dtype
 from burnt.kernels.choice import trains
-from burnt.kernels.matmul import mkl_is_slow
 from burnt.kernels.op import op
 from burnt.kernels.recurrent_steps import DTYPES, run, why_not, within
 
@@ -155,7 +154,7 @@ def _by_torch(
     train: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """torch's own call: outputs, and the last states ``[layers * directions, B, H]``."""
-    narrow = _not_by_onednn(kind, x)
+    narrow = None if lengths is not None else _not_by_onednn(kind, x)  # oneDNN takes no packed ones
     if narrow is not None:
         given, begin = ([t.to(narrow) for t in tensors] for tensors in (weights, start))
         with torch.autocast("cpu", enabled=False):
@@ -191,7 +190,7 @@ def _not_by_onednn(kind: str, x: Tensor) -> torch.dtype | None:
     if kind != "lstm" or not x.is_cpu or x.dtype == torch.float64 or not torch.is_autocast_enabled("cpu"):
         return None
     narrow = torch.get_autocast_dtype("cpu")
-    return None if _torch.onednn_takes(narrow) else narrow
+    return None if narrow in processor().onednn else narrow
 
 
 def _turned(x: Tensor, lengths: Tensor | None) -> Tensor:
@@ -414,10 +413,10 @@ def _best_lstm(x: Tensor, weight_ih: Tensor, weight_hh: Tensor, *rest: Any) -> b
     gradients, and 1.0 to 1.2 times elsewhere (two threads of a Zen 5).
     """
     if x.dtype.itemsize == 2:
-        return not _torch.onednn_takes(x.dtype) and _best_gru(x)
+        return x.dtype not in processor().onednn and _best_gru(x)
     width, threads = weight_hh.shape[1], torch.get_num_threads()
     large = x[..., 0].numel() * width * (x.shape[2] + width) >= _LARGE
-    if mkl_is_slow():
+    if processor().mkl_is_slow:
         large &= x.shape[0] >= 48 and width >= 256 and trains(x, weight_ih, weight_hh, *rest)
     return large and (1 < threads <= x.shape[0] or width >= _WIDE) and _best_gru(x)
 

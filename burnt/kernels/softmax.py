@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from burnt.device import processor
 from burnt.kernels.checks import floating
-from burnt.kernels.choice import has_wide_vectors, trains
+from burnt.kernels.choice import trains
 from burnt.kernels.op import op
 
 __all__ = ["log_softmax", "softmax"]
@@ -62,7 +63,7 @@ def _vendor_log_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> bool:
     if step == 1:
         return length < 256
     if trains(x):
-        return several and step > 64 and not has_wide_vectors()
+        return several and step > 64 and not processor().has_wide_vectors
     return step > 64 and (several or step > length)
 
 

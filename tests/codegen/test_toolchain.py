@@ -148,13 +148,36 @@ class TestNumbers:
         assert not re.search("fast-math|Ofast|unsafe", " ".join(flags))
         assert {"-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp"} <= set(flags)
 
-    @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="vectors of x86 processors")
-    def test_wide_vectors_where_they_cost_no_clock(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        wide = "-mprefer-vector-width=512"
-        monkeypatch.setattr(compiler, "cpu_features", lambda: "flags : avx2 avx512f avx512_vbmi2 sha_ni")
-        assert wide in compiler.flags.__wrapped__()
-        monkeypatch.setattr(compiler, "cpu_features", lambda: "flags : avx2 avx512f")
-        assert wide not in compiler.flags.__wrapped__()
+    @pytest.mark.parametrize(
+        ("machine", "system", "features", "expected"),
+        [
+            ("x86_64", "Linux", "avx2 avx512f avx512_vbmi2", ("-march=native", "-mprefer-vector-width=512")),
+            ("AMD64", "Linux", "avx2 avx512f", ("-march=native",)),
+            ("x86_64", "Linux", "avx2", ("-march=native",)),
+            ("aarch64", "Linux", "asimd", ("-mcpu=native",)),
+            ("arm64", "Darwin", "", ("-mcpu=apple-m1",)),
+            ("riscv64", "Linux", "", ()),
+        ],
+    )
+    def test_flags_are_those_of_the_machine(
+        self,
+        machine: str,
+        system: str,
+        features: str,
+        expected: tuple[str, ...],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Vectors of 512 bits where they cost no clock."""
+        monkeypatch.setattr(platform, "machine", lambda: machine)
+        monkeypatch.setattr(platform, "system", lambda: system)
+        monkeypatch.setattr(compiler, "cpu_features", lambda: f"flags : {features} sha_ni")
+        found = compiler.flags.__wrapped__()
+        assert tuple(flag for flag in found if flag.startswith("-m")) == expected
+
+    def test_a_processor_that_is_given_changes_no_flag(self, processor: str) -> None:
+        """It would make instructions that this machine lacks."""
+        assert compiler.flags.__wrapped__() == compiler.flags()
+        assert compiler.cpu_features.__wrapped__() == compiler.cpu_features()
 
     def test_denormals_live_on_in_torch_and_in_the_kernel(self) -> None:
         half = """

@@ -353,6 +353,26 @@ def test_what_is_chosen_on_a_cpu() -> None:
     assert chosen(2048, before=256, after=0) == "vendor"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "vendors"),
+    [(torch.bfloat16, {"Intel AVX-512", "Intel AMX", "AMD AVX-512"}), (torch.float16, {"Intel AMX"})],
+    ids=["bfloat16", "float16"],
+)
+def test_16_bits_are_tiled_sooner_where_there_are_no_instructions(
+    dtype: torch.dtype, vendors: set[str], processor: str
+) -> None:
+    """What tiles gain is a part of what torch's own call takes, which is less where there are."""
+
+    def is_tiled(length: int, **options: Any) -> bool:
+        x = torch.zeros(1, 4, length, 8, dtype=dtype)
+        return OP.chosen(x, x, x, **options).candidate.name == "tiled"
+
+    sooner = processor not in vendors
+    assert is_tiled(2048, softcap=2.0) is is_tiled(2048, before=100, after=0) is sooner
+    assert is_tiled(4096, softcap=2.0)
+    assert is_tiled(8192, before=100, after=0)
+
+
 PEAK = """
 import sys, torch
 from pathlib import Path

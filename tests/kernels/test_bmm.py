@@ -34,16 +34,3 @@ def test_empty_batches_and_terms_are_as_torch_has_them() -> None:
     for shapes in (((0, 3, 4), (0, 4, 5)), ((2, 3, 0), (2, 0, 5)), ((2, 0, 4), (2, 4, 5))):
         a, b = (torch.ones(shape) for shape in shapes)
         torch.testing.assert_close(kernels.bmm(a, b), torch.bmm(a, b))
-
-
-def test_16_bits_are_multiplied_in_float32_where_there_are_no_instructions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from burnt import _torch
-
-    monkeypatch.setattr(_torch, "onednn_takes", lambda dtype: False)
-    kernels.bmm.forget()
-    a, b = torch.randn(8, 64, 64).half(), torch.randn(8, 64, 64).half()
-    assert kernels.bmm.chosen(a, b).candidate.name == "float32"
-    torch.testing.assert_close(kernels.bmm(a, b), torch.bmm(a.float(), b.float()).half())
-    kernels.bmm.forget()

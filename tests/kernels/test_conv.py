@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from burnt import kernels
 from burnt.errors import InputRuntimeError, InputTypeError, InputValueError
+from tests.processors import NAMES
 
 LAST = torch.channels_last
 
@@ -213,6 +214,28 @@ def test_onednn_leaves_what_it_cannot_take() -> None:
     assert why_not((signals.double(), weight.double(), *plain)) == "no oneDNN here for float64"
     assert why_not((signals[:0], weight, *plain)) == "an empty tensor"
     assert "is a view" in (why_not((signals, lying(weight, "view"), *plain)) or "")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "able"),
+    [
+        (torch.float32, set(NAMES)),
+        (torch.bfloat16, {"Intel AVX-512", "Intel AMX", "AMD AVX-512"}),
+        (torch.float16, {"Intel AMX"}),
+        (torch.float64, set()),
+    ],
+    ids=["float32", "bfloat16", "float16", "float64"],
+)
+def test_onednn_takes_what_the_processor_has_instructions_for(
+    dtype: torch.dtype, able: set[str], processor: str
+) -> None:
+    x = torch.zeros(2, 4, 8, 8, dtype=dtype).contiguous(memory_format=LAST)
+    weight = torch.nn.Parameter(torch.zeros(6, 4, 3, 3, dtype=dtype), requires_grad=False)
+    plain: tuple[Any, ...] = (None, None, None, None, 1, 0, 1, 1)
+    without = None if processor in able else f"no oneDNN here for {str(dtype).removeprefix('torch.')}"
+    for name in ("onednn", "onednn packed"):
+        assert kernels.conv.candidates[name].why_not((x, weight, *plain)) == without
+    assert (kernels.conv.chosen(x, weight).candidate.name == "onednn packed") == (processor in able)
 
 
 def test_strides_are_torchs() -> None:

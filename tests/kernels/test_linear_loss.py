@@ -43,7 +43,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_many_chunks(reduction: str, smoothing: float) -> None:
+def test_many_chunks(reduction: str, smoothing: float, processor: str) -> None:
     x, weight, target, bias = args = given()
     wanted = [x, weight, bias]
     expected = F.cross_entropy(
@@ -58,6 +58,24 @@ def test_many_chunks(reduction: str, smoothing: float) -> None:
         torch.autograd.grad(found, wanted, pull), torch.autograd.grad(expected, wanted, pull), strict=True
     ):
         torch.testing.assert_close(ours, right)
+
+
+def test_gradients_are_multiplied_where_that_is_fast(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By MKL where they belong, or by `matmul`, which takes oneDNN where MKL is slow, and copied."""
+    shapes = set()
+
+    def noted(left: Tensor, right: Tensor) -> Tensor:
+        made = left @ right
+        shapes.add((made.shape[1], made.dtype))
+        return made
+
+    monkeypatch.setattr(linear_loss, "matmul", noted)
+    x, weight, target, _ = given()
+    for dtype in (torch.float64, torch.float32):
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (x, weight)]
+        torch.autograd.grad(CHUNKED(*leaves, target, None, 3, "mean", 0.0, 0.0, False), leaves)
+        # Gradients have 12 features; logits fewer classes.
+        assert ((12, dtype) in shapes) == (processor == "AMD AVX-512"), shapes
 
 
 def test_the_loss_is_used_twice_and_the_graph_is_gone_through_twice() -> None:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from burnt import _torch, kernels
+from burnt import kernels
 from burnt.kernels.agreement import Truth
+from tests.processors import BFLOAT16
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 
@@ -99,7 +100,7 @@ def test_a_packed_weight_that_is_changed_in_part_by_data() -> None:
         torch.testing.assert_close(packed(*args), x @ weight.t(), rtol=1e-4, atol=1e-4)
 
 
-def test_float16_goes_through_bfloat16_where_the_policy_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float16_goes_through_bfloat16_where_the_policy_allows_it(processor: str) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(6, 32).half(), torch.randn(5, 32).half()
     bias, residual = torch.randn(5).half(), torch.randn(6, 5).half()
@@ -107,17 +108,28 @@ def test_float16_goes_through_bfloat16_where_the_policy_allows_it(monkeypatch: p
         (kernels.linear, (x.requires_grad_(), weight.requires_grad_(), bias, residual, "gelu")),
         (kernels.matmul, (x, weight.t())),
     ]
-    takes = _torch.onednn_takes
     for op, args in cases:
         candidate = op.candidates["bfloat16"]
-        monkeypatch.setattr(_torch, "onednn_takes", lambda dtype: dtype == torch.bfloat16 or takes(dtype))
         for policy in ("ieee", "tf32x3", "tf32"):
             with kernels.multiplying(policy):
                 assert "'flex32' allows it" in (candidate.why_not(args) or "")
         with kernels.multiplying("flex32"):
-            assert candidate.why_not(args) is None
             assert "multiplied otherwise" in (candidate.why_not([a.float() for a in args[:2]]) or "")
-            assert Truth(op, args).wrong(candidate) is None
+            without = None if processor in BFLOAT16 else "no instructions for bfloat16 here"
+            assert candidate.why_not(args) == without
             assert op.chosen(*args).candidate is not candidate  # until it was measured
-            monkeypatch.setattr(_torch, "onednn_takes", lambda dtype: False)
-            assert candidate.why_not(args) == "no instructions for bfloat16 here"
+            assert Truth(op, args).wrong(candidate) is None  # torch can everywhere, if slowly
+
+
+@pytest.mark.parametrize("op", [kernels.linear, kernels.matmul, kernels.bmm], ids=lambda op: op.name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bits_are_multiplied_in_float32_where_there_are_no_instructions(
+    op: Any, dtype: torch.dtype, processor: str
+) -> None:
+    torch.manual_seed(0)
+    shape = (8, 64, 64) if op is kernels.bmm else (128, 128)
+    a, b = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    has = processor in BFLOAT16 if dtype == torch.bfloat16 else processor == "Intel AMX"
+    assert op.chosen(a, b).candidate.name == ("vendor" if has else "float32")
+    exact = (a.double() @ (b.t() if op is kernels.linear else b).double()).to(dtype)
+    torch.testing.assert_close(op(a, b), exact)

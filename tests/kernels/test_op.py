@@ -21,10 +21,9 @@ import burnt
 from burnt import kernels, nn
 from burnt._torch import fake_results
 from burnt.codegen.compiler import find_compiler
-from burnt.device import cpu_is_intel
 from burnt.errors import DefinitionError, InputError, InputRuntimeError, UnsupportedError
-from burnt.kernels.choice import has_wide_vectors
 from burnt.kernels.op import OPS, Generated
+from tests.processors import WIDE
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: the vendor serves")
 
@@ -91,7 +90,7 @@ def test_entries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
-def test_small_calls_go_to_the_vendor_and_large_ones_are_generated() -> None:
+def test_small_calls_go_to_the_vendor_and_large_ones_are_generated(processor: str) -> None:
     small, large = torch.randn(8, 8), torch.randn(256, 1024)
     assert kernels.rms_norm.chosen(small).candidate.name == "vendor"
     assert kernels.rms_norm.chosen(large).candidate.name == "generated"
@@ -100,7 +99,7 @@ def test_small_calls_go_to_the_vendor_and_large_ones_are_generated() -> None:
     assert kernels.layer_norm.chosen(large.clone().requires_grad_()).candidate.name == "vendor"
     assert kernels.layer_norm.chosen(large.half()).candidate.name == "vendor"
     alone = kernels.layer_norm.chosen(large, torch.ones(1024)).candidate.name
-    assert alone == ("generated" if has_wide_vectors() else "vendor")
+    assert alone == ("generated" if processor in WIDE else "vendor")
     assert kernels.layer_norm.chosen(large.bfloat16(), torch.ones(1024)).candidate.name == "vendor"
     assert kernels.layer_norm.chosen(large, residual=large).candidate.name == "generated"
     rows = torch.randn(1 << 13, 64)
@@ -110,8 +109,8 @@ def test_small_calls_go_to_the_vendor_and_large_ones_are_generated() -> None:
 
 
 @needs_compiler
-def test_the_dtype_decides_too() -> None:
-    x, wide = torch.randn(256, 1024), has_wide_vectors()
+def test_the_dtype_decides_too(processor: str) -> None:
+    x = torch.randn(256, 1024)
     image, channels = torch.randn(8, 64, 32, 32), torch.ones(64)
     calls: dict[str, Callable[[Tensor], Any]] = {
         "gelu": lambda x: kernels.gelu.chosen(x),
@@ -133,20 +132,20 @@ def test_the_dtype_decides_too() -> None:
         )
         for name, call in calls.items()
     }
-    if cpu_is_intel():
-        del found["gelu"]
-    expected = {
-        "gelu": "gvgv" if wide else "vvgv",
-        "gelu, tanh": "gggv",
-        "silu": "gggv",
-        "swiglu": "gggv",
-        "geglu": "gvvv",
-        "layer_norm": "ggvg" if wide else "gvvg",
-        "group_norm": "gggv" if wide else "gvgv",
-        "training": "ggvg" if wide else "gvvg",
-        "inference": "gggg" if wide else "gvvg",
-    }
-    assert found == {name: expected[name] for name in found}
+    expected = {"gelu, tanh": "gggv", "silu": "gggv", "swiglu": "gggv", "geglu": "gvvv"}
+    expected["gelu"] = {
+        "Intel AVX2": "vvvv",
+        "Intel AVX-512": "vvvv",
+        "Intel AMX": "vvvv",
+        "AMD AVX2": "vvgv",
+        "AMD AVX-512": "gvgv",
+        "ARM NEON": "vvgv",
+    }[processor]
+    if processor in WIDE:
+        expected |= {"layer_norm": "ggvg", "group_norm": "gggv", "training": "ggvg", "inference": "gggg"}
+    else:
+        expected |= {"layer_norm": "gvvg", "group_norm": "gvgv", "training": "gvvg", "inference": "gvvg"}
+    assert found == expected
 
 
 @needs_compiler
@@ -195,10 +194,16 @@ def test_batch_norm_is_generated_where_that_is_faster() -> None:
     ],
 )
 def test_softmax_is_generated_where_that_is_faster(
-    name: str, shape: tuple[int, ...], dim: int, dtype: torch.dtype, plain: str, training: str | None
+    name: str,
+    shape: tuple[int, ...],
+    dim: int,
+    dtype: torch.dtype,
+    plain: str,
+    training: str | None,
+    processor: str,
 ) -> None:
     if training is None:
-        training = "generated" if has_wide_vectors() else "vendor"
+        training = "generated" if processor in WIDE else "vendor"
     x = torch.randn(shape, dtype=dtype)
     op: Any = getattr(kernels, name)
     assert op.chosen(x, dim).candidate.name == plain

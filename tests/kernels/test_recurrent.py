@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from burnt import _torch, kernels
+from burnt import kernels
 from burnt.errors import (
     BurntError,
     InputError,
@@ -22,6 +21,7 @@ from burnt.errors import (
     InputValueError,
 )
 from burnt.kernels import gru_layer, lstm_layer, recurrent_cpu
+from tests import processors
 from tests.codegen.compare import Watched
 
 OPS: dict[str, Any] = {"lstm": lstm_layer, "gru": gru_layer}
@@ -338,22 +338,28 @@ def test_batches_of_weights(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slow", "batch", "grads", "name"),
-    [
-        (False, 16, False, "steps"),
-        (True, 16, True, "vendor"),
-        (True, 64, True, "steps"),
-        (True, 64, False, "vendor"),
-    ],
+    ("batch", "grads", "of_amd_with_avx_512"),
+    [(16, False, "vendor"), (16, True, "vendor"), (64, True, "steps"), (64, False, "vendor")],
 )
 def test_steps_of_our_own_where_they_are_faster(
-    slow: bool, batch: int, grads: bool, name: str, monkeypatch: pytest.MonkeyPatch
+    batch: int, grads: bool, of_amd_with_avx_512: str, processor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["burnt.kernels.recurrent"], "mkl_is_slow", lambda: slow)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(lstm_layer, "_entries", {})
     x, *rest = given("lstm", (batch, 64, 256, 256), dtype=torch.float32)
+    name = of_amd_with_avx_512 if processor == "AMD AVX-512" else "steps"
     assert lstm_layer.chosen(x.requires_grad_(grads), *rest).candidate.name == name
+
+
+@pytest.mark.parametrize(
+    ("dtype", "vendors"),
+    [(torch.bfloat16, {"Intel AVX-512", "Intel AMX", "AMD AVX-512"}), (torch.float16, {"Intel AMX"})],
+    ids=["bfloat16", "float16"],
+)
+def test_steps_of_16_bits_are_ours_where_there_are_no_instructions(
+    dtype: torch.dtype, vendors: set[str], processor: str
+) -> None:
+    args = given("lstm", (16, 4, 32, 32), dtype=dtype)
+    assert lstm_layer.chosen(*args).candidate.name == ("vendor" if processor in vendors else "steps")
 
 
 def stack_of(kind: str, layers: int, bidirectional: bool, bias: bool, dropout: float = 0.0) -> Any:
@@ -494,12 +500,19 @@ def test_bad_stacks(kind: str) -> None:
     assert list(itertools.chain(OPS[kind].candidates)) == ["vendor", "steps"]
 
 
-@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 5])])
-def test_autocast_without_instructions_for_16_bits(
-    lengths: Tensor | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch's own LSTM raises there: oneDNN was picked for float32 before autocast makes bfloat16 of it."""
-    monkeypatch.setattr(_torch, "onednn_takes", lambda dtype: False)
+@pytest.mark.parametrize("name", processors.NAMES)
+@pytest.mark.parametrize("lengths", [None, torch.tensor([3, 5])], ids=["all", "lengths"])
+def test_autocast_without_instructions_for_16_bits(lengths: Tensor | None, name: str) -> None:
+    """torch's own LSTM raises there: oneDNN was picked for float32 before autocast makes bfloat16 of it.
+
+    It does not pick oneDNN for sequences of several lengths, which autocast leaves as they are.
+    """
+    dtype = torch.bfloat16 if lengths is None else torch.float32
+    with processors.as_if(processors.within_reach(processors.named(name))):
+        check_autocast(lengths, dtype)
+
+
+def check_autocast(lengths: Tensor | None, dtype: torch.dtype) -> None:
     vendor, source = kernels.lstm_layer.candidates["vendor"], torch.Generator().manual_seed(0)
     sizes = (2, 5, 12), (20, 12), (20, 5), (20,), (20,)
     x, *weights = (torch.randn(s, generator=source) / 4 for s in sizes)
@@ -507,7 +520,7 @@ def test_autocast_without_instructions_for_16_bits(
     args = (x, *weights, None, None, lengths, False)
     with torch.autocast("cpu", torch.bfloat16):
         made = vendor(*args)
-    assert {t.dtype for t in made} == {torch.bfloat16}
+    assert {t.dtype for t in made} == {dtype}
     for ours, exact in zip(made, vendor(*args), strict=True):
         torch.testing.assert_close(ours.float(), exact, rtol=0.02, atol=0.02)
     found = torch.autograd.grad(made[0].float().sum(), weights)

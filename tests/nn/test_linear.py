@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from burnt import _torch, kernels, nn
-from burnt.codegen.likeness import Recent
+from burnt import kernels, nn
 from burnt.errors import InputRuntimeError
+from tests import processors
+
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The candidates that are called, on a processor where MKL is slow."""
+    """The candidates that are called."""
     known: list[str] = []
     op = kernels.linear
 
@@ -24,9 +26,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         known.append(op.chosen(*args).candidate.name)
         return op(*args)  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(sys.modules["burnt.kernels.matmul"], "mkl_is_slow", lambda: True)
-    monkeypatch.setattr(op, "_entries", {})
-    monkeypatch.setattr(op, "_recent", Recent())
     monkeypatch.setattr(kernels, "linear", lambda *args: call(*args, None, None))
     return known
 
@@ -37,34 +36,25 @@ def gradients(layer: torch.nn.Module, x: Tensor) -> list[Tensor]:
     return [made, *torch.autograd.grad(made.square().sum(), [x, *layer.parameters()])]
 
 
+@needs_onednn
 @pytest.mark.parametrize("bias", [True, False])
-def test_large_products_are_the_best_candidates(calls: list[str], bias: bool) -> None:
+def test_large_products_are_the_best_candidates(processor: str, calls: list[str], bias: bool) -> None:
     layer, x = nn.Linear(128, 200, bias), torch.randn(3, 40, 128)
     exact = torch.nn.Linear(128, 200, bias, dtype=torch.float64)
     exact.load_state_dict(layer.state_dict())
     for ours, theirs in zip(gradients(layer, x), gradients(exact, x.double()), strict=True):
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-5, atol=1e-4)
-    assert calls == ["onednn" if _torch.onednn_takes(torch.float32) else "vendor"]
+    assert calls == ["onednn" if processor == "AMD AVX-512" else "vendor"]
 
 
-@pytest.mark.parametrize(
-    ("intel", "widest", "slow"),
-    [(True, "AVX512", False), (False, "AVX512", True), (False, "AVX2", False), (False, "DEFAULT", False)],
-)
-def test_mkl_is_left_where_the_processor_has_more(
-    intel: bool, widest: str, slow: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mkl_is_left_where_the_processor_has_more() -> None:
     """On a Zen 3 its products take three quarters of the time of oneDNN's, on a Zen 4 twice as long."""
-    module = sys.modules["burnt.kernels.matmul"]
-    monkeypatch.setattr(module, "cpu_is_intel", lambda: intel)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: widest)
-    monkeypatch.setattr(_torch, "has_mkl", lambda: True)
-    assert module.mkl_is_slow() is slow
-    monkeypatch.setattr(_torch, "has_mkl", lambda: False)
-    assert not module.mkl_is_slow()
+    known = [processors.named(name) for name in processors.NAMES]
+    assert [p.name for p in known if p.mkl_is_slow] == ["AMD AVX-512"]
+    assert not any(replace(p, has_mkl=False).mkl_is_slow for p in known)
 
 
-def test_small_ones_and_what_is_recorded_are_torchs(calls: list[str]) -> None:
+def test_small_ones_and_what_is_recorded_are_torchs(processor: str, calls: list[str]) -> None:
     layer, x = nn.Linear(128, 200), torch.randn(120, 128)
     expected = torch.nn.functional.linear(x, layer.weight, layer.bias)
     assert torch.equal(layer(x[:2]), torch.nn.functional.linear(x[:2], layer.weight, layer.bias))
