@@ -22,7 +22,7 @@ them, and `lse` has two rows a head, maxima and logarithms of sums: added up, no
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +33,7 @@ from torch import Tensor
 from burnt.kernels.attention_blocks import Blocks
 
 __all__ = [
+    "Launch",
     "Problem",
     "backward",
     "backward_dots",
@@ -43,6 +44,7 @@ __all__ = [
     "capped_sloped",
     "forward",
     "forward_kernel",
+    "launches",
     "one",
     "sloped",
 ]
@@ -54,6 +56,15 @@ _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations
+def _sized(size, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A size that indices are computed from, in as many bits as these need."""
+    if WIDE:
+        return tl.full([], 0, tl.int64) + size
+    else:
+        return size
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _load(base, row, column, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
     """A tile of a matrix; zeros outside of it, where ROWS and COLUMNS say that it may reach there."""
     place = base + row[:, None] * stride + column[None, :]
@@ -359,6 +370,7 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
 ):
     """A program makes a tile of one head's queries; the last ones, which see most, come first."""
+    rows, keys = _sized(rows, WIDE), _sized(keys, WIDE)
     tiles = tl.cdiv(rows, M)
     program = tl.program_id(0)
     start = (tiles - 1 - program % tiles) * M
@@ -435,6 +447,7 @@ def backward_dots(  # type: ignore[no-untyped-def]
     E: tl.constexpr,
 ):
     """For each query the dot product of its result and the result's cotangent."""
+    rows = _sized(rows, True)
     tiles = tl.cdiv(rows, M)
     head = tl.program_id(0) // tiles
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
@@ -581,6 +594,7 @@ def backward_keys(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
 ):
     """A program makes the gradients of a block of one head's keys and values, of all heads that share it."""
+    rows, keys = _sized(rows, WIDE), _sized(keys, WIDE)
     tiles = tl.cdiv(keys, N)
     start = tl.program_id(0) % tiles * N
     shared = tl.program_id(0) // tiles
@@ -758,6 +772,7 @@ def backward_queries(  # type: ignore[no-untyped-def]
     PRECISION: tl.constexpr,
 ):
     """A program makes the gradient of a tile of one head's queries."""
+    rows, keys = _sized(rows, WIDE), _sized(keys, WIDE)
     tiles = tl.cdiv(rows, M)
     program = tl.program_id(0)
     start = (tiles - 1 - program % tiles) * M
@@ -843,6 +858,42 @@ class Problem(NamedTuple):
         return self.score is not None or (self.mask is not None and self.mask.dtype != torch.bool)
 
 
+class Launch(NamedTuple):
+    """A kernel with all that it is given.
+
+    Args:
+        kernel: the Triton function.
+        programs: how many.
+        arguments: tensors, strides, numbers and functions, by position.
+        constants: what it is compiled for, by name.
+        blocks: warps and stages.
+    """
+
+    kernel: Any
+    programs: int
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    blocks: Blocks
+
+    @property
+    def options(self) -> dict[str, int]:
+        """What Triton is told besides."""
+        return {"num_warps": self.blocks.warps, "num_stages": self.blocks.stages}
+
+    def __call__(self) -> None:
+        """Launch it."""
+        self.kernel[(self.programs,)](*self.arguments, **self.constants, **self.options)
+
+
+def _launch(
+    kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any], blocks: Blocks
+) -> Launch:
+    """A launch. Only here is it decided whether 32 bits do for indices: by all of a kernel's arguments."""
+    given = {**constants, "M": blocks.m, "N": blocks.n, "WIDE": _reaches_far(arguments)}
+    given = {name: value for name, value in given.items() if name in kernel.arg_names}
+    return Launch(kernel, programs, arguments, given, blocks)
+
+
 def forward(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, blocks: Mapping[str, Blocks]
 ) -> tuple[Tensor, Tensor]:
@@ -855,18 +906,25 @@ def forward(
         problem: the rest.
         blocks: of the kernel ``"forward"``.
     """
+    launch, out, lse = _forward(q, k, v, problem, blocks)
+    with _on(q):
+        launch()
+    return out, lse
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, blocks: Mapping[str, Blocks]
+) -> tuple[Launch, Tensor, Tensor]:
+    """The launch of the forward, and what it writes."""
     batch, heads, rows, _ = q.shape
     out = q.new_empty(batch, rows, heads, v.shape[3]).transpose(1, 2)
     lse = q.new_empty(batch, heads, 2 * rows if problem.far else rows, dtype=torch.float32)
-    given, constants = arguments(q, k, v, problem, of_keys=False)
-    chosen = blocks["forward"]
-    tensors, strides, numbers = given
-    with _on(q):
-        forward_kernel[(triton.cdiv(rows, chosen.m) * batch * heads,)](
-            *tensors, out, lse, *strides[:3], _strides(out), *strides[3:], *numbers, problem.score,
-            **constants, M=chosen.m, N=chosen.n, num_warps=chosen.warps, num_stages=chosen.stages,
-        )  # fmt: skip
-    return out, lse
+    (tensors, strides, numbers), constants = _arguments(q, k, v, problem, of_keys=False)
+    given = (
+        *tensors, out, lse, *strides[:3], _strides(out), *strides[3:], *numbers, problem.score
+    )  # fmt: skip
+    programs = triton.cdiv(rows, blocks["forward"].m) * batch * heads
+    return _launch(forward_kernel, programs, given, constants, blocks["forward"]), out, lse
 
 
 def backward(
@@ -893,43 +951,90 @@ def backward(
         blocks: of the kernels ``"dots"``, ``"keys"`` and ``"queries"``.
         wanted: whether the gradient of queries is, and those of keys and values.
     """
+    launches, gradients = _backward(pull, q, k, v, out, lse, problem, blocks, wanted)
+    with _on(q):
+        for launch in launches:
+            launch()
+    return gradients
+
+
+def _backward(
+    pull: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    problem: Problem,
+    blocks: Mapping[str, Blocks],
+    wanted: tuple[bool, bool],
+) -> tuple[list[Launch], tuple[Tensor | None, Tensor | None, Tensor | None]]:
+    """The launches of the backward, in order, and the gradients that they write."""
     batch, heads, rows, size = q.shape
     keys, wide = v.shape[2:]
     dots = lse.new_empty(batch, heads, rows)
     of_q = of_k = of_v = None
-    with _on(q):
-        chosen = blocks["dots"]
-        backward_dots[(triton.cdiv(rows, chosen.m) * batch * heads,)](
-            pull, out, dots, _strides(pull), _strides(out), heads, rows, wide, M=chosen.m, E=_power(wide),
-            num_warps=chosen.warps, num_stages=chosen.stages,
+    chosen = blocks["dots"]
+    arguments: tuple[Any, ...] = (pull, out, dots, _strides(pull), _strides(out), heads, rows, wide)
+    programs = triton.cdiv(rows, chosen.m) * batch * heads
+    launches = [_launch(backward_dots, programs, arguments, {"E": _power(wide)}, chosen)]
+    functions = (problem.score, problem.slope)
+    if wanted[1]:
+        # As the keys lie: often parts of one tensor with the heads inside.
+        of_k = k.new_empty(batch, keys, k.shape[1], size).transpose(1, 2)
+        of_v = v.new_empty(batch, keys, k.shape[1], wide).transpose(1, 2)
+        (tensors, strides, numbers), constants = _arguments(q, k, v, problem, of_keys=True)
+        arguments = (
+            *tensors, pull, lse, dots, of_k, of_v, *strides[:3], _strides(pull), strides[3], _strides(of_k),
+            _strides(of_v), strides[4], *numbers, *functions,
         )  # fmt: skip
-        if wanted[1]:
-            # As the keys lie: often parts of one tensor with the heads inside.
-            of_k = k.new_empty(batch, keys, k.shape[1], size).transpose(1, 2)
-            of_v = v.new_empty(batch, keys, k.shape[1], wide).transpose(1, 2)
-            (tensors, strides, numbers), constants = arguments(q, k, v, problem, of_keys=True)
-            chosen = blocks["keys"]
-            backward_keys[(triton.cdiv(keys, chosen.n) * batch * k.shape[1],)](
-                *tensors, pull, lse, dots, of_k, of_v, *strides[:3], _strides(pull), strides[3],
-                _strides(of_k), _strides(of_v), strides[4], *numbers, problem.score, problem.slope,
-                **constants, M=chosen.m, N=chosen.n, num_warps=chosen.warps, num_stages=chosen.stages,
-            )  # fmt: skip
-        if wanted[0]:
-            of_q = q.new_empty(batch, rows, heads, size).transpose(1, 2)
-            (tensors, strides, numbers), constants = arguments(q, k, v, problem, of_keys=False)
-            chosen = blocks["queries"]
-            backward_queries[(triton.cdiv(rows, chosen.m) * batch * heads,)](
-                *tensors, pull, lse, dots, of_q, *strides[:3], _strides(pull), strides[3], _strides(of_q),
-                strides[4], *numbers, problem.score, problem.slope, **constants, M=chosen.m, N=chosen.n,
-                num_warps=chosen.warps, num_stages=chosen.stages,
-            )  # fmt: skip
-    return of_q, of_k, of_v
+        programs = triton.cdiv(keys, blocks["keys"].n) * batch * k.shape[1]
+        launches.append(_launch(backward_keys, programs, arguments, constants, blocks["keys"]))
+    if wanted[0]:
+        of_q = q.new_empty(batch, rows, heads, size).transpose(1, 2)
+        (tensors, strides, numbers), constants = _arguments(q, k, v, problem, of_keys=False)
+        arguments = (
+            *tensors, pull, lse, dots, of_q, *strides[:3], _strides(pull), strides[3], _strides(of_q),
+            strides[4], *numbers, *functions,
+        )  # fmt: skip
+        programs = triton.cdiv(rows, blocks["queries"].m) * batch * heads
+        launches.append(_launch(backward_queries, programs, arguments, constants, blocks["queries"]))
+    return launches, (of_q, of_k, of_v)
 
 
-def arguments(
+def launches(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    problem: Problem,
+    blocks: Mapping[str, Blocks],
+    *,
+    gradients: bool = False,
+    wanted: tuple[bool, bool] = (True, True),
+) -> dict[str, Launch]:
+    """What `forward` and, where gradients are wanted, `backward` launch, by the names of `KERNELS`.
+
+    Args:
+        q: as in `forward`; on the meta device nothing is allocated.
+        k: keys.
+        v: values.
+        problem: the rest.
+        blocks: of all kernels.
+        gradients: whether the backward's are listed too.
+        wanted: as in `backward`.
+    """
+    launch, out, lse = _forward(q, k, v, problem, blocks)
+    found = [launch]
+    if gradients:
+        found += _backward(out, q, k, v, out, lse, problem, blocks, wanted)[0]
+    names = {forward_kernel: "forward", backward_dots: "dots", backward_keys: "keys", backward_queries: "queries"}
+    return {names[each.kernel]: each for each in found}
+
+
+def _arguments(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, of_keys: bool
 ) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]], dict[str, Any]]:
-    """What all kernels are given: tensors, strides and numbers; and their constants.
+    """What all kernels are given: tensors, strides and numbers; and constants that depend on these.
 
     Args:
         q: queries; any of what a kernel reads.
@@ -949,6 +1054,9 @@ def arguments(
     elif of_keys:
         # Query i sees key j where i + low <= j < i + high.
         low, high = None if high is None else 1 - high, None if low is None else 1 - low
+    # A limit beyond all queries or keys is as good as one at their end, and does not overflow when added.
+    length, size = (k.shape[2], q.shape[2]) if of_keys else (q.shape[2], k.shape[2])
+    low, high = (None if limit is None else min(max(limit, -length), size) for limit in (low, high))
     table_stride = 0 if problem.tables is None or len(tables[0]) == 1 else tables[0].stride(0)
     size, wide = q.shape[3], v.shape[3]
     d, e = _power(size), _power(wide)
@@ -970,7 +1078,6 @@ def arguments(
         "E": e,
         "D_ODD": d != size,
         "E_ODD": e != wide,
-        "WIDE": _reaches_far(q, k, v, *([] if problem.mask is None else [problem.mask])),
         "PRECISION": problem.precision if q.dtype == torch.float32 else "ieee",
     }
     return (tensors, strides, numbers), constants
@@ -984,9 +1091,28 @@ def _power(size: int) -> int:
     return max(16, int(triton.next_power_of_2(size)))
 
 
-def _reaches_far(*tensors: Tensor) -> bool:
-    """Whether an index within a head's matrix is beyond 32 bits, with room for a block more."""
-    return any((t.shape[2] + 512) * t.stride(2) + t.shape[3] * t.stride(3) > 2**31 - 1 for t in tensors)
+_PADDING = 512
+"""What an index may be beyond the end of an axis: a block, or a head's size as a power of two."""
+
+
+def _reaches_far(arguments: Sequence[Any]) -> bool:
+    """Whether indices of a kernel need 64 bits.
+
+    Batches and heads are 64-bit in any case; what is added within a head is not. Every tensor among the
+    arguments counts, read or written, and all sizes.
+    """
+    sizes = sum(abs(n) for n in arguments if isinstance(n, int))
+    reaches = [
+        sum((t.shape[d] + _PADDING) * abs(t.stride(d)) for d in range(max(min(2, t.dim() - 1), 0), t.dim()))
+        for t in _tensors(arguments)
+    ]
+    return max(sizes + 2 * _PADDING, *reaches) > 2**31 - 1
+
+
+def _tensors(arguments: Sequence[Any]) -> list[Tensor]:
+    """All tensors among arguments, also those in tuples."""
+    found = [_tensors(a) if isinstance(a, tuple) else [a] for a in arguments]
+    return [a for each in found for a in each if isinstance(a, Tensor)]
 
 
 def _on(tensor: Tensor) -> Any:

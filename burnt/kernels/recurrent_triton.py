@@ -93,7 +93,7 @@ def forward_cell(  # type: ignore[no-untyped-def]
 ):
     """All rows of a step; a program takes BLOCK elements."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < B * d
+    inside = at < tl.full([], 1, tl.int64) * B * d
     row, k = at // d, at % d
     step = tl.full([], 0, tl.int64) + t
     here = inside
@@ -161,7 +161,7 @@ def backward_cell(  # type: ignore[no-untyped-def]
 ):
     """All rows of a step; a program takes BLOCK elements."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < B * d
+    inside = at < tl.full([], 1, tl.int64) * B * d
     row, k = at // d, at % d
     step = tl.full([], 0, tl.int64) + t
     length = tl.zeros([BLOCK], tl.int64) + T
