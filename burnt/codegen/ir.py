@@ -30,7 +30,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
@@ -76,6 +77,7 @@ class Computed:
 
 
 Atom: TypeAlias = "Var | Split | Computed"
+_NO_PADDING: Mapping[Var, int] = MappingProxyType({})
 
 
 class Ix:
@@ -148,16 +150,21 @@ class Ix:
             return rest
         return Ix({Split("%", rest, by): 1})
 
-    def bounds(self) -> tuple[int, int]:
-        """The smallest and largest value that the extents allow."""
+    def bounds(self, padding: Mapping[Var, int] = _NO_PADDING) -> tuple[int, int]:
+        """The smallest and largest value that the extents allow.
+
+        Args:
+            padding: how far variables go beyond their extents.
+        """
         low = high = self.const
         for atom, c in self.terms.items():
             if isinstance(atom, Var | Computed):
                 first, last = 0, max(atom.extent - 1, 0)
+                last += padding.get(atom, 0) if isinstance(atom, Var) else 0
             elif atom.kind == "%":
                 first, last = 0, atom.by - 1
             else:
-                inner_low, inner_high = atom.inner.bounds()
+                inner_low, inner_high = atom.inner.bounds(padding)
                 first, last = inner_low // atom.by, inner_high // atom.by
             low += c * (first if c > 0 else last)
             high += c * (last if c > 0 else first)

@@ -87,14 +87,20 @@ def print_kernel(kernel: Kernel, config: AnyConfig) -> Printed:
 
 
 class _Accumulator:
-    """How a fold or scan is taken: what it begins with, how two are one, what becomes of the last."""
+    """How a fold or scan is taken: what it begins with, how two are one, what becomes of the last.
 
-    def __init__(self, step: Fold | Running) -> None:
+    Args:
+        step: the fold or scan.
+        wide: whether places along it have 64 bits.
+    """
+
+    def __init__(self, step: Fold | Running, wide: bool) -> None:
         fold = step.reduction if isinstance(step, Fold) else step.scan
         kind, self.dtype = fold.kind, step.body.dtype
         self.kind, self.result = kind, fold.dtype
         self.arg = kind.startswith("arg")
-        self.nowhere = "2147483647"
+        self.place = torch.int64 if wide else torch.int32
+        self.nowhere = str(torch.iinfo(self.place).max)
         self.truth = self.dtype == torch.bool
         self.inside = torch.int32 if self.truth else self.dtype
         if kind in ("sum", "any"):
@@ -116,7 +122,7 @@ class _Accumulator:
     def parts(self) -> list[tuple[str, str, torch.dtype]]:
         """For each block that is kept: what its name ends in, what it begins with, its dtype."""
         whole = [("", self.start, self.inside)]
-        return [*whole, ("_at", self.nowhere, torch.int32)] if self.arg else whole
+        return [*whole, ("_at", self.nowhere, self.place)] if self.arg else whole
 
 
 class _Printer(Elements):
@@ -125,6 +131,7 @@ class _Printer(Elements):
     def __init__(self, layout: Layout, config: Config, name: str, *, last: bool) -> None:
         super().__init__(layout, name)
         self.config, self.last = config, last
+        self.wide = layout.wide(config)
         self.works: dict[Work, None] = {}
         self.constants: dict[str, int] = {}
         self.row = self.column = ""
@@ -184,7 +191,7 @@ class _Printer(Elements):
     def program(self) -> None:
         """Which rows and columns this program takes: its number is taken apart, the fastest part first."""
         layout = self.layout
-        pid = "tl.program_id(0)" + ".to(tl.int64)" * layout.wide
+        pid = "tl.program_id(0)" + ".to(tl.int64)" * self.wide
         rows = math.prod(v.extent for v in layout.rows)
         space = layout.spaces.get(-1)
         counts = {}
@@ -253,7 +260,7 @@ class _Printer(Elements):
         """Lines that name the columns of a tile."""
         text = f"tl.arange(0, {self.tile_of(space)})"
         text += "[None, :]" if self.layout.rows else ""
-        text += ".to(tl.int64)" if self.layout.wide else ""
+        text += ".to(tl.int64)" if self.wide else ""
         text = f"{start} + {text}" if start else text
         loops = [self.layout.grid] if self.layout.grid else list(space.loops.values())
         loops.sort(key=len)
@@ -283,7 +290,7 @@ class _Printer(Elements):
                 value = Value(f"({self.typed(value, step.body.dtype)} + 0.0)", value.axes)  # never -0
             self.folds[key] = value
             return
-        how = _Accumulator(step)
+        how = _Accumulator(step, self.wide)
         self.folds[key] = self.finished(how, self.folded(how, self.masked(how, value), name), name)
 
     def masked(self, how: _Accumulator, value: Value) -> list[str]:
@@ -326,7 +333,7 @@ class _Printer(Elements):
         self.hoist(map(computed, group), {v for several in space.loops.values() for v in several})
         block, end = self.tile_of(space), self.size(space.total)
         shape = f"[ROWS, {block}]" if self.layout.rows else f"[{block}]"
-        hows = [_Accumulator(step) for step in folds]
+        hows = [_Accumulator(step, self.wide) for step in folds]
         first = len(self.folds)
         for k, how in enumerate(hows):
             for suffix, start, dtype in how.parts:
@@ -342,9 +349,9 @@ class _Printer(Elements):
             self.line(f"length = tl.cdiv(tl.cdiv({end}, {block}), CHUNKS) * {block}")
             self.line(f"end = tl.minimum((chunk + 1) * length, {end})")
             end = "end"
-        self.line(
-            f"for {start} in range({f'chunk * length, {end}' if self.chunked else f'0, {end}'}, {block}):"
-        )
+        # A counter goes a block beyond the end, which 32 bits may not hold.
+        begin = "chunk * length" if self.chunked else "tl.full([], 0, tl.int64)" if self.wide else "0"
+        self.line(f"for {start} in range({begin}, {end}, {block}):")
         self.depth += 1
         kept, names = dict(self.memo), dict(self.names)
         self.columns(space, start, end)
@@ -387,7 +394,7 @@ class _Printer(Elements):
 
     def accumulate_beside(self, step: Online, name: str, beside: str) -> None:
         """A tile's elements into a sum whose lanes are about what the other fold's lanes have come to."""
-        other = _Accumulator(step.beside)
+        other = _Accumulator(step.beside, self.wide)
         (block,) = self.masked(other, self.visit(step.body))
         if step.kind == "exp":
             self.line(f"{name} = {self.helper('add_exp')}({name}, {beside}, {block})")
@@ -424,7 +431,7 @@ class _Printer(Elements):
         shape = "[ROWS, 1]" if self.layout.rows else "[]"
         found = []
         for k, step in enumerate(step for step in group if isinstance(step, Running)):
-            parts = _Accumulator(step).parts
+            parts = _Accumulator(step, self.wide).parts
             for suffix, start, dtype in parts:
                 self.line(f"c{k}{suffix} = tl.full({shape}, {start}, {TL[dtype]})")
             found.append((step, [f"c{k}{suffix}" for suffix, _, _ in parts]))
@@ -432,7 +439,7 @@ class _Printer(Elements):
 
     def scan(self, step: Running, before: Sequence[str]) -> None:
         """A scan of a tile, after what the tiles before have come to."""
-        how, name, axis = _Accumulator(step), f"s{len(self.scans)}", 1 if self.layout.rows else 0
+        how, name, axis = _Accumulator(step, self.wide), f"s{len(self.scans)}", 1 if self.layout.rows else 0
         blocks = []
         for (suffix, _, _), text in zip(how.parts, self.masked(how, self.visit(step.body)), strict=True):
             self.line(f"{name}{suffix}_tile = {text}")
@@ -484,13 +491,13 @@ class _Printer(Elements):
     def gathered(self, key: tuple[Reduction, Index]) -> Value:
         """Lines that fold the parts of a fold of the function before."""
         number, step = self.earlier[key]
-        how, whole = _Accumulator(step), ""
+        how, whole = _Accumulator(step, self.wide), ""
         if isinstance(step, Online):
             beside = (step.beside.reduction, step.beside.index)
             whole = (self.folds[beside] if beside in self.folds else self.gathered(beside)).text
         blocks, name = self.parts(how, number), f"r{len(self.folds)}"
         if isinstance(step, Online):
-            (other,) = self.parts(_Accumulator(step.beside), self.earlier[beside][0])
+            (other,) = self.parts(_Accumulator(step.beside, self.wide), self.earlier[beside][0])
             self.line(f"{name}_parts = {blocks[0]}")
             self.line(f"{name}_beside = {other}")
             self.moved_parts(step, name, whole)

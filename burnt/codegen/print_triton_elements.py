@@ -23,7 +23,7 @@ from burnt.codegen.ir import (
     Var,
     places,
 )
-from burnt.codegen.triton_layout import Layout
+from burnt.codegen.triton_layout import FAR, Layout
 from burnt.errors import UnsupportedError
 
 __all__ = ["EVERYWHERE", "TL", "Elements", "Value", "union"]
@@ -401,10 +401,14 @@ class Elements:
         return Value(text, axes, literal=not ix.terms and abs(ix.const) <= _LITERAL)
 
     def size(self, value: int) -> str:
-        """An integer that comes from a shape: an argument, one for each value."""
+        """An integer that comes from a shape: an argument, one for each value.
+
+        To one near the end of 32 bits no block can be added there; one beyond has 64 as it is.
+        """
         if abs(value) <= _LITERAL:
             return str(value)
-        return self.sizes.setdefault(value, f"n{len(self.sizes)}")
+        name = self.sizes.setdefault(value, f"n{len(self.sizes)}")
+        return f"({name} + tl.full([], 0, tl.int64))" if FAR < abs(value) < 2**31 else name
 
     def line(self, text: str) -> None:
         """A line, as deep as the loops are."""

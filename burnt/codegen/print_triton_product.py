@@ -30,7 +30,7 @@ from burnt.codegen.ir import (
 from burnt.codegen.precision import dot_precision
 from burnt.codegen.print_triton_elements import EVERYWHERE, Elements, Value, union
 from burnt.codegen.product_blocks import ProductConfig, ProductForm
-from burnt.codegen.triton_layout import FAR, reach
+from burnt.codegen.triton_layout import FAR, padding, reach
 from burnt.codegen.triton_printed import Failed, Function, Number, Printed, Work
 
 __all__ = ["print_product", "product_form"]
@@ -134,13 +134,16 @@ class _Product:
         )
         return batches, rows, columns, terms
 
-    @property
-    def wide(self) -> bool:
-        """Whether an index reaches beyond int32."""
-        found = [math.prod(self.sizes()[1:3])]
+    def wide(self, config: ProductConfig) -> bool:
+        """Whether an index reaches beyond int32, also in a tile that is partly beyond the end."""
+        _, rows, columns, terms = self.sizes()
+        added = [*_ADDED, RUN] if config.split > 1 else [RUN] * bool(self.sums)
+        blocks = [config.bm, *added], [config.bn, *added], [config.bk]
+        beyond = padding(list(zip((self.rows, self.columns, self.terms), blocks, strict=True)))
+        found = [rows * columns, terms + config.split * config.bk]
         for expr in walk(self.kernel.exprs):
-            found += [reach(place) for place in places(expr)]
-        found += [reach(s.place) for s in (*self.stores, *self.pooled)]
+            found += [reach(place, beyond) for place in places(expr)]
+        found += [reach(s.place, beyond) for s in (*self.stores, *self.pooled)]
         return max(found) > FAR
 
 
@@ -227,12 +230,13 @@ class _Shared:
             texts.append("\n".join(["@triton.jit", f"def {name}({', '.join(names)}):", f"    {call}", ""]))
             return Function(name, tuple(given.values()), blocks, programs)
 
+        wide = product.wide(config)
         tiles = config.split * batches * -(-rows // config.bm) * -(-columns // config.bn)
         functions = [
             function(
                 f"{name}_part0" if parts else name,
                 f"multiply({args}, {memory}, {', '.join(sizes)}, {functions_given}, BM, BN, BK, "
-                f'{constants}, "{product.precision}", {product.wide}, {specialized})',
+                f'{constants}, "{product.precision}", {wide}, {specialized})',
                 min(config.programs or tiles, tiles),
                 blocks,
             )
@@ -242,7 +246,7 @@ class _Shared:
             call = f"add_parts({args}, parts, {', '.join(sizes[:3])}, {tail}, {config.split}, HEIGHT, WIDTH, "
             programs = batches * -(-rows // height) * -(-columns // width)
             blocks = {"HEIGHT": height, "WIDTH": width}
-            functions.append(function(name, f"{call}{product.wide})", programs, blocks))
+            functions.append(function(name, f"{call}{wide})", programs, blocks))
         head = "import triton\nimport triton.language as tl\n"
         used = ["add_parts"] * bool(parts) + ["add_runs"] * bool(product.sums)
         used += ["by_window", "multiply", "window_of"] if product.pool is not None else ["multiply"]
@@ -323,7 +327,11 @@ class _Piece(Elements):
         base = tensor.buffer.name + (f" + {self.size(tensor.start)}" if tensor.start else "")
         tile = ["COLUMNS", "ROWS"] if tensor.turned else ["ROWS", "COLUMNS"]
         ones = ["1"] * (len(tensor.apart) - 1)
-        shape = [self.size(v.extent) for v in (*(v for v, _ in tensor.apart), tensor.near)]
+        # A descriptor's extents have 32 bits.
+        shape = [
+            f"({self.size(v.extent)}).to(tl.int32)" if v.extent > FAR else self.size(v.extent)
+            for v in (*(v for v, _ in tensor.apart), tensor.near)
+        ]
         strides = [*(self.size(step) for _, step in tensor.apart), "1"]
         given = [f"[{', '.join(each)}]" for each in (shape, strides, [*ones, *tile])]
         self.description = f"return tl.make_tensor_descriptor({base}, {', '.join(given)})"

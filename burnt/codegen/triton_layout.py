@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from burnt.codegen.ir import (
     Buffer,
@@ -31,7 +31,7 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.triton_blocks import Config, Form, power
 
-__all__ = ["FAR", "Layout", "Space", "computed", "reach"]
+__all__ = ["FAR", "Layout", "Space", "computed", "padding", "reach"]
 
 FAR = 2**31 - 2**20
 """Indices beyond need 64 bits; what is added to one in a tile stays below 2^31."""
@@ -98,7 +98,6 @@ class Layout:
                     place, value = step.place.replaced(mapping), replaced(step.value, mapping)
                     step = Store(step.buffer, inner, place, value, step.loops)
             self.steps.append(step)
-        self.wide = self._wide()
 
     def space(self, step: Fold | Running | Store) -> Space | None:
         """What a step walks along; None for a single element of a row."""
@@ -200,11 +199,19 @@ class Layout:
         best = max(votes, key=lambda v: votes[v], default=None)
         return best if best is not None and votes[best] and best.extent >= 8 else None
 
-    def _wide(self) -> bool:
-        """Whether an index reaches beyond int32."""
-        found = [reach(place) for s in self.steps for e in walk([computed(s)]) for place in places(e)]
-        found += [reach(s.place) for s in self.steps if isinstance(s, Store)]
-        found += [math.prod(v.extent for v in self.kernel.outer), *(s.total for s in self.spaces.values())]
+    def wide(self, config: Config) -> bool:
+        """Whether an index reaches beyond int32, also in a tile that is partly beyond the end."""
+        rows = math.prod(v.extent for v in self.rows)
+        walked = [
+            (loops, [min(config.cols, power(s.total))])
+            for s in self.spaces.values()
+            for loops in (*s.loops.values(), self.grid)
+        ]
+        beyond = padding([(self.rows, [min(config.rows, power(rows))]), *walked])
+        found = [reach(place, beyond) for s in self.steps for e in walk([computed(s)]) for place in places(e)]
+        found += [reach(s.place, beyond) for s in self.steps if isinstance(s, Store)]
+        found += [math.prod(v.extent for v in self.kernel.outer) + config.rows]
+        found += [s.total + config.cols * (config.chunks + 1) for s in self.spaces.values()]
         return max(found) > FAR
 
 
@@ -217,14 +224,34 @@ def _reads(step: Fold | Running | Store, buffer: Buffer) -> bool:
     return any(e.op == "load" and e.extra[0] is buffer for e in walk([computed(step)]))
 
 
-def reach(place: Ix) -> int:
-    """The largest number that turns up while an index is computed."""
+def padding(flat: Sequence[tuple[Sequence[Var], Sequence[int]]]) -> dict[Var, int]:
+    """How far loops go beyond their extents, for lanes of a tile that are beyond the end.
+
+    Args:
+        flat: the loops of flattened axes, each with the sizes of blocks that it may be gone through in.
+    """
+    found = {}
+    for loops, blocks in flat:
+        total = math.prod(v.extent for v in loops)
+        if loops and total:
+            lanes = max(-total % block for block in blocks)
+            found[loops[0]] = -(-lanes // (total // loops[0].extent))
+    return found
+
+
+def reach(place: Ix, beyond: Mapping[Var, int]) -> int:
+    """The largest number that turns up while an index is computed.
+
+    Args:
+        place: the index.
+        beyond: how far loops go beyond their extents.
+    """
     total = abs(place.const)
     for atom, c in place.terms.items():
-        low, high = Ix({atom: c}).bounds()
+        low, high = Ix({atom: c}).bounds(beyond)
         total += max(abs(low), abs(high))
         if isinstance(atom, Split):
-            total = max(total, reach(atom.inner))
+            total = max(total, reach(atom.inner, beyond))
     return total
 
 

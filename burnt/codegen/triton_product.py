@@ -93,11 +93,13 @@ def _sums(  # type: ignore[no-untyped-def]
         if describe_left is None:
             a = left(row, term[None, :], in_row, inside[None, :], batch, args)
         else:
-            a = left(descriptors[0], m * BM, start, batch, args, BM, BK)
+            a = left(descriptors[0], tl.cast(m * BM, tl.int32), tl.cast(start, tl.int32), batch, args, BM, BK)
         if describe_right is None:
             b = right(term[:, None], column, inside[:, None], in_column, batch, args)
         else:
-            b = right(descriptors[1], start, n * BN, batch, args, BK, BN)
+            b = right(
+                descriptors[1], tl.cast(start, tl.int32), tl.cast(n * BN, tl.int32), batch, args, BK, BN
+            )
         if PRECISION == "flex32":
             sums = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), sums, input_precision="ieee")
         else:

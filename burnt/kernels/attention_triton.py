@@ -1027,7 +1027,12 @@ def launches(
     found = [launch]
     if gradients:
         found += _backward(out, q, k, v, out, lse, problem, blocks, wanted)[0]
-    names = {forward_kernel: "forward", backward_dots: "dots", backward_keys: "keys", backward_queries: "queries"}
+    names = {
+        forward_kernel: "forward",
+        backward_dots: "dots",
+        backward_keys: "keys",
+        backward_queries: "queries",
+    }
     return {names[each.kernel]: each for each in found}
 
 

@@ -124,6 +124,7 @@ def check_c(kernels: list[Kernel], buffers: Sequence[Buffer], numbers: Sequence[
 
 def check_triton(kernels: list[Kernel], *_: object) -> None:
     from burnt.codegen.print_triton import form_of, print_kernel
+    from tests.codegen.triton.addresses import check, launches_of
 
     for kernel in kernels:
         made = print_kernel(kernel, pick(form_of(kernel)))
@@ -137,6 +138,10 @@ def check_triton(kernels: list[Kernel], *_: object) -> None:
                 )
                 assert ids, made.text
                 assert all(rest.startswith(".to(tl.int64)") for rest in columns), made.text
+        for launch in launches_of(made):
+            last = launch.grid[0] - 1
+            programs = sorted({0, min(1, last), last // 2, last})
+            assert not (found := check(launch, programs=programs).overflows), f"{found}\n{made.text}"
 
 
 def check_metal(kernels: list[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int], _: Path) -> None:

@@ -1,4 +1,4 @@
-"""The integers that a Triton kernel computes addresses, masks and loop bounds from, evaluated as exact ranges.
+"""The integers that a Triton kernel computes addresses, masks and loop bounds from, as exact ranges.
 
 A launch is recorded, with tensors on the meta device, and the kernel is translated to TTIR, Triton's first
 representation: 0.1 s, and no GPU. `check` then evaluates every integer operation of that text with Python's
@@ -10,28 +10,30 @@ it. Nothing of the rules that choose between 32 and 64 bits is used.
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import itertools
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import triton
+import torch
 from triton._C.libtriton import ir
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from burnt.codegen.ir import Buffer
+from burnt.codegen.triton_launch import load
+from burnt.codegen.triton_printed import Failed, Number, Printed, Work
 from tests.codegen.triton.ahead import TARGETS, driven
 
-__all__ = ["Found", "Launched", "check", "recorded", "translated"]
+__all__ = ["Found", "Launched", "check", "launches_of", "recorded", "translated"]
 
 Range = tuple[int, int]
 _LOADED = re.compile(r"tensor<(?:\d+x)*(.+)>")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Launched:
     """A launch: the kernel, what it was given, and its grid."""
 
@@ -82,12 +84,11 @@ def _leaves(value: Any) -> list[Any]:
     return [value]
 
 
+@functools.cache
 def translated(launched: Launched, target: str = "sm_90") -> Translated:
     """A launch's kernel as a target's first representation."""
     with driven(TARGETS[target]):
-        kernel = JITFunction(
-            launched.kernel.fn, do_not_specialize=launched.kernel.do_not_specialize
-        )
+        kernel = JITFunction(launched.kernel.fn, do_not_specialize=launched.kernel.do_not_specialize)
         _, _, machine, backend, binder = kernel.device_caches[0]
         given = {"debug": False, "instrumentation_mode": "", **launched.options}
         bound, specialization, _ = binder(*launched.args, **given)
@@ -107,7 +108,7 @@ def translated(launched: Launched, target: str = "sm_90") -> Translated:
         text = stages["ttir"](made, {}).str_nodebug()
     head = re.search(r"tt\.func public @\w+\((.*?)\) attributes", text)
     assert head is not None
-    names = re.findall(r"%([\w.$-]+):", head[1])
+    names = re.findall(r"%([\w.$'-]+):", head[1])
     kept = [
         (argument, kind, value)
         for argument in signature
@@ -156,7 +157,9 @@ def check(
     overflows: dict[str, None] = {}
     grid = [*launched.grid, 1, 1][:3]
     for first in [(0, grid[0] - 1)] if programs is None else [(p, p) for p in programs]:
-        evaluation = _Evaluation(kernel, relevant, dict(loaded or {}), [first, (0, grid[1] - 1), (0, grid[2] - 1)])
+        evaluation = _Evaluation(
+            kernel, relevant, dict(loaded or {}), [first, (0, grid[1] - 1), (0, grid[2] - 1)]
+        )
         evaluation.region(region)
         overflows |= dict.fromkeys(evaluation.overflows)
     widths = [
@@ -183,32 +186,64 @@ class _Op:
     arguments: list[str] = dataclasses.field(default_factory=list)
 
 
-_LINE = re.compile(r"^(?:(%[\w.$-]+)(?::(\d+))? = )?\"?([\w.]+)\"?(.*)$")
-_NAME = re.compile(r"%[\w.$-]+(?:#\d+)?")
+_LINE = re.compile(r"^(?:(%[\w.$'-]+)(?::(\d+))?((?:, %[\w.$'-]+)*) = )?\"?([\w.]+)\"?(.*)$")
+_NAME = re.compile(r"%[\w.$'-]+(?:#\d+)?")
+_BASE = re.compile(r"%[\w.$'-]+")
 
 
-def _parsed(lines: Iterator[str]) -> tuple[list[_Op], str]:
+class _Names:
+    """Names that are unique in the whole text: regions beside one another may use the same ones."""
+
+    def __init__(self) -> None:
+        self.used: set[str] = set()
+
+    def define(self, scope: dict[str, str], name: str) -> None:
+        """A name, in the scope that it holds in."""
+        unique = name
+        while unique in self.used:
+            unique += "'"
+        self.used.add(unique)
+        scope[name] = unique
+
+
+def _renamed(line: str, scope: Mapping[str, str]) -> str:
+    return _BASE.sub(lambda m: scope.get(m[0], m[0]), line)
+
+
+def _parsed(
+    lines: Iterator[str], names: _Names | None = None, scope: dict[str, str] | None = None
+) -> tuple[list[_Op], str]:
     """The operations of a region, and the line that ends it."""
-    found: list[_Op] = []
+    names, scope, found = names or _Names(), {} if scope is None else scope, []
     for raw in lines:
         line = raw.strip()
         if not line or line.startswith(("module", "^", "tt.func", "#", "//")):
             continue
         if line.startswith("}"):
             return found, line
+        defined = line.partition(" = ")[0] if line.startswith("%") else ""
+        for name in _BASE.findall(defined):
+            names.define(scope, name)
+        inner = dict(scope)
+        if "scf.for" in line:
+            head, _, carried = line.partition("scf.for ")[2].partition("iter_args(")
+            for name in [head.split()[0], *re.findall(r"(%[\w.$'-]+) = ", carried)]:
+                names.define(inner, name)
+        line = _renamed(line, inner)
         matched = _LINE.match(line)
         assert matched is not None, line
-        first, count, name, rest = matched.groups()
-        results = [] if first is None else [first] if count is None else [f"{first}#{k}" for k in range(int(count))]
-        op = _Op(results, name, [], rest, "")
-        if line.endswith("{") or line.endswith("({"):
+        first, count, more, kind, rest = matched.groups()
+        results = [f"{first}#{k}" for k in range(int(count))] if count else [first] * (first is not None)
+        results += _NAME.findall(more or "")
+        op = _Op(results, kind, [], rest, "")
+        if line.endswith(("{", "({")):
             end = "} else {"
             while end.startswith(("} else", "}, {", "} do")):
-                region, end = _parsed(lines)
+                region, end = _parsed(lines, names, dict(inner))
                 op.regions.append(region)
-            op.text += " " + end
+            op.text += " " + _renamed(end, scope)
         before, _, after = op.text.partition(" : ") if " : " in op.text else (op.text, "", "")
-        op.operands = _NAME.findall(before if name not in ("scf.for", "scf.while") else op.text)
+        op.operands = _NAME.findall(before)
         op.type = re.split(r" -> | to ", after)[-1].strip() if after else ""
         found.append(op)
     return found, ""
@@ -221,10 +256,9 @@ def _walk(region: Sequence[_Op]) -> Iterator[_Op]:
             yield from _walk(inner)
 
 
-_FOR = re.compile(
-    r"(%[\w.$-]+) = (%[\w.$-]+(?:#\d+)?) to (%[\w.$-]+(?:#\d+)?) step (%[\w.$-]+(?:#\d+)?)"
-)
-_CARRIED = re.compile(r"(%[\w.$-]+) = (%[\w.$-]+(?:#\d+)?)")
+_FOR = re.compile(r"(%[\w.$'-]+) = (%[\w.$'-]+(?:#\d+)?) to (%[\w.$'-]+(?:#\d+)?) step (%[\w.$'-]+(?:#\d+)?)")
+_ELEMENTS = re.compile(r"(?:^|x)b?f\d+>?$")
+_CARRIED = re.compile(r"(%[\w.$'-]+) = (%[\w.$'-]+(?:#\d+)?)")
 
 
 def _loop(op: _Op) -> tuple[str, list[str], list[tuple[str, str]]]:
@@ -235,32 +269,39 @@ def _loop(op: _Op) -> tuple[str, list[str], list[tuple[str, str]]]:
     return head[1], [head[2], head[3], head[4]], _CARRIED.findall(carried[1]) if carried else []
 
 
-def _relevant(region: Sequence[_Op]) -> set[str]:
-    """The values that an address, a mask, a loop bound or a branch depends on."""
+def _relevant(region: Sequence[_Op]) -> tuple[set[str], set[str]]:
+    """The values that an address depends on; those that a mask, a loop bound or a branch does."""
     made: dict[str, list[str]] = {}
-    roots: list[str] = []
+    addresses: list[str] = []
+    tests: list[str] = []
     for op in _walk(region):
         operands = list(op.operands)
         if op.name == "scf.for":
             _, bounds, carried = _loop(op)
-            roots += bounds
+            tests += bounds
             last = op.regions[0][-1].operands if carried else []
             for k, (name, start) in enumerate(carried):
                 made[name] = [start, last[k]]
                 made[op.results[k]] = [start, last[k]]
             continue
         if op.name == "scf.if":
-            roots += operands[:1]
+            tests += operands[:1]
             for k, result in enumerate(op.results):
                 made[result] = [r[-1].operands[k] for r in op.regions]
             continue
         if op.name in ("tt.load", "tt.store"):
-            roots += operands[:1] + operands[1 if op.name == "tt.load" else 2 :]
+            addresses += operands[:1]
+            tests += operands[1:2] if op.name == "tt.load" else operands[2:]
         elif "descriptor" in op.name or op.name == "tt.addptr":
-            roots += operands
-        if op.name != "tt.load":  # what is loaded does not depend on the address
+            addresses += operands
+        # What is loaded does not depend on the address. Elements are no part of one.
+        if op.name != "tt.load" and not _ELEMENTS.search(op.type):
             for result in op.results:
                 made[result] = operands
+    return _reached(addresses, made), _reached(tests, made)
+
+
+def _reached(roots: list[str], made: Mapping[str, list[str]]) -> set[str]:
     found: set[str] = set()
     while roots:
         name = roots.pop()
@@ -307,7 +348,7 @@ def _remainder(a: Range, b: Range) -> Range | None:
     if a[0] == a[1] and b[0] == b[1]:
         rest = a[0] - _quotient(a[0], b[0]) * b[0]
         return rest, rest
-    if 0 <= a[0] and a[1] < b[0]:
+    if a[0] >= 0 and a[1] < b[0]:
         return a
     most = min(b[1] - 1, max(abs(a[0]), abs(a[1])))
     return (0 if a[0] >= 0 else -most), most if a[1] > 0 else 0
@@ -345,9 +386,14 @@ class _Evaluation:
     """The values of a kernel's integers, as intervals."""
 
     def __init__(
-        self, kernel: Translated, relevant: set[str], loaded: dict[str, Range], programs: list[Range]
+        self,
+        kernel: Translated,
+        relevant: tuple[set[str], set[str]],
+        loaded: dict[str, Range],
+        programs: list[Range],
     ) -> None:
-        self.relevant, self.loaded, self.programs = relevant, loaded, programs
+        (self.addresses, self.tests), self.loaded, self.programs = relevant, loaded, programs
+        self.data: set[str] = set()  # made of elements: tests of them may wrap around as elements do
         self.values: dict[str, Range | None] = {f"%{k}": (v, v) for k, v in kernel.integers.items()}
         self.origin = {f"%{name}": tensor for name, tensor in kernel.pointers.items()}
         self.overflows: dict[str, None] = {}
@@ -382,6 +428,9 @@ class _Evaluation:
                 turns: list[Range] = [(begin[0], begin[0]), (last, last)]
             else:
                 turns = [(begin[0], end[1] - 1)]
+            after = turns[-1][1] + by[1]  # what the counter comes to, and is compared with the end
+            if op.type.startswith("i32") and after >= 2**31:
+                self.overflows[f"the counter of a loop: {after:,}"] = None
             for turn in turns:
                 self.values[variable] = turn
                 for k, (name, start) in enumerate(carried):
@@ -406,15 +455,27 @@ class _Evaluation:
     def branch(self, op: _Op) -> None:
         """A branch: both sides, or the one that is taken."""
         condition = self.values.get(op.operands[0], (0, 1)) or (0, 1)
-        taken = [r for r, value in zip(op.regions, (1, 0), strict=False) if condition[0] <= value <= condition[1]]
+        taken = [
+            r for r, value in zip(op.regions, (1, 0), strict=False) if condition[0] <= value <= condition[1]
+        ]
         made = [self.region(r) for r in taken]
         for k, result in enumerate(op.results):
             self.values[result] = made[0][k] if len(made) == 1 else _join(made[0][k], made[1][k])
 
+    def overflow(self, op: _Op, exact: Range) -> None:
+        """Note an operation whose exact result does not fit."""
+        name = op.results[0]
+        if name in self.addresses or (name in self.tests and name not in self.data):
+            self.overflows[f"{name} = {op.name}: {exact[0]:,} to {exact[1]:,}"] = None
+
     def step(self, op: _Op) -> None:
         """One operation."""
+        unknown = op.name == "tt.load" and self.origin.get(op.operands[0], "") not in self.loaded
+        if unknown or self.data.intersection(op.operands):
+            self.data.update(op.results)
         given = [self.values.get(name) for name in op.operands]
-        bits = _bits(op.type)
+        # A load's type is its pointer's.
+        bits = _bits(re.sub(r"!tt\.ptr<(\w+)>", r"\1", op.type) if op.name == "tt.load" else op.type)
         value: Range | None = None
         if op.name == "arith.constant":
             value = self.constant(op)
@@ -430,15 +491,14 @@ class _Evaluation:
             whole = _full(bits)
             assert whole is not None
             if exact is not None and bits == 32 and not whole[0] <= exact[0] <= exact[1] <= whole[1]:
-                if op.results[0] in self.relevant:
-                    self.overflows[f"{op.results[0]} = {op.name}: {exact[0]:,} to {exact[1]:,}"] = None
+                self.overflow(op, exact)
                 exact = whole
             value = exact
         elif op.name == "arith.trunci" and bits is not None and given[0] is not None:
             low, high = _full(bits) or (0, 0)
             value = given[0] if low <= given[0][0] and given[0][1] <= high else None
-            if value is None and bits == 32 and op.results[0] in self.relevant:
-                self.overflows[f"{op.results[0]} = {op.name}: {given[0][0]:,} to {given[0][1]:,}"] = None
+            if value is None and bits == 32:
+                self.overflow(op, given[0])
         elif op.name == "arith.cmpi":
             kind = op.text.split(",")[0].strip()
             a, b = given
@@ -477,3 +537,28 @@ class _Evaluation:
             return (1, 1) if "true" in op.text else (0, 0)
         found = re.match(r"\s*(?:dense<)?(-?\d+)>? : ", op.text)
         return (int(found[1]), int(found[1])) if found and _bits(op.type) else None
+
+
+# --- generated kernels ------------------------------------------------------------------------------------
+
+
+def launches_of(printed: Printed) -> list[Launched]:
+    """The launches of a generated kernel, for tensors without memory."""
+
+    def argument(described: Any) -> Any:
+        if isinstance(described, Buffer | Work):
+            return torch.empty(1, dtype=described.dtype, device="meta")
+        if isinstance(described, Failed):
+            return torch.empty(1, dtype=torch.int64, device="meta")
+        return 1.5 if isinstance(described, Number) else described
+
+    space = load(printed.text)
+    return [
+        Launched(
+            space[f.name],
+            tuple(map(argument, f.arguments)),
+            {**f.constants, **printed.config.options},
+            (f.programs,),
+        )
+        for f in printed.functions
+    ]

@@ -12,11 +12,10 @@ import torch
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
 import triton
-from triton.runtime.jit import MockTensor
 
 from burnt.codegen.triton_blocks import Limits
 from burnt.kernels import attention_triton as kernels
-from burnt.kernels.attention_blocks import Blocks, configs, pick
+from burnt.kernels.attention_blocks import KERNELS, Blocks, configs, pick
 from tests.codegen.triton.ahead import SHARED, TARGETS, Compiled, _measured, driven
 
 ROCM = dict.fromkeys(("gfx90a", "gfx942", "gfx950"), 64) | {"gfx1100": 32}
@@ -55,31 +54,10 @@ def compiled(
     options["tables"] = (table,) * 4 if options.get("tables") else None
     options["seed"] = torch.empty((), dtype=torch.int64, device="meta") if "dropout" in options else None
     problem = kernels.Problem(size**-0.5, **options)
-    (tensors, strides, numbers), constants = kernels.arguments(x, x, x, problem, of_keys=kernel == "keys")
-    lse = torch.empty(4, 32, 4096, device="meta")
-    row = x.stride()[:3]
-    given: list[Any]
-    if kernel == "forward":
-        given = [*tensors, x, lse, *strides[:3], row, *strides[3:], *numbers, problem.score]
-    elif kernel == "dots":
-        given, constants = [x, x, lse, row, row, 32, 4096, size], {"E": constants["E"]}
-    elif kernel == "keys":
-        given = [*tensors, x, lse, lse, x, x, *strides[:3], row, strides[3], row, row, strides[4], *numbers]
-        given += [problem.score, problem.slope]
-    else:
-        given = [*tensors, x, lse, lse, x, *strides[:3], row, strides[3], row, strides[4], *numbers]
-        given += [problem.score, problem.slope]
-    mocked = [MockTensor(a.dtype) if isinstance(a, torch.Tensor) else a for a in given]
-    functions = {
-        "forward": kernels.forward_kernel, "dots": kernels.backward_dots, "keys": kernels.backward_keys,
-        "queries": kernels.backward_queries,
-    }  # fmt: skip
-    constants = {**constants, "M": blocks.m, "N": blocks.n}
-    if kernel == "dots":
-        del constants["N"]
+    launch = kernels.launches(x, x, x, problem, dict.fromkeys(KERNELS, blocks), gradients=True)[kernel]
     with driven(TARGETS[target]):
-        made = triton.JITFunction(functions[kernel].fn).warmup(
-            *mocked, grid=(1,), **constants, num_warps=blocks.warps, num_stages=blocks.stages
+        made = triton.JITFunction(launch.kernel.fn).warmup(
+            *launch.arguments, grid=(1,), **launch.constants, **launch.options
         )
         return _measured(made, f"{kernel}_{variant}", target, folder)
 

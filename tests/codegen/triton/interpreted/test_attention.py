@@ -13,7 +13,7 @@ from burnt.kernels.attention_blocks import Blocks
 from burnt.kernels.attention_definition import defined, dot_product_attention
 from burnt.kernels.attention_flash import flash
 from burnt.kernels.attention_score import Scored, flash_with_score
-from burnt.kernels.attention_triton import Problem, arguments
+from burnt.kernels.attention_triton import Problem, launches
 from tests.kernels.attention_by_hand import attention_by_hand
 
 SMALL = {name: Blocks(16, 16, 4, 1) for name in ("forward", "dots", "keys", "queries")}
@@ -193,8 +193,8 @@ def test_strides_that_32_bits_do_not_hold() -> None:
     given = torch.empty_strided((1, 1, 5, 16), (0, 0, 1 << 30, 1), dtype=torch.bfloat16, device="meta")
     near = torch.empty(1, 1, 5, 16, dtype=torch.bfloat16, device="meta")
     problem = Problem(1.0)
-    assert arguments(given, near, near, problem, of_keys=False)[1]["WIDE"]
-    assert not arguments(near, near, near, problem, of_keys=False)[1]["WIDE"]
+    assert launches(given, near, near, problem, SMALL)["forward"].constants["WIDE"]
+    assert not launches(near, near, near, problem, SMALL)["forward"].constants["WIDE"]
     tensors, options = options_of("causal")
     exact = results(attention_by_hand, [t.double() for t in tensors], options)
     with pytest.MonkeyPatch.context() as patch:
