@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
@@ -36,7 +36,7 @@ from burnt.codegen.triton_blocks import Limits
 from burnt.codegen.triton_printed import Failed, Number, Work
 from burnt.errors import CompileError
 
-__all__ = ["Job", "Pool", "choices_of", "jobs_of", "limits_of", "pool_of"]
+__all__ = ["Job", "Pool", "choices_of", "job_of", "jobs_of", "limits_of", "pool_of"]
 
 _SECONDS = 60.0
 """For a piece of work; a kernel takes 0.1 to 0.5 of them."""
@@ -51,15 +51,16 @@ class Job(NamedTuple):
     Args:
         text: the module that it is in.
         name: its name there.
-        arguments: a dtype for each tensor (``"float32"``), None for each floating-point number, and sizes.
-        constants: the block sizes.
+        arguments: a dtype for each tensor (``"float32"``), None for each floating-point number, and integers;
+            a list for a tuple of these.
+        constants: block sizes and flags; a function that is a constant is a list of its name in `text`.
         options: what Triton is told besides.
     """
 
     text: str
     name: str
-    arguments: list[str | int | None]
-    constants: dict[str, int]
+    arguments: list[Any]
+    constants: dict[str, Any]
     options: dict[str, int]
 
 
@@ -82,6 +83,46 @@ def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
         Job(printed.text, f.name, [described(a) for a in f.arguments], f.constants, sizes.options)
         for f in printed.functions
     ]
+
+
+def job_of(
+    kernel: Any, arguments: Sequence[Any], constants: Mapping[str, Any], options: Mapping[str, int]
+) -> Job:
+    """A launch of a kernel that is written by hand, in a module that can be imported.
+
+    Args:
+        kernel: the Triton function.
+        arguments: what it is launched with, by position: tensors, numbers, tuples, and constants among them,
+            which may be functions of modules.
+        constants: the others, by name.
+        options: what Triton is told besides.
+    """
+    imports = [kernel]
+
+    def described(argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            return [described(each) for each in argument]
+        if isinstance(argument, torch.Tensor):
+            return str(argument.dtype).removeprefix("torch.")
+        return None if isinstance(argument, float) else argument
+
+    def constant(value: Any) -> Any:
+        if not hasattr(value, "fn"):
+            return value
+        imports.append(value)
+        return [value.fn.__name__]
+
+    fixed = {kernel.arg_names[n] for n in kernel.constexprs}
+    given = dict(zip(kernel.arg_names, arguments, strict=False))
+    known = {name: value for name, value in given.items() if name in fixed} | dict(constants)
+    described_constants = {name: constant(value) for name, value in known.items()}
+    return Job(
+        "".join(f"from {f.fn.__module__} import {f.fn.__name__}\n" for f in imports),
+        kernel.fn.__name__,
+        [described(value) for name, value in given.items() if name not in fixed],
+        described_constants,
+        dict(options),
+    )
 
 
 def limits_of(device: torch.device) -> Limits:
@@ -142,6 +183,7 @@ class Pool:
         self._threads = self._idle = 0
         self._closed = False
         self._processes: set[subprocess.Popen[bytes]] = set()
+        self._asked_for: dict[str, tuple[Future[None], int]] = {}  # and how many wait for it
 
     def submit(self, jobs: Sequence[Job]) -> Future[None]:
         """Compile some functions; the future's exception is a `CompileError` where one cannot be."""
@@ -154,6 +196,46 @@ class Pool:
                 self._threads += 1
                 threading.Thread(target=self._serve, name="burnt compiles", daemon=True).start()
         return future
+
+    def submit_once(self, jobs: Sequence[Job]) -> Future[None]:
+        """Compile functions side by side, but none again that was asked for before.
+
+        The future is done when all of them are. Where it is cancelled, so is what no other one waits for.
+        """
+        whole: Future[None] = Future()
+        parts = []
+        for job in jobs:
+            key = json.dumps(job)
+            part, waiting = self._asked_for.get(key, (None, 0))
+            if part is None or part.cancelled() or (part.done() and part.exception() is not None):
+                part, waiting = self.submit([job]), 0
+            self._asked_for[key] = part, waiting + 1
+            parts.append((key, part))
+        left = [len(parts)]
+        lock = threading.Lock()
+
+        def ended(part: Future[None]) -> None:
+            error = CompileError("a kernel was not compiled") if part.cancelled() else part.exception()
+            with lock:
+                left[0] -= 1
+                if whole.done():
+                    return
+                if error is not None:
+                    whole.set_exception(error)
+                elif not left[0]:
+                    whole.set_result(None)
+
+        def given_up(whole: Future[None]) -> None:
+            for key, part in parts if whole.cancelled() else ():
+                known, waiting = self._asked_for[key]
+                self._asked_for[key] = known, waiting - 1
+                if known is part and waiting == 1:
+                    part.cancel()
+
+        whole.add_done_callback(given_up)
+        for _, part in parts:
+            part.add_done_callback(ended)
+        return whole
 
     def close(self) -> None:
         """End the processes; what was not compiled yet is cancelled."""
@@ -322,14 +404,20 @@ def compile_job(job: Job) -> None:
     """
     from burnt.codegen.triton_launch import load
 
-    def argument(described: str | int | None) -> Any:
+    def argument(described: Any) -> Any:
+        if isinstance(described, list):
+            return tuple(map(argument, described))
         if isinstance(described, str):
             return _Memory(getattr(torch, described))
         return 1.5 if described is None else described
 
-    arguments = [argument(a) for a in job.arguments]
-    function = load(job.text)[job.name]
-    function.warmup(*arguments, grid=(1,), **job.constants, **job.options)
+    space = load(job.text)
+    function = space[job.name]
+    fixed = {name: space[c[0]] if isinstance(c, list) else c for name, c in job.constants.items()}
+    given = map(argument, job.arguments)
+    # By name, since constants may stand between.
+    arguments = {name: next(given) for name in function.arg_names if name not in fixed}
+    function.warmup(grid=(1,), **arguments, **fixed, **job.options)
 
 
 def main(target: str, seconds: str) -> None:

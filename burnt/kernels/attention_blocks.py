@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
+from collections.abc import Sequence
 
 from burnt.codegen.triton_blocks import Limits, power
 
@@ -119,16 +121,27 @@ def shared(kernel: str, blocks: Blocks, width: int, itemsize: int) -> int:
     return (there * stays + 2 * moves * blocks.stages) * power(width) * itemsize
 
 
-def configs(size: int, itemsize: int, limits: Limits) -> list[dict[str, str]]:
+def configs(
+    size: int, itemsize: int, limits: Limits, kernels: Sequence[str] = ("forward", "keys", "queries")
+) -> list[dict[str, str]]:
     """Block sizes worth measuring, as the tuner's table has them: the picked ones, then others of one kernel.
+
+    The kernels take turns, so that as many of each are among the first few.
+
+    Args:
+        size: the wider of a head's sizes in keys and in values, 256 at most.
+        itemsize: bytes of an element.
+        limits: what the device has.
+        kernels: those that run; the others' block sizes are the picked ones.
 
     >>> configs(64, 2, Limits(132, shared=227 << 10))[0]["forward"]
     '128x64 w8 s3'
     """
     picked = pick(size, itemsize, limits)
-    found = [picked]
-    for kernel in ("forward", "keys", "queries"):
+    others: list[list[dict[str, Blocks]]] = []
+    for kernel in kernels:
         own = picked[kernel]
+        others.append([])
         for change in (
             {"n": own.n * 2}, {"n": own.n // 2}, {"m": own.m * 2}, {"m": own.m // 2},
             {"warps": own.warps * 2}, {"warps": own.warps // 2}, {"stages": own.stages + 1},
@@ -138,5 +151,7 @@ def configs(size: int, itemsize: int, limits: Limits) -> list[dict[str, str]]:
             fits = min(other.m, other.n) >= 16 and max(other.m, other.n) <= 256 and other.stages >= 1
             room = shared(kernel, other, power(size), itemsize) <= limits.shared
             if fits and room and 2 <= other.warps <= 16 and other.stages <= 5:
-                found.append({**picked, kernel: other})
+                others[-1].append({**picked, kernel: other})
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*others))
+    found = [picked, *(sizes for sizes in turns if sizes is not None)]
     return [{name: str(blocks) for name, blocks in sizes.items()} for sizes in found]

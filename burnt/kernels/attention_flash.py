@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,9 +17,10 @@ from burnt.kernels.attention_definition import dot_product_attention, intervals
 from burnt.kernels.choice import trains
 
 if TYPE_CHECKING:
+    from burnt.codegen.triton_compile import Job
     from burnt.kernels.attention_triton import Problem
 
-__all__ = ["Flash", "dense", "flash", "problem_of", "tables_of", "why_not_here"]
+__all__ = ["Flash", "dense", "flash", "jobs_of", "problem_of", "tables_of", "why_not_here"]
 
 _MOST = 256  # of a head's size
 
@@ -154,7 +156,46 @@ def why_not_here(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
 def _configs(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Sequence[dict[str, str]]:
     from burnt.codegen.triton_compile import limits_of
 
-    return configs(max(q.shape[3], v.shape[3]), q.element_size(), limits_of(q.device))
+    kernels = ["forward"]
+    if trains(q, k, v):
+        kernels += ["keys"] * (k.requires_grad or v.requires_grad) + ["queries"] * q.requires_grad
+    return configs(max(q.shape[3], v.shape[3]), q.element_size(), limits_of(q.device), kernels)
+
+
+def _compiles(config: Mapping[str, str], q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Future[None] | None:
+    from burnt.codegen.triton_compile import pool_of
+
+    jobs = jobs_of({name: Blocks.of(config[name]) for name in KERNELS}, q, k, v, *rest)
+    return pool_of(torch.cuda.current_device() if q.device.index is None else q.device.index).submit_once(
+        jobs
+    )
+
+
+def jobs_of(blocks: Mapping[str, Blocks], q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Job]:
+    """What `flash` launches for these arguments, and its backward where they want gradients, to be compiled.
+
+    Args:
+        blocks: block sizes of all kernels.
+        q: as in `flash`.
+        k: keys.
+        v: values.
+        rest: the op's other arguments.
+    """
+    from burnt.codegen.triton_compile import job_of
+    from burnt.kernels import attention_triton as kernels
+
+    wanted = (q.requires_grad, k.requires_grad or v.requires_grad)
+    problem = problem_of(q, k, *rest)
+    # Without memory: nothing is allocated for results.
+    shapes = [dense(t.detach()) for t in (q, k, v)]
+    given = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in shapes]
+    launches = kernels.launches(
+        given[0], given[1], given[2], problem, blocks, gradients=trains(q, k, v), wanted=wanted
+    )
+    return [
+        job_of(launch.kernel, launch.arguments, launch.constants, launch.options)
+        for launch in launches.values()
+    ]
 
 
 @dot_product_attention.candidate(
@@ -163,6 +204,7 @@ def _configs(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Sequence[dict[str, 
     dtypes=[torch.float16, torch.bfloat16, torch.float32],
     when=_why_not,
     configs=_configs,
+    compiles=_compiles,
     differentiable=True,
 )
 def _(*args: Any, config: Mapping[str, str]) -> Tensor:

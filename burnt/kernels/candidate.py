@@ -44,6 +44,8 @@ class Candidate:
         configs: of the arguments; the configurations to choose from, each a dictionary that JSON can hold,
             the best guess first.
         best: of the arguments; whether to take it where nothing was measured, by default always.
+        compiles: of a configuration and the arguments; a future of its being compiled in other processes, so
+            that several are at once, or None where it cannot be.
         differentiable: autograd follows the call. Otherwise gradients are `backward`'s, or, without one, the
             reference's.
         autocast: under autocast it does what torch's own ops do. Others do not run there, unless the op casts
@@ -65,6 +67,7 @@ class Candidate:
         when: Callable[..., str | None] | None = None,
         configs: Callable[..., Sequence[dict[str, Any]]] | None = None,
         best: Callable[..., bool] | None = None,
+        compiles: Callable[..., Future[None] | None] | None = None,
         differentiable: bool = False,
         autocast: bool = False,
         checks_values: bool = False,
@@ -80,7 +83,7 @@ class Candidate:
                 raise self.misdefined(f"{limit}=", "a list", repr(value), f"{limit}=[{value!r}]")
             if value is not None and not len(value):
                 raise self.misdefined(f"{limit}=", "at least one; None is any", repr(value))
-        for limit, fn in (("when", when), ("configs", configs), ("best", best)):
+        for limit, fn in (("when", when), ("configs", configs), ("best", best), ("compiles", compiles)):
             if fn is not None and not callable(fn):
                 raise self.misdefined(f"{limit}=", "a function of the op's arguments", repr(fn))
         for device in devices or ():
@@ -97,6 +100,7 @@ class Candidate:
         self.when = when
         self.configs = configs
         self.best = best
+        self.compiles = compiles
         self.differentiable = differentiable
         self.autocast = autocast
         self.checks_values = checks_values
@@ -167,7 +171,7 @@ class Candidate:
 
     def compiling(self, config: dict[str, Any] | None, args: Sequence[Any]) -> Future[None] | None:
         """What says that a configuration is compiled, if that can be done before a call is made."""
-        return None
+        return None if self.compiles is None else self.compiles(config, *args)
 
     def backward(self, fn: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Any]:
         """Register the gradient: a decorator.

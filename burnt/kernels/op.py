@@ -359,9 +359,9 @@ class Op(Dissolving, Generic[P, R]):
             name: what it is called; one that is there already is replaced, without a word.
             limits: where it can run, and how, as `Candidate` has it: ``devices=["cuda"]``,
                 ``dtypes=[torch.float32]``, ``when=`` why it cannot take some arguments, ``configs=`` what to
-                choose from, ``best=`` whether to take it where nothing was measured, ``differentiable=True``
-                where autograd follows it, ``autocast=True``, ``checks_values=True``. Functions are of all
-                arguments.
+                choose from, ``best=`` whether to take it where nothing was measured, ``compiles=`` a
+                configuration ahead of the first call, ``differentiable=True`` where autograd follows it,
+                ``autocast=True``, ``checks_values=True``. Functions are of all arguments.
 
         Raises:
             DefinitionError: there is no name, or a limit is of another kind.

@@ -119,6 +119,21 @@ def test_all_configurations_compile(size: int, tmp_path: Path) -> None:
             assert made.shared <= SHARED["sm_90"], (kernel, config)
 
 
+@pytest.mark.parametrize("size", [64, 128])
+def test_the_first_configurations_are_of_all_kernels(size: int) -> None:
+    """As many as the tuner tries in its quick mode."""
+    listed = configs(size, 2, limits_of("sm_90"))
+    changed = [[name for name in KERNELS if c[name] != listed[0][name]] for c in listed[1:]]
+    assert all(len(names) == 1 for names in changed)
+    for first in (3, 6, 9, 12):
+        counts = [changed[: first - 1].count([name]) for name in ("forward", "keys", "queries")]
+        assert max(counts) - min(counts) <= 1, (first, counts)
+    of_forward = configs(size, 2, limits_of("sm_90"), ["forward"])
+    assert of_forward == [
+        c for c in listed if c["keys"] == listed[0]["keys"] and c["queries"] == listed[0]["queries"]
+    ]
+
+
 def test_what_is_picked_fits_and_is_the_first_configuration() -> None:
     for target in TARGETS:
         for size in (1, 64, 65, 128, 200, 256):

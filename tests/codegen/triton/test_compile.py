@@ -8,7 +8,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,6 +27,8 @@ from burnt.codegen.target import TRITON, with_blocks
 from burnt.codegen.triton_blocks import Config, Limits, pick, power, too_much, variants
 from burnt.codegen.triton_compile import Job, Pool, choices_of, jobs_of, limits_of
 from burnt.errors import CompileError
+from burnt.kernels import attention_blocks, attention_flash, attention_triton
+from burnt.kernels.attention_definition import dot_product_attention
 from tests.codegen.triton.ahead import TARGETS, compiled, driven, planned
 
 pytestmark = pytest.mark.timeout(300)
@@ -96,6 +99,84 @@ def _calls(launch):  # type: ignore[no-untyped-def]
 def _works(call):  # type: ignore[no-untyped-def]
     works = [torch.empty(w.size, dtype=w.dtype) for w in call.works]
     return [*works, *[torch.zeros(1, dtype=torch.int64)] * call.may_fail]
+
+
+VARIANTS = {
+    "plain": {},
+    "softcap and a window": {"softcap": 30.0, "before": 100, "after": 0},
+    "lengths and dropout": {"lengths": torch.tensor([700, 1]), "dropout": 0.1, "seed": torch.tensor(3)},
+    "slopes": {"slopes": torch.rand(4), "after": 0},
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n.startswith("softcap") else pytest.mark.full) for n in VARIANTS]
+)
+def test_a_launch_of_attention_finds_what_was_compiled(pool: Pool, name: str) -> None:
+    pool.seconds = 60
+    q, k, v = (torch.randn(2, 900, 4, 64).bfloat16().transpose(1, 2).requires_grad_() for _ in range(3))
+    bound = list(dot_product_attention.bound((q, k, v), VARIANTS[name]))
+    blocks = attention_blocks.pick(64, 2, HOPPER)
+    pool.submit_once(attention_flash.jobs_of(blocks, *bound)).result(240)
+    problem = attention_flash.problem_of(q, k, *bound[3:])
+    launches = attention_triton.launches(q, k, v, problem, blocks, gradients=True)
+    assert list(launches) == ["forward", "dots", "keys", "queries"]
+    found: list[bool] = []
+    triton.knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)  # type: ignore[assignment]
+    try:
+        with driven(H200):
+            for launch in launches.values():
+                triton.JITFunction(launch.kernel.fn).warmup(
+                    *launch.arguments, grid=(1,), **launch.constants, **launch.options
+                )
+    finally:
+        triton.knobs.compilation.listener = None
+    assert found == [True] * 4
+
+
+class _Asked(Pool):
+    """A pool that does nothing but note what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__((H200.backend, H200.arch, H200.warp_size), workers=1)
+        self.asked: list[tuple[str, Future[None]]] = []
+
+    def submit(self, jobs: Sequence[Job]) -> Future[None]:
+        future: Future[None] = Future()
+        self.asked += [(job.name, future) for job in jobs]
+        return future
+
+
+def test_a_function_is_compiled_once_for_all_that_wait_for_it() -> None:
+    pool = _Asked()
+    one = pool.submit_once([job("", "a"), job("", "b")])
+    two = pool.submit_once([job("", "a"), job("", "c")])
+    futures = dict(pool.asked)
+    assert [name for name, _ in pool.asked] == ["a", "b", "c"]
+    futures["a"].set_result(None)
+    assert not one.done()
+    futures["c"].set_result(None)
+    assert two.result(0) is None
+    assert not one.done()
+    futures["b"].set_exception(CompileError("no"))
+    with pytest.raises(CompileError, match="no"):
+        one.result(0)
+    # What failed may have been the process; what is there is not compiled again.
+    pool.submit_once([job("", "a"), job("", "b")])
+    assert [name for name, _ in pool.asked] == ["a", "b", "c", "b"]
+
+
+def test_what_nobody_waits_for_any_more_is_cancelled() -> None:
+    pool = _Asked()
+    one, two = (pool.submit_once([job("", "a"), job("", name)]) for name in "bc")
+    futures = dict(pool.asked)
+    assert one.cancel()
+    assert [futures[name].cancelled() for name in "abc"] == [False, True, False]
+    assert two.cancel()
+    assert [futures[name].cancelled() for name in "abc"] == [True, True, True]
+    three = pool.submit_once([job("", "a")])
+    pool.asked[-1][1].set_result(None)
+    assert three.result(0) is None
 
 
 def test_what_does_not_compile_is_the_futures_exception(pool: Pool) -> None:
