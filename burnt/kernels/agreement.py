@@ -3,12 +3,17 @@
 The error may be four times that of torch's own call in the same dtype, plus four ulp of the largest number on
 the way there, in the precision that products may have. What a candidate is given it must leave alone:
 arguments, and the gradients of results.
+
+A reference may need far more memory than a candidate, as attention's does, which holds all scores. Its op
+says how arguments and results are cut into parts, which the reference and torch's own call go through one by
+one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +27,7 @@ from burnt.errors import DefinitionError
 if TYPE_CHECKING:
     from burnt.kernels.op import Op
 
-__all__ = ["Truth", "aliases", "form_of", "listed", "results_of"]
+__all__ = ["Part", "Truth", "aliases", "form_of", "listed", "results_of"]
 
 
 _PRODUCTS = frozenset(
@@ -59,8 +64,24 @@ class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
+class Part(NamedTuple):
+    """A part of a call that can be computed alone.
+
+    Args:
+        arguments: for each argument of the op a slice of each of its first axes, or None for all of it.
+        results: the same for each result. All parts' make up the results; the gradient of an argument is the
+            sum of those of its parts.
+    """
+
+    arguments: tuple[tuple[slice, ...] | None, ...]
+    results: tuple[tuple[slice, ...], ...]
+
+
 def results_of(
-    call: Callable[..., Any], args: Sequence[Any], given: list[Tensor] | None = None
+    call: Callable[..., Any],
+    args: Sequence[Any],
+    given: list[Tensor] | None = None,
+    cotangent: Callable[[int, Tensor], Tensor] | None = None,
 ) -> list[Tensor]:
     """The results of a call, and the gradients of the arguments that want one, for fixed cotangents.
 
@@ -68,30 +89,87 @@ def results_of(
         call: the function.
         args: its arguments.
         given: where to note the cotangents that its backward was given.
+        cotangent: gives that of a result, by its place.
     """
     made = call(*args)
     results = list(made) if isinstance(made, tuple | list) else [made]
     wanted = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
-    roots = [r for r in results if r.requires_grad]
+    roots = {i: r for i, r in enumerate(results) if r.requires_grad}
     if not (torch.is_grad_enabled() and wanted and roots):
         return [r.detach() for r in results]
-    pulls = [_cotangent(r) for r in roots]
+    pulls = [_cotangent(r) if cotangent is None else cotangent(i, r) for i, r in roots.items()]
     if given is not None:
         given += pulls
-    found = torch.autograd.grad(roots, wanted, pulls, allow_unused=True)
+    found = torch.autograd.grad(list(roots.values()), wanted, pulls, allow_unused=True)
     gradients = [torch.zeros_like(a) if g is None else g for a, g in zip(wanted, found, strict=True)]
     return [*(r.detach() for r in results), *gradients]
 
 
+def results_in_parts(
+    call: Callable[..., Any], args: Sequence[Any], parts: Sequence[Part], *, wide: bool
+) -> list[Tensor]:
+    """As `results_of`, part by part.
+
+    Args:
+        call: the function.
+        args: its arguments.
+        parts: of them, at least one.
+        wide: floating-point arguments become float64.
+    """
+    results: list[Tensor] = []
+    cotangents: dict[int, Tensor] = {}
+    sums = {
+        i: torch.zeros(a.shape, dtype=torch.float64, device=a.device)
+        for i, a in enumerate(args)
+        if isinstance(a, Tensor) and a.requires_grad
+    }
+    pulled = False
+    for part in parts:
+        given = [_cut(a, index, wide) for a, index in zip(args, part.arguments, strict=True)]
+
+        def shape_of(i: int, result: Tensor) -> list[int]:
+            ends = [max(each.results[i][d].stop for each in parts) for d in range(len(parts[0].results[i]))]
+            return [*ends, *result.shape[len(ends) :]]
+
+        def cotangent(i: int, result: Tensor, part: Part = part) -> Tensor:
+            if i not in cotangents:
+                cotangents[i] = _numbers(shape_of(i, result), result.device)
+            return torch.empty_like(result, requires_grad=False).copy_(cotangents[i][part.results[i]])
+
+        made = results_of(call, given, cotangent=cotangent)
+        count = len(part.results)
+        for i, result in enumerate(made[:count]):
+            if i == len(results):
+                results.append(result.new_empty(shape_of(i, result)))
+            results[i][part.results[i]] = result
+        pulled = len(made) > count
+        for i, gradient in zip(sums if pulled else (), made[count:], strict=True):
+            index = part.arguments[i]
+            sums[i][() if index is None else index] += gradient
+    if not pulled:
+        return results
+    return [*results, *(g if wide else g.to(args[i].dtype) for i, g in sums.items())]
+
+
+def _cut(value: Any, index: tuple[slice, ...] | None, wide: bool) -> Any:
+    """A part of an argument, as a leaf of a graph of its own."""
+    if not isinstance(value, Tensor):
+        return value
+    part = value.detach() if index is None else value.detach()[index]
+    part = part.double() if wide and part.is_floating_point() else part
+    return part.detach().requires_grad_(value.requires_grad)
+
+
 class _Noted:
-    """A function that keeps what it returned last."""
+    """A function that keeps what it was given and returned last."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self.call = call
+        self.args: Sequence[Any] = ()
         self.made: Any = None
 
     def __call__(self, *args: Any) -> Any:
-        self.made = self.call(*args)
+        self.args, self.made = args, self.call(*args)
         return self.made
 
 
@@ -118,9 +196,13 @@ def aliases(results: Any, args: Sequence[Any], names: Iterable[str]) -> dict[int
 
 
 def _cotangent(like: Tensor) -> Tensor:
-    """Numbers that differ between neighbours, and are exact in every dtype, in the layout of a result."""
-    numbers = (torch.arange(like.numel(), device=like.device) % 7 - 2.5) / 4
-    return torch.empty_like(like, requires_grad=False).copy_(numbers.view(like.shape))
+    """`_numbers` in the layout of a result."""
+    return torch.empty_like(like, requires_grad=False).copy_(_numbers(like.shape, like.device))
+
+
+def _numbers(shape: Sequence[int], device: torch.device) -> Tensor:
+    """Numbers that differ between neighbours, and are exact in every dtype."""
+    return ((torch.arange(math.prod(shape), device=device) % 7 - 2.5) / 4).view(*shape)
 
 
 class Truth:
@@ -136,19 +218,19 @@ class Truth:
         self.args = args
         tensors = {name: a for name, a in zip(op.positions, args, strict=True) if isinstance(a, Tensor)}
         self.memory = [(name, _bytes(a), _bytes(a).clone()) for name, a in tensors.items()]
-        wide = [
-            a.detach().double().requires_grad_(a.requires_grad)
-            if isinstance(a, Tensor) and a.is_floating_point()
-            else a
-            for a in args
-        ]
+        parts = None if op.parts is None else op.parts(*args)
+        exact, eager = _Noted(op.reference), _Noted(op.candidates["vendor"])
         with _Watched() as watched:
-            exact = _Noted(op.reference)
-            self.exact = results_of(exact, wide)
-        eager = _Noted(op.candidates["vendor"])
-        self.eager = results_of(eager, args)
+            if parts is None:
+                self.exact = results_of(exact, [_cut(a, None, True) for a in args])
+            else:
+                self.exact = results_in_parts(exact, args, parts, wide=True)
+        if parts is None:
+            self.eager = results_of(eager, args)
+        else:
+            self.eager = results_in_parts(eager, args, parts, wide=False)
         self.names, self.form = list(op.positions), form_of(eager.made)
-        self.shared = {*aliases(exact.made, wide, self.names), *aliases(eager.made, args, self.names)}
+        self.shared = {i for noted in (exact, eager) for i in aliases(noted.made, noted.args, self.names)}
         self.largest, self.multiplied = watched.largest, watched.multiplied
 
     def wrong(self, call: Callable[..., Any]) -> str | None:

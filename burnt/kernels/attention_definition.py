@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from burnt import _torch
 from burnt.errors import InputRuntimeError, InputTypeError, InputValueError
+from burnt.kernels.agreement import Part
 from burnt.kernels.autocast import cast_all, dtype_on
 from burnt.kernels.checks import floating, one_device, one_dtype
 from burnt.kernels.choice import trains
@@ -441,6 +442,45 @@ def _autocast(dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -
     return (*cast_all(dtype, q, k, v), *rest)
 
 
+_MOST_SCORES = 1 << 25
+"""Scores of a part: the reference holds five times as many in float64 at once, 1.3 GB."""
+
+
+def _parts(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> list[Part] | None:
+    """Some heads, of some batches, at a time; one head at the least."""
+    slopes, lengths, seed = rest[5], rest[6], rest[10]
+    batch, heads, queries, _ = q.shape
+    most = max(_MOST_SCORES // max(queries * k.shape[2], 1), 1)
+    # Dropout's weights depend on the number of a head.
+    if seed is not None or most >= batch * heads or not heads:
+        return None
+    group = heads // k.shape[1]
+    # All heads, or all that share some keys, or some of those.
+    step = heads if most >= heads else most // group * group or most
+    batches = max(most // heads, 1)
+    found = []
+    for b in range(0, batch, batches):
+        begin = 0
+        while begin < heads:
+            end = min(begin + step, heads if step >= group else (begin // group + 1) * group)
+            of_b, of_h = slice(b, min(b + batches, batch)), slice(begin, end)
+            of_k = slice(begin // group, (end - 1) // group + 1)
+            of_mask = None if mask is None else _of_broadcast(mask, (of_b, of_h))
+            of_rest = (
+                *(None,) * 5, None if slopes is None else (of_h,), None if lengths is None else (of_b,),
+                *(None,) * (len(rest) - 7),
+            )  # fmt: skip
+            found.append(Part(((of_b, of_h), (of_b, of_k), (of_b, of_k), of_mask, *of_rest), ((of_b, of_h),)))
+            begin = end
+    return found
+
+
+def _of_broadcast(mask: Tensor, index: tuple[slice, slice]) -> tuple[slice, ...]:
+    """The part of a mask that broadcasts to a part of ``[B, H, L, S]``."""
+    axes = range(max(mask.dim() - 4, 0), mask.dim() - 2)
+    return tuple(slice(None) if mask.shape[axis] == 1 else index[axis + 4 - mask.dim()] for axis in axes)
+
+
 @op(
     check=_check,
     look=_look,
@@ -449,6 +489,7 @@ def _autocast(dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -
     vendor=_vendor,
     vendor_best=_vendor_best,
     autocast=_autocast,
+    parts=_parts,
 )
 def dot_product_attention(
     q: Tensor,

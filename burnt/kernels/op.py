@@ -30,7 +30,7 @@ from burnt.codegen.precision import precision
 from burnt.codegen.target import TRITON, are_blocks, target_of, with_blocks
 from burnt.codegen.trace import Dissolving, is_tracing
 from burnt.errors import DefinitionError, InputTypeError
-from burnt.kernels.agreement import aliases, form_of, listed, results_of
+from burnt.kernels.agreement import Part, aliases, form_of, listed, results_of
 from burnt.kernels.autocast import dtype_on
 from burnt.kernels.candidate import Alternative, Candidate
 from burnt.kernels.checks import all_strided, described, explained, signature_text
@@ -88,6 +88,9 @@ class Op(Dissolving, Generic[P, R]):
             makes of them (`burnt.kernels.autocast`). The call goes on with those, and without autocast.
             Results are of the dtypes that the reference's have under autocast. Without it, candidates that
             follow autocast by themselves (`Candidate`) run there.
+        parts: of the arguments; the parts that the reference computes one by one where the tuner judges
+            candidates, since all at once would need too much memory (`burnt.kernels.agreement.Part`), or None
+            for all at once.
 
     Raises:
         DefinitionError: another op has the name, the reference is no function, an argument of it has no
@@ -107,6 +110,7 @@ class Op(Dissolving, Generic[P, R]):
         vendor_best: Callable[..., bool] | None = None,
         random: bool = False,
         autocast: Callable[..., tuple[Any, ...]] | None = None,
+        parts: Callable[..., Sequence[Part] | None] | None = None,
     ) -> None:
         if not callable(reference) or not hasattr(reference, "__name__"):
             raise DefinitionError(
@@ -128,7 +132,7 @@ class Op(Dissolving, Generic[P, R]):
         self.signature = inspect.signature(reference)
         self.check, self.look = check, look
         self.examples, self.vendor_best, self.random = examples, vendor_best, random
-        self.autocast = autocast
+        self.autocast, self.parts = autocast, parts
         parameters = list(self.signature.parameters.values())
         for p in parameters:
             if p.kind is not p.POSITIONAL_OR_KEYWORD:
