@@ -347,7 +347,10 @@ def _tuned(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> lis
         "--dtype", action="append", help="measure examples in this dtype, as bfloat16; may be given again"
     )
     run.add_argument(
-        "--seconds", type=float, default=math.inf, help="begin no other example after so many seconds"
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="begin no other example after so many seconds, of which ops have equal shares",
     )
     show = _new(actions, "show", "what was measured", "example: burnt tune show softmax --json")
     export = _new(

@@ -35,7 +35,8 @@ def run(
         full: all configurations, and longer.
         as_json: print the rows as JSON.
         dtypes: what floating-point examples are measured in; none is as they are.
-        seconds: after which no other example is begun.
+        seconds: after which no other example is begun. Each op has an equal share of what is left when its
+            turn comes; what ops leave over goes to the examples that were left out, in the same order.
         modules: names or files of those that define further ops.
 
     Returns:
@@ -74,29 +75,38 @@ def run(
     _usable(store)
     rows: list[Row] = []
     problems: list[str] = []
-    left: dict[str, None] = {}
     without: list[str] = []
     end = time.monotonic() + seconds
-    for op in [OPS[name] for name in names] if names else list(OPS.values()):
-        if op.examples is None:
-            continue
+    waiting = [op for op in ([OPS[name] for name in names] if names else OPS.values()) if op.examples]
+    done = dict.fromkeys((op.name for op in waiting), 0)
+    while waiting:
+        later = []
+        for k, op in enumerate(waiting):
+            now = time.monotonic()
+            if now >= end:
+                later.append(op)
+                continue
+            share = now + (end - now) / (len(waiting) - k)
+            try:
+                examples = op.example_args(on)
+            except Exception as error:  # of any kind: the other ops are measured all the same
+                problems.append(f"{op.name}, its examples: {type(error).__name__}: {error}")
+                continue
+            without += [] if examples else [op.name]
+            began = done[op.name]
+            for args, kind in [(args, kind) for args in examples for kind in kinds][began:]:
+                if done[op.name] > began and time.monotonic() >= share:
+                    later.append(op)
+                    break
+                found, problem = _measured(op, args, kind, "full" if full else "quick", store)
+                done[op.name] += 1
+                rows += found
+                problems += [problem] if problem is not None else []
+                _progress(op.name, found, kind)
+        waiting = later
         if time.monotonic() >= end:
-            left[op.name] = None
-            continue
-        try:
-            examples = op.example_args(on)
-        except Exception as error:  # of any kind: the other ops are measured all the same
-            problems.append(f"{op.name}, its examples: {type(error).__name__}: {error}")
-            continue
-        without += [] if examples else [op.name]
-        for args, kind in [(args, kind) for args in examples for kind in kinds]:
-            if time.monotonic() >= end:
-                left[op.name] = None
-                break
-            found, problem = _measured(op, args, kind, "full" if full else "quick", store)
-            rows += found
-            problems += [problem] if problem is not None else []
-            _progress(op.name, found, kind)
+            break
+    left = [op.name for op in waiting]
     if as_json:
         print_json([row._asdict() for row in rows])
     else:

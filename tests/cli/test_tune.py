@@ -2,6 +2,7 @@
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -153,6 +154,51 @@ def test_run_in_other_dtypes_and_in_a_limited_time(capsys, example):
     assert "left out for want of time: negated" in err
     assert main(["tune", "run", "negated", "--dtype", "int8"]) == 2
     assert "no floating-point dtype 'int8'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def clocked(monkeypatch):
+    """Three ops of 8, 2 and 2 examples; `run` for some seconds gives what was measured, in order."""
+    takes = {"greedy": 10.0, "second": 10.0, "third": 10.0}
+    order: list[str] = []
+    now = [1000.0]
+
+    def measured(op, args, kind, effort, store):
+        now[0] += takes[op.name]
+        order.append(op.name)
+        return [], None
+
+    def run(seconds, **other):
+        takes.update(other)
+        order.clear()
+        assert main(["tune", "run", *takes, "--seconds", str(seconds)]) == 0
+        return list(order)
+
+    for name, count in (("greedy", 8), ("second", 2), ("third", 2)):
+
+        def doubled(x: torch.Tensor) -> torch.Tensor:
+            return x + x
+
+        doubled.__name__ = doubled.__qualname__ = name
+        kernels.op(doubled, examples=lambda device, count=count: [(torch.ones(3),)] * count)
+    monkeypatch.setattr("burnt.cli.tune.time", SimpleNamespace(monotonic=lambda: now[0], time=time.time))
+    monkeypatch.setattr("burnt.cli.tune._measured", measured)
+    return run
+
+
+def test_an_op_has_no_more_than_its_share_of_the_time(capsys, clocked):
+    # 20 seconds each; nobody has time left over.
+    assert clocked(60) == ["greedy"] * 2 + ["second"] * 2 + ["third"] * 2
+    assert "left out for want of time: greedy" in capsys.readouterr().err
+    # What the others do not need goes back to the first.
+    assert clocked(90) == ["greedy"] * 3 + ["second"] * 2 + ["third"] * 2 + ["greedy"] * 2
+    assert clocked(float("inf")) == ["greedy"] * 8 + ["second"] * 2 + ["third"] * 2
+    assert "left out" not in capsys.readouterr().err.splitlines()[-1]
+    # One that takes all of it has begun before, and one example of each is begun while there is time.
+    assert clocked(60, greedy=50.0) == ["greedy", "second"]
+    assert "left out for want of time: greedy, second, third" in capsys.readouterr().err
+    assert clocked(29, greedy=10.0) == ["greedy", "second", "third"]
+    assert clocked(0) == []
 
 
 def test_run_goes_on_when_an_op_cannot_be_measured(capsys, example, monkeypatch):
