@@ -27,7 +27,7 @@ pytest.importorskip("triton", reason="Triton exists for Linux alone")
 from triton.runtime.jit import JITFunction
 
 import burnt
-from burnt.codegen import triton_math
+from burnt.codegen import print_triton_elements, print_triton_product, triton_layout, triton_math
 from burnt.codegen.block_sizes import pick
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
@@ -42,6 +42,8 @@ from burnt.kernels.optimizer_c import ADAM, MOMENTUM, MUON, SGD
 from burnt.kernels.optimizer_triton import DevicePasses
 from burnt.kernels.stepping import Request
 from tests.codegen.triton.addresses import Launched, check, launches_of, recorded, translated
+from tests.codegen.triton.test_ahead import CASES as KNOWN
+from tests.codegen.triton.test_ahead import kernels as printed_of
 
 END = 2**31
 BF16 = torch.bfloat16
@@ -470,6 +472,17 @@ def test_offsets_of_other_generated_kernels(name: str) -> None:
             assert launch.grid[0] < END
             found = check(launch, programs=some_programs(launch))
             assert not found.overflows, f"{launch.name}: {found.overflows}"
+
+
+@pytest.mark.parametrize("case", KNOWN)
+def test_generated_kernels_translate_with_64_bits(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a kernel does: what a loop carries keeps its type."""
+    for module in (triton_layout, print_triton_elements, print_triton_product):
+        monkeypatch.setattr(module, "FAR", -1)
+    texts = [
+        translated(launch).text for printed in printed_of(case, "bf16") for launch in launches_of(printed)
+    ]
+    assert any("xi64>" in text for text in texts)
 
 
 # --- the evaluation itself --------------------------------------------------------------------------------
