@@ -1,7 +1,8 @@
 """How burnt's kernels compare: with eager torch and torch.compile on the CPU, with more on a GPU.
 
     python benchmarks/kernels.py [--quick] [--rows PATTERN] [--rivals eager,inductor] [--save] [--check]
-    python benchmarks/kernels.py --device cuda [--json FILE]
+    python benchmarks/kernels.py --device cuda [--group memory] [--rows PATTERN] [--seconds 95]
+                                 [--rivals torch,unfused,liger] [--json FILE]
     python benchmarks/kernels.py --list-gpu
 
 The pool for host buffers (`burnt.memory`) makes eager torch faster too, so a CPU row has two columns of
@@ -16,8 +17,13 @@ caches, what a call costs, and the front of an op. torch.compile takes a
 minute for some rows; its own cache on disk makes the second process quick.
 
 ``--save`` writes results/cpu-kernels.json, .md and .svg; ``--check`` compares ratios with that file, never
-seconds, and fails where one has fallen below 0.8 of what it was; with both, nothing is written then. The
-GPU's table: `kernel_table.gpu`; ``--list-gpu`` prints which of its rows have no result yet.
+seconds, and fails where one has fallen below 0.8 of what it was; with both, nothing is written then.
+
+The GPU's table: `kernel_table.gpu`; ``--group``, ``--rows`` and ``--seconds`` together choose its rows.
+Another process measures them, and a new one after a row that broke the device or took longer than
+``--row-seconds``; ``--json`` is written after each row. torch.compile with max-autotune takes 8 to 25 s a
+row: rivals without ``compile`` leave Inductor out, and with it the rivals of the rows beside flex_attention.
+``--list-gpu`` prints which rows have no result yet.
 """
 
 from __future__ import annotations
@@ -88,18 +94,40 @@ def save(results: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="how burnt's kernels compare with others'")
+    parser = argparse.ArgumentParser(
+        description="how burnt's kernels compare with others'",
+        epilog="A GPU's rows are measured by another process, and by a new one after a row that broke the "
+        "device or took too long: an illegal access costs one row.",
+    )
     parser.add_argument("--quick", action="store_true", help="small and few: shows that it runs, no more")
     parser.add_argument("--rows", default="", metavar="PATTERN", help="a regular expression of rows' names")
-    parser.add_argument("--rivals", type=lambda text: text.split(","), help="of all that there are")
+    parser.add_argument(
+        "--rivals",
+        type=lambda text: text.split(","),
+        help="some of eager,inductor, or on a GPU of torch,unfused,compile,liger; default: all. Without "
+        "compile nothing of a GPU's table is compiled by Inductor",
+    )
     parser.add_argument("--save", action="store_true", help="write results/cpu-kernels.json, .md and .svg")
     parser.add_argument("--check", action="store_true", help="compare ratios with results/cpu-kernels.json")
-    parser.add_argument("--json", type=Path, help="write the results to this file, after each row on a GPU")
+    parser.add_argument("--json", type=Path, help="write the results to this file; on a GPU after each row")
     parser.add_argument("--device", default="cpu", type=torch.device)
     parser.add_argument("--table", choices=("cpu", "gpu"), help="the GPU's on a CPU is a rehearsal")
-    parser.add_argument("--group", choices=("memory", "products"), help="of a GPU's rows")
+    parser.add_argument(
+        "--group",
+        choices=("memory", "products"),
+        help="of a GPU's rows; --rows and --seconds choose among them",
+    )
     parser.add_argument("--tune", action="store_true", help="tune ops for a GPU's rows first")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row of a GPU later")
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), metavar="N", help="begin no row of a GPU later"
+    )
+    parser.add_argument(
+        "--row-seconds",
+        type=float,
+        default=gpu.ROW_SECONDS,
+        metavar="N",
+        help="stop a row of a GPU after as many; default: %(default)g",
+    )
     parser.add_argument("--list-gpu", action="store_true", help="print a GPU's rows that have no result")
     options = parser.parse_args(arguments)
     if options.list_gpu:

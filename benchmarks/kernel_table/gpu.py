@@ -3,12 +3,18 @@
 Beside each: torch's own op where there is one, the same unfused in simpler ops, torch.compile with
 max-autotune, and Liger-Kernel where it has the op and is installed. Inputs are rotated through more memory
 than the L2 cache holds; the calls on all of them are captured in a CUDA graph, whose replays are timed by
-events, rivals in turns. What cannot be captured is timed launch by launch, and marked. The share is of the
+events, rivals in turns. What cannot be captured is timed launch by launch, and marked; so are all steps of
+optimizers, which burnt leaves to torch while a graph is captured. The share is of the
 bandwidth of a copy that is timed in the same way, each input and each output counted once; a backward has
 the inputs and the results' gradients for inputs, and the inputs' gradients for outputs. Host time is that
 of calls on a few elements. ``own`` is torch's time by that of our own candidate, which is timed too where the
 op takes a library's; ``bwd`` the same of the time that gradients take beyond the forward. A step of an
-optimizer stands beside torch's fused one (``torch``) and that by lists (``unfused``).
+optimizer stands beside torch's fused one (``torch``) and that by lists (``unfused``); where burnt left it to
+torch, the row has the reason and no ratio.
+
+Rows are measured by another process, and by a new one after a row that broke the device or took too long
+(`row_process`). Without ``compile`` among the rivals nothing is compiled by Inductor: rows beside
+flex_attention, which is, have no rival then.
 
 With ``--tune`` an op is tuned for a row's inputs before the row is measured: some block sizes near those that
 were picked, and what was best is what burnt runs. How much better than the picked ones it is, is a column.
@@ -25,11 +31,13 @@ import importlib
 import importlib.util
 import json
 import math
+import os
 import re
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,9 +49,10 @@ from burnt.kernels.store import Store
 from kernel_table import clock, steps
 from kernel_table.cpu import quartiles, say
 from kernel_table.gpu_products import PRODUCTS
-from kernel_table.gpu_rows import FAMILIES, Family
+from kernel_table.gpu_rows import BACKWARD, FAMILIES, Family
 from kernel_table.own import Own, own_of
 from kernel_table.report import mark, text_table
+from kernel_table.row_process import RowProcess
 
 RIVALS = ("torch", "unfused", "compile", "liger")
 TARGETS = {"torch": 1.5, "unfused": 3.0, "compile": 1.05, "liger": 1.1}
@@ -53,19 +62,22 @@ STEPS = {"torch": "torch", "unfused": "lists"}  # which of a step's rivals stand
 RANDOM = ("dropout",)
 SMALL = 1 << 12  # elements, about, of the inputs that host time is taken with
 _LIGER = "liger_kernel.transformers.functional"
+ROW_SECONDS = 300.0
+"""After which a row's process is stopped: a kernel that hangs never ends by itself."""
 _REPLAYS = 5  # of a graph in a sample
 
 
 def rivals_of(family: Family, names: Sequence[str]) -> dict[str, Callable[..., Any]]:
-    """The rivals that there are, by name; burnt first."""
+    """The rivals that there are, by name; burnt first. Inductor compiles none unless ``compile`` is named."""
     found: dict[str, Callable[..., Any]] = {
         "burnt": functools.partial(family.call, getattr(burnt.kernels, family.op))
     }
-    if "torch" in names and family.torch is not None:
+    inductor = "compile" in names
+    if "torch" in names and family.torch is not None and (inductor or not family.inductor):
         found["torch"] = family.torch
     if "unfused" in names:
         found["unfused"] = family.unfused
-    if "compile" in names:
+    if inductor:
         found["compile"] = torch.compile(
             family.torch or family.unfused, mode="max-autotune-no-cudagraphs", dynamic=False
         )
@@ -83,14 +95,22 @@ def rivals_of(family: Family, names: Sequence[str]) -> dict[str, Callable[..., A
 Timer = Callable[[], float]
 
 
-def timer(runs: Sequence[Callable[[], object]], device: torch.device) -> tuple[Timer, bool]:
-    """Seconds of one of the calls, taken over all of them; and whether they were captured in a graph."""
+def timer(
+    runs: Sequence[Callable[[], object]], device: torch.device, capture: bool = True
+) -> tuple[Timer, bool]:
+    """Seconds of one of the calls, taken over all of them; and whether they were captured in a graph.
+
+    Args:
+        runs: the calls.
+        device: theirs.
+        capture: whether to try; else calls are launched one by one between two events.
+    """
     for run in runs:
         run()
     if device.type != "cuda":
         return lambda: clock.sample(lambda: [run() for run in runs], 1).seconds / len(runs), False
     torch.cuda.synchronize()
-    replay, captured = captured_or_not(runs)
+    replay, captured = captured_or_not(runs) if capture else (in_turns(runs), False)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def take() -> float:
@@ -110,7 +130,12 @@ def captured_or_not(runs: Sequence[Callable[[], object]]) -> tuple[Callable[[], 
         return captured(runs).replay, True
     except NotCapturedError as error:
         say(f"    not captured: {error}")
-        return lambda: [run() for run in runs], False
+        return in_turns(runs), False
+
+
+def in_turns(runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """All of the calls, one after the other."""
+    return lambda: [run() for run in runs]
 
 
 def copies(nbytes: int, device: torch.device) -> int:
@@ -177,12 +202,11 @@ def measure(
             runs = [clock.runner(fn, inputs, gradients) for inputs in sets]
             timers[name], captured = timer(runs, device)
         except Exception as error:  # of any kind: one that fails is a row's news, and no end of the table
-            say(f"    {name}: {type(error).__name__}: {error}")
-            result["errors"][name] = f"{type(error).__name__}: {str(error)[:300]}"
+            result["errors"][name] = failure(name, error)
             continue
         if not captured:
             result["launched"].append(name)
-    samples = sampled(timers, rounds)
+    samples = sampled(timers, rounds, result["errors"])
     seconds = {name: statistics.median(taken) for name, taken in samples.items()}
     if own is not None and "torch" in seconds:
         ours, theirs = seconds.get("burnt" if own.candidate is None else "own"), seconds["torch"]
@@ -214,40 +238,50 @@ def bound_own(family: Family, inputs: Sequence[Tensor], errors: dict[str, str]) 
     try:
         return own_of(name, call, inputs)
     except Exception as error:  # of any kind: the row is measured all the same, and says it
-        say(f"    own: {type(error).__name__}: {error}")
-        errors["own"] = f"{type(error).__name__}: {str(error)[:300]}"
+        errors["own"] = failure("own", error)
         return None
 
 
-def sampled(timers: Mapping[str, Timer], rounds: int) -> dict[str, list[float]]:
-    """Seconds by name, taken in turns."""
+def sampled(timers: Mapping[str, Timer], rounds: int, errors: dict[str, str]) -> dict[str, list[float]]:
+    """Seconds by name, taken in turns; whoever fails takes no more turns, and has an error instead."""
     samples: dict[str, list[float]] = {name: [] for name in timers}
     for _ in range(rounds):
-        for name, take in timers.items():
-            samples[name].append(take())
+        for name in list(samples):
+            try:
+                samples[name].append(timers[name]())
+            except Exception as error:  # of any kind: one that fails is a row's news, and no end of the table
+                errors[name] = failure(name, error)
+                del samples[name]
     return samples
+
+
+def failure(name: str, error: BaseException) -> str:
+    """What a row says of a rival that failed; whoever waits reads it at once."""
+    say(f"    {name}: {type(error).__name__}: {error}")
+    return f"{type(error).__name__}: {str(error)[:300]}"
 
 
 def measure_step(
     step: steps.Step, names: Sequence[str], device: torch.device, divisor: int, rounds: int
 ) -> dict[str, Any]:
-    """A row of an optimizer step. Its tensors are more than a cache holds, and each run changes them."""
+    """A row of an optimizer step. Its tensors are more than a cache holds, and each run changes them.
+
+    Timed by events: while a graph is captured burnt leaves its step to torch.
+    """
     result: dict[str, Any] = {"rivals": {}, "launched": [], "errors": {}}
     try:
         runs = steps.runs(step, divisor, device)
     except (Exception, SystemExit) as error:  # of any kind: the other rows are measured all the same
-        say(f"    {type(error).__name__}: {error}")
-        return result | {"errors": {"burnt": f"{type(error).__name__}: {str(error)[:300]}"}}
+        return result | {"errors": {"burnt": failure("burnt", error)}}
     timers: dict[str, Timer] = {}
     for name, run in runs.items():
         try:
-            timers[name], captured = timer([run], device)
+            timers[name], _ = timer([run], device, capture=False)
         except Exception as error:  # of any kind, as above
-            say(f"    {name}: {type(error).__name__}: {error}")
-            result["errors"][name] = f"{type(error).__name__}: {str(error)[:300]}"
+            result["errors"][name] = failure(name, error)
             continue
-        result["launched"] += [] if captured else [name]
-    samples = sampled(timers, rounds)
+        result["launched"].append(name)
+    samples = sampled(timers, rounds, result["errors"])
     seconds = {name: statistics.median(taken) for name, taken in samples.items()}
     if "burnt" not in seconds:
         return result
@@ -347,52 +381,104 @@ def rows(group: str | None = None) -> dict[str, tuple[Family, bool] | steps.Step
     return found if group == "memory" else found | {step.name: step for step in steps.ON_GPU}
 
 
+def facts(device: str, divisor: int, rounds: int) -> dict[str, Any]:
+    """What a table begins with: the device, and what it copies."""
+    where = placed(device)
+    return {
+        "device": burnt.device_info(where).name,
+        "torch": torch.__version__,
+        "copy_gb_s": copy_bandwidth(where, divisor, 3 * rounds) / 1e9,
+    }
+
+
+def measure_row(
+    name: str, rivals: Sequence[str], device: str, divisor: int, rounds: int, tune: bool
+) -> dict[str, Any]:
+    """The row of a name."""
+    where, take = placed(device), rows()[name]
+    if isinstance(take, steps.Step):
+        return measure_step(take, rivals, where, divisor, rounds) | {"product": True}
+    family, gradients = take
+    row = measure(family, gradients, rivals, where, divisor, rounds, tune)
+    return row | {"product": family.product, "aims": family.aimed(gradients), "whole": family.share}
+
+
+def placed(device: str) -> torch.device:
+    """A device, which is also the current one if it is a GPU."""
+    found = torch.device(device)
+    if found.type == "cuda":
+        torch.cuda.set_device(found)
+    return found
+
+
 def run(options: argparse.Namespace) -> None:
     """Measure all rows that are asked for; results are written after each, in case time runs out.
 
     Raises:
-        SystemExit: an op of burnt's failed.
+        SystemExit: an op of burnt's failed, or the device cannot be used.
     """
-    device, names = options.device, options.rivals
+    names = options.rivals
     divisor, rounds = (1024, 2) if options.quick else (1, 15)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    setting = {"device": str(options.device), "divisor": divisor, "rounds": rounds}
     began = time.monotonic()
-    copy = copy_bandwidth(device, divisor, 3 * rounds)
-    results: dict[str, Any] = {
-        "device": burnt.device_info(device).name,
-        "torch": torch.__version__,
-        "quick": options.quick,
-        "copy_gb_s": copy / 1e9,
-        "targets": {**TARGETS, "share": SHARE, "host_us": HOST},
-        "rows": {},
-    }
-    for name, take in rows(options.group).items():
-        if not re.search(options.rows, name):
-            continue
-        if time.monotonic() - began > options.seconds:
-            results["left_out"] = [*results.get("left_out", []), name]
-            continue
-        say(f"  {name}")
-        if isinstance(take, steps.Step):
-            row = measure_step(take, names, device, divisor, rounds) | {"product": True}
-        else:
-            family, gradients = take
-            row = measure(family, gradients, names, device, divisor, rounds, options.tune)
-            row |= {"product": family.product, "aims": family.aimed(gradients)}
-            before = results["rows"].get(family.name(False), {})
-            alone = backward_alone(before.get("own", {}), row.get("own", {})) if gradients else None
-            if alone is not None:
-                row["own"]["backward"] = alone
-            if "seconds" in row and family.share:
-                row["share"] = row["bytes"] / row["seconds"] / copy
-        results["rows"][name] = row
-        results["means"] = means(results["rows"], names)
-        if options.json:
-            options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    process = RowProcess()
+    try:
+        found = process.ask(options.row_seconds, do="facts", **setting)
+        if "error" in found:
+            raise SystemExit(f"{options.device} cannot be measured: {found['error']}")
+        copy = found["copy_gb_s"] * 1e9
+        results: dict[str, Any] = {
+            **{key: found[key] for key in ("device", "torch", "copy_gb_s")},
+            "quick": options.quick,
+            "targets": {**TARGETS, "share": SHARE, "host_us": HOST},
+            "rows": {},
+        }
+        for name in rows(options.group):
+            if not re.search(options.rows, name):
+                continue
+            if time.monotonic() - began > options.seconds:
+                results["left_out"] = [*results.get("left_out", []), name]
+                continue
+            say(f"  {name}")
+            row = process.ask(
+                options.row_seconds, do="row", name=name, rivals=names, tune=options.tune, **setting
+            )
+            results["rows"][name] = completed(name, row, results["rows"], copy)
+            results["means"] = means(results["rows"], names)
+            if options.json:
+                written(options.json, results)
+    finally:
+        process.close()
     report(results, names)
     if any("burnt" in row["errors"] for row in results["rows"].values()):
         raise SystemExit("an op of burnt's failed; see above")
+
+
+def completed(
+    name: str, row: dict[str, Any], others: Mapping[str, Mapping[str, Any]], copy: float
+) -> dict[str, Any]:
+    """A row with what other rows are needed for; one whose process was lost says so."""
+    if "error" in row:
+        say(f"    {row['error']}")
+        # The means leave it out either way.
+        row = {"rivals": {}, "launched": [], "product": True, "errors": {"burnt": row["error"]}} | row
+    if row.get("broken"):
+        say(f"    the device is broken, and the next row gets a new process: {row['broken']}")
+    if name.endswith(BACKWARD):
+        forward = others.get(name.removesuffix(BACKWARD), {})
+        alone = backward_alone(forward.get("own", {}), row.get("own", {}))
+        if alone is not None:
+            row["own"]["backward"] = alone
+    if "seconds" in row and row.get("whole"):
+        row["share"] = row["bytes"] / row["seconds"] / copy
+    return row
+
+
+def written(file: Path, results: Mapping[str, Any]) -> None:
+    """Write results so that whoever stops this process finds those of all rows before."""
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    os.replace(part, file)
 
 
 def report(results: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -407,6 +493,9 @@ def report(results: Mapping[str, Any], names: Sequence[str]) -> None:
     lines = [line(name, row, names) for name, row in results["rows"].items()]
     print(text_table([head, *lines, ["geometric mean", "", "", *mean, "", "", ""]]))
     print("* not captured in a graph; the mean is over what moves memory, without products of matrices")
+    for name, row in results["rows"].items():
+        if "burnt" in row["errors"]:
+            print(f"{name}: {row['errors']['burnt']}")
     for name, row in results["rows"].items():
         if "peak_mb" in row:
             used = ", ".join(f"{rival} {megabytes:.0f} MB" for rival, megabytes in row["peak_mb"].items())

@@ -24,7 +24,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, score: Callable[..., Tensor] | No
     scores = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
     if score is not None:
         b, h, i, j = (torch.arange(n, device=q.device) for n in scores.shape)
-        scores = score(scores, b[:, None, None, None], h[:, None, None], i[:, None], j)
+        scores = score(scores, b[:, None, None, None], h[:, None, None], i[:, None], j).to(v.dtype)
     return torch.softmax(scores, -1) @ v
 
 
@@ -147,11 +147,11 @@ PRODUCTS: tuple[Family, ...] = (
     attending("attention, soft cap beside flex_attention",
               (lambda op, q, k, v: op(q, k, v, score=soft_cap), None),
               lambda q, k, v: attention(q, k, v, soft_cap),
-              lambda q, k, v: flex()(q, k, v, score_mod=soft_cap), aims=_OF_FLEX),
+              lambda q, k, v: flex()(q, k, v, score_mod=soft_cap), inductor=True, aims=_OF_FLEX),
     attending("attention, distances beside flex_attention",
               (lambda op, q, k, v: op(q, k, v, score=relative), None),
               lambda q, k, v: attention(q, k, v, relative),
-              lambda q, k, v: flex()(q, k, v, score_mod=relative), aims=_OF_FLEX),
+              lambda q, k, v: flex()(q, k, v, score_mod=relative), inductor=True, aims=_OF_FLEX),
     *(block(*sizes) for sizes in ((56, 64), (28, 128), (14, 256))),
     # A last layer as Llama's of 1 B parameters has it.
     Family("linear_cross_entropy", [(8192, 2048), (128_256, 2048), ("classes", 128_256, (8192, 1))],

@@ -12,6 +12,9 @@ from torch.nn import functional as F
 
 Spec = tuple[int, ...] | tuple[str, int, tuple[int, ...]]
 
+BACKWARD = " fwd+bwd"
+"""At the end of the names of rows with gradients."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Family:
@@ -32,6 +35,7 @@ class Family:
         product: it multiplies matrices, which the means over what moves memory leave out.
         peak: memory is measured, too: what a call holds at its most, beside its inputs.
         beneath: where `op` is a function that calls an op, that op, and how it is called.
+        inductor: `torch` is compiled by Inductor.
         aims: ratios, forward and with gradients, by rival; ``own`` is that of torch's time to that of our own
             candidate, whatever the op chooses, forward and of the backward alone.
     """
@@ -49,11 +53,12 @@ class Family:
     product: bool = False
     peak: bool = False
     beneath: tuple[str, Callable[..., Any]] | None = None
+    inductor: bool = False
     aims: Mapping[str, tuple[float | None, float | None]] = dataclasses.field(default_factory=dict)
 
     def name(self, gradients: bool) -> str:
         """Of its row."""
-        return (self.label or self.op) + (" fwd+bwd" if gradients else "")
+        return (self.label or self.op) + (BACKWARD if gradients else "")
 
     def aimed(self, gradients: bool) -> dict[str, float]:
         """What is aimed at in a row, by rival."""

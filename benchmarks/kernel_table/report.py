@@ -70,6 +70,9 @@ def step_lines(results: Results) -> list[list[str]]:
     """Steps of optimizers: rivals' times by burnt's."""
     made = [["optimizer step", "burnt ms", "x torch, fused", "x torch, lists"]]
     for name, row in results.get("steps", {}).items():
+        if "error" in row["burnt"]:
+            made.append([name, row["burnt"]["error"], "-", "-"])
+            continue
         noisy = "" if row["burnt"]["calm"] >= 5 else " (disturbed)"
         cells = [cell(row.get(rival)) for rival in ("torch", "lists")]
         made.append([name, f"{row['burnt']['ms']:.3g}{noisy}", *cells])

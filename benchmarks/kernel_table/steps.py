@@ -28,6 +28,10 @@ RIVALS = ("torch", "lists")
 """The fused step, or the only one that there is; and the one by lists of tensors (``foreach``)."""
 
 
+class NotServedError(RuntimeError):
+    """A step that was asked of burnt was done by torch: its time says nothing of burnt's."""
+
+
 class Step(NamedTuple):
     """A step: which, the shapes of its parameters (of a divisor), and the ratio to torch that is aimed at."""
 
@@ -74,6 +78,18 @@ ON_GPU = (
 
 
 def burnts(kind: str, params: list[Tensor], grads: list[Tensor]) -> Callable[[], Any]:
+    """A step of burnt's. Whenever torch does it, a `NotServedError` says why."""
+    step = kernel_step(kind, params, grads)
+
+    def run() -> None:
+        by = step().by
+        if by != "burnt":
+            raise NotServedError(f"the step was served by {by}")
+
+    return run
+
+
+def kernel_step(kind: str, params: list[Tensor], grads: list[Tensor]) -> Callable[[], kernels.StepResult]:
     settings = {"lr": RATES[kind], "max_norm": MAX_NORM}
     first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
     if kind == "muon":
@@ -95,8 +111,7 @@ def torchs(kind: str, params: list[Tensor], grads: list[Tensor], **options: Any)
     elif kind == "sgd":
         optimizer = torch.optim.SGD(own, lr=RATES[kind], momentum=0.9, **options)
     else:
-        # Otherwise no graph of a GPU can hold the step.
-        optimizer = torch.optim.AdamW(own, lr=RATES[kind], capturable=own[0].is_cuda, **options)
+        optimizer = torch.optim.AdamW(own, lr=RATES[kind], **options)
 
     def run() -> None:
         torch.nn.utils.clip_grad_norm_(own, MAX_NORM)
@@ -110,6 +125,7 @@ def runs(step: Step, divisor: int, device: torch.device | str = "cpu") -> dict[s
 
     Raises:
         SystemExit: they do not.
+        NotServedError: torch did burnt's.
     """
     generator = torch.Generator().manual_seed(0)
     shapes = step.shapes(divisor)
@@ -146,8 +162,11 @@ def alike(found: Tensor, expected: Tensor, start: Tensor) -> bool:
 
 
 def measure(step: Step, effort: Effort) -> dict[str, Any]:
-    """A row on the CPU, as JSON can hold it."""
-    takers = runs(step, effort.divisor)
+    """A row on the CPU, as JSON can hold it; without ratios where torch did burnt's steps."""
+    try:
+        takers = runs(step, effort.divisor)
+    except NotServedError as error:
+        return {"burnt": {"error": str(error)}}
     calls = {name: clock.warmed(run) for name, run in takers.items()}
     samples: dict[str, list[clock.Sample]] = {name: [] for name in takers}
     began, orders = time.monotonic(), clock.orders(takers)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,6 +97,180 @@ def test_the_gpus_table_rehearsed() -> None:
     assert " / 0.9 " in matmul  # of our own kernel, where the op takes the library's
     assert "generated" in matmul
     assert " / 1.3 " in next(line for line in lines if line.startswith("conv 14x14x256 "))
+
+
+FAKE = """
+import os, signal, sys, time, types
+import kernel_table
+from kernel_table import row_process
+
+def measure_row(name, rivals, **setting):
+    row = {"rivals": {}, "launched": [], "errors": {}, "product": False, "aims": {}, "whole": True}
+    if name == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if name == "hangs":
+        time.sleep(60)
+    if name == "raises":
+        raise ValueError("no such row")
+    if name == "breaks":
+        row_process.broken = lambda: "CUDA error: an illegal memory access was encountered"
+        return row | {"errors": {"burnt": "AcceleratorError: illegal"}}
+    return row | {"seconds": 0.5, "bytes": 25e9, "rivals": {"torch": 2.0}, "host_us": 1.0, "pid": os.getpid()}
+
+facts = {"device": "fake", "torch": "0", "copy_gb_s": 100.0}
+# Without torch, which takes seconds to import.
+kernel_table.gpu = types.ModuleType("gpu")
+vars(kernel_table.gpu).update(facts=lambda **setting: facts, measure_row=measure_row)
+row_process.broken, row_process._forget = lambda: None, lambda: None
+row_process.serve()
+"""
+
+
+def test_a_row_that_breaks_its_process_costs_no_other_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu, row_process = module("gpu"), module("row_process")
+    names = ["first", "second", "raises", "third", "breaks", "fourth", "dies", "fifth", "hangs", "sixth"]
+    file, seen = tmp_path / "rows.json", []
+    write = gpu.written
+
+    def written(*args: Any) -> None:
+        write(*args)
+        seen.append(list(json.loads(file.read_text())["rows"]))
+
+    monkeypatch.setattr(row_process, "COMMAND", (sys.executable, "-c", FAKE))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(gpu, "rows", lambda group=None: dict.fromkeys(names))
+    monkeypatch.setattr(gpu, "written", written)
+    kernels = importlib.import_module("kernels")
+    arguments = ["--table", "gpu", "--quick", "--json", str(file), "--row-seconds", "8"]
+    with pytest.raises(SystemExit, match="an op of burnt's failed"):
+        kernels.main(arguments)
+    assert seen == [names[: n + 1] for n in range(len(names))]
+    rows = json.loads(file.read_text())["rows"]
+    found = {name: row["errors"].get("burnt") for name, row in rows.items() if row["errors"]}
+    assert found == {
+        "raises": "ValueError: no such row",
+        "breaks": "AcceleratorError: illegal",
+        "dies": "its process ended with exit code -9",
+        "hangs": "took longer than 8 s, and was stopped",
+    }
+    assert rows["breaks"]["broken"].startswith("CUDA error: an illegal memory access")
+    pids = {name: row["pid"] for name, row in rows.items() if "pid" in row}
+    # A process goes on after an error that leaves the device usable, and after no other.
+    assert pids["first"] == pids["second"] == pids["third"]
+    assert len(set(pids.values())) == 4
+    assert rows["sixth"]["share"] == pytest.approx(0.5)
+    shown = capsys.readouterr().out
+    assert "\ndies: its process ended with exit code -9" in shown
+    assert "2.00 / 1.5 ✓" in next(line for line in shown.splitlines() if line.startswith("geometric mean"))
+    for pid in pids.values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_device_that_does_not_answer_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module("row_process"), "COMMAND", (sys.executable, "-c", "raise SystemExit(3)"))
+    kernels = importlib.import_module("kernels")
+    with pytest.raises(SystemExit, match="cpu cannot be measured: its process ended with exit code 3"):
+        kernels.main(["--table", "gpu", "--quick"])
+
+
+def test_what_became_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = module("row_process").broken
+
+    def synchronize() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ...")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert broken() is None  # it is not in use
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert broken() == "CUDA error: an illegal memory access was encountered"
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert broken() is None
+
+
+def test_without_its_rival_nothing_is_compiled_by_inductor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a half, of a pattern and within a time; what flex_attention is beside loses its rival."""
+    kernels, file = importlib.import_module("kernels"), tmp_path / "rows.json"
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    common = ["--quick", "--table", "gpu", "--rivals", "torch,unfused,liger", "--json", str(file)]
+    common += ["--rows", "softmax$|soft cap|^matmul 2048|sgd"]
+    assert kernels.main([*common, "--group", "products", "--seconds", "500"]) == 0
+    found = json.loads(file.read_text())["rows"]
+    assert list(found) == [
+        *(f"matmul 2048{backward}" for backward in ("", " fwd+bwd")),
+        *(f"attention, soft cap beside flex_attention{backward}" for backward in ("", " fwd+bwd")),
+        "sgd, momentum + clip, 50 M in 300 tensors",
+    ]
+    assert not any(row["inductor"] for row in found.values())
+    rivals = [list(row["rivals"]) for row in found.values()]
+    assert rivals == [["torch", "unfused"]] * 2 + [["unfused"]] * 2 + [["torch", "unfused"]]
+    capsys.readouterr()
+    assert kernels.main([*common, "--group", "memory", "--seconds", "0"]) == 0
+    assert "left out for want of time: softmax, log_softmax" in capsys.readouterr().out
+
+
+@pytest.mark.full  # Inductor takes its time
+def test_whether_inductor_compiled_is_noticed(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    command = ["--quick", "--table", "gpu", "--json", str(file), "--rows", "^relu2$"]
+    done = run(*command, "--rivals", "unfused,compile")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(file.read_text())["rows"]["relu2"]["inductor"]
+
+
+class Cuda:
+    """As much of `torch.cuda` as taking time asks for; an event is as late as there were calls before it."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def event(self, enable_timing: bool) -> Any:
+        event = SimpleNamespace(synchronize=lambda: None)
+        event.record = lambda: setattr(event, "at", self.calls)
+        event.elapsed_time = lambda end: 4.0 * (end.at - event.at)
+        return event
+
+
+def test_steps_of_a_gpu_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, steps, cuda = module("gpu"), module("steps"), Cuda()
+
+    def run() -> None:
+        cuda.calls += 1
+
+    def captured(runs: Any) -> Any:
+        raise AssertionError("a step is captured in a graph, where torch serves it")
+
+    monkeypatch.setattr(gpu, "captured", captured)
+    monkeypatch.setattr(torch.cuda, "Event", cuda.event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(steps, "runs", lambda *args: {"burnt": run, "torch": lambda: (run(), run())})
+    row = gpu.measure_step(steps.ADAMW, ["torch"], torch.device("cuda"), 1, 3)
+    assert row["errors"] == {}
+    assert row["seconds"] == pytest.approx(4e-3)
+    assert row["rivals"] == {"torch": pytest.approx(2.0)}
+    assert row["launched"] == ["burnt", "torch"]
+
+
+@pytest.mark.parametrize("after", [0, 4])
+def test_a_step_that_torch_served_has_no_ratio(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first, or only once it is timed."""
+    gpu, steps, stepping = module("gpu"), module("steps"), importlib.import_module("burnt.kernels.stepping")
+    usual, calls = stepping._why_not, itertools.count()
+    reason = "a CUDA graph is captured"
+    monkeypatch.setattr(stepping, "_why_not", lambda *args: reason if next(calls) >= after else usual(*args))
+    row = gpu.measure_step(steps.SGD, ["torch", "unfused"], torch.device("cpu"), 5000, 2)
+    assert "seconds" not in row
+    assert row["rivals"] == {}
+    assert row["errors"]["burnt"] == f"NotServedError: the step was served by torch: {reason}"
+    assert gpu.line("sgd", row, ["torch"])[1] == "failed"
+    cpu, report = module("cpu"), module("report")
+    on_cpu = steps.measure(steps.SGD, cpu.Effort(rounds=2, seconds=0, least=2, divisor=5000))
+    lines = report.step_lines({"steps": {"sgd": on_cpu}})
+    assert lines[1] == ["sgd", f"the step was served by torch: {reason}", "-", "-"]
 
 
 def test_rows_of_a_gpu_and_what_is_aimed_at() -> None:
