@@ -8,7 +8,7 @@ from burnt.codegen import product_blocks, triton_blocks
 from burnt.codegen.product_blocks import HOPPER, ProductConfig, ProductForm
 from burnt.codegen.triton_blocks import Config, Form, Limits
 
-__all__ = ["AnyConfig", "AnyForm", "config_of", "pick", "too_much", "variants"]
+__all__ = ["AnyConfig", "AnyForm", "config_of", "is_risky", "pick", "too_much", "variants"]
 
 AnyForm: TypeAlias = Form | ProductForm
 AnyConfig: TypeAlias = Config | ProductConfig
@@ -33,6 +33,11 @@ def too_much(form: AnyForm, config: AnyConfig, limits: Limits) -> str | None:
         return product_blocks.too_much(form, config, limits)
     assert isinstance(config, Config)
     return triton_blocks.too_much(form, config, limits)
+
+
+def is_risky(config: AnyConfig) -> bool:
+    """Whether compilers are known to fail with such block sizes, or to make wrong kernels."""
+    return isinstance(config, ProductConfig) and config.specialized
 
 
 def config_of(text: str) -> AnyConfig:

@@ -167,7 +167,10 @@ def pick(form: ProductForm, limits: Limits = HOPPER) -> ProductConfig:
 
 
 def variants(form: ProductForm, limits: Limits = HOPPER) -> list[ProductConfig]:
-    """Block sizes worth measuring: the picked ones, then those that differ in one size, then in two."""
+    """Block sizes worth measuring: the picked ones, then those that differ in one size, then in two.
+
+    Those with specialized warps come last: Triton's tracker has wrong results of them (issues 8311, 9728).
+    """
     picked = pick(form, limits)
     ways = _ways(form, limits)
     steps = [*_STEPS, {"stages": 1}, {"stages": -1}]
@@ -188,7 +191,7 @@ def variants(form: ProductForm, limits: Limits = HOPPER) -> list[ProductConfig]:
             continue  # there is a program for each tile
         if fits and whole and made.split <= _MOST_SPLITS and made.split * made.bk <= max(form.terms, made.bk):
             found[made] = None
-    return list(found)
+    return sorted(found, key=lambda config: config.specialized)
 
 
 def _ways(form: ProductForm, limits: Limits) -> list[Callable[[ProductConfig], ProductConfig]]:
@@ -211,7 +214,7 @@ def _ways(form: ProductForm, limits: Limits) -> list[Callable[[ProductConfig], P
     found: list[Callable[[ProductConfig], ProductConfig]] = [] if limits.rocm else [several]
     if limits.copies and form.described:
         found += [copied, lambda config: several(copied(config))]
-        if form.described == 2:
+        if form.described == 2 and limits.specializes:
             found += [specialized, lambda config: several(specialized(config))]
     return found
 

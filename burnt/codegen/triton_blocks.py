@@ -125,6 +125,7 @@ class Limits:
         lanes: threads of a warp.
         rocm: whether it is one of AMD's, where fewer steps of a loop are under way at once.
         copies: whether it has units that copy tiles by themselves, as a tensor descriptor tells them (TMA).
+        specializes: whether its compiler can have some warps of a program copy while others multiply.
     """
 
     multiprocessors: int
@@ -134,6 +135,7 @@ class Limits:
     lanes: int = 32
     rocm: bool = False
     copies: bool = False
+    specializes: bool = False
 
 
 def pick(form: Form) -> Config:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from burnt.codegen.block_sizes import AnyConfig, too_much, variants
+from burnt.codegen.block_sizes import AnyConfig, is_risky, too_much, variants
 from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.print_triton import form_of, print_kernel
 from burnt.codegen.trace import PLANNING
@@ -36,7 +36,17 @@ from burnt.codegen.triton_blocks import Limits
 from burnt.codegen.triton_printed import Failed, Number, Work
 from burnt.errors import CompileError
 
-__all__ = ["Job", "Pool", "choices_of", "job_of", "jobs_of", "limits_of", "pool_of"]
+__all__ = [
+    "Choice",
+    "Job",
+    "Pool",
+    "can_specialize_warps",
+    "choices_of",
+    "job_of",
+    "jobs_of",
+    "limits_of",
+    "pool_of",
+]
 
 _SECONDS = 60.0
 """For a piece of work; a kernel takes 0.1 to 0.5 of them."""
@@ -135,13 +145,55 @@ def limits_of(device: torch.device) -> Limits:
         return Limits(found.multi_processor_count, registers, 256, shared, found.warp_size, rocm=True)
     # What a block has is what it may have without asking for more, as Triton does; 1 KiB is the driver's.
     shared = found.shared_memory_per_multiprocessor - 1024
-    return Limits(found.multi_processor_count, shared=shared, lanes=found.warp_size, copies=found.major >= 9)
+    copies = found.major >= 9
+    return Limits(
+        found.multi_processor_count,
+        shared=shared,
+        lanes=found.warp_size,
+        copies=copies,
+        specializes=copies and can_specialize_warps(_triton_version()),
+    )
 
 
-def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[tuple[str, str, str | None]]:
-    """Other block sizes than the picked ones: a kernel's name, the sizes, and why they are not worth a try.
+def can_specialize_warps(version: str) -> bool:
+    """Whether a version of Triton compiles products whose warps are specialized.
 
-    The nearest of all kernels come first. Kernels that do little beside the largest one are left alone.
+    3.6 fails for all tiles of 128 rows whose terms are not split; 3.7 compiles all that are offered.
+
+    >>> can_specialize_warps("3.6.0"), can_specialize_warps("3.7.1"), can_specialize_warps("4.0.0+git1234")
+    (False, True, True)
+    """
+    major, minor = (int(part) for part in version.split(".")[:2])
+    return (major, minor) >= (3, 7)
+
+
+def _triton_version() -> str:
+    import triton
+
+    return str(triton.__version__)
+
+
+class Choice(NamedTuple):
+    """Other block sizes of one kernel.
+
+    Args:
+        kernel: its name.
+        blocks: the sizes, as tables hold them.
+        left_out: why they are not worth a try; None where they are.
+        risky: compilers are known to fail with them, or to make wrong kernels.
+    """
+
+    kernel: str
+    blocks: str
+    left_out: str | None
+    risky: bool
+
+
+def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[Choice]:
+    """Other block sizes than the picked ones.
+
+    The nearest of all kernels come first, the risky ones of all last. Kernels that do little beside the
+    largest one are left alone.
     """
     with PLANNING:
         forms = {kernel.name: form_of(kernel) for kernel in kernels}
@@ -149,10 +201,14 @@ def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[tuple[str, str
     work = {name: form.work for name, form in forms.items()}
     large = [name for name in forms if 16 * work[name] >= max(work.values())]
     found = [
-        [(name, str(v), too_much(forms[name], v, limits)) for v in variants(forms[name], limits)[1:]]
+        [
+            Choice(name, str(v), too_much(forms[name], v, limits), is_risky(v))
+            for v in variants(forms[name], limits)[1:]
+        ]
         for name in large
     ]
-    return [choice for turn in itertools.zip_longest(*found) for choice in turn if choice is not None]
+    made = [choice for turn in itertools.zip_longest(*found) for choice in turn if choice is not None]
+    return sorted(made, key=lambda choice: choice.risky)
 
 
 # --- the pool ---------------------------------------------------------------------------------------------

@@ -23,10 +23,17 @@ __all__ = ["Alternative", "Candidate"]
 
 
 class Alternative(NamedTuple):
-    """A configuration of a candidate; `left_out` says why it is not worth measuring, where it is not."""
+    """A configuration of a candidate.
+
+    Args:
+        config: the configuration; None without one.
+        left_out: why it is not worth measuring, where it is not.
+        risky: it is measured after everything else, by itself.
+    """
 
     config: dict[str, Any] | None
     left_out: str | None = None
+    risky: bool = False
 
 
 class Candidate:

@@ -693,7 +693,7 @@ class Generated(Candidate):
             from burnt.codegen.triton_compile import choices_of, limits_of
 
             of_kernels = choices_of(self.kernels(args), limits_of(device))
-            found += [Alternative({name: blocks}, why) for name, blocks, why in of_kernels]
+            found += [Alternative({c.kernel: c.blocks}, c.left_out, c.risky) for c in of_kernels]
         return found
 
     def accepts(self, config: dict[str, Any] | None, args: Sequence[Any]) -> bool:

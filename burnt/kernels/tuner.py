@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -278,6 +278,9 @@ def _store() -> Store | None:
         return None
 
 
+_Entrant: TypeAlias = "tuple[Candidate, dict[str, Any] | None]"
+
+
 @dataclasses.dataclass
 class _Run:
     """A candidate being measured."""
@@ -331,11 +334,29 @@ class _Race:
 
     def run(self, known: set[str]) -> None:
         """Measure what is not known."""
-        entrants = self.entrants(known)
-        if not entrants:
+        entrants, risky = self.entrants(known)
+        if not entrants and not risky:
             return
         self.inputs = rotated(self.args)
         self.truth = Truth(self.op, self.inputs[0])
+        self.admit(entrants)
+        self.take_turns()
+        for candidate in {run.candidate.name: run.candidate for run in self.alive}.values():
+            timed = [(r.config, r.seconds) for r in self.runs if r.candidate is candidate]
+            config = candidate.combined(timed)
+            if config is not None and written(candidate, config) not in known:
+                self.enter(candidate, config, self.compiling(candidate, config))
+                self.take_turns()
+        try:
+            for entrant in risky:  # one by one, so that nothing else is under way beside it
+                self.admit([entrant])
+            if risky:
+                self.take_turns()
+        finally:  # what was measured is kept, also if one of them has broken the device
+            self.rows += [run.row(self.key) for run in self.runs if run.times]
+
+    def admit(self, entrants: Sequence[_Entrant]) -> None:
+        """Check and time each once, as soon as it is compiled."""
         # The slow part, on other cores, while those are timed that need none of it.
         waiting = [(c, config, self.compiling(c, config)) for c, config in entrants]
         while waiting and self.left > 0:
@@ -348,18 +369,11 @@ class _Race:
         for *_, future in waiting:  # of which nothing is noted: another time they are tried
             if future is not None:
                 future.cancel()
-        self.take_turns()
-        for candidate in {run.candidate.name: run.candidate for run in self.alive}.values():
-            timed = [(r.config, r.seconds) for r in self.runs if r.candidate is candidate]
-            config = candidate.combined(timed)
-            if config is not None and written(candidate, config) not in known:
-                self.enter(candidate, config, self.compiling(candidate, config))
-                self.take_turns()
-        self.rows += [run.row(self.key) for run in self.runs]
 
-    def entrants(self, known: set[str]) -> list[tuple[Candidate, dict[str, Any] | None]]:
-        """What is to be measured: not known yet, and estimated to be worth it."""
-        found = []
+    def entrants(self, known: set[str]) -> tuple[list[_Entrant], list[_Entrant]]:
+        """What is to be measured: not known yet, and estimated to be worth it; what is risky comes second."""
+        found: list[_Entrant] = []
+        risky: list[_Entrant] = []
         broken: dict[str, str] = {}
         for candidate in runnable(self.op, self.args, broken):
             worth = 0
@@ -367,16 +381,16 @@ class _Race:
                 alternatives = candidate.alternatives(self.args)
             except Exception:  # of any kind: a candidate that fails does so again when it is checked
                 alternatives = [Alternative(None)]
-            for config, left_out in alternatives:
+            for config, left_out, is_risky in alternatives:
                 name = written(candidate, config)
                 if left_out is not None:
                     self.pruned.append(Row(self.key, name, "pruned", None, left_out))
                     continue
                 worth += 1
                 if worth <= self.settings.configs and name not in known:
-                    found.append((candidate, config))
+                    (risky if is_risky else found).append((candidate, config))
         self.rows += [Row(self.key, name, "failed", None, why) for name, why in broken.items()]
-        return found
+        return found, risky
 
     def compiling(self, candidate: Candidate, config: dict[str, Any] | None) -> Future[None] | None:
         """The work of compiling a candidate, if it can be done elsewhere; what goes wrong is the work's."""

@@ -140,14 +140,19 @@ def test_time_is_limited(op: Op[..., Any]) -> None:
 class Tiled(Candidate):
     """One with configurations that are compiled elsewhere, and that may be combined."""
 
-    def __init__(self, ks: dict[int, Future[None] | None], left_out: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        ks: dict[int, Future[None] | None],
+        left_out: Sequence[int] = (),
+        risky: Sequence[int] = (),
+    ) -> None:
         super().__init__("tiled", lambda x, config: x * 3, differentiable=True)
-        self.ks, self.left_out = ks, left_out
+        self.ks, self.left_out, self.risky = ks, left_out, risky
         self.asked: list[int] = []
         self.further: dict[str, Any] | None = None
 
     def alternatives(self, args: Sequence[Any]) -> list[Alternative]:
-        found = [Alternative({"k": k}) for k in self.ks]
+        found = [Alternative({"k": k}, risky=k in self.risky) for k in self.ks]
         return found + [Alternative({"k": k}, "too large") for k in self.left_out]
 
     def compiling(self, config: Any, args: Sequence[Any]) -> Future[None] | None:
@@ -196,6 +201,50 @@ def test_what_is_ready_is_measured_while_the_rest_is_compiled(op: Op[..., Any]) 
     kept = {row.config for row in Store().rows()}
     assert 'tiled {"k": 8}' not in kept
     assert 'tiled {"k": 3}' in kept
+
+
+def test_what_is_risky_is_measured_after_everything_else_and_by_itself(op: Op[..., Any]) -> None:
+    ready: dict[int, Future[None] | None] = {1: done(), 2: done(), 3: done(), 4: done()}
+    op.candidates["tiled"] = tiled = Tiled(ready, risky=[1, 3])
+    entered(op, "last", 1.0)
+    COSTS.update(dict.fromkeys("1234", 1.0))
+    clock = Clock()
+    asked: list[tuple[int, int]] = []
+    tiled.compiling = lambda config, args: (asked.append((config["k"], len(clock.log))), done())[1]  # type: ignore[method-assign]
+    rows = {row.config: row.status for row in tune(op, (torch.randn(64),), clock=clock)}
+    assert list(rows.values()) == ["ok"] * 6
+    names = sampled(clock)
+    begin = names.index("1")
+    assert set(names[:begin]) == {"vendor", "last", "2", "4"}
+    assert names[:begin].count("last") >= 7  # all of their turns
+    assert names.index("3") > begin
+    # Not even compiled before, and one at a time.
+    assert [k for k, _ in asked] == [2, 4, 1, 3]
+    assert [samples >= begin - 1 for _, samples in asked] == [False, False, True, True]
+    assert asked[2][1] < asked[3][1]
+    assert sampled(clock)[-6:].count("3") == 1  # then they take turns with the others
+
+
+def test_what_was_measured_is_kept_where_something_risky_breaks_the_device(
+    op: Op[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(x: Tensor, config: dict[str, int]) -> Tensor:
+        if config["k"] == 1:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return x * 3
+
+    op.candidates["tiled"] = tiled = Tiled({1: done(), 2: done()}, risky=[1])
+    tiled.call = call
+    COSTS.update({"1": 1.0, "2": 1.0})
+
+    def refuse(args: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(tuner, "_refuse_broken", refuse)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        tune(op, (torch.randn(64),), clock=Clock())
+    kept = {row.config: row.status for row in Store().rows()}
+    assert kept == {"vendor": "ok", 'tiled {"k": 2}': "ok", 'tiled {"k": 1}': "failed"}
 
 
 def test_compilers_are_not_waited_for_for_ever(op: Op[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,7 +288,10 @@ def test_limits_are_read_off_the_device(monkeypatch: pytest.MonkeyPatch) -> None
         major=9,
     )
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h200)
+    monkeypatch.setattr(triton, "__version__", "3.6.0")
     assert limits_of(torch.device("cuda")) == HOPPER
+    monkeypatch.setattr(triton, "__version__", "3.7.1")
+    assert limits_of(torch.device("cuda")) == dataclasses.replace(HOPPER, specializes=True)
     h200.major = 8
     assert limits_of(torch.device("cuda")) == dataclasses.replace(HOPPER, copies=False)
     mi300 = SimpleNamespace(multi_processor_count=304, shared_memory_per_block=64 << 10, warp_size=64)
@@ -302,9 +305,9 @@ def test_kernels_that_do_little_are_left_alone() -> None:
     for i, kernel in enumerate(kernels):
         kernel.name = f"exp_{i}"
     found = choices_of(kernels, HOPPER)
-    names = [name for name, _, _ in found]
+    names = [choice.kernel for choice in found]
     assert set(names) == {"exp_0", "exp_1", "exp_2"}  # those of a sixteenth, too
     # The nearest of all come first.
     assert names[:6] == ["exp_0", "exp_1", "exp_2"] * 2
-    assert [blocks for _, blocks, _ in found[:3]] == ["1x1024 w8"] * 3
+    assert [choice.blocks for choice in found[:3]] == ["1x1024 w8"] * 3
     assert choices_of([], HOPPER) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from burnt.codegen.print_triton import form_of, print_kernel
 from burnt.codegen.product_blocks import ProductConfig, ProductForm
 from burnt.codegen.target import are_blocks
 from burnt.codegen.triton_blocks import Limits
-from burnt.codegen.triton_compile import Pool, jobs_of
+from burnt.codegen.triton_compile import Pool, can_specialize_warps, choices_of, jobs_of
 from tests.codegen.triton.ahead import SHARED, TARGETS, compiled, planned
 
 H200 = Limits(132, shared=227 << 10)
@@ -180,7 +181,8 @@ def test_every_block_size_that_is_offered(target: str, name: str, dtype: torch.d
     (kernel,) = (k for k in planned(fn, *(a.to(dtype) for a in args), products=True) if k.product is not None)
     rocm = target.startswith("gfx")
     machine = TARGETS[target]
-    limits = Limits(132, lanes=machine.warp_size, shared=SHARED[target], rocm=rocm, copies=not rocm)
+    limits = Limits(132, lanes=machine.warp_size, shared=SHARED[target], rocm=rocm)
+    limits = dataclasses.replace(limits, copies=not rocm, specializes=not rocm)
     form = form_of(kernel)
     offered = [config for config in variants(form, limits) if too_much(form, config, limits) is None]
     pool = Pool((machine.backend, machine.arch, machine.warp_size), workers=2)
@@ -205,7 +207,7 @@ COPYING = [
 def test_factors_that_are_copied_by_units_of_their_own(name: str, target: str, tmp_path: Path) -> None:
     fn, args = CASES[name]
     (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
-    limits = Limits(132, shared=SHARED[target], copies=True)
+    limits = Limits(132, shared=SHARED[target], copies=True, specializes=True)
     offered = [c for c in variants(form_of(kernel), limits) if isinstance(c, ProductConfig) and c.descriptors]
     copied = next(c for c in offered if not c.specialized)
     specialized = next(c for c in offered if c.specialized)
@@ -228,14 +230,43 @@ def test_what_is_offered_of_copies() -> None:
         return {(c.descriptors, c.specialized) for c in found if isinstance(c, ProductConfig)}
 
     fn, args = CASES["gelu"]
-    assert offered(fn, *args, copies=True) == {(False, False), (True, False), (True, True)}
+    assert offered(fn, *args, copies=True) == {(False, False), (True, False)}
+    both = {"copies": True, "specializes": True}
+    assert offered(fn, *args, **both) == {(False, False), (True, False), (True, True)}
     assert offered(fn, *args) == offered(fn, *args, rocm=True) == {(False, False)}
     fn, args = CASES["residual"]  # of which one factor is computed
-    assert offered(fn, *args, copies=True) == {(False, False), (True, False)}
+    assert offered(fn, *args, **both) == {(False, False), (True, False)}
     fn, args = CASES["convolution"]
-    assert offered(fn, *args, copies=True) == {(False, False)}
+    assert offered(fn, *args, **both) == {(False, False)}
     odd = randn(512, 1025)[:, :1023]
-    assert offered(gelu_of_linear, odd, odd, randn(512), copies=True) == {(False, False)}
+    assert offered(gelu_of_linear, odd, odd, randn(512), **both) == {(False, False)}
+
+
+@pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
+def test_specialized_warps_come_last_and_only_where_they_compile(version: str) -> None:
+    fn, args = CASES["gelu"]
+    two = [k for k in planned(fn, *args, products=True, gradients=True) if k.product is not None][:2]
+    limits = Limits(132, shared=227 << 10, copies=True, specializes=can_specialize_warps(version))
+    offered = variants(form_of(two[0]), limits)
+    assert offered[0] == pick(form_of(two[0]), limits)
+    last = [str(config).endswith(" ws") for config in offered]
+    assert sorted(last) == last
+    assert any(last) == (version == "3.7.1")
+    # Of several kernels, too: those of all come last.
+    choices = choices_of(two, limits)
+    assert {choice.kernel for choice in choices} == {kernel.name for kernel in two}
+    risky = [choice.blocks.endswith(" ws") for choice in choices]
+    assert risky == [choice.risky for choice in choices] == sorted(risky)
+    assert any(risky) == (version == "3.7.1")
+
+
+def test_which_versions_specialize_warps() -> None:
+    found = {
+        v: can_specialize_warps(v) for v in ("3.4.0", "3.6.1", "3.7.0", "3.10.0+gitabc", "4.0", "3.7.0rc1")
+    }
+    assert found == {
+        "3.4.0": False, "3.6.1": False, "3.7.0": True, "3.10.0+gitabc": True, "4.0": True, "3.7.0rc1": True,
+    }  # fmt: skip
 
 
 MEANT = {
