@@ -152,8 +152,13 @@ def product_form(kernel: Kernel) -> ProductForm:
     product = _Product(kernel)
     read = {e.extra[0] for e in walk([product.step.body]) if e.op == "load"}
     described = [product.described(expr, down, across) for _, expr, down, across in product.factors()]
+    itemsize = product.stored.itemsize
     return ProductForm(
-        *product.sizes(), product.stored.itemsize, len(read), sum(d is not None for d in described)
+        *product.sizes(),
+        itemsize,
+        len(read),
+        sum(d is not None for d in described),
+        exact=itemsize >= 4 and product.precision == "ieee",
     )
 
 

@@ -34,6 +34,7 @@ class ProductForm:
         read: tensors that the factors are made of.
         described: factors that lie in memory as a tensor descriptor can tell.
         least: rows of a tile.
+        exact: factors of 32 bits or more are multiplied as they are (``ieee``).
     """
 
     batches: int
@@ -44,6 +45,7 @@ class ProductForm:
     read: int = 2
     described: int = 0
     least: int = 16
+    exact: bool = False
 
     @property
     def work(self) -> int:
@@ -141,8 +143,13 @@ def pick(form: ProductForm, limits: Limits = HOPPER) -> ProductConfig:
     '128x256x64 w8 s3'
     >>> str(pick(ProductForm(1, 64, 64, 65536, itemsize=2)))
     '64x64x64 w4 s4 k16'
+    >>> str(pick(ProductForm(1, 4096, 4096, 4096, itemsize=4, exact=True)))
+    '128x128x16 w8 s3'
     """
-    bk = min(128 // form.itemsize, max(power(form.terms), 16))
+    # NVIDIA's and RDNA's devices have no matrix units for exact factors: a thread multiplies them one by one,
+    # and holds what all terms of a step need. More than 16 terms or 64 sums a thread spill up to 6 KiB.
+    scalar = form.exact and not (limits.rocm and limits.lanes == 64)
+    bk = min(16 if scalar else 128 // form.itemsize, max(power(form.terms), 16))
     sizes = (128, 256), (128, 128), (64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16)
     for bm, bn in sizes:
         if bm // 2 >= form.rows or bn // 2 >= form.columns or bm < form.least:
@@ -151,13 +158,15 @@ def pick(form: ProductForm, limits: Limits = HOPPER) -> ProductConfig:
             continue  # such a device has no asynchronous units: sums and factors compete for registers
         if bn == 256 and limits.rocm and form.read > 4:
             continue  # nor registers for what factors are computed of
+        if scalar and (bn == 256 or (bm * bn == 128 * 128 and form.read > 4)):
+            continue
         tiles = form.batches * -(-form.rows // bm) * -(-form.columns // bn)
         small = (bm, bn) == (64, 64) or bm < 64
         if tiles < _PROGRAMS and not small:
             continue
         wanted = min(_PROGRAMS // max(tiles, 1), form.terms // _LONG, _MOST_SPLITS)
         split = 1 if wanted < 2 else power(wanted + 1) // 2
-        warps = 8 if bm * bn >= 128 * 128 else 4
+        warps = 8 if bm * bn >= (64 * 128 if scalar else 128 * 128) else 4
         most = 2 if limits.rocm else 3 if warps == 8 else 4
         for stages in range(most, 1, -1):
             made = ProductConfig(bm, bn, bk, warps, stages, split)
@@ -210,12 +219,16 @@ def _ways(form: ProductForm, limits: Limits) -> list[Callable[[ProductConfig], P
         bn = min(config.bn, (2 if bm == 64 else 4) * _TILE // bm)
         return dataclasses.replace(config, bm=bm, bn=bn, warps=4, descriptors=True, specialized=True)
 
+    def several_specialized(config: ProductConfig) -> ProductConfig:
+        # For Blackwell the compiler fails where programs also share the terms of their tiles (Triton 3.7).
+        return specialized(config) if config.split > 1 else several(specialized(config))
+
     # Without asynchronous units nothing of the next tile is under way while one is finished.
     found: list[Callable[[ProductConfig], ProductConfig]] = [] if limits.rocm else [several]
     if limits.copies and form.described:
         found += [copied, lambda config: several(copied(config))]
         if form.described == 2 and limits.specializes:
-            found += [specialized, lambda config: several(specialized(config))]
+            found += [specialized, several_specialized]
     return found
 
 

@@ -51,17 +51,20 @@ class Blocks:
 
 # By kernel: for the wider of a head's sizes in keys and values, at most this, block sizes. Found by compiling
 # for the targets: the largest tiles of a few that leave all in registers and shared memory. RDNA's wide heads
-# do not fit even into the smallest ones, and spill.
+# do not fit even into the smallest ones, and spill: tests/codegen/triton/spills.txt lists what does.
+# What carries more beside a tile of scores has rows of its own where the others would spill: `added` for a
+# mask that is added, `scored` for a function of the scores.
 _Table = dict[str, dict[int, Blocks]]
 _HOPPER: _Table = {  # and what comes after: products of several warps at once, read from shared memory
     "forward": {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 3), 256: Blocks(64, 32, 8, 2)},
-    "keys": {64: Blocks(64, 128, 8, 2), 128: Blocks(32, 128, 8, 2), 256: Blocks(16, 32, 8, 1)},
-    "queries": {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 2), 256: Blocks(32, 16, 8, 1)},
+    "keys": {64: Blocks(64, 128, 8, 2), 128: Blocks(32, 128, 8, 2), 256: Blocks(16, 32, 8, 2)},
+    "queries": {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 2), 256: Blocks(32, 16, 4, 1)},
 }
 _AMPERE: _Table = {
     "forward": {64: Blocks(128, 64, 8, 3), 128: Blocks(128, 64, 8, 3), 256: Blocks(64, 32, 8, 2)},
+    "forward, added": {64: Blocks(128, 32, 8, 3), 128: Blocks(128, 32, 8, 3)},
     "keys": {64: Blocks(32, 64, 4, 2), 128: Blocks(32, 64, 8, 2), 256: Blocks(16, 32, 8, 1)},
-    "queries": {64: Blocks(128, 64, 8, 3), 128: Blocks(64, 32, 4, 2), 256: Blocks(32, 16, 8, 1)},
+    "queries": {64: Blocks(128, 64, 8, 3), 128: Blocks(64, 32, 4, 2), 256: Blocks(32, 16, 4, 1)},
 }
 _CDNA: _Table = {
     "forward": {64: Blocks(128, 64, 4, 1), 128: Blocks(128, 32, 4, 1), 256: Blocks(32, 32, 4, 1)},
@@ -70,13 +73,21 @@ _CDNA: _Table = {
 }
 _RDNA: _Table = {
     "forward": {64: Blocks(128, 64, 8, 1), 128: Blocks(64, 32, 8, 1), 256: Blocks(16, 16, 8, 1)},
-    "keys": {64: Blocks(32, 32, 8, 1), 128: Blocks(16, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
+    "forward, added": {128: Blocks(64, 32, 16, 1)},
+    "keys": {64: Blocks(32, 32, 8, 1), 128: Blocks(16, 16, 8, 2), 256: Blocks(16, 16, 8, 2)},
+    "keys, scored": {64: Blocks(16, 32, 8, 1)},
     "queries": {64: Blocks(64, 32, 8, 1), 128: Blocks(32, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
+    "queries, added": {128: Blocks(32, 16, 16, 2)},
 }
 _FLOAT32: _Table = {
     "forward": {64: Blocks(64, 32, 8, 2), 128: Blocks(32, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
-    "keys": {64: Blocks(32, 32, 8, 1), 128: Blocks(16, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
+    "keys": {64: Blocks(32, 32, 8, 1), 128: Blocks(16, 16, 8, 1), 256: Blocks(16, 16, 8, 2)},
     "queries": {64: Blocks(32, 32, 4, 1), 128: Blocks(32, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
+}
+_CDNA_FLOAT32: _Table = {  # 4 warps have twice the registers of 8 each
+    "forward": _FLOAT32["forward"],
+    "keys": _FLOAT32["keys"] | {256: Blocks(16, 16, 4, 1)},
+    "queries": _FLOAT32["queries"] | {256: Blocks(16, 16, 4, 1)},
 }
 _RDNA_FLOAT32: _Table = {  # which has no matrix products of float32: all terms are in registers
     "forward": {64: Blocks(32, 16, 8, 1), 128: Blocks(16, 16, 8, 1), 256: Blocks(16, 16, 8, 1)},
@@ -86,28 +97,35 @@ _RDNA_FLOAT32: _Table = {  # which has no matrix products of float32: all terms 
 _LARGE_SHARED = 200 << 10
 
 
-def pick(size: int, itemsize: int, limits: Limits) -> dict[str, Blocks]:
+def pick(
+    size: int, itemsize: int, limits: Limits, *, added: bool = False, scored: bool = False
+) -> dict[str, Blocks]:
     """Block sizes of all kernels, without measuring.
 
     Args:
         size: the wider of a head's sizes in keys and in values, 256 at most.
         itemsize: bytes of an element.
         limits: what the device has.
+        added: whether a mask is added to the scores.
+        scored: whether there is a function of them.
 
     >>> pick(128, 2, Limits(132, shared=227 << 10))["forward"]
     Blocks(m=128, n=64, warps=8, stages=3)
     """
     rdna = limits.rocm and limits.lanes == 32
     if itemsize == 4:
-        table = _RDNA_FLOAT32 if rdna else _FLOAT32
+        table = _RDNA_FLOAT32 if rdna else _CDNA_FLOAT32 if limits.rocm else _FLOAT32
     elif limits.rocm:
         table = _RDNA if rdna else _CDNA
     else:
         table = _HOPPER if limits.shared >= _LARGE_SHARED else _AMPERE
     width = next(known for known in (64, 128, 256) if size <= known)
     found = {"dots": Blocks(16 if itemsize == 4 else 32, 16, 4, 1)}
-    for kernel, sizes in table.items():
-        blocks = sizes[width]
+    kinds = [kind for kind, present in (("added", added), ("scored", scored)) if present]
+    for kernel in ("forward", "keys", "queries"):
+        blocks = table[kernel][width]
+        for kind in kinds:
+            blocks = table.get(f"{kernel}, {kind}", {}).get(width, blocks)
         while blocks.stages > 1 and shared(kernel, blocks, width, itemsize) > limits.shared:
             blocks = dataclasses.replace(blocks, stages=blocks.stages - 1)
         found[kernel] = blocks
@@ -122,7 +140,13 @@ def shared(kernel: str, blocks: Blocks, width: int, itemsize: int) -> int:
 
 
 def configs(
-    size: int, itemsize: int, limits: Limits, kernels: Sequence[str] = ("forward", "keys", "queries")
+    size: int,
+    itemsize: int,
+    limits: Limits,
+    kernels: Sequence[str] = ("forward", "keys", "queries"),
+    *,
+    added: bool = False,
+    scored: bool = False,
 ) -> list[dict[str, str]]:
     """Block sizes worth measuring, as the tuner's table has them: the picked ones, then others of one kernel.
 
@@ -133,11 +157,13 @@ def configs(
         itemsize: bytes of an element.
         limits: what the device has.
         kernels: those that run; the others' block sizes are the picked ones.
+        added: as for `pick`.
+        scored: as for `pick`.
 
     >>> configs(64, 2, Limits(132, shared=227 << 10))[0]["forward"]
     '128x64 w8 s3'
     """
-    picked = pick(size, itemsize, limits)
+    picked = pick(size, itemsize, limits, added=added, scored=scored)
     others: list[list[dict[str, Blocks]]] = []
     for kernel in kernels:
         own = picked[kernel]

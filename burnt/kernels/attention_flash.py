@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from burnt.codegen.triton_compile import Job
     from burnt.kernels.attention_triton import Problem
 
-__all__ = ["Flash", "dense", "flash", "jobs_of", "problem_of", "tables_of", "why_not_here"]
+__all__ = [
+    "Flash",
+    "configs_of",
+    "dense",
+    "flash",
+    "jobs_of",
+    "problem_of",
+    "tables_of",
+    "why_not_here",
+]
 
 _MOST = 256  # of a head's size
 
@@ -154,12 +163,28 @@ def why_not_here(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
 
 
 def _configs(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Sequence[dict[str, str]]:
+    softcap, slopes = rest[5:7]
+    return configs_of(q, k, v, rest[0], scored=softcap is not None or slopes is not None)
+
+
+def configs_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scored: bool) -> list[dict[str, str]]:
+    """Block sizes worth measuring on the device of these.
+
+    Args:
+        q: ``[B, H, L, D]``.
+        k: ``[B, K, S, D]``.
+        v: ``[B, K, S, E]``.
+        mask: the op's.
+        scored: whether there is a function of the scores.
+    """
     from burnt.codegen.triton_compile import limits_of
 
     kernels = ["forward"]
     if trains(q, k, v):
         kernels += ["keys"] * (k.requires_grad or v.requires_grad) + ["queries"] * q.requires_grad
-    return configs(max(q.shape[3], v.shape[3]), q.element_size(), limits_of(q.device), kernels)
+    added = mask is not None and mask.dtype != torch.bool
+    width = max(q.shape[3], v.shape[3])
+    return configs(width, q.element_size(), limits_of(q.device), kernels, added=added, scored=scored)
 
 
 def _compiles(config: Mapping[str, str], q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Future[None] | None:

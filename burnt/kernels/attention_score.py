@@ -22,9 +22,9 @@ from burnt.codegen.ir import Buffer, Expr, Kernel, Store
 from burnt.codegen.print_triton_elements import EVERYWHERE, TL, Elements, Value
 from burnt.codegen.target import TRITON, Built, target_of
 from burnt.errors import BurntError, InputTypeError, InputValueError
-from burnt.kernels.attention_blocks import KERNELS, Blocks, configs
+from burnt.kernels.attention_blocks import KERNELS, Blocks
 from burnt.kernels.attention_definition import Score, defined, dot_product_attention, scored
-from burnt.kernels.attention_flash import Flash, dense, problem_of, why_not_here
+from burnt.kernels.attention_flash import Flash, configs_of, dense, problem_of, why_not_here
 from burnt.kernels.attention_tiled import Kernels, kernels_of, tiled
 from burnt.kernels.choice import trains
 
@@ -197,10 +197,7 @@ def attention_with_score(score: Score, *args: Any) -> Tensor:
     scored = _known(score)
     able = q.is_cuda and q.dtype != torch.float64 and not isinstance(target_of(q.device), str)
     if able and softcap is None and slopes is None and why_not_here(*args) is None:
-        from burnt.codegen.triton_compile import limits_of
-
-        width = max(q.shape[3], v.shape[3])
-        sizes = configs(width, q.element_size(), limits_of(q.device))[0]
+        sizes = configs_of(q, k, v, rest[0], scored=True)[0]
         made = flash_with_score(scored, score, *args, blocks={n: Blocks.of(sizes[n]) for n in KERNELS})
         if made is not None:
             return made

@@ -22,6 +22,7 @@ from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer, Kernel
 from burnt.codegen.print_triton import form_of, print_kernel
 from burnt.codegen.target import TRITON, Built
+from burnt.codegen.triton_blocks import Limits
 from burnt.codegen.triton_launch import load
 from burnt.codegen.triton_printed import Failed, Number, Printed, Work
 
@@ -42,15 +43,36 @@ SHARED = {
 }  # fmt: skip
 
 
+def limits_of(target: str) -> Limits:
+    """What a device of this architecture has for programs; an H100's multiprocessors, or an MI300's."""
+    if target.startswith("gfx"):
+        lanes = TARGETS[target].warp_size
+        return Limits(304, 2048 * lanes, 256, SHARED[target], lanes, rocm=True)
+    return Limits(132, shared=SHARED[target])
+
+
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """A kernel's function as a target has it: its assembly, and what it takes."""
+    """A kernel's function as a target has it: its assembly, and what it takes.
+
+    Args:
+        name: of the function.
+        assembly: its text.
+        registers: of a thread.
+        spilled: bytes of a thread that did not find a register.
+        shared: bytes of a program.
+    """
 
     name: str
     assembly: str
     registers: int
     spilled: int
     shared: int
+
+    @property
+    def doubles(self) -> list[str]:
+        """Its instructions of float64."""
+        return sorted(set(re.findall(r"\S*\.f64\S*|v_\S*_f64\S*", self.assembly)))
 
 
 class _Driver:
@@ -131,7 +153,7 @@ def compiled(kernels: Sequence[Printed], target: str, folder: Path) -> list[Comp
                     **function.constants,
                     **kernel.config.options,
                 )
-                found.append(_measured(made, function.name, target, folder))
+                found.append(measured(made, function.name, target, folder))
     return found
 
 
@@ -140,7 +162,7 @@ def compiled_as_written(function: Any, arguments: Sequence[Any], target: str, fo
     with driven(TARGETS[target]):
         given = [MockTensor(a) if isinstance(a, torch.dtype) else a for a in arguments]
         made = triton.JITFunction(function.fn).warmup(*given, grid=(1,))
-        return _measured(made, function.fn.__name__, target, folder)
+        return measured(made, function.fn.__name__, target, folder)
 
 
 def _argument(argument: Any) -> Any:
@@ -151,7 +173,8 @@ def _argument(argument: Any) -> Any:
     return 1.5 if isinstance(argument, Number) else argument
 
 
-def _measured(made: Any, name: str, target: str, folder: Path) -> Compiled:
+def measured(made: Any, name: str, target: str, folder: Path) -> Compiled:
+    """What a target has of a kernel that Triton compiled."""
     shared = made.metadata.shared
     if target.startswith("sm"):
         file = folder / f"{name}.cubin"
@@ -166,4 +189,4 @@ def _measured(made: Any, name: str, target: str, folder: Path) -> Compiled:
     def number(field: str) -> int:
         return int(re.search(rf"\.{field}:\s+(\d+)", assembly)[1])  # type: ignore[index]
 
-    return Compiled(name, assembly, number("vgpr_count"), number("vgpr_spill_count"), shared)
+    return Compiled(name, assembly, number("vgpr_count"), 4 * number("vgpr_spill_count"), shared)

@@ -14,6 +14,8 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
+import triton
+
 from burnt.codegen import precision
 from burnt.codegen.block_sizes import config_of, pick, too_much, variants
 from burnt.codegen.print_triton import form_of, print_kernel
@@ -21,7 +23,7 @@ from burnt.codegen.product_blocks import ProductConfig, ProductForm
 from burnt.codegen.target import are_blocks
 from burnt.codegen.triton_blocks import Limits
 from burnt.codegen.triton_compile import Pool, can_specialize_warps, choices_of, jobs_of
-from tests.codegen.triton.ahead import SHARED, TARGETS, compiled, planned
+from tests.codegen.triton.ahead import SHARED, TARGETS, compiled, limits_of, planned
 
 H200 = Limits(132, shared=227 << 10)
 UNITS = {"sm_80": "mma.sync", "sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma", "sm_120": "mma.sync"}
@@ -160,6 +162,25 @@ def test_programs_that_make_several_tiles(name: str, target: str, tmp_path: Path
     assert found.shared <= SHARED[target]
     assert found.spilled <= 16, f"{found.registers} registers and {found.spilled} bytes of others: {config}"
     assert UNITS[target] in found.assembly
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("target", ["sm_90", "sm_100"])
+def test_every_block_size_with_specialized_warps_that_is_offered(target: str, tmp_path: Path) -> None:
+    if not can_specialize_warps(triton.__version__):
+        pytest.skip(f"Triton {triton.__version__} is offered none")
+    for name in ("gelu", "batches", "few rows"):
+        fn, args = CASES[name]
+        (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
+        limits = Limits(132, shared=SHARED[target], copies=True, specializes=True)
+        form = form_of(kernel)
+        offered = [c for c in variants(form, limits) if str(c).endswith(" ws")]
+        assert offered
+        for config in offered:
+            if too_much(form, config, limits) is None:
+                found = compiled([print_kernel(kernel, config)], target, tmp_path)
+                assert "setmaxnreg" in found[0].assembly, config
 
 
 @pytest.mark.full
@@ -327,6 +348,30 @@ def test_others_are_near_and_written_as_tables_hold_them() -> None:
         assert found[0] == pick(form)
         assert len(found) == len(set(found)) > 5
         assert are_blocks({f"linear_{i}": str(config) for i, config in enumerate(found)})
+
+
+def test_exact_factors_have_small_steps_where_no_unit_multiplies_them() -> None:
+    """There a thread holds all that a step multiplies; CDNA has units for float32."""
+    form, cdna = ProductForm(1, 4096, 4096, 4096, 4, exact=True), limits_of("gfx942")
+    assert str(pick(form)) == "128x128x16 w8 s3"
+    assert str(pick(form, limits_of("gfx1100"))) == "128x128x16 w8 s2"
+    assert pick(form, cdna) == pick(dataclasses.replace(form, exact=False), cdna)
+    # Of factors that are computed, too, smaller tiles.
+    assert str(pick(dataclasses.replace(form, read=5))) == "64x128x16 w8 s3"
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(x @ w)
+
+    for name, dtype, exact in (
+        ("ieee", torch.float32, True),
+        ("tf32", torch.float32, False),
+        ("ieee", torch.bfloat16, False),
+    ):
+        with precision.multiplying(name):
+            args = torch.ones(256, 128, dtype=dtype), torch.ones(128, 128, dtype=dtype)
+            found = form_of(planned(fn, *args, products=True)[0])
+        assert isinstance(found, ProductForm)
+        assert found.exact == exact, (name, dtype)
 
 
 def test_few_tiles_share_their_terms() -> None:
