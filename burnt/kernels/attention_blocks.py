@@ -139,6 +139,12 @@ def shared(kernel: str, blocks: Blocks, width: int, itemsize: int) -> int:
     return (there * stays + 2 * moves * blocks.stages) * power(width) * itemsize
 
 
+def held(kernel: str, blocks: Blocks, width: int) -> int:
+    """Numbers that a program holds for certain: a tile of scores, and the sums that it adds to."""
+    sums = blocks.n * 2 * width if kernel == "keys" else blocks.m * width
+    return sums + blocks.m * blocks.n
+
+
 def configs(
     size: int,
     itemsize: int,
@@ -176,6 +182,9 @@ def configs(
             other = dataclasses.replace(own, **change)
             fits = min(other.m, other.n) >= 16 and max(other.m, other.n) <= 256 and other.stages >= 1
             room = shared(kernel, other, power(size), itemsize) <= limits.shared
+            threads = other.warps * limits.lanes
+            most = min(limits.own, limits.registers // threads)
+            room = room and held(kernel, other, power(size)) <= most * threads
             if fits and room and 2 <= other.warps <= 16 and other.stages <= 5:
                 others[-1].append({**picked, kernel: other})
     turns = itertools.chain.from_iterable(itertools.zip_longest(*others))

@@ -76,6 +76,14 @@ def test_what_is_picked_fits_and_is_the_first_configuration() -> None:
         Blocks.of("64 w4")
 
 
+def test_tiles_that_no_registers_hold_are_not_offered() -> None:
+    """256 keys at 128 are 65,536 sums for 256 threads, which may have 255 registers each."""
+    offered = {config["keys"] for config in configs(128, 2, limits_of("sm_90"))}
+    assert "32x256 w8 s2" not in offered
+    assert {"32x64 w8 s2", "64x128 w8 s2", "32x128 w16 s2"} <= offered
+    assert "64x256 w8 s2" in {config["keys"] for config in configs(64, 2, limits_of("sm_90"))}
+
+
 def test_what_is_picked_knows_what_the_kernel_carries(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the op's arguments: a mask that is added, a soft cap or slopes; a boolean mask changes nothing."""
     op = dot_product_attention
