@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of a case: ``"passed"``, ``"failed"`` or ``"not applicable"``, and why."""
+    """What came of a case: ``"passed"``, ``"failed"``, ``"not applicable"`` or ``"not begun"``, and why."""
 
     name: str
     outcome: str
@@ -373,7 +373,7 @@ def run(
     while waiting or running:
         if until is not None and time.monotonic() > until:
             for name in waiting:
-                yield Result(name, "failed", 0.0, "not begun: no time was left")
+                yield Result(name, "not begun", 0.0, "no time was left")
             waiting.clear()
         while waiting and len(running) < jobs:
             name = waiting.pop(0)
@@ -416,15 +416,16 @@ def main() -> int:
     _import_all()
     usual = [name for name in CASES if options.pattern or not name.startswith(LAST)]
     names = [name for name in usual if re.search(options.pattern, name)]
-    counts = {"passed": 0, "failed": 0, "not applicable": 0}
+    counts = {"passed": 0, "failed": 0, "not applicable": 0, "not begun": 0}
     for result in run(names, options.device, jobs=options.jobs, seconds=options.seconds, until=until):
         counts[result.outcome] += 1
-        print(f"{result.outcome:14}  {result.seconds:6.2f} s  {result.name}  {result.detail}", flush=True)
+        if result.outcome != "not begun":
+            print(f"{result.outcome:14}  {result.seconds:6.2f} s  {result.name}  {result.detail}", flush=True)
         if options.json is not None:
             with options.json.open("a") as file:
                 file.write(json.dumps(dataclasses.asdict(result)) + "\n")
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
-    return 1 if counts["failed"] or not names else 0
+    return 1 if counts["failed"] or counts["not begun"] or not names else 0
 
 
 def _import_all() -> None:

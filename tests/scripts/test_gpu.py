@@ -222,7 +222,7 @@ def test_a_case_that_crashes_or_hangs_costs_only_itself(monkeypatch: pytest.Monk
 def test_no_case_begins_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first, "CASES", {"fine": fine})
     (late,) = first.run(["fine"], "cpu", until=0.0)
-    assert (late.outcome, late.detail) == ("failed", "not begun: no time was left")
+    assert (late.outcome, late.detail) == ("not begun", "no time was left")
 
 
 # --- what is carried along --------------------------------------------------------------------------------
@@ -302,9 +302,11 @@ def test_a_dry_run_passes_within_the_limits(tmp_path: Path, command: str, most: 
     assert sum(result.get("seconds", 0) for result in results["stages"].values()) <= most
     assert results["stages"]["facts"]["device"]["kind"] == "cpu"
     if command == "correctness":
-        assert results["stages"]["first"]["cases"] > 80
-        assert results["stages"]["tests"]["passed"] > 20
-        assert results["stages"]["tests"]["failed"] == []
+        assert results["stages"]["first"]["cases"] > 10
+        assert results["stages"]["first"]["not_begun"] == []
+        for name in ("tests", "products", "tuning"):
+            assert results["stages"][name]["passed"] > 10, name
+            assert results["stages"][name]["failed"] == [], name
     else:
         assert "launched  softmax fwd+bwd" in results["stages"]["memory"]["output"]
         assert "launched  adamw" in results["stages"]["products"]["output"]
