@@ -22,6 +22,7 @@ them, and `lse` has two rows a head, maxima and logarithms of sums: added up, no
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -889,9 +890,14 @@ def _launch(
     kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any], blocks: Blocks
 ) -> Launch:
     """A launch. Only here is it decided whether 32 bits do for indices: by all of a kernel's arguments."""
-    given = {**constants, "M": blocks.m, "N": blocks.n, "WIDE": _reaches_far(arguments)}
-    given = {name: value for name, value in given.items() if name in kernel.arg_names}
+    known = {**constants, "M": blocks.m, "N": blocks.n, "WIDE": _reaches_far(arguments)}
+    given = {name: known[name] for name in _constants_of(kernel) if name in known}
     return Launch(kernel, programs, arguments, given, blocks)
+
+
+@functools.cache
+def _constants_of(kernel: Any) -> tuple[str, ...]:
+    return tuple(name for name in kernel.arg_names if name.isupper())
 
 
 def forward(
@@ -1106,18 +1112,22 @@ def _reaches_far(arguments: Sequence[Any]) -> bool:
     Batches and heads are 64-bit in any case; what is added within a head is not. Every tensor among the
     arguments counts, read or written, and all sizes.
     """
-    sizes = sum(abs(n) for n in arguments if isinstance(n, int))
-    reaches = [
-        sum((t.shape[d] + _PADDING) * abs(t.stride(d)) for d in range(max(min(2, t.dim() - 1), 0), t.dim()))
-        for t in _tensors(arguments)
-    ]
-    return max(sizes + 2 * _PADDING, *reaches) > 2**31 - 1
-
-
-def _tensors(arguments: Sequence[Any]) -> list[Tensor]:
-    """All tensors among arguments, also those in tuples."""
-    found = [_tensors(a) if isinstance(a, tuple) else [a] for a in arguments]
-    return [a for each in found for a in each if isinstance(a, Tensor)]
+    most = 2 * _PADDING
+    tensors: dict[int, Tensor] = {}  # what is left out is another one's, again
+    for argument in arguments:
+        if isinstance(argument, int):
+            most += abs(argument)
+        elif isinstance(argument, Tensor):
+            tensors[id(argument)] = argument
+        elif isinstance(argument, tuple):
+            tensors |= {id(each): each for each in argument if isinstance(each, Tensor)}
+    for tensor in tensors.values():
+        shape, strides = tensor.shape, tensor.stride()
+        reach = 0
+        for axis in range(max(min(2, len(shape) - 1), 0), len(shape)):
+            reach += (shape[axis] + _PADDING) * abs(strides[axis])
+        most = max(most, reach)
+    return most > 2**31 - 1
 
 
 def _on(tensor: Tensor) -> Any:
