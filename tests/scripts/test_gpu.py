@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import json
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -115,15 +117,18 @@ def test_slow():
 """
 
 
-def test_tests_that_are_stopped_keep_what_they_had(script: ModuleType, tmp_path: Path) -> None:
+def test_tests_that_are_stopped_keep_what_they_had(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "GRACE", 6.0)
     (tmp_path / "test_some.py").write_text(TESTS)
     made = session(script, tmp_path)
-    stage = script.Stage("tests", 24, "", None)
+    stage = script.Stage("tests", 14, "", None)
     made.pytest(stage, [str(tmp_path / "test_some.py"), "-c", os.devnull], jobs=1)
     result = made.stages["tests"]
     assert not result["ok"]
-    assert result["error"] == "stopped at its limit of 24 s"
-    assert result["seconds"] < 24 + 5
+    assert result["error"] == "stopped at its limit of 14 s"
+    assert result["seconds"] < 14 + 5
     assert result["passed"] >= 1
     assert any("what is printed at once" in failure["message"] for failure in result["failed"])
 
@@ -162,8 +167,8 @@ def test_processes_that_a_stage_leaves_are_ended(script: ModuleType, tmp_path: P
     code = f"import subprocess, sys; print(subprocess.Popen({command}).pid)"
     result = session(script, tmp_path).process(script.Stage("parent", 20, "", None), ["-c", code])
     assert result["ok"]
-    state = Path(f"/proc/{int(result['output'])}/stat")
-    assert not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(result["output"])).wait(10)
 
 
 def test_a_device_that_does_not_exist_fails_but_is_written(tmp_path: Path) -> None:
@@ -207,13 +212,13 @@ def without(device: torch.device) -> first.Case:
 def test_a_case_that_crashes_or_hangs_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = {f.__name__: f for f in (crashes, hangs, wrong, without, fine)}
     monkeypatch.setattr(first, "CASES", cases)
-    found = {r.name: r for r in first.run(list(cases), "cpu", jobs=2, seconds=20)}
+    found = {r.name: r for r in first.run(list(cases), "cpu", jobs=2, seconds=6)}
     assert {name: r.outcome for name, r in found.items()} == {
         "crashes": "failed", "hangs": "failed", "wrong": "failed", "without": "not applicable",
         "fine": "passed",
     }  # fmt: skip
     assert found["crashes"].detail == "the process ended with exit code 77"
-    assert found["hangs"].detail == "longer than 20 s"
+    assert found["hangs"].detail == "longer than 6 s"
     assert "error nan" in found["wrong"].detail
     assert "1 of 3 elements" in found["wrong"].detail
     assert found["without"].detail == "there are no such tiles"
