@@ -878,7 +878,7 @@ class Launch(NamedTuple):
 
     @property
     def options(self) -> dict[str, int]:
-        """What Triton is told besides."""
+        """Options of the compilation."""
         return {"num_warps": self.blocks.warps, "num_stages": self.blocks.stages}
 
     def __call__(self) -> None:
@@ -1113,7 +1113,7 @@ def _reaches_far(arguments: Sequence[Any]) -> bool:
     arguments counts, read or written, and all sizes.
     """
     most = 2 * _PADDING
-    tensors: dict[int, Tensor] = {}  # what is left out is another one's, again
+    tensors: dict[int, Tensor] = {}  # by identity: q stands in for an optional tensor that is absent
     for argument in arguments:
         if isinstance(argument, int):
             most += abs(argument)

@@ -182,9 +182,11 @@ class Store:
             raise self._error("cannot be used", error, _ELSEWHERE) from error
 
     def _check(self, connection: sqlite3.Connection) -> None:
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        # One statement sees one state: another process may be creating the tables.
+        application, version, tables = connection.execute(
+            "SELECT (SELECT application_id FROM pragma_application_id),"
+            " (SELECT user_version FROM pragma_user_version), count(*) FROM sqlite_master"
+        ).fetchone()
         if application != _APPLICATION and (tables or application):
             raise self._error(
                 "was made by another program",

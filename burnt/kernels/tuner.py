@@ -339,20 +339,20 @@ class _Race:
             return
         self.inputs = rotated(self.args)
         self.truth = Truth(self.op, self.inputs[0])
-        self.admit(entrants)
-        self.take_turns()
-        for candidate in {run.candidate.name: run.candidate for run in self.alive}.values():
-            timed = [(r.config, r.seconds) for r in self.runs if r.candidate is candidate]
-            config = candidate.combined(timed)
-            if config is not None and written(candidate, config) not in known:
-                self.enter(candidate, config, self.compiling(candidate, config))
-                self.take_turns()
         try:
+            self.admit(entrants)
+            self.take_turns()
+            for candidate in {run.candidate.name: run.candidate for run in self.alive}.values():
+                timed = [(r.config, r.seconds) for r in self.runs if r.candidate is candidate]
+                config = candidate.combined(timed)
+                if config is not None and written(candidate, config) not in known:
+                    self.enter(candidate, config, self.compiling(candidate, config))
+                    self.take_turns()
             for entrant in risky:  # one by one, so that nothing else is under way beside it
                 self.admit([entrant])
             if risky:
                 self.take_turns()
-        finally:  # what was measured is kept, also if one of them has broken the device
+        finally:  # what was measured is kept, also if a configuration has broken the device
             self.rows += [run.row(self.key) for run in self.runs if run.times]
 
     def admit(self, entrants: Sequence[_Entrant]) -> None:

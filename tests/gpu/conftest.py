@@ -65,6 +65,6 @@ def device_works() -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Print why a test failed at once: whoever is stopped at a time limit has it then."""
+    """Print why a test failed at once, so that a run stopped at its time limit has shown it."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
         print(f"\n{report.nodeid} ({report.when}):\n{report.longreprtext[-3000:]}", flush=True)

@@ -29,6 +29,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from burnt import kernels
+
 __all__ = ["CASES", "Case", "NotApplicableError", "Result", "check", "run"]
 
 
@@ -83,6 +85,8 @@ def product(name: str, changes: dict[str, Any], device: torch.device, *, offset:
     from burnt.codegen.triton_launch import build
     from tests.codegen.triton.test_products import CASES as PRODUCTS
 
+    if changes == SPECIALIZED and not can_specialize_warps(triton.__version__):
+        raise NotApplicableError(f"Triton {triton.__version__} compiles none")
     fn, args = PRODUCTS[name]
     given = [a.to(device) for a in args]
     if offset:
@@ -96,10 +100,10 @@ def product(name: str, changes: dict[str, Any], device: torch.device, *, offset:
         if not isinstance(form, ProductForm):
             return config
         if changes == SPECIALIZED:
-            limits = dataclasses.replace(HOPPER, specializes=can_specialize_warps(triton.__version__))
+            limits = dataclasses.replace(HOPPER, specializes=True)
             found = [c for c in variants(form, limits) if c.specialized]
             if not found:
-                refused.append(f"none is offered for it with Triton {triton.__version__}")
+                refused.append("no configuration with specialized warps is offered for it")
             return found[0] if found else config
         if changes.get("descriptors") and not form.described:
             refused.append("no operand lies in memory as a tensor descriptor can describe")
@@ -117,6 +121,9 @@ def product(name: str, changes: dict[str, Any], device: torch.device, *, offset:
         made = listed(function(*given))
         if refused:
             raise NotApplicableError(refused[0])
+        why = function.why_plain(*given)
+        if why is not None:
+            raise AssertionError(f"it ran as eager torch, which would be compared with itself: {why}")
         return made
 
     return Case(
@@ -131,7 +138,6 @@ def product(name: str, changes: dict[str, Any], device: torch.device, *, offset:
 
 def flash(size: int, options: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Case:
     """Flash attention and its gradients; 517 queries and keys are no multiple of a block."""
-    from burnt import kernels
     from burnt.codegen.product_blocks import HOPPER
     from burnt.kernels import attention_triton
     from burnt.kernels.attention_blocks import pick
@@ -164,39 +170,73 @@ def flash(size: int, options: dict[str, Any], dtype: torch.dtype, device: torch.
 # --- optimizer steps, embedding, recurrent layers -------------------------------------------------------
 
 
-def adamw(dtype: torch.dtype, device: torch.device) -> Case:
-    """Two steps with clipping: tensors that are read 16 bytes at once, and one that does not begin there."""
-    from burnt.kernels import adamw_step
+RATE, MAX_NORM = 0.01, 1.0
+STEPS: dict[str, tuple[Callable[..., Any], Callable[..., torch.optim.Optimizer]]] = {
+    "adamw": (
+        lambda p, g, state: kernels.adamw_step(
+            p, g, state[0], state[1], state[2], lr=RATE, max_norm=MAX_NORM, candidate="burnt"
+        ),
+        lambda p: torch.optim.AdamW(p, lr=RATE),
+    ),
+    "sgd": (
+        lambda p, g, state: kernels.sgd_step(
+            p, g, [None] * len(p), lr=RATE, max_norm=MAX_NORM, candidate="burnt"
+        ),
+        lambda p: torch.optim.SGD(p, lr=RATE),
+    ),
+    "sgd, momentum": (
+        lambda p, g, state: kernels.sgd_step(
+            p, g, state[0], lr=RATE, momentum=0.9, max_norm=MAX_NORM, candidate="burnt"
+        ),
+        lambda p: torch.optim.SGD(p, lr=RATE, momentum=0.9),
+    ),
+    "muon": (
+        lambda p, g, state: kernels.muon_step(p, g, state[0], lr=RATE, max_norm=MAX_NORM, candidate="burnt"),
+        lambda p: torch.optim.Muon(p, lr=RATE),
+    ),
+}
 
+
+def optimizer(kind: str, dtype: torch.dtype, device: torch.device) -> Case:
+    """Two steps with clipping: tensors that are read 16 bytes at once, and one that does not begin there."""
+    step, torchs_own = STEPS[kind]
+    if kind == "muon":
+        begin = [drawn(*s, seed=i).to(device, dtype) for i, s in enumerate([(256, 384), (33, 7)])]
+        return optimizer_case(step, torchs_own, begin)
     shapes = (1024, 1024), (1 << 20,), (1027,), (3, 5)
     begin = [drawn(*s, seed=i).to(device, dtype) for i, s in enumerate(shapes)]
     begin.append(drawn(4099, seed=9).to(device, dtype)[3:])
+    return optimizer_case(step, torchs_own, begin)
+
+
+def optimizer_case(step: Any, torchs_own: Any, begin: list[Tensor]) -> Case:
+    """Two steps from these parameters; a view keeps its place within its storage."""
     grads = [[drawn(*p.shape, seed=20 + 10 * t + i).to(p) for i, p in enumerate(begin)] for t in range(2)]
-    rate, most = 0.01, 1.0
 
     def ours() -> Sequence[Tensor]:
-        params = [p.clone() for p in begin[:-1]]
-        storage = torch.empty(4099, dtype=dtype, device=device)
-        params.append(storage[3:].copy_(begin[-1]))
-        means, squares = ([torch.zeros_like(p) for p in params] for _ in range(2))
-        steps = [torch.zeros((), device=device) for _ in params]
+        params = []
+        for p in begin:
+            storage = p.new_empty(p.storage_offset() + p.numel())
+            params.append(storage[p.storage_offset() :].view(p.shape).copy_(p))
+        state: list[Any] = [[torch.zeros_like(p) for p in params] for _ in range(2)]
+        state.append([torch.zeros((), device=p.device) for p in params])
         for given in grads:
-            done = adamw_step(params, given, means, squares, steps, lr=rate, max_norm=most, candidate="burnt")
+            done = step(params, given, state)
             if not done.by.startswith("burnt"):
                 raise AssertionError(f"the step was torch's: {done.by}")
         return params
 
     def torchs(dtype: torch.dtype) -> Sequence[Tensor]:
         params = [torch.nn.Parameter(p.to(dtype)) for p in begin]
-        optimizer = torch.optim.AdamW(params, lr=rate)
+        optimizer = torchs_own(params)
         for given in grads:
             for p, g in zip(params, given, strict=True):
                 p.grad = g.to(dtype)
-            torch.nn.utils.clip_grad_norm_(params, most)
+            torch.nn.utils.clip_grad_norm_(params, MAX_NORM)
             optimizer.step()
         return [p.detach() for p in params]
 
-    return Case(ours, lambda: torchs(dtype), lambda: torchs(torch.float64))
+    return Case(ours, lambda: torchs(begin[0].dtype), lambda: torchs(torch.float64))
 
 
 def embedding(dtype: torch.dtype, device: torch.device) -> Case:
@@ -225,8 +265,6 @@ def embedding(dtype: torch.dtype, device: torch.device) -> Case:
 
 def recurrent(kind: str, width: int, dtype: torch.dtype, device: torch.device) -> Case:
     """A layer and its gradients: few hidden units take all steps in one program, many a kernel a step."""
-    from burnt import kernels
-
     op: Any = kernels.lstm_layer if kind == "lstm" else kernels.gru_layer
     batch, steps, features, gates = 19, 7, 24, 4 if kind == "lstm" else 3
     rows = gates * width
@@ -275,7 +313,8 @@ def _cases() -> Iterator[tuple[str, Callable[[torch.device], Case]]]:
     yield "flash d64, float32", lambda d: flash(64, {"after": 0}, F32, d)
     for dtype in (BF16, F32):
         word = str(dtype).removeprefix("torch.")
-        yield f"adamw, {word}", lambda d, t=dtype: adamw(t, d)
+        for kind in STEPS:
+            yield f"{kind}, {word}", lambda d, k=kind, t=dtype: optimizer(k, t, d)
         yield f"embedding, {word}", lambda d, t=dtype: embedding(t, d)
         for kind in ("lstm", "gru"):
             for way, width in (("all steps", 16), ("a step", 96)):
@@ -412,8 +451,12 @@ def main() -> int:
     parser.add_argument("--limit", type=float, help="seconds after which no case is begun")
     parser.add_argument("--json", type=Path, help="a file that gets one line of JSON for each case")
     options = parser.parse_args()
-    until = None if options.limit is None else time.monotonic() + options.limit
     _import_all()
+    if options.device == "null":
+        from tests.null import driver
+
+        driver.install()  # built once, for all processes
+    until = None if options.limit is None else time.monotonic() + options.limit
     usual = [name for name in CASES if options.pattern or not name.startswith(LAST)]
     names = [name for name in usual if re.search(options.pattern, name)]
     counts = {"passed": 0, "failed": 0, "not applicable": 0, "not begun": 0}

@@ -190,11 +190,11 @@ def differences(
     for entry in compiled:
         now, before = found.get(entry), listed.get(entry)
         if now != before:
-            lines.append(f"{' | '.join(entry)}: {_told(now)}, the list: {_told(before)}")
+            lines.append(f"{' | '.join(entry)}: {_format(now)}, the list: {_format(before)}")
     return lines
 
 
-def _told(spill: Spill | None) -> str:
+def _format(spill: Spill | None) -> str:
     return "no spills" if spill is None else f"{spill.nbytes} bytes ({spill.config})"
 
 

@@ -14,7 +14,7 @@ from burnt.codegen import triton_compile
 from burnt.kernels.attention_blocks import KERNELS, Blocks, configs, pick
 from burnt.kernels.attention_definition import dot_product_attention
 from tests.codegen.triton.ahead import SHARED, TARGETS, limits_of
-from tests.codegen.triton.attention import DTYPES, compiled
+from tests.codegen.triton.attention import DTYPES, VARIANTS, compiled
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -26,6 +26,21 @@ def test_a_sample(kernel: str, target: str, variant: str, tmp_path: Path) -> Non
     blocks = pick(128, 2, limits_of(target))[kernel]
     made = compiled(kernel, blocks, DTYPES["bf16"], 128, variant, target, tmp_path)
     assert ("wgmma.mma_async" if target == "sm_90" else "v_mfma") in made.assembly
+    assert made.shared <= SHARED[target]
+    assert not made.doubles
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kernel", ["forward", "keys", "queries"])
+def test_all_options(kernel: str, variant: str, target: str, tmp_path: Path) -> None:
+    """float16 and heads of 64, which the list of spills does not have: none is allowed."""
+    carried = {"added": variant == "mask, added", "scored": variant in ("softcap", "slopes")}
+    blocks = pick(64, 2, limits_of(target), **carried)[kernel]
+    made = compiled(kernel, blocks, torch.float16, 64, variant, target, tmp_path)
+    assert made.spilled == 0, f"{blocks}: {made.spilled} bytes spilled"
     assert made.shared <= SHARED[target]
     assert not made.doubles
 

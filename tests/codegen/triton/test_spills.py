@@ -62,7 +62,7 @@ def test_the_list_is_of_what_is_compiled() -> None:
     assert format_list(LISTED).replace(triton.__version__, spills.version_of(TEXT)) == TEXT
 
 
-def test_differences_are_told_both_ways() -> None:
+def test_differences_are_reported_both_ways() -> None:
     a, b, c, d = (Entry("keys", "plain", "bf16", size, "sm_90") for size in ("16", "32", "64", "128"))
     some, more, other = Spill("64x64 w4 s2", 8), Spill("64x64 w4 s2", 16), Spill("64x64 w8 s2", 8)
     assert differences({a: some}, {a: some, d: some}, [a, b]) == []  # the last was not compiled
