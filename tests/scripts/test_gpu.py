@@ -311,8 +311,8 @@ def test_a_dry_run_passes_within_the_limits(tmp_path: Path, command: str, most: 
     if command == "correctness":
         assert results["stages"]["first"]["cases"] > 10
         assert results["stages"]["first"]["not_begun"] == []
-        for name in ("tests", "products", "tuning"):
-            assert results["stages"][name]["passed"] > 10, name
+        for name, least in {"tests": 20, "products": 20, "tuning": 1}.items():
+            assert results["stages"][name]["passed"] >= least, name
             assert results["stages"][name]["failed"] == [], name
     else:
         assert "launched  softmax fwd+bwd" in results["stages"]["memory"]["output"]
