@@ -93,6 +93,16 @@ def test_a_stage_that_does_not_exist_is_named(tmp_path: Path) -> None:
     assert "--stages: no speed; figures has facts, once_more, memory" in done.stderr
 
 
+def test_without_a_gpu_the_error_names_the_rehearsals(script: ModuleType) -> None:
+    if script.has_gpu():
+        pytest.skip("there is a GPU here")
+    for command in ("correctness", "figures", "all"):
+        done = subprocess.run([ROOT / "scripts" / "gpu", command], capture_output=True, text=True)
+        assert done.returncode == 2
+        assert "there is no GPU here: --dry-run launches kernels" in done.stderr
+        assert "--device cpu" in done.stderr
+
+
 def test_what_never_ran_comes_first(script: ModuleType) -> None:
     order = [stage.name for stage in script.PLANS["correctness"][1]]
     assert order == ["facts", "first", "tests", "products", "tuning"]
