@@ -140,9 +140,9 @@ def _cpu_name() -> str:
 def _cpu_vendor() -> str:
     if platform.machine().lower() in ("aarch64", "arm64"):
         return "ARM"
-    told = _cpu_field("vendor_id")
-    if told is not None:
-        return _VENDORS.get(told, "")
+    vendor_id = _cpu_field("vendor_id")
+    if vendor_id is not None:
+        return _VENDORS.get(vendor_id, "")
     name = _cpu_name()
     return next((vendor for sign, vendor in _VENDORS.items() if sign in name or vendor in name), "")
 

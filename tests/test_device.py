@@ -65,7 +65,7 @@ def test_this_machines_processor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "lines", "told", "vendor"),
+    ("machine", "lines", "given", "vendor"),
     [
         ("x86_64", {"vendor_id": "GenuineIntel", "model name": "Common processor"}, "", "Intel"),
         ("x86_64", {"vendor_id": "AuthenticAMD", "model name": "EPYC 9654"}, "", "AMD"),
@@ -78,10 +78,10 @@ def test_this_machines_processor() -> None:
     ],
 )
 def test_who_made_a_processor(
-    machine: str, lines: dict[str, str], told: str, vendor: str, monkeypatch: pytest.MonkeyPatch
+    machine: str, lines: dict[str, str], given: str, vendor: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device.platform, "machine", lambda: machine)
-    monkeypatch.setattr(device.platform, "processor", lambda: told)
+    monkeypatch.setattr(device.platform, "processor", lambda: given)
     monkeypatch.setattr(device, "_cpu_field", lines.get)
     assert device._cpu_vendor() == vendor
 

@@ -64,7 +64,7 @@ class Job(NamedTuple):
         arguments: a dtype for each tensor (``"float32"``), None for each floating-point number, and integers;
             a list for a tuple of these.
         constants: block sizes and flags; a function that is a constant is a list of its name in `text`.
-        options: what Triton is told besides.
+        options: of the compilation, such as num_warps.
     """
 
     text: str
@@ -105,7 +105,7 @@ def job_of(
         arguments: what it is launched with, by position: tensors, numbers, tuples, and constants among them,
             which may be functions of modules.
         constants: the others, by name.
-        options: what Triton is told besides.
+        options: of the compilation, such as num_warps.
     """
     imports = [kernel]
 

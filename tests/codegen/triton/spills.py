@@ -113,11 +113,11 @@ def _of_attention() -> Iterator[Entry]:
     for target in TARGETS:
         # gfx90a and gfx950 have the block sizes of gfx942, and its registers; sm_100 and sm_120 are slow to
         # compile for.
-        alike = target in ("gfx90a", "gfx950")
+        is_like_gfx942 = target in ("gfx90a", "gfx950")
         slow = target in ("sm_100", "sm_120")
         for dtype, size, kernel in itertools.product(("bf16", "f32"), ("64", "128", "256"), ATTENTION):
             wide = (dtype, size) == ("f32", "256")
-            if (dtype, size) == ("bf16", "128") or not (alike or (slow and wide)):
+            if (dtype, size) == ("bf16", "128") or not (is_like_gfx942 or (slow and wide)):
                 yield Entry(kernel, "causal", dtype, size, target)
         yield Entry("dots", "causal", "bf16", "128", target)
     for target, variant, kernel in itertools.product(("sm_90", "gfx942"), attention.VARIANTS, ATTENTION):
