@@ -25,7 +25,7 @@ from typing import Any
 
 PLOTS, COLUMNS, LINES = 6, 160, 45
 RIVALS = {
-    "burnt.monitor.chart": "burnt",
+    "burnt.monitor.plotting.chart_widget": "burnt",
     "textual_plot": "textual_plot",
     "textual_plotext": "textual_plotext",
     "plotext": "plotext",
@@ -35,8 +35,8 @@ Draw = Callable[[Any, list[float], list[float], list[float], list[float]], None]
 
 
 def ours() -> tuple[type, Draw]:
-    from burnt.monitor.chart import Chart
-    from burnt.monitor.curves import PALETTE, Curve
+    from burnt.monitor.plotting.chart_widget import Chart
+    from burnt.monitor.plotting.curves import PALETTE, Curve
 
     def draw(plot: Any, xs: list[float], ys: list[float], vx: list[float], vy: list[float]) -> None:
         plot.show([Curve("train", PALETTE[0], xs, ys), Curve("valid", PALETTE[1], vx, vy)], title="loss")
@@ -86,7 +86,7 @@ def plotext() -> tuple[type, Draw]:
 
 
 WIDGETS: dict[str, Callable[[], tuple[type, Draw]]] = {
-    "burnt.monitor.chart": ours,
+    "burnt.monitor.plotting.chart_widget": ours,
     "textual_plot": textual_plot,
     "textual_plotext": textual_plotext,
     "plotext": plotext,

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 
 from burnt import kernels
-from burnt.kernels import tuner
-from burnt.kernels.choice import pick, runnable
-from burnt.kernels.clock import clock_of
+from burnt.kernels.dispatch.selection import pick
+from burnt.kernels.interface.tuning_key import runnable
+from burnt.kernels.tuning import tuner
+from burnt.kernels.tuning.timers import clock_of
 
 
 def candidates(names: list[str], device: torch.device, quick: bool) -> None:

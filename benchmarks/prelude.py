@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from burnt.codegen.prelude import source
+from burnt.codegen.render.c.prelude import source
 
 FLAGS = ["-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fopenmp"]
 UNARY = [

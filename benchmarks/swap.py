@@ -32,8 +32,8 @@ import torch
 import transformers
 
 import burnt
-from burnt.swapping.comparing import Comparison, compare
-from burnt.swapping.functions import names_of, with_global
+from burnt.swapping.benchmark import Comparison, compare
+from burnt.swapping.patterns.rebind_globals import names_of, with_global
 
 RIVALS = ("eager", "inductor", "liger")
 RESULTS = Path(__file__).parent / "results"

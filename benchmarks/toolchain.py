@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 import torch
 
-from burnt.codegen.toolchain import PREAMBLE, launcher, load
+from burnt.codegen.runtime.c_library import PREAMBLE, launcher, load
 
 ONE_LINE = """
 void add(const burnt_arg *a) {

@@ -15,7 +15,7 @@ import pytest
 from tests import processors
 
 ROOT = Path(__file__).parent.parent
-collect_ignore = ["codegen/triton/sanitize.py"]  # a program, whose imports only `--full` installs
+collect_ignore = ["codegen/render/triton/sanitize.py"]  # a program, whose imports only `--full` installs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

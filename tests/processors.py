@@ -66,7 +66,7 @@ def as_if(processor: Processor) -> Iterator[None]:
 def give(processor: Processor | None) -> None:
     """Choose as on this processor from now on; None: this machine's."""
     from burnt import device
-    from burnt.kernels.op import OPS
+    from burnt.kernels.interface.registry import OPS
 
     device._given = processor
     for op in OPS.values():

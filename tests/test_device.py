@@ -121,12 +121,12 @@ def test_the_machine_is_asked_in_one_place(folder: str) -> None:
     facts = {
         "burnt/device.py": "the one place",
         "burnt/_torch.py": "what it asks",
-        "burnt/codegen/compiler.py": "flags, and the key of the cache of what was compiled",
+        "burnt/codegen/runtime/c_compiler.py": "flags, and the key of the cache of what was compiled",
         "burnt/cli/info.py": "it prints what the machine is",
         "tests/test_device.py": "tests of these",
         "tests/test_torch_private.py": "tests of these",
         "tests/cli/test_info.py": "it prints what the machine is",
-        "tests/codegen/test_loads_under_tests.py": "flags that only a compiler for x86 has",
+        "tests/codegen/render/c/test_loads_under_tests.py": "flags that only a compiler for x86 has",
     }
     asking = {
         str(path.relative_to(ROOT))

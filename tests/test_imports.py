@@ -30,7 +30,10 @@ WITHOUT_TORCH = [
         ("import burnt.train.store", "burnt.train.store"),
         ("import burnt.config", "burnt.config"),
         ("import burnt.cli", "burnt.cli"),
-        ("import burnt.cli.monitor, burnt.monitor.once, burnt.monitor.steering", "burnt.monitor"),
+        (
+            "import burnt.cli.monitor, burnt.monitor.snapshot_text, burnt.monitor.data.commands",
+            "burnt.monitor",
+        ),
         ("import burnt.cli.ctl", "burnt.cli"),
     ]
     if importlib.util.find_spec(module) is not None
@@ -97,11 +100,12 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("textual") is None, reason="Textual is not installed")
 def test_the_monitor_loads_no_torch_and_its_first_screen_not_what_runs_need() -> None:
-    modules = loaded("import burnt.monitor.app, burnt.monitor.run, burnt.monitor.compare")
+    modules = loaded("import burnt.monitor.app, burnt.monitor.screens.run, burnt.monitor.screens.compare")
     assert modules.isdisjoint(["torch", "numpy", "triton", "textual_plot", "plotext", "PIL"])
     code = (
         "import sys, burnt.monitor.app; print([m for m in sys.modules if m in"
-        " ('burnt.monitor.run', 'burnt.monitor.chart', 'burnt.train.store.writer', 'burnt.train.progress')])"
+        " ('burnt.monitor.screens.run', 'burnt.monitor.plotting.chart_widget',"
+        " 'burnt.train.store.writer', 'burnt.train.progress')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

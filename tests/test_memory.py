@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from burnt import memory
-from burnt.codegen.compiler import find_compiler
+from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.errors import ConfigError
 
 MIB = 1 << 20

@@ -44,8 +44,8 @@ import torch
 from torch import Tensor
 
 import burnt
-from burnt.kernels.clock import NotCapturedError, captured
-from burnt.kernels.store import Store
+from burnt.kernels.tuning.database import Store
+from burnt.kernels.tuning.timers import NotCapturedError, captured
 from kernel_table import clock, steps
 from kernel_table.cpu import quartiles, say
 from kernel_table.gpu_products import PRODUCTS

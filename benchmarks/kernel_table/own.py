@@ -8,9 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from burnt import kernels
-from burnt.kernels.choice import pick, runnable, written
-from burnt.kernels.op import Op, bound_call
-from burnt.kernels.tuner import known_of
+from burnt.kernels.dispatch.op import Op
+from burnt.kernels.dispatch.selection import pick
+from burnt.kernels.interface.binding import bound_call
+from burnt.kernels.interface.tuning_key import runnable, written
+from burnt.kernels.tuning.tuner import known_of
 
 LIBRARY = frozenset({"vendor", "onednn", "onednn packed", "float32"})
 """Candidates that are calls of torch's or oneDNN's."""

@@ -49,7 +49,7 @@ def run(
     """
     import torch
 
-    from burnt.swapping import comparing
+    from burnt.swapping import benchmark
 
     model, batch = _found(target)
     if inputs:
@@ -77,7 +77,7 @@ def run(
             def say(text: str, what: str = what, device: str = device) -> None:
                 print(f"{device} {what}: {text}", file=sys.stderr, flush=True)
 
-            compared = comparing.compare(there, given, train, seconds=seconds, rounds=_ROUNDS, say=say)
+            compared = benchmark.compare(there, given, train, seconds=seconds, rounds=_ROUNDS, say=say)
             found.append(_row(device, what, compared))
     if as_json:
         print_json(found)

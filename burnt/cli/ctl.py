@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from burnt.cli.output import UsageError, clean
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.errors import BurntError
-from burnt.monitor.words import highest_rate, rate_leap
+from burnt.monitor.format import highest_rate, rate_leap
 from burnt.train.store import RunReader, Series
 from burnt.train.store.control import Acknowledgement, acknowledgement, check, send
 

@@ -104,7 +104,7 @@ def _nvml() -> dict[str, Any]:
 
 def _compiler() -> dict[str, str] | None:
     """The C compiler of generated kernels: ``$BURNT_CC``, ``$CC``, or the first that works."""
-    from burnt.codegen.compiler import find_compiler
+    from burnt.codegen.runtime.c_compiler import find_compiler
 
     found = find_compiler()
     return None if found is None else {"path": found.command[0], "version": found.version}
@@ -112,14 +112,14 @@ def _compiler() -> dict[str, str] | None:
 
 def _kernels() -> dict[str, Any]:
     """Whether kernels are generated, where they are kept, and how many tunings are known."""
-    from burnt.codegen import toolchain
+    from burnt.codegen.runtime import c_library
     from burnt.errors import CacheError
-    from burnt.kernels.store import Store
+    from burnt.kernels.tuning.database import Store
 
-    status = toolchain.status()
+    status = c_library.status()
     found = {
         "generated": status["compiler"] is not None,
-        "why": toolchain.why_no_compiler(),
+        "why": c_library.why_no_compiler(),
         "folder": status["folder"],
         "entries": status["entries"],
         "bytes": status["bytes"],

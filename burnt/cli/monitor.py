@@ -80,11 +80,11 @@ def run(
         from burnt.train.priority import give_way
 
         give_way()
-    from burnt.monitor.model import Library
+    from burnt.monitor.data.runs import Library
 
     library = Library(folders)
     if svg is not None and shape is not None:
-        from burnt.monitor.picture import write_picture
+        from burnt.monitor.snapshot_svg import write_picture
 
         write_picture(library, svg, shape)
         return 0
@@ -92,7 +92,7 @@ def run(
 
     attachment = None
     if attached is not None:
-        from burnt.monitor.attached import Attachment
+        from burnt.monitor.terminal_handoff import Attachment
 
         attachment = Attachment(attached, Path(folders[0]), pulse)
     app = MonitorApp(library, fps=fps, attached=attached, attachment=attachment)
@@ -101,7 +101,7 @@ def run(
 
 
 def _snapshot(folders: Sequence[str], as_json: bool) -> int:
-    from burnt.monitor.once import lines, state
+    from burnt.monitor.snapshot_text import lines, state
 
     if as_json:
         print_json(state(folders))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from burnt.errors import BurntError, nearest
-from burnt.monitor.words import age_text, clean, size_text
+from burnt.monitor.format import age_text, clean, size_text
 
 __all__ = [
     "Cell",

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from burnt.cli.output import Cell, Page, UsageError, age_text, closest, print_json, size_text
 from burnt.cli.runs_list import STATE_STYLES, best, progress_json, seconds_of
 from burnt.errors import RunError
-from burnt.monitor.words import label, note, progress_text
+from burnt.monitor.format import label, note, progress_text
 from burnt.train.store import Artefact, Attempt, Points, RunReader, Series, find_runs
 from burnt.train.store.schema import DATABASE
 from burnt.train.wording import duration_text, value_text

@@ -13,7 +13,7 @@ from typing import Any
 from burnt.cli.output import Cell, Page, UsageError, age_text, print_json
 from burnt.cli.train import module_of
 from burnt.errors import BurntError, CacheError, nearest
-from burnt.kernels.store import Row, Store, read_table, write_table
+from burnt.kernels.tuning.database import Row, Store, read_table, write_table
 
 __all__ = ["clear", "export", "load", "run", "show"]
 
@@ -194,7 +194,7 @@ def _measured(
     """The rows of an example, without and with gradients, and what went wrong, if something did."""
     import torch
 
-    from burnt.kernels.tuner import tune
+    from burnt.kernels.tuning.tuner import tune
 
     def cast(value: Any) -> Any:
         floating = isinstance(value, torch.Tensor) and value.is_floating_point()
@@ -286,7 +286,7 @@ def _old(rows: Sequence[Row]) -> set[str]:
     What an op is that is not imported here, or has candidates that are not, the rows measured last say.
     """
     from burnt.kernels import OPS
-    from burnt.kernels.choice import sources
+    from burnt.kernels.interface.tuning_key import sources
 
     last: dict[str, Row] = {}
     known: dict[tuple[str, str], bool] = {}  # whether all candidates of rows of one op and sources are here
@@ -369,7 +369,7 @@ def _machine(device: str) -> str:
     """How the names of a device's machine begin: one device, or where there is none, its kind."""
     import torch
 
-    from burnt.kernels.choice import machine
+    from burnt.kernels.interface.tuning_key import machine
 
     try:
         kind = torch.device(device).type

@@ -1,8 +1,8 @@
 """The derived backward: a plan for the gradients, and the autograd node that runs it.
 
 The traced graph of the function's own ops is differentiated by torch and planned like any other. The backward
-recomputes what it needs from the inputs, but for what `burnt.codegen.saved` picks. For second derivatives
-torch runs the traced graph.
+recomputes what it needs from the inputs, but for what `burnt.codegen.schedule.saved_tensors` picks. For
+second derivatives torch runs the traced graph.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
-from burnt.codegen.compiled import CompiledPlan, fault, told, told_plan
-from burnt.codegen.saved import taking
-from burnt.codegen.trace import PLANNING, Traced, is_random, trace, unsuited
+from burnt.codegen.frontend.trace import PLANNING, Traced, is_random, trace, unsuited
+from burnt.codegen.runtime.compiled_plan import CompiledPlan, fault, told, told_plan
+from burnt.codegen.schedule.saved_tensors import taking
 from burnt.errors import CacheError, UnsupportedError
 
 __all__ = ["BackwardPlan", "Differentiable", "derive", "derived_plan"]

@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from burnt.codegen.backward import derived_plan
-from burnt.codegen.compiled import CompiledPlan
 from burnt.codegen.function import Function, Planned
 from burnt.codegen.ir import Buffer, Fold, Kernel, Online, Running, Store, walk
-from burnt.codegen.schedule import NO_COPY, Call, Plan
-from burnt.codegen.target import TARGETS, Built
+from burnt.codegen.runtime.compiled_plan import CompiledPlan
+from burnt.codegen.runtime.target import Built
+from burnt.codegen.runtime.targets import TARGETS
+from burnt.codegen.schedule.scheduler import NO_COPY, Call, Plan
 from burnt.errors import ConfigError
 
 __all__ = ["Explanation", "Step", "explain"]

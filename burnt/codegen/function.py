@@ -23,7 +23,8 @@ from torch.utils import _pytree as pytree
 
 from burnt import _torch
 from burnt.codegen.backward import Differentiable, derive
-from burnt.codegen.captures import (
+from burnt.codegen.eager_policy import Served, served
+from burnt.codegen.frontend.captures import (
     SIMPLE,
     captures,
     content,
@@ -32,16 +33,17 @@ from burnt.codegen.captures import (
     unsuited_callable,
     unsuited_captures,
 )
-from burnt.codegen.compiled import CompiledPlan, fault, told, told_plan
+from burnt.codegen.frontend.guards import Likeness, Recent, likeness
+from burnt.codegen.frontend.trace import PLANNING, Dissolving, is_random, trace, unsuited
 from burnt.codegen.ir import Kernel
-from burnt.codegen.likeness import Likeness, Recent, likeness
-from burnt.codegen.lower.products import why_apart
+from burnt.codegen.lower.matmul import why_apart
 from burnt.codegen.precision import precision
-from burnt.codegen.saved import Saved, returning, worth_saving
-from burnt.codegen.schedule import Call
-from burnt.codegen.target import C, Target, target_of
-from burnt.codegen.trace import PLANNING, Dissolving, is_random, trace, unsuited
-from burnt.codegen.vendor import Served, served
+from burnt.codegen.runtime.c_backend import C
+from burnt.codegen.runtime.compiled_plan import CompiledPlan, fault, told, told_plan
+from burnt.codegen.runtime.target import Target
+from burnt.codegen.runtime.targets import target_of
+from burnt.codegen.schedule.saved_tensors import Saved, returning, worth_saving
+from burnt.codegen.schedule.scheduler import Call
 from burnt.errors import CacheError, DefinitionError, FusionError, UnsupportedError
 
 __all__ = ["Function", "functions", "fuse"]
@@ -79,7 +81,8 @@ class Function(Dissolving):
         fn: a Python function of tensors, numbers and other constants; it may capture tensors.
         single: raise `FusionError` where it does not come out as one kernel.
         target: what kernels are printed for; by default what the tensors' device has.
-        lowered: make kernels also where a call of torch's own is known to be faster (`burnt.codegen.vendor`),
+        lowered: make kernels also where a call of torch's own is known to be faster
+        (`burnt.codegen.eager_policy`),
             as `single` and `target` do.
     """
 

@@ -19,21 +19,22 @@ the others            a family each
 from __future__ import annotations
 
 from burnt.codegen.precision import multiplying, precision, set_precision
-from burnt.kernels.activation import ACTIVATIONS, geglu, gelu, relu2, silu, swiglu
-from burnt.kernels.attention_definition import dot_product_attention
-from burnt.kernels.attention_options import attention
-from burnt.kernels.candidate import Candidate
-from burnt.kernels.choice import choices, pin
-from burnt.kernels.conv import conv, conv_transpose, folded_norm
-from burnt.kernels.dropout import dropout
-from burnt.kernels.embedding import embedding
-from burnt.kernels.explanation import explain
-from burnt.kernels.library import decompositions
-from burnt.kernels.linear_loss import linear_cross_entropy
-from burnt.kernels.loss import cross_entropy
-from burnt.kernels.matmul import bmm, linear, matmul
-from burnt.kernels.muon import muon_step, orthogonalized
-from burnt.kernels.normalization import (
+from burnt.kernels.dispatch.explain import explain
+from burnt.kernels.dispatch.op import Op, op
+from burnt.kernels.dispatch.selection import choices, pin
+from burnt.kernels.dispatch.torch_library import decompositions
+from burnt.kernels.interface.candidate import Candidate
+from burnt.kernels.interface.registry import OPS
+from burnt.kernels.ops.activation import ACTIVATIONS, geglu, gelu, relu2, silu, swiglu
+from burnt.kernels.ops.attention.attention import attention
+from burnt.kernels.ops.attention.reference import dot_product_attention
+from burnt.kernels.ops.conv.conv import conv, conv_transpose, folded_norm
+from burnt.kernels.ops.dropout import dropout
+from burnt.kernels.ops.embedding.embedding import embedding
+from burnt.kernels.ops.loss.fused_linear_cross_entropy import linear_cross_entropy
+from burnt.kernels.ops.loss.loss import cross_entropy
+from burnt.kernels.ops.matmul import bmm, linear, matmul
+from burnt.kernels.ops.normalization import (
     batch_norm,
     batch_norm_inference,
     batch_norm_training,
@@ -41,11 +42,8 @@ from burnt.kernels.normalization import (
     layer_norm,
     rms_norm,
 )
-from burnt.kernels.op import OPS, Op, op
-from burnt.kernels.optimizer import StepResult, adam_step, adamw_step, sgd_step
-from burnt.kernels.pool import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
-from burnt.kernels.recurrent import gru, gru_layer, lstm, lstm_layer
-from burnt.kernels.reduction import (
+from burnt.kernels.ops.pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
+from burnt.kernels.ops.reduction import (
     reduce_all,
     reduce_any,
     reduce_argmax,
@@ -59,10 +57,13 @@ from burnt.kernels.reduction import (
     reduce_sum,
     reduce_var,
 )
-from burnt.kernels.rotary import rope
-from burnt.kernels.scan import cumprod, cumsum
-from burnt.kernels.softmax import log_softmax, softmax
-from burnt.kernels.tuner import tune, tuning
+from burnt.kernels.ops.rnn.rnn import gru, gru_layer, lstm, lstm_layer
+from burnt.kernels.ops.rotary import rope
+from burnt.kernels.ops.scan import cumprod, cumsum
+from burnt.kernels.ops.softmax import log_softmax, softmax
+from burnt.kernels.optim.muon import muon_step, orthogonalized
+from burnt.kernels.optim.steps import StepResult, adam_step, adamw_step, sgd_step
+from burnt.kernels.tuning.tuner import tune, tuning
 
 __all__ = [
     "ACTIVATIONS",

@@ -23,13 +23,13 @@ from textual.message_pump import MessagePump
 from textual.screen import Screen
 from textual.timer import Timer
 
-from burnt.monitor.attached import AttachedDriver, Attachment
-from burnt.monitor.keys import APP, Key, bindings, key_text
-from burnt.monitor.look import DARK, LIGHT, PLAIN
-from burnt.monitor.model import Library, RunView
-from burnt.monitor.refresher import Refresher, Source
-from burnt.monitor.runs import RunsScreen
-from burnt.monitor.words import clean
+from burnt.monitor.data.refresher import Refresher, Source
+from burnt.monitor.data.runs import Library, RunView
+from burnt.monitor.format import clean
+from burnt.monitor.screens.run_list import RunsScreen
+from burnt.monitor.terminal_handoff import AttachedDriver, Attachment
+from burnt.monitor.ui.keymap import APP, Key, bindings, key_text
+from burnt.monitor.ui.theme import DARK, LIGHT, PLAIN
 
 __all__ = ["MIN_HEIGHT", "MIN_WIDTH", "MonitorApp"]
 
@@ -129,7 +129,7 @@ class MonitorApp(App[None]):
 
     def compare(self, views: Sequence[RunView]) -> None:
         """Show some runs in one chart."""
-        from burnt.monitor.compare import CompareScreen
+        from burnt.monitor.screens.compare import CompareScreen
 
         self.push_screen(CompareScreen(views))
 
@@ -147,7 +147,9 @@ class MonitorApp(App[None]):
 
     def open_run(self, view: RunView) -> None:
         """Show a run."""
-        from burnt.monitor.run import RunScreen  # not needed for the first screen, which must show at once
+        from burnt.monitor.screens.run import (
+            RunScreen,  # not needed for the first screen, which must show at once
+        )
 
         self.push_screen(RunScreen(view, self.library))
 
@@ -193,7 +195,7 @@ class MonitorApp(App[None]):
         # A training may end before the first look at it.
         self._was_live |= view.live or any(attempt.pid == self.attached for attempt in view.attempts[-1:])
         if self._was_live and not view.live and not self._ending:
-            from burnt.monitor.dialogs import EndScreen
+            from burnt.monitor.ui.dialogs import EndScreen
 
             self._ending = True
             self._uncover()
@@ -209,7 +211,7 @@ class MonitorApp(App[None]):
         if size.width >= self.smallest.width and size.height >= self.smallest.height:
             self._uncover()
         elif self._small is None and not self._ending:
-            from burnt.monitor.dialogs import TooSmallScreen
+            from burnt.monitor.ui.dialogs import TooSmallScreen
 
             self._small = TooSmallScreen()
             self.push_screen(self._small)
@@ -286,7 +288,7 @@ class MonitorApp(App[None]):
 
     def action_help(self) -> None:
         """Show the keys."""
-        from burnt.monitor.dialogs import HelpScreen
+        from burnt.monitor.ui.dialogs import HelpScreen
 
         self.push_screen(HelpScreen([key for _, key in self.keys_here()]))
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from burnt.kernels import StepResult, muon_step
-from burnt.kernels.muon import COEFFICIENTS
+from burnt.kernels.optim.muon import COEFFICIENTS
 from burnt.optim.optimizer import Optimizer
 
 __all__ = ["Muon"]

@@ -26,7 +26,7 @@ all of them are the original.
 
 from __future__ import annotations
 
-from burnt.swapping.model import swap, unswap
+from burnt.swapping.api import swap, unswap
 from burnt.swapping.report import Report, Row
 
 __all__ = ["Report", "Row", "swap", "unswap"]

@@ -18,7 +18,7 @@ from burnt.inspect.layers import describe
 from burnt.train.store import RunWriter
 
 if TYPE_CHECKING:
-    from burnt.codegen.compiled import CompiledPlan
+    from burnt.codegen.runtime.compiled_plan import CompiledPlan
 
 __all__ = ["KernelTables", "chosen_kernels", "pinned_kernels", "record_model"]
 
@@ -76,7 +76,7 @@ class KernelTables:
 
 def chosen_kernels() -> dict[str, str]:
     """What the ops of this process run, for a checkpoint: tuning key -> candidate."""
-    choice = sys.modules.get("burnt.kernels.choice")  # not loaded, no kernel was chosen
+    choice = sys.modules.get("burnt.kernels.dispatch.selection")  # not loaded, no kernel was chosen
     return {} if choice is None else choice.choices()
 
 
@@ -84,7 +84,7 @@ def pinned_kernels(chosen: Mapping[str, str]) -> AbstractContextManager[None]:
     """A context in which ops run what a checkpoint says, whatever the tuner has found since."""
     if not chosen:
         return nullcontext()
-    from burnt.kernels.choice import pinned
+    from burnt.kernels.dispatch.selection import pinned
 
     return pinned(chosen)
 
@@ -108,7 +108,7 @@ def _record(writer: RunWriter, name: str, table: Callable[[], Table], known: Tab
 def _kernels() -> Table:
     """The candidates of ops that were chosen in this process."""
     chosen = chosen_kernels()
-    choice = sys.modules.get("burnt.kernels.choice")
+    choice = sys.modules.get("burnt.kernels.dispatch.selection")
     why: dict[str, str] = choice.reasons() if choice is not None else {}
     rows: list[list[object]] = []
     for key, candidate in sorted(chosen.items()):

@@ -258,7 +258,11 @@ def test_steps_of_a_gpu_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("after", [0, 4])
 def test_a_step_that_torch_served_has_no_ratio(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first, or only once it is timed."""
-    gpu, steps, stepping = module("gpu"), module("steps"), importlib.import_module("burnt.kernels.stepping")
+    gpu, steps, stepping = (
+        module("gpu"),
+        module("steps"),
+        importlib.import_module("burnt.kernels.optim.foreach"),
+    )
     usual, calls = stepping._why_not, itertools.count()
     reason = "a CUDA graph is captured"
     monkeypatch.setattr(stepping, "_why_not", lambda *args: reason if next(calls) >= after else usual(*args))
@@ -429,7 +433,8 @@ def test_every_op_of_a_row_has_candidates_of_its_own_or_one_beneath() -> None:
 def test_our_own_candidate_is_found_and_computes_the_same(
     name: str, ours: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from burnt.kernels.op import OPS, Entry
+    from burnt.kernels.dispatch.op import Entry
+    from burnt.kernels.interface.registry import OPS
 
     cpu, clock, row = module("cpu"), module("clock"), module("rows").find(name)
     op = OPS[(row.beneath or row.op)[0]]

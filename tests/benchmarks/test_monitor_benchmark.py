@@ -61,5 +61,5 @@ def test_what_says_nothing_is_refused() -> None:
 def test_every_widget_has_a_row() -> None:
     done = run("chart_widgets.py", "--quick", "--points", "40")
     assert done.returncode == 0, done.stderr
-    for name in ("burnt.monitor.chart", "textual_plot", "textual_plotext", "plotext"):
+    for name in ("burnt.monitor.plotting.chart_widget", "textual_plot", "textual_plotext", "plotext"):
         assert f"\n{name} " in done.stdout

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from burnt.codegen.compiler import find_compiler
+from burnt.codegen.runtime.c_compiler import find_compiler
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from burnt.cli import main
-from burnt.swapping import comparing, measuring
+from burnt.swapping import benchmark, measure
 
 MODELS = """
 import torch
@@ -43,8 +43,8 @@ def broken():
 @pytest.fixture(autouse=True)
 def models(desk, monkeypatch):
     (desk / "models.py").write_text(MODELS)
-    monkeypatch.setattr(measuring, "_SECONDS", 0.0)
-    monkeypatch.setattr(comparing, "_LEAST", 2)
+    monkeypatch.setattr(measure, "_SECONDS", 0.0)
+    monkeypatch.setattr(benchmark, "_LEAST", 2)
 
     def compiled(model):
         raise RuntimeError("no compiler\nat all")

@@ -9,9 +9,9 @@ import torch
 
 from burnt import kernels
 from burnt.cli import main
-from burnt.kernels.candidate import Alternative
-from burnt.kernels.choice import machine, sources
-from burnt.kernels.store import Row, Store, read_table
+from burnt.kernels.interface.candidate import Alternative
+from burnt.kernels.interface.tuning_key import machine, sources
+from burnt.kernels.tuning.database import Row, Store, read_table
 
 
 @pytest.fixture(autouse=True)
@@ -206,7 +206,7 @@ def test_run_goes_on_when_an_op_cannot_be_measured(capsys, example, monkeypatch)
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr("burnt.kernels.tuner.Truth", fails)
+        patched.setattr("burnt.kernels.tuning.tuner.Truth", fails)
         assert main(["tune", "run", "negated"]) == 1
     assert "could not be measured: negated: RuntimeError: out of memory" in capsys.readouterr().err
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from burnt.codegen.compiler import find_compiler
+from burnt.codegen.runtime.c_compiler import find_compiler
 
 pytestmark = [
     pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run"),

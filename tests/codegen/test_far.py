@@ -17,15 +17,18 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from burnt.codegen import toolchain
-from burnt.codegen.block_sizes import pick
-from burnt.codegen.compiler import find_compiler
 from burnt.codegen.function import Function, Planned
 from burnt.codegen.ir import Buffer, Ix, Kernel, Split, Store, Var, places, walk
-from burnt.codegen.print_c import print_kernels
-from burnt.codegen.print_metal import print_kernel as print_metal
-from burnt.codegen.sizes import plain
-from burnt.codegen.target import METAL, TRITON, Built, C, Target
+from burnt.codegen.render.c.kernel import print_kernels
+from burnt.codegen.render.metal.kernel import print_kernel as print_metal
+from burnt.codegen.render.shape_params import plain
+from burnt.codegen.render.triton.configs import pick
+from burnt.codegen.runtime import c_library
+from burnt.codegen.runtime.c_backend import C
+from burnt.codegen.runtime.c_compiler import find_compiler
+from burnt.codegen.runtime.metal_backend import METAL
+from burnt.codegen.runtime.target import Built, Target
+from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.errors import UnsupportedError
 from tests.codegen.programs import program
 
@@ -108,7 +111,7 @@ def check_c(kernels: list[Kernel], buffers: Sequence[Buffer], numbers: Sequence[
     compiler = find_compiler()
     if compiler is not None:  # which knows where a constant does not fit
         file = folder / "kernels.c"
-        file.write_text(toolchain.PREAMBLE + text)
+        file.write_text(c_library.PREAMBLE + text)
         command = [
             compiler.path,
             "-std=gnu11",
@@ -123,8 +126,8 @@ def check_c(kernels: list[Kernel], buffers: Sequence[Buffer], numbers: Sequence[
 
 
 def check_triton(kernels: list[Kernel], *_: object) -> None:
-    from burnt.codegen.print_triton import form_of, print_kernel
-    from tests.codegen.triton.addresses import check, launches_of
+    from burnt.codegen.render.triton.kernel import form_of, print_kernel
+    from tests.codegen.render.triton.addresses import check, launches_of
 
     for kernel in kernels:
         made = print_kernel(kernel, pick(form_of(kernel)))

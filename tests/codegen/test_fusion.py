@@ -21,10 +21,11 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 from burnt import kernels
-from burnt.codegen import Function, explain, fuse, toolchain
-from burnt.codegen.compiler import find_compiler
+from burnt.codegen import Function, explain, fuse
 from burnt.codegen.ir import Kernel
-from burnt.codegen.schedule import Call
+from burnt.codegen.runtime import c_library
+from burnt.codegen.runtime.c_compiler import find_compiler
+from burnt.codegen.schedule.scheduler import Call
 from burnt.errors import CompileError, ConfigError, DefinitionError, FusionError
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
@@ -269,7 +270,7 @@ def test_a_fault_of_the_compiler_is_told_and_the_plain_function_runs(monkeypatch
     def fail(*_):
         raise CompileError("generated code does not compile", found="no such instruction")
 
-    monkeypatch.setattr(toolchain, "load", fail)
+    monkeypatch.setattr(c_library, "load", fail)
     function, x = fuse(lambda x: x.sin() * 3), randn(5)
     with pytest.warns(RuntimeWarning, match="plain torch(.|\n)*worth a report(.|\n)*no such instruction"):
         made = function(x)
@@ -279,7 +280,7 @@ def test_a_fault_of_the_compiler_is_told_and_the_plain_function_runs(monkeypatch
     monkeypatch.undo()
     function, x = fuse(lambda x: x.sin() * 5), randn(5).requires_grad_()
     made = function(x)
-    monkeypatch.setattr(toolchain, "load", fail)
+    monkeypatch.setattr(c_library, "load", fail)
     with pytest.warns(RuntimeWarning, match="'s backward runs as plain torch"):
         (gradient,) = torch.autograd.grad(made.sum(), x)
     same(gradient, x.cos() * 5)
@@ -1000,7 +1001,7 @@ class TestExplain:
         ("target", "word"), [("c", "void "), ("triton", "@triton.jit"), ("metal", "kernel void ")]
     )
     def test_shows_kernels_for_devices_that_are_not_there(self, target, word, monkeypatch):
-        monkeypatch.setattr(toolchain, "load", lambda *args: pytest.fail("nothing is compiled to be shown"))
+        monkeypatch.setattr(c_library, "load", lambda *args: pytest.fail("nothing is compiled to be shown"))
         x = torch.ones(40, 80).requires_grad_()
         told = explain(lambda x: torch.softmax(x * 2, -1), x, target=target)
         (step,) = told.steps
@@ -1089,7 +1090,7 @@ def test_an_input_that_no_result_is_made_of_has_no_gradient():
 def test_a_process_made_while_a_plan_is_can_make_plans():
     code = """
 import os, threading
-from burnt.codegen.trace import PLANNING
+from burnt.codegen.frontend.trace import PLANNING
 PLANNING.acquire()
 pid = os.fork()
 if pid:

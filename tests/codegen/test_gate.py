@@ -13,7 +13,7 @@ import os
 import pytest
 
 from burnt.codegen import fuse
-from burnt.codegen.compiler import find_compiler
+from burnt.codegen.runtime.c_compiler import find_compiler
 from tests.codegen.compare import Mismatch, judge, judge_fresh
 from tests.codegen.programs import Program, program
 

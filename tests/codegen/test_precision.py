@@ -12,8 +12,8 @@ import torch
 
 from burnt import errors, kernels
 from burnt.codegen.precision import rounding
-from burnt.kernels.agreement import Truth
-from burnt.kernels.choice import tuning_key
+from burnt.kernels.interface.tuning_key import tuning_key
+from burnt.kernels.tuning.accuracy import Truth
 
 NAMES = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "flex32": "medium"}
 

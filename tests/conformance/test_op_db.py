@@ -22,11 +22,11 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils import _pytree as pytree
 
-from burnt.codegen.compiler import find_compiler
+from burnt.codegen.frontend.trace import Dissolving, trace, unsuited
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
-from burnt.codegen.schedule import schedule
-from burnt.codegen.trace import Dissolving, trace, unsuited
+from burnt.codegen.runtime.c_compiler import find_compiler
+from burnt.codegen.schedule.scheduler import schedule
 from tests.codegen.compare import Mismatch, Verdict, Watched, compare, default_dtype
 
 pytestmark = [

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from burnt import kernels
-from burnt.codegen.compiler import find_compiler
+from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.errors import InputUnsupportedError
-from burnt.kernels.op import Op
+from burnt.kernels.dispatch.op import Op
 from tests.codegen.compare import Mismatch
 from tests.conformance.test_op_db import HUNDREDS, OPS, Measure, Sample, run
 

@@ -74,16 +74,16 @@ SPECIALIZED = {"specialized": True}  # of the configurations that are offered, t
 
 
 def product(name: str, changes: dict[str, Any], device: torch.device, *, offset: int = 0) -> Case:
-    """A product of `tests/codegen/triton/test_products.py`; `offset` elements before its first argument."""
+    """A matmul of `tests/codegen/render/triton/test_products.py`; its first argument begins at `offset`."""
     import triton
 
-    from burnt.codegen.block_sizes import pick
     from burnt.codegen.function import Function
-    from burnt.codegen.product_blocks import HOPPER, ProductForm, variants
-    from burnt.codegen.target import TRITON
-    from burnt.codegen.triton_compile import can_specialize_warps
-    from burnt.codegen.triton_launch import build
-    from tests.codegen.triton.test_products import CASES as PRODUCTS
+    from burnt.codegen.render.triton.configs import pick
+    from burnt.codegen.render.triton.matmul_config import HOPPER, ProductForm, variants
+    from burnt.codegen.runtime.triton_backend import TRITON
+    from burnt.codegen.runtime.triton_compile_pool import can_specialize_warps
+    from burnt.codegen.runtime.triton_launch import build
+    from tests.codegen.render.triton.test_products import CASES as PRODUCTS
 
     if changes == SPECIALIZED and not can_specialize_warps(triton.__version__):
         raise NotApplicableError(f"Triton {triton.__version__} compiles none")
@@ -138,10 +138,10 @@ def product(name: str, changes: dict[str, Any], device: torch.device, *, offset:
 
 def flash(size: int, options: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Case:
     """Flash attention and its gradients; 517 queries and keys are no multiple of a block."""
-    from burnt.codegen.product_blocks import HOPPER
-    from burnt.kernels import attention_triton
-    from burnt.kernels.attention_blocks import pick
-    from burnt.kernels.attention_flash import problem_of
+    from burnt.codegen.render.triton.matmul_config import HOPPER
+    from burnt.kernels.ops.attention import flash_triton
+    from burnt.kernels.ops.attention.flash import problem_of
+    from burnt.kernels.ops.attention.flash_config import pick
 
     definition = kernels.dot_product_attention.reference
     shapes = (2, 8, 517, size), (2, 2, 517, size), (2, 2, 517, size), (2, 8, 517, size)
@@ -155,8 +155,8 @@ def flash(size: int, options: dict[str, Any], dtype: torch.dtype, device: torch.
     def ours() -> Sequence[Tensor]:
         problem = problem_of(q, k, **options)
         blocks = pick(size, dtype.itemsize, HOPPER, scored=problem.score is not None)
-        out, lse = attention_triton.forward(q, k, v, problem, blocks)
-        found = attention_triton.backward(grad_out, q, k, v, out, lse, problem, blocks)
+        out, lse = flash_triton.forward(q, k, v, problem, blocks)
+        found = flash_triton.backward(grad_out, q, k, v, out, lse, problem, blocks)
         return [out, *(t for t in found if t is not None)]
 
     def by_definition(dtype: torch.dtype) -> Sequence[Tensor]:
@@ -241,7 +241,7 @@ def optimizer_case(step: Any, torchs_own: Any, begin: list[Tensor]) -> Case:
 
 def embedding(dtype: torch.dtype, device: torch.device) -> Case:
     """The gradient of a table of which one row is asked for by half of the indices."""
-    from burnt.kernels.embedding_triton import summed
+    from burnt.kernels.ops.embedding.backward_triton import summed
 
     count, rows, columns = 5000, 997, 770
     indices = torch.arange(count) * 7919 % rows
@@ -478,9 +478,14 @@ def _import_all() -> None:
     """
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)  # imports much of torch the first time
-    for name in ("attention", "embedding", "optimizer", "recurrent"):
-        importlib.import_module(f"burnt.kernels.{name}_triton")
-    importlib.import_module("tests.codegen.triton.test_products")
+    for name in (
+        "ops.attention.flash_triton",
+        "ops.embedding.backward_triton",
+        "optim.foreach_triton",
+        "ops.rnn.loop_triton",
+    ):
+        importlib.import_module(f"burnt.kernels.{name}")
+    importlib.import_module("tests.codegen.render.triton.test_products")
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ def test_one_kernel(name, device):
 def test_math_within_4_ulp(device):
     if device.type != "cuda":
         pytest.skip("Triton's functions need a GPU or the interpreter")
-    from tests.codegen.triton.accuracy import EXACT, apply, errors, floats, pairs
+    from tests.codegen.render.triton.accuracy import EXACT, apply, errors, floats, pairs
 
     special = torch.tensor([0.0, -0.0, 1.0, -1.0, float("inf"), -float("inf"), float("nan"), 1e-40, -1e-40])
     x = torch.cat([floats(1 << 22), torch.linspace(-12, 12, 1 << 20), special])

@@ -17,9 +17,9 @@ from torch.nn import functional as F
 
 import burnt
 from burnt import kernels
-from burnt.kernels.choice import runnable
-from burnt.kernels.op import bound_call
-from burnt.swapping import measuring
+from burnt.kernels.interface.binding import bound_call
+from burnt.kernels.interface.tuning_key import runnable
+from burnt.swapping import measure
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 
@@ -200,10 +200,10 @@ def test_steps_of_muon_beside_those_of_torch(dtype: torch.dtype, device: torch.d
 @pytest.fixture
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is right is swapped, however slow: this model is small."""
-    monkeypatch.setattr(measuring, "_GAIN", 0.0)
-    monkeypatch.setattr(measuring, "_ROUNDS", range(1, 2))
-    monkeypatch.setattr(measuring, "_SECONDS", 0.0)
-    monkeypatch.setattr(measuring, "_SHORTEST", 0.0)
+    monkeypatch.setattr(measure, "_GAIN", 0.0)
+    monkeypatch.setattr(measure, "_ROUNDS", range(1, 2))
+    monkeypatch.setattr(measure, "_SECONDS", 0.0)
+    monkeypatch.setattr(measure, "_SHORTEST", 0.0)
 
 
 def test_a_llama_is_swapped_and_unswapped(always: None, device: torch.device) -> None:

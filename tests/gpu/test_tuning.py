@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from burnt import kernels
-from burnt.kernels.clock import EventClock, GraphClock, NotCapturedError
-from burnt.kernels.op import Generated
-from burnt.kernels.store import Store
-from burnt.kernels.tuner import rotated, tune
+from burnt.kernels.dispatch.generated import Generated
+from burnt.kernels.tuning.database import Store
+from burnt.kernels.tuning.timers import EventClock, GraphClock, NotCapturedError
+from burnt.kernels.tuning.tuner import rotated, tune
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 

@@ -24,22 +24,29 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from burnt.monitor import app as app_module
-from burnt.monitor import once
-from burnt.monitor import run as run_module
+from burnt.monitor import snapshot_text
 from burnt.monitor.app import MonitorApp
-from burnt.monitor.chart import Chart
-from burnt.monitor.compare import CompareScreen
-from burnt.monitor.dialogs import AskScreen, ConfirmScreen, EndScreen, HelpScreen, TextScreen, TooSmallScreen
-from burnt.monitor.keys import APP, CHART, LIST, RUNS
-from burnt.monitor.look import LIGHT
-from burnt.monitor.model import Checkpoint, Library
-from burnt.monitor.panes import events as events_pane
-from burnt.monitor.panes import log as log_pane
-from burnt.monitor.panes.checkpoints import best_checkpoint
-from burnt.monitor.panes.log import LogPane
-from burnt.monitor.rows import Rows
-from burnt.monitor.run import RunScreen
-from burnt.monitor.runs import RunsScreen
+from burnt.monitor.data.runs import Checkpoint, Library
+from burnt.monitor.plotting.chart_widget import Chart
+from burnt.monitor.screens import run as run_module
+from burnt.monitor.screens.compare import CompareScreen
+from burnt.monitor.screens.panes import events as events_pane
+from burnt.monitor.screens.panes import log as log_pane
+from burnt.monitor.screens.panes.checkpoints import best_checkpoint
+from burnt.monitor.screens.panes.log import LogPane
+from burnt.monitor.screens.run import RunScreen
+from burnt.monitor.screens.run_list import RunsScreen
+from burnt.monitor.ui.dialogs import (
+    AskScreen,
+    ConfirmScreen,
+    EndScreen,
+    HelpScreen,
+    TextScreen,
+    TooSmallScreen,
+)
+from burnt.monitor.ui.keymap import APP, CHART, LIST, RUNS
+from burnt.monitor.ui.table import Rows
+from burnt.monitor.ui.theme import LIGHT
 from burnt.train.store import RunWriter
 from burnt.train.store.control import Inbox
 
@@ -1104,8 +1111,8 @@ def test_odd_content_of_one_run_ends_neither_the_app_nor_a_snapshot(runs: Path, 
         assert len(table(app)) == 3
 
     use(runs, steps)
-    assert any("gamma-10" in line for line in once.lines([runs]))
-    assert once.lines([runs / "beta"])
+    assert any("gamma-10" in line for line in snapshot_text.lines([runs]))
+    assert snapshot_text.lines([runs / "beta"])
 
 
 def test_what_cannot_be_shown_is_told_and_the_rest_goes_on(

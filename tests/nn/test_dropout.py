@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from burnt import kernels, nn
-from burnt.codegen.compiler import find_compiler
-from burnt.kernels.op import Generated
+from burnt.codegen.runtime.c_compiler import find_compiler
+from burnt.kernels.dispatch.generated import Generated
 
 LARGE = 1 << 16  # elements from which kernels are generated
 

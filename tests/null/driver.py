@@ -71,7 +71,7 @@ def why_not() -> str | None:
     missing = [name for name in ("CudaUtils", "CudaLauncher", "CudaDriver") if not hasattr(driver, name)]
     if missing:
         return f"Triton {triton.__version__} has no {', '.join(missing)} in its NVIDIA driver"
-    from burnt.codegen.toolchain import find_compiler, why_no_compiler
+    from burnt.codegen.runtime.c_library import find_compiler, why_no_compiler
 
     return f"no C compiler: {why_no_compiler()}" if find_compiler() is None else None
 
@@ -97,11 +97,11 @@ def _library() -> ctypes.CDLL:
     include = Path(nvidia.__file__).parent / "include"
     folder = Path(tempfile.mkdtemp(prefix="burnt-null-driver-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    target = folder / "libcuda.so.1"
+    targets = folder / "libcuda.so.1"
     flags = ["-shared", "-fPIC", "-O1", "-Wl,-soname,libcuda.so.1", f"-I{include}"]
-    subprocess.run([os.environ.get("CC", "gcc"), *flags, str(SOURCE), "-o", str(target)], check=True)
+    subprocess.run([os.environ.get("CC", "gcc"), *flags, str(SOURCE), "-o", str(targets)], check=True)
     os.environ["TRITON_LIBCUDA_PATH"] = str(folder)
-    return ctypes.CDLL(str(target), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(targets), mode=ctypes.RTLD_GLOBAL)
 
 
 def install() -> None:
@@ -153,22 +153,23 @@ def _install_driver() -> None:
 
 def _send_to_triton() -> None:
     """Tensors on the CPU are sent to the kernels that a GPU would run."""
-    from burnt.codegen import target, triton_launch
-    from burnt.codegen.block_sizes import config_of, pick
-    from burnt.codegen.product_blocks import HOPPER
-    from burnt.kernels import optimizer_triton, recurrent_steps, recurrent_triton, stepping
+    from burnt.codegen.render.triton.configs import config_of, pick
+    from burnt.codegen.render.triton.matmul_config import HOPPER
+    from burnt.codegen.runtime import targets, triton_launch
+    from burnt.kernels.ops.rnn import layer, loop_triton
+    from burnt.kernels.optim import foreach, foreach_triton
 
     def build(
         kernels: Any, buffers: Any, numbers: Any, blocks: Mapping[str, str] | None = None
-    ) -> target.Built:
+    ) -> targets.Built:
         given = {name: config_of(text) for name, text in (blocks or {}).items()}
         return triton_launch.build(
             kernels, buffers, numbers, choose=lambda form: pick(form, HOPPER), blocks=given
         )
 
-    target._build_triton = build
-    null = dataclasses.replace(target.TRITON, build=build)
-    target.BY_DEVICE["cpu"] = null
+    targets._build_triton = build
+    null = dataclasses.replace(targets.TRITON, build=build)
+    targets.BY_DEVICE["cpu"] = null
     triton_launch._scratch = lambda size, alignment, stream: torch.empty(size, dtype=torch.int8)
-    recurrent_steps._loop = lambda x: recurrent_triton
-    stepping.HostPasses = optimizer_triton.DevicePasses  # type: ignore[misc]
+    layer._loop = lambda x: loop_triton
+    foreach.HostPasses = foreach_triton.DevicePasses  # type: ignore[misc]

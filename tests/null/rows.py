@@ -26,9 +26,9 @@ CANDIDATES = "flash", "steps", "generated"  # of a GPU, the special ones first
 
 def launched(op: Any) -> Callable[..., Any]:
     """An op that takes the candidate of a GPU, called as the op is."""
-    from burnt.codegen.product_blocks import HOPPER
-    from burnt.kernels.attention_blocks import configs
-    from burnt.kernels.op import bound_call
+    from burnt.codegen.render.triton.matmul_config import HOPPER
+    from burnt.kernels.interface.binding import bound_call
+    from burnt.kernels.ops.attention.flash_config import configs
 
     name = next(name for name in CANDIDATES if name in op.candidates)
 

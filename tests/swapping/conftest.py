@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from burnt.swapping import measuring
+from burnt.swapping import measure
 
 
 @pytest.fixture(autouse=True)
@@ -12,7 +12,7 @@ def settings():
 @pytest.fixture
 def always(monkeypatch):
     """Whatever is right is swapped, however slow, and little time is taken to measure it."""
-    monkeypatch.setattr(measuring, "_GAIN", 0.0)
-    monkeypatch.setattr(measuring, "_ROUNDS", range(1, 2))
-    monkeypatch.setattr(measuring, "_SECONDS", 0.0)
-    monkeypatch.setattr(measuring, "_SHORTEST", 0.0)
+    monkeypatch.setattr(measure, "_GAIN", 0.0)
+    monkeypatch.setattr(measure, "_ROUNDS", range(1, 2))
+    monkeypatch.setattr(measure, "_SECONDS", 0.0)
+    monkeypatch.setattr(measure, "_SHORTEST", 0.0)

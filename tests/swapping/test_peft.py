@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import burnt
-from burnt.swapping.site import is_swapped
+from burnt.swapping.kind import is_swapped
 
 peft = pytest.importorskip("peft", reason="peft comes with the dev extra")
 transformers = pytest.importorskip("transformers")

@@ -16,8 +16,8 @@ from torch import nn
 
 import burnt
 from burnt.errors import SwapError
-from burnt.swapping import measuring
-from burnt.swapping.site import is_swapped
+from burnt.swapping import measure
+from burnt.swapping.kind import is_swapped
 
 ROOT = Path(__file__).parents[2]
 
@@ -359,7 +359,7 @@ def test_the_first_call_is_one_call(always):
 
 
 def test_what_is_slower_is_left_alone(monkeypatch):
-    monkeypatch.setattr(measuring, "_GAIN", 1e9)
+    monkeypatch.setattr(measure, "_GAIN", 1e9)
     model = Block()
     report = burnt.swap(model, verify=TOKENS)
     assert report.swapped == []

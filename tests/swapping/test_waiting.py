@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 import burnt
-from burnt.swapping.site import is_swapped
+from burnt.swapping.kind import is_swapped
 
 REPLACED = "its forward was replaced by somebody"
 GIVEN = "was given another class by somebody"

@@ -6,7 +6,7 @@ from torch import nn
 
 import burnt
 from burnt.errors import SwapError
-from burnt.swapping import measuring
+from burnt.swapping import measure
 
 
 class Unit(nn.Module):
@@ -79,10 +79,10 @@ def test_nothing_is_measured_on_meta():
 
 
 def test_the_margin_is_said_where_it_decides(always, monkeypatch):
-    assert measuring._too_slow(0.943) == "0.94 times as fast"
-    monkeypatch.setattr(measuring, "_GAIN", 1.02)
-    assert measuring._too_slow(1.0199) == "1.019 times as fast, where 1.02 is wanted"
-    monkeypatch.setattr(measuring, "_GAIN", 1e9)
+    assert measure._too_slow(0.943) == "0.94 times as fast"
+    monkeypatch.setattr(measure, "_GAIN", 1.02)
+    assert measure._too_slow(1.0199) == "1.019 times as fast, where 1.02 is wanted"
+    monkeypatch.setattr(measure, "_GAIN", 1e9)
     report = burnt.swap(model(), verify=torch.ones(2, 4))
     assert all("times as fast" in why for why in report.left.values())
 

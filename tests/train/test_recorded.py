@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from burnt import codegen, kernels
-from burnt.codegen.compiler import find_compiler
 from burnt.codegen.function import functions
+from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.train import RunReader, RunWriter
 from burnt.train.recorded import KernelTables, record_model
 

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 import burnt.nn
 from burnt import kernels, optim
-from burnt.codegen.compiler import find_compiler
+from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import CheckpointError
-from burnt.kernels.store import Row, Store
+from burnt.kernels.tuning.database import Row, Store
 from burnt.train import (
     ClassificationOutput,
     EarlyStopping,

@@ -1,32 +1,22 @@
-"""Lowering: from aten ops to values of the intermediate form.
+"""Lowering: from aten ops to values of the IR.
 
 A table from op to function. What is not in it runs as torch's own call, and is reported as such.
 
-    table        the table, and what its rows are made of
-    elementwise  arithmetic, comparisons, choices, conversions, constants
+    registry     the table, and the helpers that lowerings are written with
+    elementwise  arithmetic, comparisons, where, casts, constants
     integers     divisions, powers and shifts of integers
-    views        views and what is made of parts
-    reductions   sums, extremes, variances
-    gathers      look-ups by tensors of indices, and their gradients
+    views        views, concatenation, padding
+    reduction    sums, extremes, variances
+    gather       indexing by tensors, and its gradients
     random       random numbers, dropout
-    scans        cumulative sums and the like
-    windows      pooling and its gradients
-    products     matrix products, and
-    convolutions which are some, on targets that print them
+    scan         cumulative sums and the like
+    pooling      pooling and its gradients
+    matmul       matrix products, on targets that have kernels for them
+    conv         convolutions, as matrix products
 """
 
-from burnt.codegen.lower import (  # each fills its part of the table
-    convolutions,
-    elementwise,
-    gathers,
-    integers,
-    random,
-    reductions,
-    scans,
-    views,
-    windows,
-)
-from burnt.codegen.lower.table import LOWERINGS, Lowering, Number, Unlowered, const, lowered, pointwise
+from burnt.codegen.lower import conv, elementwise, gather, integers, pooling, random, reduction, scan, views
+from burnt.codegen.lower.registry import LOWERINGS, Lowering, Number, Unlowered, const, lowered, pointwise
 
 __all__ = [
     "LOWERINGS",
@@ -34,15 +24,15 @@ __all__ = [
     "Number",
     "Unlowered",
     "const",
-    "convolutions",
+    "conv",
     "elementwise",
-    "gathers",
+    "gather",
     "integers",
     "lowered",
     "pointwise",
+    "pooling",
     "random",
-    "reductions",
-    "scans",
+    "reduction",
+    "scan",
     "views",
-    "windows",
 ]

@@ -9,7 +9,7 @@ import torch
 
 from burnt.codegen.ir import Expr, Index, Ix, Value
 from burnt.codegen.ir import index as place_of
-from burnt.codegen.lower.table import (
+from burnt.codegen.lower.registry import (
     LOWERINGS,
     Number,
     Unlowered,

@@ -10,15 +10,7 @@ from typing import Any
 import torch
 
 from burnt.codegen.ir import Check, Expr, Index, Value, checked
-from burnt.codegen.lower.table import (
-    Number,
-    Unlowered,
-    const,
-    lowered,
-    operand,
-    overloads,
-    pointwise,
-)
+from burnt.codegen.lower.registry import Number, Unlowered, const, lowered, operand, overloads, pointwise
 
 aten = torch.ops.aten
 

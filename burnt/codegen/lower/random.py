@@ -19,7 +19,7 @@ import torch
 
 from burnt.codegen.ir import Expr, Index, Ix, Value
 from burnt.codegen.ir import index as place_of
-from burnt.codegen.lower.table import Unlowered, cast, compute_dtype, const, lowered, operand, overloads
+from burnt.codegen.lower.registry import Unlowered, cast, compute_dtype, const, lowered, operand, overloads
 
 aten = torch.ops.aten
 

@@ -11,7 +11,7 @@ import torch
 
 from burnt.codegen.ir import Expr, Index, Ix, Value
 from burnt.codegen.ir import index as place_of
-from burnt.codegen.lower.table import Number, Unlowered, broadcast, cast, const, filled, lowered, operand
+from burnt.codegen.lower.registry import Number, Unlowered, broadcast, cast, const, filled, lowered, operand
 
 aten = torch.ops.aten
 

@@ -1,0 +1,56 @@
+"""Dtypes in Metal: what they are in registers and in memory, and their constants."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from burnt.codegen.render.metal import prelude
+
+__all__ = ["COMPUTE", "MEMORY", "SHORT", "constant", "highest", "lowest"]
+
+COMPUTE = {
+    torch.float32: "float", torch.bfloat16: "float", torch.float16: "float", torch.int8: "char",
+    torch.int16: "short", torch.int32: "int", torch.int64: "long", torch.uint8: "uchar",
+    torch.uint16: "ushort", torch.uint32: "uint", torch.uint64: "ulong", torch.bool: "bool",
+}  # fmt: skip
+MEMORY = {**COMPUTE, torch.bfloat16: "bfloat", torch.float16: "half"}
+SHORT = (torch.bfloat16, torch.float16)
+
+
+def constant(value: object, dtype: torch.dtype) -> str:
+    """A number as text.
+
+    >>> constant(1, torch.float32), constant(2, torch.int64), constant(-1.5, torch.bfloat16)
+    ('1.0f', '2L', '(-1.5f)')
+    """
+    assert isinstance(value, int | float)
+    if dtype == torch.bool:
+        return "true" if value else "false"
+    if not dtype.is_floating_point:
+        if value == -(2**63):
+            return "(-9223372036854775807L - 1)"
+        if dtype == torch.uint64:
+            return f"{int(value)}UL"
+        return f"{int(value)}L" if dtype == torch.int64 else f"{COMPUTE[dtype]}({int(value)})"
+    if math.isnan(value):
+        return "NAN"
+    if math.isinf(value):
+        return "INFINITY" if value > 0 else "(-INFINITY)"
+    text = f"{prelude.decimal(value)}f"
+    return f"({text})" if text.startswith("-") else text
+
+
+def lowest(dtype: torch.dtype) -> str:
+    """What every element is at least."""
+    if dtype.is_floating_point:
+        return "-INFINITY"
+    return "0" if dtype == torch.bool else constant(torch.iinfo(dtype).min, dtype)
+
+
+def highest(dtype: torch.dtype) -> str:
+    """What every element is at most."""
+    if dtype.is_floating_point:
+        return "INFINITY"
+    return "1" if dtype == torch.bool else constant(torch.iinfo(dtype).max, dtype)

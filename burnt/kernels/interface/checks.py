@@ -1,0 +1,186 @@
+"""What every op checks before any candidate runs, and errors that say more than torch's, of torch's class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from burnt.errors import (
+    BurntError,
+    InputError,
+    InputIndexError,
+    InputRuntimeError,
+    InputTypeError,
+    InputUnsupportedError,
+    InputValueError,
+)
+
+if TYPE_CHECKING:
+    from burnt.kernels.interface.op_protocol import AnyOp
+
+__all__ = [
+    "all_strided",
+    "described",
+    "explained",
+    "floating",
+    "one_device",
+    "one_dtype",
+    "one_of",
+    "residual_dtype",
+    "signature_text",
+]
+
+_SHORT = (torch.float16, torch.bfloat16)
+
+_LIKE: dict[type[Exception], type[InputError]] = {
+    RuntimeError: InputRuntimeError,
+    IndexError: InputIndexError,
+    ValueError: InputValueError,
+    TypeError: InputTypeError,
+    NotImplementedError: InputUnsupportedError,
+}
+
+
+def all_strided(values: Iterable[object]) -> bool:
+    """Whether the tensors among these have strides and memory: none is sparse, nested or oneDNN's."""
+    return all(v.layout is torch.strided and not v.is_nested for v in values if isinstance(v, Tensor))
+
+
+def explained(
+    op: AnyOp,
+    args: Sequence[Any],
+    error: Exception,
+    candidate: str | None = None,
+    part: str = "",
+) -> Exception:
+    """An error of torch's about an op's arguments, as ours and of the same class; others as they are.
+
+    Args:
+        op: the op.
+        args: all its arguments.
+        error: what was raised.
+        candidate: which one raised it, where it is somebody's own: then of other classes, too.
+        part: of the candidate, such as ``"the backward of "``.
+    """
+    kind = _LIKE.get(type(error))
+    found = str(error)
+    if kind is None and candidate is not None and not isinstance(error, RuntimeError | MemoryError):
+        kind, found = InputRuntimeError, f"{type(error).__name__}: {error}"
+    if kind is None or isinstance(error, BurntError):
+        return error
+    return kind(
+        f"{op.name} cannot take these arguments"
+        if candidate is None
+        else f"{part}the candidate {candidate!r} of {op.name} fails with these arguments",
+        where=f"burnt.kernels.{op.name}",
+        expected=signature_text(op),
+        found=found,
+        origin=[f"{name} = {described(a)}" for name, a in zip(op.positions, args, strict=True)],
+        hint=_NO_DRIVER if "active drivers" in found else None,
+    )
+
+
+_NO_DRIVER = (
+    "Triton finds no GPU. It runs kernels on a CPU where TRITON_INTERPRET=1 is set before triton is imported"
+)
+
+
+def signature_text(op: AnyOp) -> str:
+    """An op's arguments and result: ``(x: Tensor, eps: float = 1e-06) -> Tensor``."""
+    return str(op.signature).replace("'", "").replace("torch.", "")
+
+
+def described(value: Any) -> str:
+    """An argument in short.
+
+    >>> import torch
+    >>> described(torch.zeros(2, 3)), described(0.5)
+    ('float32 (2, 3) on cpu', '0.5')
+    """
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)} on {value.device}"
+    return repr(value)
+
+
+def one_device(op: str, **tensors: Tensor | None) -> None:
+    """All tensors are on one device.
+
+    Raises:
+        InputRuntimeError: naming the one that is elsewhere.
+    """
+    given = {name: t for name, t in tensors.items() if t is not None}
+    (first, reference), *others = given.items()
+    for name, tensor in others:
+        # A number in a tensor may stay on the CPU, as for torch's own ops.
+        if tensor.device != reference.device:
+            raise InputRuntimeError(
+                f"the arguments of {op} are on different devices",
+                where=f"burnt.kernels.{op}",
+                expected=f"{name} on {reference.device}, as {first}",
+                found=f"{name} on {tensor.device}",
+                hint=f"{name}.to({str(reference.device)!r})",
+            )
+
+
+def one_dtype(op: str, **tensors: Tensor | None) -> None:
+    """All tensors have one dtype.
+
+    Raises:
+        InputRuntimeError: naming the one that has another.
+    """
+    given = {name: t for name, t in tensors.items() if t is not None}
+    (first, reference), *others = given.items()
+    for name, tensor in others:
+        if tensor.dtype != reference.dtype:
+            raise InputRuntimeError(
+                f"the arguments of {op} have different dtypes",
+                where=f"burnt.kernels.{op}",
+                expected=f"{name} of {reference.dtype}, as {first}",
+                found=f"{name} of {tensor.dtype}",
+                hint=f"{name}.to({reference.dtype}), or run it under torch.autocast",
+            )
+
+
+def residual_dtype(op: str, x: Tensor, residual: Tensor | None) -> None:
+    """A residual is of the dtype of `x`, or kept in float32 beside 16 bits.
+
+    Raises:
+        InputRuntimeError: it is of another.
+    """
+    if residual is not None and not (residual.dtype == torch.float32 and x.dtype in _SHORT):
+        one_dtype(op, x=x, residual=residual)
+
+
+def floating(op: str, **tensors: Tensor | None) -> None:
+    """All tensors hold floating-point numbers.
+
+    Raises:
+        InputUnsupportedError: naming the one that does not; torch has no kernel for it either.
+    """
+    for name, tensor in tensors.items():
+        if tensor is not None and not tensor.is_floating_point():
+            raise InputUnsupportedError(
+                f"{op} is not defined for {str(tensor.dtype).removeprefix('torch.')}",
+                where=f"burnt.kernels.{op}",
+                expected=f"{name} of a floating-point dtype",
+                found=described(tensor),
+                hint=f"{name}.float()",
+            )
+
+
+def one_of(op: str, name: str, value: str | None, known: Sequence[str]) -> None:
+    """A word is one of those that are known, or None.
+
+    Raises:
+        InputValueError: it is not.
+    """
+    if value is not None and value not in known:
+        raise InputValueError(
+            f"{op} knows no {name} {value!r}",
+            where=f"burnt.kernels.{op}",
+            expected=", ".join(map(repr, known)),
+            found=repr(value),
+        )

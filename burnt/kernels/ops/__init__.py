@@ -1,0 +1,1 @@
+"""The ops, a file or a package per family."""

@@ -1,0 +1,191 @@
+"""Widgets that show artefacts: `Picture`, which scrolls, and `Slider`, which moves along steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.color import Color, ColorParseError
+from textual.content import Content
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+from textual.widget import Widget
+
+from burnt.monitor.artefacts.render import Ink, Lines
+
+__all__ = ["Draw", "Picture", "Slider"]
+
+Draw = Callable[[int, int, bool], Lines]
+"""Draws for so many cells across and down, with colours or without."""
+
+_SHADE = 0.75  # how far the darkest shade goes towards the theme's main colour
+
+
+class Picture(ScrollView, can_focus=False):
+    """Lines of text with colours, drawn for the size there is."""
+
+    DEFAULT_CSS = """
+    Picture {
+        background: $background;
+        scrollbar-size-vertical: 1;
+        overflow-x: hidden;
+        height: 1fr;
+    }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._draw: Draw | None = None
+        self._drawn_for: object = None
+        self._lines: Lines = []
+        self._styles: dict[Ink, Style] = {}
+
+    def show(self, draw: Draw) -> None:
+        """Show something else; nothing is drawn again for what is shown."""
+        if draw is not self._draw or self._drawn_for != (self.size, self._colors):
+            self._draw = draw
+            self._redraw()
+
+    def on_resize(self) -> None:
+        """Another size, another drawing."""
+        self._redraw()
+
+    def notify_style_update(self) -> None:
+        """Another theme has other colours."""
+        super().notify_style_update()
+        self._styles = {}
+        if self._draw is not None and self._drawn_for != (self.size, self._colors):
+            self._redraw()
+
+    @property
+    def _colors(self) -> bool:
+        return not self.app.no_color and self.background_colors[1].ansi is None
+
+    def _redraw(self) -> None:
+        self._styles = {}
+        width, height = self.size
+        if self._draw is not None and width and height:
+            self._drawn_for = self.size, self._colors
+            # A space before it, and one for the scrollbar that the drawing may bring about.
+            self._lines = self._draw(max(width - 2, 1), height, self._colors)
+            self.virtual_size = Size(width, len(self._lines))
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """A line of the screen."""
+        number = y + int(self.scroll_offset.y)
+        if number >= len(self._lines):
+            return Strip.blank(self.size.width, self.rich_style)
+        line = [Segment(" ", self.rich_style)]
+        line += [Segment(ink.text, self._style(ink)) for ink in self._lines[number]]
+        return Strip(line).adjust_cell_length(self.size.width, self.rich_style)
+
+    def _style(self, ink: Ink) -> Style:
+        key = ink._replace(text="")
+        style = self._styles.get(key)
+        if style is None:
+            style = self._styles[key] = self._new_style(key)
+        return style
+
+    def _new_style(self, ink: Ink) -> Style:
+        style = self.rich_style + Style(bold=ink.bold)
+        if not self._colors:
+            return style + Style(dim=ink.color in ("$dim", "$faint"))
+        _, background = self.background_colors
+        color = self._color(ink.color) if ink.color else None
+        if ink.back:
+            background = self._color(ink.back) or background
+            style += Style(bgcolor=background.rich_color)
+        elif ink.shade:
+            background = background.blend(self._color("$primary") or background, ink.shade * _SHADE)
+            color = color or background.get_contrast_text(0.95)
+            style += Style(bgcolor=background.rich_color)
+        return style if color is None else style + Style(color=color.rich_color)
+
+    def _color(self, name: str) -> Color | None:
+        """A colour, or what a variable of the theme says; None if the theme has no such variable."""
+        if name.startswith("$"):
+            name = self.app.theme_variables.get(name[1:], "")
+        try:
+            return Color.parse(name)
+        except ColorParseError:
+            return None
+
+
+class Slider(Widget, can_focus=False):
+    """A line on which one of several places is chosen."""
+
+    DEFAULT_CSS = """
+    Slider { height: 1; padding: 0 1; }
+    """
+    ALLOW_SELECT: ClassVar[bool] = False
+
+    class Moved(Message):
+        """Another place was chosen with the mouse."""
+
+        def __init__(self, slider: Slider, at: int) -> None:
+            self.slider, self.at = slider, at
+            super().__init__()
+
+        @property
+        def control(self) -> Slider:
+            """The slider."""
+            return self.slider
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._state = (0, 0, "")
+        self._bar = (0, 1)  # where the line begins, and how long it is
+        self._held = False
+
+    def show(self, at: int, count: int, label: str) -> None:
+        """Stand at one of so many places, and say what is there."""
+        if (at, count, label) != self._state:
+            self._state = at, count, label
+            self.refresh()
+
+    def render(self) -> Content:
+        """What it is, the line, and which of how many."""
+        at, count, label = self._state
+        if count < 2:
+            return Content.assemble((label, "$dim"))
+        before, after = f"{label}  ", f"  {at + 1} of {count}"
+        length = max(self.size.width - len(before) - len(after), 3)
+        self._bar = len(before), length
+        place = round(at / (count - 1) * (length - 1))
+        return Content.assemble(
+            (before, ""),
+            ("━" * place, "$primary"),
+            ("●", "bold $primary"),
+            ("─" * (length - 1 - place), "$faint"),
+            (after, "$dim"),
+        )
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        """Take hold of it."""
+        self._held = True
+        self.capture_mouse()
+        self._move(event)
+
+    def on_mouse_up(self) -> None:
+        """Let go of it."""
+        self._held = False
+        self.release_mouse()
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        """Drag."""
+        if self._held:
+            self._move(event)
+
+    def _move(self, event: events.MouseEvent) -> None:
+        at, count, _ = self._state
+        start, length = self._bar
+        share = (event.x - self.gutter.left - start) / max(length - 1, 1)
+        chosen = round(min(max(share, 0.0), 1.0) * (count - 1))
+        if count > 1 and chosen != at:
+            self.post_message(self.Moved(self, chosen))

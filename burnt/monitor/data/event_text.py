@@ -1,0 +1,125 @@
+"""What a run's events say, in words: each on a line, the countdown of early stopping, why a run ended.
+
+Without Textual. Anybody may write into a run's file: nothing here is sure that an event has the data that a
+training gives it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from burnt.monitor.format import clean, number, one_line, size_text, value_text
+
+if TYPE_CHECKING:
+    from burnt.monitor.data.runs import RunView
+    from burnt.train.store import Event
+
+__all__ = ["command_text", "countdown", "event_text", "held_rate", "why_ended"]
+
+
+def event_text(kind: str, data: Mapping[str, Any]) -> str:
+    """What an event says beside its kind, on one line, with rounded values.
+
+    >>> event_text("epoch", {"epoch": 3, "values": {"loss": 0.29855883041083864}})
+    '3  loss 0.2986'
+    >>> event_text("checkpoint", {"path": "step-00000008", "values": {}, "bytes": 1231200})
+    'step-00000008  1.2 MiB'
+    """
+    match kind:
+        case "start" | "resume":
+            parts = [f"pid {data.get('pid')} on {data.get('host')}"]
+        case "end":
+            state, reason = data.get("state"), data.get("reason")
+            parts = [one_line(f"{state}: {reason}") if reason and reason != state else str(state)]
+        case "error":
+            parts = [one_line(f"{data.get('error')}: {data.get('message')}")]
+        case "command":
+            reason = data.get("reason")
+            asked = command_text(data.get("command"), data.get("value"))
+            parts = [f"{asked}: {data.get('status')}" + (f", {reason}" if reason else "")]
+        case "checkpoint":
+            size = data.get("bytes")
+            parts = [str(data.get("path")), _value(data.get("values") or {})]
+            parts += [size_text(size)] if isinstance(size, int) else []
+        case "epoch":
+            parts = [str(data.get("epoch")), _value(data.get("values") or {})]
+        case "note":
+            parts = [str(data.get("text"))]
+        case "signal":
+            parts = [str(data.get("signal"))]
+        case "learning_rate":
+            value = data.get("value")
+            parts = ["as the schedule says" if value is None else _value(value)]
+        case _:
+            parts = [f"{key} {_value(value)}" for key, value in data.items()]
+    lines = "  ".join(filter(None, parts)).splitlines()
+    return clean("; ".join(line.strip() for line in lines if line.strip()))
+
+
+def command_text(kind: object, value: object) -> str:
+    """A command with its value, if it has one.
+
+    >>> command_text("lr", 0.00012345678), command_text("pause", None)
+    ('lr 0.000123', 'pause')
+    """
+    return str(kind) if value is None else f"{kind} {_value(value)}"
+
+
+def countdown(events: Sequence[Event]) -> str:
+    """How long early stopping still waits, as the newest validation left it; empty if there is none."""
+    newest = next((event for event in reversed(events) if event.kind == "stopping"), None)
+    if newest is None:
+        return ""
+    data = newest.data
+    return (
+        f"early stopping: {data.get('waited')} of {data.get('patience')} without a better "
+        f"{clean(str(data.get('metric')))} than {_value(data.get('best'))}"
+    )
+
+
+def held_rate(view: RunView) -> float | None:
+    """The learning rate that somebody set, which holds instead of the schedule; None where that does."""
+    attempt = view.attempts[-1].id if view.attempts else 0
+    # An attempt that goes on with a rate of the one before begins by telling it.
+    told = (e for e in reversed(view.events) if e.kind == "learning_rate" and e.attempt == attempt)
+    newest = next(told, None)
+    return None if newest is None else number(newest.data.get("value"))
+
+
+def why_ended(view: RunView) -> str:
+    """Why a run ended otherwise than by coming to its end, in a sentence; empty for the others."""
+    if view.live or view.state == "finished":
+        return ""
+    attempt = view.attempts[-1].id if view.attempts else 0
+    ending = next(
+        (
+            event
+            for event in reversed(view.events)
+            if event.attempt == attempt and event.kind in ("error", "signal")
+        ),
+        None,
+    )
+    if ending is None:
+        return view.note
+    return _cause(ending) or view.note
+
+
+def _cause(event: Event) -> str:
+    data = event.data
+    at = "" if event.step is None else f" at step {event.step:,}"
+    if event.kind == "signal":
+        return f"ended by {data.get('signal')}{at}"
+    message = one_line(str(data.get("message") or ""))
+    words = {"nan": "not a number", "out of memory": "out of memory"}.get(str(data.get("cause")))
+    error = f"{data.get('error')}: {message}" if message else str(data.get("error"))
+    return f"{words}{at}: {error}" if words else f"{error}{at}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "  ".join(f"{name} {_value(entry)}" for name, entry in value.items())
+    if isinstance(value, float):
+        return value_text(value)
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,109 @@
+"""The checkpoints that are there: which is the best, how large, how old."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from textual.app import ComposeResult
+
+from burnt.monitor.data.runs import Checkpoint
+from burnt.monitor.format import age_text, better, clean, number, size_text, value_text
+from burnt.monitor.screens.panes.pane import Pane
+from burnt.monitor.ui.table import Cell, Column, Rows, cell
+
+__all__ = ["CheckpointsPane", "best_checkpoint"]
+
+_COLUMNS = (
+    Column("checkpoint"),
+    Column("step", right=True),
+    Column("", spare=0),
+    Column("values", grows=True),
+    Column("size", right=True),
+    Column("age", right=True),
+)
+_RENEW_SECONDS = 5
+
+
+class CheckpointsPane(Pane):
+    """What the run can be resumed from."""
+
+    TITLE = "Checkpoints"
+    SHORT = "Ckpts"
+
+    def compose(self) -> ComposeResult:
+        """A table."""
+        yield Rows(_COLUMNS, empty="there are no checkpoints")
+
+    def token(self) -> object:
+        """The folder is looked at every few seconds: somebody may delete a checkpoint."""
+        told = sum(event.kind == "checkpoint" for event in self.view.events)
+        return told, self.view.live, int(time.monotonic() / _RENEW_SECONDS)
+
+    def read(self) -> Callable[[], Any]:
+        """The folders, newest first."""
+        found = self.view.checkpoints()
+        best, key = best_checkpoint(found, self.view.config)
+        now = time.time()
+        rows: list[tuple[object, Sequence[Cell]]] = []
+        for checkpoint in reversed(found):
+            values = [
+                (
+                    f"{clean(name)} {_value_text(value)}  ",
+                    "$success" if checkpoint is best and name == key else "",
+                )
+                for name, value in _in_order(checkpoint.values, key)
+            ]
+            rows.append(
+                (
+                    checkpoint.name,
+                    (
+                        cell(checkpoint.name, "bold" if checkpoint is best else ""),
+                        cell("" if checkpoint.step is None else f"{checkpoint.step:,}"),
+                        cell("★ best" if checkpoint is best else "", "$success"),
+                        tuple(values),
+                        cell(size_text(checkpoint.bytes), "$dim"),
+                        cell(age_text(now - checkpoint.written), "$dim"),
+                    ),
+                )
+            )
+        return partial(self._show, rows)
+
+    def _show(self, rows: Sequence[tuple[object, Sequence[Cell]]]) -> None:
+        self.query_one(Rows).show(rows)
+
+
+def best_checkpoint(
+    checkpoints: Sequence[Checkpoint], config: Mapping[str, Any] | None = None
+) -> tuple[Checkpoint | None, str]:
+    """The best checkpoint by the validation loss, else by the first value whose better end is known.
+
+    Returns:
+        It (the oldest of equals, which is the one that a training keeps) and the value's name; None when no
+        checkpoint has such a value.
+    """
+    names = list(dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.values))
+    judged = [name for name in names if better(name, config) is not None]
+    for name in ("valid/loss", *[n for n in judged if n.startswith("valid/")], *judged):
+        have = [
+            (value, checkpoint)
+            for checkpoint in checkpoints
+            if (value := number(checkpoint.values.get(name))) is not None and not math.isnan(value)
+        ]
+        if have:
+            sign = -1 if better(name, config) == "lower" else 1
+            return max(have, key=lambda one: sign * one[0])[1], name
+    return None, ""
+
+
+def _in_order(values: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
+    """What tells the best first, then the other values of validation: the last ones may find no room."""
+    return sorted(values.items(), key=lambda one: (one[0] != key, not one[0].startswith("valid/")))
+
+
+def _value_text(value: object) -> str:
+    found = number(value)
+    return clean(str(value)) if found is None else value_text(found)

@@ -1,0 +1,89 @@
+"""The configuration, flat and filtered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+
+from burnt.monitor.screens.panes.pane import Pane
+from burnt.monitor.ui.dialogs import TextScreen
+from burnt.monitor.ui.filter_input import Field
+from burnt.monitor.ui.keymap import FILTER, bindings
+from burnt.monitor.ui.table import Column, Rows, cell
+
+__all__ = ["ConfigPane", "flat"]
+
+_COLUMNS = (Column("key"), Column("value", grows=True))
+
+
+class ConfigPane(Pane):
+    """The configuration of the newest attempt."""
+
+    TITLE = "Config"
+    KEYS = FILTER
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(FILTER)]
+
+    def compose(self) -> ComposeResult:
+        """A table, and a field to filter it."""
+        yield Rows(_COLUMNS, empty="the run has no configuration")
+        yield Field("words, or /regular expression/")
+
+    def token(self) -> object:
+        """A run that is resumed may have another one."""
+        return len(self.view.attempts), self.view.error
+
+    def read(self) -> Callable[[], Any]:
+        """It was read with the run."""
+        return self._show
+
+    def _show(self) -> None:
+        field = self.query_one(Field)
+        wanted, matches = field.value, field.matches()
+        if matches is None:
+            return
+        rows = self.query_one(Rows)
+        pairs = [
+            (key, value) for key, value in flat(self.view.config or {}).items() if matches(f"{key} {value}")
+        ]
+        rows.empty = "nothing in the configuration matches" if wanted else "the run has no configuration"
+        rows.show([(key, (cell(key, "$dim"), cell(value))) for key, value in pairs])
+
+    @on(Rows.Opened)
+    def opened(self, message: Rows.Opened) -> None:
+        """All of a long value."""
+        key = str(message.key)
+        self.app.push_screen(TextScreen(key, flat(self.view.config or {}).get(key, "")))
+
+    def action_filter(self) -> None:
+        """Type a filter."""
+        self.query_one(Field).open()
+
+    @on(Field.Changed)
+    def changed(self) -> None:
+        """Filter while it is typed."""
+        self._show()
+
+    @on(Field.Closed)
+    def closed(self) -> None:
+        """Back to the table."""
+        self.query_one(Rows).focus()
+
+
+def flat(data: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested values by dotted key, as text.
+
+    >>> flat({"model": {"hidden": 64}, "name": "digits", "sizes": [1, 2]})
+    {'model.hidden': '64', 'name': 'digits', 'sizes': '[1, 2]'}
+    """
+    found: dict[str, str] = {}
+    for key, value in data.items():
+        if isinstance(value, dict) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value if isinstance(value, str) else json.dumps(value)
+    return found

@@ -1,0 +1,187 @@
+"""Events: what happened once, newest first, and what was asked of the training and is not answered yet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.content import Content
+from textual.widgets import Static
+
+from burnt.monitor.data.event_text import command_text, countdown, event_text
+from burnt.monitor.data.runs import RunView
+from burnt.monitor.format import clock_text
+from burnt.monitor.screens.panes.pane import Pane
+from burnt.monitor.ui.dialogs import TextScreen
+from burnt.monitor.ui.filter_input import Field
+from burnt.monitor.ui.filter_match import matcher
+from burnt.monitor.ui.keymap import FILTER, bindings
+from burnt.monitor.ui.status_line import update
+from burnt.monitor.ui.table import Cell, Column, Rows, cell
+from burnt.train.store import Event
+from burnt.train.store.control import Command, waiting
+
+__all__ = ["EventsPane"]
+
+_COLUMNS = (
+    Column("time"),
+    Column("step", right=True),
+    Column("event"),
+    Column("", grows=True),
+)
+_STYLES = {
+    "error": "bold $error",
+    "signal": "$warning",
+    "write_error": "$warning",
+    "early_stopping": "$warning",
+    "checkpoint": "$success",
+    "command": "$primary",
+    "note": "$accent",
+    "resume": "$primary",
+    "start": "$primary",
+    "paused": "$warning",
+    "resumed": "$primary",
+}
+_MOST = 5_000  # events that are shown, the newest
+_LONGEST = 1_000  # characters of an event that its row has; enter shows all
+_QUIET = ("stopping",)  # after each validation; the countdown tells the newest of them
+
+
+class EventsPane(Pane):
+    """What happened."""
+
+    TITLE = "Events"
+    KEYS = FILTER
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(FILTER)]
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self._matches = matcher("")
+        self._made: dict[int, tuple[str, Sequence[Cell]]] = {}  # what a filter looks at, and cells, by event
+
+    def compose(self) -> ComposeResult:
+        """How long early stopping still waits, the table, and a field to filter it."""
+        yield Static(classes="facts")
+        yield Rows(_COLUMNS, empty="reading ...")
+        yield Field("words, or /regular expression/")
+
+    def token(self) -> object:
+        """The newest event, and the commands that wait."""
+        events = self.view.events
+        newest = events[-1].id if events else 0
+        sent = tuple(command.id for command in self._sent())
+        return newest, len(events), self.view.state, sent, self._asked
+
+    def read(self) -> Callable[[], Any]:
+        """Events were read with the run; commands that wait are files beside it."""
+        events = self.view.events
+        countdown_text = countdown(events) if self.view.live else ""
+        return partial(self._show, self._rows(events, self._sent()), bool(events), countdown_text)
+
+    def _sent(self) -> Sequence[Command]:
+        return waiting(self.view.folder) if self.view.live else []
+
+    def action_filter(self) -> None:
+        """Type a filter."""
+        self.query_one(Field).open()
+
+    @on(Field.Changed)
+    def changed(self, message: Field.Changed) -> None:
+        """Filter while it is typed."""
+        message.stop()
+        matches = self.query_one(Field).matches()
+        if matches is not None:
+            self._matches = matches
+            self.again()
+
+    @on(Field.Closed)
+    def closed(self, message: Field.Closed) -> None:
+        """Back to the table; the filter stays."""
+        message.stop()
+        self.query_one(Rows).focus()
+
+    @on(Rows.Opened)
+    def opened(self, message: Rows.Opened) -> None:
+        """All that an event says, with the traceback of an error."""
+        event = next((event for event in self.view.events if event.id == message.key), None)
+        if event is not None:
+            data = dict(event.data)
+            trace = data.pop("traceback", None)
+            lines = [
+                f"{key}: {value if isinstance(value, str) else json.dumps(value)}"
+                for key, value in data.items()
+            ]
+            if trace:
+                lines += ["", str(trace)]
+            at = "" if event.step is None else f" at step {event.step:,}"
+            self.app.push_screen(TextScreen(f"{event.kind}{at}, {_clock(event.time)}", "\n".join(lines)))
+
+    def _rows(self, events: Sequence[Event], sent: Sequence[Command]) -> list[tuple[object, Sequence[Cell]]]:
+        rows: list[tuple[object, Sequence[Cell]]] = [
+            (
+                command.id,
+                (
+                    cell(_clock(command.time), "$dim"),
+                    cell(""),
+                    cell("command", "$primary"),
+                    cell(f"{asked}: sent by {command.sender}, not answered yet"),
+                ),
+            )
+            for command, asked in ((one, command_text(one.kind, one.value)) for one in reversed(sent))
+        ]
+        if (death := self._death()) is not None and self._matches(f"crashed {self.view.note}"):
+            rows.append((None, death))
+        known, self._made = self._made, {}
+        for event in reversed(events[-_MOST:]):
+            if event.kind in _QUIET:
+                continue
+            # Cells are made for new events only, of which there are few.
+            text, cells = self._made[event.id] = known.get(event.id) or _row(event)
+            if self._matches(text):
+                rows.append((event.id, cells))
+        return rows
+
+    def _death(self) -> Sequence[Cell] | None:
+        """The line of a training that was killed: it could not write an event of its end."""
+        if self.view.state != "crashed" or self.view.attempts[-1].ended is not None:
+            return None
+        return (
+            cell(_clock(self.view.attempts[-1].heartbeat), "$dim"),
+            cell(""),
+            cell("crashed", _STYLES["error"]),
+            cell(self.view.note, _STYLES["error"]),
+        )
+
+    def _show(
+        self, rows: Sequence[tuple[object, Sequence[Cell]]], happened: bool, countdown_text: str
+    ) -> None:
+        table = self.query_one(Rows)
+        newest = table.cursor == 0
+        table.empty = "nothing has happened yet" if not happened else "no event matches"
+        table.show(rows)
+        if newest:  # who looks at the newest event wants to see the next one
+            table.action_first()
+        facts = self.query_one(Static)
+        update(facts, Content.assemble((f" {countdown_text}", "$dim")) if countdown_text else Content(""))
+        facts.display = bool(countdown_text)
+
+
+def _row(event: Event) -> tuple[str, Sequence[Cell]]:
+    """What a filter looks at, and the cells."""
+    text, kind = event_text(event.kind, event.data), event.kind.replace("_", " ")
+    style = _STYLES.get(event.kind, "")
+    return f"{kind} {text}", (
+        cell(_clock(event.time), "$dim"),
+        cell("" if event.step is None else f"{event.step:,}", "$dim"),
+        cell(kind, style),
+        cell(text[:_LONGEST], style if event.kind == "error" else ""),
+    )
+
+
+def _clock(seconds: float) -> str:
+    return clock_text(seconds, "%m-%d %H:%M:%S")

@@ -1,0 +1,133 @@
+"""Which kernels run, which plans are active, and what fell back, as the training recorded it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from textual import on
+from textual.app import ComposeResult
+from textual.content import Content
+from textual.widgets import Static
+
+from burnt.monitor.data.runs import RunView
+from burnt.monitor.format import clean
+from burnt.monitor.screens.panes.pane import Pane
+from burnt.monitor.screens.panes.tables import table_rows
+from burnt.monitor.ui.dialogs import TextScreen
+from burnt.monitor.ui.status_line import update
+from burnt.monitor.ui.table import Cell, Column, Rows
+from burnt.train.store import Artefact
+
+__all__ = ["TABLES", "KernelsPane"]
+
+TABLES = ("kernels", "plans")
+_FELL_BACK = "fell back"
+
+
+class KernelsPane(Pane):
+    """Table artefacts ``kernels`` and ``plans``."""
+
+    TITLE = "Kernels"
+    SHORT = "Kern"
+    DEFAULT_CSS = """
+    KernelsPane .table-title { height: 1; padding: 0 1; }
+    KernelsPane #kernels-title { margin-top: 1; }
+    """
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self._tables: dict[str, Artefact | None] = {}
+
+    def compose(self) -> ComposeResult:
+        """Two tables with their titles."""
+        yield Static(id="plans-title", classes="table-title")
+        yield Rows([Column("")], empty="no function was traced", id="plans")
+        yield Static(id="kernels-title", classes="table-title")
+        yield Rows([Column("")], empty="no kernel was chosen", id="kernels")
+
+    def token(self) -> object:
+        """They are artefacts."""
+        return self.view.newest.artefact, len(self.view.attempts)
+
+    @on(Rows.Opened)
+    def opened(self, message: Rows.Opened) -> None:
+        """All of a row, as it was recorded."""
+        artefact = self._tables.get(str(message.rows.id))
+        if artefact is not None and isinstance(message.key, int):
+            row = zip(artefact.data["columns"], artefact.data["rows"][message.key], strict=False)
+            lines = [f"{name}: {value}" for name, value in row if value is not None]
+            self.app.push_screen(TextScreen(str(message.rows.id), "\n".join(lines)))
+
+    def read(self) -> Callable[[], Any]:
+        """The newest of both tables."""
+        newest: dict[str, int] = {}
+        for name in self.view.artefact_names():
+            if name.kind == "table" and name.name in TABLES:
+                newest[name.name] = name.id
+        return partial(self._show, {name: self.view.artefact(id) for name, id in newest.items()})
+
+    def on_resize(self) -> None:
+        """Both tables have room."""
+        self._share()
+
+    def _share(self) -> None:
+        """Plans, which are fewer, have the room that they need, up to the half."""
+        plans = self.query_one("#plans", Rows)
+        plans.styles.height = min(len(plans.keys) + 1, max(self.size.height // 2 - 2, 3))
+
+    def _show(self, tables: dict[str, Artefact | None]) -> None:
+        self._tables = tables
+        for name in TABLES:
+            artefact = tables.get(name)
+            facts = f"{name}: the training has recorded none"
+            if artefact is not None:
+                data, machine = _readable(artefact.data)
+                columns, rows = table_rows(data)
+                facts = f"{name}: {len(rows):,}{machine}"
+                if _FELL_BACK in artefact.data["columns"]:
+                    rows, fallen = _marked(rows, artefact.data["columns"].index(_FELL_BACK))
+                    facts += (
+                        f", {fallen:,} of them fell back to plain torch" if fallen else ", none fell back"
+                    )
+                shown = self.query_one(f"#{name}", Rows)
+                shown.show(rows, columns=columns)
+            title, _, rest = facts.partition(":")
+            update(
+                self.query_one(f"#{name}-title", Static),
+                Content.assemble((title, "bold"), (f" {rest}", "$dim")),
+            )
+        self._share()
+
+
+def _readable(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The table of kernels with what tells its rows apart, and on which machine they run; others as they are.
+
+    A tuning key is ``version|machine|mode|argument|...``: its beginning is the same in all rows.
+    """
+    if table["columns"][:2] != ["op", "key"]:
+        return table, ""
+    keys = [str(key or "").split("|", 2) for _, key, *_ in table["rows"]]
+    machines = list(dict.fromkeys(key[1] for key in keys if len(key) == 3))
+    rows = []
+    for (op, _, *others), key in zip(table["rows"], keys, strict=True):
+        arguments = key[-1].split("|")
+        if len(key) == 3 and len(machines) > 1:
+            arguments.append(key[1])
+        rows.append([op, "  ".join(arguments), *others])
+    columns = [table["columns"][0], "arguments", *table["columns"][2:]]
+    return {"columns": columns, "rows": rows}, f", on {clean('; '.join(machines))}" if machines else ""
+
+
+def _marked(
+    rows: Sequence[tuple[object, Sequence[Cell]]], column: int
+) -> tuple[list[tuple[object, Sequence[Cell]]], int]:
+    """The rows of what fell back in another colour, and how many they are."""
+    marked: list[tuple[object, Sequence[Cell]]] = []
+    fallen = 0
+    for key, cells in rows:
+        fell = cells[column] != (("-", ""),)
+        fallen += fell
+        marked.append((key, [((cell[0][0], "$warning"),) for cell in cells] if fell else cells))
+    return marked, fallen

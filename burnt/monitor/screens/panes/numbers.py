@@ -1,0 +1,69 @@
+"""The table of numbers: for every metric the newest value, and the best with its step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from textual.app import ComposeResult
+
+from burnt.monitor.format import age_text, better, figure_text
+from burnt.monitor.screens.panes.pane import Pane
+from burnt.monitor.ui.table import Cell, Column, Rows, cell
+
+__all__ = ["NumbersPane"]
+
+_COLUMNS = (
+    Column("metric", grows=True),
+    Column("split"),
+    Column("last", right=True),
+    Column("at step", right=True),
+    Column("epoch", right=True, spare=2),
+    Column("best", right=True),
+    Column("at step ", right=True),
+    Column("better", spare=3),
+    Column("age", right=True, spare=1),
+)
+
+
+class NumbersPane(Pane):
+    """Last and best of every metric."""
+
+    TITLE = "Numbers"
+    SHORT = "Nums"
+
+    def compose(self) -> ComposeResult:
+        """A table."""
+        yield Rows(_COLUMNS, empty="no metric has been written yet")
+
+    def read(self) -> Callable[[], Any]:
+        """Last values are known; the best are found by the pyramid."""
+        now = time.time()
+        rows: list[tuple[object, Sequence[Cell]]] = []
+        for series, head in self.view.heads.items():
+            best, point = self.view.best(series), head.point
+            rows.append(
+                (
+                    series,
+                    (
+                        cell(series.name),
+                        cell(series.split, "$dim"),
+                        cell(
+                            figure_text(point.value), "bold" if math.isfinite(point.value) else "bold $error"
+                        ),
+                        cell(f"{point.step:,}", "$dim"),
+                        cell("" if point.epoch is None else f"{point.epoch:,}", "$dim"),
+                        cell("" if best is None else figure_text(best.value), "$success"),
+                        cell("" if best is None else f"{best.step:,}", "$dim"),
+                        cell(better(series.name, self.view.config) or "", "$dim"),
+                        cell(age_text(now - point.time), "$dim"),
+                    ),
+                )
+            )
+        return partial(self._show, rows)
+
+    def _show(self, rows: Sequence[tuple[object, Sequence[Cell]]]) -> None:
+        self.query_one(Rows).show(rows)

@@ -1,0 +1,170 @@
+"""The machine: CPU, memory and GPUs as small plots with their last values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from textual import events, on
+from textual.app import ComposeResult
+from textual.containers import Grid
+from textual.content import Content
+from textual.widgets import Static
+
+from burnt.monitor.data.runs import RunView
+from burnt.monitor.format import clean, number, size_text, value_text
+from burnt.monitor.plotting.chart_widget import Chart
+from burnt.monitor.plotting.curves import PALETTE, Curve, elapsed
+from burnt.monitor.screens.panes.pane import Pane
+from burnt.monitor.ui.status_line import update
+from burnt.train.store import SystemSample
+
+__all__ = ["SystemPane", "panels"]
+
+_WIDTH, _HEIGHT = 44, 8
+_GIB = 2.0**30
+
+
+class Panel(NamedTuple):
+    """A plot of the machine's state: names of a sample's numbers by their labels, and what divides them."""
+
+    title: str
+    names: dict[str, str]
+    divisor: float = 1.0
+
+
+class SystemPane(Pane):
+    """Plots of the last hour."""
+
+    TITLE = "System"
+    SHORT = "Sys"
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self._across = 1
+
+    def compose(self) -> ComposeResult:
+        """A line of values and the plots."""
+        yield Static(classes="facts")
+        yield Grid()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """As many beside each other as there is room for."""
+        self._across = max(event.size.width // _WIDTH, 1)
+        self.again()
+
+    def token(self) -> object:
+        """New samples."""
+        return self.view.newest.system_sample, self._asked
+
+    def read(self) -> Callable[[], Any]:
+        """The samples as curves."""
+        samples = self.view.system_samples()
+        xs = elapsed([sample.time for sample in samples], self.view.spans)
+        curves = {}
+        for panel in panels(samples[-1].values if samples else {}):
+            curves[panel.title] = [
+                Curve(clean(label), PALETTE[i % len(PALETTE)], xs, _numbers(samples, name, panel.divisor))
+                for i, (label, name) in enumerate(panel.names.items())
+            ]
+        return partial(self._show, curves, samples[-1].values if samples else None)
+
+    async def _show(self, curves: dict[str, list[Curve]], last: dict[str, Any] | None) -> None:
+        update(self.query_one(Static), Content.assemble(*_facts(last)))
+        grid = self.query_one(Grid)
+        charts = list(grid.query(Chart))
+        for chart in charts[len(curves) :]:
+            await chart.remove()
+        if len(charts) < len(curves):
+            await grid.mount_all(Chart() for _ in range(len(curves) - len(charts)))
+        across = min(self._across, len(curves)) or 1
+        grid.styles.grid_size_columns = across
+        grid.styles.grid_size_rows = -(-len(curves) // across) or None
+        for chart, (title, lines) in zip(grid.query(Chart), curves.items(), strict=True):
+            chart.show(lines, x="time", title=title, markers=False)
+
+    @on(Chart.Zoomed)
+    def zoomed(self, message: Chart.Zoomed) -> None:
+        """All plots show the same time."""
+        message.stop()
+        for chart in self.query(Chart):
+            chart.zoom(message.range)
+
+    @on(Chart.CrosshairMoved)
+    def crosshair_moved(self, message: Chart.CrosshairMoved) -> None:
+        """All plots read at the same time."""
+        message.stop()
+        for chart in self.query(Chart):
+            chart.move_crosshair(message.x)
+
+
+def panels(names: Sequence[str] | dict[str, Any]) -> list[Panel]:
+    """The plots for what a sample holds.
+
+    >>> [panel.title for panel in panels(["cpu.percent", "process.rss_bytes", "gpu0.watts", "gpu1.watts"])]
+    ['CPU %', 'memory GiB', 'GPU watts']
+    """
+    gpus = sorted({name.partition(".")[0] for name in names if name.startswith("gpu")})
+
+    def of_gpus(measure: str) -> dict[str, str]:
+        return {gpu: f"{gpu}.{measure}" for gpu in gpus}
+
+    wanted = [
+        Panel("CPU %", {"machine": "cpu.percent", "process": "process.cpu_percent"}),
+        Panel("memory GiB", {"machine": "memory.used_bytes", "process": "process.rss_bytes"}, _GIB),
+        Panel("GPU %", of_gpus("percent")),
+        Panel("GPU memory GiB", of_gpus("memory_used_bytes"), _GIB),
+        Panel("GPU °C", of_gpus("celsius")),
+        Panel("GPU watts", of_gpus("watts")),
+    ]
+    there = [
+        panel._replace(names={label: name for label, name in panel.names.items() if name in names})
+        for panel in wanted
+    ]
+    return [panel for panel in there if panel.names]
+
+
+def _numbers(samples: Sequence[SystemSample], name: str, divisor: float) -> list[float]:
+    found = [number(sample.values.get(name)) for sample in samples]
+    return [math.nan if value is None else value / divisor for value in found]
+
+
+def _facts(last: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """The newest values, on a line."""
+    if last is None:
+        return [(" the machine has not been looked at yet", "$dim")]
+    parts: list[tuple[str, str]] = []
+
+    def add(name: str, text: str) -> None:
+        parts.extend([(f" {name} ", "$dim"), (f"{text}  ", "")])
+
+    def value(name: str, write: Callable[[float], str]) -> str | None:
+        found = number(last.get(name))
+        return None if found is None else write(found) if math.isfinite(found) else value_text(found)
+
+    cpu, process = value("cpu.percent", _percent), value("process.cpu_percent", _percent)
+    used, total = value("memory.used_bytes", size_text), value("memory.total_bytes", size_text)
+    for name, text in (
+        ("CPU", cpu),
+        ("process", process),
+        ("memory", f"{used} of {total}" if used and total else used),
+        ("process", value("process.rss_bytes", size_text)),
+        ("disk free", value("disk.free_bytes", size_text)),
+    ):
+        if text:
+            add(name, text)
+    for gpu in sorted({name.partition(".")[0] for name in last if name.startswith("gpu")}):
+        values = (
+            value(f"{gpu}.percent", _percent),
+            value(f"{gpu}.memory_used_bytes", size_text),
+            value(f"{gpu}.celsius", lambda celsius: f"{celsius:.0f} °C"),
+            value(f"{gpu}.watts", lambda watts: f"{watts:.0f} W"),
+        )
+        add(clean(gpu), " ".join(text for text in values if text))
+    return parts
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f} %"

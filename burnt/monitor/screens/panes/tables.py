@@ -1,0 +1,51 @@
+"""Tables that a training recorded, as rows of a table on the screen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from burnt.monitor.format import clean, value_text
+from burnt.monitor.ui.table import Cell, Column, cell
+
+__all__ = ["table_rows"]
+
+_WIDE = 24
+
+
+def table_rows(table: dict[str, Any]) -> tuple[list[Column], list[tuple[object, Sequence[Cell]]]]:
+    """Columns and rows of a table artefact; numbers are set to the right.
+
+    Raises:
+        KeyError, TypeError, IndexError: it has not the form that the run store documents.
+    """
+    names = [clean(str(name)) for name in table["columns"]]
+    rows = [[row[i] for i in range(len(names))] for row in table["rows"]]
+    numeric = [
+        all(value is None or _is_number(value) for value in column) and any(map(_is_number, column))
+        for column in zip(*rows, strict=True)
+    ] or [False] * len(names)
+    # The widest column of words gives way where there is no room for all; else the last takes what is left.
+    widths = [
+        0 if numeric[i] else max((len(_text(row[i])) for row in rows), default=0) for i in range(len(names))
+    ]
+    last = max((i for i in range(len(names)) if not numeric[i]), default=0)
+    grows = widths.index(max(widths)) if max(widths, default=0) > _WIDE else last
+    columns = [Column(name, right=numeric[i], grows=i == grows) for i, name in enumerate(names)]
+    return columns, [(number, [cell(_text(value)) for value in row]) for number, row in enumerate(rows)]
+
+
+def _is_number(value: object) -> bool:
+    numbers = ("NaN", "Infinity", "-Infinity")
+    return (isinstance(value, int | float) and not isinstance(value, bool)) or value in numbers
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return value_text(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return value if isinstance(value, str) else json.dumps(value)

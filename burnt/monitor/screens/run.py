@@ -1,0 +1,398 @@
+"""A run's screen: where it stands, why it ended, its panes, and the commands to it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, ClassVar
+
+from textual import events, on, work
+from textual.app import ComposeResult, SystemCommand
+from textual.binding import BindingType
+from textual.containers import Container
+from textual.content import Content
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import Static
+
+from burnt.monitor.data.commands import Request, Steering, refusal, request_text
+from burnt.monitor.data.event_text import countdown, held_rate, why_ended
+from burnt.monitor.data.runs import Library, RunView
+from burnt.monitor.format import age_text, clean, duration_text, highest_rate, label, rate_leap, value_text
+from burnt.monitor.screens.panes.artefacts import ArtefactsPane
+from burnt.monitor.screens.panes.checkpoints import CheckpointsPane
+from burnt.monitor.screens.panes.config import ConfigPane
+from burnt.monitor.screens.panes.events import EventsPane
+from burnt.monitor.screens.panes.kernels import KernelsPane
+from burnt.monitor.screens.panes.log import LogPane
+from burnt.monitor.screens.panes.model import ModelPane
+from burnt.monitor.screens.panes.numbers import NumbersPane
+from burnt.monitor.screens.panes.pane import Pane
+from burnt.monitor.screens.panes.plots import PlotsPane
+from burnt.monitor.screens.panes.system import SystemPane
+from burnt.monitor.ui.app_protocol import host
+from burnt.monitor.ui.dialogs import AskScreen, ConfirmScreen
+from burnt.monitor.ui.keybar import KeyBar
+from burnt.monitor.ui.keymap import RUN, Key, bindings
+from burnt.monitor.ui.status_line import Part, facts, sides, update
+from burnt.monitor.ui.theme import bar, state_cell
+from burnt.train.store import Series
+from burnt.train.store.control import check
+
+__all__ = ["RunScreen"]
+
+_PANES: tuple[type[Pane], ...] = (
+    PlotsPane,
+    NumbersPane,
+    SystemPane,
+    LogPane,
+    CheckpointsPane,
+    EventsPane,
+    ConfigPane,
+    ModelPane,
+    ArtefactsPane,
+    KernelsPane,
+)
+_KEYS = "123456789K"  # as in the table of keys
+_NARROW = 108  # the panes' titles in full need as much
+_ANSWER_SECONDS = 10.0  # how long an answered command is shown
+_COMMANDS = ("pause", "stop", "save", "learning_rate", "note")  # actions
+_TICK_SECONDS = 1.0  # how often the time that is left is renewed
+
+
+class Tabs(Static):
+    """The panes' names on a line; a click shows one."""
+
+    class Chosen(Message):
+        """A pane was chosen."""
+
+        def __init__(self, number: int) -> None:
+            self.number = number
+            super().__init__()
+
+    def __init__(self) -> None:
+        super().__init__(id="tabs")
+        self._ends: list[int] = []
+        self._current = 0
+
+    def show(self, current: int) -> None:
+        """Mark a pane as shown."""
+        self._current = current
+        narrow = self.size.width < _NARROW
+        parts: list[tuple[str, str]] = []
+        self._ends = []
+        for number, pane in enumerate(_PANES):
+            here = number == current
+            parts.append((f" {_KEYS[number]} ", "bold $primary" if here else "$dim"))
+            title = pane.SHORT or pane.TITLE if narrow else pane.TITLE
+            parts.append((title, "bold underline" if here else "$dim"))
+            if not narrow:
+                parts.append((" ", ""))
+            self._ends.append(sum(len(text) for text, _ in parts))
+        update(self, Content.assemble(*parts))
+
+    def on_resize(self) -> None:
+        """Shorter names where there is less room."""
+        self.show(self._current)
+
+    def on_click(self, event: events.Click) -> None:
+        """Show the pane whose name it is."""
+        number = next((i for i, end in enumerate(self._ends) if event.x < end), None)
+        if number is not None:
+            self.post_message(self.Chosen(number))
+
+
+class RunScreen(Screen[None]):
+    """All about one run.
+
+    Args:
+        view: the run.
+        library: the runs it is one of.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(RUN)]
+    KEYS = RUN
+
+    def __init__(self, view: RunView, library: Library) -> None:
+        super().__init__()
+        self.view = view
+        self.library = library
+        self.steering = Steering(view)
+        self.current = 0
+        self._panes: dict[int, Pane] = {}
+        self._headed_at = -math.inf
+        self._steered: object = None
+        self._telling = False
+        view.follow()
+
+    def compose(self) -> ComposeResult:
+        """Two lines of head, the panes' names, a pane, a line on commands, the keys."""
+        yield Static(id="title")
+        yield Static(id="about")
+        yield Tabs()
+        yield Container(id="panes")
+        yield Static(id="commands")
+        yield KeyBar()
+
+    async def on_mount(self) -> None:
+        """Begin with the plots."""
+        await self._show_pane(0)
+        self._show_head()
+
+    def on_unmount(self) -> None:
+        """The run is no longer followed."""
+        self.view.unfollow()
+
+    def on_screen_resume(self) -> None:
+        """The screen is shown (again)."""
+        host(self).show_source(self)
+
+    # --- showing
+
+    def load(self, changed: bool) -> Callable[[], Any] | None:
+        """In the reading thread: the head's news, and those of the pane."""
+        pane = self._panes.get(self.current)
+        show = None if pane is None else pane.load(changed)
+        ticks = self.view.live or self._telling  # what is told of a command goes away by itself
+        due = ticks and time.monotonic() - self._headed_at > _TICK_SECONDS
+        if show is None and not changed and not due:
+            return None
+        self._headed_at = time.monotonic()
+
+        async def shown() -> None:
+            self._show_head()
+            if show is not None and (showing := show()) is not None:
+                await showing
+
+        return shown
+
+    def _show_head(self) -> None:
+        view = self.view
+        text, style = state_cell(view)
+        progress = view.progress
+        left: list[Part] = [(f" {clean(view.label)}", "bold"), (f"  {text}", style)]
+        if view.activity not in ("", "training", "paused"):
+            left.append((f" {clean(view.activity)}", "$dim"))
+        right: list[list[Part]] = []
+        if progress is not None and progress.epoch is not None:
+            of = f"/{progress.total_epochs:,}" if progress.total_epochs else ""
+            right.append([("  epoch ", "$dim"), (f"{progress.epoch:,}{of}", "")])
+        if progress is not None:
+            of = f"/{progress.total_steps:,}" if progress.total_steps else ""
+            right.append([("  step ", "$dim"), (f"{progress.step:,}{of}", "")])
+        if (share := view.fraction) is not None:
+            done, rest = bar(share, 8 if self.size.width < 100 else 16)
+            right.append([("  " + done, "$primary"), (rest, "$faint"), (f" {math.floor(share * 100)} %", "")])
+        if (eta := view.eta) is not None:
+            right.append([("  eta ", "$dim"), (duration_text(eta), "")])
+        update(self.query_one("#title", Static), sides(left, right, self.size.width))
+        update(self.query_one("#about", Static), self._about())
+        self._show_commands()
+        if self._steered != (view.live, self._paused()):
+            self._steered = view.live, self._paused()
+            self.query_one(KeyBar).renew()
+
+    def key_now(self, key: Key) -> Key:
+        """The key as the key bar shows it: not at all if it commands a training that does not run."""
+        if key.action in _COMMANDS and not self.view.live:
+            return key._replace(footer=0)
+        return key._replace(label="Resume") if key.action == "pause" and self._paused() else key
+
+    def _paused(self) -> bool:
+        return self.view.activity == "paused"
+
+    def _about(self) -> Content:
+        view = self.view
+        if view.error is not None:
+            return Content.assemble((f" {clean(view.note)}", "$error"))
+        if why := why_ended(view):
+            style = "bold $error" if view.state == "crashed" else "$warning"
+            return Content.assemble((f" {clean(why)}", style))
+        pairs: list[tuple[str, Part]] = []
+        if view.metric is not None:
+            pairs.append((label(view.metric), (value_text(view.heads[view.metric].point.value), "bold")))
+            if view.metric_best is not None:
+                best = f"{value_text(view.metric_best.value)} at {view.metric_best.step:,}"
+                pairs.append(("best", (best, "$success")))
+        if view.live and (waits := countdown(view.events)):
+            pairs.append(("", (waits, "")))
+        held = held_rate(view) if view.live else None
+        if held is not None:
+            pairs.append(("learning rate", (f"{held:.3g}, set by hand", "$warning")))
+        for name, text, form in (
+            ("samples_per_second", "samples/s", "{:,.0f}"),
+            ("learning_rate", "learning rate", "{:.3g}"),
+            ("data_wait_share", "waits for data", "{:.0%}"),
+        ):
+            if name == "learning_rate" and held is not None:
+                continue
+            head = view.heads.get(Series(name, "train"))
+            if head is not None:
+                pairs.append((text, (form.format(head.point.value), "")))
+        pairs.append(("worked", (duration_text(view.seconds), "")))
+        if not math.isnan(view.created):
+            pairs.append(("began", (f"{age_text(time.time() - view.created)} ago", "")))
+        return facts(pairs, self.size.width)
+
+    async def _show_pane(self, number: int) -> None:
+        container = self.query_one("#panes")
+        pane = self._panes.get(number)
+        if pane is None:
+            pane = _PANES[number](self.view)
+            # Mounted before the reading thread knows of it, so that what it reads can be shown.
+            await container.mount(pane)
+            self._panes[number] = pane
+        for other, shown in self._panes.items():
+            shown.display = other == number
+        self.current = number
+        self.query_one(Tabs).show(number)
+        pane.enter()
+        host(self).show_source(self)
+
+    # --- panes
+
+    async def action_pane(self, number: int) -> None:
+        """Show a pane by its number."""
+        if number <= len(_PANES):
+            await self._show_pane(number - 1)
+
+    async def action_next_pane(self) -> None:
+        """The pane to the right."""
+        await self._show_pane((self.current + 1) % len(_PANES))
+
+    async def action_previous_pane(self) -> None:
+        """The pane to the left."""
+        await self._show_pane((self.current - 1) % len(_PANES))
+
+    @on(Tabs.Chosen)
+    async def chosen(self, message: Tabs.Chosen) -> None:
+        """A click on a name."""
+        await self._show_pane(message.number)
+
+    def palette(self) -> Iterator[SystemCommand]:
+        """A command for each pane."""
+        for number, pane in enumerate(_PANES):
+            show = partial(self.call_later, self._show_pane, number)
+            yield SystemCommand(pane.TITLE, f"show the pane {pane.TITLE.lower()}", show)
+
+    def action_back(self) -> None:
+        """To the list."""
+        self.app.pop_screen()
+
+    # --- commands
+
+    def _can_steer(self) -> bool:
+        reason = refusal(self.view)
+        if reason is not None:
+            self.notify(reason, severity="warning", markup=False)
+        return reason is None
+
+    async def _confirm(self, screen: ConfirmScreen, kind: str, value: str | None = None) -> None:
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._send(kind, value)
+
+        # Awaited, so that the next key goes to the window.
+        await self.app.push_screen(screen, answered)
+
+    async def _ask(self, screen: AskScreen, kind: str) -> None:
+        async def answered(text: str | None) -> None:
+            if text is None:
+                return
+            leap = self._leap(text) if kind == "lr" else ""
+            if leap:
+                question = f"Set the learning rate to {text}?"
+                await self._confirm(ConfirmScreen(question, f"It is {leap}.", "Set", grave=True), kind, text)
+            else:
+                self._send(kind, text)
+
+        await self.app.push_screen(screen, answered)
+
+    def _leap(self, text: str) -> str:
+        """How far a learning rate that was typed is from the present one, if it may be mistyped."""
+        rate = check("lr", text)
+        if not isinstance(rate, float):
+            return ""
+        return rate_leap(rate, self._rate(), highest_rate(self.view.config))
+
+    def _rate(self) -> float | None:
+        """The learning rate of the newest step."""
+        head = self.view.heads.get(Series("learning_rate", "train"))
+        return None if head is None else head.point.value
+
+    async def action_pause(self) -> None:
+        """Pause, or go on."""
+        if not self._can_steer():
+            return
+        if self._paused():
+            question, detail, kind = "Let the training go on?", "It goes on with the next step.", "resume"
+        else:
+            question, kind = "Pause the training?", "pause"
+            detail = "It stops after the step it is in, keeps its memory, and waits until it may go on."
+        await self._confirm(ConfirmScreen(question, detail, kind.capitalize()), kind)
+
+    async def action_save(self) -> None:
+        """A checkpoint now."""
+        if self._can_steer():
+            detail = "After the step it is in; the training goes on."
+            await self._confirm(ConfirmScreen("Write a checkpoint now?", detail, "Write"), "save")
+
+    async def action_stop(self) -> None:
+        """Stop with a checkpoint."""
+        if self._can_steer():
+            detail = (
+                "It finishes the step it is in, writes a checkpoint and ends. "
+                "The run can be resumed from there."
+            )
+            await self._confirm(ConfirmScreen(f"Stop {self.view.label}?", detail, "Stop", grave=True), "stop")
+
+    async def action_learning_rate(self) -> None:
+        """Another learning rate."""
+        if not self._can_steer():
+            return
+        now, held = self._rate(), held_rate(self.view)
+        detail = "A number, which holds instead of the schedule; or auto, to follow the schedule again."
+        if now is not None:
+            detail += f" It is {now:.3g} now{'' if held is None else ', set by hand'}."
+        await self._ask(
+            AskScreen(
+                "Change the learning rate to", detail, "a number, or auto", "Change", partial(check, "lr")
+            ),
+            "lr",
+        )
+
+    async def action_note(self) -> None:
+        """A note."""
+        if self._can_steer():
+            detail = "It is kept among the run's events."
+            await self._ask(
+                AskScreen("Add a note", detail, "what should be remembered", "Add", partial(check, "note")),
+                "note",
+            )
+
+    @work(thread=True)
+    def _send(self, kind: str, value: str | None = None) -> None:
+        request = self.steering.send(kind, value)
+        self.app.call_from_thread(self._told, request)
+        host(self).refresher.wake()
+
+    def _told(self, request: Request) -> None:
+        if request.status == "refused":  # what is done is said in the line of commands alone
+            self.notify(clean(request_text(request)), severity="error", markup=False)
+        self._show_commands()
+
+    def _show_commands(self) -> None:
+        for request in self.steering.answered():
+            self._told(request)
+        line = self.query_one("#commands", Static)
+        newest = self.steering.requests[-1] if self.steering.requests else None
+        over = newest is not None and newest.status in ("done", "refused")
+        self._telling = newest is not None and not (over and time.time() - newest.time > _ANSWER_SECONDS)
+        line.display = self._telling
+        if newest is None or not self._telling:
+            return
+        style = {"refused": "$error", "done": "$success"}.get(newest.status, "$warning")
+        symbol = {"refused": "✗", "done": "✓"}.get(newest.status, "…")
+        update(line, Content.assemble((f" {symbol} {clean(request_text(newest))}", style)))

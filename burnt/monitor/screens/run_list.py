@@ -1,0 +1,395 @@
+"""The list of runs: filter, sort, mark for comparing, open."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Container
+from textual.content import Content
+from textual.screen import Screen
+from textual.widgets import Static
+
+from burnt.errors import BurntError
+from burnt.monitor.data.runs import Library, RunView
+from burnt.monitor.format import age_text, better, clean, clock_text, duration_text, label, value_text
+from burnt.monitor.plotting.curves import LOOKS, STYLES, Curve
+from burnt.monitor.plotting.run_curves import curves_of
+from burnt.monitor.ui.app_protocol import host
+from burnt.monitor.ui.filter_input import Field
+from burnt.monitor.ui.filter_match import matcher
+from burnt.monitor.ui.keybar import KeyBar
+from burnt.monitor.ui.keymap import RUNS, bindings
+from burnt.monitor.ui.status_line import Part, facts, sides, update
+from burnt.monitor.ui.table import Cell, Column, Rows, cell
+from burnt.monitor.ui.theme import bar, state_cell
+
+__all__ = ["RunsScreen"]
+
+_COLUMNS = (
+    Column(""),
+    Column("run", grows=True),
+    Column("state"),
+    Column("progress", spare=1),
+    Column("epoch", right=True, spare=5),
+    Column("step", right=True, spare=6),
+    Column("eta", right=True, spare=3),
+    Column("metric", spare=4),
+    Column("last", right=True),
+    Column("best", right=True),
+    Column("at step", right=True, spare=7),
+    Column("took", right=True, spare=8),
+    Column("age", right=True, spare=2),
+)
+_METRIC = 7
+_LINES = dict(zip(STYLES, "▐┇┊╏", strict=True))  # upright, as runs are drawn when they are compared
+_NARROW = 100
+_PREVIEW_LINES = 30
+_ORDER = ("running", "stale", "crashed", "stopped", "finished", "unreadable", "deleted")
+_AGES_SECONDS = 10.0  # how often ages are renewed when nothing else changes
+
+_SORTS: dict[str, Callable[[RunView], Any]] = {
+    "age": lambda view: -view.created,
+    "run": lambda view: _natural(view.label),
+    "state": lambda view: _ORDER.index(view.state),
+    "progress": lambda view: view.fraction if view.fraction is not None else math.nan,
+    "epoch": lambda view: _number(view.progress and view.progress.epoch),
+    "step": lambda view: _number(view.progress and view.progress.step),
+    "eta": lambda view: _number(view.eta),
+    "metric": lambda view: label(view.metric) if view.metric else "",
+    "last": lambda view: _worse(view, view.heads[view.metric].point.value if view.metric else math.nan),
+    "best": lambda view: _worse(view, view.metric_best.value if view.metric_best else math.nan),
+    "at step": lambda view: _number(view.metric_best and view.metric_best.step),
+    "took": lambda view: view.seconds,
+}
+
+
+class RunsScreen(Screen[None]):
+    """All runs, one a line."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(RUNS)]
+    KEYS = RUNS
+
+    def __init__(self, library: Library) -> None:
+        super().__init__()
+        self.library = library
+        self.marked: list[RunView] = []
+        self._matches: Callable[[str], bool] = matcher("")
+        self._sort, self._descending = "age", False
+        self._shown_at = -math.inf
+        self._read = False
+        self._previewing = False
+        self._under_cursor: RunView | None = None
+
+    def compose(self) -> ComposeResult:
+        """A line of title, the table, what is to be said of the run under the cursor, the keys."""
+        yield Static(id="title")
+        yield Rows(_COLUMNS, empty="reading ...", id="runs")
+        yield Container(id="preview")
+        yield Static(id="about")
+        yield Field("words, or /regular expression/")
+        yield KeyBar()
+
+    def on_mount(self) -> None:
+        """The table has the keys."""
+        self.query_one(Rows).focus()
+
+    def on_screen_resume(self) -> None:
+        """The list is on the screen (again)."""
+        self._shown_at = -math.inf
+        host(self).show_source(self)
+
+    # --- showing
+
+    def load(self, changed: bool) -> Callable[[], Any] | None:
+        """In the reading thread: nothing more is needed than what the library has."""
+        if not changed and time.monotonic() - self._shown_at < _AGES_SECONDS:
+            return None
+        self._shown_at = time.monotonic()
+        curves = self._curves(self._under_cursor) if self._previewing else None
+        return partial(self._show_all, self._under_cursor, curves)
+
+    def _curves(self, view: RunView | None) -> list[Curve]:
+        """The key metric of the run under the cursor."""
+        metric = None if view is None else view.metric
+        if view is None or metric is None or view.error is not None:
+            return []
+        try:
+            return curves_of(view, metric.name)
+        except BurntError:  # the run's line will say so
+            return []
+
+    async def _show_all(self, view: RunView | None, curves: list[Curve] | None) -> None:
+        self._show(True)
+        if curves is None:
+            return
+        from burnt.monitor.plotting.chart_widget import Chart  # not needed for the first picture
+
+        place = self.query_one("#preview")
+        if not place.query(Chart):
+            chart = Chart()
+            chart.can_focus = False  # it is for a look only
+            await place.mount(chart)
+        place.display = bool(curves)
+        metric = None if view is None else view.metric
+        place.query_one(Chart).show(curves, title="" if metric is None else clean(metric.name))
+
+    def on_resize(self) -> None:
+        """A preview where there is room for one."""
+        self._previewing = self.size.height >= _PREVIEW_LINES
+        if not self._previewing:
+            self.query_one("#preview").display = False
+        self._shown_at = -math.inf
+
+    def _show(self, read: bool | None = None) -> None:
+        self._read = self._read or bool(read)
+        views = [
+            view for view in self.library.views if self._matches(f"{view.label}\n{view.name}\n{view.state}")
+        ]
+        self.marked = [view for view in self.marked if view in self.library.views]
+        views = _sorted(views, self._sort, self._descending)
+        rows = self.query_one(Rows)
+        rows.empty = self._nothing()
+        cells = [(view, self._cells(view)) for view in views]
+        columns = list(_COLUMNS)
+        metrics = {view.metric for view in views if view.metric is not None}
+        if len(metrics) == 1:
+            # Said once, it leaves room for the names of the runs.
+            columns[_METRIC : _METRIC + 2] = [Column(clean(label(*metrics)), right=True)]
+            cells = [(view, [*line[:_METRIC], *line[_METRIC + 1 :]]) for view, line in cells]
+        names = {"last": columns[_METRIC].name} if len(metrics) == 1 else {}
+        rows.show(
+            cells,
+            columns=None if columns == rows.columns else columns,
+            sorted_by=(names.get(self._sort, self._sort), self._descending),
+        )
+        self._show_title(len(views))
+        self._show_about()
+        self._look_at_cursor()
+
+    def _look_at_cursor(self) -> None:
+        """Have the preview read, if it is of another run than before."""
+        view = self.query_one(Rows).key
+        view = view if isinstance(view, RunView) else None
+        if view is not self._under_cursor:
+            self._under_cursor = view
+            if self._previewing:
+                self._shown_at = -math.inf
+                host(self).refresher.wake()
+
+    def _nothing(self) -> str:
+        if not self._read:
+            return "reading ..."
+        if self.library.views:
+            return "no run matches the filter: esc drops it"
+        folders = clean(", ".join(map(str, self.library.folders)))
+        return f"no runs in {folders} yet: they appear here when one begins"
+
+    def _show_title(self, shown: int) -> None:
+        views = self.library.views
+        running = sum(view.live for view in views)
+        parts = [
+            (" burnt monitor ", "bold $primary"),
+            (" " + clean(", ".join(map(str, self.library.folders))), "$foreground"),
+        ]
+        facts = [f"{len(views)} run{'s' * (len(views) != 1)}"]
+        if running:
+            facts.append(f"{running} running")
+        if shown != len(views):
+            facts.append(f"{shown} shown")
+        if self.marked:
+            facts.append(f"{len(self.marked)} marked")
+        text = "  ".join(facts)
+        update(self.query_one("#title", Static), sides(parts, [[(text, "$dim")]], self.size.width))
+
+    def _show_about(self) -> None:
+        view = self.query_one(Rows).key
+        about = self.query_one("#about", Static)
+        if not isinstance(view, RunView):
+            update(about, Content(""))
+            return
+        text, style = state_cell(view)
+        parts: list[tuple[str, str]] = [(f" {text}", style), (f"  {clean(str(view.folder))}", "$foreground")]
+        if view.attempts:
+            newest = view.attempts[-1]
+            where = f"  pid {newest.pid} on {clean(newest.host)}"
+            if len(view.attempts) > 1:
+                where += f", attempt {len(view.attempts)}"
+            parts.append((where, "$dim"))
+        if view.note:
+            style = "$error" if view.state in ("crashed", "unreadable") else "$warning"
+            second = Content.assemble((f" {clean(view.note)}", style))
+        else:
+            pairs: list[tuple[str, Part]] = []
+            if view.activity not in ("", "paused"):
+                pairs.append(("", (clean(view.activity), "")))
+            pairs += [("worked", (duration_text(view.seconds), ""))]
+            pairs += [("began", (clock_text(view.created, "%Y-%m-%d %H:%M"), ""))]
+            second = facts(pairs, self.size.width)
+        update(about, Content("\n").join([Content.assemble(*parts), second]))
+
+    def _cells(self, view: RunView) -> Sequence[Cell]:
+        color, line = LOOKS[view.colour % len(LOOKS)]
+        mark = _LINES[line] if view not in self.marked else "◆"
+        text, style = state_cell(view)
+        name = clean(view.label)
+        if view.name not in (view.folder.name, view.folder.resolve().name):
+            name += f" ({clean(view.name)})"
+        progress, share = view.progress, view.fraction
+        metric = view.metric
+        last = view.heads[metric].point.value if metric is not None else None
+        best = view.metric_best
+        eta = view.eta
+        return (
+            cell(mark, color),
+            cell(name, "bold" if view.live else ""),
+            ((text, style),),
+            _progress(share, 6 if self.size.width < _NARROW else 12),
+            cell(_of(progress and progress.epoch, progress and progress.total_epochs)),
+            cell(_of(progress and progress.step, progress and progress.total_steps)),
+            cell("" if eta is None else duration_text(eta)),
+            cell("" if metric is None else label(metric), "$dim"),
+            cell(
+                "" if last is None else value_text(last),
+                "" if last is None or math.isfinite(last) else "$error",
+            ),
+            cell("" if best is None else value_text(best.value)),
+            cell("" if best is None else f"{best.step:,}", "$dim"),
+            cell(duration_text(view.seconds) if view.attempts else "", "$dim"),
+            cell("" if math.isnan(view.created) else age_text(time.time() - view.created), "$dim"),
+        )
+
+    # --- keys
+
+    @on(Rows.Moved)
+    def moved(self) -> None:
+        """Something else is said below the table."""
+        self._show_about()
+        self._look_at_cursor()
+
+    @on(Rows.Opened)
+    def opened(self) -> None:
+        """A double click."""
+        self.action_open()
+
+    @on(Rows.Headed)
+    def headed(self, message: Rows.Headed) -> None:
+        """A click on a heading sorts by it, a second one the other way round."""
+        # What is called as its metric is holds the last values.
+        column = message.column if message.column in {column.name for column in _COLUMNS} else "last"
+        if column not in _SORTS:
+            return
+        self._descending = self._sort == column and not self._descending
+        self._sort = column
+        self._show()
+
+    def action_open(self) -> None:
+        """Show the run under the cursor."""
+        view = self.query_one(Rows).key
+        if isinstance(view, RunView):
+            host(self).open_run(view)
+
+    def action_sort(self) -> None:
+        """Sort by the next column."""
+        columns = {column.name for column in self.query_one(Rows).columns}
+        # A metric that all runs have is no column; sorting by it would seem to do nothing.
+        names = [name for name in _SORTS if name != "metric" or name in columns or name == self._sort]
+        self._sort = names[(names.index(self._sort) + 1) % len(names)]
+        self._descending = False
+        self._show()
+
+    def action_reverse(self) -> None:
+        """Sort the other way round."""
+        self._descending = not self._descending
+        self._show()
+
+    def action_mark(self) -> None:
+        """Mark the run, or unmark it."""
+        view = self.query_one(Rows).key
+        if isinstance(view, RunView):
+            if view in self.marked:
+                self.marked.remove(view)
+            else:
+                self.marked.append(view)
+            self._show()
+
+    def action_compare(self) -> None:
+        """Compare the marked runs."""
+        readable = [view for view in self.marked if view.error is None]
+        if not 2 <= len(readable) <= 8:
+            self.notify(f"mark 2 to 8 runs with the space bar; {len(readable)} can be compared now")
+            return
+        host(self).compare(readable)
+
+    def action_clear(self) -> None:
+        """Drop the filter, else the marks."""
+        field = self.query_one(Field)
+        if field.value:
+            field.close()
+        else:
+            self.marked = []
+        self._show()
+
+    def action_filter(self) -> None:
+        """Type a filter."""
+        self.query_one(Field).open()
+
+    @on(Field.Changed)
+    def filter_changed(self, message: Field.Changed) -> None:
+        """Filter while it is typed."""
+        message.stop()
+        matches = self.query_one(Field).matches()
+        if matches is not None:
+            self._matches = matches
+            self._show()
+
+    @on(Field.Closed)
+    def filter_closed(self) -> None:
+        """Back to the table."""
+        self.query_one(Rows).focus()
+
+
+def _progress(share: float | None, width: int) -> Cell:
+    if share is None:
+        return cell("")
+    done, left = bar(share, width)
+    # Rounded down: what is not done is not shown as 100 %.
+    return ((done, "$primary"), (left, "$faint"), (f" {math.floor(share * 100):>3} %", ""))
+
+
+def _of(number: int | None, total: int | None) -> str:
+    if number is None:
+        return ""
+    return f"{number:,}" if total is None else f"{number:,}/{total:,}"
+
+
+def _sorted(views: list[RunView], column: str, descending: bool) -> list[RunView]:
+    """By a column; runs without a value come last whichever way it is sorted."""
+    key = _SORTS[column]
+    keyed = [(key(view), view) for view in views]
+    missing = [view for value, view in keyed if isinstance(value, float) and math.isnan(value)]
+    present = [(value, view) for value, view in keyed if not (isinstance(value, float) and math.isnan(value))]
+    present.sort(key=lambda pair: pair[0], reverse=descending)
+    return [view for _, view in present] + missing
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _worse(view: RunView, value: float) -> float:
+    """Ascending order puts the better value first, as far as anyone knows which that is."""
+    higher = view.metric is not None and better(view.metric.name, view.config) == "higher"
+    return -value if higher else value
+
+
+def _natural(text: str) -> list[tuple[int, int | str]]:
+    """So that run-2 comes before run-10."""
+    return [(0, int(part)) if part.isdecimal() else (1, part.lower()) for part in re.split(r"(\d+)", text)]

@@ -1,0 +1,61 @@
+"""`write_picture`: what the app shows, as an SVG file, without a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from textual.geometry import Size
+from textual.pilot import Pilot
+
+from burnt.errors import RunError
+from burnt.monitor.app import MonitorApp
+from burnt.monitor.data.runs import Library
+
+__all__ = ["write_picture"]
+
+_PATIENCE_SECONDS = 30.0
+
+
+def write_picture(
+    library: Library, path: str | os.PathLike[str], size: tuple[int, int], keys: tuple[str, ...] = ()
+) -> None:
+    """Run the app unseen, press keys, and save what it shows.
+
+    Args:
+        library: the runs.
+        path: the file to write.
+        size: columns and lines.
+        keys: pressed one after another, as Textual names them, each when the app has come to rest.
+
+    Raises:
+        RunError: the file cannot be written, or the runs are not read within 30 s.
+    """
+    app = MonitorApp(library)
+    app.smallest = Size(0, 0)  # a picture may be a strip
+    drawn: list[str] = []
+
+    async def draw(pilot: Pilot[Any]) -> None:
+        await app.settled(_PATIENCE_SECONDS)
+        for key in keys:
+            await pilot.press(key)
+            await app.settled(_PATIENCE_SECONDS)
+        drawn.append(_without_downloads(app.export_screenshot(title="burnt monitor")))
+        app.exit()
+
+    app.run(headless=True, size=size, auto_pilot=draw)
+    if not drawn:
+        raise RunError(
+            "the picture was not drawn", where=str(path), hint="are the runs on a disk that answers?"
+        )
+    try:
+        Path(path).write_text(drawn[0], encoding="utf-8")
+    except OSError as error:
+        raise RunError("the picture cannot be written", where=str(path), found=error.strerror) from error
+
+
+def _without_downloads(svg: str) -> str:
+    """Textual's picture has browsers fetch its font from the net; the reader's own will do."""
+    return re.sub(r"\s*@font-face\s*\{.*?\}", "", svg, flags=re.DOTALL)

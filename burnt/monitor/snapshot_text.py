@@ -1,0 +1,139 @@
+"""A snapshot of runs, as lines of plain text or as data for JSON. Without Textual."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from burnt.errors import BurntError
+from burnt.monitor.data.event_text import event_text
+from burnt.monitor.data.runs import Library, RunView
+from burnt.monitor.format import age_text, clean, clock_text, duration_text, label, progress_text, value_text
+
+__all__ = ["lines", "state"]
+
+_COLUMNS = ("run", "state", "progress", "eta", "metric", "last", "best", "at step", "age", "took", "note")
+_EVENTS, _LOG_LINES = 5, 5
+
+
+def lines(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """The runs below folders, a line each; of a single one its numbers, last events and log lines too.
+
+    >>> import tempfile
+    >>> lines([tempfile.mkdtemp(prefix="runs-")])  # doctest: +ELLIPSIS
+    ['no runs in ...runs-...']
+    """
+    views = _read(folders)
+    if not views:
+        return [clean(f"no runs in {', '.join(map(str, folders))}")]
+    table = _aligned([_COLUMNS, *map(_row, views)], right=("eta", "last", "best", "at step", "age", "took"))
+    if len(views) == 1 and views[0].error is None:
+        try:
+            table += _details(views[0])
+        except BurntError as error:
+            table += ["", clean(f"{error.what}: {error.found}" if error.found else error.what)]
+    return table
+
+
+def state(folders: Sequence[str | os.PathLike[str]]) -> list[dict[str, Any]]:
+    """The runs below folders as data: what `lines` shows, and the last value of every metric."""
+    return [_document(view) for view in _read(folders)]
+
+
+def _read(folders: Sequence[str | os.PathLike[str]]) -> list[RunView]:
+    library = Library(folders)
+    library.refresh(look=True)
+    if len(library.views) == 1:
+        library.views[0].follow()
+        library.refresh()
+    library.close()
+    return sorted(library.views, key=lambda view: (math.isnan(view.created), -view.created))
+
+
+def _row(view: RunView) -> tuple[str, ...]:
+    metric, best, eta = view.metric, view.metric_best, view.eta
+    doing = f" ({view.activity})" if view.activity not in ("", "training") else ""
+    return (
+        view.label,
+        view.state + doing,
+        progress_text(view.progress),
+        "" if eta is None else duration_text(eta),
+        "" if metric is None else label(metric),
+        "" if metric is None else value_text(view.heads[metric].point.value),
+        "" if best is None else value_text(best.value),
+        "" if best is None else str(best.step),
+        "" if math.isnan(view.created) else age_text(time.time() - view.created),
+        duration_text(view.seconds) if view.attempts else "",
+        view.note,
+    )
+
+
+def _details(view: RunView) -> list[str]:
+    rows = [("metric", "last", "at step", "best", "at step")]
+    for series, head in view.heads.items():
+        best = view.best(series)
+        ends = ("", "") if best is None else (value_text(best.value), str(best.step))
+        rows.append((label(series), value_text(head.point.value), str(head.point.step), *ends))
+    found = ["", *_aligned(rows, right=("last", "best", "at step"))]
+    # Early stopping tells its patience after each validation.
+    if events := [event for event in view.events if event.kind != "stopping"]:
+        found += ["", "last events"]
+        found += _aligned(
+            [
+                (
+                    clock_text(event.time),
+                    "" if event.step is None else str(event.step),
+                    event.kind.replace("_", " "),
+                    event_text(event.kind, event.data),
+                )
+                for event in events[-_EVENTS:]
+            ]
+        )
+    if logged := view.log_lines()[-_LOG_LINES:]:
+        found += ["", "last log lines"]
+        found += _aligned([(clock_text(line.time), line.level, line.text) for line in logged])
+    view.close()
+    return found
+
+
+def _document(view: RunView) -> dict[str, Any]:
+    if view.error is not None:
+        return {"folder": view.folder, "state": view.state, "error": str(view.error)}
+    newest = view.attempts[-1]
+    return {
+        "folder": view.folder,
+        "name": view.name,
+        "state": view.state,
+        "activity": view.activity or None,
+        "reason": newest.end_reason,
+        "created": view.created,
+        "seconds": view.seconds,
+        "attempts": len(view.attempts),
+        "host": newest.host,
+        "pid": newest.pid,
+        "heartbeat": newest.heartbeat,
+        "dropped": sum(attempt.dropped for attempt in view.attempts),
+        "progress": view.progress and {**view.progress._asdict(), "fraction": view.fraction, "eta": view.eta},
+        "metric": view.metric and view.metric._asdict(),
+        "best": view.metric_best and view.metric_best._asdict(),
+        "last": [{**series._asdict(), **head.point._asdict()} for series, head in view.heads.items()],
+    }
+
+
+def _aligned(rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
+    """Columns two spaces apart; an empty cell is ``-``, so that programs can count them."""
+    from rich.cells import cell_len
+
+    cells = [[clean(text) or "-" for text in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    found = []
+    for row in cells:
+        parts = []
+        for name, text, width in zip(rows[0], row, widths, strict=True):
+            pad = " " * (width - cell_len(text))
+            parts.append(pad + text if name in right else text + pad)
+        found.append("  ".join(parts).rstrip())
+    return found

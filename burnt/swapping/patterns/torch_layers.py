@@ -1,0 +1,350 @@
+"""What of `torch.nn` is swapped with what.
+
+A kind is for a class of torch's and what inherits its ``forward``; a class with a ``forward`` of its own is
+something else, and is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from burnt import kernels
+from burnt.swapping.kind import Kind
+
+__all__ = ["computing_as", "is_lazy", "no_conv", "padding_of"]
+
+Method = Callable[..., Any]
+
+
+def computing_as(*classes: type[nn.Module]) -> Callable[[nn.Module], bool]:
+    """A test for modules whose ``forward`` is that of one of these classes."""
+    forwards = {cls.forward for cls in classes}
+    return lambda module: isinstance(module, classes) and type(module).forward in forwards
+
+
+def _kind(
+    name: str,
+    by: str,
+    classes: type[nn.Module] | tuple[type[nn.Module], ...],
+    forward: Method,
+    why_not: Callable[[Any], str | None] = lambda module: None,
+    settings: Callable[[Any], str | None] | None = None,
+    **more: Any,
+) -> None:
+    """`settings` is what of `why_not` may change from call to call."""
+    given = classes if isinstance(classes, tuple) else (classes,)
+    asked = None if settings is None else _at_each_call(settings)
+    Kind(name, by, computing_as(*given), lambda cls: forward, why_not, why_not_call=asked, **more)
+
+
+def _at_each_call(settings: Callable[[Any], str | None]) -> Callable[..., str | None]:
+    return lambda module, *args, **kwargs: settings(module)
+
+
+def _inplace(module: Any) -> str | None:
+    return "works in place" if module.inplace else None
+
+
+# --- products and look-ups --------------------------------------------------------------------------------
+
+
+def _linear(self: nn.Linear, input: Tensor) -> Tensor:
+    return kernels.linear(input, self.weight, self.bias)
+
+
+def _no_linear(module: nn.Linear) -> str | None:
+    if isinstance(module, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        return "is never called: torch.nn.MultiheadAttention reads its parameters"
+    return "is lazy: call the model once before" if is_lazy(module) else None
+
+
+def is_lazy(module: nn.Module) -> bool:
+    """Whether a module does not know its parameters' shapes yet."""
+    return any(isinstance(p, nn.UninitializedParameter) for p in module._parameters.values())
+
+
+_kind("linear", "kernels.linear", nn.Linear, _linear, _no_linear)
+
+
+def _conv(self: nn.Conv2d, input: Tensor) -> Tensor:
+    return kernels.conv(
+        input,
+        self.weight,
+        self.bias,
+        stride=self.stride,
+        padding=padding_of(self),
+        dilation=self.dilation,
+        groups=self.groups,
+    )
+
+
+def no_conv(module: nn.Conv2d) -> str | None:
+    """Why a convolution cannot be burnt's, or None."""
+    return "is lazy: call the model once before" if is_lazy(module) else _other_conv(module)
+
+
+def _other_conv(module: nn.Conv2d) -> str | None:
+    if module.padding_mode != "zeros":
+        return f"padding_mode={module.padding_mode!r}"
+    if "_conv_forward" in vars(module):
+        return "its _conv_forward was replaced by somebody"
+    if module.padding == "same" and any(span % 2 for span in _spans(module)):
+        return "padding='same' adds more at the end of an axis than at its beginning"
+    return None
+
+
+def _spans(module: Any) -> list[int]:
+    """How many elements less an output has along each axis, without padding."""
+    return [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+
+
+def padding_of(module: Any) -> Any:
+    """A convolution's padding in numbers, where it is the same on both sides."""
+    if isinstance(module.padding, str):
+        return [span // 2 if module.padding == "same" else 0 for span in _spans(module)]
+    return module.padding
+
+
+_kind("conv", "kernels.conv", (nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv, no_conv, _other_conv)
+
+
+def _conv_transpose(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+    axes = self.weight.dim() - 2
+    sizes = self.stride, self.padding, self.kernel_size
+    more = self._output_padding(input, output_size, *sizes, axes, self.dilation)
+    return kernels.conv_transpose(
+        input,
+        self.weight,
+        self.bias,
+        stride=self.stride,
+        padding=self.padding,
+        output_padding=more,
+        groups=self.groups,
+        dilation=self.dilation,
+    )
+
+
+_TRANSPOSED = nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+_kind("conv_transpose", "kernels.conv_transpose", _TRANSPOSED, _conv_transpose, no_conv, _other_conv)
+
+
+def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
+    return kernels.embedding(input, self.weight, self.padding_idx)
+
+
+def _no_embedding(module: nn.Embedding) -> str | None:
+    if module.max_norm is not None:
+        return "max_norm= changes the table while it is read"
+    if module.scale_grad_by_freq or module.sparse:
+        return "scale_grad_by_freq= or sparse="
+    return None
+
+
+_kind("embedding", "kernels.embedding", nn.Embedding, _embedding, _no_embedding, _no_embedding)
+
+
+# --- normalisations ---------------------------------------------------------------------------------------
+
+
+def _layer_norm(self: nn.LayerNorm, input: Tensor) -> Tensor:
+    if _is_refused(self, input):
+        return F.layer_norm(input, list(self.normalized_shape), None, None, self.eps)  # raises
+    return kernels.layer_norm(input, self.weight, self.bias, self.eps)  # type: ignore[return-value]
+
+
+def _rms_norm(self: nn.RMSNorm, x: Tensor) -> Tensor:
+    if _is_refused(self, x):
+        return F.rms_norm(x, list(self.normalized_shape), None, self.eps)  # raises
+    return kernels.rms_norm(x, self.weight, self.eps)  # type: ignore[return-value]
+
+
+def _is_refused(module: Any, x: Tensor) -> bool:
+    """Whether a norm without weight, for which the ops take any last axis, is given another than its own."""
+    return module.weight is None and x.shape[-1:] != module.normalized_shape
+
+
+def _no_weight(module: Any) -> str | None:
+    # Which axes are normalised is told to the ops by the weight.
+    return "has no weight, and more than one axis" if _axes_unknown(module) else None
+
+
+def _axes_unknown(module: Any) -> bool:
+    return len(module.normalized_shape) > 1 and module.weight is None
+
+
+_kind("layer_norm", "kernels.layer_norm", nn.LayerNorm, _layer_norm, _no_weight, _no_weight)
+_kind("rms_norm", "kernels.rms_norm", nn.RMSNorm, _rms_norm, _no_weight, _no_weight)
+
+
+def _group_norm(self: nn.GroupNorm, input: Tensor) -> Tensor:
+    return kernels.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+
+_kind("group_norm", "kernels.group_norm", nn.GroupNorm, _group_norm)
+
+
+def _batch_norm(self: nn.BatchNorm2d, input: Tensor) -> Tensor:
+    self._check_input_dim(input)
+    # In evaluation without averages the batch's own statistics serve; with them, they are kept.
+    by_batch = self.training or self.running_mean is None
+    kept = not self.training or self.track_running_stats
+    assert self.momentum is not None
+    made = kernels.batch_norm(
+        input,
+        self.running_mean if kept else None,
+        self.running_var if kept else None,
+        self.weight,
+        self.bias,
+        by_batch,
+        self.momentum,
+        self.eps,
+    )
+    if self.training and self.track_running_stats and self.num_batches_tracked is not None:
+        self.num_batches_tracked.add_(1)
+    return made
+
+
+def _no_batch_norm(module: nn.BatchNorm2d) -> str | None:
+    if is_lazy(module):
+        return "is lazy: call the model once before"
+    return _no_momentum(module)
+
+
+def _no_momentum(module: nn.BatchNorm2d) -> str | None:
+    return "momentum=None averages all batches" if module.momentum is None else None
+
+
+_kind(
+    "batch_norm",
+    "kernels.batch_norm",
+    (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
+    _batch_norm,
+    _no_batch_norm,
+    _no_momentum,
+)
+
+
+# --- elementwise ------------------------------------------------------------------------------------------
+
+
+def _gelu(self: nn.GELU, input: Tensor) -> Tensor:
+    return kernels.gelu(input, self.approximate)
+
+
+def _silu(self: nn.SiLU, input: Tensor) -> Tensor:
+    return kernels.silu(input)
+
+
+def _dropout(self: nn.Dropout, input: Tensor) -> Tensor:
+    return kernels.dropout(input, self.p, self.training)
+
+
+_kind("gelu", "kernels.gelu", nn.GELU, _gelu)
+_kind("silu", "kernels.silu", nn.SiLU, _silu, _inplace, _inplace)
+_kind("dropout", "kernels.dropout", nn.Dropout, _dropout, _inplace, _inplace, random=True, training=True)
+
+
+# --- along an axis, and losses ----------------------------------------------------------------------------
+
+
+def _softmax(self: nn.Softmax, input: Tensor) -> Tensor:
+    assert self.dim is not None
+    return kernels.softmax(input, self.dim)
+
+
+def _log_softmax(self: nn.LogSoftmax, input: Tensor) -> Tensor:
+    assert self.dim is not None
+    return kernels.log_softmax(input, self.dim)
+
+
+def _no_axis(module: Any) -> str | None:
+    return "says no axis" if module.dim is None else None
+
+
+_kind("softmax", "kernels.softmax", nn.Softmax, _softmax, _no_axis, _no_axis)
+_kind("log_softmax", "kernels.log_softmax", nn.LogSoftmax, _log_softmax, _no_axis, _no_axis)
+
+
+def _cross_entropy(self: nn.CrossEntropyLoss, input: Tensor, target: Tensor) -> Tensor:
+    return kernels.cross_entropy(
+        input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing
+    )
+
+
+_kind("cross_entropy", "kernels.cross_entropy", nn.CrossEntropyLoss, _cross_entropy)
+
+
+# --- pools ------------------------------------------------------------------------------------------------
+
+
+def _max_pool(cls: type) -> Method:
+    axes = _axes(cls)
+
+    def forward(self: nn.MaxPool2d, input: Tensor) -> Any:
+        size = _each(self.kernel_size, axes)
+        rest = self.padding, self.dilation, self.ceil_mode, self.return_indices
+        return kernels.max_pool(input, size, self.stride, *rest)
+
+    return forward
+
+
+def _avg_pool(cls: type) -> Method:
+    axes = _axes(cls)
+
+    def forward(self: nn.AvgPool2d, input: Tensor) -> Tensor:
+        size = _each(self.kernel_size, axes)
+        rest = self.padding, self.ceil_mode, self.count_include_pad, getattr(self, "divisor_override", None)
+        return kernels.avg_pool(input, size, self.stride, *rest)
+
+    return forward
+
+
+def _adaptive_avg_pool(cls: type) -> Method:
+    axes = _axes(cls)
+    return lambda self, input: kernels.adaptive_avg_pool(input, _each(self.output_size, axes))
+
+
+def _adaptive_max_pool(cls: type) -> Method:
+    axes = _axes(cls)
+    return lambda self, input: kernels.adaptive_max_pool(input, _each(self.output_size, axes))
+
+
+def _each(size: Any, axes: int) -> Any:
+    """A size for each axis, by which the ops tell an input without a batch."""
+    return [size] * axes if isinstance(size, int) else list(size)
+
+
+def _axes(cls: type) -> int:
+    return next(axes for axes, pools in _POOLS.items() for pool in pools if issubclass(cls, pool))
+
+
+_POOLS: dict[int, tuple[type[nn.Module], ...]] = {
+    1: (nn.MaxPool1d, nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d),
+    2: (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
+    3: (nn.MaxPool3d, nn.AvgPool3d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool3d),
+}
+
+
+def _no_adaptive(module: Any) -> str | None:
+    size = module.output_size
+    if getattr(module, "return_indices", False):
+        return "return_indices= asks for the places of the maxima"
+    return "output_size= of None" if None in (size if isinstance(size, list | tuple) else [size]) else None
+
+
+def _pools(at: int) -> Callable[[nn.Module], bool]:
+    return computing_as(*(pools[at] for pools in _POOLS.values()))
+
+
+Kind("max_pool", "kernels.max_pool", _pools(0), _max_pool)
+Kind("avg_pool", "kernels.avg_pool", _pools(1), _avg_pool)
+for _name, _at, _forward in (
+    ("adaptive_avg_pool", 2, _adaptive_avg_pool),
+    ("adaptive_max_pool", 3, _adaptive_max_pool),
+):
+    _asked = _at_each_call(_no_adaptive)
+    Kind(_name, f"kernels.{_name}", _pools(_at), _forward, _no_adaptive, why_not_call=_asked)

@@ -1,0 +1,272 @@
+"""Layers of `torch.nn` that go along sequences: LSTMs, gated recurrent units, attention.
+
+Each takes what burnt's op takes; of a call that asks for more, `why_not_call` says what, and it is torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from burnt import _torch, kernels
+from burnt.kernels.interface.tuning_key import trains
+from burnt.swapping.kind import Kind, original_class
+from burnt.swapping.patterns.hf_layers import has_hooks
+from burnt.swapping.patterns.torch_layers import computing_as
+
+__all__: list[str] = []
+
+
+# --- recurrent layers -------------------------------------------------------------------------------------
+
+
+def _no_projection(module: nn.Module) -> str | None:
+    return "proj_size= projects its states" if getattr(module, "proj_size", 0) else None
+
+
+def _no_run(self: Any, input: Any, hx: Any = None) -> str | None:
+    if not isinstance(input, PackedSequence) and input.dim() not in (2, 3):
+        return "its input is neither of a batch nor of one sequence"
+    if not _torch.is_plain_call():
+        return "is transformed or recorded"
+    states = 2 if isinstance(self, nn.LSTM) else 1
+    given = hx if isinstance(hx, tuple | list) else (hx,)
+    return None if hx is None or len(given) == states else "its hx is something else"
+
+
+def _run(self: Any, op: Any, input: Any, hx: Any) -> Any:
+    """The layer of a batch, of one sequence or of a packed one; states are as torch has them."""
+    settings = {"bidirectional": self.bidirectional, "dropout": self.dropout, "training": self.training}
+    if isinstance(input, PackedSequence):
+        padded, lengths = pad_packed_sequence(input, batch_first=True)
+        output, last = op(padded, self.all_weights, hx, lengths=lengths.to(padded.device), **settings)
+        if input.sorted_indices is not None:
+            output = output.index_select(0, input.sorted_indices)
+            lengths = lengths.index_select(0, input.sorted_indices.cpu())
+        data = pack_padded_sequence(output, lengths, batch_first=True).data
+        return input._replace(data=data), last
+    if input.dim() == 2:
+        output, last = op(input[None], self.all_weights, _each_state(Tensor.unsqueeze, hx), **settings)
+        return output[0], _each_state(Tensor.squeeze, last)
+    output, last = op(input if self.batch_first else input.transpose(0, 1), self.all_weights, hx, **settings)
+    return output if self.batch_first else output.transpose(0, 1), last
+
+
+def _each_state(change: Any, states: Any) -> Any:
+    """States of a batch of one with its axis, or without."""
+    if states is None or isinstance(states, Tensor):
+        return None if states is None else change(states, 1)
+    return tuple(change(state, 1) for state in states)
+
+
+def _lstm(self: nn.LSTM, input: Any, hx: Any = None) -> Any:
+    return _run(self, kernels.lstm, input, hx)
+
+
+def _gru(self: nn.GRU, input: Any, hx: Any = None) -> Any:
+    return _run(self, kernels.gru, input, hx)
+
+
+Kind("lstm", "kernels.lstm", computing_as(nn.LSTM), lambda cls: _lstm, _no_projection, why_not_call=_no_run)
+Kind("gru", "kernels.gru", computing_as(nn.GRU), lambda cls: _gru, _no_projection, why_not_call=_no_run)
+
+
+# --- attention --------------------------------------------------------------------------------------------
+
+
+def _no_attention(module: Any) -> str | None:
+    if module.bias_k is not None or module.bias_v is not None:
+        return "add_bias_kv= adds a key and a value"
+    return "add_zero_attn= adds a key of zeros" if module.add_zero_attn else None
+
+
+def _no_call(
+    self: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> str | None:
+    refused = _no_attention(self)
+    if refused is not None:
+        return refused
+    if need_weights:
+        return "need_weights= asks for the weights, which burnt does not make"
+    if query.is_nested or key.is_nested or value.is_nested:
+        return "its inputs are nested tensors"
+    if not query.dim() == key.dim() == value.dim() or query.dim() not in (2, 3):
+        return "its inputs are neither of a batch nor of one sequence"
+    if is_causal and attn_mask is None:
+        return "is_causal= is a hint about a mask that is not given"
+    masks = [mask for mask in (attn_mask, key_padding_mask) if mask is not None]
+    if len({mask.dtype for mask in masks}) > 1 or any(
+        mask.dtype != torch.bool and not mask.is_floating_point() for mask in masks
+    ):
+        return "its masks are of different dtypes, or of integers"
+    return None if _fit(self, query, key, attn_mask, key_padding_mask) else "its masks do not fit the inputs"
+
+
+def _fit(
+    self: nn.MultiheadAttention, query: Tensor, key: Tensor, attn: Tensor | None, padding: Tensor | None
+) -> bool:
+    """Whether masks are of the shapes that torch takes."""
+    batch = query.shape[1 - self.batch_first] if query.dim() == 3 else 1
+    at = 1 if query.dim() == 3 and self.batch_first else 0
+    length, keys = query.shape[at], key.shape[at]
+    of_keys = (batch, keys) if query.dim() == 3 else (keys,)
+    of_pairs = (length, keys), (batch * self.num_heads, length, keys)
+    fits = attn is None or tuple(attn.shape) in of_pairs
+    return fits and (padding is None or tuple(padding.shape) == of_keys)
+
+
+def _attention(
+    self: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, None]:
+    batched, first = query.dim() == 3, self.batch_first or query.dim() == 2
+    there, back = ((0, 2, 1, 3), (0, 2, 1, 3)) if first else ((1, 2, 0, 3), (2, 0, 1, 3))
+    q, k, v = (
+        t.view(*(t.shape[:-1] if batched else (1, len(t))), self.num_heads, self.head_dim).permute(there)
+        for t in _projected(self, query, key, value)
+    )
+    # torch takes its word for it, as long as there is no other mask.
+    causal = is_causal and key_padding_mask is None
+    mask = None if causal else _mask(q, attn_mask, key_padding_mask)
+    dropout = self.dropout if self.training else 0.0
+    made = kernels.attention(q, k, v, mask, causal=causal, dropout=dropout)
+    out = kernels.linear(made.permute(back).flatten(2), self.out_proj.weight, self.out_proj.bias)
+    return out if batched else out[0], None
+
+
+def _projected(self: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    """Queries, keys and values, of the inputs' axes; by one product where they are made of the same."""
+    weight, bias = self.in_proj_weight, self.in_proj_bias
+    if weight is not None and query is key is value:
+        return kernels.linear(query, weight, bias).chunk(3, -1)
+    each = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight) if weight is None else weight.chunk(3)
+    biases = (None, None, None) if bias is None else bias.chunk(3)
+    if weight is not None and key is value:
+        size = self.embed_dim
+        joined = kernels.linear(key, weight[size:], None if bias is None else bias[size:])
+        return kernels.linear(query, each[0], biases[0]), *joined.chunk(2, -1)
+    inputs = zip((query, key, value), each, biases, strict=True)
+    return tuple(kernels.linear(x, w, b) for x, w, b in inputs)
+
+
+def _mask(q: Tensor, attn: Tensor | None, padding: Tensor | None) -> Tensor | None:
+    """Both masks as one that broadcasts to ``[batch, heads, queries, keys]``: True where a key is seen."""
+    masks = []
+    if attn is not None:
+        masks.append(attn if attn.dim() == 2 else attn.view(*q.shape[:2], *attn.shape[1:]))
+    if padding is not None:
+        masks.append(padding.reshape(q.shape[0], 1, 1, -1))
+    if not masks:
+        return None
+    if masks[0].dtype == torch.bool:
+        return ~(masks[0] | masks[-1])
+    return masks[0] if len(masks) == 1 else masks[0] + masks[1]
+
+
+def _out_proj(module: Any) -> Iterator[tuple[str, nn.Module]]:
+    yield "out_proj", module.out_proj
+
+
+Kind(
+    "multihead_attention",
+    "kernels.linear, attention",
+    computing_as(nn.MultiheadAttention),
+    lambda cls: _attention,
+    _no_attention,
+    draws=True,  # by numbers of burnt's own
+    inside=_out_proj,
+    why_not_call=_no_call,
+)
+
+
+# --- a whole layer of an encoder --------------------------------------------------------------------------
+
+# Without gradients torch's layer is one call, which none of the modules below it is told of.
+
+
+def _below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return (pair for pair in module.named_modules() if pair[0])
+
+
+def _no_layer(module: Any) -> str | None:
+    if original_class(module.self_attn).forward is not nn.MultiheadAttention.forward:
+        return "its attention is somebody's own"
+    if module.activation_relu_or_gelu not in _ACTS:
+        return "its activation is neither relu nor gelu"
+    return _no_attention(module.self_attn)
+
+
+def _no_encoding(
+    self: Any,
+    src: Tensor,
+    src_mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> str | None:
+    refused = _no_layer(self)
+    if refused is not None:
+        return refused
+    if self.training or trains(src, *self.parameters()) or _torch.is_autocast():
+        return "its layers compute, in training, with gradients and under autocast"
+    if any(map(has_hooks, self.modules())):
+        return "a layer in it has hooks, which would not be called"
+    return _no_call(self.self_attn, src, src, src, src_key_padding_mask, False, src_mask, True, is_causal)
+
+
+_ACTS = {1: "relu", 2: "gelu"}
+
+
+def _encode(
+    self: Any,
+    src: Tensor,
+    src_mask: Tensor | None = None,
+    src_key_padding_mask: Tensor | None = None,
+    is_causal: bool = False,
+) -> Tensor:
+    def normed(norm: Any, x: Tensor) -> Tensor:
+        return kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)  # type: ignore[return-value]
+
+    def attended(x: Tensor) -> Tensor:
+        return _attention(self.self_attn, x, x, x, src_key_padding_mask, False, src_mask, True, is_causal)[0]
+
+    def fed(x: Tensor, residual: Tensor) -> Tensor:
+        act = _ACTS[self.activation_relu_or_gelu]
+        hidden = kernels.linear(x, self.linear1.weight, self.linear1.bias, activation=act)
+        return kernels.linear(hidden, self.linear2.weight, self.linear2.bias, residual=residual)
+
+    if self.norm_first:
+        x = src + attended(normed(self.norm1, src))
+        return fed(normed(self.norm2, x), x)
+    x = normed(self.norm1, src + attended(src))
+    return normed(self.norm2, fed(x, x))
+
+
+Kind(
+    "encoder_layer",
+    "kernels.attention, linear, layer_norm",
+    computing_as(nn.TransformerEncoderLayer),
+    lambda cls: _encode,
+    _no_layer,
+    inference=True,
+    inside=_below,
+    why_not_call=_no_encoding,
+)

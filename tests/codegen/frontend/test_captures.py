@@ -1,0 +1,322 @@
+"""What a fused function reads besides its arguments: changes are noticed, what cannot be seen is refused."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import time
+import types
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close as same
+
+from burnt.codegen import Function, fuse
+from burnt.codegen.runtime.c_compiler import find_compiler
+from burnt.errors import FusionError
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def helped(x):
+    return x * 2
+
+
+scale = 2.0
+
+
+def test_a_changed_global_is_noticed() -> None:
+    global scale
+    fused, x = fuse(lambda x: x * scale), randn(5)
+    scale = 2.0
+    same(fused(x), x * 2)
+    scale = 3.0
+    same(fused(x), x * 3)
+    scale = 2.0
+    same(fused(x), x * 2)
+
+
+def test_a_changed_cell_is_noticed() -> None:
+    offset = randn(5, seed=1)
+    fused, x = fuse(lambda x: x + offset), randn(5)
+    same(fused(x), x + offset)
+    offset = randn(5, seed=2)
+    same(fused(x), x + offset)
+
+
+def test_a_captured_tensor_changed_in_place_is_seen() -> None:
+    weight = randn(5, seed=1)
+    fused, x = fuse(lambda x: x * weight), randn(5)
+    same(fused(x), x * weight)
+    weight.mul_(3)
+    same(fused(x), x * weight)
+
+
+def test_a_captured_tensor_that_is_read_in_several_places_is_one_input() -> None:
+    targets, weight = torch.arange(7) % 5, randn(5, seed=1)
+
+    def fn(x):
+        loss = F.cross_entropy(x * weight, targets, label_smoothing=0.1)
+        return loss, (x * weight).sum(0) * x.gather(1, targets[:, None]).sum()
+
+    function, x = fuse(fn), randn(7, 5)
+    for ours, theirs in zip(function(x), fn(x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert [b.position for b in function.plan(x).plan.inputs] == [0, 1, 2]
+    found = []
+    for run in (function, fn):
+        given = x.clone().requires_grad_()
+        found += torch.autograd.grad(sum(made.sum() for made in run(given)), given)
+    torch.testing.assert_close(*found)
+
+
+def test_gradients_reach_captured_tensors() -> None:
+    weight = randn(5, seed=1).requires_grad_()
+    fn = lambda x: torch.sin(x * weight).sum()  # noqa: E731
+    x = randn(3, 5)
+    (ours,) = torch.autograd.grad(fuse(fn)(x), weight)
+    (theirs,) = torch.autograd.grad(fn(x), weight)
+    same(ours, theirs)
+
+
+held = [2.0]
+tanh = [3.0]  # a function that calls torch.tanh does not capture it
+SCALES, NORMS = (2.0, (1, "two")), (F.layer_norm, F.rms_norm)
+
+
+def test_attributes_are_no_captures() -> None:
+    fused = fuse(lambda x: torch.tanh(x) * SCALES[0] + NORMS[0](x, (4,)))
+    x = randn(3, 4)
+    assert fused.why_plain(x) is None
+    same(fused(x), fused.fn(x))
+    assert "captures a list" in str(fuse(lambda x: tanh[0] * x).why_plain(x))
+    assert "captures a tuple" in str(fuse(lambda x: LISTED[0][0] * x).why_plain(x))
+    assert "captures a tuple" in str(fuse(lambda x: HELPED[0](x)).why_plain(x))
+
+
+LISTED, HELPED = (held,), (helped,)
+
+
+class Scale:
+    by = 2.0
+
+    @classmethod
+    def scaled(cls, x):
+        return x * cls.by
+
+    def __call__(self, x):
+        return x * self.by
+
+
+class Held:
+    __slots__ = ("by",)
+
+    def __init__(self):
+        self.by = [2.0]
+
+    def __call__(self, x):
+        return x * self.by[0]
+
+
+def test_what_a_callable_object_holds_is_noticed(monkeypatch):
+    scale, x = Scale(), randn(3)
+    fused = fuse(scale)
+    assert fused.why_plain(x) is None
+    same(fused(x), x * 2)
+    monkeypatch.setattr(Scale, "by", 3.0)
+    same(fused(x), x * 3)
+    scale.by = torch.tensor([1.0, 2.0, 3.0])
+    same(fuse(scale)(x), x * scale.by)
+    given = fuse(functools.partial(scale))
+    same(given(x), x * scale.by)
+    scale.by = 5.0
+    same(given(x), x * 5)
+
+
+def by_attribute(x):
+    return x * by_attribute.scale
+
+
+settings = types.ModuleType("settings")
+settings.inner = types.ModuleType("settings.inner")
+
+
+@pytest.mark.parametrize(
+    ("fn", "holder", "name"),
+    [
+        (lambda x: x * Scale.by, Scale, "by"),
+        (by_attribute, by_attribute, "scale"),
+        (lambda x: x * settings.scale, settings, "scale"),
+        (lambda x: x * settings.inner.scale, settings.inner, "scale"),
+        (lambda x: settings.scaled(x), settings, "scale"),
+    ],
+    ids=["class", "function", "module", "module in it", "function in it"],
+)
+def test_attributes_that_are_read_where_their_name_is_are_noticed(fn, holder, name, monkeypatch):
+    for each in (settings, settings.inner, by_attribute):
+        each.scale = 3.0
+    settings.scaled = lambda x: x * settings.scale
+    fused, x = fuse(fn), randn(3)
+    assert fused.why_plain(x) is None
+    same(fused(x), fn(x))
+    monkeypatch.setattr(holder, name, torch.tensor([2.0, 3.0, 4.0]))
+    same(fused(x), fn(x))
+    monkeypatch.setattr(holder, name, 7.0)
+    assert fused.why_plain(x) is None
+    same(fused(x), x * 7)
+
+
+def with_default(x, by=[2.0]):  # noqa: B006
+    return x * by[0]
+
+
+def with_default_by_name(x, *, by={"a": 2.0}):  # noqa: B006
+    return x * by["a"]
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (Scale.scaled, "it is a method of a type"),
+        (lambda x: Scale.scaled(x), "it captures a method"),
+        (torch.nn.Dropout(0.5), "it is a Dropout and no function"),
+        (torch.nn.Linear(3, 3).forward, "it is a method of a Linear"),
+        (with_default, "it captures a list"),
+        (with_default_by_name, "it captures a dict"),
+        (functools.partial(with_default, by=[3.0]), "it captures a list"),
+        (functools.partial(torch.nn.Identity()), "it is a Identity"),
+        (Held(), "it captures a list"),
+    ],
+)
+def test_what_has_a_state_that_nobody_sees_runs_as_it_is(fn, reason):
+    assert reason in fuse(fn).why_plain(randn(3))
+    with pytest.raises(FusionError, match=reason):
+        fuse(fn, single=True)(randn(3))
+
+
+@pytest.mark.parametrize("fn", [torch.tanh, torch.Tensor.tanh, torch.ops.aten.tanh.default, F.tanh])
+def test_functions_of_torchs_own_are_fused(fn):
+    assert Function(fn, lowered=True).why_plain(randn(3)) is None
+
+
+def test_a_function_given_some_of_its_arguments_is_a_copy():
+    given = functools.partial(lambda by, x: x * by, 2.0)
+    fused, x = fuse(given), randn(3)
+    assert fused.why_plain(x) is None
+    same(fused(x), x * 2)
+
+
+def test_modules_in_cells_are_no_state():
+    import math as m
+
+    fused = fuse(lambda x: x * m.pi)
+    assert fused.why_plain(torch.ones(3)) is None
+
+
+count, drawn = 0, random.Random(0).random
+
+
+def _counting(x):
+    global count
+    count += 1
+    return x * count
+
+
+def _calling_what_counts(x):
+    return _counting(x) + 1
+
+
+def _counter():
+    turns = 0
+
+    def fn(x):
+        nonlocal turns
+        turns += 1
+        return x * turns
+
+    return fn
+
+
+def _own_counter(x):
+    turns = 1
+
+    def more():
+        nonlocal turns
+        turns += 1
+
+    more()
+    return x * turns
+
+
+@pytest.mark.parametrize(
+    ("fn", "reason"),
+    [
+        (_counting, "it gives 'count', which is not its own, another value"),
+        (_calling_what_counts, "it gives 'count'"),
+        (_counter(), "it gives 'turns'"),
+        (lambda x: x * random.random(), "it asks for random.random, which is another at each call"),
+        (lambda x: x * drawn(), "it asks for random.random"),
+        (lambda x: x + time.time(), "it asks for time.time"),
+        (lambda x: x * float(np.random.rand()), "it asks for numpy.random.rand"),
+        (lambda x: x * 2 if "NO_SUCH" in os.environ else x, "it asks for os.environ"),
+    ],
+)
+def test_what_happens_besides_computing_runs_as_it_is(fn, reason):
+    assert reason in fuse(fn).why_plain(randn(3))
+
+
+def test_names_of_a_functions_own_may_change():
+    fused, x = fuse(_own_counter), randn(3)
+    assert fused.why_plain(x) is None
+    for _ in range(2):
+        same(fused(x), x * 2)
+
+
+@pytest.mark.parametrize(
+    "name", ["requires_grad", "grad", "is_leaf", "grad_fn", "_version", "storage_offset"]
+)
+def test_what_a_trace_does_not_know_of_a_tensor_is_not_asked_in_vain(name):
+    def fn(x):
+        asked = getattr(x, name)
+        return x * 2 if (asked() if callable(asked) else asked) else x * 3
+
+    fused, x = fuse(fn), randn(3).requires_grad_()
+    same(fused(x), fused.fn(x))
+    assert f"it asks a tensor for {name}" in fused.why_plain(x)
+
+
+def test_gradients_that_are_turned_on_inside():
+    def fn(x):
+        with torch.enable_grad():
+            return x * 2
+
+    with torch.no_grad():
+        made = fuse(fn)(randn(3).requires_grad_())
+    assert made.requires_grad
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w: setattr(w, "data", torch.ones(1)),
+        lambda w: setattr(w, "data", torch.ones(3).double()),
+        lambda w: setattr(w, "data", torch.arange(6.0)[::2]),
+        lambda w: setattr(w, "data", torch._neg_view(torch.ones(3))),
+        lambda w: w.resize_(1),
+    ],
+    ids=["shape", "dtype", "strides", "sign", "in place"],
+)
+def test_a_captured_tensor_that_is_given_other_memory_is_noticed(change):
+    weight, x = randn(3), randn(3)
+    fused = fuse(lambda x: x * weight)
+    same(fused(x), x * weight)
+    change(weight)
+    same(fused(x), x * weight)

@@ -1,0 +1,130 @@
+"""Lowerings of one's own: registering them, the words they are made of, and those that fail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import burnt
+from burnt.codegen.lower import LOWERINGS, lowered, pointwise
+from burnt.codegen.runtime.c_compiler import find_compiler
+from burnt.errors import DefinitionError
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+
+
+@torch.library.custom_op("burnt_tests::word", mutates_args=())
+def word(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """An op that nobody has lowered."""
+    return torch.zeros_like(x, dtype=dtype)
+
+
+word.register_fake(lambda x, dtype: torch.zeros_like(x, dtype=dtype))
+
+
+@pytest.fixture
+def op() -> Iterator[Any]:
+    yield torch.ops.burnt_tests.word
+    LOWERINGS.pop(torch.ops.burnt_tests.word.default, None)
+
+
+@needs_compiler
+def test_a_lowering_is_used_from_then_on(op: Any) -> None:
+    x = torch.randn(5, 7)
+
+    def fn(x: Tensor) -> Tensor:
+        return torch.ops.burnt_tests.word(x, torch.float32) + 1
+
+    before = burnt.fuse(fn)
+    assert torch.equal(before(x), torch.ones(5, 7))
+    assert "vendor" in {step.kind for step in burnt.explain(fn, x, timed=False).steps}
+    lowered(op.default)(lambda meta, x, dtype: pointwise("mul", meta, [x, x], meta.dtype))
+    assert [step.kind for step in burnt.explain(fn, x, timed=False).steps] == ["elementwise"]
+    torch.testing.assert_close(burnt.fuse(fn)(x), x * x + 1)
+    assert torch.equal(before(x), torch.ones(5, 7)), "a function that has its plan keeps it"
+
+
+def test_all_overloads_at_once_are_refused() -> None:
+    with pytest.raises(DefinitionError, match=r"aten\.deg2rad, which has several overloads") as error:
+        lowered(torch.ops.aten.deg2rad)
+    assert "torch.ops.aten.deg2rad.default" in str(error.value.hint)
+    assert torch.ops.aten.deg2rad not in LOWERINGS
+
+
+@needs_compiler
+def test_a_lowering_that_raises_is_named(op: Any) -> None:
+    @lowered(op.default)
+    def of_mine(meta: Tensor, x: Any, dtype: torch.dtype) -> Any:
+        raise KeyError("kaboom")
+
+    fused = burnt.fuse(lambda x: torch.ops.burnt_tests.word(x, torch.float32) + 1)
+    with pytest.warns(
+        RuntimeWarning, match=r"the lowering of burnt_tests.word.default raises KeyError"
+    ) as seen:
+        assert torch.equal(fused(torch.ones(3)), torch.ones(3))
+    assert "test_lowered" in str(seen[0].message)
+    assert "of_mine" in str(seen[0].message)
+
+
+@pytest.mark.parametrize("given", [("aten.i0",), (torch.i0,), (), (lambda meta, x: x,)])
+def test_what_is_no_op_is_refused(given: tuple[Any, ...]) -> None:
+    with pytest.raises(DefinitionError, match="a lowering is registered for overloads of ops"):
+        lowered(*given)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("lowering", "message"),
+    [
+        (lambda meta, x, dtype: None, "gives another result than the op"),
+        (lambda meta, x, dtype: 3.0, "gives another result than the op"),
+        (lambda meta, x, dtype: meta, "gives another result than the op"),
+        (lambda meta, x, dtype: pointwise("lt", meta.bool(), [x, 0], torch.float32), "torch.bool"),
+        (lambda meta, x, dtype: pointwise("neg", meta[:1], [x], meta.dtype), r"\(1,\) of torch.float32"),
+        (lambda meta, x, dtype: pointwise("expp", meta, [x], meta.dtype), "did you mean 'exp'"),
+        (lambda meta, x, dtype: pointwise("add", meta, [x], meta.dtype), "'add' has another number"),
+    ],
+)
+def test_a_lowering_that_gives_something_else_is_named(op: Any, lowering: Any, message: str) -> None:
+    lowered(op.default)(lowering)
+    fused = burnt.fuse(lambda x: torch.ops.burnt_tests.word(x, torch.float32) + 1)
+    with pytest.warns(RuntimeWarning, match=message) as seen:
+        assert torch.equal(fused(torch.ones(3)), torch.ones(3))
+    assert "burnt_tests.word" in str(seen[0].message) or "pointwise" in str(seen[0].message)
+
+
+WORDS = [
+    word for words in re.findall(r"``([a-z0-9 \n]+)``", str(pointwise.__doc__)) for word in words.split()
+]
+INTEGERS = {"and", "or", "xor", "not"}
+TESTS = {"eq", "ne", "lt", "le", "gt", "ge"}
+
+
+@needs_compiler
+@pytest.mark.parametrize("target", ["c", "triton", "metal"])
+def test_the_words_that_are_listed_are_known_to_every_printer(op: Any, target: str) -> None:
+    assert len(WORDS) > 50
+    for word in WORDS:
+        inside = torch.int32 if word in INTEGERS else torch.float32
+        result = torch.bool if word in TESTS else inside
+        two = word in TESTS | {
+            "add", "sub", "mul", "div", "maximum", "minimum", "and", "or", "xor", "atan2", "copysign",
+            "fmax", "fmin", "fmod", "pow",
+        }  # fmt: skip
+
+        def lower(meta: Tensor, x: Any, dtype: torch.dtype, word: str = word, two: bool = two) -> Any:
+            return pointwise(word, meta, [x, x] if two else [x], x.dtype)
+
+        lowered(op.default)(lower)
+        x = torch.ones(5).to(inside)
+        told = burnt.explain(
+            lambda x, result=result: torch.ops.burnt_tests.word(x, result), x, timed=False, target=target
+        )
+        assert told.plain is None, (word, told.plain)
+        (step,) = told.steps
+        assert step.kind == "elementwise", word

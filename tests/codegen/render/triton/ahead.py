@@ -1,0 +1,193 @@
+"""Compiling generated kernels for a GPU that is not there: code for it, registers, spills, shared memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import MockTensor
+
+from burnt.codegen.function import Function
+from burnt.codegen.ir import Buffer, Kernel
+from burnt.codegen.render.triton.configs import pick
+from burnt.codegen.render.triton.kernel import form_of, print_kernel
+from burnt.codegen.render.triton.source import Failed, Number, Printed, Work
+from burnt.codegen.render.triton.tile_config import Limits
+from burnt.codegen.runtime.target import Built
+from burnt.codegen.runtime.triton_backend import TRITON
+from burnt.codegen.runtime.triton_launch import load
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
+    "gfx90a": GPUTarget("hip", "gfx90a", 64),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+    "gfx1100": GPUTarget("hip", "gfx1100", 32),
+}
+# Bytes that a program may have.
+SHARED = {
+    "sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_120": 99 << 10, "gfx90a": 64 << 10,
+    "gfx942": 64 << 10, "gfx950": 160 << 10, "gfx1100": 64 << 10,
+}  # fmt: skip
+
+
+def limits_of(target: str) -> Limits:
+    """What a device of this architecture has for programs; an H100's multiprocessors, or an MI300's."""
+    if target.startswith("gfx"):
+        lanes = TARGETS[target].warp_size
+        return Limits(304, 2048 * lanes, 256, SHARED[target], lanes, rocm=True)
+    return Limits(132, shared=SHARED[target])
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A kernel's function as a target has it: its assembly, and what it takes.
+
+    Args:
+        name: of the function.
+        assembly: its text.
+        registers: of a thread.
+        spilled: bytes of a thread that did not find a register.
+        shared: bytes of a program.
+    """
+
+    name: str
+    assembly: str
+    registers: int
+    spilled: int
+    shared: int
+
+    @property
+    def doubles(self) -> list[str]:
+        """Its instructions of float64."""
+        return sorted(set(re.findall(r"\S*\.f64\S*|v_\S*_f64\S*", self.assembly)))
+
+
+class _Driver:
+    """As much of a driver as compiling asks for; nothing is launched."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+
+@contextmanager
+def driven(target: GPUTarget) -> Iterator[None]:
+    """Triton takes this target for the machine's."""
+    before = driver._active  # looking for the machine's own would fail where there is no GPU
+    driver.set_active(_Driver(target))
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
+def planned(
+    fn: Callable[..., Any], *args: Any, gradients: bool = False, products: bool = False
+) -> list[Kernel]:
+    """The kernels of a function, forward and backward; nothing is run.
+
+    Args:
+        fn, args: the function, and what it is called with.
+        gradients: of all tensors that are floats.
+        products: every product is a kernel, also those that are torch's own calls by default.
+    """
+    found: list[Kernel] = []
+
+    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+        found.extend(kernels)
+        return Built("", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels})
+
+    inputs = [
+        a.detach().requires_grad_() if gradients and isinstance(a, Tensor) and a.is_floating_point() else a
+        for a in args
+    ]
+    target = dataclasses.replace(TRITON, build=build, missing=lambda: None)
+    if products:
+        target = dataclasses.replace(target, products=lambda node: None)
+    made = Function(fn, target=target)(*inputs)
+    if gradients:
+        roots = [r for r in (made if isinstance(made, tuple) else (made,)) if r.requires_grad]
+        wanted = [a for a in inputs if isinstance(a, Tensor) and a.requires_grad]
+        torch.autograd.grad(roots, wanted, [torch.ones_like(r) for r in roots], allow_unused=True)
+    return found
+
+
+def printed(fn: Callable[..., Any], *args: Any, gradients: bool = False) -> list[Printed]:
+    """The kernels of a function, forward and backward, as Triton."""
+    return [print_kernel(k, pick(form_of(k))) for k in planned(fn, *args, gradients=gradients)]
+
+
+def compiled(kernels: Sequence[Printed], target: str, folder: Path) -> list[Compiled]:
+    """Compile every function of some kernels for a target."""
+    found = []
+    with driven(TARGETS[target]):
+        for kernel in kernels:
+            space = load(kernel.text)
+            for function in kernel.functions:
+                arguments = [_argument(a) for a in function.arguments]
+                jit = triton.JITFunction(space[function.name].fn)
+                made = jit.warmup(
+                    *arguments,
+                    grid=(1,),
+                    **function.constants,
+                    **kernel.config.options,
+                )
+                found.append(measured(made, function.name, target, folder))
+    return found
+
+
+def compiled_as_written(function: Any, arguments: Sequence[Any], target: str, folder: Path) -> Compiled:
+    """Compile a kernel that is written by hand, for arguments of which tensors are given as their dtypes."""
+    with driven(TARGETS[target]):
+        given = [MockTensor(a) if isinstance(a, torch.dtype) else a for a in arguments]
+        made = triton.JITFunction(function.fn).warmup(*given, grid=(1,))
+        return measured(made, function.fn.__name__, target, folder)
+
+
+def _argument(argument: Any) -> Any:
+    if isinstance(argument, Buffer | Work):
+        return MockTensor(argument.dtype)
+    if isinstance(argument, Failed):
+        return MockTensor(torch.int64)
+    return 1.5 if isinstance(argument, Number) else argument
+
+
+def measured(made: Any, name: str, target: str, folder: Path) -> Compiled:
+    """What a target has of a kernel that Triton compiled."""
+    shared = made.metadata.shared
+    if target.startswith("sm"):
+        file = folder / f"{name}.cubin"
+        file.write_bytes(made.asm["cubin"])
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+        said = subprocess.run([tool, "-res-usage", file], capture_output=True, text=True, check=True).stdout
+        usage = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", said))
+        spilled = int(usage["STACK"]) + int(usage["LOCAL"])
+        return Compiled(name, made.asm["ptx"], int(usage["REG"]), spilled, shared)
+    assembly = made.asm["amdgcn"]
+
+    def number(field: str) -> int:
+        return int(re.search(rf"\.{field}:\s+(\d+)", assembly)[1])  # type: ignore[index]
+
+    return Compiled(name, assembly, number("vgpr_count"), 4 * number("vgpr_spill_count"), shared)

@@ -1,0 +1,41 @@
+"""The ops of `burnt.kernels` in Triton, run by the interpreter: values and gradients beside float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from burnt import kernels
+from burnt.codegen.function import Function
+from burnt.codegen.runtime.triton_backend import TRITON
+from tests.codegen.render.metal.test_families import FAMILIES, SAMPLE, check, run
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
+
+SHORT = (torch.float16, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_families(name: str) -> None:
+    check(name, torch.float32, TRITON)
+
+
+@pytest.mark.parametrize("dtype", SHORT, ids=str)
+@pytest.mark.parametrize("name", ["softmax", "rms_norm and residual"])
+def test_families_in_16_bits(name: str, dtype: torch.dtype) -> None:
+    check(name, dtype, TRITON)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", [torch.float32, *SHORT], ids=str)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_more_families(name: str, dtype: torch.dtype) -> None:
+    check(name, dtype, TRITON)
+
+
+def test_dropout() -> None:
+    fused = Function(lambda x: kernels.dropout.reference(x, 0.25, True), target=TRITON)
+    made, gradient = run(fused, (torch.ones(64, 53),))
+    assert made.unique().tolist() == [0.0, float(torch.tensor(1 / 0.75))]
+    assert 0.2 < float((made == 0).float().mean()) < 0.3
+    assert torch.equal(gradient == 0, (made == 0))

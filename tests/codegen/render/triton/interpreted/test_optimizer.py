@@ -1,0 +1,204 @@
+"""Optimizer steps in Triton beside the same steps in C, or torch's where those differ in nothing."""
+
+import math
+
+import pytest
+import torch
+
+from burnt.kernels.optim import foreach, foreach_triton, muon, steps
+from burnt.kernels.optim.foreach_triton import DevicePasses
+
+SHAPES = [(0,), (1,), (7,), (31, 17), (1027,), (3, 0)]
+LIMITS = [
+    {},
+    {"max_norm": 2.5},
+    {"grad_scale": 64.0, "max_norm": 1e9},
+    {"grad_scale": 64.0, "max_norm": math.inf},
+]
+
+
+@pytest.fixture
+def triton(monkeypatch):
+    """Tensors on the CPU go through the passes of a GPU, in the interpreter."""
+    monkeypatch.setattr(foreach_triton, "BLOCK", 512)
+    monkeypatch.setattr(foreach_triton, "CHUNK", 1024)
+    ours = foreach.HostPasses
+
+    def switch(on):
+        monkeypatch.setattr(foreach, "HostPasses", DevicePasses if on else ours)
+
+    return switch
+
+
+def drawn(dtype, seed, sign=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randn(shape, generator=generator) * sign).to(dtype) for shape in SHAPES]
+
+
+def same(made, right, dtype):
+    for a, b in zip(made, right, strict=True):
+        size = float(b.double().abs().max()) if b.numel() else 0.0
+        worst = float((a.double() - b.double()).abs().max()) if b.numel() else 0.0
+        assert worst <= 4 * torch.finfo(dtype).eps * max(size, 1.0), (worst, size)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("step", "amsgrad", "decay"),
+    [(steps.adamw_step, False, 0.1), (steps.adam_step, True, 0.1), (steps.adam_step, False, 0.0)],
+)
+def test_adam(triton, dtype, step, amsgrad, decay):
+    kept = []
+    for on in (False, True):
+        triton(on)
+        p, m, v, x, e = (drawn(dtype, seed) for seed in (0, 1, 2, 3, 4))
+        v, x = [t.abs() for t in v], [t.abs() for t in x]
+        steps = [torch.tensor(float(i)) for i in range(len(p))]
+        norms = []
+        for turn, limits in enumerate(LIMITS):
+            made = step(
+                p, drawn(dtype, 10 + turn), m, v, steps, x if amsgrad else None, lr=0.02, weight_decay=decay,
+                ema=e if turn % 2 else None, ema_decay=0.9, candidate="burnt", **limits,
+            )  # fmt: skip
+            assert not made.skipped
+            norms.append(made.norm)
+        assert [float(s) for s in steps] == [i + len(LIMITS) for i in range(len(p))]
+        kept.append((p, m, v, x, e, norms))
+    for theirs, ours in zip(*(k[:5] for k in kept), strict=True):
+        same(ours, theirs, dtype)
+    for theirs, ours in zip(kept[0][5], kept[1][5], strict=True):
+        assert (theirs is None) == (ours is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"momentum": 0.9, "dampening": 0.5, "weight_decay": 0.1}, {"momentum": 0.9, "nesterov": True}],
+)
+def test_sgd(triton, dtype, options):
+    kept = []
+    for on in (False, True):
+        triton(on)
+        p, e = drawn(dtype, 0), drawn(dtype, 4)
+        buffers = [None, *drawn(dtype, 1)[1:3], None, None, None]
+        for turn, limits in enumerate(LIMITS):
+            steps.sgd_step(
+                p, drawn(dtype, 10 + turn), buffers, lr=0.1, ema=e if turn else None, ema_decay=0.3,
+                candidate="burnt", **limits, **options,
+            )  # fmt: skip
+        kept.append((p, e, [] if buffers[0] is None else buffers))
+    for theirs, ours in zip(*kept, strict=True):
+        same(ours, theirs, dtype)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite(triton, bad):
+    triton(True)
+    p, g = drawn(torch.float32, 0), drawn(torch.float32, 1)
+    g[3][30, 16] = bad
+    m, v, steps = drawn(torch.float32, 2), drawn(torch.float32, 3), [torch.tensor(3.0) for _ in p]
+    kept = [*p, *m, *v, *steps]
+    before = [t.clone() for t in kept]
+    made = steps.adamw_step(p, g, m, v, steps, lr=0.1, grad_scale=torch.tensor(8.0), candidate="burnt")
+    assert made.skipped
+    assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
+    made = steps.sgd_step(p, g, lr=0.1, max_norm=1.0, candidate="burnt")
+    assert not made.skipped
+    assert p[3].isnan().sum() == (1 if bad == math.inf else p[3].numel())
+
+
+def test_the_norm_overflows_and_the_gradients_do_not(triton):
+    triton(True)
+    p, g = [torch.ones(2)], [torch.tensor([1e30, -1.0])]
+    made = steps.sgd_step(p, g, lr=1e-30, grad_scale=1.0, candidate="burnt")
+    assert not made.skipped
+    assert made.norm == math.inf
+    assert p[0].tolist() == [0.0, 1.0]
+
+
+def test_dtypes_are_mixed_and_tensors_begin_anywhere(triton):
+    kept = []
+    for on in (False, True):
+        triton(on)
+        p = [torch.arange(9.0)[1:], torch.arange(5).bfloat16(), torch.arange(4).half()[3:], torch.ones(700)]
+        made = steps.sgd_step(p, [t.clone() for t in p], lr=0.5, max_norm=1.0, candidate="burnt")
+        kept.append((p, made.norm))
+    for theirs, ours in zip(kept[0][0], kept[1][0], strict=True):
+        assert torch.equal(ours, theirs)
+    torch.testing.assert_close(kept[0][1], kept[1][1])
+
+
+MATRICES = [(1, 1), (7, 3), (16, 40), (0, 5), (61, 61)]
+MUON = [
+    {"momentum": 0.95, "weight_decay": 0.1, "nesterov": True},
+    {"momentum": 0.3, "weight_decay": 0.0, "nesterov": False},
+    {"momentum": 0.0, "weight_decay": 0.5, "nesterov": True, "adjust_lr_fn": "match_rms_adamw"},
+]
+
+
+def matrices(dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in MATRICES]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.full)], ids=str
+)
+@pytest.mark.parametrize("options", MUON, ids=lambda options: f"momentum {options['momentum']}")
+def test_muon_by_its_definition(triton, monkeypatch, dtype, options):
+    """Both of its kernels; the iteration between them is one for all devices, and left out here."""
+    triton(True)
+    monkeypatch.setattr(muon, "orthogonalized", lambda update, *_: update)
+    lr, averaging = 0.05, 0.9
+    p, m, e = (matrices(dtype, seed) for seed in (0, 1, 2))
+    kept = options["momentum"]
+    for turn, limits in enumerate(LIMITS):
+        g = matrices(dtype, 10 + turn)
+        exact = [[t.double() for t in tensors] for tensors in (p, g, m, e)]
+        averaged = turn % 2 == 1
+        made = muon.muon_step(
+            p, g, m, lr=lr, ema=e if averaged else None, ema_decay=averaging, candidate="burnt", **options,
+            **limits,
+        )  # fmt: skip
+        assert not made.skipped
+        factor = 1 / limits.get("grad_scale", 1.0)
+        norm = math.sqrt(sum(float(t.square().sum()) for t in exact[1])) * factor
+        if "max_norm" in limits:
+            factor *= min(1.0, limits["max_norm"] / (norm + 1e-6))
+            torch.testing.assert_close(float(made.norm), norm, rtol=1e-3, atol=0)
+        for i, (x, gradient, mean, average) in enumerate(zip(*exact, strict=True)):
+            rows, columns = x.shape
+            mean = kept * mean + (1 - kept) * gradient * factor
+            update = kept * mean + (1 - kept) * gradient * factor if options["nesterov"] else mean
+            rate = lr * math.sqrt(max(1.0, rows / columns))
+            if "adjust_lr_fn" in options:
+                rate = lr * 0.2 * math.sqrt(max(rows, columns))
+            x = x * (1 - lr * options["weight_decay"]) - rate * update
+            same([m[i], p[i]], [mean, x], dtype)
+            same([e[i]], [averaging * average + (1 - averaging) * x if averaged else average], dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_muon_beside_the_passes_of_a_cpu(triton, dtype):
+    kept = []
+    for on in (False, True):
+        triton(on)
+        p, m, e = (matrices(dtype, seed) for seed in (0, 1, 2))
+        for turn, limits in enumerate(LIMITS):
+            muon.muon_step(p, matrices(dtype, 10 + turn), m, lr=0.05, ema=e, candidate="burnt", **limits)
+        kept.append((p, m, e))
+    for theirs, ours in zip(*kept, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            # The iteration is in bfloat16, whose steps one of the updates may have crossed.
+            torch.testing.assert_close(a, b, rtol=0.02, atol=0.02)
+
+
+def test_muon_comes_to_nothing_where_a_gradient_is_not_finite(triton):
+    triton(True)
+    p, g, m = (matrices(torch.float32, seed) for seed in (0, 1, 2))
+    g[2][3, 30] = math.nan
+    before = [t.clone() for t in (*p, *m)]
+    assert muon.muon_step(p, g, m, lr=0.1, grad_scale=8.0, candidate="burnt").skipped
+    assert all(torch.equal(a, b) for a, b in zip((*p, *m), before, strict=True))

@@ -1,0 +1,20 @@
+"""Divisions, shifts and powers of whole numbers in Triton, run by the interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from burnt.codegen.function import Function
+from burnt.codegen.runtime.triton_backend import TRITON
+from tests.codegen.lower.test_integers import DTYPES, WIDE, as_torch_has_them, unsigned_as_torch_has_them
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_as_torch_has_them(dtype: torch.dtype) -> None:
+    as_torch_has_them(lambda fn: Function(fn, target=TRITON), dtype)
+
+
+@pytest.mark.parametrize("dtype", WIDE, ids=str)
+def test_unsigned_as_torch_has_them(dtype: torch.dtype) -> None:
+    unsigned_as_torch_has_them(lambda fn: Function(fn, target=TRITON), dtype)

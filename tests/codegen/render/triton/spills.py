@@ -1,0 +1,227 @@
+"""Which kernels spill registers in the configurations that are picked for them, and how many bytes.
+
+    python -m tests.codegen.render.triton.spills                    # compile all, print those that spill
+    python -m tests.codegen.render.triton.spills --write            # and write them into the list, spills.txt
+    python -m tests.codegen.render.triton.spills --only 'sm_90'     # only entries that match the pattern
+
+Compiled are flash attention with its options, and products of float32, for GPUs that need not be there. The
+list must be what is found: `test_spills.py` fails for a kernel that starts to spill, and for one that stops.
+It holds for one version of Triton, which brings the assembler along.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+import triton
+from torch import Tensor
+
+from burnt.codegen.ir import Kernel
+from burnt.codegen.render.triton.configs import pick as pick_product
+from burnt.codegen.render.triton.kernel import form_of, print_kernel
+from burnt.kernels.ops.attention.flash_config import pick
+from tests.codegen.render.triton import attention
+from tests.codegen.render.triton.ahead import TARGETS, Compiled, compiled, limits_of, planned
+
+LIST = Path(__file__).with_suffix(".txt")
+ATTENTION = ("forward", "keys", "queries")
+_HEAD = "# Triton {version}; written by: python -m tests.codegen.render.triton.spills --write"
+_COLUMNS = "kernel | variant | dtype | size | target | config | bytes"
+
+
+class Entry(NamedTuple):
+    """A kernel in the configuration that is picked for it.
+
+    Args:
+        kernel: one of attention's, or ``"product"``.
+        variant: what attention has besides, or a product's kernel.
+        dtype: ``"bf16"`` or ``"f32"``.
+        size: a head's, or a product's rows, columns and terms.
+        target: the architecture.
+    """
+
+    kernel: str
+    variant: str
+    dtype: str
+    size: str
+    target: str
+
+
+class Spill(NamedTuple):
+    """The configuration of an entry, and how many bytes it spills."""
+
+    config: str
+    nbytes: int
+
+
+# --- what is compiled
+
+
+def gelu_of_linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+def linear_of_norm(x: Tensor, g: Tensor, b: Tensor, w: Tensor) -> Tensor:
+    return F.linear(F.layer_norm(x, (1024,), g, b), w)
+
+
+def relu_of_conv(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(F.conv2d(x, w, b, padding=1))
+
+
+@functools.cache
+def products() -> dict[tuple[str, str], Kernel]:
+    """Kernels of float32 with a product, forward and backward, by name and size."""
+
+    def last(*shape: int) -> Tensor:
+        return torch.zeros(shape).to(memory_format=torch.channels_last)
+
+    zeros = torch.zeros
+    calls = [
+        (gelu_of_linear, (zeros(4096, 1024), zeros(4096, 1024), zeros(4096))),
+        (linear_of_norm, (zeros(4096, 1024), zeros(1024), zeros(1024), zeros(4096, 1024))),
+        (relu_of_conv, (last(32, 128, 28, 28), last(128, 128, 3, 3), zeros(128))),
+    ]
+    found = {}
+    for fn, args in calls:
+        for kernel in planned(fn, *args, gradients=True, products=True):
+            if kernel.product is not None:
+                form = form_of(kernel)
+                found[kernel.name, f"{form.rows}x{form.columns}x{form.terms}"] = kernel
+    return found
+
+
+def entries() -> list[Entry]:
+    """All that is compiled: about 240 kernels, each a second or two."""
+    found = [*_of_attention()]
+    for target, (name, size) in itertools.product(("sm_80", "sm_90", "gfx1100"), products()):
+        found.append(Entry("product", name, "f32", size, target))
+    return list(dict.fromkeys(found))
+
+
+def _of_attention() -> Iterator[Entry]:
+    for target in TARGETS:
+        # gfx90a and gfx950 have the block sizes of gfx942, and its registers; sm_100 and sm_120 are slow to
+        # compile for.
+        is_like_gfx942 = target in ("gfx90a", "gfx950")
+        slow = target in ("sm_100", "sm_120")
+        for dtype, size, kernel in itertools.product(("bf16", "f32"), ("64", "128", "256"), ATTENTION):
+            wide = (dtype, size) == ("f32", "256")
+            if (dtype, size) == ("bf16", "128") or not (is_like_gfx942 or (slow and wide)):
+                yield Entry(kernel, "causal", dtype, size, target)
+        yield Entry("dots", "causal", "bf16", "128", target)
+    for target, variant, kernel in itertools.product(("sm_90", "gfx942"), attention.VARIANTS, ATTENTION):
+        yield Entry(kernel, variant, "bf16", "128", target)
+    fewer = itertools.product(("sm_80", "sm_100", "sm_120", "gfx1100"), ("mask, added", "softcap"), ATTENTION)
+    for target, variant, kernel in fewer:
+        yield Entry(kernel, variant, "bf16", "128", target)
+
+
+def compiled_entry(entry: Entry, folder: Path) -> tuple[str, list[Compiled]]:
+    """The configuration that is picked for an entry, and the functions of its kernel."""
+    limits = limits_of(entry.target)
+    if entry.kernel == "product":
+        kernel = products()[entry.variant, entry.size]
+        config = pick_product(form_of(kernel), limits)
+        return str(config), compiled([print_kernel(kernel, config)], entry.target, folder)
+    size, dtype = int(entry.size), attention.DTYPES[entry.dtype]
+    options = attention.VARIANTS[entry.variant]
+    added = options.get("mask", torch.bool) != torch.bool
+    picked = pick(size, dtype.itemsize, limits, added=added, scored="score" in options)
+    blocks = picked[entry.kernel]
+    made = attention.compiled(entry.kernel, blocks, dtype, size, entry.variant, entry.target, folder)
+    return str(blocks), [made]
+
+
+def spill_of(entry: Entry, folder: Path) -> Spill:
+    """What an entry spills, the most of its functions."""
+    config, functions = compiled_entry(entry, folder)
+    return Spill(config, max(f.spilled for f in functions))
+
+
+# --- the list
+
+
+def parse(text: str) -> dict[Entry, Spill]:
+    """The list of a file."""
+    found = {}
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            *entry, config, nbytes = line.split(" | ")
+            found[Entry(*entry)] = Spill(config, int(nbytes))
+    return found
+
+
+def format_list(spills: Mapping[Entry, Spill]) -> str:
+    """A file of the list."""
+    lines = [" | ".join([*entry, config, str(nbytes)]) for entry, (config, nbytes) in sorted(spills.items())]
+    return "\n".join([_HEAD.format(version=triton.__version__), f"# {_COLUMNS}", *lines, ""])
+
+
+def version_of(text: str) -> str:
+    """The version of Triton that a list is of."""
+    found = re.match(re.escape(_HEAD).replace(re.escape("{version}"), r"(\S+)"), text)
+    if found is None:
+        raise ValueError(f"{LIST}: its first line is not {_HEAD!r}")
+    return found[1]
+
+
+def differences(
+    found: Mapping[Entry, Spill], listed: Mapping[Entry, Spill], compiled: Iterable[Entry]
+) -> list[str]:
+    """What the list says otherwise of entries that were compiled, a line each.
+
+    Args:
+        found: what spills.
+        listed: what the list says does.
+        compiled: the entries.
+    """
+    lines = []
+    for entry in compiled:
+        now, before = found.get(entry), listed.get(entry)
+        if now != before:
+            lines.append(f"{' | '.join(entry)}: {_format(now)}, the list: {_format(before)}")
+    return lines
+
+
+def _format(spill: Spill | None) -> str:
+    return "no spills" if spill is None else f"{spill.nbytes} bytes ({spill.config})"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="which kernels spill registers in the picked configurations")
+    parser.add_argument("--write", action="store_true", help=f"write {LIST.name}; entries left out stay")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="compile entries that it is found in")
+    options = parser.parse_args(arguments)
+    chosen = [entry for entry in entries() if re.search(options.only, " | ".join(entry))]
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, entry in enumerate(chosen, 1):
+            spill = spill_of(entry, Path(folder))
+            if spill.nbytes:
+                found[entry] = spill
+                print(" | ".join([*entry, spill.config, str(spill.nbytes)]), flush=True)
+            print(f"\r{number}/{len(chosen)}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    listed = parse(LIST.read_text(encoding="utf-8")) if LIST.exists() else {}
+    if options.write:
+        kept = {entry: spill for entry, spill in listed.items() if entry in set(entries()) - set(chosen)}
+        LIST.write_text(format_list(kept | found), encoding="utf-8")
+        return 0
+    changed = differences(found, listed, chosen)
+    print(*changed, sep="\n")
+    return 1 if changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

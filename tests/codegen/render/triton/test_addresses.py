@@ -1,0 +1,520 @@
+"""Addresses of all Triton kernels where offsets pass 2^31, of tensors without memory: translated, never run.
+
+`addresses.check` evaluates the integers of each kernel exactly, and finds what does not fit into 32 bits.
+Every hand-written kernel has cases here, at sizes just below and just above; one that has none fails
+`test_every_hand_written_kernel_has_a_case`. Below, offsets stay 32 bits wide where the kernel has a choice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import inspect
+import math
+import pkgutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton exists for Linux alone")
+
+from triton.runtime.jit import JITFunction
+
+import burnt
+from burnt.codegen.function import Function
+from burnt.codegen.ir import Kernel
+from burnt.codegen.render.triton import device_math
+from burnt.codegen.render.triton import expr as triton_expr
+from burnt.codegen.render.triton import layout as triton_layout
+from burnt.codegen.render.triton import matmul as triton_matmul
+from burnt.codegen.render.triton.configs import pick
+from burnt.codegen.render.triton.kernel import form_of, print_kernel
+from burnt.codegen.render.triton.matmul_config import ProductConfig
+from burnt.codegen.runtime.target import Built
+from burnt.codegen.runtime.triton_backend import TRITON
+from burnt.kernels.ops.attention import flash_triton
+from burnt.kernels.ops.attention.flash_config import Blocks
+from burnt.kernels.ops.attention.flash_triton import Problem
+from burnt.kernels.ops.attention.score_mod import Scored
+from burnt.kernels.ops.embedding import backward_triton
+from burnt.kernels.ops.rnn import loop_triton
+from burnt.kernels.optim.foreach_c import ADAM, MOMENTUM, MUON, SGD
+from burnt.kernels.optim.foreach_triton import DevicePasses
+from burnt.kernels.optim.request import Request
+from tests.codegen.render.triton.addresses import Launched, check, launches_of, recorded, translated
+from tests.codegen.render.triton.test_ahead import CASES as KNOWN
+from tests.codegen.render.triton.test_ahead import kernels as printed_of
+
+END = 2**31
+BF16 = torch.bfloat16
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def strided(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="meta")
+
+
+# --- kernels that are written by hand ---------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """Launches at a size, and two sizes: the largest offset that 32 bits have to hold is below 2^31, or not.
+
+    Args:
+        launch: launches kernels for a size.
+        below, above: the sizes.
+        farthest: the largest such offset at a size, from shapes and strides.
+        chooses: the kernel has 32 bits where they do; otherwise it has 64 always.
+    """
+
+    launch: Callable[[int], object]
+    below: int
+    above: int
+    farthest: Callable[[int], int]
+    chooses: bool = True
+
+
+BLOCKS = {
+    "forward": Blocks(128, 64, 8, 3), "dots": Blocks(32, 16), "keys": Blocks(32, 128, 8, 2),
+    "queries": Blocks(128, 64, 8, 2),
+}  # fmt: skip
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, problem: Problem, pull: Tensor | None = None) -> None:
+    out, lse = flash_triton.forward(q, k, v, problem, BLOCKS)
+    flash_triton.backward(out if pull is None else pull, q, k, v, out, lse, problem, BLOCKS)
+
+
+def heads(rows: int, d: int = 128, number: int = 1) -> Tensor:
+    """``[1, number, rows, d]``, each head in one piece."""
+    return meta(1, number, rows, d)
+
+
+def within(rows: int, row: int, column: int, columns: int) -> int:
+    return (rows - 1) * row + (columns - 1) * column
+
+
+def far_rows(stride: int, rows: int = 700) -> Tensor:
+    return strided((1, 2, rows, 64), (0, 64, stride, 1))
+
+
+@functools.cache
+def bias_of(size: int) -> Any:
+    bias = meta(64, size, dtype=torch.float32)
+    return Scored(lambda s, b, h, i, j: s + bias[i % 64, j])
+
+
+def scored(size: int) -> None:
+    """A score function that looks up a tensor of the user's own."""
+    found = bias_of(size).printed(torch.device("meta"), gradients=True)
+    assert found is not None
+    x = heads(1000, 64)
+    attention(x, x, x, Problem(1.0, score=found[0], slope=found[1], args=found[2]))
+
+
+def masked(size: int, dtype: torch.dtype) -> None:
+    x = heads(size, 64, 2)
+    attention(x, x, x, Problem(1.0, mask=meta(1, 1, size, size, dtype=dtype).expand(1, 2, size, size)))
+
+
+def tabled(rows: int) -> None:
+    x, table = heads(rows, 16), meta(1, rows, dtype=torch.int32)
+    attention(x, x, x, Problem(1.0, tables=(table,) * 4))
+
+
+def sloped(rows: int) -> None:
+    x = heads(rows, 64, 64)
+    args = (30.0, meta(64, dtype=torch.float32), -5)
+    kernels = flash_triton
+    attention(
+        x, x, x, Problem(1.0, high=1, score=kernels.capped_sloped, slope=kernels.capped_slope, args=args)
+    )
+
+
+def functions(rows: int) -> None:
+    """The other functions of scores; dropout, which counts elements."""
+    x, kernels, seed = heads(rows, 64, 64), flash_triton, meta(dtype=torch.int64)
+    attention(x, x, x, Problem(1.0, score=kernels.capped, slope=kernels.capped_slope, args=(30.0, x, 0)))
+    attention(x, x, x, Problem(1.0, score=kernels.sloped, slope=kernels.one, args=(1.0, meta(64), 0)))
+    attention(x, x, x, Problem(1.0, dropout=0.1, seed=seed, low=-2000, high=2000))
+
+
+def result(row: int) -> Callable[[int], int]:
+    """Of results and gradients, of which `row` elements lie between a head's rows."""
+    return lambda rows: within(rows, row, 1, 1)
+
+
+ATTENTION = {
+    # Heads inside: the results' rows are apart by all heads, those of what is read by one.
+    "results": Case(
+        lambda n: attention(*[heads(n, 128, 64)] * 3, Problem(1.0, high=1)), 261_000, 262_400, result(8192)
+    ),
+    "gradients of keys": Case(
+        lambda n: attention(heads(900, 64, 512), heads(n, 64, 512), heads(n, 64, 512), Problem(1.0, low=-9)),
+        64_900, 65_600, result(512 * 64),
+    ),
+    "queries": Case(
+        lambda n: attention(far_rows(n), heads(700, 64, 2), heads(700, 64, 2), Problem(1.0)),
+        1_700_000, 3_080_000, lambda n: within(700, n, 1, 64),
+    ),
+    "keys": Case(
+        lambda n: attention(heads(700, 64, 2), far_rows(n), heads(700, 64, 2), Problem(1.0)),
+        1_700_000, 3_080_000, lambda n: within(700, n, 1, 64),
+    ),
+    "values": Case(
+        lambda n: attention(heads(700, 64, 2), heads(700, 64, 2), far_rows(n), Problem(1.0)),
+        1_700_000, 3_080_000, lambda n: within(700, n, 1, 64),
+    ),
+    "cotangent": Case(
+        lambda n: attention(*[heads(700, 64, 2)] * 3, Problem(1.0), far_rows(n)),
+        1_700_000, 3_080_000, lambda n: within(700, n, 1, 64),
+    ),
+    "mask": Case(lambda n: masked(n, torch.bool), 46_000, 46_400, lambda n: within(n, n, 1, n)),
+    "mask, added": Case(lambda n: masked(n, torch.float32), 46_000, 46_400, lambda n: within(n, n, 1, n)),
+    "tables": Case(tabled, 134_210_000, 134_218_000, result(16)),
+    "slopes": Case(sloped, 520_000, 524_400, result(4096)),
+    "functions": Case(functions, 520_000, 524_400, result(4096)),
+    "scores": Case(scored, 2**25 - 600, 2**25 + 1, lambda n: 64 * n, chooses=False),
+}  # fmt: skip
+
+
+def stepped(count: int) -> None:
+    """Every kernel of optimizers, with all that it may have."""
+    p = [meta(count), meta(7)]
+    request = Request("step", grad_scale=64.0, max_norm=1.0, ema=None, ema_decay=0.9, candidate=None)
+    passes = DevicePasses(request, p)
+    passes.advance(ADAM, [p] * 6, [0.1, 0.9, 0.99, 1e-8, 0.1, 0.1], [("DECAY", 2)], extras=[0, 0])
+    sgd = [("DECAY", 1), ("NESTEROV", 1)]
+    passes.advance(SGD, [p] * 4, [0.1, 0.9, 0.0, 0.1, 0.1], sgd, extras=[1, 1])
+    passes.advance(MOMENTUM, [p] * 3, [0.9], [("NESTEROV", 1)], extras=[0, 0])
+    passes.advance(MUON, [p] * 3, [0.1, 0.1], extras=[0.5, 0.5])
+
+
+def recurrent(batch: int, steps: int, width: int) -> None:
+    """LSTM and GRU, forward and backward, in both directions and with lengths."""
+    for kind, gates, states in (("lstm", 4, 2), ("gru", 3, 1)):
+        given, weight = meta(steps, batch, gates * width), meta(gates * width, width)
+        bias = meta(width) if kind == "gru" else None
+        lengths, start = meta(batch, dtype=torch.int64), [meta(batch, width)] * states
+        for reverse in (False, True):
+            made = loop_triton.forward_steps(kind, given, weight, bias, start, lengths, reverse, True)
+            output, kept, last = made
+            assert kept is not None
+            turned = output.transpose(0, 1)
+            loop_triton.backward_steps(
+                kind, given, kept, turned, weight, start, lengths, reverse, turned, last
+            )
+
+
+def embedded(rows: int) -> None:
+    indices = meta(rows, dtype=torch.int64)
+    backward_triton.summed(meta(rows, 1024), indices, indices, rows, -1)
+
+
+OTHERS = {
+    "optimizers": Case(stepped, END - 4096, END + 4096, lambda n: n, chooses=False),
+    "recurrent, a step, states": Case(
+        lambda n: recurrent(n, 2, 4096), 2**19 - 1, 2**19 + 1, lambda n: n * 4096, chooses=False
+    ),
+    "recurrent, a step, gates": Case(
+        lambda n: recurrent(n, 4, 512), 2**18 - 1, 2**18 + 1, lambda n: 4 * n * 4 * 512, chooses=False
+    ),
+    "recurrent, all steps": Case(
+        lambda n: recurrent(n, 64, 32), 2**18 - 1, 2**18 + 1, lambda n: 64 * n * 128, chooses=False
+    ),
+    "embedding": Case(embedded, 2**21 - 1, 2**21 + 1, lambda n: n * 1024, chooses=False),
+}
+CASES = ATTENTION | OTHERS
+
+
+def loaded(size: int) -> dict[str, tuple[int, int]]:
+    """What tables hold: keys or queries of attention, tensors of an optimizer."""
+    return {"first": (0, size), "past": (0, size), "owners": (0, 1)}
+
+
+@functools.cache
+def launched(name: str, size: int) -> list[Launched]:
+    with recorded() as found:
+        CASES[name].launch(size)
+    assert found
+    return list({(e.kernel, repr(e.options), repr(e.args)): e for e in found}.values())
+
+
+# Whose addresses have 64 bits always: it reads two tensors once, which takes the time.
+ALWAYS_WIDE = {"burnt.kernels.ops.attention.flash_triton.backward_dots"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_offsets_around_the_end_of_32_bits(name: str) -> None:
+    case = CASES[name]
+    assert case.farthest(case.below) < END <= case.farthest(case.above)
+    for size in (case.below, case.above):
+        for launch in launched(name, size):
+            found = check(launch, loaded(size))
+            assert not found.overflows, f"{launch.name} at {size:,}: {found.overflows}"
+            if case.chooses and launch.name not in ALWAYS_WIDE and size == case.below:
+                assert found.widest == 32, f"{launch.name} at {size:,} pays for 64 bits"
+    if case.chooses:
+        assert any(check(e, loaded(case.above)).widest == 64 for e in launched(name, case.above))
+
+
+def test_a_window_without_an_end_does_not_overflow() -> None:
+    x = heads(900, 64, 2)
+    for low, high in ((-(2**31) + 1, 1), (None, 2**31 - 1), (-(2**40), 2**40)):
+        with recorded() as found:
+            attention(x, x, x, Problem(1.0, low=low, high=high))
+        for launch in found:
+            assert not check(launch).overflows, (launch.name, low, high)
+
+
+def written_by_hand() -> dict[str, JITFunction[Any]]:
+    """All Triton functions of the package, by module and name."""
+    found = {}
+    for module in pkgutil.walk_packages(burnt.__path__, "burnt."):
+        path = Path(importlib.util.find_spec(module.name).origin or "")  # type: ignore[union-attr]
+        if "import triton" in path.read_text():
+            for value in vars(importlib.import_module(module.name)).values():
+                if isinstance(value, JITFunction) and value.fn.__module__.startswith("burnt."):
+                    found[f"{value.fn.__module__}.{value.fn.__name__}"] = value
+    return found
+
+
+def test_every_hand_written_kernel_has_a_case() -> None:
+    """A kernel that is added gets a case in `CASES`, or, of a template, in `PRODUCTS`."""
+    covered: set[str] = set()
+    for name, case in CASES.items():
+        for launch in launched(name, case.above):
+            covered |= {launch.name, *translated(launch).functions}
+    for name in PRODUCTS:
+        for config in configs_of(name, True):
+            for launch in product_launches(name, True, config):
+                covered |= translated(launch).functions
+    elementwise = {n for n, f in written_by_hand().items() if f.fn.__module__ == device_math.__name__}
+    missing = set(written_by_hand()) - covered - elementwise
+    assert not missing, f"without a case: {sorted(missing)}"
+
+
+def test_functions_of_elements_have_no_addresses() -> None:
+    """They need no cases."""
+    text = inspect.getsource(device_math)
+    assert "tl.load" not in text
+    assert "tl.store" not in text
+    assert "tl.program_id" not in text
+
+
+# --- generated kernels ------------------------------------------------------------------------------------
+
+
+def planned(fn: Callable[..., Any], args: Sequence[Tensor]) -> list[Kernel]:
+    """The kernels of a function of tensors without memory; every product is one."""
+    found: list[Kernel] = []
+
+    def build(kernels: Sequence[Kernel], *_: object) -> Built:
+        found.extend(kernels)
+        return Built("", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels})
+
+    target = dataclasses.replace(TRITON, build=build, missing=lambda: None, products=lambda node: None)
+    # Not by a call: of a device that nothing runs on, no signature is made.
+    made = Function(fn, target=target)._made(args, list(args), [])
+    assert made.plain is None, made.plain
+    return found
+
+
+def last(*shape: int) -> Tensor:
+    return meta(*shape).to(memory_format=torch.channels_last)
+
+
+def linear(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(F.linear(x, w, b))
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    return torch.tanh(q @ k.transpose(1, 2))
+
+
+def convolved(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(F.conv2d(x, w, b, padding=1))
+
+
+def pooled(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.max_pool2d(convolved(x, w, b), 2)
+
+
+def normalised(x: Tensor, w: Tensor, g: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(F.batch_norm(F.conv2d(x, w, padding=1), None, None, g, b, training=True))
+
+
+def larger(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return torch.relu(F.conv_transpose2d(x, w, b, stride=2, padding=1))
+
+
+def images(n: int, channels: int, kernel: int = 3) -> list[Tensor]:
+    return [last(n, channels, 224, 224), last(64, channels, kernel, kernel), meta(64)]
+
+
+# A function, and its arguments with the largest offset below 2^31 and above.
+PRODUCTS: dict[str, tuple[Callable[..., Any], list[Tensor], list[Tensor]]] = {
+    "first factor": (
+        linear, [meta(2**20 - 4096, 2048), meta(64, 2048), meta(64)],
+        [meta(2**20 + 1, 2048), meta(64, 2048), meta(64)],
+    ),
+    "second factor": (
+        linear, [meta(64, 2048), meta(2**20 - 4096, 2048), meta(2**20 - 4096)],
+        [meta(64, 2048), meta(2**20 + 1, 2048), meta(2**20 + 1)],
+    ),
+    "result": (
+        linear, [meta(2**15, 512), meta(65_280, 512), meta(65_280)],
+        [meta(2**15, 512), meta(65_600, 512), meta(65_600)],
+    ),
+    "rows far apart": (
+        linear, [strided((33, 64), (2**25 - 2**20, 1)), meta(64, 64), meta(64)],
+        [strided((33, 64), (2**26 + 8, 1)), meta(64, 64), meta(64)],
+    ),
+    "terms far apart": (
+        linear, [strided((64, 33), (1, 2**25 - 2**20)), meta(64, 33), meta(64)],
+        [strided((64, 33), (1, 2**26 + 8)), meta(64, 33), meta(64)],
+    ),
+    "batches": (
+        scores, [meta(2040, 1024, 64), meta(2040, 1024, 64)], [meta(2049, 1024, 64), meta(2049, 1024, 64)]
+    ),
+    "convolution": (convolved, images(334, 128), images(335, 128)),
+    "convolution by phases": (
+        larger, [last(166, 64, 224, 224), last(64, 64, 4, 4), meta(64)],
+        [last(168, 64, 224, 224), last(64, 64, 4, 4), meta(64)],
+    ),
+    "maxima": (pooled, images(334, 128), images(335, 128)),
+    "statistics": (normalised, [*images(334, 128), meta(64)], [*images(335, 128), meta(64)]),
+}  # fmt: skip
+
+
+def farthest(tensors: Sequence[Tensor]) -> int:
+    """The largest offset of an element in any of some tensors."""
+    return max(sum((n - 1) * abs(s) for n, s in zip(t.shape, t.stride(), strict=True)) for t in tensors)
+
+
+@functools.cache
+def product_of(name: str, above: bool) -> Kernel:
+    fn, *args = PRODUCTS[name]
+    return next(k for k in planned(fn, args[above]) if k.product is not None)
+
+
+def configs_of(name: str, above: bool) -> list[ProductConfig]:
+    """What is picked; programs that make several tiles, copies by units of their own, parts of sums."""
+    picked = pick(form_of(product_of(name, above)))
+    assert isinstance(picked, ProductConfig)
+    changes: list[dict[str, Any]] = [
+        {}, {"programs": 132}, {"descriptors": True}, {"descriptors": True, "programs": 132}, {"split": 4}
+    ]  # fmt: skip
+    return [dataclasses.replace(picked, **change) for change in changes]
+
+
+@functools.cache
+def product_launches(name: str, above: bool, config: ProductConfig) -> list[Launched]:
+    return launches_of(print_kernel(product_of(name, above), config))
+
+
+def some_programs(launch: Launched) -> list[int]:
+    """Program ids at both ends and between."""
+    last = launch.grid[0] - 1
+    return sorted({0, min(1, last), min(7, last), last // 3, last // 2, max(last - 1, 0), last})
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_offsets_of_products_around_the_end_of_32_bits(name: str) -> None:
+    fn, below, above = PRODUCTS[name]
+    results = [fn(*args) for args in (below, above)]
+    assert farthest([*below, results[0]]) < END <= farthest([*above, results[1]])
+    for far in (False, True):
+        for config in configs_of(name, far)[:: 1 if far else 4]:
+            for launch in product_launches(name, far, config):
+                found = check(launch, programs=some_programs(launch))
+                assert not found.overflows, f"{name} {far} {config} {launch.name}: {found.overflows}"
+                # Parts of sums are as many times as large as the result, and have 64 bits always.
+                if config.split == 1 and not (far and config.descriptors):
+                    assert found.widest == (64 if far else 32), f"{name} {config} {launch.name}"
+
+
+@pytest.mark.parametrize("strides", [(2**26 - 2**20, 1), (1, 2**26 - 2**20)], ids=["rows", "terms"])
+def test_lanes_beyond_the_end_of_a_product_do_not_overflow(strides: tuple[int, int]) -> None:
+    """33 rows or terms are within 32 bits, the 64 of a tile are not."""
+    shape = (33, 64) if strides[1] == 1 else (64, 33)
+    x, w = strided(shape, strides), meta(64, shape[1])
+    assert farthest([x]) < END < 63 * max(strides)
+    (kernel,) = (k for k in planned(linear, [x, w, meta(64)]) if k.product is not None)
+    for launch in launches_of(print_kernel(kernel, pick(form_of(kernel)))):
+        assert not check(launch).overflows
+
+
+NEAR = END - 100
+ELEMENTS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
+    "an elementwise kernel": (lambda x: x + 1, [meta(NEAR)]),
+    "both axes in tiles": (lambda x, y: x + y, [meta(70, 2**25), meta(2**25, 70).t()]),
+    "a sum in parts": (lambda x: x.sum(dtype=torch.int64), [meta(NEAR, dtype=torch.int8)]),
+    "a sum in one loop": (lambda x: x.sum(-1), [strided((512, NEAR), (0, 1))]),
+    "many sums": (lambda x: x.sum(-1), [meta(NEAR, 2)]),
+    "long rows": (lambda x: torch.softmax(x, -1), [meta(3, 2**30 - 50)]),
+    "columns": (lambda x: x.sum(0), [meta(2**25, 65)]),
+    "a scan": (lambda x: x.cumsum(-1), [meta(2**12, 2**19 + 100)]),
+    "rows far apart": (lambda x: x.exp(), [strided((9, 100), (2**27 + 2**25, 1))]),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTS)
+def test_offsets_of_other_generated_kernels(name: str) -> None:
+    fn, args = ELEMENTS[name]
+    for kernel in planned(fn, args):
+        for launch in launches_of(print_kernel(kernel, pick(form_of(kernel)))):
+            assert launch.grid[0] < END
+            found = check(launch, programs=some_programs(launch))
+            assert not found.overflows, f"{launch.name}: {found.overflows}"
+
+
+@pytest.mark.parametrize("case", KNOWN)
+def test_generated_kernels_translate_with_64_bits(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a kernel does: what a loop carries keeps its type."""
+    for module in (triton_layout, triton_expr, triton_matmul):
+        monkeypatch.setattr(module, "FAR", -1)
+    texts = [
+        translated(launch).text for printed in printed_of(case, "bf16") for launch in launches_of(printed)
+    ]
+    assert any("xi64>" in text for text in texts)
+
+
+# --- the evaluation itself --------------------------------------------------------------------------------
+
+
+def test_an_overflow_is_found_to_the_last_element(tmp_path: Path) -> None:
+    """Beside a kernel whose offsets are known: row * stride of up to 2^31 - 1, and one more."""
+    import sys
+
+    (tmp_path / "offsets_for_a_test.py").write_text(
+        "import triton\nimport triton.language as tl\n\n@triton.jit\n"
+        "def copied(x, y, rows, stride, N: tl.constexpr):\n"
+        "    for start in range(0, rows, N):\n"
+        "        row = start + tl.arange(0, N)\n"
+        "        value = tl.load(x + row * stride + tl.program_id(0), mask=row < rows)\n"
+        "        tl.store(y + row, value)\n"
+    )
+    sys.path.insert(0, str(tmp_path))
+    try:
+        copied = importlib.import_module("offsets_for_a_test").copied
+    finally:
+        sys.path.remove(str(tmp_path))
+    for rows, stride, programs, fits in (
+        (2**16, 2**15, 1, True), (2**16, 2**15 + 1, 1, False), (2**16 - 20, 2**15 + 1, 1, False),
+        (2**31 - 64, 1, 1, True), (2**31 - 63, 1, 1, False),
+    ):  # fmt: skip
+        launch = Launched(copied, (meta(1), meta(1), rows, stride, 64), {}, (programs,))
+        assert (not check(launch).overflows) == fits, (rows, stride)
+    assert math.prod((2**16 - 1, 2**15)) < END

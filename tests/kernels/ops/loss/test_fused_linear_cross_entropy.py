@@ -1,0 +1,235 @@
+"""`linear_cross_entropy` by chunks: many of them, used twice, without gradients, and its memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from burnt.kernels import cross_entropy, linear_cross_entropy
+from burnt.kernels.ops.loss import fused_linear_cross_entropy
+
+ROOT = Path(__file__).parents[4]
+CHUNKED = linear_cross_entropy.candidates["chunked"]
+
+
+def given(rows: int = 150, width: int = 12, classes: int = 40) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    source = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, width, generator=source, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(classes, width, generator=source, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(classes, generator=source, dtype=torch.float64, requires_grad=True)
+    target = torch.randint(classes, (rows,), generator=source)
+    target[::7] = 3
+    return x, weight, target, bias
+
+
+def chunked(*args: Tensor, reduction: str = "mean", smoothing: float = 0.0) -> Tensor:
+    made: Tensor = CHUNKED(*args, 3, reduction, smoothing, 0.0, False)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_linear_cross_entropy, "_CHUNK", {"cpu": 1 << 12})
+    monkeypatch.setattr(fused_linear_cross_entropy, "_LEAST_ROWS", 8)
+    monkeypatch.setattr(fused_linear_cross_entropy, "_PART", 1 << 9)  # eight classes
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_many_chunks(reduction: str, smoothing: float, processor: str) -> None:
+    x, weight, target, bias = args = given()
+    wanted = [x, weight, bias]
+    expected = F.cross_entropy(
+        x @ weight.t() + bias, target, ignore_index=3, reduction=reduction, label_smoothing=smoothing
+    )
+    found = chunked(*args, reduction=reduction, smoothing=smoothing)
+    torch.testing.assert_close(found, expected)
+    pull = (
+        torch.linspace(-1, 2, 150, dtype=torch.float64) if reduction == "none" else torch.tensor(0.7).double()
+    )
+    for ours, right in zip(
+        torch.autograd.grad(found, wanted, pull), torch.autograd.grad(expected, wanted, pull), strict=True
+    ):
+        torch.testing.assert_close(ours, right)
+
+
+def test_gradients_are_multiplied_where_that_is_fast(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By MKL where they belong, or by `matmul`, which takes oneDNN where MKL is slow, and copied."""
+    shapes = set()
+
+    def noted(left: Tensor, right: Tensor) -> Tensor:
+        made = left @ right
+        shapes.add((made.shape[1], made.dtype))
+        return made
+
+    monkeypatch.setattr(fused_linear_cross_entropy, "matmul", noted)
+    x, weight, target, _ = given()
+    for dtype in (torch.float64, torch.float32):
+        leaves = [t.detach().to(dtype).requires_grad_() for t in (x, weight)]
+        torch.autograd.grad(CHUNKED(*leaves, target, None, 3, "mean", 0.0, 0.0, False), leaves)
+        # Gradients have 12 features; logits fewer classes.
+        assert ((12, dtype) in shapes) == (processor == "AMD AVX-512"), shapes
+
+
+def test_the_loss_is_used_twice_and_the_graph_is_gone_through_twice() -> None:
+    x, weight, target, bias = args = given()
+    loss = chunked(*args)
+    expected = F.cross_entropy(x @ weight.t() + bias, target, ignore_index=3)
+    total, right = loss * 2 + loss**2, expected * 2 + expected**2
+    wanted = [x, weight, bias]
+    first = torch.autograd.grad(total, wanted, retain_graph=True)
+    again = torch.autograd.grad(total, wanted)
+    for one, two, exact in zip(first, again, torch.autograd.grad(right, wanted), strict=True):
+        torch.testing.assert_close(one, exact)
+        torch.testing.assert_close(two, exact)
+
+
+def test_gradients_for_some_of_the_arguments() -> None:
+    x, weight, target, bias = given()
+    loss = chunked(x.detach(), weight, target, bias.detach())
+    (found,) = torch.autograd.grad(loss, [weight])
+    expected = F.cross_entropy(x @ weight.t() + bias, target, ignore_index=3)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, [weight])[0])
+
+
+def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_linear_cross_entropy, "gradient_of_part", None)
+    x, weight, target, bias = given()
+    with torch.no_grad():
+        loss = chunked(x, weight, target, bias)
+    torch.testing.assert_close(loss, F.cross_entropy(x @ weight.t() + bias, target, ignore_index=3).detach())
+
+
+def test_no_row_counts() -> None:
+    x, weight, _, bias = given()
+    target = torch.full((150,), 3)
+    assert chunked(x, weight, target, bias).isnan(), "as torch has it"
+    assert chunked(x, weight, target, bias, reduction="sum") == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_gradients_are_zeros_where_no_row_counts(reduction: str, dtype: torch.dtype) -> None:
+    """Whoever computes them, and whatever the loss is scaled by, as torch has it."""
+    x, weight, bias, logits = (torch.randn(*size).to(dtype) for size in ((20, 8), (30, 8), (30,), (20, 30)))
+    target = torch.full((20,), -100)
+    rest = -100, reduction, 0.1, 1e-2
+    for op, tensors, args in (
+        (linear_cross_entropy, [x, weight, bias], lambda x, w, bias: (x, w, target, bias, *rest, False)),
+        (cross_entropy, [logits], lambda logits: (logits, target, None, *rest)),
+    ):
+        for call in (op, *op.candidates.values()):
+            for factor in (1.0, 65536.0):
+                leaves = [t.clone().requires_grad_() for t in tensors]
+                if call is not op and call.why_not(args(*leaves)) is not None:
+                    continue
+                loss = call(*args(*leaves))
+                assert loss.isnan() if reduction == "mean" else loss == 0
+                (loss * factor).backward()
+                assert all(t.grad is not None and t.grad.eq(0).all() for t in leaves), call
+
+
+def test_16_bit_gradients_are_summed_in_32() -> None:
+    """Of many chunks, each rounded: the error is that of one product."""
+    x, weight, target, bias = (t.detach() for t in given(rows=4000))
+    args = [x.bfloat16().requires_grad_(), weight.bfloat16().requires_grad_(), target, bias.bfloat16()]
+    exact = [t.detach().double().requires_grad_() if t.is_floating_point() else t for t in args]
+    (right,) = torch.autograd.grad(
+        F.cross_entropy(exact[0] @ exact[1].t() + exact[3], target, ignore_index=3, reduction="sum"), exact[1]
+    )
+    (ours,) = torch.autograd.grad(chunked(*args, reduction="sum"), args[1])
+    (theirs,) = torch.autograd.grad(
+        F.cross_entropy(F.linear(args[0], args[1], args[3]).float(), target, ignore_index=3, reduction="sum"),
+        args[1],
+    )
+    assert (ours - right).abs().max() <= 2 * (theirs - right).abs().max()
+
+
+PEAK = """
+import ctypes, sys, torch
+from pathlib import Path
+from torch.nn import functional as F
+from burnt.kernels import linear_cross_entropy
+import burnt
+burnt.memory.disable()
+torch.set_num_threads(1)
+rows, width, classes = 1024, 512, 32000
+x, weight = torch.randn(rows, width, requires_grad=True), torch.randn(classes, width, requires_grad=True)
+target = torch.randint(classes, (rows,))
+def memory(what):
+    text = Path("/proc/self/status").read_text()
+    return int(text.split(what + ":")[1].split()[0])
+def run(fn, *args):
+    fn(*args).backward()
+way = linear_cross_entropy.candidates[sys.argv[1]]
+rest = None, -100, "mean", 0.0, 0.0, False
+run(way, x, weight, target, *rest)  # what is imported, traced and compiled does not count
+x.grad = weight.grad = None
+ctypes.CDLL(None).malloc_trim(0)
+Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
+before = memory("VmRSS")
+run(way, x, weight, target, *rest)
+print(memory("VmHWM") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the peak of a process's memory")
+def test_the_logits_are_never_there_as_a_whole() -> None:
+    # What is freed goes back to the system at once: how the heap is cut up does not count.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+    peaks = {}
+    for name in ("vendor", "chunked"):
+        command = [sys.executable, "-c", PEAK, name]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=240)
+        assert done.returncode == 0, done.stderr
+        peaks[name] = int(done.stdout) << 10
+    gradients = 4 * (1024 * 512 + 32000 * 512)
+    logits = 4 * 1024 * 32000
+    assert peaks["vendor"] - gradients > logits
+    assert peaks["chunked"] - gradients < 0.15 * (peaks["vendor"] - gradients), peaks
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_logits_that_are_not_finite(reduction: str) -> None:
+    """Parts that are -inf as a whole, beside others that are not; rows that are; NaN and inf."""
+    x, weight, target, bias = (t.detach() for t in given(rows=40, classes=60))
+    bias[8:24] = -torch.inf
+    target[:] = 30
+    x[3:6] = torch.tensor([torch.nan, torch.inf, 1e300], dtype=torch.float64).unsqueeze(1)
+    target[4::10] = 9  # impossible
+    x, bias = x.requires_grad_(), bias.requires_grad_()
+    found = chunked(x, weight, target, bias, reduction=reduction)
+    expected = F.cross_entropy(x @ weight.t() + bias, target, ignore_index=3, reduction=reduction)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    pull = torch.ones_like(found)
+    for ours, right in zip(
+        torch.autograd.grad(found, [x, bias], pull),
+        torch.autograd.grad(expected, [x, bias], pull),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, right, equal_nan=True)
+
+
+def test_scaled_losses_in_float16() -> None:
+    """As a gradient scaler wants it: what is small beside the number of rows is not lost before that."""
+    source = torch.Generator().manual_seed(2)
+    x, weight = (torch.randn(n, 16, generator=source).half() for n in (512, 2000))
+    target = torch.randint(2000, (512,), generator=source)
+
+    def gradients(run: Any, *given: Tensor) -> tuple[Tensor, ...]:
+        given = tuple(t.detach().requires_grad_() for t in given)
+        return torch.autograd.grad(run(*given).float() * 65536, given)
+
+    found = gradients(lambda x, w: CHUNKED(x, w, target, None, -100, "mean", 0.0, 0.0, True), x, weight)
+    exact = gradients(lambda x, w: F.cross_entropy(x @ w.t(), target), x.double(), weight.double())
+    for ours, right in zip(found, exact, strict=True):
+        assert ours.dtype == torch.float16
+        assert (ours.double() - right).norm() <= 2e-3 * right.norm()

@@ -1,0 +1,664 @@
+"""Every op on every candidate beside its definition in float64: results, gradients, strides, odd shapes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from burnt import kernels
+from burnt.codegen.runtime.c_compiler import find_compiler
+from burnt.kernels.dispatch.op import Op
+from burnt.kernels.interface.registry import OPS
+from tests.codegen.compare import Watched
+from tests.kernels.ops.attention.by_hand import attention_by_hand
+
+CPU = torch.device("cpu")
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def ints(high: int, *shape: int) -> Tensor:
+    return torch.randint(high, shape, generator=torch.Generator().manual_seed(3))
+
+
+def rope_by_hand(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    """Complex numbers, turned."""
+    half = cos.shape[-1]
+    made = x.clone()
+    for i in range(half):
+        at = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
+        turned = torch.complex(x[..., at[0]], x[..., at[1]]) * torch.complex(cos[..., i], sin[..., i])
+        columns = [made[..., j] for j in range(x.shape[-1])]
+        columns[at[0]], columns[at[1]] = turned.real, turned.imag
+        made = torch.stack(columns, -1)
+    return made
+
+
+def z_loss_by_hand(logits: Tensor, target: Tensor, *rest: Any) -> Tensor:
+    weight, ignored, reduction, smoothing, z = rest
+    loss = F.cross_entropy(
+        logits, target, weight, ignore_index=ignored, reduction=reduction, label_smoothing=smoothing
+    )
+    flat = logits.movedim(1, -1).reshape(-1, logits.shape[1])[target.flatten() != ignored]
+    squares = flat.exp().sum(-1).log().square()
+    return loss + z * (squares.mean() if reduction == "mean" else squares.sum())
+
+
+def conv_by_hand(x: Tensor, weight: Tensor, step: int, pad: int, apart: int, groups: int) -> Tensor:
+    """A sum over the kernel's taps, for any number of axes."""
+    axes = weight.dim() - 2
+    x = F.pad(x, [pad, pad] * axes)
+    made = 0
+    for tap in itertools.product(*map(range, weight.shape[2:])):
+        counts = [
+            (n - apart * (k - 1) - 1) // step + 1 for n, k in zip(x.shape[2:], weight.shape[2:], strict=True)
+        ]
+        at = [
+            slice(t * apart, t * apart + step * (n - 1) + 1, step) for t, n in zip(tap, counts, strict=True)
+        ]
+        seen = x[(..., *at)].unflatten(1, (groups, -1))
+        taps = weight[(..., *tap)].unflatten(0, (groups, -1))
+        made = made + torch.einsum("bgi...,goi->bgo...", seen, taps).flatten(1, 2)
+    return made
+
+
+def transposed_by_hand(
+    x: Tensor, weight: Tensor, step: int, pad: int, more: int, groups: int, apart: int
+) -> Tensor:
+    """Each element of `x` times the kernel, added where it lies."""
+    counts = [
+        (n - 1) * step + apart * (k - 1) + 1 + more
+        for n, k in zip(x.shape[2:], weight.shape[2:], strict=True)
+    ]
+    made = x.new_zeros(x.shape[0], weight.shape[1] * groups, *counts)
+    for tap in itertools.product(*map(range, weight.shape[2:])):
+        at = [
+            slice(t * apart, t * apart + step * (n - 1) + 1, step)
+            for t, n in zip(tap, x.shape[2:], strict=True)
+        ]
+        taps = weight[(..., *tap)].unflatten(0, (groups, -1))
+        added = torch.einsum("bgi...,gio->bgo...", x.unflatten(1, (groups, -1)), taps).flatten(1, 2)
+        placed = torch.zeros_like(made)
+        placed[(..., *at)] = added
+        made = made + placed
+    return made[(..., *[slice(pad, n - pad) for n in counts])]
+
+
+def norm_then(norm: Callable[..., Tensor], *rest: Any) -> Callable[..., Any]:
+    def run(x: Tensor, *args: Any) -> Any:
+        *parameters, residual, activation = args
+        total = x if residual is None else x + residual
+        made = norm(total, *parameters)
+        made = {None: lambda t: t, "relu": F.relu, "silu": F.silu, "relu2": lambda t: F.relu(t) ** 2}[
+            activation
+        ](made)
+        return made if residual is None else (made, total)
+
+    return run
+
+
+def layer(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    shape = x.shape[-1:] if weight is None else weight.shape
+    return F.layer_norm(x, shape, weight, bias, eps)
+
+
+def rms(x: Tensor, weight: Tensor | None, eps: float | None) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:] if weight is None else weight.shape, weight, eps)
+
+
+def after(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(x: Tensor, *args: Any) -> Tensor:
+        *parameters, residual, activation = args
+        made = norm(x, *parameters)
+        made = made if residual is None else made + residual
+        return {None: lambda t: t, "relu": F.relu, "silu": F.silu}[activation](made)
+
+    return run
+
+
+def recurrent_by_hand(kind: str, x: Tensor, weights: tuple[Tensor, ...], h: Tensor) -> tuple[Tensor, ...]:
+    """torch's layer, the steps first."""
+    settings = (weights, True, 1, 0.0, True, False, False)
+    if kind == "gru":
+        output, last = torch.gru(x.transpose(0, 1), h[None], *settings)
+        return output.transpose(0, 1), last[0]
+    output, last, cells = torch.lstm(x.transpose(0, 1), (h[None], torch.zeros_like(h)[None]), *settings)
+    return output.transpose(0, 1), last[0], cells[0]
+
+
+def plain(**given: Any) -> tuple[Any, ...]:
+    """The options of an attention, those that are given and the defaults of the others."""
+    op = kernels.dot_product_attention
+    return tuple(given.get(n, d) for n, d in zip(list(op.positions)[3:], op.defaults[3:], strict=True))
+
+
+# Op, its arguments, and an independent definition of the same.
+CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
+    "softmax": (kernels.softmax, (randn(7, 53), -1, None), lambda x, d, _: torch.softmax(x, d)),
+    "softmax, first axis": (kernels.softmax, (randn(7, 5, 3), 0, None), lambda x, d, _: torch.softmax(x, d)),
+    "softmax, transposed": (
+        kernels.softmax,
+        (randn(7, 53).t(), -1, None),
+        lambda x, d, _: torch.softmax(x, d),
+    ),
+    "softmax, one": (kernels.softmax, (randn(1), 0, None), lambda x, d, _: torch.softmax(x, d)),
+    "log_softmax": (kernels.log_softmax, (randn(7, 53), 1, None), lambda x, d, _: torch.log_softmax(x, d)),
+    "gelu": (kernels.gelu, (randn(37, 11), "none"), lambda x, a: F.gelu(x, approximate=a)),
+    "gelu, tanh": (kernels.gelu, (randn(37, 11).t(), "tanh"), lambda x, a: F.gelu(x, approximate=a)),
+    "silu": (kernels.silu, (randn(37),), lambda x: x * x.sigmoid()),
+    "relu2": (kernels.relu2, (randn(5, 37),), lambda x: x.clamp(min=0) ** 2),
+    "swiglu": (kernels.swiglu, (randn(5, 37), randn(5, 37, seed=1)), lambda g, u: g * g.sigmoid() * u),
+    "swiglu, packed": (kernels.swiglu, (randn(5, 38), None), lambda g, _: F.silu(g[:, :19]) * g[:, 19:]),
+    "geglu": (kernels.geglu, (randn(5, 37), randn(5, 37, seed=1), "none"), lambda g, u, _: F.gelu(g) * u),
+    "layer_norm": (
+        kernels.layer_norm,
+        (randn(5, 37), randn(37), randn(37), 1e-5, None, None),
+        norm_then(layer),
+    ),
+    "layer_norm, bare": (
+        kernels.layer_norm,
+        (randn(2, 5, 37), None, None, 1e-3, None, None),
+        norm_then(layer),
+    ),
+    "layer_norm, two axes": (
+        kernels.layer_norm,
+        (randn(3, 5, 7), randn(5, 7), None, 1e-5, randn(3, 5, 7, seed=4), "silu"),
+        norm_then(layer),
+    ),
+    "rms_norm": (kernels.rms_norm, (randn(5, 37), randn(37), 1e-6, None, None), norm_then(rms)),
+    "rms_norm, default eps": (
+        kernels.rms_norm,
+        (randn(5, 37) * 1e-4, None, None, None, None),
+        norm_then(rms),
+    ),
+    "rms_norm, residual": (
+        kernels.rms_norm,
+        (randn(5, 37), randn(37), 1e-6, randn(5, 37, seed=1), "relu2"),
+        norm_then(rms),
+    ),
+    "group_norm": (
+        kernels.group_norm,
+        (randn(2, 6, 5, 3), 3, randn(6), randn(6, seed=1), 1e-5, None, None),
+        after(F.group_norm),
+    ),
+    "group_norm, residual": (
+        kernels.group_norm,
+        (randn(2, 6, 7), 2, randn(6), None, 1e-5, randn(2, 6, 7, seed=1), "silu"),
+        after(F.group_norm),
+    ),
+    "batch_norm_training": (
+        kernels.batch_norm_training,
+        (randn(4, 3, 5, 2), randn(3), randn(3, seed=1), 1e-5, randn(4, 3, 5, 2, seed=2), "relu"),
+        lambda x, w, b, eps, r, _: (
+            F.relu(F.batch_norm(x, None, None, w, b, True, 0.0, eps) + r),
+            x.detach().mean((0, 2, 3)),
+            x.detach().var((0, 2, 3)),
+        ),
+    ),
+    "batch_norm_inference": (
+        kernels.batch_norm_inference,
+        (randn(4, 3), randn(3), randn(3).abs() + 0.5, randn(3, seed=2), randn(3, seed=1), 1e-5, None, None),
+        lambda x, m, v, w, b, eps, *_: (x - m.detach()) / (v.detach() + eps).sqrt() * w + b,
+    ),
+    "cross_entropy": (
+        kernels.cross_entropy,
+        (randn(7, 53), ints(53, 7), None, -100, "mean", 0.0, 0.0),
+        lambda x, t, *_: F.cross_entropy(x, t),
+    ),
+    "cross_entropy, all of it": (
+        kernels.cross_entropy,
+        (randn(3, 11, 5), ints(11, 3, 5), randn(11).abs(), 3, "mean", 0.1, 1e-2),
+        lambda x, t, w, *rest: z_loss_by_hand(x, t, w.detach(), *rest),
+    ),
+    "cross_entropy, summed": (
+        kernels.cross_entropy,
+        (randn(13, 11), ints(11, 13), None, 4, "sum", 0.2, 1e-2),
+        z_loss_by_hand,
+    ),
+    "cross_entropy, of each": (
+        kernels.cross_entropy,
+        (randn(13, 11), ints(11, 13), randn(11).abs(), 4, "none", 0.2, 0.0),
+        lambda x, t, w, *_: F.cross_entropy(
+            x, t, w.detach(), ignore_index=4, reduction="none", label_smoothing=0.2
+        ),
+    ),
+    "cross_entropy, one sample": (
+        kernels.cross_entropy,
+        (randn(11), torch.tensor(3), None, -100, "mean", 0.0, 0.0),
+        lambda x, t, *_: -x.log_softmax(0)[3],
+    ),
+    "cross_entropy, probabilities": (
+        kernels.cross_entropy,
+        (randn(5, 11), torch.softmax(randn(5, 11, seed=1), 1), None, -100, "mean", 0.1, 1e-3),
+        lambda x, t, *_: F.cross_entropy(x, t, label_smoothing=0.1) + 1e-3 * x.logsumexp(1).square().mean(),
+    ),
+    "rope": (kernels.rope, (randn(2, 7, 10), randn(7, 5), randn(7, 5, seed=1), False), rope_by_hand),
+    "rope, interleaved": (
+        kernels.rope,
+        (randn(2, 7, 10), randn(7, 5), randn(7, 5, seed=1), True),
+        rope_by_hand,
+    ),
+    "rope, partial": (
+        kernels.rope,
+        (randn(2, 3, 7, 10), randn(7, 2), randn(7, 2, seed=1), False),
+        rope_by_hand,
+    ),
+    "max_pool": (
+        kernels.max_pool,
+        (randn(2, 3, 11, 7), 3, 2, 1, 1, False, False),
+        lambda x, *_: F.max_pool2d(x, 3, 2, 1),
+    ),
+    "max_pool, one axis, dilated": (
+        kernels.max_pool,
+        (randn(2, 3, 17), [3], [2], [1], [2], True, False),
+        lambda x, *_: F.max_pool1d(x, 3, 2, 1, 2, True),
+    ),
+    "max_pool, with positions": (
+        kernels.max_pool,
+        (randn(2, 3, 5, 7, 6), (2, 3, 2), None, 0, 1, False, True),
+        lambda x, *_: F.max_pool3d(x, (2, 3, 2), return_indices=True),
+    ),
+    "avg_pool": (
+        kernels.avg_pool,
+        (randn(2, 3, 11, 7), 3, 2, 1, True, False, None),
+        lambda x, *_: F.avg_pool2d(x, 3, 2, 1, True, False),
+    ),
+    "avg_pool, divisor": (
+        kernels.avg_pool,
+        (randn(3, 11, 7), (3, 2), None, 0, False, True, 5),
+        lambda x, *_: F.avg_pool2d(x, (3, 2), divisor_override=5),
+    ),
+    "adaptive_avg_pool": (
+        kernels.adaptive_avg_pool,
+        (randn(2, 3, 11, 7), (3, 5)),
+        lambda x, s: F.adaptive_avg_pool2d(x, s),
+    ),
+    "adaptive_max_pool": (
+        kernels.adaptive_max_pool,
+        (randn(2, 3, 11), 4, False),
+        lambda x, s, _: F.adaptive_max_pool1d(x, s),
+    ),
+    "adaptive_max_pool, positions": (
+        kernels.adaptive_max_pool,
+        (randn(2, 3, 11, 7), (4, 3), True),
+        lambda x, s, _: F.adaptive_max_pool2d(x, s, return_indices=True),
+    ),
+    "reduce_sum": (
+        kernels.reduce_sum,
+        (randn(7, 5, 3), [0, -1], True, None),
+        lambda x, *_: x.sum((0, 2), True),
+    ),
+    "reduce_mean": (kernels.reduce_mean, (randn(7, 5), None, False, None), lambda x, *_: x.mean()),
+    "reduce_max": (kernels.reduce_max, (randn(7, 5), 0, False), lambda x, *_: x.amax(0)),
+    "reduce_min": (kernels.reduce_min, (randn(7, 5), [0, 1], False), lambda x, *_: x.amin((0, 1))),
+    "reduce_prod": (kernels.reduce_prod, (randn(7, 5), 1, True, None), lambda x, *_: x.prod(1, True)),
+    "reduce_prod, whole": (
+        kernels.reduce_prod,
+        (randn(3, 5), None, True, None),
+        lambda x, *_: x.prod().view(1, 1),
+    ),
+    "reduce_var": (kernels.reduce_var, (randn(7, 37), -1, 1, False), lambda x, *_: x.var(-1)),
+    "reduce_std": (kernels.reduce_std, (randn(7, 37), 0, 0, True), lambda x, *_: x.std(0, False, True)),
+    "reduce_logsumexp": (
+        kernels.reduce_logsumexp,
+        (randn(7, 37), 1, False),
+        lambda x, *_: x.exp().sum(1).log(),
+    ),
+    "reduce_argmax": (kernels.reduce_argmax, (randn(7, 37), 1, False), lambda x, *_: x.max(1).indices),
+    "reduce_argmin": (kernels.reduce_argmin, (randn(7, 37), None, False), lambda x, *_: x.argmin()),
+    "reduce_any": (kernels.reduce_any, (randn(7, 3) > 1, 1, False), lambda x, *_: x.sum(1) > 0),
+    "reduce_all": (kernels.reduce_all, (randn(7, 3) > -1, None, False), lambda x, *_: x.sum() == 21),
+    "cumsum": (
+        kernels.cumsum,
+        (randn(7, 37), 0, None),
+        lambda x, *_: torch.stack([x[: i + 1].sum(0) for i in range(7)]),
+    ),
+    "cumprod": (kernels.cumprod, (randn(7, 5), -1, None), lambda x, *_: x.cumprod(-1)),
+    "linear": (
+        kernels.linear,
+        (randn(5, 7), randn(3, 7), randn(3), None, None),
+        lambda x, w, b, *_: torch.einsum("mk,nk->mn", x, w) + b,
+    ),
+    "linear, bare": (
+        kernels.linear,
+        (randn(37), randn(19, 37), None, None, "relu2"),
+        lambda x, w, *_: (w * x).sum(-1).clamp(min=0) ** 2,
+    ),
+    "linear, tail": (
+        kernels.linear,
+        (randn(2, 5, 37), randn(19, 37), randn(19), randn(2, 5, 19, seed=1), "gelu"),
+        lambda x, w, b, r, _: F.gelu(torch.einsum("abk,nk->abn", x, w) + b) + r,
+    ),
+    "linear, other tail": (
+        kernels.linear,
+        (randn(5, 37), randn(37, 19).t(), randn(19), None, "gelu_tanh"),
+        lambda x, w, b, *_: F.gelu(torch.einsum("mk,nk->mn", x, w) + b, approximate="tanh"),
+    ),
+    "linear_cross_entropy": (
+        kernels.linear_cross_entropy,
+        (randn(7, 5), randn(11, 5), ints(11, 7), None, -100, "mean", 0.0, 0.0, False),
+        lambda x, w, t, *_: F.cross_entropy(x @ w.t(), t),
+    ),
+    "linear_cross_entropy, all of it": (
+        kernels.linear_cross_entropy,
+        (randn(2, 9, 5), randn(11, 5), ints(11, 2, 9), randn(11), 3, "mean", 0.1, 1e-2, False),
+        lambda x, w, t, b, i, *rest: z_loss_by_hand(
+            (x @ w.t() + b).flatten(0, 1), t.flatten(), None, i, *rest[:-1]
+        ),
+    ),
+    "linear_cross_entropy, summed": (
+        kernels.linear_cross_entropy,
+        (randn(13, 5), randn(11, 5), ints(11, 13), randn(11), 4, "sum", 0.0, 1e-2, True),
+        lambda x, w, t, b, i, *rest: z_loss_by_hand(
+            (x @ w.t() + b).to(torch.promote_types(x.dtype, torch.float32)), t, None, i, *rest[:-1]
+        ),
+    ),
+    "linear_cross_entropy, of each": (
+        kernels.linear_cross_entropy,
+        (randn(13, 5), randn(11, 5), ints(11, 13), None, 4, "none", 0.2, 0.0, False),
+        lambda x, w, t, *_: F.cross_entropy(
+            x @ w.t(), t, ignore_index=4, reduction="none", label_smoothing=0.2
+        ),
+    ),
+    "matmul": (
+        kernels.matmul,
+        (randn(37, 5).t(), randn(37, 11)),
+        lambda a, b: torch.einsum("mk,kn->mn", a, b),
+    ),
+    "bmm": (
+        kernels.bmm,
+        (randn(3, 7, 10), randn(3, 10, 9, seed=1)),
+        lambda a, b: (a.unsqueeze(-1) * b.unsqueeze(1)).sum(2),
+    ),
+    "matmul, batches": (
+        kernels.matmul,
+        (randn(3, 1, 5, 37), randn(4, 37, 11)),
+        lambda a, b: torch.einsum("abmk,bkn->abmn", a.expand(3, 4, 5, 37), b),
+    ),
+    "dot_product_attention": (
+        kernels.dot_product_attention,
+        (randn(2, 4, 5, 8), randn(2, 2, 7, 8, seed=1), randn(2, 2, 7, 8, seed=2), *plain(after=0)),
+        attention_by_hand,
+    ),
+    "dot_product_attention, biased": (
+        kernels.dot_product_attention,
+        (
+            randn(2, 2, 7, 5),
+            randn(2, 2, 5, 5, seed=1),
+            randn(2, 2, 5, 3, seed=2),
+            *plain(mask=randn(2, 1, 7, 5, seed=3), before=2, slopes=randn(2).abs(), lengths=ints(6, 2)),
+        ),
+        attention_by_hand,
+    ),
+    "dot_product_attention, masked": (
+        kernels.dot_product_attention,
+        (
+            randn(5, 2, 3, 4).transpose(0, 2),
+            randn(3, 2, 11, 4, seed=1),
+            randn(3, 2, 11, 4, seed=2),
+            *plain(mask=ints(2, 5, 11) > 0, bottom_right=True, scale=0.3, softcap=1.5, after=1),
+        ),
+        attention_by_hand,
+    ),
+    "dot_product_attention, packed": (
+        kernels.dot_product_attention,
+        (
+            randn(1, 2, 11, 4),
+            randn(1, 1, 13, 4, seed=1),
+            randn(1, 1, 13, 4, seed=2),
+            *plain(
+                after=0,
+                bottom_right=True,
+                q_starts=torch.tensor([0, 3, 3, 10]),
+                k_starts=torch.tensor([1, 6, 8, 13]),
+                dropout=0.25,
+                seed=torch.tensor(12345678901),
+            ),
+        ),
+        attention_by_hand,
+    ),
+    "conv": (
+        kernels.conv,
+        (randn(2, 3, 9, 7), randn(5, 3, 3, 2), randn(5), None, None, None, 2, 1, 1, 1),
+        lambda x, w, b, s, r, a, *sizes: conv_by_hand(x, w, *sizes) + b.view(-1, 1, 1),
+    ),
+    "conv, all of it": (
+        kernels.conv,
+        (
+            randn(2, 4, 9, 7).to(memory_format=torch.channels_last),
+            torch.nn.Parameter(randn(6, 2, 3, 3), requires_grad=False),
+            randn(6),
+            randn(6, seed=1),
+            randn(2, 6, 7, 5).to(memory_format=torch.channels_last),
+            "relu",
+            1,
+            1,
+            2,
+            2,
+        ),
+        lambda x, w, b, s, r, a, *sizes: F.relu(
+            conv_by_hand(x, w, *sizes) * s.view(-1, 1, 1) + b.view(-1, 1, 1) + r
+        ),
+    ),
+    "conv, one axis": (
+        kernels.conv,
+        (randn(2, 3, 17), randn(4, 3, 5), None, None, None, "gelu", 3, 2, 1, 1),
+        lambda x, w, b, s, r, a, *sizes: F.gelu(conv_by_hand(x, w, *sizes)),
+    ),
+    "conv, volumes": (
+        kernels.conv,
+        (
+            randn(2, 3, 5, 4, 6).to(memory_format=torch.channels_last_3d),
+            randn(2, 3, 2, 2, 2),
+            randn(2),
+            None,
+            None,
+            "silu",
+            1,
+            0,
+            1,
+            1,
+        ),
+        lambda x, w, b, s, r, a, *sizes: F.silu(conv_by_hand(x, w, *sizes) + b.view(-1, 1, 1, 1)),
+    ),
+    "conv_transpose": (
+        kernels.conv_transpose,
+        (randn(2, 4, 5, 3), randn(4, 3, 3, 2), randn(6), "relu", 2, 1, 1, 2, 1),
+        lambda x, w, b, a, *sizes: F.relu(transposed_by_hand(x, w, *sizes) + b.view(-1, 1, 1)),
+    ),
+    "conv_transpose, one axis": (
+        kernels.conv_transpose,
+        (randn(2, 4, 5), randn(4, 3, 3), None, None, 1, 0, 0, 1, 2),
+        lambda x, w, b, a, *sizes: transposed_by_hand(x, w, *sizes),
+    ),
+    "lstm_layer": (
+        kernels.lstm_layer,
+        (
+            randn(3, 4, 5),
+            randn(28, 5),
+            randn(28, 7),
+            randn(28),
+            randn(28, seed=1),
+            randn(3, 7),
+            None,
+            None,
+            False,
+        ),
+        lambda x, w, u, a, b, h, *_: recurrent_by_hand("lstm", x, (w, u, a, b), h),
+    ),
+    "gru_layer": (
+        kernels.gru_layer,
+        (randn(3, 4, 5), randn(21, 5), randn(21, 7), randn(21), randn(21, seed=1), randn(3, 7), None, False),
+        lambda x, w, u, a, b, h, *_: recurrent_by_hand("gru", x, (w, u, a, b), h),
+    ),
+    "embedding": (kernels.embedding, (ints(11, 3, 5), randn(11, 4), 1), lambda i, w, p: F.embedding(i, w, p)),
+}
+
+
+def test_every_op_is_here() -> None:
+    shipped = {name for name, op in OPS.items() if vars(kernels).get(name) is op}  # others' tests add theirs
+    assert {case[0].name for case in CASES.values()} == shipped - {"dropout"}
+
+
+def flat(results: Any) -> list[Tensor]:
+    return list(results) if isinstance(results, tuple) else [results]
+
+
+def with_gradients(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Tensor]:
+    """Results, and the gradients of what has one, for fixed cotangents."""
+    inputs = [a.detach().requires_grad_() if is_float(a) else a for a in args]
+    results = flat(fn(*inputs))
+    wanted = [a for a in inputs if is_float(a)]
+    roots = [r for r in results if r.requires_grad]
+    if not roots:
+        return [r.detach() for r in results]
+    pulls = [((torch.arange(r.numel()) % 7 - 2.5) / 4).view(r.shape).to(r.dtype) for r in roots]
+    found = torch.autograd.grad(roots, wanted, pulls, allow_unused=True)
+    filled = [torch.zeros_like(a) if g is None else g for a, g in zip(wanted, found, strict=True)]
+    return [*(r.detach() for r in results), *filled]
+
+
+def with_leaves(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(a.detach().requires_grad_() if is_float(a) else a for a in args)
+
+
+def is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def converted(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    return tuple(a.to(dtype) if is_float(a) else a for a in args)
+
+
+def through_library(op: Op[..., Any]) -> Callable[..., Any]:
+    return lambda *args: op.recorded(args)
+
+
+def routes(op: Op[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[str, Callable[..., Any]]]:
+    yield "vendor", op.candidates["vendor"]
+    if find_compiler() is not None and "generated" in op.candidates:
+        yield "generated", op.candidates["generated"].bound(args)  # type: ignore[attr-defined]
+    for name, candidate in op.candidates.items():
+        if name not in ("vendor", "generated") and candidate.why_not(args) is None:
+            yield name, candidate
+    yield "torch.ops", through_library(op)
+    yield "front", op
+
+
+# What runs at every change; the others take a minute each.
+SAMPLE = {"softmax", "layer_norm, two axes", "cross_entropy", "rope, partial", "swiglu, packed", "max_pool"}
+# Of attention torch's own call has none on a CPU.
+NO_SECOND = {"max_pool", "adaptive_max_pool", "reduce_max", "reduce_min", "dot_product_attention"}
+
+
+ONE_OF_EACH = {case[0].name: name for name, case in reversed(CASES.items())}.values()
+
+
+def sampled(names: Any, others: Any = ()) -> list[Any]:
+    return [n if n in SAMPLE or n in others else pytest.param(n, marks=pytest.mark.full) for n in names]
+
+
+@pytest.mark.parametrize("name", sampled(CASES, ONE_OF_EACH))
+def test_each_candidate_beside_float64(name: str) -> None:
+    beside_float64(name, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", sampled(CASES))
+def test_each_candidate_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
+    beside_float64(name, dtype)
+
+
+_NORMS = [name for name, case in CASES.items() if case[0].name in ("layer_norm", "rms_norm", "group_norm")]
+
+
+@pytest.mark.parametrize("name", sampled(_NORMS, ONE_OF_EACH))
+def test_norms_scale_16_bits_by_float32(name: str) -> None:
+    op, args, _ = CASES[name]
+    given = [
+        arg.float() if parameter in ("weight", "bias") and is_float(arg) else arg
+        for parameter, arg in zip(op.positions, converted(args, torch.bfloat16), strict=True)
+    ]
+    made = op(*given)
+    assert flat(made)[0].dtype == torch.bfloat16
+    beside_float64(name, torch.bfloat16, tuple(given))
+
+
+def beside_float64(name: str, dtype: torch.dtype, given: tuple[Any, ...] | None = None) -> None:
+    op, args, definition = CASES[name]
+    given = converted(args, dtype) if given is None else given
+    with Watched() as watched:
+        truth = with_gradients(definition, converted(args, torch.float64))
+    exact = with_gradients(definition, converted(given, torch.float64))
+    eager = with_gradients(op.candidates["vendor"], given)
+    eps = torch.finfo(dtype).eps
+    for route, fn in routes(op, with_leaves(given)):
+        made = with_gradients(fn, given)
+        assert len(made) == len(exact) == len(truth), route
+        for i, (ours, theirs, right) in enumerate(zip(made, eager, exact, strict=True)):
+            assert ours.shape == right.shape, (route, i)
+            assert ours.dtype == theirs.dtype, (route, i)
+            if not right.is_floating_point():
+                assert torch.equal(ours, right), (route, i)
+                continue
+            tolerance = 4 * float((theirs.double() - right).abs().max()) + 4 * eps * watched.largest
+            torch.testing.assert_close(
+                ours.double(),
+                right,
+                rtol=0,
+                atol=tolerance,
+                msg=lambda m, r=route, i=i: f"{r}, result {i}: {m}",
+            )
+
+
+@pytest.mark.parametrize("name", sampled(CASES, ONE_OF_EACH))
+def test_torchs_own_checks_of_a_declared_op(name: str) -> None:
+    op, args, _ = CASES[name]
+    paired = op.pair is not None and args[op.pair] is not None and args[op.pair] is not False
+    given = [a.detach().clone().requires_grad_() if is_float(a) else a for a in args]
+    overload = op.overloads[paired]
+    torch.library.opcheck(overload, tuple(op.as_declared(given)))
+
+
+@pytest.mark.parametrize("name", sampled(n for n in CASES if CASES[n][0].name not in NO_SECOND))
+def test_second_derivatives(name: str) -> None:
+    op, args, definition = CASES[name]
+    given = converted(args, torch.float64)
+    wanted = [a for a in given if is_float(a)]
+
+    def second(fn: Callable[..., Any]) -> list[Tensor]:
+        inputs = [a.detach().requires_grad_() if is_float(a) else a for a in given]
+        leaves = [a for a in inputs if is_float(a)]
+        roots = [r for r in flat(fn(*inputs)) if r.requires_grad]
+        if not roots:
+            return []
+        first = torch.autograd.grad(
+            [r.square().sum() for r in roots], leaves, create_graph=True, allow_unused=True
+        )
+        total = sum((g.sin().sum() for g in first if g is not None), torch.zeros(()))
+        if not total.requires_grad:
+            return []
+        found = torch.autograd.grad(total, leaves, allow_unused=True)
+        return [torch.zeros_like(a) if g is None else g for a, g in zip(leaves, found, strict=True)]
+
+    expected = second(definition)
+    assert len(expected) in (0, len(wanted))
+    for route, fn in routes(op, with_leaves(given)):
+        for ours, right in zip(second(fn), expected, strict=True):
+            torch.testing.assert_close(ours, right, rtol=1e-6, atol=1e-8, msg=lambda m, r=route: f"{r}: {m}")
+
+
+def test_torchs_gelu_is_taken_where_its_processor_is_the_one_it_was_tuned_for(processor: str) -> None:
+    """On AMD's that is one of vectors of 256 bits."""
+    x = torch.empty(1 << 20)
+    ours = "generated" if find_compiler() is not None else "vendor"
+    assert kernels.gelu.chosen(x).candidate.name == (ours if processor == "AMD AVX-512" else "vendor")
+    assert kernels.gelu.chosen(x, "tanh").candidate.name == ours

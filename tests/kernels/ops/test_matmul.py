@@ -1,0 +1,135 @@
+"""Products: what their families of cases do not show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from burnt import kernels
+from burnt.kernels.tuning.accuracy import Truth
+from tests.processors import BFLOAT16
+
+needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+
+
+def placed(tensor: Tensor) -> list[int]:
+    return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+def with_gradients(call: Any, *leaves: Tensor) -> list[Tensor]:
+    made = call(*leaves)
+    pull = ((torch.arange(made.numel()) % 7 - 2.5) / 4).view(made.shape).to(made.dtype)
+    wanted = [t for t in leaves if t.requires_grad]
+    return [made.detach(), *(torch.autograd.grad(made, wanted, pull) if wanted else [])]
+
+
+@needs_onednn
+@pytest.mark.parametrize("trained", [(False, False), (True, False), (True, True)], ids=str)
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((3, 5, 7), (3, 7, 4)),
+        ((2, 1, 5, 7), (3, 7, 4)),
+        ((5, 7), (2, 3, 7, 4)),
+        ((1, 5, 7), (6, 7, 4)),
+        ((2, 3, 5, 7), (7, 4)),
+        ((3, 1, 7), (3, 7, 1)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_batches_by_onednn(a: Any, b: Any, turned: bool, trained: tuple[bool, bool]) -> None:
+    torch.manual_seed(0)
+    left, right = torch.randn(a), torch.randn(b)
+    if turned:
+        left, right = left.mT.contiguous().mT, right.mT.contiguous().mT
+    left, right = left.requires_grad_(trained[0]), right.requires_grad_(trained[1])
+    by_onednn = kernels.matmul.candidates["onednn"]
+    assert by_onednn.why_not((left, right)) is None
+    ours, theirs = with_gradients(by_onednn, left, right), with_gradients(torch.matmul, left, right)
+    wide = [t.detach().double().requires_grad_(t.requires_grad) for t in (left, right)]
+    assert placed(ours[0]) == placed(theirs[0])
+    for one, exact in zip(ours, with_gradients(torch.matmul, *wide), strict=True):
+        torch.testing.assert_close(one, exact.float(), rtol=1e-5, atol=1e-5)
+
+
+@needs_onednn
+def test_batches_by_onednn_have_second_derivatives() -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 3, 4, requires_grad=True), torch.randn(2, 4, 5, requires_grad=True)
+
+    def second(call: Any) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(call(a, b).square().sum(), [a, b], create_graph=True)
+        return torch.autograd.grad(sum(g.sin().sum() for g in first), [a, b])
+
+    for ours, theirs in zip(second(kernels.matmul.candidates["onednn"]), second(torch.matmul), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@needs_onednn
+def test_a_packed_factor_follows_its_changes() -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 6, 8), torch.nn.Parameter(torch.randn(8, 5), requires_grad=False)
+    packed = kernels.matmul.candidates["onednn packed"]
+    assert packed.why_not((a, b)) is None
+    for _ in range(2):
+        torch.testing.assert_close(packed(a, b), a @ b, rtol=1e-5, atol=1e-5)
+        b.mul_(2)
+    # The same parameter as the weight of a layer is another layout.
+    square = torch.nn.Parameter(torch.randn(8, 8), requires_grad=False)
+    layer = kernels.linear.candidates["onednn packed"]
+    for _ in range(2):
+        torch.testing.assert_close(packed(a, square), a @ square, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(layer(a, square, None, None, None), a @ square.t(), rtol=1e-5, atol=1e-5)
+    assert "a gradient is wanted" in (packed.why_not((a, b.requires_grad_())) or "")
+    assert packed.why_not((a, torch.randn(2, 8, 5))) == "b is a batch or a vector"
+
+
+@needs_onednn
+def test_a_packed_weight_that_is_changed_in_part_by_data() -> None:
+    packed = kernels.linear.candidates["onednn packed"]
+    for rows, size in ((2, 64), (200, 256)):
+        x, weight = torch.randn(rows, size), torch.randn(size, size)
+        args = x, weight, None, None, None
+        assert packed.why_not(args) is None
+        packed(*args)
+        weight.data[3, 1:] = 0
+        torch.testing.assert_close(packed(*args), x @ weight.t(), rtol=1e-4, atol=1e-4)
+
+
+def test_float16_goes_through_bfloat16_where_the_policy_allows_it(processor: str) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(6, 32).half(), torch.randn(5, 32).half()
+    bias, residual = torch.randn(5).half(), torch.randn(6, 5).half()
+    cases: list[tuple[Any, tuple[Any, ...]]] = [
+        (kernels.linear, (x.requires_grad_(), weight.requires_grad_(), bias, residual, "gelu")),
+        (kernels.matmul, (x, weight.t())),
+    ]
+    for op, args in cases:
+        candidate = op.candidates["bfloat16"]
+        for policy in ("ieee", "tf32x3", "tf32"):
+            with kernels.multiplying(policy):
+                assert "'flex32' allows it" in (candidate.why_not(args) or "")
+        with kernels.multiplying("flex32"):
+            assert "multiplied otherwise" in (candidate.why_not([a.float() for a in args[:2]]) or "")
+            without = None if processor in BFLOAT16 else "no instructions for bfloat16 here"
+            assert candidate.why_not(args) == without
+            assert op.chosen(*args).candidate is not candidate  # until it was measured
+            assert Truth(op, args).wrong(candidate) is None  # torch can everywhere, if slowly
+
+
+@pytest.mark.parametrize("op", [kernels.linear, kernels.matmul, kernels.bmm], ids=lambda op: op.name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_16_bits_are_multiplied_in_float32_where_there_are_no_instructions(
+    op: Any, dtype: torch.dtype, processor: str
+) -> None:
+    torch.manual_seed(0)
+    shape = (8, 64, 64) if op is kernels.bmm else (128, 128)
+    a, b = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    has = processor in BFLOAT16 if dtype == torch.bfloat16 else processor == "Intel AMX"
+    assert op.chosen(a, b).candidate.name == ("vendor" if has else "float32")
+    exact = (a.double() @ (b.t() if op is kernels.linear else b).double()).to(dtype)
+    torch.testing.assert_close(op(a, b), exact)

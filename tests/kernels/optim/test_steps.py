@@ -1,0 +1,472 @@
+"""Optimizer steps over lists of tensors, beside plain formulas in float64 and torch's own steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from burnt import kernels
+from burnt.codegen.runtime.c_compiler import find_compiler
+from burnt.errors import InputRuntimeError, InputUnsupportedError, InputValueError
+from burnt.kernels import adam_step, adamw_step, sgd_step
+from burnt.kernels.optim import foreach_c
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: torch serves")
+
+SHAPES = [(0,), (1,), (7,), (), (3, 0, 2), (31, 17), (foreach_c.BLOCK + 1,), (3, 101, 89)]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+CANDIDATES = ["burnt", "torch"]
+
+
+def drawn(shapes: list[tuple[int, ...]], dtype: torch.dtype, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+class Exact:
+    """Steps by their formulas, a tensor at a time, in float64, from what the last step has left."""
+
+    def __init__(self, params: list[Tensor], ema_decay: float = 0.9) -> None:
+        self.p = [p.to(torch.float64, copy=True) for p in params]
+        self.m = [torch.zeros_like(p) for p in self.p]
+        self.v = [torch.zeros_like(p) for p in self.p]
+        self.x = [torch.zeros_like(p) for p in self.p]
+        self.e = [p.clone() for p in self.p]
+        self.steps, self.ema_decay = 0, ema_decay
+
+    def take(self, **columns: Any) -> None:
+        """The tensors as they are, with what has been rounded of them."""
+        for name, column in columns.items():
+            for mine, t in zip(getattr(self, name), column, strict=True):
+                if t is not None:
+                    mine.copy_(t)
+
+    def gradients(self, grads: list[Tensor], scale: float, max_norm: float | None) -> list[Tensor]:
+        wide = [g.double() / scale for g in grads]
+        self.norm = math.sqrt(sum(float((g * g).sum()) for g in wide))
+        factor = 1.0 if max_norm is None else min(1.0, max_norm / (self.norm + 1e-6))
+        return [g * factor for g in wide]
+
+    def average(self) -> None:
+        for p, e in zip(self.p, self.e, strict=True):
+            e += (1 - self.ema_decay) * (p - e)
+
+    def adam(
+        self,
+        grads: list[Tensor],
+        betas: Any,
+        eps: float,
+        decay: float,
+        decoupled: bool,
+        amsgrad: bool,
+        lr: float = 0.01,
+    ) -> None:
+        self.steps += 1
+        for p, g, m, v, x in zip(self.p, grads, self.m, self.v, self.x, strict=True):
+            g = g if decoupled else g + decay * p
+            if decoupled:
+                p *= 1 - lr * decay
+            m.copy_(betas[0] * m + (1 - betas[0]) * g)
+            v.copy_(betas[1] * v + (1 - betas[1]) * g * g)
+            x.copy_(torch.maximum(x, v))
+            largest = x if amsgrad else v
+            first = m / (1 - betas[0] ** self.steps)
+            p -= lr * first / ((largest / (1 - betas[1] ** self.steps)).sqrt() + eps)
+        self.average()
+
+    def sgd(
+        self, grads: list[Tensor], lr: float, momentum: float, dampening: float, decay: float, nesterov: bool
+    ) -> None:
+        for p, g, m in zip(self.p, grads, self.m, strict=True):
+            g = g + decay * p
+            if momentum:
+                m.copy_(momentum * m + (1 - dampening) * g if self.steps else g)
+                g = g + momentum * m if nesterov else m
+            p -= lr * g
+        self.steps += 1
+        self.average()
+
+
+def close(
+    made: list[Tensor], exact: list[Tensor], ulps: float, before: Sequence[Tensor] | None = None
+) -> None:
+    """Within some roundings of the largest number at hand, of those `before` the step, too."""
+    for a, b, *older in zip(made, exact, *([] if before is None else [before]), strict=True):
+        size = max((float(t.abs().max()) for t in (b, *older) if t.numel()), default=0.0)
+        assert a.shape == b.shape
+        worst = float((a.double() - b).abs().max()) if b.numel() else 0.0
+        assert worst <= ulps * torch.finfo(a.dtype).eps * max(size, 1e-3), (worst, size)
+
+
+LIMITS: list[dict[str, Any]] = [
+    {},
+    {"max_norm": 2.5},
+    {"grad_scale": torch.tensor(256.0), "max_norm": 1.0},
+    {"grad_scale": 1024.0, "max_norm": math.inf},
+    {"max_norm": 1e9},
+    {"max_norm": 0.0},
+]
+
+
+def roundings(candidate: str, dtype: torch.dtype) -> int:
+    """How many ulp of the largest number.
+
+    torch rounds clipped gradients, averages and more to 16 bits; in float64 the formulas round themselves.
+    """
+    if candidate == "torch" and dtype.itemsize == 2:
+        return 500
+    return 64 if dtype == torch.float64 else 4
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("step", "options"),
+    [
+        (adamw_step, {}),
+        (adamw_step, {"weight_decay": 0.0, "betas": (0.3, 0.9), "eps": 1e-3}),
+        (adamw_step, {"weight_decay": 0.3, "amsgrad": True}),
+        (adam_step, {"weight_decay": 0.1}),
+        (adam_step, {"amsgrad": True}),
+    ],
+    ids=["adamw", "no-decay", "adamw-amsgrad", "adam", "adam-amsgrad"],
+)
+def test_adam_beside_its_formulas(candidate: str, dtype: torch.dtype, step: Any, options: Any) -> None:
+    options = dict(options)
+    amsgrad = options.pop("amsgrad", False)
+    p = drawn(SHAPES, dtype, 0)
+    exact, e = Exact(p), drawn(SHAPES, dtype, 9)
+    m, v, x = ([torch.zeros_like(t) for t in p] for _ in range(3))
+    steps = [torch.zeros(()) for _ in p]
+    for turn, limits in enumerate(LIMITS):
+        g = drawn(SHAPES, dtype, turn + 1)
+        before = [t.clone() for t in g]
+        exact.take(p=p, m=m, v=v, x=x, e=e)
+        older = [[t.clone() for t in kind] for kind in (p, e, m, v, x)]
+        made = step(
+            p, g, m, v, steps, x if amsgrad else None,
+            lr=0.01, ema=e, ema_decay=0.9, candidate=candidate, **options, **limits,
+        )  # fmt: skip
+        exact.adam(
+            exact.gradients(g, float(limits.get("grad_scale", 1.0)), limits.get("max_norm")),
+            options.get("betas", (0.9, 0.999)), options.get("eps", 1e-8),
+            options.get("weight_decay", 0.01 if step is adamw_step else 0.0), step is adamw_step, amsgrad,
+        )  # fmt: skip
+        assert all(torch.equal(a, b) for a, b in zip(g, before, strict=True))
+        assert made.by == ("burnt" if candidate == "burnt" else "torch: asked for")
+        assert not made.skipped
+        if limits:
+            assert float(made.norm) == pytest.approx(exact.norm, rel=4 * torch.finfo(dtype).eps)
+        else:
+            assert made.norm is None
+        ulps = roundings(candidate, dtype)
+        pairs = (p, exact.p), (e, exact.e), (m, exact.m), (v, exact.v), (x, exact.x)
+        for (ours, theirs), first in zip(pairs, older, strict=True):
+            if ours is not x or amsgrad:
+                # An average that changes its sign is less than what it is the sum of.
+                close(ours, theirs, ulps, first)
+        assert all(float(s) == turn + 1 for s in steps)
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"weight_decay": 0.1},
+        {"momentum": 0.9},
+        {"momentum": 0.9, "dampening": 0.4, "weight_decay": 0.2},
+        {"momentum": 0.8, "nesterov": True},
+    ],
+    ids=lambda o: "-".join(o) or "plain",
+)
+def test_sgd_beside_its_formulas(candidate: str, dtype: torch.dtype, options: Any) -> None:
+    p = drawn(SHAPES, dtype, 0)
+    exact, e = Exact(p), drawn(SHAPES, dtype, 9)
+    buffers: list[Tensor | None] = [None] * len(p)
+    for turn, limits in enumerate(LIMITS):
+        g = drawn(SHAPES, dtype, turn + 1)
+        exact.take(p=p, m=buffers, e=e)
+        made = sgd_step(
+            p, g, buffers, lr=0.05, ema=e, ema_decay=0.9, candidate=candidate, **options, **limits
+        )
+        clipped = exact.gradients(g, float(limits.get("grad_scale", 1.0)), limits.get("max_norm"))
+        exact.sgd(
+            clipped, 0.05, options.get("momentum", 0.0), options.get("dampening", 0.0),
+            options.get("weight_decay", 0.0), options.get("nesterov", False),
+        )  # fmt: skip
+        assert made.by.startswith(candidate)
+        ulps = roundings(candidate, dtype)
+        close(p, exact.p, ulps)
+        close(e, exact.e, ulps)
+        if options.get("momentum"):
+            close(buffers, exact.m, ulps)  # type: ignore[arg-type]
+        else:
+            assert buffers == [None] * len(p)
+
+
+def test_mixed_dtypes_have_one_norm() -> None:
+    p = [t for dtype in DTYPES for t in drawn([(5,), (1, 3)], dtype, 0)]
+    g = [t for dtype in DTYPES for t in drawn([(5,), (1, 3)], dtype, 1)]
+    order = [0, 4, 2, 6, 1, 7, 3, 5]
+    p, g = [p[i] for i in order], [g[i] for i in order]
+    exact = Exact(p)
+    made = sgd_step(p, g, lr=0.5, max_norm=0.7, candidate="burnt")
+    exact.sgd(exact.gradients(g, 1.0, 0.7), 0.5, 0.0, 0.0, 0.0, False)
+    close(p, exact.p, 2)
+    assert made.norm is not None
+    assert made.norm.dtype == torch.float64
+    assert float(made.norm) == pytest.approx(exact.norm, rel=1e-12)
+
+
+def test_many_tensors_of_all_sizes_as_torch_has_them() -> None:
+    shapes = [(int(1.02**i * 3),) for i in range(300)]
+    p, g = drawn(shapes, torch.float32, 0), drawn(shapes, torch.float32, 1)
+    theirs = [torch.nn.Parameter(t.clone()) for t in p]
+    for t, gradient in zip(theirs, g, strict=True):
+        t.grad = gradient.clone()
+    reference = torch.optim.AdamW(theirs, lr=0.01, fused=True)
+    m, v, steps = (
+        [torch.zeros_like(t) for t in p],
+        [torch.zeros_like(t) for t in p],
+        [torch.zeros(()) for _ in p],
+    )
+    for _ in range(3):
+        norm = torch.nn.utils.clip_grad_norm_(theirs, 1.0)
+        reference.step()
+        made = adamw_step(p, g, m, v, steps, lr=0.01, max_norm=1.0, candidate="burnt")
+        assert made.norm is not None
+        for t, gradient in zip(theirs, g, strict=True):
+            t.grad = gradient.clone()
+    torch.testing.assert_close(made.norm, norm)
+    for ours, other in zip(p, theirs, strict=True):
+        torch.testing.assert_close(ours, other.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_tensors_that_lie_in_memory_in_other_ways() -> None:
+    """Parameters in another order of axes, gradients expanded or turned, and views with gaps (torch's)."""
+    channels_last = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    turned = torch.randn(6, 4).t()
+    p = [channels_last, turned]
+    g = [torch.randn(1, 3, 1, 1).expand(2, 3, 4, 5), torch.randn(4, 6)]
+    exact = Exact(p)
+    buffers: list[Tensor | None] = [torch.zeros_like(t) for t in p]
+    exact.steps = 1
+    made = sgd_step(p, g, buffers, lr=0.5, momentum=0.9, max_norm=1.0)
+    exact.sgd(exact.gradients(g, 1.0, 1.0), 0.5, 0.9, 0.0, 0.0, False)
+    assert made.by == "burnt"
+    close(p, exact.p, 4)
+    close(buffers, exact.m, 4)  # type: ignore[arg-type]
+    large = torch.arange(12.0).view(3, 4)
+    made = sgd_step([large[:, 1]], [torch.ones(3)], lr=1.0)
+    assert made.by == "torch: a parameter that is a view of a larger tensor, with gaps"
+    assert large.tolist() == [[0, 0, 2, 3], [4, 4, 6, 7], [8, 8, 10, 11]]
+    made = sgd_step([torch.ones(2, 3)], [torch.ones(2, 3)], [torch.zeros(3, 2).t()], lr=1.0, momentum=0.1)
+    assert made.by == "torch: a state that lies in memory in another order than its parameter"
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_scaled_gradient_that_is_not_finite_changes_nothing(
+    candidate: str, bad: float, dtype: torch.dtype
+) -> None:
+    shapes = [(3,), (40_000,), (2, 2)]
+    p, g = drawn(shapes, dtype, 0), drawn(shapes, dtype, 1)
+    g[1][31_111] = bad
+    m, v, e = ([t.clone() for t in drawn(shapes, dtype, i)] for i in (2, 3, 4))
+    steps = [torch.tensor(5.0) for _ in p]
+    everything = [*p, *m, *v, *e, *steps]
+    before = [t.clone() for t in everything]
+    made = adamw_step(p, g, m, v, steps, lr=0.1, grad_scale=4.0, max_norm=1.0, ema=e, candidate=candidate)
+    assert bool(made.skipped)
+    assert made.norm is not None
+    assert not made.norm.isfinite()
+    assert all(torch.equal(a, b) for a, b in zip(everything, before, strict=True))
+    buffers: list[Tensor | None] = [None, m[1], None]
+    made = sgd_step(p, g, buffers, lr=0.1, momentum=0.9, dampening=0.5, grad_scale=4.0, candidate=candidate)
+    assert bool(made.skipped)
+    assert buffers[0] is None
+    assert all(torch.equal(a, b) for a, b in zip(everything, before, strict=True))
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES)
+def test_without_a_scale_what_is_not_finite_goes_through_as_in_torch(candidate: str) -> None:
+    p, g = [torch.ones(3), torch.ones(2)], [torch.tensor([1.0, math.nan, 2.0]), torch.ones(2)]
+    made = sgd_step(p, g, lr=1.0, candidate=candidate)
+    assert not made.skipped
+    assert p[0].isnan().tolist() == [False, True, False]
+    made = sgd_step(p, g, lr=1.0, max_norm=1.0, candidate=candidate)
+    assert all(bool(t.isnan().all()) for t in p)
+    p, g = [torch.ones(3)], [torch.tensor([1.0, math.inf, 2.0])]
+    made = sgd_step(p, g, lr=1.0, max_norm=1.0, candidate=candidate)
+    assert p[0].isnan().tolist() == [False, True, False]
+    assert p[0][0] == 1
+    assert made.norm is not None
+    assert float(made.norm) == math.inf
+
+
+def test_squares_that_overflow_a_double_are_not_taken_for_gradients_that_are_not_finite() -> None:
+    p, g = [torch.ones(2, dtype=torch.float64)], [torch.tensor([1e200, 1.0], dtype=torch.float64)]
+    made = sgd_step(p, g, lr=1e-200, grad_scale=1.0, candidate="burnt")
+    assert not made.skipped
+    assert p[0].tolist() == pytest.approx([0.0, 1.0], abs=1e-15)
+
+
+def test_the_norm_is_the_same_from_run_to_run_and_whatever_the_number_of_threads() -> None:
+    g = drawn([(5,), (300_001,), (0,), (16384,), (77_777,)], torch.float64, 0)
+    zeros, threads, found = [torch.zeros_like(t) for t in g], torch.get_num_threads(), set()
+    try:
+        for count in (1, 2, 3, 7, 1):
+            torch.set_num_threads(count)
+            norm = sgd_step(zeros, g, lr=0.0, max_norm=9.0, candidate="burnt").norm
+            assert norm is not None
+            found.add(float(norm))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
+
+
+def test_a_changed_parameter_has_another_version() -> None:
+    """Autograd refuses a saved tensor that has changed, and packed weights are packed anew."""
+    weight, x = torch.nn.Parameter(torch.randn(3, 3)), torch.randn(2, 3, requires_grad=True)
+    loss = (x @ weight).sum()
+    average = torch.zeros(3, 3)
+    before = average._version
+    sgd_step([weight], [torch.ones(3, 3)], lr=0.1, ema=[average], candidate="burnt")
+    assert average._version > before
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_empty_lists() -> None:
+    for candidate in CANDIDATES:
+        made = sgd_step([], [], lr=0.1, max_norm=1.0, candidate=candidate)
+        assert made.norm == 0
+        assert not made.skipped
+
+
+@pytest.mark.full
+def test_more_elements_than_an_int32_counts() -> None:
+    """Memory that was never written costs nothing to read."""
+    count = 2**31 + 5
+    zeros = np.zeros(count, np.uint16)
+    zeros[-1], zeros[2**31] = 0x4040, 0x4080  # 3 and 4 in bfloat16
+    g = torch.from_numpy(zeros).view(torch.bfloat16)
+    assert foreach_c.squares([g]) == 25.0
+
+
+# what is refused
+
+
+def arguments() -> tuple[list[Tensor], ...]:
+    return tuple([torch.ones(2, 3), torch.ones(4)] for _ in range(4))
+
+
+REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
+    (
+        lambda p, g, m, v: adamw_step(p, g[:1], m, v, [torch.zeros(())] * 2, lr=0.1),
+        InputRuntimeError,
+        "grads of adamw_step are not as many as the parameters\n  in        burnt.kernels.adamw_step\n"
+        "  expected  2 tensors, one for each of params\n  found     1 tensors",
+    ),
+    (
+        lambda p, g, m, v: adamw_step(p, g, m, [v[0], torch.ones(5)], [torch.zeros(())] * 2, lr=0.1),
+        InputRuntimeError,
+        "exp_avg_sqs of adamw_step do not fit the parameters\n  in        burnt.kernels.adamw_step\n"
+        "  expected  exp_avg_sqs[1]: float32 (4,) on cpu, as params[1]\n  found     float32 (5,) on cpu",
+    ),
+    (
+        lambda p, g, m, v: sgd_step(p, [g[0], g[1].to("meta")], lr=0.1),
+        InputRuntimeError,
+        "expected  grads[1]: float32 (4,) on cpu, as params[1]\n  found     float32 (4,) on meta",
+    ),
+    (
+        lambda p, g, m, v: sgd_step(p, [g[0].double(), g[1]], lr=0.1),
+        InputRuntimeError,
+        "found     float64 (2, 3) on cpu",
+    ),
+    (
+        lambda p, g, m, v: adam_step(p, g, m, v, [torch.zeros(())], lr=0.1),
+        InputRuntimeError,
+        "steps of adam_step do not count the parameters' steps",
+    ),
+    (
+        lambda p, g, m, v: sgd_step(p, g, lr=0.1, momentum=0.9),
+        InputValueError,
+        "[None] * len(params) at first",
+    ),
+    (lambda p, g, m, v: sgd_step(p, g, lr=-0.1), InputValueError, "sgd_step cannot have this lr"),
+    (lambda p, g, m, v: sgd_step(p, g, lr=math.nan), InputValueError, "found     nan"),
+    (lambda p, g, m, v: sgd_step(p, g, m, lr=0.1, momentum=-0.9), InputValueError, "this momentum"),
+    (
+        lambda p, g, m, v: adamw_step(p, g, m, v, [torch.zeros(())] * 2, lr=-0.1),
+        InputValueError,
+        "adamw_step cannot have this lr",
+    ),
+    (
+        lambda p, g, m, v: adam_step(p, g, m, v, [torch.zeros(())] * 2, lr=0.1, betas=(0.9, 1.0)),
+        InputValueError,
+        "below 1\n  found     (0.9, 1.0)",
+    ),
+    (
+        lambda p, g, m, v: adamw_step(p, g, m, v, [torch.zeros(())] * 2, lr=0.1, betas=(-0.1, 0.9)),
+        InputValueError,
+        "found     (-0.1, 0.9)",
+    ),
+    (
+        lambda p, g, m, v: adamw_step(p, g, m, v, [torch.zeros(())] * 2, lr=0.1, eps=-1e-8),
+        InputValueError,
+        "this eps",
+    ),
+    (lambda p, g, m, v: sgd_step(p, g, lr=0.1, max_norm=-1.0), InputValueError, "a limit of at least 0"),
+    (lambda p, g, m, v: sgd_step(p, g, lr=0.1, max_norm=math.nan), InputValueError, "found     nan"),
+    (lambda p, g, m, v: sgd_step(p, g, lr=0.1, grad_scale=0.0), InputValueError, "a positive number"),
+    (lambda p, g, m, v: sgd_step(p, g, lr=0.1, grad_scale=torch.ones(2)), InputValueError, "holds one"),
+    (lambda p, g, m, v: sgd_step(p, g, lr=0.1, ema=p, ema_decay=1.5), InputValueError, "from 0 to 1"),
+    (lambda p, g, m, v: sgd_step(p, g, lr=0.1, candidate="triton"), InputValueError, "'burnt', 'torch'"),
+    (
+        lambda p, g, m, v: sgd_step([t.to(torch.complex64) for t in p], g, lr=0.1),
+        InputUnsupportedError,
+        "torch.view_as_real",
+    ),
+    (lambda p, g, m, v: sgd_step([p[0].int()], [g[0].int()], lr=0.1), InputUnsupportedError, "for int32"),
+    (lambda p, g, m, v: sgd_step(p, [g[0].to_sparse(), g[1]], lr=0.1), InputUnsupportedError, "to_dense()"),
+    (
+        lambda p, g, m, v: adam_step(
+            p, g, m, v, [torch.zeros((), dtype=torch.float64)] * 2, lr=0.1, candidate="burnt"
+        ),
+        InputUnsupportedError,
+        "found     a counter of steps that is float64 () on cpu",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "words"), REFUSED)
+def test_bad_input(call: Callable[..., Any], kind: type[Exception], words: str) -> None:
+    given = arguments()
+    before = [[t.clone() for t in column] for column in given]
+    with pytest.raises(kind) as caught:
+        call(*given)
+    assert words in str(caught.value)
+    for column, other in zip(given, before, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(column, other, strict=True))
+
+
+def test_where_burnt_cannot_serve_torch_does_and_says_why() -> None:
+    class Mine(Tensor):
+        pass
+
+    p = [torch.ones(2).as_subclass(Mine)]
+    made = kernels.sgd_step(p, [torch.ones(2)], lr=0.5)
+    assert made.by == "torch: a tensor of the class Mine"
+    assert p[0].tolist() == [0.5, 0.5]
+    meta = [torch.ones(2, device="meta")]
+    assert kernels.sgd_step(meta, meta, lr=0.5).by == "torch: tensors on meta"

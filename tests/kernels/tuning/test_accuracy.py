@@ -1,0 +1,158 @@
+"""How candidates are judged: in parts where the reference needs too much memory at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from burnt import kernels
+from burnt.kernels.dispatch.op import Op
+from burnt.kernels.ops.attention import reference as definition
+from burnt.kernels.ops.attention.reference import dot_product_attention
+from burnt.kernels.tuning.accuracy import Part, Truth
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def arguments(
+    batch: int, heads: int, kv: int, queries: int, keys: int, gradients: bool = True, **options: Any
+) -> list[Any]:
+    shapes = (batch, heads, queries, 16), (batch, kv, keys, 16), (batch, kv, keys, 8)
+    q, k, v = (drawn(*shape, seed=i).requires_grad_(gradients) for i, shape in enumerate(shapes))
+    return list(dot_product_attention.bound((q, k, v), options))
+
+
+CASES: dict[str, Callable[[], list[Any]]] = {
+    "plain": lambda: arguments(3, 4, 4, 20, 33),
+    "inference": lambda: arguments(3, 4, 4, 20, 33, gradients=False),
+    "keys that heads share": lambda: arguments(2, 6, 2, 20, 33, after=3),
+    "all keys shared": lambda: arguments(2, 5, 1, 20, 33, bottom_right=True, after=0),
+    "a mask for all": lambda: arguments(2, 4, 2, 20, 33, mask=drawn(20, 33) > 0),
+    "a mask of batches, with a gradient": lambda: arguments(
+        2, 4, 2, 20, 33, mask=drawn(2, 1, 20, 33).requires_grad_()
+    ),
+    "a mask of heads": lambda: arguments(2, 4, 2, 20, 33, mask=drawn(4, 1, 33)),
+    "slopes and a softcap": lambda: arguments(
+        2, 4, 4, 20, 33, softcap=2.0, slopes=drawn(4).abs().requires_grad_()
+    ),
+    "lengths": lambda: arguments(3, 4, 2, 20, 33, lengths=torch.tensor([33, 5, 0])),
+    "packed": lambda: arguments(
+        1, 4, 2, 20, 20, q_starts=torch.tensor([0, 3, 20]), k_starts=torch.tensor([0, 9, 20])
+    ),
+}
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("name", CASES)
+def test_parts_make_up_the_whole(name: str, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = CASES[name]()
+    whole = Truth(dot_product_attention, args)
+    monkeypatch.setattr(definition, "_MOST_SCORES", heads * args[0].shape[2] * args[1].shape[2])
+    parts = definition._parts(*args)
+    assert parts is not None or heads >= args[0].shape[0] * args[0].shape[1]
+    counted = torch.zeros(args[0].shape[:2])
+    for part in parts or ():
+        counted[part.results[0]] += 1
+        assert counted[part.results[0]].numel() <= heads, "a part is larger than it may be"
+    assert parts is None or bool((counted == 1).all())
+    judged = Truth(dot_product_attention, args)
+    assert len(whole.exact) == len(judged.exact) == len(judged.eager)
+    for right, found in zip(whole.exact, judged.exact, strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+    for right, found in zip(whole.eager, judged.eager, strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-5, atol=1e-5)
+    assert judged.largest == pytest.approx(whole.largest, rel=1e-6)
+    assert (judged.form, judged.shared, judged.multiplied) == (whole.form, whole.shared, whole.multiplied)
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_what_is_wrong_in_any_part_is_found(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(definition, "_MOST_SCORES", 20 * 33)
+    args = arguments(2, 3, 3, 20, 33)
+    truth = Truth(dot_product_attention, args)
+
+    def right(*given: Any) -> Tensor:
+        return dot_product_attention.reference(*given)
+
+    def wrong(*given: Any) -> Tensor:
+        made = right(*given)
+        scale = torch.ones(6)
+        scale[at] = 1.01
+        return made * scale.view(2, 3, 1, 1)
+
+    def wrong_gradient(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+        scale = torch.zeros(6)
+        scale[at] = 0.01
+        moved = k * scale.view(2, 3, 1, 1)
+        return right(q, k + moved - moved.detach(), v, *rest)
+
+    assert truth.wrong(right) is None
+    assert "result 0: off by" in str(truth.wrong(wrong))
+    assert "result 2: off by" in str(truth.wrong(wrong_gradient))  # of the keys
+
+
+def peak_of(call: Callable[[], object]) -> int:
+    """The most bytes that torch's allocator holds at once for a call."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        call()
+    held = most = 0
+    for event in sorted(seen.profiler.kineto_results.events(), key=lambda e: e.start_ns()):
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            most = max(most, held)
+    return most
+
+
+def test_the_memory_of_a_reference_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 4 x 32 x 4096 x 4096 all scores five times, in float64, are 88 GB."""
+    args = arguments(2, 8, 8, 256, 256)
+    head = 256 * 256 * 8
+    whole = peak_of(lambda: Truth(dot_product_attention, args))
+    assert whole > 5 * 16 * head
+    monkeypatch.setattr(definition, "_MOST_SCORES", 2 * 256 * 256)
+    parts = peak_of(lambda: Truth(dot_product_attention, args))
+    results = 2 * sum(a.numel() * 8 for a in args[:3]) + 2 * 2 * 8 * 256 * 8 * 8
+    assert parts < 8 * 2 * head + 2 * results, (parts, whole)
+    assert parts < whole / 4
+
+
+def test_what_a_large_call_holds_at_once() -> None:
+    """Five tensors of scores in float64 stay below 2 GB."""
+    q = torch.empty(4, 32, 4096, 128, device="meta")
+    parts = definition._parts(q, q, q, None, *(None,) * 11)
+    assert parts is not None
+    scores = max(
+        (b.stop - b.start) * (h.stop - h.start) * 4096 * 4096 for part in parts for b, h in part.results
+    )
+    assert 5 * 8 * scores < 2 << 30
+
+
+@pytest.fixture
+def op() -> Op[..., Any]:
+    def split(x: Tensor, by: Tensor) -> tuple[Tensor, Tensor]:
+        return x * by, x.sum(-1)
+
+    rows = [slice(0, 3), slice(3, 5)]
+    parts = [Part(((each,), None), ((each,), (each,))) for each in rows]
+    return kernels.op(split, parts=lambda *args: parts)
+
+
+def test_several_results_and_a_shared_argument(op: Op[..., Any]) -> None:
+    x, by = drawn(5, 7).requires_grad_(), drawn(7, seed=1).requires_grad_()
+    truth = Truth(op, (x, by))
+    product, total, of_x, of_by = truth.exact
+    torch.testing.assert_close(product, (x * by).double().detach())
+    torch.testing.assert_close(total, x.double().sum(-1).detach())
+    pulls = [(torch.arange(n) % 7 - 2.5) / 4 for n in (35, 5)]
+    made = [(x * by), x.sum(-1)]
+    right = torch.autograd.grad(made, (x, by), [p.view(m.shape) for p, m in zip(pulls, made, strict=True)])
+    torch.testing.assert_close(of_x, right[0].double())
+    torch.testing.assert_close(of_by, right[1].double())
+    assert truth.wrong(op.reference) is None

@@ -1,0 +1,562 @@
+"""Artefacts: PNG files, matrices, histograms and images as text, and the panes that show them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+import sys
+import zlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual.pilot import Pilot
+
+from burnt.monitor.app import MonitorApp
+from burnt.monitor.artefacts import render
+from burnt.monitor.artefacts.png import Image, PngError, _decode, decode, fit
+from burnt.monitor.artefacts.render import (
+    Lines,
+    classes,
+    confusion,
+    histogram,
+    image,
+    is_classes,
+    is_confusion,
+)
+from burnt.monitor.artefacts.widgets import Picture, Slider
+from burnt.monitor.data.runs import Library, RunView
+from burnt.monitor.screens.panes import artefacts
+from burnt.monitor.screens.panes.artefacts import ArtefactsPane
+from burnt.monitor.screens.panes.tables import table_rows
+from burnt.monitor.ui.table import Rows
+from burnt.train.store import RunReader, RunWriter
+
+
+def text(lines: Lines) -> str:
+    return "\n".join("".join(ink.text for ink in line).rstrip() for line in lines)
+
+
+# --- PNG files
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(
+    width: int, height: int, rows: list[bytes], depth: int, kind: int, *extra: bytes, interlaced: int = 0
+) -> bytes:
+    """A file of rows that begin with their filter."""
+    header = struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, interlaced)
+    body = chunk(b"IDAT", zlib.compress(b"".join(rows)))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(extra) + body + chunk(b"IEND", b"")
+
+
+def filtered(method: int, row: bytes, before: bytes, pixel: int) -> bytes:
+    """A row as an encoder writes it, after the specification's definitions."""
+    found = bytearray([method])
+    for i, x in enumerate(row):
+        a = row[i - pixel] if i >= pixel else 0
+        b = before[i]
+        c = before[i - pixel] if i >= pixel else 0
+        p = a + b - c
+        nearest = min((abs(p - v), order, v) for order, v in enumerate((a, b, c)))[2]
+        predicted = (0, a, b, (a + b) // 2, nearest)[method]
+        found.append((x - predicted) % 256)
+    return bytes(found)
+
+
+@given(
+    st.integers(1, 7), st.lists(st.integers(0, 4), min_size=1, max_size=6), st.sampled_from([(0, 1), (2, 3)]),
+    st.integers(0, 2**32),
+)  # fmt: skip
+def test_every_filter_is_undone(width: int, methods: list[int], kind: tuple[int, int], seed: int) -> None:
+    color, channels = kind
+    generator = random.Random(seed)
+    pixels = [generator.randbytes(width * channels) for _ in methods]
+    before, rows = bytes(width * channels), []
+    for method, row in zip(methods, pixels, strict=True):
+        rows.append(filtered(method, row, before, channels))
+        before = row
+    found = _decode(png(width, len(methods), rows, 8, color))
+    expected = (
+        b"".join(pixels) if channels == 3 else bytes(v for row in pixels for v in row for _ in range(3))
+    )
+    assert found == Image(width, len(methods), expected)
+
+
+def test_depths_palettes_and_transparency() -> None:
+    assert _decode(png(4, 1, [b"\0\x1b"], 2, 0)).rgb[::3] == bytes([0, 85, 170, 255])
+    assert _decode(png(3, 1, [b"\0\xa0"], 1, 0)).rgb[::3] == bytes([255, 0, 255])
+    assert _decode(png(2, 1, [b"\0\x12\x34\xff\x00"], 16, 0)).rgb[::3] == bytes([0x12, 0xFF])
+    palette = chunk(b"PLTE", bytes([10, 20, 30, 40, 50, 60]))
+    assert _decode(png(2, 1, [b"\0\x10"], 4, 3, palette)).rgb == bytes([40, 50, 60, 10, 20, 30])
+    hidden = chunk(b"tRNS", b"\0")
+    assert _decode(png(2, 1, [b"\0\x10"], 4, 3, palette, hidden)).rgb == bytes([40, 50, 60, 128, 128, 128])
+    assert _decode(png(2, 1, [b"\0\x05\x06\x07\xff\x05\x06\x07\x00"], 8, 6)).rgb == bytes(
+        [5, 6, 7] + [128] * 3
+    )
+    assert _decode(png(1, 1, [b"\0\xc8\x80"], 8, 4)).rgb == bytes([(200 * 128 + 128 * 127) // 255] * 3)
+
+
+GOOD = png(1, 1, [b"\0\x05"], 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no PNG file"),
+        (b"GIF89a" + bytes(20), "no PNG file"),
+        (GOOD[:40], "cut off"),
+        (GOOD[:8], "no header"),
+        (png(2, 2, [b"\0\x05\x05"], 8, 0), "cut off"),
+        (png(1, 1, [b"\x09\x05"], 8, 0), "filter 9 does not exist"),
+        (png(1, 1, [b"\0\x05"], 8, 5), "colour type 5"),
+        (png(1, 1, [b"\0\x05"], 8, 3, chunk(b"PLTE", b"\0\0\0")), "a colour that the palette has not"),
+        (png(1, 1, [b"\0\x05"], 8, 0, interlaced=1), "only with Pillow"),
+        (png(4000, 4000, [b""], 8, 0), "only with Pillow"),
+        (GOOD.replace(b"IDAT", b"IDAT")[:-30] + bytes(30), "PNG file"),
+    ],
+)
+def test_damaged_files_are_told(data: bytes, message: str) -> None:
+    with pytest.raises(PngError, match=message):
+        _decode(data)
+
+
+def test_a_file_of_zeros_does_not_fill_the_memory() -> None:
+    bomb = chunk(b"IDAT", zlib.compress(bytes(50_000_000)))
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 2, 8, 0, 0, 0, 0))
+    found = _decode(b"\x89PNG\r\n\x1a\n" + header + bomb)
+    assert found == Image(2, 2, bytes(12))
+
+
+def test_pillow_is_taken_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    assert decode(GOOD) == Image(1, 1, bytes([5, 5, 5]))
+
+
+def test_images_fit() -> None:
+    small = Image(2, 1, bytes([0, 0, 0, 255, 255, 255]))
+    grown = fit(small, 7, 9)
+    assert (grown.width, grown.height) == (6, 3), "by a whole number"
+    assert grown.rgb == (bytes([0] * 9) + bytes([255] * 9)) * 3
+    large = Image(100, 50, bytes(i % 2 * 200 for i in range(5000) for _ in range(3)))
+    shrunk = fit(large, 10, 99)
+    assert (shrunk.width, shrunk.height) == (10, 5)
+    assert set(shrunk.rgb) == {100}, "the mean of what falls together"
+    assert fit(large, 0, 5).rgb == b""
+    tall = fit(Image(1, 1000, bytes(3000)), 10, 10)
+    assert (tall.width, tall.height) == (1, 10)
+
+
+def test_images_are_half_blocks_or_characters() -> None:
+    picture = Image(1, 2, bytes([255, 0, 0, 0, 0, 255]))
+    assert image(picture, 1, 1)[0][0] == ("▀", "#ff0000", 0.0, "#0000ff", False)
+    grey = Image(3, 1, bytes([0] * 3 + [128] * 3 + [255] * 3))
+    assert text(image(grey, 3, 1, colors=False)).strip() == "+@"
+    assert len(image(grey, 3, 1, colors=False)[0][0].text) == 3
+
+
+# --- matrices and classes
+
+
+def matrix(counts: list[list[float]], names: list[str] | None = None) -> dict[str, Any]:
+    names = names or [str(i) for i in range(len(counts))]
+    return {
+        "columns": ["target", *names],
+        "rows": [[name, *row] for name, row in zip(names, counts, strict=True)],
+    }
+
+
+def test_a_confusion_matrix_has_numbers_margins_and_the_worst() -> None:
+    table = matrix([[8, 2, 0], [1, 9, 0], [0, 4, 0]], ["cat", "dog", "hamster"])
+    assert is_confusion(table)
+    assert text(confusion(table, 60)).splitlines() == [
+        "         predicted",
+        "   true      cat     dog hamster  recall",
+        "    cat        8       2       .  0.8000",
+        "    dog        1       9       .  0.9000",
+        "hamster        .       4       .  0.0000",
+        "  prec.   0.8889  0.6000       -  0.7083",
+        "",
+        "most confused",
+        "  hamster taken for dog  4 of 4",
+        "  cat taken for dog  2 of 10",
+        "  dog taken for cat  1 of 10",
+    ]  # fmt: skip
+
+
+def test_shades_tell_the_share_and_are_characters_without_colours() -> None:
+    table = matrix([[1, 3], [0, 4]])
+    shades = [
+        ink.shade
+        for line in confusion(table, 60)[2:4]
+        if line
+        for ink in line
+        if ink.text.strip() in ("1", "3", ".", "4")
+    ]
+    assert shades == [0.25, 0.75, 0.0, 0.0, 1.0], "and the name of the first class, which is no share"
+    plain = confusion(table, 60, colors=False)
+    assert "▓" in text(plain[2:3])
+    assert "█" in text(plain[3:4])
+
+
+@pytest.mark.parametrize("size", [1, 2, 10, 40, 300])
+@pytest.mark.parametrize("width", [20, 30, 55, 120])
+def test_any_number_of_classes_fits_any_width(size: int, width: int) -> None:
+    table = matrix([[float(i == j) * 50 + (i * j) % 3 for j in range(size)] for i in range(size)])
+    drawn = confusion(table, width)
+    assert all(sum(len(ink.text) for ink in line) <= width for line in drawn[: drawn.index([])])
+    if width > 40:
+        assert (size * 2 > width) == ("classes a cell" in text(drawn))
+    assert any(ink.shade > 0.3 for line in drawn for ink in line)
+
+
+def test_ten_classes_show_their_numbers_in_a_narrow_terminal() -> None:
+    assert "137" in text(
+        confusion(matrix([[137 if i == j else 1 for j in range(10)] for i in range(10)]), 51)
+    )
+
+
+def test_nothing_counted_and_nothing_confused() -> None:
+    assert "nothing was counted" in text(confusion(matrix([[0, 0], [0, 0]]), 60))
+    assert "nothing is confused" in text(confusion(matrix([[1, 0], [0, 1]]), 60))
+    assert not is_confusion({"columns": ["target", "a"], "rows": [["b", 1]]})
+    assert not is_confusion({"columns": ["target", "a"], "rows": [["a", "x"]]})
+    assert not is_confusion({})
+
+
+def test_classes_have_bars_and_numbers() -> None:
+    table = {
+        "columns": ["class", "precision", "recall", "f1", "count"],
+        "rows": [["cat", 1.0, 0.5, 0.6667, 12], ["dog", "NaN", 0.0, "NaN", 0]],
+    }
+    assert is_classes(table)
+    wide = text(classes(table, 100)).splitlines()
+    assert wide[0].split() == ["class", "precision", "recall", "F1", "count"]
+    assert wide[1].count("█") == 18 + 9 + 12
+    assert [word for word in wide[1].split() if word[0].isdigit()] == ["1.0000", "0.5000", "0.6667", "12"]
+    assert wide[2].split().count("-") == 2
+    narrow = text(classes(table, 45)).splitlines()
+    assert "█" not in narrow[1]
+    assert max(map(len, narrow)) <= 45
+
+
+# --- histograms
+
+
+def test_a_histogram_stands_where_its_values_are() -> None:
+    data = {"counts": [0, 4, 8, 4], "edges": [0.0, 1.0, 2.0, 3.0, 4.0]}
+    lines = text(histogram([(10, data)], 0, 47, 12)).splitlines()
+    assert lines[0].startswith("     8 ")
+    assert lines[0][7:].count("█") == 10
+    assert "16 values, 4 bins, mean about 2.5" in lines[-1]
+    top, bottom = lines[0][7:], lines[8][7:]
+    assert top.index("█") == 20
+    assert bottom.index("█") == 10
+    assert lines[-2].split() == ["0", "2", "4"]
+
+
+def test_histograms_of_several_steps_lie_below_each_other() -> None:
+    data = [(step, {"counts": [1, 1], "edges": [step, step + 1.0, step + 2.0]}) for step in range(5)]
+    lines = text(histogram(data, 3, 60, 20, colors=False)).splitlines()
+    steps = [line for line in lines if line[:6].strip().isdigit() and "█" in line[7:]][-5:]
+    assert [int(line[:6]) for line in steps] == [0, 1, 2, 3, 4]
+    starts = [line[7:].index("█") for line in steps]
+    assert starts == sorted(set(starts))
+    assert [line for line in lines if "▸" in line] == [steps[3]]
+
+
+@given(
+    st.lists(st.floats(0, 1e300), min_size=1, max_size=8), st.floats(-1e300, 1e300), st.floats(0, 1e300),
+    st.integers(1, 90), st.integers(1, 30), st.integers(1, 4),
+)  # fmt: skip
+def test_any_histogram_fits(
+    counts: list[float], low: float, width_of_bin: float, width: int, height: int, steps: int
+) -> None:
+    data = {"counts": counts, "edges": [low + width_of_bin * i / len(counts) for i in range(len(counts) + 1)]}
+    lines = histogram([(i, data) for i in range(steps)], steps - 1, width, height)
+    assert len(lines) <= height
+    if width >= 30:
+        assert max(len(line) for line in text(lines).splitlines()) <= max(width, 60)
+
+
+def test_histograms_of_nothing() -> None:
+    assert "no finite values" in text(histogram([(1, {"counts": [], "edges": ["NaN"]})], 0, 40, 10))
+    assert "0 values" in text(histogram([(1, {"counts": [0], "edges": [0, 1]})], 0, 40, 10))
+
+
+# --- other tables
+
+
+def test_tables_set_numbers_to_the_right() -> None:
+    table = {"columns": ["layer", "n", "note"], "rows": [["conv", 12000, None], ["head", "NaN", [1, 2]]]}
+    columns, rows = table_rows(table)
+    assert [column.right for column in columns] == [False, True, False]
+    assert [cell[0][0] for cell in rows[0][1]] == ["conv", "12,000", "-"]
+    assert [cell[0][0] for cell in rows[1][1]] == ["head", "NaN", "[1, 2]"]
+    assert table_rows({"columns": ["a"], "rows": []})[1] == []
+
+
+# --- the panes
+
+
+def record(folder: Path) -> None:
+    with RunWriter.create(folder) as run:
+        for step in (10, 20, 30):
+            run.log(step, 1, {"loss": 1.0 / step})
+            counts = [[step, 1], [2, step]]
+            run.record_table(
+                "valid/confusion", ["target", "a", "b"], [["a", *counts[0]], ["b", *counts[1]]], step
+            )
+            run.record_histogram("weights", [1, step], [0, 1, 2], step)
+            run.record_image("samples", png(2, 2, [b"\0\xff\x00", b"\0\x00\xff"], 8, 0), step)
+        run.record_table("notes", ["what", "n"], [["x", 1]])
+        run.record_table("model", ["path", "output shape"], [["conv", None]])
+        run.record_table(
+            "kernels", ["op", "key", "candidate", "chosen by"], [["softmax", "k", "burnt", "measured"]]
+        )
+        run.record_table(
+            "plans", ["function", "fell back", "signatures"], [["f", None, 1], ["g", "no sort", 2]]
+        )
+        run.record_image("broken", b"\x89PNG\r\n\x1a\n" + bytes(9))
+        run.record_table("odd", [], [])
+
+
+def drive(
+    folder: Path,
+    test: Callable[[MonitorApp, Pilot[None]], Awaitable[None]],
+    size: tuple[int, int] = (120, 36),
+) -> None:
+    async def main() -> None:
+        app = MonitorApp(Library([folder]))
+        async with app.run_test(size=size) as pilot:
+            await app.settled(30)
+            await test(app, pilot)
+
+    asyncio.run(main())
+
+
+async def press(app: MonitorApp, pilot: Pilot[None], *keys: str) -> None:
+    for key in keys:
+        await pilot.press(key)
+        await app.settled(30)
+
+
+def drawn(app: MonitorApp) -> str:
+    pane = app.screen.query_one(ArtefactsPane)
+    if pane.has_class("table"):
+        return text_of(pane.query_one("#table", Rows))
+    return text_of(pane.query_one(Picture))
+
+
+def text_of(widget: Any) -> str:
+    return "\n".join(widget.render_line(y).text.rstrip() for y in range(widget.size.height))
+
+
+def test_artefacts_are_listed_drawn_and_moved_through(tmp_path: Path) -> None:
+    record(tmp_path / "run")
+
+    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "9")
+        pane = app.screen.query_one(ArtefactsPane)
+        names = pane.query_one("#names", Rows)
+        assert [key[1] for key in names.keys] == [  # type: ignore[index]
+            "notes", "odd", "valid/confusion", "broken", "samples", "weights",
+        ]  # fmt: skip
+        assert "what" in drawn(app)
+        await press(app, pilot, "down")
+        assert "unknown form" in drawn(app) or "empty" in drawn(app)
+        await press(app, pilot, "down")
+        assert "30   1  0.9677" in drawn(app).replace("    ", " ").replace("  30", "30") or "0.9677" in drawn(
+            app
+        )
+        slider = pane.query_one(Slider)
+        assert slider.render().plain.startswith("step 30")
+        assert "3 of 3" in slider.render().plain
+        await press(app, pilot, "left")
+        assert "0.9524" in drawn(app)
+        assert slider.render().plain.startswith("step 20")
+        await press(app, pilot, "left", "left")
+        assert "1 of 3" in slider.render().plain
+        await press(app, pilot, "shift+right")
+        assert "3 of 3" in slider.render().plain
+        await pilot.click(Slider, offset=(slider._bar[0] + 1, 0))
+        await app.settled(30)
+        assert "1 of 3" in slider.render().plain
+        await press(app, pilot, "down")
+        assert "no header" in drawn(app)
+        await press(app, pilot, "down")
+        assert "▀" in drawn(app)
+        assert "2 x 2 pixels" in drawn(app)
+        await press(app, pilot, "down")
+        assert "31 values, 2 bins" in drawn(app)
+        assert "a line each" in drawn(app)
+
+    drive(tmp_path / "run", test)
+
+
+def test_new_ones_are_followed_unless_an_older_one_is_looked_at(tmp_path: Path) -> None:
+    run = RunWriter.create(tmp_path / "run")
+    for step in (1, 2):
+        run.record_histogram("weights", [step], [0, 1], step)
+    run.flush()
+
+    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "9")
+        slider = app.screen.query_one(Slider)
+        assert "2 of 2" in slider.render().plain
+        run.record_histogram("weights", [3], [0, 1], 3)
+        run.flush()
+        await app.settled(30)
+        assert "3 of 3" in slider.render().plain
+        await press(app, pilot, "left")
+        run.record_histogram("weights", [4], [0, 1], 4)
+        run.flush()
+        await app.settled(30)
+        assert "2 of 4" in slider.render().plain
+        await press(app, pilot, "right", "right")
+        assert "4 of 4" in slider.render().plain
+        run.record_histogram("weights", [5], [0, 1], 5)
+        run.flush()
+        await app.settled(30)
+        assert "5 of 5" in slider.render().plain, "at the end it follows again"
+
+    drive(tmp_path / "run", test)
+    run.close("finished")
+
+
+def test_nothing_recorded_is_said(tmp_path: Path) -> None:
+    RunWriter.create(tmp_path / "run").close("finished")
+
+    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "9")
+        assert "nothing was recorded" in text_of(app.screen.query_one("#names", Rows))
+        await press(app, pilot, "right_square_bracket")
+        assert "no kernel was chosen" in text_of(app.screen.query_one("#kernels", Rows))
+
+    drive(tmp_path / "run", test)
+
+
+def test_kernels_and_plans_and_what_fell_back(tmp_path: Path) -> None:
+    record(tmp_path / "run")
+
+    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "8")
+        assert text_of(app.screen.query_one("ModelPane Rows")).splitlines()[1].split() == ["conv", "-"]
+        await press(app, pilot, "9", "right_square_bracket")
+        assert "softmax" in text_of(app.screen.query_one("#kernels", Rows))
+        plans = app.screen.query_one("#plans", Rows)
+        assert "no sort" in text_of(plans)
+        assert "1 of them fell back" in str(app.screen.query_one("#plans-title").render())
+
+    drive(tmp_path / "run", test)
+
+
+def test_kernels_are_told_apart_by_their_arguments(tmp_path: Path) -> None:
+    keys = [f"7d07|cpu Some One, 1 threads|training|x=float32 4d row {n}x8|eps=float" for n in (16, 32)]
+    with RunWriter.create(tmp_path / "run") as run:
+        run.record_table(
+            "kernels",
+            ["op", "key", "candidate", "chosen by"],
+            [["softmax", key, "burnt", "measured"] for key in keys],
+        )
+
+    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "K")
+        first, second = text_of(app.screen.query_one("#kernels", Rows)).splitlines()[1:3]
+        assert "training  x=float32 4d row 16x8  eps=float" in first
+        assert "training  x=float32 4d row 32x8  eps=float" in second
+        assert "2, on cpu Some One, 1 threads" in str(app.screen.query_one("#kernels-title").render())
+        app.screen.query_one("#kernels", Rows).focus()
+        await press(app, pilot, "down", "enter")
+        assert keys[1] in "".join(str(part.render()) for part in app.screen.query("Static"))
+
+    drive(tmp_path / "run", test)
+
+
+def test_without_colours_nothing_is_coloured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path / "run")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
+        await press(app, pilot, "9", "down", "down")
+        picture = app.screen.query_one(Picture)
+        assert "█" in drawn(app)
+        for y in range(picture.size.height):
+            for segment in picture.render_line(y):
+                style = segment.style
+                assert style is None or style.color is None or style.color.is_default
+
+    drive(tmp_path / "run", test)
+
+
+# --- reading
+
+
+def test_names_are_read_without_data_and_superseded_ones_are_gone(tmp_path: Path) -> None:
+    record(tmp_path / "run")
+    with RunReader(tmp_path / "run") as reader:
+        names = reader.artefact_names()
+        assert [name[1:4] for name in names[:3]] == [
+            ("table", "valid/confusion", 10), ("histogram", "weights", 10), ("image", "samples", 10),
+        ]  # fmt: skip
+        for name, artefact in zip(names, reader.artefacts(), strict=True):
+            assert tuple(name) == tuple(artefact)[:-1]
+            assert reader.artefact(name.id) == artefact
+        assert reader.artefact(10**9) is None
+    with RunWriter.create(tmp_path / "run", resume=True, resumed_from_step=15) as run:
+        run.log(16, 1, {"loss": 1.0})
+    with RunReader(tmp_path / "run") as reader:
+        steps = [name.step for name in reader.artefact_names() if name.name == "samples"]
+        assert steps == [10]
+        gone = next(name for name in names if name.step == 30)
+        assert reader.artefact(gone.id) is None
+
+
+def test_what_is_confused_most_is_found_in_a_large_matrix_and_drawn_once() -> None:
+    n = 60
+    counts = [[(i * 7 + j * 13) % 50 for j in range(n)] for i in range(n)]
+    table = {
+        "columns": ["target", *map(str, range(n))],
+        "rows": [[str(i), *row] for i, row in enumerate(counts)],
+    }
+    expected = sorted((-counts[i][j], i, j) for i in range(n) for j in range(n) if i != j)
+    text = ["".join(ink.text for ink in line) for line in render.confusion(table, 100)]
+    at = text.index("most confused") + 1
+    for line, (count, i, j) in zip(text[at:], expected, strict=False):
+        assert f"{i} taken for {j} " in f"{line} "
+        assert f"  {-count} of {sum(counts[i])}" in line
+
+
+def test_numbers_of_a_matrix_that_find_no_room_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[float] = []
+    count = render._count
+    monkeypatch.setattr(render, "_count", lambda n: written.append(n) or count(n))
+    n = 60
+    table = {
+        "columns": ["target", *map(str, range(n))],
+        "rows": [[str(i), *range(1, n + 1)] for i in range(n)],
+    }
+    render.confusion(table, 100)
+    assert len(written) <= 2 * render._CONFUSED
+
+
+def test_remembered_artefacts_are_bounded_by_their_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artefacts, "_KEPT_BYTES", 64 * 10)
+    with RunWriter.create(tmp_path / "run") as run:
+        for step in range(5):
+            run.record_table("t", ["a"], [[step]] * 3, step=step)
+    view = RunView(run.folder)
+    view.refresh()
+    pane = artefacts.ArtefactsPane(view)
+    for name in view.artefact_names():
+        assert pane._data(name)["rows"][0] == [name.step]
+    assert [size for _, size in pane._read.values()] == [64 * 4] * 2

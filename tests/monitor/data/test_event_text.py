@@ -1,0 +1,55 @@
+"""What events say."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from burnt.monitor.data.event_text import event_text
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "text"),
+    [
+        ("start", {"pid": 12, "host": "box"}, "pid 12 on box"),
+        ("end", {"state": "finished", "reason": None}, "finished"),
+        ("end", {"state": "stopped", "reason": "stopped"}, "stopped"),
+        (
+            "end",
+            {"state": "crashed", "reason": "ValueError: no\n  expected   1\n"},
+            "crashed: ValueError: no; expected 1",
+        ),
+        ("error", {"error": "OSError", "message": "disk\nfull"}, "OSError: disk; full"),
+        ("command", {"command": "lr", "value": 1 / 3, "status": "done", "reason": None}, "lr 0.3333: done"),
+        (
+            "command",
+            {"command": "pause", "value": None, "status": "refused", "reason": "it is paused"},
+            "pause: refused, it is paused",
+        ),
+        ("checkpoint", {"path": "step-8"}, "step-8"),
+        (
+            "checkpoint",
+            {"path": "step-8", "values": {"loss": 0.5}, "bytes": 2048},
+            "step-8  loss 0.5000  2.0 KiB",
+        ),
+        ("epoch", {"epoch": 3, "values": {"loss": math.inf}}, "3  loss inf"),
+        ("note", {"text": "two\nlines", "sender": "me"}, "two; lines"),
+        ("signal", {"signal": "SIGTERM"}, "SIGTERM"),
+        ("learning_rate", {"value": None}, "as the schedule says"),
+        ("learning_rate", {"value": 5e-5}, "5e-05"),
+        ("new_kind", {"seen": True, "of": {"a": 1}}, "seen true  of a 1"),
+        ("note", {"text": "\x1b[31mred"}, "\\x1b[31mred"),
+    ],
+)
+def test_an_event_is_a_line(kind: str, data: dict[str, object], text: str) -> None:
+    assert event_text(kind, data) == text
+
+
+@pytest.mark.parametrize(
+    "kind", ["start", "end", "error", "command", "checkpoint", "epoch", "note", "signal"]
+)
+@pytest.mark.parametrize("values", [None, [1], "NaN", {"a": [None]}, object()])
+def test_an_event_of_another_form_is_a_line_too(kind: str, values: object) -> None:
+    for data in ({}, {"values": values, "message": values, "bytes": values, "value": values, "path": values}):
+        assert event_text(kind, data).isprintable()

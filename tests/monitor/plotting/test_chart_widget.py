@@ -1,0 +1,527 @@
+"""Plots as text, and the chart widget: what is drawn, zoom, pan, crosshair, and when it is drawn again."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from textual.app import App, ComposeResult
+from textual.color import Color
+from textual.events import MouseScrollUp
+from textual.pilot import Pilot
+
+from burnt.monitor.plotting.braille import CHARACTERS, line_masks, sample
+from burnt.monitor.plotting.chart_widget import Chart, readable
+from burnt.monitor.plotting.curves import PALETTE, STYLES, Curve, smooth
+from burnt.monitor.plotting.plot import Plot, View
+
+NAN, INF = math.nan, math.inf
+
+
+def curve(ys: list[float], xs: list[float] | None = None, label: str = "train", **fields: Any) -> Curve:
+    return Curve(label, PALETTE[0], xs if xs is not None else list(range(len(ys))), ys, **fields)
+
+
+def text(ys: list[float], width: int = 40, height: int = 12, **fields: Any) -> str:
+    return Plot(View((curve(ys),), markers=False, **fields), width, height).text()
+
+
+# --- lines in dots
+
+
+def dots(masks: list[int]) -> set[tuple[int, int]]:
+    return {(x, y) for x, mask in enumerate(masks) for y in range(mask.bit_length()) if mask >> y & 1}
+
+
+points = st.lists(st.tuples(st.floats(-30, 70), st.floats(-30, 70)), min_size=2, max_size=12)
+
+
+@given(points)
+def test_a_line_is_where_its_points_are_and_has_no_holes(found: list[tuple[float, float]]) -> None:
+    xs, ys = [x for x, _ in sorted(found)], [y for _, y in sorted(found)]
+    drawn = dots(line_masks(xs, ys, 40, 40))
+    for x, y in zip(xs, ys, strict=True):
+        dot = (math.floor(x + 0.5), math.floor(y + 0.5))
+        if 0 <= dot[0] < 40 and 0 <= dot[1] < 40:
+            assert dot in drawn
+    for x, y in drawn:
+        assert 0 <= x < 40
+        assert 0 <= y < 40
+        # Of a column, nothing above or below the lines that cross it.
+        assert any(
+            min(ya, yb) - 1 <= y <= max(ya, yb) + 1
+            for xa, ya, xb, yb in zip(xs, ys, xs[1:], ys[1:], strict=False)
+            if math.floor(xa + 0.5) <= x <= math.floor(xb + 0.5)
+        )
+    columns = sorted({x for x, _ in drawn})
+    for x in columns:
+        if x + 1 in columns:
+            here, there = [y for c, y in drawn if c == x], [y for c, y in drawn if c == x + 1]
+            assert min(abs(a - b) for a in here for b in there) <= 1
+
+
+def test_a_slope_is_one_dot_thick() -> None:
+    masks = line_masks([0, 20], [0, 10], 21, 12)
+    assert all(mask.bit_count() == 1 for mask in masks)
+
+
+def test_lines_break_at_nan_and_single_points_are_seen() -> None:
+    assert dots(line_masks([0, 2, 4, 6], [1, NAN, 5, 5], 8, 8)) == {
+        (0, 1), (1, 1), (0, 2), (1, 2), (4, 5), (5, 5), (6, 5)
+    }  # fmt: skip
+    assert len(dots(line_masks([7], [7], 8, 8))) == 4
+    assert not dots(line_masks([3], [50], 8, 8))
+    assert not dots(line_masks([50], [3], 8, 8))
+
+
+def test_dashes_go_along_the_line() -> None:
+    assert line_masks([0, 7], [0, 0], 8, 4, (2, 2)) == [1, 1, 0, 0, 1, 1, 0, 0]
+    assert line_masks([0, 0], [0, 7], 1, 8, (2, 2)) == [0b00110011]
+    diagonal = dots(line_masks([0, 11], [0, 11], 12, 12, (2, 2)))
+    assert 4 <= len(diagonal) <= 8
+    # All styles differ in the legend as well.
+    assert len({sample(dashes, 3) for dashes in STYLES.values()}) == len(STYLES)
+
+
+def test_characters_are_those_of_unicode() -> None:
+    assert CHARACTERS[0b0000_0001] == "⠁"
+    assert CHARACTERS[0b1000_0000] == "⢀"
+    assert CHARACTERS[0b1111_1111] == "⣿"
+    assert len(set(CHARACTERS)) == 256
+
+
+# --- plots
+
+numbers = st.one_of(st.floats(), st.sampled_from([NAN, INF, -INF, 1e308, -1e308, 5e-324, 0.0]))
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.tuples(st.integers(0, 10**9), numbers), max_size=30),
+    st.integers(0, 70),
+    st.integers(0, 20),
+    st.booleans(),
+    st.sampled_from([0.0, 0.6]),
+    st.sampled_from(["step", "epoch", "time"]),
+    st.none() | st.floats(0, 1e9),
+)
+@example([(0, 1e308), (1, -1e308)], 60, 20, False, 0.0, "step", None)
+@example([(0, 1e308), (1, 1e308)], 60, 20, False, 0.0, "step", 1.0)
+@example([(0, 5e-324), (1, 1e-323)], 60, 20, True, 0.0, "step", 1.0)
+@example([(0, 0.0), (1, 5e-324)], 60, 20, False, 0.0, "step", None)
+@example([(5, 5e-324)], 60, 20, False, 0.6, "time", 5.0)
+@example([(10**18, 3.0)], 60, 20, False, 0.0, "step", None)
+@example([(5, 3.0)], 60, 20, False, 0.6, "time", 5.0)
+def test_any_values_fit_any_size(
+    found: list[tuple[int, float]],
+    width: int,
+    height: int,
+    log: bool,
+    weight: float,
+    x: Any,
+    at: float | None,
+) -> None:
+    found.sort(key=lambda point: point[0])
+    one = curve([y for _, y in found], [float(x) for x, _ in found], tag="t")
+    other = curve([1.0, 2.0], [0.0, 5.0], "valid", style="dashed")
+    for curves in ((one,), (one, other), (one, other, one)):
+        plot = Plot(View(curves, x, log, weight, "loss", crosshair=at), width, height)
+        assert len(plot.lines) <= height
+        for line in plot.text().splitlines():
+            assert cell_len(line) <= width
+        if height >= 8 and width >= 40:
+            assert any(0x2800 < ord(c) < 0x2900 for c in plot.text())
+
+
+def test_nothing_to_show_is_said() -> None:
+    assert "no values yet" in Plot(View((), title="loss"), 40, 10).text()
+    assert "no values yet" in text([])
+    assert "NaN at 0" in text([NAN, NAN])
+    assert "nothing above 0" in text([0.0, -1.0], log_y=True)
+    assert "nothing here" in text([1.0, 2.0, 3.0], range_y=(5.0, 6.0))
+
+
+def test_values_that_are_not_finite_are_seen_and_told() -> None:
+    shown = text([1.0, NAN, 1.0, INF, 1.0, -INF, 2.0], width=60)
+    assert "NaN at 1" in shown
+    body = shown.splitlines()[1:-2]
+    assert "∞" in body[0]
+    assert "∞" in body[-1]
+    assert "!" in body[-1]
+    # A gap: the line does not go through.
+    assert "⠒⠒⠒⠒⠒⠒⠒⠒⠒⠒⠒⠒⠒⠒" not in text([1.0, NAN, 1.0]).split("\n", 1)[1]
+
+
+def test_a_logarithmic_axis() -> None:
+    shown = text([1e-4, 1e-2, 1.0], log_y=True)
+    assert [line.split()[0] for line in shown.splitlines()[1:-2] if "┤" in line] == [
+        "1",
+        "0.1",
+        "0.01",
+        "0.001",
+        "1e-4",
+    ]
+    assert "log" in shown.splitlines()[0]
+    assert "≤ 0" not in shown
+    assert "≤ 0 not shown" in text([1.0, 0.0, 2.0], log_y=True)
+    # A straight line: the same number of dots in each half.
+    rows = [row[8:] for row in shown.splitlines()[1:-2]]
+    assert rows[0].strip()
+    assert rows[-1].strip() or rows[-2].strip()
+
+
+def test_a_constant_and_a_single_value_stand_in_the_middle() -> None:
+    for ys in ([0.5] * 9, [0.5]):
+        rows = text(ys, height=12).splitlines()[1:-2]
+        inked = [i for i, row in enumerate(rows) if any(0x2800 < ord(c) < 0x2900 for c in row)]
+        assert inked == [len(rows) // 2] or inked == [len(rows) // 2 - 1]
+    assert "0.5" in text([0.5])
+    assert "1e300" in text([1e300])
+    assert "⠒" in text([0.0, 0.0])
+
+
+def test_huge_and_tiny_values_have_short_labels() -> None:
+    for ys in ([1e300, 2e300], [1e-300, 2e-300], [-1e308, 1e308], [1e9, 1e9 + 1]):
+        shown = text(ys, width=60, height=14)
+        assert max(line.find("┤") for line in shown.splitlines()) in range(2, 18)
+
+
+def test_extremes_are_marked_with_their_values() -> None:
+    ys = [1.0, 0.25, 3.5, 2.0, 1.5, 1.75]
+    shown = Plot(View((curve(ys),)), 50, 14).text()
+    assert "▲3.5" in shown
+    assert "▼0.25" in shown
+    assert "▲" not in text(ys)
+    assert "▲" not in Plot(View((curve([2.0, 2.0]),)), 50, 14).text()
+    # Where there is no room for the value, the place is marked all the same.
+    cramped = Plot(View((curve([float(i * 7 % 11) for i in range(200)]),)), 30, 7).text()
+    assert cramped.count("▲") == cramped.count("▼") == 1
+    # Of many curves only the ends of all.
+    many = tuple(curve([i + 0.5, i + 1.0], label=str(i)) for i in range(5))
+    shown = Plot(View(many), 60, 20).text()
+    assert "▲5" in shown
+    assert "▼0.5" in shown
+    assert shown.count("▲") == shown.count("▼") == 1
+
+
+def test_what_is_smoothed_is_drawn_over_what_is_not() -> None:
+    noisy = [math.sin(i / 9) + (i * 7919 % 13) / 9 for i in range(300)]
+    plot = Plot(View((curve(noisy),), smoothing=0.9, markers=False), 60, 20)
+    alone = Plot(View((curve(smooth(noisy, 0.9)),), range_y=plot.range_y, markers=False), 60, 20)
+
+    def cells(plot: Plot) -> dict[tuple[int, int], tuple[str, str]]:
+        found, rows = {}, plot.lines[plot.top : plot.top + plot.rows]
+        for y, line in enumerate(rows):
+            styled = [(c, span.style) for span in line for c in span.text]
+            found |= {(x, y): cell for x, cell in enumerate(styled) if cell[1] in ("0", "-0")}
+        return found
+
+    assert " raw " in plot.text().splitlines()[0]
+    assert " raw " not in alone.text()
+    both, smoothed = cells(plot), cells(alone)
+    assert {place: cell for place, cell in both.items() if cell[1] == "0"} == smoothed
+    assert sum(style == "-0" for _, style in both.values()) > 50
+
+
+def test_the_crosshair_reads_the_nearest_values() -> None:
+    view = View(
+        (curve([1.0, 2.0, 4.0, 8.0]), curve([5.0, 7.0], [0.0, 3.0], "valid")), crosshair=2.2, markers=False
+    )
+    shown = Plot(view, 60, 14).text()
+    head = shown.splitlines()[0]
+    assert "train 4" in head
+    assert "valid 7" in head
+    assert "│" in shown.splitlines()[5][10:]
+    assert " 2 " in shown.splitlines()[-1]
+    assert shown.count("●") == 2
+    # Without one, the last values.
+    assert "train 8" in Plot(view._replace(crosshair=None), 60, 14).text().splitlines()[0]
+
+
+def test_tags_stand_beside_the_ends_of_their_curves_and_do_not_meet() -> None:
+    curves = tuple(
+        curve([1.0, y], tag=tag, label=f"run {tag}") for tag, y in zip("abc", (5.0, 5.0, 1.0), strict=True)
+    )
+    rows = Plot(View(curves, markers=False), 50, 14).text().splitlines()
+    found = {row[-1]: i for i, row in enumerate(rows) if row[-1:] in "abc" and row[-2:-1] == " "}
+    assert set(found) == set("abc")
+    assert abs(found["a"] - found["b"]) == 1
+    assert found["c"] > found["b"] + 3
+
+
+def test_legends_wrap_and_say_when_they_are_cut() -> None:
+    curves = tuple(curve([1.0, 2.0], label=f"a run of name {i}") for i in range(8))
+    wide = Plot(View(curves), 120, 24).text()
+    assert all(f"a run of name {i}" in wide for i in range(8))
+    narrow = Plot(View(curves, title="loss"), 40, 8).text()
+    assert "…" in narrow.splitlines()[1] or "…" in narrow.splitlines()[0]
+
+
+def test_names_cannot_steer_the_terminal_and_wide_ones_fit() -> None:
+    shown = Plot(View((curve([1.0, 2.0], label="a\x1b[2Jb"),), title="\x07loss"), 60, 10).text()
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "a\\x1b[2Jb" in shown
+    for width in range(4, 40):
+        wide = Plot(View((curve([1.0, 2.0], label="学習"),), title="損失関数"), width, 10)
+        assert all(cell_len(line) <= width for line in wide.text().splitlines())
+
+
+def test_cells_and_values_are_inverse() -> None:
+    plot = Plot(View((curve([0.0, 10.0], [100.0, 300.0]),)), 60, 20)
+    for column in (plot.left, plot.left + 7, plot.left + plot.columns - 1):
+        assert plot._cell(plot.x_at(column), 5.0)[1] == column - plot.left
+    for row in (plot.top, plot.top + plot.rows - 1):
+        assert plot._cell(150.0, plot.y_at(row))[0] == row - plot.top
+
+
+def test_what_is_outside_of_the_zoom_is_not_drawn_but_lines_run_on() -> None:
+    shown = Plot(View((curve([0.0, 100.0, 0.0, 100.0]),), range_x=(0.9, 1.1), markers=False), 40, 12).text()
+    low = [float(line.split("┤")[0]) for line in shown.splitlines() if "┤" in line]
+    assert min(low) >= 85  # the range fits what is seen, which is the peak alone
+
+
+# --- the widget
+
+
+class Charts(App[None]):
+    """Two charts in step."""
+
+    CSS = "Chart { height: 16; }"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moves: list[float | None] = []
+        self.zooms: list[Any] = []
+
+    def compose(self) -> ComposeResult:
+        yield Chart(id="one")
+        yield Chart(id="two")
+
+    def on_chart_crosshair_moved(self, message: Chart.CrosshairMoved) -> None:
+        self.moves.append(message.x)
+        for chart in self.query(Chart):
+            chart.move_crosshair(message.x)
+
+    def on_chart_zoomed(self, message: Chart.Zoomed) -> None:
+        self.zooms.append(message.range)
+        for chart in self.query(Chart):
+            chart.zoom(message.range)
+
+
+def drive(
+    test: Callable[[Charts, Pilot[None], Chart, Chart], Awaitable[None]], size: tuple[int, int] = (80, 32)
+) -> None:
+    async def main() -> None:
+        app = Charts()
+        async with app.run_test(size=size) as pilot:
+            one, two = app.query_one("#one", Chart), app.query_one("#two", Chart)
+            one.show([curve([math.cos(i / 9) for i in range(201)])], title="loss")
+            two.show([curve([i * 2.0 for i in range(201)])], title="accuracy")
+            one.focus()
+            await pilot.pause()
+            await test(app, pilot, one, two)
+
+    asyncio.run(main())
+
+
+def content(chart: Chart) -> str:
+    return "\n".join(chart.render_line(y).text for y in range(chart.size.height))
+
+
+def test_keys_zoom_pan_and_reset_all_charts() -> None:
+    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+        await pilot.press("plus")
+        await pilot.pause()
+        assert one.view.range_x == two.view.range_x
+        low, high = one.view.range_x or (0, 0)
+        assert high - low == pytest.approx(200 / 1.25**2)
+        assert (low + high) / 2 == pytest.approx(100)
+        await pilot.press("shift+right")
+        await pilot.pause()
+        moved = one.view.range_x or (0, 0)
+        assert moved[0] > low
+        assert moved[1] - moved[0] == pytest.approx(high - low)
+        for _ in range(9):
+            await pilot.press("shift+right")
+        assert (one.view.range_x or (0, 0))[1] == 200
+        await pilot.press("shift+up")
+        assert one.view.range_y is not None
+        assert two.view.range_y is None
+        await pilot.press("0")
+        await pilot.pause()
+        assert one.view.range_x is two.view.range_x is one.view.range_y is None
+        await pilot.press("minus")
+        assert one.view.range_x is None, "there is nothing more to see"
+        assert app.zooms[-1] is None
+
+    drive(test)
+
+
+def test_the_label_of_the_crosshair_cuts_no_tick() -> None:
+    view = View((curve([float(i) for i in range(101)]),), markers=False)
+    whole = set(Plot(view, 80, 14).text().splitlines()[-1].split())
+    for x in range(101):
+        labels = Plot(view._replace(crosshair=float(x)), 80, 14).text().splitlines()[-1].split()
+        assert str(x) in labels
+        assert set(labels) - {str(x)} <= whole, labels
+
+
+def test_keys_move_the_crosshair_of_all_charts() -> None:
+    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+        await pilot.press("left")
+        await pilot.pause()
+        assert one.view.crosshair == two.view.crosshair == 200
+        await pilot.press("left", "left")
+        await pilot.pause()
+        assert 190 < (two.view.crosshair or 0) < 200
+        assert "●" in content(one)
+        assert "●" in content(two)
+        assert f"train {2 * round(two.view.crosshair or 0)}" in content(two)
+        # At the edge of what is seen, it takes the view along.
+        await pilot.press("plus", "plus", "plus", "plus")
+        await pilot.press(*["left"] * 12)
+        await pilot.pause()
+        low, high = one.view.range_x or (0, 0)
+        assert low <= (one.view.crosshair or 0) <= high
+        assert high < 200
+        await pilot.press("escape")
+        await pilot.pause()
+        assert one.view.crosshair is two.view.crosshair is None
+        assert app.moves[-1] is None
+
+    drive(test)
+
+
+def test_the_mouse_reads_zooms_and_drags() -> None:
+    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+        await pilot.hover("#one", offset=(40, 6))
+        await pilot.pause()
+        x = one.view.crosshair
+        assert x is not None
+        assert 80 < x < 120
+        assert two.view.crosshair == x
+        await pilot._post_mouse_events([MouseScrollUp], "#one", offset=(40, 6), times=3)
+        await pilot.pause()
+        low, high = one.view.range_x or (0, 0)
+        assert high - low == pytest.approx(200 / 1.25**3)
+        assert low < x < high
+        assert two.view.range_x == (low, high)
+        # What lay under the pointer still does.
+        plot = one._plot
+        assert plot is not None
+        assert plot.x_at(40) == pytest.approx(x)
+        await pilot.mouse_down("#one", offset=(40, 6))
+        await pilot.hover("#one", offset=(50, 6))
+        await pilot.mouse_up("#one", offset=(50, 6))
+        await pilot.pause()
+        dragged = one.view.range_x or (0, 0)
+        assert dragged[1] - dragged[0] == pytest.approx(high - low)
+        assert dragged[0] == pytest.approx(low - (high - low) * 10 / plot.columns)
+        await pilot.click("#one", offset=(40, 6), times=2)
+        await pilot.pause()
+        assert one.view.range_x is None
+        # Beside the plot, nothing is read.
+        await pilot.hover("#one", offset=(1, 15))
+        await pilot.pause()
+        assert one.view.crosshair is None
+
+    drive(test)
+
+
+def test_nothing_is_drawn_again_when_nothing_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    painted: list[Chart] = []
+    paint = Chart._paint
+    monkeypatch.setattr(Chart, "_paint", lambda self: (painted.append(self), paint(self))[1])
+
+    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+        painted.clear()
+        same = [math.cos(i / 9) for i in range(201)]
+        one.show([curve(same)], title="loss")
+        await pilot.pause()
+        assert painted == []
+        one.show([curve([*same, NAN])], title="loss")
+        await pilot.pause()
+        assert painted == [one]
+        one.show([curve([*same, NAN])], title="loss")
+        await pilot.pause()
+        assert painted == [one]
+
+    drive(test)
+
+
+def test_only_lines_that_changed_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+        sent: list[Any] = []
+        refresh = one.refresh
+        monkeypatch.setattr(
+            one, "refresh", lambda *lines, **options: (sent.extend(lines), refresh(*lines, **options))
+        )
+        ys = [math.cos(i / 9) for i in range(201)]
+        ys[100] -= 0.1
+        one.show([curve(ys)], title="loss")
+        await pilot.pause()
+        assert 1 <= len(sent) <= 4
+
+    drive(test)
+
+
+def test_a_hidden_chart_costs_nothing_and_is_right_when_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    painted: list[Chart] = []
+    paint = Chart._paint
+
+    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+        two.display = False
+        await pilot.pause()
+        monkeypatch.setattr(Chart, "_paint", lambda self: (painted.append(self), paint(self))[1])
+        two.show([curve([5.0, 7.0])], title="hidden")
+        await pilot.pause()
+        assert painted == []
+        two.display = True
+        await pilot.pause()
+        assert "hidden" in content(two)
+
+    drive(test)
+
+
+def test_charts_follow_the_size_and_the_theme() -> None:
+    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+        before = one._new_style("0")
+        app.theme = "textual-light"
+        await pilot.pause()
+        content(one)
+        assert one._new_style("0") != before
+        await pilot.resize_terminal(40, 12)
+        await pilot.pause()
+        assert all(len(line) == one.size.width < 80 for line in content(one).splitlines())
+        one.styles.height = 2
+        await pilot.pause()
+        assert len(content(one).splitlines()) >= 2
+
+    drive(test)
+
+
+def test_a_new_axis_gives_zoom_and_crosshair_up() -> None:
+    async def test(app: Charts, pilot: Pilot[None], one: Chart, two: Chart) -> None:
+        await pilot.press("plus", "left", "shift+up")
+        one.show(one.view.curves, x="epoch", title="loss")
+        assert one.view.range_x is one.view.crosshair is None
+        assert one.view.range_y is not None
+        one.show(one.view.curves, x="epoch", log_y=True)
+        assert one.view.range_y is None
+
+    drive(test)
+
+
+def test_colours_are_readable_on_any_background() -> None:
+    from burnt.monitor.plotting.chart_widget import _contrast
+
+    for background in ("#000000", "#121212", "#e0e0e0", "#ffffff", "#002b36", "#fdf6e3"):
+        for color in (*PALETTE, "nonsense"):
+            assert _contrast(readable(color, Color.parse(background)), Color.parse(background)) >= 3

@@ -1,0 +1,280 @@
+"""Curves as numbers: what reduction keeps, smoothing, axes of epochs and of time, and their ticks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from burnt.monitor.plotting.curves import elapsed, epochs, extremes, nearest_index, reduce, smooth
+from burnt.monitor.plotting.ticks import (
+    count_text,
+    linear_ticks,
+    log_ticks,
+    number_text,
+    span_text,
+    time_ticks,
+)
+
+NAN, INF = math.nan, math.inf
+
+values = st.one_of(
+    st.floats(allow_nan=True, allow_infinity=True), st.sampled_from([NAN, INF, -INF, 0.0, 1.0, 5e-324])
+)
+
+
+@st.composite
+def series(draw: st.DrawFn) -> tuple[list[float], list[float]]:
+    steps = sorted(draw(st.lists(st.integers(0, 200), max_size=120)))
+    ys = draw(st.lists(values, min_size=len(steps), max_size=len(steps)))
+    return [float(step) for step in steps], ys
+
+
+def same(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+# --- reduction
+
+
+@given(series(), st.integers(1, 12))
+@example(([0.0, 1.0, 2.0, 3.0, 4.0], [1.0, NAN, 5.0, 0.0, 1.0]), 1)
+@example(([3.0] * 9, [1.0, 4.0, 2.0, NAN, INF, -INF, 0.0, 3.0, 1.0]), 1)
+def test_what_a_plot_shows_stays(found: tuple[list[float], list[float]], columns: int) -> None:
+    xs, ys = found
+    kept_xs, kept_ys = reduce(xs, ys, columns)
+    assert len(kept_xs) == len(kept_ys) <= max(5 * columns, 2 * columns)
+    # A subsequence, in order.
+    points = iter(zip(xs, ys, strict=True))
+    for x, y in zip(kept_xs, kept_ys, strict=True):
+        assert any(a == x and same(b, y) for a, b in points), "not a point, or out of order"
+    if not xs:
+        return
+    assert kept_xs[0] == xs[0]
+    assert same(kept_ys[0], ys[0])
+    assert kept_xs[-1] == xs[-1]
+    assert same(kept_ys[-1], ys[-1])
+
+    def column(x: float) -> int:
+        return 0 if xs[-1] == xs[0] else min(int((x - xs[0]) * (columns / (xs[-1] - xs[0]))), columns - 1)
+
+    for c in range(columns):
+        before = [y for x, y in zip(xs, ys, strict=True) if column(x) == c]
+        after = [y for x, y in zip(kept_xs, kept_ys, strict=True) if column(x) == c]
+        finite, kept = [y for y in before if math.isfinite(y)], [y for y in after if math.isfinite(y)]
+        if finite:
+            assert min(kept) == min(finite)
+            assert max(kept) == max(finite)
+        assert bool(before) == bool(after)
+        if before:
+            assert same(before[0], after[0])
+            assert same(before[-1], after[-1])
+            assert any(not math.isfinite(y) for y in after) == any(not math.isfinite(y) for y in before)
+
+
+@given(series(), st.integers(1, 12), st.floats(-10, 210), st.floats(-10, 210))
+def test_lines_come_in_and_go_out_of_a_range(
+    found: tuple[list[float], list[float]], columns: int, one: float, other: float
+) -> None:
+    xs, ys = found
+    low, high = sorted((one, other))
+    kept, _ = reduce(xs, ys, columns, low, high)
+    left, right = [x for x in xs if x < low], [x for x in xs if x > high]
+    assert [x for x in kept if x < low] == left[-1:]
+    assert [x for x in kept if x > high] == right[:1]
+    inside = {x for x in xs if low <= x <= high}
+    if inside:
+        assert {min(inside), max(inside)} <= set(kept)
+
+
+def test_a_short_series_is_left_alone() -> None:
+    assert reduce([1, 2], [NAN, 3.0], 1)[0] == [1, 2]
+    assert reduce([], [], 5) == ([], [])
+
+
+def test_a_million_points_become_a_few_and_none_of_the_spikes_is_lost() -> None:
+    n = 1_000_000
+    ys = [math.sin(i / 9e4) for i in range(n)]
+    ys[123_456], ys[777_777], ys[n - 1] = 50.0, -50.0, 7.0
+    xs, kept = reduce(range(n), ys, 160)
+    assert len(xs) <= 800
+    assert dict(zip(xs, kept, strict=True)).items() >= {123_456: 50.0, 777_777: -50.0, n - 1: 7.0}.items()
+
+
+# --- smoothing
+
+
+def test_smoothing_is_the_debiased_average() -> None:
+    ys = [3.0, -1.0, 4.0, 1.0, 5.0]
+    weight = 0.7
+    for i, value in enumerate(smooth(ys, weight)):
+        shares = [weight ** (i - j) for j in range(i + 1)]
+        mean = sum(share * y for share, y in zip(shares, ys, strict=False)) / sum(shares)
+        assert value == pytest.approx(mean, rel=1e-12)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=30), st.floats(0, 0.99))
+def test_smoothed_values_lie_between_their_extremes(ys: list[float], weight: float) -> None:
+    smoothed = smooth(ys, weight)
+    assert len(smoothed) == len(ys)
+    for i, value in enumerate(smoothed):
+        margin = 1e-9 * max(map(abs, ys[: i + 1]), default=0.0) + 1e-300
+        assert min(ys[: i + 1]) - margin <= value <= max(ys[: i + 1]) + margin
+
+
+def test_gaps_stay_and_do_not_spoil_what_follows() -> None:
+    smoothed = smooth([1.0, NAN, INF, 1.0], 0.9)
+    assert smoothed[0] == smoothed[3] == 1.0
+    assert math.isnan(smoothed[1])
+    assert smoothed[2] == INF
+    assert smooth([], 0.5) == []
+    assert smooth([2.0, 4.0], 0.0) == [2.0, 4.0]
+    for weight in (1.0, -0.1, NAN):
+        with pytest.raises(ValueError, match="from 0 to less than 1"):
+            smooth([1.0], weight)
+
+
+# --- looking things up
+
+
+@given(st.lists(st.integers(0, 50), max_size=20), st.floats(-10, 60))
+def test_the_nearest_is_the_nearest(xs: list[int], x: float) -> None:
+    xs = sorted(xs)
+    index = nearest_index(xs, x)
+    if not xs:
+        assert index is None
+        return
+    assert index is not None
+    assert abs(xs[index] - x) == min(abs(other - x) for other in xs)
+    assert xs.index(xs[index]) == index
+
+
+def test_extremes_are_the_first_of_equals() -> None:
+    assert extremes([1.0, 3.0, 1.0, 3.0, NAN, -INF]) == (0, 1)
+    assert extremes([]) is None
+
+
+def test_epochs_have_fractions() -> None:
+    ends = [(100.0, 1.0), (300.0, 2.0)]
+    assert epochs([0, 25, 200, 500], ends) == [0.0, 0.25, 1.5, 3.0]
+    assert epochs([5, 7], []) == [5.0, 7.0]
+    # A run resumed after its first epochs were superseded still has its clock run forwards.
+    found = epochs(range(0, 400, 7), ends)
+    assert found == sorted(found)
+
+
+def test_time_at_work_leaves_out_the_nights() -> None:
+    attempts = [(100.0, 110.0), (500.0, 520.0), (900.0, 905.0)]
+    assert elapsed([100, 105, 110, 500, 515, 900, 1000], attempts) == [0, 5, 10, 10, 25, 30, 130]
+    assert elapsed([50.0], attempts) == [0.0]
+    assert elapsed([7.0], []) == [0.0]
+
+
+# --- ticks
+
+
+@given(st.floats(-1e300, 1e300), st.floats(-1e300, 1e300), st.integers(1, 12), st.booleans())
+@example(0.0, 5e-324, 5, False)
+@example(-1.7e308, 1.7e308, 5, False)
+@example(1e9, 1e9 + 1e-3, 5, False)
+@example(0.1, 0.1 + 1e-17, 5, False)
+def test_linear_ticks_lie_within_and_are_told_apart(one: float, other: float, most: int, whole: bool) -> None:
+    low, high = sorted((one, other))
+    ticks = linear_ticks(low, high, most, whole=whole)
+    assert len(ticks) <= most
+    texts = [tick.text for tick in ticks]
+    assert len(set(texts)) == len(texts)
+    slack = (high / 2 - low / 2) * 1e-6
+    for tick in ticks:
+        assert low - slack <= tick.at <= high + slack
+        assert not whole or tick.at == int(tick.at)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "texts"),
+    [
+        (0.0, 1.0, 6, "0.0 0.2 0.4 0.6 0.8 1.0"),
+        (0.0, 1.0, 3, "0.0 0.5 1.0"),
+        (0.031, 0.049, 4, "0.035 0.040 0.045"),
+        (-2.5, 2.5, 5, "-2 -1 0 1 2"),
+        (0.0, 3e-7, 4, "0 1e-7 2e-7 3e-7"),
+        (0.0, 3e12, 4, "0 1e12 2e12 3e12"),
+        (1e6, 1e6 + 2, 3, "1.000000e6 1.000001e6 1.000002e6"),
+        (5.0, 5.0, 4, ""),
+        (0.0, INF, 4, ""),
+        (NAN, 1.0, 4, ""),
+    ],
+)
+def test_linear_ticks(low: float, high: float, most: int, texts: str) -> None:
+    assert [tick.text for tick in linear_ticks(low, high, most)] == texts.split()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "texts"),
+    [
+        (0.0, 9.5, 20, "0 1 2 3 4 5 6 7 8 9"),
+        (0.2, 0.8, 5, ""),
+        (0.0, 1_200_000.0, 4, "0 500k 1M"),
+        (2000.0, 8000.0, 4, "2k 4k 6k 8k"),
+    ],
+)
+def test_whole_ticks(low: float, high: float, most: int, texts: str) -> None:
+    assert [tick.text for tick in linear_ticks(low, high, most, whole=True)] == texts.split()
+
+
+@given(st.floats(1e-300, 1e300), st.floats(1e-300, 1e300), st.integers(1, 12))
+def test_log_ticks_lie_within(one: float, other: float, most: int) -> None:
+    low, high = sorted((one, other))
+    ticks = log_ticks(low, high, most)
+    assert len(ticks) <= most
+    for tick in ticks:
+        assert low * (1 - 1e-6) <= tick.at <= high * (1 + 1e-6)
+    if high >= 100 * low:
+        assert ticks
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "most", "texts"),
+    [
+        (0.9, 1100.0, 5, "1 10 100 1000"),
+        (0.9, 12.0, 5, "1 2 5 10"),
+        (0.9, 12.0, 3, "1 3 10"),
+        (2.0, 6.0, 6, "2 5"),
+        (2.1, 4.4, 4, "2.5 3.0 3.5 4.0"),
+        (1e-12, 1.0, 4, "1e-12 1e-8 1e-4 1"),
+        (0.0, 1.0, 4, ""),
+        (-1.0, 1.0, 4, ""),
+    ],
+)
+def test_log_ticks(low: float, high: float, most: int, texts: str) -> None:
+    assert [tick.text for tick in log_ticks(low, high, most)] == texts.split()
+
+
+@pytest.mark.parametrize(
+    ("high", "most", "texts"),
+    [
+        (1.0, 6, "0.0s 0.2s 0.4s 0.6s 0.8s 1.0s"),
+        (50.0, 6, "0 10s 20s 30s 40s 50s"),
+        (200.0, 4, "0 1m 2m 3m"),
+        (7200.0, 5, "0 30m 1h 1h30m 2h"),
+        (86400.0 * 12, 4, "0 5d 10d"),
+    ],
+)
+def test_time_ticks(high: float, most: int, texts: str) -> None:
+    assert [tick.text for tick in time_ticks(0.0, high, most)] == texts.split()
+
+
+def test_texts() -> None:
+    assert [span_text(s) for s in (0.25, 59, 61, 3600, 90_000, -90)] == [
+        "0.25s",
+        "59s",
+        "1m1s",
+        "1h",
+        "1d1h",
+        "-1m30s",
+    ]
+    assert [count_text(n) for n in (0, 999, 1000, 1500, 2e9)] == ["0", "999", "1k", "1.5k", "2G"]
+    texts = [number_text(v) for v in (NAN, INF, -INF, 0.0, 0.12345, 12345.6, 123456.0, 1.5e-5, -2e-300)]
+    assert texts == ["NaN", "inf", "-inf", "0", "0.1235", "12346", "1.23e5", "1.5e-5", "-2e-300"]

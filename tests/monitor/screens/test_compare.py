@@ -1,0 +1,243 @@
+"""Comparing runs: curves in one plot, values, and what their configurations differ in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from burnt.monitor.app import MonitorApp
+from burnt.monitor.data.runs import Library
+from burnt.monitor.plotting.chart_widget import Chart
+from burnt.monitor.plotting.curves import LOOKS, PALETTE
+from burnt.monitor.screens.compare import CompareScreen, differences, looks
+from burnt.monitor.ui.table import Rows
+from burnt.train.store import RunWriter, Series
+
+
+def make(root: Path, count: int = 3) -> None:
+    for number in range(count):
+        config = {"model": {"hidden": 64 if number else 32, "layers": 2}, "seed": number}
+        with RunWriter.create(root / f"run-{number}", config=config) as run:
+            for step in range(1, 41):
+                run.log(step, 1 + step // 20, {"loss": 2.0 / step + number, "rate": 0.1}, split="train")
+            run.log(20, 1, {"loss": 1.5 + number, "accuracy": 0.5 + number / 10}, split="valid")
+            run.event("epoch", 20, epoch=1)
+            run.log(40, 2, {"loss": 1.0 + number}, split="valid")
+            run.event("epoch", 40, epoch=2)
+
+
+def drive(
+    root: Path,
+    test: Callable[[MonitorApp, Pilot[None], CompareScreen], Awaitable[None]],
+    size: tuple[int, int] = (120, 36),
+) -> None:
+    async def main() -> None:
+        app = MonitorApp(Library([root]))
+        async with app.run_test(size=size) as pilot:
+            await app.settled(30)
+            screen = CompareScreen(sorted(app.library.views, key=lambda view: view.label))
+            app.push_screen(screen)
+            await pilot.pause()
+            await app.settled(30)
+            await test(app, pilot, screen)
+
+    asyncio.run(main())
+
+
+async def press(app: MonitorApp, pilot: Pilot[None], *keys: str) -> None:
+    for key in keys:
+        await pilot.press(key)
+        await app.settled(30)
+
+
+def text(widget: Any) -> str:
+    return "\n".join(widget.render_line(y).text.rstrip() for y in range(widget.size.height))
+
+
+def test_runs_lie_in_one_plot_with_their_values(tmp_path: Path) -> None:
+    make(tmp_path)
+
+    async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
+        chart = screen.query_one(Chart)
+        assert chart.view.title == "valid/loss"
+        assert [curve.label for curve in chart.view.curves] == ["run-0", "run-1", "run-2"]
+        assert [list(curve.ys) for curve in chart.view.curves] == [[1.5, 1.0], [2.5, 2.0], [3.5, 3.0]]
+        assert len({curve.color for curve in chart.view.curves}) == 3
+        shown = text(chart)
+        assert "1 run-0" in shown
+        assert {row[-1] for row in shown.splitlines() if row[-2:-1] == " "} >= {"1", "2", "3"}
+        values = text(screen.query_one("#values", Rows)).splitlines()
+        assert values[1].split()[1:7] == ["1", "run-0", "✓", "finished", "1.0000", "40"]
+        assert "★ 1.0000" in values[1]
+        assert "★" not in values[2]
+
+    drive(tmp_path, test)
+
+
+def test_only_differing_keys_are_listed(tmp_path: Path) -> None:
+    make(tmp_path)
+
+    async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
+        rows = text(screen.query_one("#configs", Rows)).splitlines()
+        assert [row.split() for row in rows if row.strip()] == [
+            ["differs", "in", "1", "2", "3"],
+            ["model.hidden", "32", "64", "64"],
+            ["seed", "0", "1", "2"],
+        ]
+
+    drive(tmp_path, test)
+
+
+def test_the_metric_is_chosen_by_key_and_by_name(tmp_path: Path) -> None:
+    make(tmp_path)
+
+    async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
+        chart = screen.query_one(Chart)
+        seen = []
+        for _ in range(4):
+            seen.append(chart.view.title)
+            await press(app, pilot, "m")
+        assert seen == ["valid/loss", "train/loss", "valid/accuracy", "train/rate"]
+        await press(app, pilot, "M")
+        assert chart.view.title == "train/rate"
+        assert "★" not in text(screen.query_one("#values", Rows)), "nobody knows which rate is better"
+        await press(app, pilot, "slash", "a", "c", "c")
+        assert chart.view.title == "valid/accuracy"
+        values = text(screen.query_one("#values", Rows)).splitlines()
+        assert "★ 0.7000" in values[3]
+        await press(app, pilot, "x", "enter")
+        assert chart.has_focus
+        assert screen.metric == Series("accuracy", "valid")
+
+    drive(tmp_path, test)
+
+
+def test_axes_smoothing_and_size(tmp_path: Path) -> None:
+    make(tmp_path, 2)
+
+    async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
+        chart = screen.query_one(Chart)
+        await press(app, pilot, "x")
+        assert chart.view.x == "epoch"
+        assert list(chart.view.curves[0].xs) == [1.0, 2.0]
+        await press(app, pilot, "x", "y", "s")
+        assert chart.view[1:4] == ("time", True, 0.6)
+        height = chart.size.height
+        await press(app, pilot, "f")
+        assert chart.size.height > height
+        await press(app, pilot, "f", "escape")
+        assert not isinstance(app.screen, CompareScreen)
+
+    drive(tmp_path, test)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+def test_eight_runs_have_room(tmp_path: Path, size: tuple[int, int]) -> None:
+    make(tmp_path, 8)
+
+    async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
+        chart = screen.query_one(Chart)
+        assert len({curve.color for curve in chart.view.curves}) == 8
+        assert any(0x2800 < ord(c) < 0x2900 for c in text(chart))
+        values = text(screen.query_one("#values", Rows))
+        assert all(f"run-{number}" in values for number in range(8))
+        assert "seed" in text(screen.query_one("#configs", Rows))
+
+    drive(tmp_path, test, size)
+
+
+def test_a_run_that_cannot_be_read_or_lacks_the_metric_is_no_trouble(tmp_path: Path) -> None:
+    make(tmp_path, 2)
+    with RunWriter.create(tmp_path / "run-other") as run:
+        run.log(1, 1, {"perplexity": 3.0})
+    (tmp_path / "run-z").mkdir()
+    (tmp_path / "run-z" / "run.db").write_bytes(b"not a database at all")
+
+    async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
+        values = text(screen.query_one("#values", Rows))
+        assert "unreadable" in values
+        assert "run-other" in values
+        assert "★ 1.0000" in values
+
+    drive(tmp_path, test)
+
+
+def test_runs_without_metrics(tmp_path: Path) -> None:
+    for name in "ab":
+        RunWriter.create(tmp_path / name).close("finished")
+
+    async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
+        assert "no metric has been written yet" in text(screen.query_one(Chart))
+        await press(app, pilot, "m", "slash", "q", "escape")
+        assert "no run has a configuration" in text(screen.query_one("#configs", Rows))
+
+    drive(tmp_path, test)
+
+
+def test_new_values_appear(tmp_path: Path) -> None:
+    run = RunWriter.create(tmp_path / "live")
+    run.log(1, 1, {"loss": 1.0})
+    run.flush()
+    make(tmp_path, 1)
+
+    async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
+        await press(app, pilot, "slash", "t", "r", "a", "i", "n", "enter")
+        run.log(2, 1, {"loss": 0.25})
+        run.flush()
+        await app.settled(30)
+        curve = next(c for c in screen.query_one(Chart).view.curves if c.label == "live")
+        assert list(curve.ys) == [1.0, 0.25]
+
+    drive(tmp_path, test)
+    run.close("finished")
+
+
+def test_configurations_differ_by_dotted_key() -> None:
+    configs = [{"a": {"b": 1, "c": {"d": [1]}}}, {"a": {"b": 1, "c": {"d": [2]}}, "e": None}, {"a": 5}]
+    assert differences(configs) == {
+        "a.b": ["1", "1", None],
+        "a.c.d": ["[1]", "[2]", None],
+        "e": [None, "null", None],
+        "a": [None, None, "5"],
+    }
+    assert differences([{}, {}]) == {}
+
+
+def test_runs_look_as_they_always_do_and_later_ones_have_other_lines() -> None:
+    views: Any = [SimpleNamespace(colour=number) for number in (3, 11, 0, 35)]
+    found = looks(views)
+    assert found[:3] == [(PALETTE[3], "solid"), (PALETTE[3], "dashed"), (PALETTE[0], "solid")]
+    assert found[3] == LOOKS[1]  # its own is that of the first
+    assert len(set(found)) == 4
+
+
+def test_zooming_reads_finer_points(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        with RunWriter.create(tmp_path / name) as run:
+            for step in range(1, 20_001):
+                run.log(step, 1, {"loss": (step * 7919 % 1000) / 1000})
+
+    def within(screen: CompareScreen) -> list[int]:
+        view = screen.query_one(Chart).view
+        first, last = view.range_x or (0, 20_000)
+        return [sum(first <= x <= last for x in curve.xs) for curve in view.curves]
+
+    async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
+        chart = screen.query_one(Chart)
+        whole = len(chart.view.curves[0].xs)
+        chart.zoom((5_000.0, 5_400.0))
+        coarse = within(screen)
+        await press(app, pilot, "plus")
+        assert chart.view.range_x is not None
+        assert all(fine > 4 * before for fine, before in zip(within(screen), coarse, strict=True))
+        await press(app, pilot, "x")  # another axis has no such part
+        await press(app, pilot, "x", "x")
+        assert len(chart.view.curves[0].xs) == whole
+
+    drive(tmp_path, test)

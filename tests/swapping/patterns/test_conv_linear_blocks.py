@@ -1,0 +1,709 @@
+"""Blocks in the manner of torchvision, timm and Hugging Face, swapped as wholes, beside themselves."""
+
+import copy
+import pickle
+import random
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import prune
+
+import burnt
+from burnt.errors import SwapError
+from burnt.swapping.patterns import conv_linear_blocks, hf_layers
+
+IMAGES = 2, 8, 9, 7
+
+
+@pytest.fixture(autouse=True)
+def library(monkeypatch):
+    """The classes below are of a library whose blocks are tried."""
+    for module in (conv_linear_blocks, hf_layers):
+        monkeypatch.setattr(module, "LIBRARIES", (__name__.partition(".")[0],))
+
+
+class Residual(nn.Module):
+    """torchvision's form: an activation that is used twice, and a shortcut with layers."""
+
+    def __init__(self, channels, made, stride=1, act=nn.ReLU):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, made, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(made)
+        self.relu = act()
+        self.conv2 = nn.Conv2d(made, made, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(made)
+        self.downsample = None
+        if stride > 1 or channels != made:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(channels, made, 1, stride, bias=False), nn.BatchNorm2d(made)
+            )
+
+    def forward(self, x):
+        identity = x
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        if self.downsample is not None:
+            identity = self.downsample(x)
+        out += identity
+        return self.relu(out)
+
+
+class Idle(nn.Module):
+    """timm's form: places for layers that do nothing here, an activation for each step, and a gate."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(channels, channels, 3, 1, 1), nn.BatchNorm2d(channels)
+        self.drop, self.act1 = nn.Identity(), nn.SiLU(inplace=True)
+        self.conv2, self.bn2 = nn.Conv2d(channels, channels, 1), nn.BatchNorm2d(channels)
+        self.gate = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, channels, 1), nn.Sigmoid())
+        self.gate.forward = lambda x, gate=self.gate: x * nn.Sequential.forward(gate, x)
+        self.act2 = nn.ReLU()
+
+    def forward(self, x):
+        made = self.act1(self.drop(self.bn1(self.conv1(x))))
+        made = self.gate(self.bn2(self.conv2(made)))
+        return self.act2(made + x)
+
+
+class Inverted(nn.Module):
+    """What comes in is added to what a chain of convolutions makes, and nothing follows."""
+
+    def __init__(self, channels):
+        super().__init__()
+        wide = 2 * channels
+        self.expand, self.bn1, self.act = nn.Conv2d(channels, wide, 1), nn.BatchNorm2d(wide), nn.ReLU6()
+        self.deep = nn.Conv2d(wide, wide, 3, padding=1, groups=wide)
+        self.bn2, self.narrow, self.bn3 = (
+            nn.BatchNorm2d(wide),
+            nn.Conv2d(wide, channels, 1),
+            nn.BatchNorm2d(channels),
+        )
+
+    def forward(self, x):
+        made = self.act(self.bn2(self.deep(self.act(self.bn1(self.expand(x))))))
+        return self.bn3(self.narrow(made)) + x
+
+
+class FeedForward(nn.Module):
+    """A transformer's, with layers that drop."""
+
+    def __init__(self, size=6, p=0.5):
+        super().__init__()
+        self.fc1, self.act, self.drop1 = nn.Linear(size, 4 * size), nn.GELU(), nn.Dropout(p)
+        self.fc2, self.drop2 = nn.Linear(4 * size, size), nn.Dropout(p)
+
+    def forward(self, hidden):
+        return self.drop2(self.fc2(self.drop1(self.act(self.fc1(hidden)))))
+
+
+def chain():
+    return nn.Sequential(
+        nn.Conv2d(8, 6, 3), nn.BatchNorm2d(6), nn.Hardswish(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 4, 1), nn.BatchNorm2d(4), nn.Sigmoid(), nn.Conv2d(4, 3, 1), nn.ReLU(), nn.Flatten(),
+    )  # fmt: skip
+
+
+def same():
+    """Convolutions whose padding is a word."""
+    return nn.Sequential(
+        nn.Conv2d(8, 6, (3, 5), padding="same", dilation=2), nn.BatchNorm2d(6), nn.ReLU(),
+        nn.Conv2d(6, 4, 3, stride=2, padding="valid"), nn.BatchNorm2d(4), nn.ReLU(),
+    )  # fmt: skip
+
+
+# The block, and the layers that become part of its kernels.
+BLOCKS = {
+    "residual": (lambda: Residual(8, 8), {"conv1", "bn1", "relu", "conv2", "bn2"}),
+    "residual with a shortcut": (lambda: Residual(8, 6, 2), {"conv1", "bn1", "relu", "conv2", "bn2"}),
+    "residual with GELU": (lambda: Residual(8, 8, act=nn.GELU), {"conv1", "bn1", "relu", "conv2", "bn2"}),
+    "idle layers": (lambda: Idle(8), {"conv1", "bn1", "drop", "act1", "conv2", "bn2"}),
+    "inverted": (lambda: Inverted(8), {"expand", "bn1", "act", "deep", "bn2", "narrow", "bn3"}),
+    "chain": (chain, {"0", "1", "2", "4", "5", "7", "8"}),
+    "padding by words": (same, {"0", "1", "2", "3", "4", "5"}),
+}
+
+
+def trained(model):
+    """With statistics as of a training, that tell one layer from another."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean.normal_(0, 0.3)
+            module.running_var.uniform_(0.5, 2)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, 0, 0.3)
+    return model.eval()
+
+
+def close(made, wanted):
+    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last], ids=["first", "last"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_evaluated_it_gives_the_same(always, name, form):
+    make, inside = BLOCKS[name]
+    model = trained(make()).to(memory_format=form)
+    x = torch.randn(IMAGES).to(memory_format=form)
+    with torch.no_grad():
+        wanted = model(x)
+        report = burnt.swap(model, mode="infer", verify=x)
+        assert "" in report.swapped, report
+        parts = {row.path for row in report.rows if row.state == "part" and "." not in row.path}
+        assert parts == inside & {row.path for row in report.rows}, report
+        before = x.clone()
+        close(model(x), wanted)
+        assert torch.equal(x, before)
+        smaller = torch.randn(1, 8, 11, 5).to(memory_format=form)
+        made = model(smaller)
+        burnt.unswap(model)
+        close(made, model(smaller))
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_tails_are_part_of_kernels(always, name, monkeypatch):
+    make, inside = BLOCKS[name]
+    model = trained(make())
+    called, plain = [], {}
+
+    def forward(self, *args):
+        called.append(self)
+        return plain[type(self)](self, *args)
+
+    with torch.no_grad():
+        burnt.swap(model, mode="infer", verify=torch.randn(IMAGES))
+        for cls in {type(module) for module in model.children()}:
+            plain[cls] = cls.forward
+            monkeypatch.setattr(cls, "forward", forward)
+        model(torch.randn(IMAGES))
+    named = {name for name, module in model.named_children() if any(module is c for c in called)}
+    assert named == {name for name, _ in model.named_children()} - inside
+
+
+def test_changed_statistics_are_noticed(always):
+    model = trained(Residual(8, 8)).to(memory_format=torch.channels_last)
+    x = torch.randn(IMAGES).to(memory_format=torch.channels_last)
+    with torch.no_grad():
+        burnt.swap(model, mode="infer", verify=x)
+        model(x)
+        model.bn1.running_mean.add_(1)
+        model.conv2.weight.mul_(2)
+        model.bn2.weight = nn.Parameter(torch.rand(8))
+        made = model(x)
+        burnt.unswap(model)
+        close(made, model(x))
+
+
+def test_trained_it_is_the_original(always):
+    model = trained(Residual(8, 6, 2))
+    plain = copy.deepcopy(model)
+    x = torch.randn(IMAGES)
+    with torch.no_grad():
+        burnt.swap(model, mode="infer", verify=x)
+    for each in (model, plain):
+        each.train()
+        each(x).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        close(ours.grad, theirs.grad)
+    for ours, theirs in zip(model.buffers(), plain.buffers(), strict=True):
+        close(ours, theirs)
+    # With fixed statistics and gradients, too.
+    for each in (model, plain):
+        each.eval()
+        each.zero_grad()
+        each(x).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        close(ours.grad, theirs.grad)
+
+
+def test_to_train_its_layers_are_the_places(always):
+    model = Residual(8, 8)
+    report = burnt.swap(model, mode="train", verify=torch.randn(IMAGES))
+    assert report.swapped == ["conv1", "bn1", "conv2", "bn2"]
+
+
+def test_exchanged_layers_are_called(always):
+    model = trained(Residual(8, 8))
+    x = torch.randn(IMAGES)
+    with torch.no_grad():
+        burnt.swap(model, mode="infer", verify=x)
+        model.bn1 = nn.Identity()
+        made = model(x)
+        burnt.unswap(model)
+        close(made, model(x))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_swapped(always, copied):
+    model = trained(Residual(8, 8))
+    x = torch.randn(IMAGES)
+    with torch.no_grad():
+        wanted = model(x)
+        burnt.swap(model, mode="infer", verify=x)
+        again = copied(model)
+        close(again(x), wanted)
+        burnt.unswap(again)
+        assert torch.equal(again(x), wanted)
+
+
+@pytest.mark.parametrize("mode", ["train", "infer"])
+@pytest.mark.parametrize("act", [nn.GELU(), nn.GELU("tanh"), nn.ReLU(), nn.SiLU()], ids=repr)
+def test_feed_forward(always, act, mode):
+    model, x = FeedForward(p=0.0), torch.randn(3, 5, 6, requires_grad=True)
+    model.act = act
+    wanted = model(x)
+    gradients = torch.autograd.grad(wanted.square().sum(), [x, *model.parameters()])
+    report = burnt.swap(model, mode=mode, verify=x.detach())
+    assert "" in report.swapped
+    assert {row.path for row in report.rows if row.state == "part"} == {"fc1", "act"} & {
+        r.path for r in report.rows
+    }
+    made = model(x)
+    close(made, wanted)
+    found = torch.autograd.grad(made.square().sum(), [x, *model.parameters()])
+    for ours, theirs in zip(found, gradients, strict=True):
+        close(ours, theirs)
+
+
+def test_layers_that_drop_do(always):
+    model, x = FeedForward(), torch.randn(3, 6)
+    torch.manual_seed(1)
+    wanted = model(x)
+    burnt.swap(model, only="feed_forward", verify=x)
+    torch.manual_seed(1)
+    close(model(x), wanted)
+    assert (wanted == 0).any()
+
+
+class Inline(FeedForward):
+    def forward(self, hidden):
+        return self.fc2(F.dropout(self.act(self.fc1(hidden)), 0.5, self.training))
+
+
+class Scaled(FeedForward):
+    def forward(self, hidden):
+        return self.fc2(0.5 * self.act(self.fc1(hidden)))
+
+
+class Turned(FeedForward):
+    def forward(self, hidden):
+        return self.fc2(self.act(self.fc1(hidden)).transpose(0, 1)).transpose(0, 1)
+
+
+class AsLong(FeedForward):
+    def forward(self, hidden):
+        for _ in range(hidden.shape[0]):
+            hidden = self.fc2(self.act(self.fc1(hidden)))
+        return hidden
+
+
+class Looked(FeedForward):
+    def forward(self, hidden):
+        made = self.fc1(hidden)
+        return self.fc2(self.act(made)) + self.fc2(made)
+
+
+class Squeezed(FeedForward):
+    def forward(self, hidden):
+        return self.fc2(self.act(self.fc1(hidden)).squeeze())
+
+
+class FirstOf(FeedForward):
+    def forward(self, hidden):
+        return self.fc2(self.act(self.fc1(hidden[:, 0] if hidden.dim() == 4 else hidden)))
+
+
+class Clamped(FeedForward):
+    def forward(self, hidden):
+        return self.fc2(self.act(self.fc1(hidden.clamp(-50, 50))))
+
+
+class Cleaned(FeedForward):
+    def forward(self, hidden):
+        return self.fc2(self.act(self.fc1(hidden.nan_to_num())))
+
+
+class Detached(FeedForward):
+    def forward(self, hidden):
+        return self.fc2(self.act(self.fc1(hidden)).detach())
+
+
+class Frozen(FeedForward):
+    def forward(self, hidden):
+        with torch.no_grad():
+            made = self.act(self.fc1(hidden))
+        return self.fc2(made)
+
+
+class Wide(FeedForward):
+    def forward(self, hidden):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.fc2(self.act(self.fc1(hidden)))
+
+
+class AtRandom(FeedForward):
+    def forward(self, hidden):
+        return hidden if self.training and torch.rand(()) < 0 else super().forward(hidden)
+
+
+class AtPythonsRandom(FeedForward):
+    def forward(self, hidden):
+        return hidden if random.random() < 0 else super().forward(hidden)
+
+
+class Weighed(FeedForward):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.alpha = nn.Parameter(torch.zeros(1))
+
+    def forward(self, hidden):
+        return hidden + self.alpha * super().forward(hidden)
+
+
+MORE = [Inline, Scaled, Turned, AsLong, Looked, Squeezed, FirstOf, Clamped, Cleaned, Detached, Frozen, Wide]
+
+
+@pytest.mark.parametrize("cls", [*MORE, AtRandom, AtPythonsRandom, Weighed])
+def test_what_does_more_is_left_to_its_layers(always, cls):
+    model, x = cls(p=0.0).eval(), torch.randn(3, 4, 6)
+    wanted = model(x)
+    report = burnt.swap(model, mode="infer", verify=x)
+    assert "" not in [row.path for row in report.rows]
+    tolerance = 1e-2 if cls is Wide else 1e-5
+    torch.testing.assert_close(model(x), wanted, rtol=tolerance, atol=tolerance)
+
+
+def test_ones_own_classes_are_not_tried(always, monkeypatch):
+    monkeypatch.setattr(conv_linear_blocks, "LIBRARIES", ("torch",))
+    assert "" not in [row.path for row in burnt.swap(FeedForward()).rows]
+    assert "" in [row.path for row in burnt.swap(nn.Sequential(nn.Linear(3, 4), nn.ReLU())).rows]
+
+
+def test_trying_leaves_no_trace():
+    class Counting(FeedForward):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def forward(self, hidden):
+            self.seen.append(hidden)
+            random.random(), torch.rand(1)
+            return super().forward(hidden)
+
+    model = Counting()
+    states = random.getstate(), torch.get_rng_state()
+    burnt.swap(model)
+    assert not model.seen
+    assert random.getstate() == states[0]
+    assert torch.equal(torch.get_rng_state(), states[1])
+
+
+def test_other_arguments_go_to_the_original(always):
+    class Masked(FeedForward):
+        def forward(self, hidden, mask=None):
+            made = super().forward(hidden)
+            return made if mask is None else made * mask
+
+    model, x = Masked(p=0.0), torch.randn(3, 6)
+    wanted = model(x)
+    assert "" in burnt.swap(model, verify=x).swapped
+    close(model(hidden=x), wanted)
+    close(model(x, torch.zeros(1)), torch.zeros(3, 6))
+
+
+def test_settings_of_the_block_count(always):
+    class Set(FeedForward):
+        scale = 1.0
+
+        def __init__(self):
+            super().__init__(p=0.0)
+            self.scale = 1.0
+
+        def forward(self, hidden):
+            return super().forward(hidden * self.scale)
+
+    model, x = Set(), torch.randn(3, 6)
+    assert "" in burnt.swap(model, verify=x).swapped
+    model.scale = 2.0
+    made = model(x)
+    burnt.unswap(model)
+    close(made, model(x))
+
+
+def test_recorded_and_transformed_calls_are_the_originals(always):
+    model, x = trained(Residual(8, 8)), torch.randn(IMAGES)
+    plain = copy.deepcopy(model)
+    with torch.no_grad():
+        burnt.swap(model, mode="infer", verify=x)
+        weights = {name: torch.stack([p, 2 * p]) for name, p in plain.named_parameters()}
+
+        def call(given, of):
+            return torch.func.functional_call(of, given, (x,))
+
+        made, wanted = (torch.vmap(lambda w, of=of: call(w, of))(weights) for of in (model, plain))
+        close(made, wanted)
+        for factor in range(20):
+            other = {"bn1.weight": torch.full((8,), float(factor))}
+            close(call(other, model), call(other, plain))
+        model.bn1.weight.data.mul_(3)
+        plain.bn1.weight.data.mul_(3)
+        model.conv2.weight.data.mul_(3)
+        plain.conv2.weight.data.mul_(3)
+        close(model(x), plain(x))
+        close(torch.jit.trace(model, (x,))(x), plain(x))
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last], ids=["first", "last"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_what_is_no_number_stays(always, name, form):
+    model = trained(BLOCKS[name][0]()).to(memory_format=form)
+    x = torch.randn(IMAGES).to(memory_format=form)
+    with torch.no_grad():
+        burnt.swap(model, mode="infer", verify=x)
+        x[1, 2, 3, 4] = torch.nan
+        made = model(x)
+        burnt.unswap(model)
+        assert made.isnan().any()
+        assert torch.equal(made.isnan(), model(x).isnan())
+
+
+def test_under_inference_mode_and_autocast(always):
+    model, x = trained(Residual(8, 8)).to(memory_format=torch.channels_last), torch.randn(IMAGES)
+    with torch.inference_mode():
+        wanted = model(x)
+        assert "" in burnt.swap(model, mode="infer", verify=x).swapped
+        close(model(x), wanted)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        made = model(x)
+        burnt.unswap(model)
+        assert made.dtype == model(x).dtype
+        torch.testing.assert_close(made, model(x), rtol=0.05, atol=0.05)
+
+
+def test_bfloat16(always):
+    model, x = trained(Residual(8, 8)).bfloat16(), torch.randn(IMAGES).bfloat16()
+    with torch.no_grad():
+        wanted = model(x)
+        assert "" in burnt.swap(model, mode="infer", verify=x).swapped
+        torch.testing.assert_close(model(x), wanted, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("cast", [False, True], ids=["bfloat16", "autocast"])
+def test_feed_forward_in_16_bits(always, cast):
+    model, x = FeedForward(p=0.0), torch.randn(32, 6)
+    if not cast:
+        model, x = model.bfloat16(), x.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        wanted = model(x)
+        assert "" in burnt.swap(model, verify=x).swapped
+        made = model(x)
+    assert made.dtype == wanted.dtype == torch.bfloat16
+    torch.testing.assert_close(made, wanted, rtol=0.05, atol=0.05)
+
+
+def test_one_image_without_a_batch(always):
+    model = trained(nn.Sequential(nn.Conv1d(8, 8, 3, padding=1), nn.BatchNorm1d(8), nn.ReLU()))
+    with torch.no_grad():
+        burnt.swap(model, mode="infer", verify=torch.randn(2, 8, 8))
+        x = torch.randn(8, 8)
+        made = model(x)
+        burnt.unswap(model)
+        close(made, model(x))
+
+
+class Projection(nn.Module):
+    """Two convolutions whose norms are added up."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv2, self.bn2, self.act = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU()
+
+    def forward(self, x):
+        return self.act(self.bn1(self.conv1(x)) + self.bn2(self.conv2(x)))
+
+
+class Gated(nn.Module):
+    """What is added is broadcast, after a layer that works in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.conv, self.bn = nn.SiLU(inplace=True), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.bn(self.conv(x)) + self.pool(x)
+
+
+@pytest.mark.parametrize("cls", [Projection, Gated])
+def test_sums(always, cls):
+    model, x = trained(cls()), torch.randn(IMAGES)
+    with torch.no_grad():
+        wanted = model(x.clone())
+        assert "" in burnt.swap(model, mode="infer", verify=x.clone()).swapped
+        close(model(x), wanted)
+
+
+def test_what_works_in_place_below(always):
+    class Below(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.bn, self.act = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU()
+            self.pre = nn.Sequential(nn.ReLU(inplace=True), nn.Conv2d(8, 8, 1))
+
+        def forward(self, x):
+            made, other = self.conv(x), self.pre(x)
+            return self.act(self.bn(made) + other)
+
+    model, x = trained(Below()), torch.randn(IMAGES)
+    with torch.no_grad():
+        report = burnt.swap(model, mode="infer", verify=x.abs())
+        assert "" not in [row.path for row in report.rows]
+
+
+def test_what_is_changed_in_place_and_read_again(always):
+    class Before(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act, self.conv, self.bn = nn.ReLU(inplace=True), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8)
+
+        def forward(self, x):
+            return self.bn(self.conv(self.act(x))) + x
+
+    model = trained(Before())
+    x = torch.randn(IMAGES)
+    with torch.no_grad():
+        wanted = model(x.clone())
+        report = burnt.swap(model, mode="infer", verify=x.clone())
+        assert "" not in [row.path for row in report.rows]
+        close(model(x), wanted)
+
+
+def hooked(model):
+    model.act.register_forward_hook(lambda module, args, made: 2 * made)
+
+
+def hooked_before(model):
+    model.fc1.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+
+
+def with_own_forward(model):
+    model.act.forward = torch.tanh
+
+
+def pruned(model):
+    prune.l1_unstructured(model.fc1, "weight", 0.5)
+
+
+def parametrized(model):
+    nn.utils.parametrizations.weight_norm(model.fc1)
+    with torch.no_grad():
+        model.fc1.parametrizations.weight.original0.mul_(2)
+
+
+def set_otherwise(model):
+    model.act.approximate = "tanh"
+
+
+def more_classes(model):
+    model.act = nn.Tanh()
+
+
+CHANGES = [hooked, hooked_before, with_own_forward, pruned, parametrized, set_otherwise, more_classes]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_changed_afterwards_counts(always, change):
+    model, x = FeedForward(p=0.0), torch.randn(3, 6)
+    burnt.swap(model, verify=x)
+    before = model(x)
+    change(model)
+    made = model(x)
+    assert not torch.equal(made, before)
+    burnt.unswap(model)
+    close(made, model(x))
+
+
+@pytest.mark.parametrize("change", [hooked, hooked_before, with_own_forward])
+def test_layers_that_somebody_changed_before(always, change):
+    model, x = FeedForward(p=0.0), torch.randn(3, 6)
+    change(model)
+    wanted = model(x)
+    report = burnt.swap(model, verify=x)
+    assert report.left[""] == "a layer in it has hooks or a forward of its own, which would not be called"
+    close(model(x), wanted)
+
+
+@pytest.mark.parametrize("skip", ["gelu", "fc1", "feed_forward"])
+def test_what_is_skipped_is_no_part(always, skip):
+    model = FeedForward(p=0.0)
+    report = burnt.swap(model, skip=skip, verify=torch.randn(3, 6))
+    assert "" not in [row.path for row in report.rows]
+    assert "fc2" in report.swapped
+
+
+def test_the_report_tells_what_is_part(always):
+    model = nn.Sequential(FeedForward(p=0.0), FeedForward(p=0.0))
+    report = burnt.swap(model, verify=torch.randn(3, 6))
+    assert report.left == {}
+    assert "4 part of these" in str(report)
+    (line,) = [line for line in str(report).splitlines() if "*.fc1" in line or "0.fc1, 1.fc1" in line]
+    assert line.endswith("of *")
+
+
+class TurnedNorm(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class OwnNorm(nn.LayerNorm):
+    def forward(self, x):
+        return F.layer_norm(x.float(), self.normalized_shape, self.weight, self.bias, self.eps).to(x.dtype)
+
+
+class InTraining(nn.LayerNorm):
+    def forward(self, x):
+        return F.dropout(super().forward(x), 0.5, self.training)
+
+
+class NoNorm(nn.LayerNorm):
+    def forward(self, x):
+        return super().forward(x) + x
+
+
+@pytest.mark.parametrize(("cls", "shape"), [(TurnedNorm, (2, 6, 5, 4)), (OwnNorm, (2, 5, 6))])
+def test_layer_norms_with_a_forward_of_their_own(always, cls, shape):
+    model, x = cls(6), torch.randn(shape, requires_grad=True)
+    nn.init.normal_(model.weight)
+    nn.init.normal_(model.bias)
+    wanted = model(x)
+    gradients = torch.autograd.grad(wanted.square().sum(), [x, *model.parameters()])
+    report = burnt.swap(model, verify=x.detach())
+    assert [(row.kind, row.state) for row in report.rows] == [("layer_norm_by_hand", "swapped")]
+    made = model(x)
+    close(made, wanted)
+    for ours, theirs in zip(
+        torch.autograd.grad(made.square().sum(), [x, *model.parameters()]), gradients, strict=True
+    ):
+        close(ours, theirs)
+
+
+@pytest.mark.parametrize("cls", [NoNorm, InTraining])
+def test_what_only_looks_like_a_layer_norm(cls):
+    assert burnt.swap(cls(6).eval()).rows == []
+
+
+def test_layer_norms_of_other_ranks_are_the_originals(always):
+    model, x = TurnedNorm(6), torch.randn(2, 6, 5, 4)
+    burnt.swap(model, verify=x)
+    with pytest.raises(RuntimeError, match="permute"):
+        model(x[0])
+    close(model(x=x), TurnedNorm(6)(x))
+
+
+def test_to_train_there_are_no_folded_norms():
+    with pytest.raises(SwapError, match="nothing that training gains from"):
+        burnt.swap(Residual(8, 8), mode="train", only="conv_block")

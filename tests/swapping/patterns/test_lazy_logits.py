@@ -1,0 +1,244 @@
+"""Language models that train without their logits."""
+
+import copy
+import functools
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import burnt
+from burnt import errors, kernels
+from burnt.swapping.patterns.lazy_logits import Logits
+from tests.swapping.patterns.test_hf_layers import (
+    TEXT,
+    TOKENS,
+    bert,
+    close,
+    gemma2,
+    gpt2,
+    llama,
+    loss_and_gradients,
+    train,
+)
+
+
+@pytest.fixture(params=[llama, gpt2, gemma2], ids=lambda build: build.__name__)
+def model(request):
+    return request.param()
+
+
+def test_the_loss_and_its_gradients_are_the_same(always, model):
+    loss, wanted = loss_and_gradients(model.train(), TEXT)
+    report = burnt.swap(model, defer_logits=True)
+    found_loss, found = loss_and_gradients(model, TEXT)
+    close(found_loss, loss)
+    for name, gradient in wanted.items():
+        close(found[name], gradient)
+    rows = {row.kind: row for row in report.rows}
+    assert (rows["head"].state, rows["loss"].state) == ("swapped", "swapped")
+    assert rows["head"].by == "kernels.linear_cross_entropy"
+    assert "head" in str(report) or "lm_head" in str(report)
+    burnt.unswap(model)
+    assert torch.equal(loss_and_gradients(model, TEXT)[0], loss)
+
+
+def test_the_logits_are_made_when_they_are_looked_at(always, monkeypatch):
+    model = llama().train()
+    wanted = model(**TEXT).logits.detach()
+    burnt.swap(model, defer_logits=True)
+    made = model(**TEXT)
+    logits = made.logits
+    made.loss.backward()
+    assert isinstance(logits, Logits)
+    assert logits._made is None
+    assert (logits.shape, logits.dtype, logits.device) == (wanted.shape, wanted.dtype, wanted.device)
+    assert "not looked at yet" in repr(logits)
+    close(logits.detach(), wanted)
+    close(torch.softmax(logits, -1), torch.softmax(wanted, -1))
+    close((2 * logits - 1)[0, :3], 2 * wanted[0, :3] - 1)
+    assert torch.equal(logits.argmax(-1), wanted.argmax(-1))
+    assert torch.equal(torch.stack([logits, logits])[1] == logits, torch.ones_like(wanted).bool())
+
+
+def test_without_labels_or_gradients_they_are_what_they_were(always):
+    model = llama()
+    wanted = model(TOKENS).logits.detach()
+    burnt.swap(model, defer_logits=True)
+    model.train()
+    close(model(TOKENS).logits + 0, wanted)
+    with torch.no_grad():
+        assert type(model(TOKENS).logits) is torch.Tensor
+    model.eval()
+    assert type(model(**TEXT).logits) is torch.Tensor
+    close(model(**TEXT).logits, wanted)
+
+
+def test_a_loss_of_ones_own_is_given_logits(always):
+    model = llama().train()
+    library = model.loss_function
+
+    def own(logits, labels, vocab_size, **_):
+        return F.cross_entropy(logits.view(-1, vocab_size)[:5], labels.view(-1)[:5])
+
+    model.loss_function = own
+    loss, wanted = loss_and_gradients(model, TEXT)
+    model.loss_function = library
+    burnt.swap(model, defer_logits=True)
+    model.loss_function = own
+    found_loss, found = loss_and_gradients(model, TEXT)
+    close(found_loss, loss)
+    close(found["lm_head.weight"], wanted["lm_head.weight"])
+
+
+@pytest.mark.parametrize("labels", ["counted", "some ignored"])
+def test_options_of_the_loss(always, labels):
+    model = llama().train()
+    batch = {**TEXT}
+    if labels == "counted":
+        batch["num_items_in_batch"] = torch.tensor(7)
+    else:
+        batch["labels"] = torch.where(TOKENS % 3 == 0, -100, TOKENS)
+    wanted = loss_and_gradients(model, batch)
+    burnt.swap(model, defer_logits=True)
+    found = loss_and_gradients(model, batch)
+    close(found[0], wanted[0])
+    close(found[1]["lm_head.weight"], wanted[1]["lm_head.weight"])
+
+
+def test_under_autocast_the_loss_is_float32(always):
+    model = llama().train()
+    twin = copy.deepcopy(model)
+    burnt.swap(model, only=["lm_head", ""], skip="linear", defer_logits=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        made, wanted = model(**TEXT), twin(**TEXT)
+        assert made.logits.dtype == wanted.logits.dtype == torch.bfloat16
+    assert made.loss.dtype == wanted.loss.dtype == torch.float32
+    close(made.loss, wanted.loss, 1e-3)
+    made.loss.backward()
+    wanted.loss.backward()
+    close(model.lm_head.weight.grad, twin.lm_head.weight.grad, 2e-3)
+    close(made.logits.float() + 0, wanted.logits.float(), 2e-2)
+
+
+def test_trained_the_losses_are_the_same(always):
+    model = llama().train()
+    twin = copy.deepcopy(model)
+    burnt.swap(twin, defer_logits=True)
+    torch.testing.assert_close(train(twin, TEXT), train(model, TEXT), rtol=2e-3, atol=2e-4)
+
+
+def test_the_loss_is_asked_for_with_the_rows_joined(always, monkeypatch):
+    seen = []
+    op = kernels.linear_cross_entropy
+
+    @functools.wraps(op)
+    def noted(*args, **kwargs):
+        seen.append(args[0].shape)
+        return op(*args, **kwargs)
+
+    monkeypatch.setattr(kernels, "linear_cross_entropy", noted)
+    model = llama().train()
+    burnt.swap(model, defer_logits=True)
+    model(**TEXT).loss.backward()
+    assert seen == [torch.Size([34, 32])]
+
+
+def test_what_has_no_such_loss_is_refused():
+    for model in (bert(), nn.Linear(2, 3)):
+        with pytest.raises(errors.SwapError, match="finds no loss that can do without logits") as told:
+            burnt.swap(model, defer_logits=True)
+        assert "kernels.linear_cross_entropy" in str(told.value)
+        burnt.swap(model)  # nothing was done
+    with pytest.raises(errors.SwapError, match="deferred in training alone"):
+        burnt.swap(llama(), mode="infer", defer_logits=True)
+
+
+def test_who_looks_first_does_not_decide_about_gradients(always):
+    model = llama().train()
+    burnt.swap(model, defer_logits=True)
+    for context in (torch.no_grad, torch.inference_mode):
+        made = model(**TEXT)
+        with context():
+            made.logits.argmax(-1)
+        assert made.logits.logsumexp(-1).requires_grad
+        made.logits.square().mean().backward()
+        assert model.lm_head.weight.grad.abs().max() > 0
+
+
+def test_logits_of_weights_that_were_changed_are_refused(always):
+    model = llama().train()
+    burnt.swap(model, defer_logits=True)
+    made = model(**TEXT)
+    seen = model(**TEXT).logits
+    before = seen.detach()
+    made.loss.backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert torch.equal(seen.detach(), before)  # looked at in time
+    with pytest.raises(
+        errors.SwapError, match="not looked at before what they are made of was changed"
+    ) as told:
+        made.logits.argmax(-1)
+    assert "without defer_logits=True" in str(told.value)
+
+
+def test_logits_with_parameters_given_for_a_call(always):
+    model = llama().train()
+    burnt.swap(model, defer_logits=True)
+    zeros = {"lm_head.weight": torch.zeros_like(model.lm_head.weight)}
+    made = torch.func.functional_call(model, zeros, (), TEXT)
+    assert float(made.logits.detach().abs().max()) == 0
+
+
+def test_views_of_logits_are_of_the_same_memory(always):
+    model = llama().train()
+    burnt.swap(model, defer_logits=True)
+    logits = model(**TEXT).logits
+    flat, rows = logits.view(-1, 64), logits.float().view(-1, 64)
+    with torch.no_grad():
+        logits.mul_(0)
+    assert float(flat.detach().abs().max()) == 0
+    assert float(rows.detach().abs().max()) == 0  # float of float32 is no copy
+
+
+def test_what_tensors_can(always):
+    model = llama().train()
+    wanted = model(**TEXT).logits.detach()
+    burnt.swap(model, defer_logits=True)
+    logits = model(**TEXT).logits
+    assert (logits.size(dim=1), logits.size(-1), logits.dim()) == (17, 64, 3)
+    assert logits.contiguous(memory_format=torch.contiguous_format).shape == wanted.shape
+    assert logits.view(torch.int32).dtype == torch.int32
+    close(abs(logits) // 1 + logits % 1, wanted.abs() // 1 + wanted % 1)
+    with pytest.raises(RuntimeError, match="ambiguous"):
+        bool(logits)
+    again = pickle.loads(pickle.dumps(model(**TEXT).logits.detach()))
+    close(again, wanted)
+    assert type(copy.deepcopy(model(**TEXT).logits.detach())) is torch.Tensor
+
+
+def test_they_are_not_deferred_where_tensors_are_wanted(always):
+    model = llama().train()
+    burnt.swap(model, defer_logits=True)
+    hook = model.lm_head.register_forward_hook(lambda *_: None)
+    assert type(model(**TEXT).logits) is torch.Tensor
+    hook.remove()
+    assert type(model(**TEXT).logits) is Logits
+
+
+def test_nothing_is_kept_by_logits_that_are_gone(always):
+    """Activations go with the output, not when the garbage is collected."""
+    model = llama().train()
+    burnt.swap(model, defer_logits=True)
+    made = model(**TEXT)
+    hidden = weakref.ref(made.logits._given[0])
+    gc.disable()
+    try:
+        del made
+        assert hidden() is None
+    finally:
+        gc.enable()
