@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from burnt import kernels
-from burnt.kernels.dispatch.selection import pick
-from burnt.kernels.interface.tuning_key import runnable
+from burnt.kernels.dispatch.selection import select_by_heuristic
+from burnt.kernels.interface.tuning_key import runnable_candidates
 from burnt.kernels.tuning import tuner
 from burnt.kernels.tuning.timers import clock_of
 
@@ -36,7 +36,7 @@ def candidates(names: list[str], device: torch.device, quick: bool) -> None:
         for args in op.example_args(device):
             for training in (False, True):
                 given = with_gradients(args) if training else list(args)
-                able = runnable(op, given)
+                able = runnable_candidates(op, given)
                 race = tuner._Race(op, given, clock_of(device), effort)
                 race.run(set())
                 rows = race.rows
@@ -46,7 +46,7 @@ def candidates(names: list[str], device: torch.device, quick: bool) -> None:
                         print(f"{name}: {row.config} {row.status}: {row.note}")
                 if not {"vendor", "generated"} <= set(ms):
                     continue
-                chosen = pick(op, given, able)[0].name
+                chosen = select_by_heuristic(op, given, able)[0].name
                 rivals = {n: t for n, t in ms.items() if n != "vendor"}
                 others = " ".join(f"{n} {t:.3f}" for n, t in rivals.items() if n != "generated")
                 wrong = "" if ms[chosen] <= 1.05 * min(ms.values()) else "  <- slower"

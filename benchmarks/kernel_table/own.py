@@ -9,9 +9,9 @@ from torch import Tensor
 
 from burnt import kernels
 from burnt.kernels.dispatch.op import Op
-from burnt.kernels.dispatch.selection import pick
+from burnt.kernels.dispatch.selection import select_by_heuristic
 from burnt.kernels.interface.binding import bound_call
-from burnt.kernels.interface.tuning_key import runnable, written
+from burnt.kernels.interface.tuning_key import format_choice, runnable_candidates
 from burnt.kernels.tuning.tuner import known_of
 
 LIBRARY = frozenset({"vendor", "onednn", "onednn packed", "float32"})
@@ -42,11 +42,13 @@ class Own:
     def _bound(self, full: tuple[Any, ...]) -> Callable[..., Any]:
         entry = self.op.chosen(*full)
         self.chosen = entry.candidate.name
-        ours = [c for c in runnable(self.op, full) if c.name not in LIBRARY]
+        ours = [c for c in runnable_candidates(self.op, full) if c.name not in LIBRARY]
         if self.chosen not in LIBRARY or not ours:
             return entry.call
-        candidate, config, *_ = known_of(entry.key).best(ours, full) or pick(self.op, full, ours)
-        self.candidate = written(candidate, config)
+        candidate, config, *_ = known_of(entry.key).best(ours, full) or select_by_heuristic(
+            self.op, full, ours
+        )
+        self.candidate = format_choice(candidate, config)
         if candidate.name == "generated":
             generated = kernels.explain(self.op, *full).generated
             assert generated is not None

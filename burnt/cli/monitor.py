@@ -80,9 +80,9 @@ def run(
         from burnt.train.priority import give_way
 
         give_way()
-    from burnt.monitor.data.runs import Library
+    from burnt.monitor.data.runs import RunLibrary
 
-    library = Library(folders)
+    library = RunLibrary(folders)
     if svg is not None and shape is not None:
         from burnt.monitor.snapshot_svg import write_picture
 

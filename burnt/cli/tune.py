@@ -286,7 +286,7 @@ def _old(rows: Sequence[Row]) -> set[str]:
     What an op is that is not imported here, or has candidates that are not, the rows measured last say.
     """
     from burnt.kernels import OPS
-    from burnt.kernels.interface.tuning_key import sources
+    from burnt.kernels.interface.tuning_key import source_hash
 
     last: dict[str, Row] = {}
     known: dict[tuple[str, str], bool] = {}  # whether all candidates of rows of one op and sources are here
@@ -295,7 +295,7 @@ def _old(rows: Sequence[Row]) -> set[str]:
         last[row.op] = max(last.get(row.op, row), row, key=lambda r: r.at)
         here = op is not None and row.config.partition(" {")[0] in op.candidates
         known[row.op, row.sources] = here and known.get((row.op, row.sources), True)
-    now = {name: sources(OPS[name]) for name in last if name in OPS}
+    now = {name: source_hash(OPS[name]) for name in last if name in OPS}
     return {
         row.key
         for row in rows
@@ -369,7 +369,7 @@ def _machine(device: str) -> str:
     """How the names of a device's machine begin: one device, or where there is none, its kind."""
     import torch
 
-    from burnt.kernels.interface.tuning_key import machine
+    from burnt.kernels.interface.tuning_key import machine_name
 
     try:
         kind = torch.device(device).type
@@ -380,7 +380,7 @@ def _machine(device: str) -> str:
         on = _device(device)
     except UsageError:
         return f"{kind} "
-    return machine(on.type, on.index or 0)
+    return machine_name(on.type, on.index or 0)
 
 
 def load(path: str) -> int:

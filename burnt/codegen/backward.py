@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
-from burnt.codegen.frontend.trace import PLANNING, Traced, is_random, trace, unsuited
-from burnt.codegen.runtime.compiled_plan import CompiledPlan, fault, told, told_plan
+from burnt.codegen.frontend.trace import PLANNING, Traced, is_random, trace, why_unsupported
+from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
 from burnt.codegen.schedule.saved_tensors import taking
 from burnt.errors import CacheError, UnsupportedError
 
@@ -124,14 +124,14 @@ def _made(
             plan = CompiledPlan(traced, constants, f"{forward.name}_backward", forward.target, forward.device)
         except (UnsupportedError, RecursionError) as error:
             # A dtype, say, that only the derivative has, or expressions nested too deeply.
-            told(f"{forward.name}_backward", f"the plain function's gradients: {error}")
+            debug_log(f"{forward.name}_backward", f"the plain function's gradients: {error}")
             return None
         except CacheError:
             raise  # of a folder that cannot be trusted
         except Exception as error:  # of any kind: a fault of ours must not stop what torch can run
-            fault(f"{forward.name}'s backward", error)
+            warn_fallback(f"{forward.name}'s backward", error)
             return None
-        told_plan(plan)
+        debug_log_plan(plan)
         return BackwardPlan(plan, constants)
 
 
@@ -189,7 +189,7 @@ def _derived(
             traced, general = trace(backward, [*examples, *(0.5 for _ in of.numbers)])
     except Exception:  # of any kind: what cannot be traced, torch can still differentiate as it goes
         return None
-    if not general or unsuited(traced) is not None:
+    if not general or why_unsupported(traced) is not None:
         return None  # a derivative that depends on what a number is (x**s at 0) is torch's matter, too
     drawn = [sum(map(is_random, t.graph.graph.nodes)) for t in (of, traced)]
     if drawn[0] != drawn[1]:

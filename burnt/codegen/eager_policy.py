@@ -5,11 +5,11 @@ gradient is wanted, runs as it is. What it takes for that is here and nowhere el
 times of torch's kernel and of ours with one thread of a Zen 4. Within larger functions these ops are
 lowered like all others, and by `fuse(single=True)` they are always.
 
-Single nodes of a larger function run as torch's call where `torch_is_best` says so. A gradient of maxima is
-gathered where it is generated: an element asks every window that it is in whether it is the largest. torch
-scatters: it adds one number for each window to zeros. It has the fewer steps, and they are slower only than
-those of vectors, which windows of few elements in long rows are made of: 2 x 2 and 3 x 3 in rows of 192 are
-1.1 to 5 times as fast gathered, 5 x 5, or rows of 56, 0.3 to 0.8 times.
+Single nodes of a larger function run as torch's call where `why_eager_is_faster` says so. A gradient of
+maxima is gathered where it is generated: an element asks every window that it is in whether it is the
+largest. torch scatters: it adds one number for each window to zeros. It has the fewer steps, and they are
+slower only than those of vectors, which windows of few elements in long rows are made of: 2 x 2 and 3 x 3 in
+rows of 192 are 1.1 to 5 times as fast gathered, 5 x 5, or rows of 56, 0.3 to 0.8 times.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from burnt.codegen.frontend.trace import Traced, calls
+from burnt.codegen.frontend.trace import Traced, trace_composite_calls
 from burnt.codegen.lower.pooling import POOLS, Adaptive, Even, windows_of
 
-__all__ = ["Served", "served", "torch_is_best"]
+__all__ = ["EagerCalls", "eager_calls", "why_eager_is_faster"]
 
 _MOST_NODES = 40  # of a graph in which any of these ops is taken apart
 # Of windows whose gradient is gathered: elements of an axis, steps between them, and elements of a row.
@@ -35,7 +35,7 @@ _MOST_UNEVEN = 16
 _LARGE = 1 << 16  # elements: of fewer, torch's call takes less than some tens of microseconds
 
 
-class Served(NamedTuple):
+class EagerCalls(NamedTuple):
     """A function that torch's own kernels serve.
 
     Args:
@@ -49,7 +49,7 @@ class Served(NamedTuple):
     why: str
 
 
-def served(fn: Callable[..., Any], args: Sequence[Any], traced: Traced) -> Served | None:
+def eager_calls(fn: Callable[..., Any], args: Sequence[Any], traced: Traced) -> EagerCalls | None:
     """What serves a function on a CPU in place of kernels, or None.
 
     Args:
@@ -62,7 +62,7 @@ def served(fn: Callable[..., Any], args: Sequence[Any], traced: Traced) -> Serve
     large = any(t.numel() >= _LARGE for t in given)
     if not large or len(traced.graph.graph.nodes) > _MOST_NODES or traced.changed:
         return None
-    graph = calls(fn, args, traced).graph
+    graph = trace_composite_calls(fn, args, traced).graph
     nodes = [
         n for n in graph.nodes if n.op == "call_function" and isinstance(n.target, torch._ops.OpOverload)
     ]
@@ -74,7 +74,7 @@ def served(fn: Callable[..., Any], args: Sequence[Any], traced: Traced) -> Serve
     why = rule(nodes[0], x)
     made = [n.meta["val"] for n in graph.find_nodes(op="output")[0].all_input_nodes]
     moved = sum(t.numel() * t.dtype.itemsize for t in (*given, *made))
-    return None if why is None else Served(names, moved, why)
+    return None if why is None else EagerCalls(names, moved, why)
 
 
 def _row(node: Node, x: Tensor) -> int:
@@ -150,7 +150,7 @@ _RULES: dict[tuple[str, ...], _Rule] = {
 }
 
 
-def torch_is_best(node: torch.fx.Node) -> str | None:
+def why_eager_is_faster(node: torch.fx.Node) -> str | None:
     """Why a node is better torch's own call on a CPU, or None."""
     pool = POOLS.get(node.target)
     if pool is None:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from burnt.codegen.backward import derived_plan
 from burnt.codegen.function import Function, Planned
-from burnt.codegen.ir import Buffer, Fold, Kernel, Online, Running, Store, walk
+from burnt.codegen.ir import Buffer, Kernel, OnlineReduction, ReductionStep, ScanStep, Store, walk
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
 from burnt.codegen.runtime.target import Built
 from burnt.codegen.runtime.targets import TARGETS
@@ -235,14 +235,14 @@ def _ops(kernel: Kernel) -> list[str]:
     """The ops of a kernel, each once: a fold and the store after it compute the same chain in loops apart."""
     names: dict[str, None] = {}
     for step in kernel.steps:
-        element = step.element if isinstance(step, Online) else None
+        element = step.element if isinstance(step, OnlineReduction) else None
         exprs = walk([element or (step.value if isinstance(step, Store) else step.body)])
         names |= dict.fromkeys(e.op for e in exprs if e.op not in _NO_OPS)
-        if isinstance(step, Online):
+        if isinstance(step, OnlineReduction):
             names[f"online {step.reduction.kind}"] = None
-        elif isinstance(step, Fold):
+        elif isinstance(step, ReductionStep):
             names[step.reduction.kind] = None
-        elif isinstance(step, Running):
+        elif isinstance(step, ScanStep):
             names[f"running {step.scan.kind}"] = None
     return list(names)
 

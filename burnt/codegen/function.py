@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from burnt import _torch
 from burnt.codegen.backward import Differentiable, derive
-from burnt.codegen.eager_policy import Served, served
+from burnt.codegen.eager_policy import EagerCalls, eager_calls
 from burnt.codegen.frontend.captures import (
     SIMPLE,
     captures,
@@ -33,13 +33,13 @@ from burnt.codegen.frontend.captures import (
     unsuited_callable,
     unsuited_captures,
 )
-from burnt.codegen.frontend.guards import Likeness, Recent, likeness
-from burnt.codegen.frontend.trace import PLANNING, Dissolving, is_random, trace, unsuited
+from burnt.codegen.frontend.guards import Guard, InlineCache, build_guard
+from burnt.codegen.frontend.trace import PLANNING, InlinedWhenTraced, is_random, trace, why_unsupported
 from burnt.codegen.ir import Kernel
-from burnt.codegen.lower.matmul import why_apart
+from burnt.codegen.lower.matmul import why_not_fused
 from burnt.codegen.precision import precision
 from burnt.codegen.runtime.c_backend import C
-from burnt.codegen.runtime.compiled_plan import CompiledPlan, fault, told, told_plan
+from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
 from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.targets import target_of
 from burnt.codegen.schedule.saved_tensors import Saved, returning, worth_saving
@@ -58,9 +58,10 @@ class Planned(NamedTuple):
     """What is known for a signature: a plan, or why the plain function runs.
 
     `held` keeps alive what the function captured, as the signature knows it by its address. `by_value`: the
-    function looks at its numbers, and the plan is right for these alone. `served`: by which calls of torch's
-    own, where the plain function runs because it is nothing else. `wants_gradient`: whether a tensor does,
-    given or captured. `places`: where what is captured was found, and `identities`: what it is known by.
+    function looks at its numbers, and the plan is right for these alone. `eager_calls`: by which calls of
+    torch's own, where the plain function runs because it is nothing else. `wants_gradient`: whether a tensor
+    does, given or captured. `places`: where what is captured was found, and `identities`: what it is known
+    by.
     """
 
     forward: CompiledPlan | None
@@ -68,13 +69,13 @@ class Planned(NamedTuple):
     held: list[Any]
     plain: str | None = None
     by_value: bool = False
-    served: Served | None = None
+    served: EagerCalls | None = None
     wants_gradient: bool = False
     places: Sequence[tuple[Any, str]] = ()
     identities: Sequence[Any] = ()
 
 
-class Function(Dissolving):
+class Function(InlinedWhenTraced):
     """A function of tensors and numbers that runs as few kernels as the schedule finds.
 
     Args:
@@ -113,7 +114,7 @@ class Function(Dissolving):
         self._integers: Counter[tuple[Any, ...]] = Counter()
         self._plain_ones: dict[tuple[Any, ...], Planned] = {}
         self._unknown: set[tuple[type, ...]] = set()
-        self._recent: Recent[Planned] = Recent()
+        self._recent: InlineCache[Planned] = InlineCache()
         self._origin: Function | None = None
         functools.update_wrapper(self, fn)
         _FUNCTIONS.add(self)
@@ -142,14 +143,14 @@ class Function(Dissolving):
             self._recent.put(args, self._likeness(planned, args), planned)
         return self._run_planned(planned, args)
 
-    def _likeness(self, planned: Planned, args: Sequence[Any]) -> Likeness | None:
+    def _likeness(self, planned: Planned, args: Sequence[Any]) -> Guard | None:
         """What tells a call like one with these arguments, for which this was planned."""
         names = dict.fromkeys([f"argument_{i}" for i in range(len(args))], inspect.Parameter.empty)
         dtype = torch.get_default_dtype()
         answers: list[tuple[Callable[[], object], object]] = [(torch.get_default_dtype, dtype)]
         if planned.places:
             answers.append((functools.partial(_identities, planned.places), planned.identities))
-        return likeness(names, args, answers)
+        return build_guard(names, args, answers)
 
     def _run_planned(self, planned: Planned, args: Sequence[Any]) -> Any:
         """The result by what is known for the arguments."""
@@ -292,7 +293,7 @@ class Function(Dissolving):
                     # Another thread may be looking it up: taken out of a copy.
                     self._entries = dict(list(self._entries.items())[_MOST_PLANS // 2 :])
                     self._integers.clear()
-                    self._recent = Recent()
+                    self._recent = InlineCache()
                 if not by_value:
                     entry = entry._replace(places=places, identities=identities)
                 self._entries[signature] = entry
@@ -312,7 +313,7 @@ class Function(Dissolving):
     def _made(self, args: Sequence[Any], tensors: Sequence[Tensor], held: list[Any]) -> Planned:
         target = self.target or (target_of(tensors[0].device) if tensors else C)
         if self.lowered and self.target is None and isinstance(target, Target) and target.products:
-            target = dataclasses.replace(target, products=why_apart)
+            target = dataclasses.replace(target, products=why_not_fused)
         reason = target if isinstance(target, str) else None
         reason = reason or unsuited_callable(self.fn) or self._unsuited(tensors) or unsuited_captures(held)
         if isinstance(target, str) or reason is not None:
@@ -322,7 +323,7 @@ class Function(Dissolving):
         except Exception as error:  # of any kind: the plain function either raises it too, or can run
             return self._plain(f"it cannot be traced: {_why_untraceable(error)}", held)
         captured = [getattr(traced.graph, name) for name in traced.captured]
-        reason = self._unsuited(captured) or unsuited(traced)
+        reason = self._unsuited(captured) or why_unsupported(traced)
         given = [*tensors, *captured]
         wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in given)
         with_gradients = any(fact is not None and fact[1] for fact in traced.results)
@@ -332,7 +333,9 @@ class Function(Dissolving):
             reason = "it changes an argument in place, with gradients"
         if reason is not None:
             return self._plain(reason, held)
-        found = None if self.lowered or wants_gradient or target is not C else served(self.fn, args, traced)
+        found = (
+            None if self.lowered or wants_gradient or target is not C else eager_calls(self.fn, args, traced)
+        )
         if found is not None:
             return Planned(None, captured, held, found.why, served=found)
         device = tensors[0].device if tensors else torch.device("cpu")
@@ -348,7 +351,7 @@ class Function(Dissolving):
         except CacheError:
             raise  # of a folder that cannot be trusted
         except Exception as error:  # of any kind: a fault of ours must not stop what torch can run
-            return self._plain(fault(self.name, error), held)
+            return self._plain(warn_fallback(self.name, error), held)
         reason = _random_call(forward) if wants_gradient else None
         if reason is not None:
             return self._plain(reason, held)
@@ -365,13 +368,13 @@ class Function(Dissolving):
                 ),
                 hint="see burnt.explain for what ends each group",
             )
-        told_plan(forward)
+        debug_log_plan(forward)
         return Planned(forward, captured, held, by_value=not general)
 
     def _plain(self, reason: str, held: list[Any]) -> Planned:
         if self.single:
             raise FusionError(f"{self.name} does not come out as one kernel", found=reason)
-        told(self.name, f"the plain function runs: {reason}")
+        debug_log(self.name, f"the plain function runs: {reason}")
         return Planned(None, [], held, reason)
 
     def _unsuited(self, tensors: Sequence[Tensor]) -> str | None:

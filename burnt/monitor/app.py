@@ -24,7 +24,7 @@ from textual.screen import Screen
 from textual.timer import Timer
 
 from burnt.monitor.data.refresher import Refresher, Source
-from burnt.monitor.data.runs import Library, RunView
+from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.format import clean
 from burnt.monitor.screens.run_list import RunsScreen
 from burnt.monitor.terminal_handoff import AttachedDriver, Attachment
@@ -81,7 +81,7 @@ class MonitorApp(App[None]):
 
     def __init__(
         self,
-        library: Library,
+        library: RunLibrary,
         *,
         fps: float = 2.0,
         attached: int | None = None,

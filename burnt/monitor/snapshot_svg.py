@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from burnt.errors import RunError
 from burnt.monitor.app import MonitorApp
-from burnt.monitor.data.runs import Library
+from burnt.monitor.data.runs import RunLibrary
 
 __all__ = ["write_picture"]
 
@@ -20,7 +20,7 @@ _PATIENCE_SECONDS = 30.0
 
 
 def write_picture(
-    library: Library, path: str | os.PathLike[str], size: tuple[int, int], keys: tuple[str, ...] = ()
+    library: RunLibrary, path: str | os.PathLike[str], size: tuple[int, int], keys: tuple[str, ...] = ()
 ) -> None:
     """Run the app unseen, press keys, and save what it shows.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from burnt.errors import BurntError
 from burnt.monitor.data.event_text import event_text
-from burnt.monitor.data.runs import Library, RunView
+from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.format import age_text, clean, clock_text, duration_text, label, progress_text, value_text
 
 __all__ = ["lines", "state"]
@@ -44,7 +44,7 @@ def state(folders: Sequence[str | os.PathLike[str]]) -> list[dict[str, Any]]:
 
 
 def _read(folders: Sequence[str | os.PathLike[str]]) -> list[RunView]:
-    library = Library(folders)
+    library = RunLibrary(folders)
     library.refresh(look=True)
     if len(library.views) == 1:
         library.views[0].follow()

@@ -20,7 +20,7 @@ from burnt.swapping.patterns import (  # noqa: F401  these define kinds
     torch_sequence_layers,
 )
 from burnt.swapping.report import Report
-from burnt.swapping.site import Plan, Site, put_back, site_of, start
+from burnt.swapping.site import Site, SwapPlan, restore_class, site_of, start
 
 __all__ = ["as_arguments", "swap", "unswap"]
 
@@ -102,7 +102,7 @@ def swap(
             "logits are deferred in training alone", expected="mode='train'", found="mode='infer'"
         )
     heads = _heads(model) if defer_logits else {}
-    plan = Plan(mode)
+    plan = SwapPlan(mode)
     wanted = _chosen(model, only, "only")
     unwanted = _chosen(model, skip, "skip") if skip is not None else set()
     asked = [k for k in KINDS.values() if not (k.inference and mode == "train")]
@@ -207,7 +207,7 @@ def unswap(model: nn.Module) -> None:
     for module in model.modules():
         found |= module.__dict__.pop(_MARK, None) is not None
         if is_swapped(module):
-            put_back(module)
+            restore_class(module)
             found = True
         elif site_of(module) is not None:
             raise SwapError(

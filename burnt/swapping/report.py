@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from burnt.swapping.site import Plan, Site
+from burnt.swapping.site import Site, SwapPlan
 
 __all__ = ["Report", "Row", "in_ms"]
 
@@ -88,7 +88,7 @@ class Report:
         excluded: how many places `only` and `skip` of `swap` have left out.
     """
 
-    def __init__(self, plan: Plan, others: dict[str, int], excluded: int = 0) -> None:
+    def __init__(self, plan: SwapPlan, others: dict[str, int], excluded: int = 0) -> None:
         self.mode = plan.mode
         self.others = others
         self._excluded = excluded

@@ -18,7 +18,7 @@ from burnt.kernels.interface.checks import all_strided
 from burnt.swapping.kind import KINDS, Kind, is_swapped, original_class
 from burnt.swapping.measure import Finding, checked, measured, signature_of
 
-__all__ = ["Plan", "Site", "place_in_holder", "put_back", "site_of", "start"]
+__all__ = ["Site", "SwapPlan", "restore_class", "site_in_holder", "site_of", "start"]
 
 State = Literal["waiting", "swapped", "part", "left"]
 
@@ -28,7 +28,7 @@ _SITE, _MADE = "_burnt_site", "_burnt_made"
 
 
 @dataclass(eq=False)
-class Plan:
+class SwapPlan:
     """What all places of one `swap` share: the mode, what was measured, by signature, and the places."""
 
     mode: Literal["train", "infer"]
@@ -53,7 +53,7 @@ class Site:
     path: str
     layer: str
     kind: Kind
-    plan: Plan
+    plan: SwapPlan
     state: State = "waiting"
     why: str | None = None
     error: float | None = None
@@ -67,13 +67,13 @@ def start(module: nn.Module, site: Site, *, settled: bool = False) -> None:
     """Give a module the class that waits for its first call; `settled`: that calls burnt's, unmeasured."""
     module.__dict__[_SITE] = site
     original: Any = type(module)
-    _become(module, _class_of(original, site.kind, settled))
+    set_class(module, _class_of(original, site.kind, settled))
 
 
 _holder: ContextVar[nn.Module | None] = ContextVar("holder", default=None)
 
 
-def place_in_holder(made: nn.Module, key: Any) -> nn.Module:
+def site_in_holder(made: nn.Module, key: Any) -> nn.Module:
     """What a method has made while it runs, as a place of the module that it belongs to.
 
     Args:
@@ -107,14 +107,14 @@ def site_of(module: nn.Module) -> Site | None:
     return found
 
 
-def put_back(module: nn.Module) -> None:
+def restore_class(module: nn.Module) -> None:
     """Give a module its own class back."""
-    _become(module, original_class(module))
+    set_class(module, original_class(module))
     module.__dict__.pop(_SITE, None)
     module.__dict__.pop(_MADE, None)
 
 
-def _become(module: nn.Module, cls: type[nn.Module]) -> None:
+def set_class(module: nn.Module, cls: type[nn.Module]) -> None:
     # What nn.Module's own setter would look up first is of no use for a class.
     object.__setattr__(module, "__class__", cls)
 
@@ -214,7 +214,7 @@ def _waiting(kind: Kind, original: Any, theirs: Callable[..., Any]) -> Callable[
         if site is not None and site.state == "waiting" and _computes(self, args, kwargs):
             site.why = _why_not_settled(self, kind)
             if site.why is None:
-                _settle(self, args, kwargs)
+                measure_and_decide(self, args, kwargs)
             else:
                 site.state = "left"
         # Whoever kept this function calls what the place has become, and never itself by the method's name.
@@ -242,7 +242,7 @@ def _computes(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     )
 
 
-def _settle(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def measure_and_decide(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Measure original and swapped for a call, and give the module the class of the better one."""
     site = site_of(module)
     assert site is not None
@@ -253,13 +253,13 @@ def _settle(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     refused = None if kind.why_not_call is None else kind.why_not_call(module, *args, **kwargs)
     if refused is not None:
         site.state, site.why = "left", refused
-        put_back(module)
+        restore_class(module)
         return
     try:
         classes = original, _class_of(original, kind, True)
     except Exception as error:  # of any kind: its method is somebody's own
         site.state, site.why = "left", f"cannot be swapped: {type(error).__name__}: {error}"
-        put_back(module)
+        restore_class(module)
         return
     key, site.shape = signature_of(module, kind.name, args, kwargs)
     train = plan.mode == "train"
@@ -285,8 +285,8 @@ def _settle(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             if part is not None and part.state != "swapped":
                 part.state, part.why = "part", f"of {site.path or 'the model'}"
                 if is_swapped(layer):
-                    put_back(layer)
-        _become(module, classes[1])
+                    restore_class(layer)
+        set_class(module, classes[1])
     else:
         site.state = "left"
-        put_back(module)
+        restore_class(module)

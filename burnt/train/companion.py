@@ -1,4 +1,4 @@
-"""`Companion`: the full-screen monitor beside a training, as a process of its own that has the terminal.
+"""`MonitorProcess`: the full-screen monitor beside a training, as a process of its own that has the terminal.
 
 The training is the parent and never waits for its child: a daemon thread does. However the child ends (left
 by a key, crashed, killed, hung, its terminal closed), that thread gives the terminal back to the training,
@@ -31,7 +31,7 @@ import burnt
 from burnt.train.priority import give_way
 from burnt.train.terminal import LentTerminal
 
-__all__ = ["Companion"]
+__all__ = ["MonitorProcess"]
 
 LOOK_SECONDS = 1.0
 SILENT_LOOKS = (
@@ -58,7 +58,7 @@ def app_command() -> list[str]:
     return [sys.executable, "-P", "-m", "burnt", "monitor"]
 
 
-class Companion:
+class MonitorProcess:
     """Opens the monitor on a run, in the terminal of this process; made on the main thread.
 
     Args:

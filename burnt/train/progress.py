@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from burnt.errors import RunError, UnsupportedError
-from burnt.train.companion import Companion
+from burnt.train.companion import MonitorProcess
 from burnt.train.duration import Position
 from burnt.train.store import RunWriter
 from burnt.train.terminal import no_full_screen, no_terminal
@@ -238,7 +238,7 @@ class MonitorReporter(PlainReporter):
 
     def __init__(self) -> None:
         super().__init__(sys.stdout)
-        self._companion: Companion | None = None
+        self._companion: MonitorProcess | None = None
         self._writer: RunWriter | None = None
         self._unsaid: deque[str] = deque(maxlen=_UNSAID)
         self._hurry = False
@@ -251,7 +251,7 @@ class MonitorReporter(PlainReporter):
         """The title, and the monitor."""
         super().start(title, position, epochs, steps)
         assert self._writer is not None
-        self._companion = Companion(self._writer.folder, printed=self._printed, returned=self._returned)
+        self._companion = MonitorProcess(self._writer.folder, printed=self._printed, returned=self._returned)
         self._companion.open()
 
     def message(self, text: str) -> None:

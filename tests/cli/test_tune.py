@@ -10,7 +10,7 @@ import torch
 from burnt import kernels
 from burnt.cli import main
 from burnt.kernels.interface.candidate import Alternative
-from burnt.kernels.interface.tuning_key import machine, sources
+from burnt.kernels.interface.tuning_key import machine_name, source_hash
 from burnt.kernels.tuning.database import Row, Store, read_table
 
 
@@ -31,7 +31,7 @@ def example():
     return negated
 
 
-SILU = f"silu|{sources(kernels.silu)}|cpu|inference|x=float32 1d row 1x64"
+SILU = f"silu|{source_hash(kernels.silu)}|cpu|inference|x=float32 1d row 1x64"
 ROWS = [
     Row(SILU, "vendor", "ok", 2.0),
     Row(SILU, "generated", "ok", 1.0),
@@ -105,7 +105,7 @@ def test_run_says_what_is_wrong_with_a_module(capsys, desk):
 
 
 def test_rows_of_sources_that_are_no_more_are_marked(capsys, example):
-    now = sources(example)
+    now = source_hash(example)
     keys = {name: f"negated|{name}|m|inference|x" for name in (now, "before", "theirs", "longago")}
     Store().add(
         [
@@ -223,7 +223,7 @@ def test_run_lists_what_was_left_out(capsys, example, monkeypatch):
 
 
 def test_export_of_a_device(capsys, desk):
-    here = machine("cpu")
+    here = machine_name("cpu")
     Store().add([*ROWS, ROWS[0]._replace(key=f"silu|a|{here}|inference|x=float32 1d row 1x64")])
     assert main(["tune", "export", "out.json", "--device", "cpu"]) == 0
     assert [row.machine for row in read_table(desk / "out.json")] == [here]

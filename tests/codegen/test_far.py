@@ -18,11 +18,11 @@ import pytest
 from torch import Tensor
 
 from burnt.codegen.function import Function, Planned
-from burnt.codegen.ir import Buffer, Ix, Kernel, Split, Store, Var, places, walk
+from burnt.codegen.ir import Buffer, IndexExpr, Kernel, Split, Store, Var, index_exprs, walk
 from burnt.codegen.render.c.kernel import print_kernels
 from burnt.codegen.render.metal.kernel import print_kernel as print_metal
-from burnt.codegen.render.shape_params import plain
-from burnt.codegen.render.triton.configs import pick
+from burnt.codegen.render.shape_params import with_constant_sizes
+from burnt.codegen.render.triton.configs import select_config
 from burnt.codegen.runtime import c_library
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.c_compiler import find_compiler
@@ -66,7 +66,7 @@ def corners(loops: Sequence[Var]) -> Iterator[dict[Var, int]]:
         yield dict(zip(loops, ends, strict=True))
 
 
-def worked_out(place: Ix, at: dict[Var, int], seen: list[int]) -> int:
+def worked_out(place: IndexExpr, at: dict[Var, int], seen: list[int]) -> int:
     """An index; `seen` gets every number on the way."""
     total = place.const
     for atom, factor in place.terms.items():
@@ -89,7 +89,7 @@ def farthest(kernel: Kernel) -> int:
         loops = (*kernel.outer, *step.inner)
         most = max(most, math.prod(v.extent for v in kernel.outer), math.prod(v.extent for v in step.inner))
         indices = [
-            ix for e in walk([step.value if isinstance(step, Store) else step.body]) for ix in places(e)
+            ix for e in walk([step.value if isinstance(step, Store) else step.body]) for ix in index_exprs(e)
         ]
         indices += [step.place] if isinstance(step, Store) else []
         for index in dict.fromkeys(indices):
@@ -104,7 +104,7 @@ def farthest(kernel: Kernel) -> int:
 
 
 def check_c(kernels: list[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int], folder: Path) -> None:
-    text = plain(print_kernels(kernels, buffers, numbers))
+    text = with_constant_sizes(print_kernels(kernels, buffers, numbers))
     assert not re.search(
         r"\b(int|int32_t|uint32_t|unsigned|long) (i\d+|block|end|next|tile|chunk|turn)\b", text
     )
@@ -126,11 +126,11 @@ def check_c(kernels: list[Kernel], buffers: Sequence[Buffer], numbers: Sequence[
 
 
 def check_triton(kernels: list[Kernel], *_: object) -> None:
-    from burnt.codegen.render.triton.kernel import form_of, print_kernel
+    from burnt.codegen.render.triton.kernel import print_kernel, structure_of
     from tests.codegen.render.triton.addresses import check, launches_of
 
     for kernel in kernels:
-        made = print_kernel(kernel, pick(form_of(kernel)))
+        made = print_kernel(kernel, select_config(structure_of(kernel)))
         assert all(f.programs < 2**31 for f in made.functions), "more programs than a grid takes"
         if kernel.product is None and farthest(kernel) >= 2**31:
             for line in made.text.splitlines():
@@ -154,7 +154,7 @@ def check_metal(kernels: list[Kernel], buffers: Sequence[Buffer], numbers: Seque
         except UnsupportedError:
             continue  # float64, or more tensors than Metal binds
         for dispatch in made:
-            text = plain(dispatch.text)
+            text = with_constant_sizes(dispatch.text)
             assert max(dispatch.threads) < 2**32, f"more threads than a grid counts\n{text}"
             if farthest(kernel) >= 2**31:
                 assert dispatch.wide, text

@@ -13,7 +13,7 @@ import torch
 from burnt import errors, kernels
 from burnt.codegen.precision import rounding
 from burnt.kernels.interface.tuning_key import tuning_key
-from burnt.kernels.tuning.accuracy import Truth
+from burnt.kernels.tuning.accuracy import ReferenceResult
 
 NAMES = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "flex32": "medium"}
 
@@ -99,6 +99,8 @@ def test_only_what_multiplies_may_be_coarse() -> None:
     """A candidate of a sum that is off by a thousandth is wrong, however float32 is multiplied."""
     x, w = torch.randn(16, 64), torch.randn(64, 64)
     with kernels.multiplying("flex32"):
-        off = Truth(kernels.softmax, (x, -1, None)).wrong(lambda x, *_: torch.softmax(x, -1) * 1.001)
+        off = ReferenceResult(kernels.softmax, (x, -1, None)).wrong(
+            lambda x, *_: torch.softmax(x, -1) * 1.001
+        )
         assert off is not None
-        assert Truth(kernels.matmul, (x, w)).wrong(lambda a, b: (a @ b) * 1.001) is None
+        assert ReferenceResult(kernels.matmul, (x, w)).wrong(lambda a, b: (a @ b) * 1.001) is None

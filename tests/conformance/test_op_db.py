@@ -22,7 +22,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils import _pytree as pytree
 
-from burnt.codegen.frontend.trace import Dissolving, trace, unsuited
+from burnt.codegen.frontend.trace import InlinedWhenTraced, trace, why_unsupported
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime.c_compiler import find_compiler
@@ -91,7 +91,7 @@ def _wide(leaf: Any) -> Any:
     return leaf
 
 
-class Together(Dissolving):
+class Together(InlinedWhenTraced):
     """Several samples as one function."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
@@ -149,7 +149,7 @@ def _planned(function: Function, args: list[Any]) -> bool:
         traced, _ = trace(of_tensors, [a for a in args if isinstance(a, Tensor)])
     except Exception:  # of any kind: the plain function runs
         return False
-    if unsuited(traced) is not None:
+    if why_unsupported(traced) is not None:
         return False
     nodes = [node.target for node in traced.graph.graph.nodes if node.op == "call_function"]
     if any(torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()) for target in nodes):

@@ -78,8 +78,8 @@ def product(name: str, changes: dict[str, Any], device: torch.device, *, offset:
     import triton
 
     from burnt.codegen.function import Function
-    from burnt.codegen.render.triton.configs import pick
-    from burnt.codegen.render.triton.matmul_config import HOPPER, ProductForm, variants
+    from burnt.codegen.render.triton.configs import select_config
+    from burnt.codegen.render.triton.matmul_config import HOPPER, MatmulStructure, neighbouring_configs
     from burnt.codegen.runtime.triton_backend import TRITON
     from burnt.codegen.runtime.triton_compile_pool import can_specialize_warps
     from burnt.codegen.runtime.triton_launch import build
@@ -96,12 +96,12 @@ def product(name: str, changes: dict[str, Any], device: torch.device, *, offset:
     refused: list[str] = []  # an exception would make the function run as plain torch
 
     def choose(form: Any) -> Any:
-        config = pick(form, HOPPER)
-        if not isinstance(form, ProductForm):
+        config = select_config(form, HOPPER)
+        if not isinstance(form, MatmulStructure):
             return config
         if changes == SPECIALIZED:
             limits = dataclasses.replace(HOPPER, specializes=True)
-            found = [c for c in variants(form, limits) if c.specialized]
+            found = [c for c in neighbouring_configs(form, limits) if c.specialized]
             if not found:
                 refused.append("no configuration with specialized warps is offered for it")
             return found[0] if found else config
@@ -141,7 +141,7 @@ def flash(size: int, options: dict[str, Any], dtype: torch.dtype, device: torch.
     from burnt.codegen.render.triton.matmul_config import HOPPER
     from burnt.kernels.ops.attention import flash_triton
     from burnt.kernels.ops.attention.flash import problem_of
-    from burnt.kernels.ops.attention.flash_config import pick
+    from burnt.kernels.ops.attention.flash_config import select_config
 
     definition = kernels.dot_product_attention.reference
     shapes = (2, 8, 517, size), (2, 2, 517, size), (2, 2, 517, size), (2, 8, 517, size)
@@ -154,7 +154,7 @@ def flash(size: int, options: dict[str, Any], dtype: torch.dtype, device: torch.
 
     def ours() -> Sequence[Tensor]:
         problem = problem_of(q, k, **options)
-        blocks = pick(size, dtype.itemsize, HOPPER, scored=problem.score is not None)
+        blocks = select_config(size, dtype.itemsize, HOPPER, scored=problem.score is not None)
         out, lse = flash_triton.forward(q, k, v, problem, blocks)
         found = flash_triton.backward(grad_out, q, k, v, out, lse, problem, blocks)
         return [out, *(t for t in found if t is not None)]

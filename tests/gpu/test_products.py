@@ -18,7 +18,7 @@ from torch.nn import functional as F
 import burnt
 from burnt import kernels
 from burnt.kernels.interface.binding import bound_call
-from burnt.kernels.interface.tuning_key import runnable
+from burnt.kernels.interface.tuning_key import runnable_candidates
 from burnt.swapping import measure
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
@@ -88,7 +88,7 @@ def test_attention_with_options_and_grouped_queries(
     judged(with_gradients(lambda *qkv: ATTENTION(*qkv, **there), narrow), eager, exact, dtype)
     leaves = [t.detach().requires_grad_() for t in narrow]
     args = ATTENTION.bound(leaves, there)
-    able = {c.name: c for c in runnable(ATTENTION, args)}
+    able = {c.name: c for c in runnable_candidates(ATTENTION, args)}
     del able["generated"]  # tests/gpu/test_tuning.py has those
     assert {"vendor", "tiled"} | ({"flash"} if device.type == "cuda" else set()) <= able.keys()
     for candidate in able.values():

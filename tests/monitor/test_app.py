@@ -26,7 +26,7 @@ from textual.widgets import Input
 from burnt.monitor import app as app_module
 from burnt.monitor import snapshot_text
 from burnt.monitor.app import MonitorApp
-from burnt.monitor.data.runs import Checkpoint, Library
+from burnt.monitor.data.runs import Checkpoint, RunLibrary
 from burnt.monitor.plotting.chart_widget import Chart
 from burnt.monitor.screens import run as run_module
 from burnt.monitor.screens.compare import CompareScreen
@@ -45,7 +45,7 @@ from burnt.monitor.ui.dialogs import (
     TooSmallScreen,
 )
 from burnt.monitor.ui.keymap import APP, CHART, LIST, RUNS
-from burnt.monitor.ui.table import Rows
+from burnt.monitor.ui.table import Table
 from burnt.monitor.ui.theme import LIGHT
 from burnt.train.store import RunWriter
 from burnt.train.store.control import Inbox
@@ -93,7 +93,7 @@ def use(
     """Open the app on a folder, wait for the first picture, and do something."""
 
     async def session() -> None:
-        app = MonitorApp(Library([folder]), fps=20, **options)
+        app = MonitorApp(RunLibrary([folder]), fps=20, **options)
         async with app.run_test(size=size) as pilot:
             await app.settled(PATIENCE)
             await steps(app, pilot)
@@ -122,7 +122,7 @@ def screen_text(app: MonitorApp) -> str:
 
 def table(app: MonitorApp) -> list[str]:
     """The lines of the table that is shown, without the headings."""
-    rows = next(rows for rows in app.screen.query(Rows) if rows.region.height)
+    rows = next(rows for rows in app.screen.query(Table) if rows.region.height)
     return [rows.render_line(y).text.strip() for y in range(rows.head, rows.head + len(rows.keys))]
 
 
@@ -188,7 +188,7 @@ def test_sorting_by_key_and_by_click(runs: Path) -> None:
             await press(app, pilot, "s")
             assert "▲" in screen_text(app).splitlines()[2]
         column = screen_text(app).splitlines()[2].index("state")
-        await pilot.click(Rows, offset=(column, 0))
+        await pilot.click(Table, offset=(column, 0))
         await app.settled(PATIENCE)
         assert names(app) == ["beta", "gamma-10", "alpha", "odd"]
 
@@ -272,7 +272,7 @@ def test_a_run_opens_with_plots_and_every_pane_shows(runs: Path) -> None:
 
 def test_a_double_click_opens_a_run(runs: Path) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
-        await pilot.click(Rows, offset=(5, 2), times=2)
+        await pilot.click(Table, offset=(5, 2), times=2)
         await app.settled(PATIENCE)
         assert isinstance(app.screen, RunScreen)
         assert app.screen.view.label == "beta"
@@ -309,7 +309,7 @@ def test_events_are_filtered_and_the_newest_stays_in_sight(live: RunWriter) -> N
         live.event("learning_rate", 2, value=0.5)
         await asyncio.to_thread(live.flush)
         await until(app, lambda: len(table(app)) == 3)
-        rows = next(rows for rows in app.screen.query(Rows) if rows.region.height)
+        rows = next(rows for rows in app.screen.query(Table) if rows.region.height)
         assert (rows.cursor, "learning rate" in table(app)[0]) == (0, True)
         await press(app, pilot, "slash", *"note", "enter")
         assert len(table(app)) == 1
@@ -427,7 +427,7 @@ def test_a_search_counts_what_it_finds(live: RunWriter) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "4", "slash", *"line 1", "enter")
         assert "match 11 of 11" in screen_text(app)
-        assert app.screen.query_one(Rows).cursor == 19
+        assert app.screen.query_one(Table).cursor == 19
         await press(app, pilot, "m")
         assert "match 10 of 11" in screen_text(app)
         await press(app, pilot, "M", "M")  # the second finds none, which is said
@@ -437,7 +437,7 @@ def test_a_search_counts_what_it_finds(live: RunWriter) -> None:
         assert "  11 matches" in screen_text(app)
         await press(app, pilot, *"mmmmmmmmmmm")
         assert "match 1 of 11" in screen_text(app)
-        assert app.screen.query_one(Rows).cursor == 1
+        assert app.screen.query_one(Table).cursor == 1
         live.log_line("line 1 again")
         await asyncio.to_thread(live.flush)
         await until(app, lambda: "match 1 of 12" in screen_text(app))
@@ -471,7 +471,7 @@ def test_only_what_is_new_is_made_for_the_log_and_the_events(
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "enter", "4")
-        rows = app.screen.query_one(LogPane).query_one(Rows)
+        rows = app.screen.query_one(LogPane).query_one(Table)
         assert made == ["_cells"] * 2
         assert max(len(text) for cells in rows._rows for part in cells for text, _ in part) == 1_000
         live.log_line("third")
@@ -1133,7 +1133,7 @@ def test_what_cannot_be_shown_is_told_and_the_rest_goes_on(
                 await until(app, lambda: told(app, "of the pane"))
             await press(app, pilot, "escape", "down", "enter")
         with monkeypatch.context() as patch:
-            patch.setattr(Library, "refresh", broken)
+            patch.setattr(RunLibrary, "refresh", broken)
             await until(app, lambda: told(app, "something cannot be read: ZeroDivisionError"))
         await press(app, pilot, "6")
         assert app.is_running
@@ -1203,7 +1203,7 @@ def test_an_attached_monitor_begins_with_the_run(live: RunWriter, monkeypatch: p
     monkeypatch.setattr(app_module.Refresher, "start", lambda self: None)  # nothing is read later on
 
     async def session() -> None:
-        app = MonitorApp(Library([live.folder]), attached=4321)
+        app = MonitorApp(RunLibrary([live.folder]), attached=4321)
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
             assert isinstance(app.screen, RunScreen)
@@ -1232,14 +1232,14 @@ def test_a_disk_that_hangs_does_not_hold_up_the_keys(runs: Path, monkeypatch: py
 
     hanging = threading.Event()
     release = threading.Event()
-    refresh = Library.refresh
+    refresh = RunLibrary.refresh
 
-    def slow(self: Library, *, look: bool = False) -> bool:
+    def slow(self: RunLibrary, *, look: bool = False) -> bool:
         if hanging.is_set():
             release.wait(PATIENCE)
         return refresh(self, look=look)
 
-    monkeypatch.setattr(Library, "refresh", slow)
+    monkeypatch.setattr(RunLibrary, "refresh", slow)
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         hanging.set()

@@ -153,7 +153,7 @@ def _install_driver() -> None:
 
 def _send_to_triton() -> None:
     """Tensors on the CPU are sent to the kernels that a GPU would run."""
-    from burnt.codegen.render.triton.configs import config_of, pick
+    from burnt.codegen.render.triton.configs import parse_config, select_config
     from burnt.codegen.render.triton.matmul_config import HOPPER
     from burnt.codegen.runtime import targets, triton_launch
     from burnt.kernels.ops.rnn import layer, loop_triton
@@ -162,9 +162,9 @@ def _send_to_triton() -> None:
     def build(
         kernels: Any, buffers: Any, numbers: Any, blocks: Mapping[str, str] | None = None
     ) -> targets.Built:
-        given = {name: config_of(text) for name, text in (blocks or {}).items()}
+        given = {name: parse_config(text) for name, text in (blocks or {}).items()}
         return triton_launch.build(
-            kernels, buffers, numbers, choose=lambda form: pick(form, HOPPER), blocks=given
+            kernels, buffers, numbers, choose=lambda form: select_config(form, HOPPER), blocks=given
         )
 
     targets._build_triton = build

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from burnt.codegen.frontend.trace import Dissolving
+from burnt.codegen.frontend.trace import InlinedWhenTraced
 
 __all__ = ["SIMPLE", "captures", "content", "identity", "own", "unsuited_callable", "unsuited_captures"]
 
 _NUMBERS = frozenset({bool, int, str, type(None)})
 SIMPLE = (bool, int, str, type(None), torch.dtype, torch.device, torch.memory_format)
-_CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, Dissolving)
+_CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, InlinedWhenTraced)
 _FIXED = (*SIMPLE, *_CALLED, float, Tensor, type, types.ModuleType, enum.Enum, slice, range)
 # Packages whose modules and classes are taken as they are.
 _OURS = frozenset({"torch", "burnt"})
@@ -74,7 +74,7 @@ def captures(fn: Callable[..., Any]) -> list[tuple[Any, str]]:
         return taken
 
     def look(function: Any) -> None:
-        if isinstance(function, Dissolving):
+        if isinstance(function, InlinedWhenTraced):
             function = getattr(function, "fn", None)
         if not isinstance(function, types.FunctionType) or function.__code__ in seen:
             return
@@ -160,7 +160,7 @@ def unsuited_captures(held: Sequence[Any]) -> str | None:
     for each in held:
         if not _is_fixed(each):
             return f"it captures a {type(each).__name__}, whose changes would go unnoticed"
-        function = getattr(each, "fn", None) if isinstance(each, Dissolving) else each
+        function = getattr(each, "fn", None) if isinstance(each, InlinedWhenTraced) else each
         why = _impure(function) if isinstance(function, types.FunctionType) else None
         if why is not None:
             return why
@@ -241,7 +241,7 @@ def _has(held: Any, name: str) -> bool:
 def _is_fixed(held: Any) -> bool:
     if isinstance(held, tuple):
         # What functions inside of it capture is not looked at; those of torch and burnt are what they are.
-        inner = (types.FunctionType, Dissolving)
+        inner = (types.FunctionType, InlinedWhenTraced)
         return all(_package(c) in _OURS if isinstance(c, inner) else _is_fixed(c) for c in held)
     if isinstance(held, types.MappingProxyType):  # a table that is meant to stay as it is
         return _is_fixed(tuple(held.values()))

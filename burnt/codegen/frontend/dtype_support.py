@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["is_refused", "unless_refused"]
+__all__ = ["call_unless_unsupported", "is_dtype_unsupported"]
 
 # fmt: off
 # Of which torch computes nothing but floats.
@@ -42,7 +42,7 @@ _NO_BOOL_INPUT = frozenset(
 )
 
 
-def is_refused(op: Any, args: Iterable[Any], result: Any) -> bool:
+def is_dtype_unsupported(op: Any, args: Iterable[Any], result: Any) -> bool:
     """Whether torch would refuse a call, by its dtypes.
 
     Args:
@@ -76,12 +76,12 @@ def _where_takes(dtype: torch.dtype) -> bool:
     return True
 
 
-def unless_refused(op: Any, definition: Callable[..., Any]) -> Callable[..., Any]:
+def call_unless_unsupported(op: Any, definition: Callable[..., Any]) -> Callable[..., Any]:
     """torch's definition of a composite op in simpler ones, for what torch does not refuse."""
 
     def made(*args: Any, **kwargs: Any) -> Any:
         given = [*args, *kwargs.values()]
-        if is_refused(op, given, next((a for a in given if isinstance(a, torch.Tensor)), None)):
+        if is_dtype_unsupported(op, given, next((a for a in given if isinstance(a, torch.Tensor)), None)):
             return NotImplemented
         return definition(*args, **kwargs)
 

@@ -21,67 +21,67 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen import precision
 
-__all__ = ["Likeness", "Recent", "likeness"]
+__all__ = ["Guard", "InlineCache", "build_guard"]
 
-Likeness = Callable[..., "tuple[Any, ...] | None"]
-"""A function that is called as another one is, and says whether a call is like one before: see `likeness`."""
+Guard = Callable[..., "tuple[Any, ...] | None"]
+"""A function that is called as another one is, and says whether a call is like one before: see `build_guard`."""
 
-Serves = TypeVar("Serves")
-_MOST = 4  # calls of a form: each costs a call that is like none of them half a microsecond
-_MOST_TRIED = 32  # of a form: calls of so many kinds, or without a likeness, go by their signatures
-_MOST_FORMS = 4096
+Plan_T = TypeVar("Plan_T")
+_MAX_GUARDS = 4  # calls of a form: each costs a call that is like none of them half a microsecond
+_MAX_TRIED = 32  # of a form: calls of so many kinds, or without a likeness, go by their signatures
+_MAX_CALL_SHAPES = 4096
 
-_Form = tuple[int, torch.Size | None]
+_CallShape = tuple[int, torch.Size | None]
 
 
-class Recent(Generic[Serves]):
+class InlineCache(Generic[Plan_T]):
     """What serves the last few calls of each form: number of arguments by position, shape of the first."""
 
     __slots__ = ("calls", "tried")
 
     def __init__(self) -> None:
-        self.calls: dict[_Form, list[tuple[Likeness, Serves]]] = {}
-        self.tried: Counter[_Form] = Counter()
+        self.calls: dict[_CallShape, list[tuple[Guard, Plan_T]]] = {}
+        self.tried: Counter[_CallShape] = Counter()
 
-    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Serves, tuple[Any, ...]] | None:
+    def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Plan_T, tuple[Any, ...]] | None:
         """What serves a call that this one is like, and its arguments by position; None without one."""
         if _torch.count_function_modes():
             return None  # they would see that a tensor is asked for its shape
         try:
-            for is_like, serves in self.calls.get(_form(args), ()):
+            for is_like, serves in self.calls.get(_call_shape(args), ()):
                 given = is_like(*args, **kwargs)
                 if given is not None:
                     return serves, given
         except (TypeError, RuntimeError):
-            return None  # see `likeness`: the arguments do not fit, which the call will tell
+            return None  # see `build_guard`: the arguments do not fit, which the call will tell
         return None
 
     def wants(self, args: tuple[Any, ...]) -> bool:
         """Whether `put` is worth the work of making a likeness."""
-        form = _form(args)
-        return self.tried[form] < _MOST_TRIED and (form in self.tried or len(self.tried) < _MOST_FORMS)
+        form = _call_shape(args)
+        return self.tried[form] < _MAX_TRIED and (form in self.tried or len(self.tried) < _MAX_CALL_SHAPES)
 
-    def put(self, args: tuple[Any, ...], is_like: Likeness | None, serves: Serves) -> None:
+    def put(self, args: tuple[Any, ...], is_like: Guard | None, serves: Plan_T) -> None:
         """Remember what serves a call, if there is a likeness of it, and forget the oldest of its form."""
-        form = _form(args)
+        form = _call_shape(args)
         self.tried[form] += 1
-        if self.tried[form] >= _MOST_TRIED:
+        if self.tried[form] >= _MAX_TRIED:
             self.calls.pop(form, None)
         elif is_like is not None:
-            self.calls[form] = [(is_like, serves), *self.calls.get(form, ())][:_MOST]
+            self.calls[form] = [(is_like, serves), *self.calls.get(form, ())][:_MAX_GUARDS]
 
 
-def _form(args: tuple[Any, ...]) -> _Form:
+def _call_shape(args: tuple[Any, ...]) -> _CallShape:
     first: Any = args[0] if args else None
     plain = type(first) is Tensor or type(first) is torch.nn.Parameter  # others may do anything when asked
     return len(args), first.shape if plain else None
 
 
-def likeness(
+def build_guard(
     parameters: Mapping[str, Any],
     args: Sequence[Any],
     answers: Sequence[tuple[Callable[[], object], object]] = (),
-) -> Likeness | None:
+) -> Guard | None:
     """A function that is called as another one is: whether a call of it, now, is one with `args`.
 
     Args:
@@ -95,7 +95,7 @@ def likeness(
         parameters, and RuntimeError where a tensor does not tell its sizes, or torch not how it multiplies.
         None instead of the function where calls cannot be told apart so: without tensors, with one in two
         places, under autocast, where torch does not tell how it multiplies, with parameters that begin with
-        "__". Function modes are not asked for: `Recent` does that.
+        "__". Function modes are not asked for: `InlineCache` does that.
     """
     tensors = [a for a in args if isinstance(a, Tensor)]
     if not tensors or len({id(t) for t in tensors}) < len(tensors) or _torch.is_autocast():
@@ -109,7 +109,7 @@ def likeness(
     names = {
         "__builtins__": {},
         **{f"__default_{name}": default for name, default in parameters.items()},
-        **{f"__first_{name}": _kept(a) for name, a in zip(parameters, args, strict=True)},
+        **{f"__first_{name}": _expected(a) for name, a in zip(parameters, args, strict=True)},
         **{f"__ask_{i}": ask for i, (ask, _) in enumerate(answers)},
         **{f"__answer_{i}": answer for i, (_, answer) in enumerate(answers)},
         "__type": type,
@@ -154,7 +154,7 @@ def _expression(
     return compile(source, __file__, "eval")
 
 
-def _kept(arg: object) -> object:
+def _expected(arg: object) -> object:
     """The class of a tensor and of a float, and the value of what else an argument is."""
     if isinstance(arg, Tensor) or type(arg) is float:
         return type(arg)

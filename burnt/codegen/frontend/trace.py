@@ -22,10 +22,19 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from burnt import _torch
-from burnt.codegen.frontend.dtype_support import unless_refused
+from burnt.codegen.frontend.dtype_support import call_unless_unsupported
 from burnt.errors import UnsupportedError
 
-__all__ = ["PLANNING", "Dissolving", "Traced", "calls", "is_random", "is_tracing", "trace", "unsuited"]
+__all__ = [
+    "PLANNING",
+    "InlinedWhenTraced",
+    "Traced",
+    "is_random",
+    "is_tracing",
+    "trace",
+    "trace_composite_calls",
+    "why_unsupported",
+]
 
 PLANNING = threading.RLock()
 """Held while a plan is made: torch's tracing and the table of expressions are one for all threads."""
@@ -59,7 +68,7 @@ _COMPOSITE = (
 )  # fmt: skip
 
 
-class Dissolving:
+class InlinedWhenTraced:
     """A callable that is its plain function while another one is traced: a fused function, an op.
 
     So what it computes is fused with what is around the call.
@@ -267,7 +276,7 @@ def _given(args: Sequence[Any], numbers: dict[int, float]) -> list[Any]:
 @functools.cache
 def _table() -> dict[Any, Callable[..., Any]]:
     """The definitions that composite ops are taken apart by."""
-    return {op: unless_refused(op, made) for op, made in _torch.decompositions(_COMPOSITE).items()}
+    return {op: call_unless_unsupported(op, made) for op, made in _torch.decompositions(_COMPOSITE).items()}
 
 
 def _graphed(
@@ -322,7 +331,9 @@ def _trace(fn: Callable[..., Any], args: Sequence[Any], stand_ins: dict[int, flo
 
 
 @_torch.without_saved_tensor_hooks()
-def calls(fn: Callable[..., Any], args: Sequence[Any], traced: Traced) -> torch.fx.GraphModule:
+def trace_composite_calls(
+    fn: Callable[..., Any], args: Sequence[Any], traced: Traced
+) -> torch.fx.GraphModule:
     """The graph of what a function calls, as `Traced.whole` is where gradients are on.
 
     Args:
@@ -451,7 +462,7 @@ def _equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def unsuited(traced: Traced) -> str | None:
+def why_unsupported(traced: Traced) -> str | None:
     """Why a graph cannot be planned: it changes what it captured, or something in it is nothing."""
     if traced.odd is not None:
         return traced.odd

@@ -56,7 +56,7 @@ class Split:
     """A quotient (``/``) or remainder (``%``) of an index by a positive number."""
 
     kind: str
-    inner: Ix
+    inner: IndexExpr
     by: int
 
 
@@ -72,7 +72,7 @@ Atom: TypeAlias = "Var | Split | Computed"
 _NO_PADDING: Mapping[Var, int] = MappingProxyType({})
 
 
-class Ix:
+class IndexExpr:
     """An affine index. Immutable; sums and products simplify, divisions as far as bounds allow.
 
     >>> i, j = Var(4, "i"), Var(8, "j")
@@ -89,58 +89,58 @@ class Ix:
         self._hash = hash((frozenset(self.terms.items()), const))
 
     @staticmethod
-    def of(value: Ix | Atom | int) -> Ix:
+    def of(value: IndexExpr | Atom | int) -> IndexExpr:
         """An index of a loop variable or a number; variables that can only be 0 vanish."""
-        if isinstance(value, Ix):
+        if isinstance(value, IndexExpr):
             return value
         if isinstance(value, int):
-            return Ix(const=value)
+            return IndexExpr(const=value)
         if isinstance(value, Var) and value.extent == 1:
-            return Ix()
-        return Ix({value: 1})
+            return IndexExpr()
+        return IndexExpr({value: 1})
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ix) and self.const == other.const and self.terms == other.terms
+        return isinstance(other, IndexExpr) and self.const == other.const and self.terms == other.terms
 
     def __hash__(self) -> int:
         return self._hash
 
-    def __add__(self, other: Ix | int) -> Ix:
-        other = Ix.of(other)
+    def __add__(self, other: IndexExpr | int) -> IndexExpr:
+        other = IndexExpr.of(other)
         terms = dict(self.terms)
         for atom, c in other.terms.items():
             terms[atom] = terms.get(atom, 0) + c
-        return Ix(terms, self.const + other.const)
+        return IndexExpr(terms, self.const + other.const)
 
-    def __mul__(self, factor: int) -> Ix:
-        return Ix({atom: c * factor for atom, c in self.terms.items()}, self.const * factor)
+    def __mul__(self, factor: int) -> IndexExpr:
+        return IndexExpr({atom: c * factor for atom, c in self.terms.items()}, self.const * factor)
 
-    def __sub__(self, other: Ix | int) -> Ix:
-        return self + Ix.of(other) * -1
+    def __sub__(self, other: IndexExpr | int) -> IndexExpr:
+        return self + IndexExpr.of(other) * -1
 
-    def _divided(self, by: int) -> tuple[Ix, Ix]:
+    def _divided(self, by: int) -> tuple[IndexExpr, IndexExpr]:
         """A part that `by` divides, over `by`, and the rest."""
-        whole = Ix({a: c // by for a, c in self.terms.items() if c % by == 0}, self.const // by)
-        rest = Ix({a: c for a, c in self.terms.items() if c % by}, self.const % by)
+        whole = IndexExpr({a: c // by for a, c in self.terms.items() if c % by == 0}, self.const // by)
+        rest = IndexExpr({a: c for a, c in self.terms.items() if c % by}, self.const % by)
         return whole, rest
 
-    def __floordiv__(self, by: int) -> Ix:
+    def __floordiv__(self, by: int) -> IndexExpr:
         if by == 1:
             return self
         whole, rest = self._divided(by)
         low, high = rest.bounds()
         if low >= 0 and high < by:
             return whole
-        return whole + Ix({Split("/", rest, by): 1})
+        return whole + IndexExpr({Split("/", rest, by): 1})
 
-    def __mod__(self, by: int) -> Ix:
+    def __mod__(self, by: int) -> IndexExpr:
         if by == 1:
-            return Ix()
+            return IndexExpr()
         _, rest = self._divided(by)
         low, high = rest.bounds()
         if low >= 0 and high < by:
             return rest
-        return Ix({Split("%", rest, by): 1})
+        return IndexExpr({Split("%", rest, by): 1})
 
     def bounds(self, padding: Mapping[Var, int] = _NO_PADDING) -> tuple[int, int]:
         """The smallest and largest value that the extents allow.
@@ -182,19 +182,19 @@ class Ix:
                 found |= {id(e): e for e in atom.inner.computed()}
         return list(found.values())
 
-    def affine(self) -> Ix:
+    def affine(self) -> IndexExpr:
         """Without its computed parts."""
-        return Ix({a: c for a, c in self.terms.items() if not isinstance(a, Computed)}, self.const)
+        return IndexExpr({a: c for a, c in self.terms.items() if not isinstance(a, Computed)}, self.const)
 
     def stride(self, var: Var) -> int | None:
         """How far a step of the variable goes; None where that is not the same everywhere."""
-        if any(not isinstance(a, Var) and var in Ix({a: 1}).variables() for a in self.terms):
+        if any(not isinstance(a, Var) and var in IndexExpr({a: 1}).variables() for a in self.terms):
             return None
         return self.terms.get(var, 0)
 
-    def replaced(self, mapping: dict[Var, Ix]) -> Ix:
+    def replaced(self, mapping: dict[Var, IndexExpr]) -> IndexExpr:
         """With indices in place of variables, also in what is computed."""
-        return _affine_replaced(_with_computed(self, lambda e: replaced(e, mapping)), mapping)
+        return _affine_replaced(_with_computed(self, lambda e: substitute(e, mapping)), mapping)
 
     def __repr__(self) -> str:
         parts = []
@@ -206,20 +206,20 @@ class Ix:
         return " + ".join(parts)
 
 
-Index = tuple[Ix, ...]
+Index = tuple[IndexExpr, ...]
 
 
-def raveled(index: Sequence[Ix], sizes: Sequence[int]) -> Ix:
+def ravel(index: Sequence[IndexExpr], sizes: Sequence[int]) -> IndexExpr:
     """A place in flattened axes; the first size does not matter."""
-    flat = Ix()
+    flat = IndexExpr()
     for ix, size in zip(index, sizes, strict=True):
         flat = flat * size + ix
     return flat
 
 
-def unraveled(flat: Ix, sizes: Sequence[int]) -> Index:
+def unravel(flat: IndexExpr, sizes: Sequence[int]) -> Index:
     """The places in axes of a place in all of them together."""
-    found: list[Ix] = []
+    found: list[IndexExpr] = []
     for size in reversed(sizes[1:]):
         found.append(flat % size)
         flat = flat // size
@@ -241,9 +241,9 @@ class Buffer:
     strides: tuple[int, ...]
     dtype: torch.dtype
 
-    def at(self, index: Sequence[Ix]) -> Ix:
+    def at(self, index: Sequence[IndexExpr]) -> IndexExpr:
         """The element's place in memory."""
-        place = Ix()
+        place = IndexExpr()
         for ix, stride in zip(index, self.strides, strict=True):
             place += ix * stride
         return place
@@ -265,14 +265,14 @@ class Reduction:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Product(Reduction):
+class Matmul(Reduction):
     """A matrix product: the sum over one axis of ``mul`` of two factors.
 
     Its shape ends in rows and columns: the first factor does not depend on the column, the second not on the
     row. `stored` is the dtype that its elements have in memory; `precision` says how float32 is multiplied:
     ``ieee``, ``tf32``, ``tf32x3``, or ``flex32``, as bfloat16. A kernel has at most one product, and loops
-    whose turns are the product's elements; another fold there is `Pooled`, over the last of these loops, and
-    what is made of it is stored once for each of its windows.
+    whose turns are the product's elements; another fold there is `PooledMatmul`, over the last of these
+    loops, and what is made of it is stored once for each of its windows.
     """
 
     stored: torch.dtype
@@ -280,7 +280,7 @@ class Product(Reduction):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pooled(Reduction):
+class PooledMatmul(Reduction):
     """A fold over windows of what a matrix product makes, which share all of its elements out.
 
     The product's kernel folds them where it makes them, if it may. Anywhere else `otherwise`, which reads the
@@ -318,7 +318,7 @@ class Expr:
     (Reduction, Index), ``scanned`` (Scan, Index), ``kept`` (Kept, Index; a scheduled kernel has none left),
     ``cast``, ``masked``, ``checked``, or the name of an operation, of which `burnt.codegen.lower` has the
     list and each printer the text. Where an index holds `Computed` parts, their expressions are arguments, so
-    that they are found and computed first (`load`, `index` below do so).
+    that they are found and computed first (`load`, `index_value` below do so).
 
     ``masked`` (test, yes, no) is `yes` where the test holds, and loads below it are made there alone.
     ``checked`` (test, value, otherwise, shown; extra: `Check`) is `value` where the test holds. Where it does
@@ -384,12 +384,12 @@ def walk(exprs: Sequence[Expr]) -> Iterator[Expr]:
             todo += [(argument, False) for argument in reversed(expr.args)]
 
 
-def load(buffer: Buffer, place: Ix) -> Expr:
+def load(buffer: Buffer, place: IndexExpr) -> Expr:
     """What a buffer holds at a place."""
     return Expr.make("load", place.computed(), buffer.dtype, buffer, place)
 
 
-def index(place: Ix) -> Expr:
+def index_value(place: IndexExpr) -> Expr:
     """An index as an int64 element."""
     return Expr.make("index", place.computed(), torch.int64, place)
 
@@ -430,24 +430,24 @@ class Check:
         )
 
 
-def checked(check: Check, test: Expr, value: Expr, otherwise: Expr, shown: Expr) -> Expr:
+def bounds_checked(check: Check, test: Expr, value: Expr, otherwise: Expr, shown: Expr) -> Expr:
     """A value where a test holds; elsewhere another, and the kernel fails."""
     return Expr.make("checked", (test, value, otherwise, shown), value.dtype, check)
 
 
-def reduced(fold: Reduction, at: Index) -> Expr:
+def reduction_result(fold: Reduction, at: Index) -> Expr:
     """The result of a fold at an index."""
     needed = {id(e): e for ix in at for e in ix.computed()}
     return Expr.make("reduced", list(needed.values()), fold.dtype, fold, at)
 
 
-def scanned(scan: Scan, at: Index) -> Expr:
+def scan_result(scan: Scan, at: Index) -> Expr:
     """The result of a scan at an index."""
     needed = {id(e): e for ix in at for e in ix.computed()}
     return Expr.make("scanned", list(needed.values()), scan.dtype, scan, at)
 
 
-def kept(value: Kept, at: Index) -> Expr:
+def materialized(value: Materialized, at: Index) -> Expr:
     """An element of a value that is computed once."""
     needed = {id(e): e for ix in at for e in ix.computed()}
     return Expr.make("kept", list(needed.values()), value.value.dtype, value, at)
@@ -456,10 +456,10 @@ def kept(value: Kept, at: Index) -> Expr:
 # Expressions that hold indices, by what makes them.
 _MAKERS: dict[str, Callable[..., Expr]] = {
     "load": load,
-    "index": index,
-    "reduced": reduced,
-    "scanned": scanned,
-    "kept": kept,
+    "index": index_value,
+    "reduced": reduction_result,
+    "scanned": scan_result,
+    "kept": materialized,
 }
 
 
@@ -467,7 +467,7 @@ def variables(exprs: Sequence[Expr]) -> set[Var]:
     """The loop variables that expressions depend on."""
     found: set[Var] = set()
     for expr in walk(exprs):
-        for place in places(expr):
+        for place in index_exprs(expr):
             found |= {atom for atom in place.terms if isinstance(atom, Var)}
             for atom in place.terms:
                 if isinstance(atom, Split):
@@ -475,20 +475,20 @@ def variables(exprs: Sequence[Expr]) -> set[Var]:
     return found
 
 
-def places(expr: Expr) -> list[Ix]:
+def index_exprs(expr: Expr) -> list[IndexExpr]:
     """The indices that an expression holds itself, not those of its arguments."""
-    found: list[Ix] = []
+    found: list[IndexExpr] = []
     for extra in expr.extra:
-        if isinstance(extra, Ix):
+        if isinstance(extra, IndexExpr):
             found.append(extra)
         elif isinstance(extra, tuple):
-            found += [ix for ix in extra if isinstance(ix, Ix)]
+            found += [ix for ix in extra if isinstance(ix, IndexExpr)]
     return found
 
 
-def rebuilt(
+def rebuild(
     expr: Expr,
-    place: Callable[[Ix], Ix] = lambda ix: ix,
+    place: Callable[[IndexExpr], IndexExpr] = lambda ix: ix,
     swap: Callable[[Expr], Expr | None] = lambda expr: None,
 ) -> Expr:
     """An expression in another form, bottom up, also inside of computed indices.
@@ -500,14 +500,14 @@ def rebuilt(
     """
     memo: dict[int, Expr] = {}
 
-    def moved(ix: Ix) -> Ix:
+    def moved(ix: IndexExpr) -> IndexExpr:
         return place(_with_computed(ix, lambda e: memo[id(e)]))
 
     for e in walk([expr]):
         made = e
         if e.op in _MAKERS:
             extra = [
-                moved(x) if isinstance(x, Ix) else tuple(map(moved, x)) if isinstance(x, tuple) else x
+                moved(x) if isinstance(x, IndexExpr) else tuple(map(moved, x)) if isinstance(x, tuple) else x
                 for x in e.extra
             ]
             made = _MAKERS[e.op](*extra)
@@ -517,37 +517,37 @@ def rebuilt(
     return memo[id(expr)]
 
 
-def replaced(expr: Expr, mapping: dict[Var, Ix]) -> Expr:
+def substitute(expr: Expr, mapping: dict[Var, IndexExpr]) -> Expr:
     """With indices in place of variables."""
-    return rebuilt(expr, lambda ix: _affine_replaced(ix, mapping))
+    return rebuild(expr, lambda ix: _affine_replaced(ix, mapping))
 
 
-def _affine_replaced(ix: Ix, mapping: dict[Var, Ix]) -> Ix:
-    result = Ix(const=ix.const)
+def _affine_replaced(ix: IndexExpr, mapping: dict[Var, IndexExpr]) -> IndexExpr:
+    result = IndexExpr(const=ix.const)
     for atom, c in ix.terms.items():
         if isinstance(atom, Var):
-            result += mapping.get(atom, Ix.of(atom)) * c
+            result += mapping.get(atom, IndexExpr.of(atom)) * c
         elif isinstance(atom, Computed):
-            result += Ix({atom: c})
+            result += IndexExpr({atom: c})
         else:
             inner = _affine_replaced(atom.inner, mapping)
             result += (inner // atom.by if atom.kind == "/" else inner % atom.by) * c
     return result
 
 
-def _with_computed(ix: Ix, change: Callable[[Expr], Expr]) -> Ix:
+def _with_computed(ix: IndexExpr, change: Callable[[Expr], Expr]) -> IndexExpr:
     """An index with other expressions in its computed parts."""
     if not ix.computed():
         return ix
-    result = Ix(const=ix.const)
+    result = IndexExpr(const=ix.const)
     for atom, c in ix.terms.items():
         if isinstance(atom, Computed):
-            result += Ix({Computed(change(atom.expr), atom.extent): c})
+            result += IndexExpr({Computed(change(atom.expr), atom.extent): c})
         elif isinstance(atom, Split):
             inner = _with_computed(atom.inner, change)
             result += (inner // atom.by if atom.kind == "/" else inner % atom.by) * c
         else:
-            result += Ix({atom: c})
+            result += IndexExpr({atom: c})
     return result
 
 
@@ -571,7 +571,7 @@ class Value:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Kept:
+class Materialized:
     """A value of which each element is read several times.
 
     Args:

@@ -3,10 +3,10 @@
 Its steps are in an order in which they can run one after another. Steps that walk the same extents have the
 same `inner` loops, so that what they load or compute alike is one expression; neighbours among these that do
 not need one another can share one pass over memory (`Kernel.passes`), and so can a sum that needs the largest
-element or the mean (`Online`). Where the target has scratch, a value that a later pass needs again is stored
-into a buffer of role ``local`` and loaded from it. Where it has chunks, sums over the outer loops come out in
-parts, one for each chunk of iterations (`Partial`), which another kernel adds up. Any other store never comes
-back as a load in the same kernel.
+element or the mean (`OnlineReduction`). Where the target has scratch, a value that a later pass needs again
+is stored into a buffer of role ``local`` and loaded from it. Where it has chunks, sums over the outer loops
+come out in parts, one for each chunk of iterations (`PartialSum`), which another kernel adds up. Any other
+store never comes back as a load in the same kernel.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from burnt.codegen.ir.expr import (
     Check,
     Expr,
     Index,
-    Ix,
-    Product,
+    IndexExpr,
+    Matmul,
     Reduction,
     Scan,
     Var,
-    index,
-    reduced,
+    index_value,
+    reduction_result,
     walk,
 )
 
 
 @dataclasses.dataclass(eq=False)
-class Fold:
-    """A step of a kernel: `reduction` at `index`, made of the outer loops, over the loops `inner`.
+class ReductionStep:
+    """A step of a kernel: `reduction` at `index_value`, made of the outer loops, over the loops `inner`.
 
     The places that argmax and argmin give count turns of `inner` as they are nested.
     """
@@ -51,7 +51,7 @@ class Fold:
 
 
 @dataclasses.dataclass(eq=False)
-class Online(Fold):
+class OnlineReduction(ReductionStep):
     """A sum whose elements need the result of another fold over the same loops, taken in one pass with it.
 
     `kind` says what is summed, with x for an element of `body`, which is an element of the other fold, too:
@@ -75,16 +75,16 @@ class Online(Fold):
     """
 
     kind: str
-    beside: Fold
+    beside: ReductionStep
     finite: bool = False
 
     @property
     def element(self) -> Expr:
         """What is summed, where the result of the other fold is known already."""
         x, dtype = self.body, self.body.dtype
-        other = reduced(self.beside.reduction, self.beside.index)
+        other = reduction_result(self.beside.reduction, self.beside.index)
         if self.kind == "squares":
-            turns = Expr.make("cast", (index(Ix(const=self.turns)),), dtype)
+            turns = Expr.make("cast", (index_value(IndexExpr(const=self.turns)),), dtype)
             off = Expr.make("sub", (x, Expr.make("div", (other, turns), dtype)), dtype)
             return Expr.make("mul", (off, off), dtype)
         if self.finite:
@@ -95,11 +95,11 @@ class Online(Fold):
 
 
 @dataclasses.dataclass(eq=False)
-class Running:
+class ScanStep:
     """A step of a kernel: the value of a scan at every turn of its one inner loop, whose turns are in order.
 
-    Its place in `index` along the scan's axis is that loop. Stores over the same loop see the value of their
-    turn. A kernel with such steps has no folds and one inner loop.
+    Its place in `index_value` along the scan's axis is that loop. Stores over the same loop see the value of
+    their turn. A kernel with such steps has no folds and one inner loop.
     """
 
     scan: Scan
@@ -114,13 +114,13 @@ class Store:
 
     buffer: Buffer
     inner: tuple[Var, ...]
-    place: Ix
+    place: IndexExpr
     value: Expr
     loops: tuple[Var, ...]
 
 
 @dataclasses.dataclass(eq=False)
-class Partial(Store):
+class PartialSum(Store):
     """A store that adds up over the turns of a run, in kernels that are cut into runs.
 
     The first axis of the buffer counts the runs; `place` is within the part of the turn's own run. What a
@@ -136,13 +136,13 @@ class Kernel:
     """Loops over `outer`; in every turn the steps, in order. Turns do not depend on one another.
 
     Where `runs` is not 0, the turns, in the order in which the loops are nested, are cut into that many runs
-    of consecutive turns, as even as can be, and there are steps of kind `Partial`. Where there is a product,
-    its rows are, all runs equal.
+    of consecutive turns, as even as can be, and there are steps of kind `PartialSum`. Where there is a
+    product, its rows are, all runs equal.
     """
 
     name: str
     outer: tuple[Var, ...]
-    steps: list[Fold | Running | Store]
+    steps: list[ReductionStep | ScanStep | Store]
     runs: int = 0
 
     @property
@@ -168,14 +168,14 @@ class Kernel:
         written = [step.buffer for step in self.steps if isinstance(step, Store)]
         return list(dict.fromkeys(buffer for buffer in written if buffer.role == "local"))
 
-    def passes(self) -> list[list[Fold | Store]]:
+    def passes(self) -> list[list[ReductionStep | Store]]:
         """The steps, together those that can share a loop: neighbours that need no result of one another."""
-        found: list[list[Fold | Store]] = []
+        found: list[list[ReductionStep | Store]] = []
         for step in self.steps:
-            if isinstance(step, Running):
+            if isinstance(step, ScanStep):
                 continue  # a loop of scans is one pass, with all its steps
             together = found and found[-1][0].inner == step.inner
-            if together and not any(needs(step, other) for other in found[-1]):
+            if together and not any(depends_on(step, other) for other in found[-1]):
                 found[-1].append(step)
             else:
                 found.append([step])
@@ -186,18 +186,20 @@ class Kernel:
         """``matmul``, ``scan``, ``reduction``, ``window`` (rows are kept in scratch) or ``elementwise``."""
         if self.product is not None:
             return "matmul"
-        if any(isinstance(step, Running) for step in self.steps):
+        if any(isinstance(step, ScanStep) for step in self.steps):
             return "scan"
-        if self.runs or any(isinstance(step, Fold) for step in self.steps):
+        if self.runs or any(isinstance(step, ReductionStep) for step in self.steps):
             return "reduction"
         if self.scratch:
             return "window"
         return "reduction" if any(step.inner for step in self.steps) else "elementwise"
 
     @property
-    def product(self) -> Fold | None:
+    def product(self) -> ReductionStep | None:
         """The step that is a matrix product, if it has one."""
-        return next((s for s in self.steps if isinstance(s, Fold) and isinstance(s.reduction, Product)), None)
+        return next(
+            (s for s in self.steps if isinstance(s, ReductionStep) and isinstance(s.reduction, Matmul)), None
+        )
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -206,10 +208,14 @@ class Kernel:
         return tuple(dict.fromkeys(found))  # type: ignore[arg-type]
 
 
-def needs(step: Fold | Running | Store, other: Fold | Running | Store) -> bool:
+def depends_on(step: ReductionStep | ScanStep | Store, other: ReductionStep | ScanStep | Store) -> bool:
     """Whether a step of a kernel reads what another one has made."""
     for e in walk([step.value if isinstance(step, Store) else step.body]):
-        if e.op == "reduced" and isinstance(other, Fold) and e.extra == (other.reduction, other.index):
+        if (
+            e.op == "reduced"
+            and isinstance(other, ReductionStep)
+            and e.extra == (other.reduction, other.index)
+        ):
             return True
         if e.op == "load" and isinstance(other, Store) and e.extra[0] is other.buffer:
             return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from burnt.codegen.ir.expr import Index, Ix, Split, Var, places, rebuilt, walk
+from burnt.codegen.ir.expr import Index, IndexExpr, Split, Var, index_exprs, rebuild, walk
 from burnt.codegen.ir.kernel import Kernel, Store
 
 __all__ = ["collapse", "covers", "dense", "flat", "fresh", "in_parts", "plain_rows"]
@@ -13,7 +13,7 @@ __all__ = ["collapse", "covers", "dense", "flat", "fresh", "in_parts", "plain_ro
 
 def fresh(extents: Sequence[int]) -> Index:
     """An index of new loops over some extents."""
-    return tuple(Ix.of(Var(size)) for size in extents)
+    return tuple(IndexExpr.of(Var(size)) for size in extents)
 
 
 def dense(shape: Sequence[int]) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ def covers(index: Index, shape: Sequence[int], loops: Sequence[Var]) -> bool:
     return not left
 
 
-def in_parts(places: Iterable[Ix]) -> dict[Var, Ix]:
+def in_parts(places: Iterable[IndexExpr]) -> dict[Var, IndexExpr]:
     """Loops of which quotients and remainders are taken, as two loops each."""
     parts: dict[Var, int] = {}
     for atom in (a for ix in places for a in ix.terms):
@@ -62,10 +62,10 @@ def in_parts(places: Iterable[Ix]) -> dict[Var, Ix]:
             ((loop, weight),) = atom.inner.terms.items()
             if isinstance(loop, Var) and weight == 1 and loop.extent % atom.by == 0:
                 parts[loop] = atom.by
-    return {v: Ix.of(Var(v.extent // by)) * by + Ix.of(Var(by)) for v, by in parts.items()}
+    return {v: IndexExpr.of(Var(v.extent // by)) * by + IndexExpr.of(Var(by)) for v, by in parts.items()}
 
 
-def flat(ix: Ix, mapping: dict[Var, Ix]) -> Ix:
+def flat(ix: IndexExpr, mapping: dict[Var, IndexExpr]) -> IndexExpr:
     """An index over joined loops: a quotient and its remainder, weighted alike, are the whole again."""
     result = ix.replaced(mapping)
     changed = True
@@ -78,7 +78,7 @@ def flat(ix: Ix, mapping: dict[Var, Ix]) -> Ix:
                 same = isinstance(other, Split) and other.kind == "%" and other.inner == atom.inner
                 if same and other.by == atom.by and c == d * atom.by:  # type: ignore[union-attr]
                     rest = {k: v for k, v in result.terms.items() if k not in (atom, other)}
-                    result = Ix(rest, result.const) + atom.inner * d
+                    result = IndexExpr(rest, result.const) + atom.inner * d
                     changed = True
                     break
             if changed:
@@ -88,9 +88,9 @@ def flat(ix: Ix, mapping: dict[Var, Ix]) -> Ix:
 
 def collapse(kernel: Kernel) -> None:
     """Join neighbouring loops that every access walks as if they were one."""
-    walked = [place for expr in walk(kernel.exprs) for place in places(expr)]
+    walked = [place for expr in walk(kernel.exprs) for place in index_exprs(expr)]
     walked += [step.place for step in kernel.steps if isinstance(step, Store)]
-    mapping: dict[Var, Ix] = {}
+    mapping: dict[Var, IndexExpr] = {}
     wholes: dict[tuple[Var, Var], Var] = {}
     nests = [kernel.outer, *(step.inner for step in kernel.steps)]
     ends = {v: (v, v) for nest in nests for v in nest}
@@ -119,8 +119,8 @@ def collapse(kernel: Kernel) -> None:
                 result.append(whole)
                 if known:
                     continue
-                mapping[last] = Ix.of(whole) // loop.extent
-                mapping[loop] = Ix.of(whole) % loop.extent
+                mapping[last] = IndexExpr.of(whole) // loop.extent
+                mapping[loop] = IndexExpr.of(whole) % loop.extent
                 for var, ix in list(mapping.items()):
                     if var not in (last, loop):
                         mapping[var] = ix.replaced({last: mapping[last]})
@@ -135,13 +135,13 @@ def collapse(kernel: Kernel) -> None:
         for step in kernel.steps:
             if isinstance(step, Store):
                 step.place = flat(step.place, mapping)
-                step.value = rebuilt(step.value, lambda ix: flat(ix, mapping))
+                step.value = rebuild(step.value, lambda ix: flat(ix, mapping))
             else:
-                step.body = rebuilt(step.body, lambda ix: flat(ix, mapping))
+                step.body = rebuild(step.body, lambda ix: flat(ix, mapping))
                 step.index = tuple(flat(ix, mapping) for ix in step.index)
 
 
-def _walk_as_one(a: Var, b: Var, places: list[Ix]) -> bool:
+def _walk_as_one(a: Var, b: Var, places: list[IndexExpr]) -> bool:
     for place in places:
         # What is computed is looked at where its own loads are.
         first, second = place.affine().stride(a), place.affine().stride(b)

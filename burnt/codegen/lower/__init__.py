@@ -16,12 +16,12 @@ A table from op to function. What is not in it runs as torch's own call, and is 
 """
 
 from burnt.codegen.lower import conv, elementwise, gather, integers, pooling, random, reduction, scan, views
-from burnt.codegen.lower.registry import LOWERINGS, Lowering, Number, Unlowered, const, lowered, pointwise
+from burnt.codegen.lower.registry import LOWERINGS, Lowering, Scalar, Unlowered, const, lowered, pointwise
 
 __all__ = [
     "LOWERINGS",
     "Lowering",
-    "Number",
+    "Scalar",
     "Unlowered",
     "const",
     "conv",

@@ -27,8 +27,8 @@ from typing import TypeAlias
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, Ix, Reduction, Value, raveled, reduced, unraveled
-from burnt.codegen.lower.matmul import lowers_product, summed
+from burnt.codegen.ir import Expr, Index, IndexExpr, Reduction, Value, ravel, reduction_result, unravel
+from burnt.codegen.lower.matmul import lowers_matmul, matmul_value
 from burnt.codegen.lower.pooling import inside_all, per_axis
 from burnt.codegen.lower.registry import Unlowered, as_result, cast, compute_dtype, const, meta_of, pointwise
 from burnt.codegen.lower.views import chosen
@@ -38,7 +38,9 @@ aten = torch.ops.aten
 # Taps of a depthwise kernel that are written out one by one; more are a loop.
 _MOST_TAPS = 64
 
-Tap: TypeAlias = "tuple[Ix, Ix, list[Expr]]"  # of the kernel; the element that it is at; what has to hold
+Tap: TypeAlias = (
+    "tuple[IndexExpr, IndexExpr, list[Expr]]"  # of the kernel; the element that it is at; what has to hold
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,7 @@ class _Windows:
         """Taps of an element of any phase, at most."""
         return self.kernel
 
-    def tap(self, at: Ix, phase: Ix, k: Ix) -> Tap:
+    def tap(self, at: IndexExpr, phase: IndexExpr, k: IndexExpr) -> Tap:
         """Tap number `k` of element ``at * phases + phase``."""
         place = at * self.stride + k * self.dilation - self.padding
         return k, place, inside_all((place, self.size))
@@ -84,7 +86,7 @@ class _Spread(_Windows):
     def taps(self) -> int:
         return -(-self.kernel // self.stride)
 
-    def tap(self, at: Ix, phase: Ix, j: Ix) -> Tap:
+    def tap(self, at: IndexExpr, phase: IndexExpr, j: IndexExpr) -> Tap:
         # The first tap k with phase + padding = k dilation modulo the stride.
         first = (phase + self.padding) * pow(self.dilation, -1, self.stride) % self.stride
         k = first + j * self.stride
@@ -103,10 +105,12 @@ class _Groups:
     made: int
 
 
-Weight: TypeAlias = "Callable[[Ix, Ix, Ix, Index], Expr]"  # group, channel taken, channel made, taps
+Weight: TypeAlias = (
+    "Callable[[IndexExpr, IndexExpr, IndexExpr, Index], Expr]"  # group, channel taken, channel made, taps
+)
 
 
-def _read(x: Value, batch: Ix, channel: Ix, taps: Sequence[Tap]) -> Expr:
+def _read(x: Value, batch: IndexExpr, channel: IndexExpr, taps: Sequence[Tap]) -> Expr:
     """The element that taps are at; 0 outside of the image."""
     element = x.at((batch, channel, *(place for _, place, _ in taps)))
     for test in (test for *_, tests in taps for test in tests):
@@ -123,7 +127,9 @@ def _convolved(
     # What a phase has of each axis.
     parts = [-(-size // phase) for size, phase in zip(sizes, phases, strict=True)]
 
-    def factors(group: Ix, batch: Ix, at: Index, phase: Index, made: Ix, inner: Index) -> tuple[Expr, Expr]:
+    def factors(
+        group: IndexExpr, batch: IndexExpr, at: Index, phase: Index, made: IndexExpr, inner: Index
+    ) -> tuple[Expr, Expr]:
         *taps, channel = inner
         found = [w.tap(q, r, k) for w, q, r, k in zip(windows, at, phase, taps, strict=True)]
         element = _read(x, batch, group * groups.taken + channel, found)
@@ -139,16 +145,16 @@ def _convolved(
 
     def body(outer: Index, inner: Index) -> tuple[Expr, Expr]:
         *phase, group, row, made = outer
-        batch, *at = unraveled(row, (shape[0], *parts))
+        batch, *at = unravel(row, (shape[0], *parts))
         return factors(group, batch, tuple(at), tuple(phase), made, inner)
 
     folded = (*phases, groups.count, shape[0] * math.prod(parts), groups.made)
-    product = summed(folded, extents, body, x.dtype)
+    product = matmul_value(folded, extents, body, x.dtype)
 
     def at(index: Index) -> Expr:
         batch, channel, *places = index
         phase = [place % n for place, n in zip(places, phases, strict=True)]
-        row = raveled((batch, *(place // n for place, n in zip(places, phases, strict=True))), (1, *parts))
+        row = ravel((batch, *(place // n for place, n in zip(places, phases, strict=True))), (1, *parts))
         return product.at((*phase, channel // groups.made, row, channel % groups.made))
 
     return Value(shape, product.dtype, at)
@@ -174,7 +180,7 @@ def _depthwise(
 
     if math.prod(extents) > _MOST_TAPS:
         return _sum(shape, extents, term, dtype)
-    each = [unraveled(Ix.of(i), extents) for i in range(math.prod(extents))]
+    each = [unravel(IndexExpr.of(i), extents) for i in range(math.prod(extents))]
 
     def at(index: Index) -> Expr:
         terms = [term(index, inner) for inner in each]
@@ -192,7 +198,7 @@ def _sum(
     """A fold of terms in the dtype that is computed in, given in another."""
     inside = compute_dtype(dtype)
     fold = Reduction("sum", shape, extents, inside, term)
-    return as_result(Value(shape, inside, lambda index: reduced(fold, index)), meta_of(shape, dtype))
+    return as_result(Value(shape, inside, lambda index: reduction_result(fold, index)), meta_of(shape, dtype))
 
 
 def _weight_gradient(dy: Value, x: Value, windows: Sequence[_Windows], groups: _Groups) -> Value:
@@ -201,9 +207,11 @@ def _weight_gradient(dy: Value, x: Value, windows: Sequence[_Windows], groups: _
     shape = (groups.count * groups.made, groups.taken, *kernel)
     extents = (dy.shape[0], *dy.shape[2:])
 
-    def factors(group: Ix, made: Ix, channel: Ix, taps: Index, inner: Index) -> tuple[Expr, Expr]:
+    def factors(
+        group: IndexExpr, made: IndexExpr, channel: IndexExpr, taps: Index, inner: Index
+    ) -> tuple[Expr, Expr]:
         batch, *at = inner
-        found = [w.tap(q, Ix(), k) for w, q, k in zip(windows, at, taps, strict=True)]
+        found = [w.tap(q, IndexExpr(), k) for w, q, k in zip(windows, at, taps, strict=True)]
         element = _read(x, batch, group * groups.taken + channel, found)
         return dy.at((batch, group * groups.made + made, *at)), element
 
@@ -213,21 +221,21 @@ def _weight_gradient(dy: Value, x: Value, windows: Sequence[_Windows], groups: _
 
         def term(outer: Index, inner: Index) -> Expr:
             channel, _, *taps = outer
-            both = factors(channel // groups.made, channel % groups.made, Ix(), tuple(taps), inner)
+            both = factors(channel // groups.made, channel % groups.made, IndexExpr(), tuple(taps), inner)
             return Expr.make("mul", [cast(factor, inside) for factor in both], inside)
 
         return _sum(shape, extents, term, x.dtype)
 
     def body(outer: Index, inner: Index) -> tuple[Expr, Expr]:
         group, row, column = outer
-        channel, *taps = unraveled(column, (groups.taken, *kernel))
+        channel, *taps = unravel(column, (groups.taken, *kernel))
         return factors(group, row, channel, tuple(taps), inner)
 
-    product = summed((groups.count, groups.made, columns), extents, body, x.dtype)
+    product = matmul_value((groups.count, groups.made, columns), extents, body, x.dtype)
 
     def at(index: Index) -> Expr:
         made, *rest = index
-        column = raveled(rest, (1, *kernel))
+        column = ravel(rest, (1, *kernel))
         return product.at((made // groups.made, made % groups.made, column))
 
     return Value(shape, product.dtype, at)
@@ -244,7 +252,7 @@ def _bias_gradient(dy: Value) -> Value:
     return _sum(dy.shape[1:2], extents, body, dy.dtype)
 
 
-@lowers_product(aten.convolution.default, factors=(0, 1))
+@lowers_matmul(aten.convolution.default, factors=(0, 1))
 def _convolution(
     meta: torch.Tensor,
     x: Value,
@@ -293,14 +301,14 @@ def _with_weight(
     first, second = weight.shape[0] // groups, weight.shape[1]
     form = _Groups(groups, first, second) if swapped else _Groups(groups, second, first)
 
-    def read(group: Ix, taken: Ix, made: Ix, taps: Index) -> Expr:
+    def read(group: IndexExpr, taken: IndexExpr, made: IndexExpr, taps: Index) -> Expr:
         one, other = (taken, made) if swapped else (made, taken)
         return weight.at((group * first + one, other, *taps))
 
     return _convolved(x, read, windows, sizes, form)
 
 
-@lowers_product(aten.convolution_backward.default, factors=(0, 1, 2))
+@lowers_matmul(aten.convolution_backward.default, factors=(0, 1, 2))
 def _convolution_backward(
     meta: Sequence[torch.Tensor | None],
     dy: Value,

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, Ix, Value
-from burnt.codegen.ir import index as place_of
+from burnt.codegen.ir import Expr, Index, IndexExpr, Value
+from burnt.codegen.ir import index_value as place_of
 from burnt.codegen.lower.registry import (
     LOWERINGS,
-    Number,
+    Scalar,
     Unlowered,
     as_result,
     cast,
@@ -291,13 +291,13 @@ def _scalar_tensor(meta: torch.Tensor, value: Any, **_: Any) -> Value:
 def _arange(meta: torch.Tensor, start: Any, end: Any = None, step: Any = 1, **_: Any) -> Value:
     if end is None:
         start = 0
-    if not meta.dtype.is_floating_point and not any(isinstance(v, Number) for v in (start, step)):
+    if not meta.dtype.is_floating_point and not any(isinstance(v, Scalar) for v in (start, step)):
         start, step = int(start), int(step)  # before they are added up, not after
     if all(isinstance(v, int) for v in (start, step)):
         return Value(
             tuple(meta.shape), meta.dtype, lambda index: cast(place_of(index[0] * step + start), meta.dtype)
         )
-    if any(isinstance(v, Number) for v in (start, step)):
+    if any(isinstance(v, Scalar) for v in (start, step)):
         raise Unlowered
     wide = torch.float64
 
@@ -317,14 +317,14 @@ def _linspace(meta: torch.Tensor, start: Any, end: Any, steps: int, **_: Any) ->
     first, last = (cast(operand(v, (), meta.dtype)(()), inside) for v in (start, end))
     if steps < 2:
         return as_result(Value(tuple(meta.shape), inside, lambda index: first), meta)
-    intervals = cast(place_of(Ix(const=steps - 1)), inside)
+    intervals = cast(place_of(IndexExpr(const=steps - 1)), inside)
     step = Expr.make("div", (Expr.make("sub", (last, first), inside), intervals), inside)
 
     def at(index: Index) -> Expr:
         before, after = (cast(place_of(ix), inside) for ix in (index[0], index[0] * -1 + (steps - 1)))
         up = Expr.make("add", (first, Expr.make("mul", (step, before), inside)), inside)
         down = Expr.make("sub", (last, Expr.make("mul", (step, after), inside)), inside)
-        half = Expr.make("lt", (place_of(index[0]), place_of(Ix(const=steps // 2))), torch.bool)
+        half = Expr.make("lt", (place_of(index[0]), place_of(IndexExpr(const=steps // 2))), torch.bool)
         return Expr.make("where", (half, up, down), inside)
 
     return as_result(Value(tuple(meta.shape), inside, at), meta)

@@ -12,8 +12,18 @@ from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Check, Computed, Expr, Index, Ix, Reduction, Value, checked, reduced
-from burnt.codegen.ir import index as place_of
+from burnt.codegen.ir import (
+    Check,
+    Computed,
+    Expr,
+    Index,
+    IndexExpr,
+    Reduction,
+    Value,
+    bounds_checked,
+    reduction_result,
+)
+from burnt.codegen.ir import index_value as place_of
 from burnt.codegen.lower.reduction import reduction
 from burnt.codegen.lower.registry import (
     Unlowered,
@@ -35,11 +45,11 @@ aten = torch.ops.aten
 _INDICES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def looked_up(place: Expr, check: Check, shown: Expr | None = None) -> Ix:
+def looked_up(place: Expr, check: Check, shown: Expr | None = None) -> IndexExpr:
     """A computed index of an axis of `check.size`, counted from the end where `check.low` is negative."""
-    size = place_of(Ix(const=check.size))
+    size = place_of(IndexExpr(const=check.size))
     shown = cast(place, torch.int64) if shown is None else shown
-    lowest = place_of(Ix(const=check.low)) if check.low else const(0, torch.int64)
+    lowest = place_of(IndexExpr(const=check.low)) if check.low else const(0, torch.int64)
     test = Expr.make(
         "and",
         (
@@ -48,20 +58,20 @@ def looked_up(place: Expr, check: Check, shown: Expr | None = None) -> Ix:
         ),
         torch.bool,
     )
-    legal = checked(check, test, shown, const(0, torch.int64), shown)
+    legal = bounds_checked(check, test, shown, const(0, torch.int64), shown)
     if check.low:
         below = Expr.make("lt", (legal, const(0, torch.int64)), torch.bool)
         legal = Expr.make("where", (below, Expr.make("add", (legal, size), torch.int64), legal), torch.int64)
-    return Ix({Computed(legal, check.size): 1})
+    return IndexExpr({Computed(legal, check.size): 1})
 
 
-def at_computed(x: Value, index: Sequence[Ix]) -> Expr:
+def at_computed(x: Value, index: Sequence[IndexExpr]) -> Expr:
     """An element at computed places. A check that the element does not depend on is made all the same."""
     made = x.at(tuple(index))
     for axis, ix in enumerate(index):
         if not ix.computed():
             continue
-        without = x.at((*index[:axis], Ix(), *index[axis + 1 :]))
+        without = x.at((*index[:axis], IndexExpr(), *index[axis + 1 :]))
         if without is made:  # the axis is expanded
             same = Expr.make("ge", (place_of(ix), const(0, torch.int64)), torch.bool)
             made = Expr.make("where", (same, made, made), made.dtype)
@@ -165,7 +175,7 @@ def from_memory(value: Value) -> Value:
     """A value that a reduction over other rows reads from memory: a fold of nothing but itself."""
     inside = compute_dtype(value.dtype)
     node = Reduction("sum", value.shape, (), inside, lambda outer, inner: cast(value.at(outer), inside))
-    return Value(value.shape, inside, lambda index: reduced(node, index))
+    return Value(value.shape, inside, lambda index: reduction_result(node, index))
 
 
 class _Targets:
@@ -185,7 +195,7 @@ class _Targets:
         counts = Expr.make("ne", (found, const(self.ignored, torch.int64)), torch.bool)
         return found, counts
 
-    def legal(self, place: Index) -> tuple[Ix, Expr]:
+    def legal(self, place: Index) -> tuple[IndexExpr, Expr]:
         """An index that may be read, and whether it counts."""
         found, counts = self.at(place)
         first = const(0, torch.int64)
@@ -271,7 +281,7 @@ def placed(shape: Sequence[int], op: str, axis: int, index: Value, yes: Value, n
     check = Check(op, shape[axis], axis)
 
     def at(place: Index) -> Expr:
-        first = (*place[:axis], Ix(), *place[axis + 1 :])
+        first = (*place[:axis], IndexExpr(), *place[axis + 1 :])
         ((meant, _),) = looked_up(index.at(first), check).terms.items()
         assert isinstance(meant, Computed)
         here = Expr.make("eq", (meant.expr, place_of(place[axis])), torch.bool)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Check, Expr, Index, Value, checked
-from burnt.codegen.lower.registry import Number, Unlowered, const, lowered, operand, overloads, pointwise
+from burnt.codegen.ir import Check, Expr, Index, Value, bounds_checked
+from burnt.codegen.lower.registry import Scalar, Unlowered, const, lowered, operand, overloads, pointwise
 
 aten = torch.ops.aten
 
@@ -43,7 +43,7 @@ def divided(meta: torch.Tensor, kind: str, op: str, a: Any, b: Any) -> Value:
             divisor, minus = y, None
         else:
             shown = const(0, torch.int64)
-            divisor = checked(check, binary("ne", y, zero), y, one, shown)
+            divisor = bounds_checked(check, binary("ne", y, zero), y, one, shown)
             minus = binary("eq", divisor, const(-1, dtype)) if dtype.is_signed else None
             if minus is not None:
                 divisor = where(minus, one, divisor)
@@ -117,7 +117,7 @@ def _pow(meta: torch.Tensor, a: Any, b: Any) -> Value:
 
 def _integer_pow(meta: torch.Tensor, a: Any, b: Any) -> Value:
     dtype, shape = meta.dtype, tuple(meta.shape)
-    if dtype == torch.bool or isinstance(b, Number) or (isinstance(b, int) and b < 0):
+    if dtype == torch.bool or isinstance(b, Scalar) or (isinstance(b, int) and b < 0):
         raise Unlowered
     base, exponent = operand(a, shape, dtype), operand(b, shape, dtype)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from burnt.codegen.ir import Expr, Index, Product, Value, Var, reduced, variables, walk
+from burnt.codegen.ir import Expr, Index, Matmul, Value, Var, reduction_result, variables, walk
 from burnt.codegen.lower.registry import (
     LOWERINGS,
     SHORT,
@@ -27,19 +27,19 @@ from burnt.codegen.precision import precision
 
 __all__ = [
     "LEAST",
+    "MATMULS",
     "MATRICES",
-    "PRODUCTS",
-    "dear_rows",
-    "factors_of",
+    "expensive_rows",
     "is_cheap",
-    "lowers_product",
-    "product",
-    "summed",
-    "why_apart",
-    "why_torch",
+    "lowers_matmul",
+    "matmul",
+    "matmul_value",
+    "operands_of",
+    "why_eager",
+    "why_not_fused",
 ]
 
-PRODUCTS: dict[Any, Callable[..., Any]] = {}
+MATMULS: dict[Any, Callable[..., Any]] = {}
 MATRICES = aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default
 """Those of matrices, ``[*, rows, terms]`` by ``[*, terms, columns]``."""
 _FACTORS: dict[Any, tuple[int, ...]] = {}
@@ -59,7 +59,7 @@ _CHEAP = frozenset(_CHEAP_OPS.split())
 _MOST_OPS, _MOST_LOADS, _MOST_WHOLE = 16, 5, 3
 
 
-def summed(
+def matmul_value(
     shape: Sequence[int],
     extents: Sequence[int],
     factors: Callable[[Index, Index], tuple[Expr, Expr]],
@@ -84,16 +84,16 @@ def summed(
     def body(outer: Index, inner: Index) -> Expr:
         return Expr.make("mul", [cast(factor, inside) for factor in factors(outer, inner)], inside)
 
-    fold = Product("sum", tuple(shape), tuple(extents), inside, body, dtype, precision())
+    fold = Matmul("sum", tuple(shape), tuple(extents), inside, body, dtype, precision())
 
     def at(index: Index) -> Expr:
-        made = reduced(fold, index)
+        made = reduction_result(fold, index)
         return made if dtype == inside else Expr.make("as", (made,), dtype)
 
     return Value(fold.shape, dtype, at)
 
 
-def product(left: Value, right: Value) -> Value:
+def matmul(left: Value, right: Value) -> Value:
     """``[*, rows, k] @ [*, k, columns]``, the leading axes alike.
 
     Raises:
@@ -108,27 +108,27 @@ def product(left: Value, right: Value) -> Value:
         (term,) = inner
         return left.at((*at, row, term)), right.at((*at, term, column))
 
-    return summed((*lead, rows, right.shape[-1]), (terms,), factors, left.dtype)
+    return matmul_value((*lead, rows, right.shape[-1]), (terms,), factors, left.dtype)
 
 
-def factors_of(node: Node) -> list[Node]:
+def operands_of(node: Node) -> list[Node]:
     """The tensors that a product multiplies."""
     return [node.args[k] for k in _FACTORS[node.target]]  # type: ignore[misc]
 
 
-def why_torch(node: Node) -> str | None:
+def why_eager(node: Node) -> str | None:
     """Why a product had better be torch's own call, or None.
 
     Its libraries are hard to beat at products and nothing else. What makes a kernel of our own worth while
     is what it computes beside.
     """
-    factors = factors_of(node)
+    factors = operands_of(node)
     precise = factors[0].meta["val"].dtype == torch.float32 and precision() == "ieee"
     if precise and not is_depthwise(node):  # of which nothing goes through units for products
         return "float32 is multiplied without tensor cores unless burnt.kernels.set_precision allows them"
     if node.target == aten.convolution_backward.default:
         return "its own call makes all gradients of a convolution"
-    if (why := why_apart(node)) is not None:
+    if (why := why_not_fused(node)) is not None:
         return why
     near = (*map(_base, factors), *_readers(node))
     lowered = [n.op == "call_function" and n.target in LOWERINGS for n in near]
@@ -137,17 +137,17 @@ def why_torch(node: Node) -> str | None:
 
 def is_depthwise(node: Node) -> bool:
     """Whether a node is a convolution of which each channel has a kernel of its own."""
-    weight = factors_of(node)[-1].meta["val"]
+    weight = operands_of(node)[-1].meta["val"]
     return node.target == aten.convolution.default and bool(weight.shape[1] == 1 and node.args[8] > 1)  # type: ignore[operator]
 
 
-def why_apart(node: Node) -> str | None:
+def why_not_fused(node: Node) -> str | None:
     """Why a product had better be torch's own call whatever is computed beside it, or None."""
     if node.target not in (aten.convolution.default, aten.convolution_backward.default):
         return None
     if is_depthwise(node):
         return None
-    images = [f.meta["val"] for f in factors_of(node)[:-1]]
+    images = [f.meta["val"] for f in operands_of(node)[:-1]]
     if all(x.shape[1] == 1 or x.stride(1) == 1 for x in images):
         return None
     return "a convolution's input is not channels-last: what its kernel multiplies lies apart"
@@ -170,7 +170,7 @@ def _scaled(value: Value, factor: Any, meta: torch.Tensor) -> Value:
     return value if plain else pointwise("mul", meta, [value, factor], meta.dtype)
 
 
-def lowers_product(
+def lowers_matmul(
     *ops: Any, factors: tuple[int, ...] = (-2, -1)
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a lowering of products: a decorator.
@@ -181,23 +181,23 @@ def lowers_product(
     """
 
     def register(fn: Callable[..., Any]) -> Callable[..., Any]:
-        PRODUCTS.update(dict.fromkeys(ops, fn))
+        MATMULS.update(dict.fromkeys(ops, fn))
         _FACTORS.update(dict.fromkeys(ops, factors))
         return fn
 
     return register
 
 
-@lowers_product(*MATRICES[:2])
+@lowers_matmul(*MATRICES[:2])
 def _mm(meta: torch.Tensor, left: Value, right: Value) -> Value:
-    return product(left, right)
+    return matmul(left, right)
 
 
-@lowers_product(*MATRICES[2:])
+@lowers_matmul(*MATRICES[2:])
 def _addmm(
     meta: torch.Tensor, added: Value, left: Value, right: Value, *, beta: Any = 1, alpha: Any = 1
 ) -> Value:
-    made = _scaled(product(left, right), alpha, meta)
+    made = _scaled(matmul(left, right), alpha, meta)
     if isinstance(beta, int | float) and beta == 0:
         return made  # and what is added is not looked at, NaN or not
     return pointwise("add", meta, [made, _scaled(added, beta, meta_of(added.shape, added.dtype))], meta.dtype)
@@ -212,7 +212,7 @@ def is_cheap(element: Expr) -> bool:
     return few and all(e.op in _CHEAP for e in found)
 
 
-def dear_rows(element: Expr, term: set[Var]) -> list[Expr]:
+def expensive_rows(element: Expr, term: set[Var]) -> list[Expr]:
     """The largest parts of a factor's element that are dear and the same for all terms of a row."""
     found: dict[Expr, None] = {}
     seen: set[Expr] = set()

@@ -2,7 +2,7 @@
 
 Everything is in gather form: an element of a gradient sums over the windows that contain it, in their order,
 so nothing is added atomically and results do not vary. Extremes and sums are separable: a window's rows are
-folded first, over all axes but the last, into a row that kernels keep (`Kept`), then along it.
+folded first, over all axes but the last, into a row that kernels keep (`Materialized`), then along it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import torch
 from burnt.codegen.ir import (
     Expr,
     Index,
-    Ix,
-    Kept,
-    Pooled,
-    Product,
+    IndexExpr,
+    Materialized,
+    Matmul,
+    PooledMatmul,
     Reduction,
     Value,
     Var,
-    kept,
-    reduced,
+    materialized,
+    reduction_result,
     walk,
 )
-from burnt.codegen.ir import index as place_of
+from burnt.codegen.ir import index_value as place_of
 from burnt.codegen.lower.registry import Unlowered, cast, compute_dtype, const, lowered, overloads
 from burnt.codegen.lower.views import chosen, within
 
@@ -78,15 +78,15 @@ class Even:
         """How many elements the windows reach over, padding included."""
         return (self.out - 1) * self.stride + (self.taps - 1) * self.dilation + 1
 
-    def place(self, window: Ix, tap: int | Ix) -> Ix:
+    def place(self, window: IndexExpr, tap: int | IndexExpr) -> IndexExpr:
         """The element that a tap of a window is; it may lie outside."""
-        return window * self.stride + Ix.of(tap) * self.dilation - self.before
+        return window * self.stride + IndexExpr.of(tap) * self.dilation - self.before
 
-    def within(self, window: Ix, tap: int | Ix) -> list[Expr]:
+    def within(self, window: IndexExpr, tap: int | IndexExpr) -> list[Expr]:
         """What has to hold for a tap to be in its window, the tensor's edges apart."""
         return []
 
-    def over(self, element: Ix) -> list[tuple[Ix, Ix, list[Expr]]]:
+    def over(self, element: IndexExpr) -> list[tuple[IndexExpr, IndexExpr, list[Expr]]]:
         """The windows that may contain an element: which, as which tap, and what has to hold."""
         found = []
         at = element + self.before
@@ -101,7 +101,7 @@ class Even:
             tests = inside_all((window, self.out))
             if self.stride > 1:
                 tests.append(_compared("eq", first % self.stride, 0))
-            found.append((window, Ix.of(k), tests))
+            found.append((window, IndexExpr.of(k), tests))
         return found
 
 
@@ -114,17 +114,17 @@ class Adaptive:
     before: int = 0
     dilation: int = 1
 
-    def start(self, window: Ix) -> Ix:
+    def start(self, window: IndexExpr) -> IndexExpr:
         """The first element of a window."""
         return (window * self.size) // self.out
 
-    def end(self, window: Ix) -> Ix:
+    def end(self, window: IndexExpr) -> IndexExpr:
         """The element after a window's last."""
         return (window * self.size + (self.size + self.out - 1)) // self.out
 
     @functools.cached_property
     def _each(self) -> list[tuple[int, int]]:
-        firsts = [Ix.of(i) for i in range(self.out)]
+        firsts = [IndexExpr.of(i) for i in range(self.out)]
         return [(self.start(i).const, self.end(i).const) for i in firsts]
 
     @property
@@ -144,15 +144,15 @@ class Adaptive:
             sum(start <= i for start, _ in self._each[i * self.out // self.size :]) for i in range(self.size)
         )
 
-    def place(self, window: Ix, tap: int | Ix) -> Ix:
+    def place(self, window: IndexExpr, tap: int | IndexExpr) -> IndexExpr:
         """The element that a tap of a window is; it may lie after the window."""
         return self.start(window) + tap
 
-    def within(self, window: Ix, tap: int | Ix) -> list[Expr]:
+    def within(self, window: IndexExpr, tap: int | IndexExpr) -> list[Expr]:
         """What has to hold for a tap to be in its window."""
         return [_compared("lt", self.place(window, tap) - self.end(window), 0)]
 
-    def over(self, element: Ix) -> list[tuple[Ix, Ix, list[Expr]]]:
+    def over(self, element: IndexExpr) -> list[tuple[IndexExpr, IndexExpr, list[Expr]]]:
         """The windows that may contain an element: which, as which tap, and what has to hold."""
         found = []
         for j in range(self.most):
@@ -168,11 +168,11 @@ class Adaptive:
 Axis: TypeAlias = "Even | Adaptive"
 
 
-def _compared(op: str, ix: Ix, bound: int) -> Expr:
+def _compared(op: str, ix: IndexExpr, bound: int) -> Expr:
     return Expr.make(op, (place_of(ix), const(bound, torch.int64)), torch.bool)
 
 
-def inside_all(*ranges: tuple[Ix, int]) -> list[Expr]:
+def inside_all(*ranges: tuple[IndexExpr, int]) -> list[Expr]:
     """That indices lie between 0 and a bound, as far as it is not known."""
     found = [within(ix, 0, bound) for ix, bound in ranges]
     return [test for test in found if test is not None]
@@ -191,12 +191,12 @@ _COMBINE = {"max": "maximum", "sum": "add"}
 
 def settled(x: Value) -> Value:
     """A value that may be read several times: as it is where that is cheap, else kept in memory."""
-    element = x.at(tuple(Ix.of(Var(size)) for size in x.shape))
+    element = x.at(tuple(IndexExpr.of(Var(size)) for size in x.shape))
     nodes = list(walk([element]))
     if len(nodes) <= _CHEAP and not any(e.op in _COSTLY for e in nodes):
         return x
-    held = Kept(x, rows=False)
-    return Value(x.shape, x.dtype, lambda index: kept(held, index))
+    held = Materialized(x, rows=False)
+    return Value(x.shape, x.dtype, lambda index: materialized(held, index))
 
 
 def _lowest(dtype: torch.dtype) -> Expr:
@@ -231,8 +231,8 @@ def _row_of(x: Value, windows: Axis, fill: Expr) -> Value:
         place = index[-1] - windows.before
         return _guarded(inside_all((place, windows.size)), x.at((*index[:-1], place)), fill)
 
-    held = Kept(Value((*x.shape[:-1], windows.reach), x.dtype, at), rows=True)
-    return Value(held.value.shape, x.dtype, lambda index: kept(held, index))
+    held = Materialized(Value((*x.shape[:-1], windows.reach), x.dtype, at), rows=True)
+    return Value(held.value.shape, x.dtype, lambda index: materialized(held, index))
 
 
 def folded(x: Value, windows: Sequence[Axis], kind: str) -> Value:
@@ -246,8 +246,8 @@ def folded(x: Value, windows: Sequence[Axis], kind: str) -> Value:
         places = [w.place(o, k) for w, o, k in zip(windows, outer[first:], inner, strict=True)]
         return cast(x.at((*outer[:first], *places)), made.dtype)
 
-    node = Pooled(kind, made.shape, tuple(w.taps for w in windows), made.dtype, body, made.at)
-    return Value(made.shape, made.dtype, lambda index: reduced(node, index))
+    node = PooledMatmul(kind, made.shape, tuple(w.taps for w in windows), made.dtype, body, made.at)
+    return Value(made.shape, made.dtype, lambda index: reduction_result(node, index))
 
 
 def _shares_out(windows: Sequence[Axis]) -> bool:
@@ -258,8 +258,8 @@ def _shares_out(windows: Sequence[Axis]) -> bool:
 
 def _of_product(x: Value) -> bool:
     """Whether an element is made of one of a matrix product's."""
-    element = x.at(tuple(Ix.of(Var(size)) for size in x.shape))
-    return any(e.op == "reduced" and isinstance(e.extra[0], Product) for e in walk([element]))
+    element = x.at(tuple(IndexExpr.of(Var(size)) for size in x.shape))
+    return any(e.op == "reduced" and isinstance(e.extra[0], Matmul) for e in walk([element]))
 
 
 def _folded(x: Value, windows: Sequence[Axis], kind: str) -> Value:
@@ -300,7 +300,7 @@ def _looped(x: Value, windows: Sequence[Axis], kind: str, fill: Expr) -> Value:
         return _guarded(tests, x.at((*outer[:first], *places)), fill)
 
     node = Reduction(kind, shape, tuple(w.taps for w in windows), x.dtype, body)
-    return Value(shape, x.dtype, lambda index: reduced(node, index))
+    return Value(shape, x.dtype, lambda index: reduction_result(node, index))
 
 
 def _given(x: Value, dtype: torch.dtype) -> Value:
@@ -412,7 +412,7 @@ def _places(x: Value, windows: Sequence[Axis]) -> Places:
     counts = _steps([w.taps for w in windows], [1] * len(windows))
 
     def flat(index: Index) -> Expr:
-        begin = Ix()
+        begin = IndexExpr()
         for w, o in zip(windows, index[first:], strict=True):
             begin = begin * w.size + w.place(o, 0)
         _, far = found(index, lengths)
@@ -440,7 +440,7 @@ def _holding(most: int, dtype: torch.dtype) -> torch.dtype:
     return dtype if most <= torch.iinfo(dtype).max else torch.int64
 
 
-def _there(windows: Sequence[Axis], outer: Sequence[Ix], taps: Sequence[int]) -> list[Expr]:
+def _there(windows: Sequence[Axis], outer: Sequence[IndexExpr], taps: Sequence[int]) -> list[Expr]:
     """What has to hold for taps to be elements of their windows."""
     tests = []
     for w, o, k in zip(windows, outer, taps, strict=True):
@@ -468,7 +468,7 @@ def _max_pool_backward(meta: torch.Tensor, grad: Value, windows: Sequence[Axis],
         total: Expr | None = None
         for each in itertools.product(*(w.over(i) for w, i in zip(windows, index[first:], strict=True))):
             where = (*index[:first], *(window for window, _, _ in each))
-            number = Ix()
+            number = IndexExpr()
             for w, i, (_, tap, _) in zip(windows, index[first:], each, strict=True):
                 number = number * w.taps + tap if by_tap else number * w.size + i
             ours = Expr.make("eq", (places.at(where), cast(place_of(number), places.dtype)), torch.bool)
@@ -563,7 +563,7 @@ def _max_pools(rank: int) -> None:
 # --- means ------------------------------------------------------------------------------------------------
 
 
-def _count(windows: Axis, window: Ix, include_padding: bool, dtype: torch.dtype) -> Expr:
+def _count(windows: Axis, window: IndexExpr, include_padding: bool, dtype: torch.dtype) -> Expr:
     """How many elements of an axis a window's sum is divided by."""
     after = windows.before if include_padding else 0
     total = 0
@@ -643,8 +643,8 @@ def _mean_backward(
             value = _spread(value, axis, w)
     if not _is_whole(last):
         if any(w.taps > 1 for w in lead):
-            held = Kept(value, rows=True)
-            value = Value(value.shape, inside, lambda index: kept(held, index))
+            held = Materialized(value, rows=True)
+            value = Value(value.shape, inside, lambda index: materialized(held, index))
         value = _spread(value, len(meta.shape) - 1, last)
     return _given(Value(tuple(meta.shape), inside, value.at), meta.dtype)
 

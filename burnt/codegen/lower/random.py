@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, Ix, Value
-from burnt.codegen.ir import index as place_of
+from burnt.codegen.ir import Expr, Index, IndexExpr, Value
+from burnt.codegen.ir import index_value as place_of
 from burnt.codegen.lower.registry import Unlowered, cast, compute_dtype, const, lowered, operand, overloads
 
 aten = torch.ops.aten
@@ -33,15 +33,15 @@ class Source(NamedTuple):
     seed: Expr
     stream: int
 
-    def uniform(self, counter: Ix) -> Expr:
+    def uniform(self, counter: IndexExpr) -> Expr:
         """A float32 in [0, 1)."""
         return Expr.make("uniform", (self.seed, place_of(counter)), torch.float32, self.stream)
 
-    def integer(self, counter: Ix, bound: int) -> Expr:
+    def integer(self, counter: IndexExpr, bound: int) -> Expr:
         """An int64 in [0, bound), for bounds up to 2^32."""
         return Expr.make("random", (self.seed, place_of(counter)), torch.int64, self.stream, bound)
 
-    def uniform64(self, counter: Ix) -> Expr:
+    def uniform64(self, counter: IndexExpr) -> Expr:
         """A float64 in [0, 1), of the two numbers from the counter on."""
         high = cast(self.integer(counter, 1 << 32), torch.float64)
         low = cast(self.integer(counter + 1, 1 << 21), torch.float64)
@@ -56,14 +56,14 @@ def _sum(a: Expr, b: Expr) -> Expr:
     return Expr.make("add", (a, b), a.dtype)
 
 
-def _flat(index: Index, meta: torch.Tensor) -> Ix:
-    place = Ix()
+def _flat(index: Index, meta: torch.Tensor) -> IndexExpr:
+    place = IndexExpr()
     for ix, size in zip(index, meta.shape, strict=True):
         place = place * size + ix
     return place
 
 
-def _drawn(meta: torch.Tensor, element: Callable[[Ix], Expr]) -> Value:
+def _drawn(meta: torch.Tensor, element: Callable[[IndexExpr], Expr]) -> Value:
     """A tensor of numbers, each a function of its place."""
     inside = compute_dtype(meta.dtype)
 
@@ -89,7 +89,7 @@ def _uniform(meta: torch.Tensor, source: Source) -> Value:
     if bits is None:
         return _drawn(meta, source.uniform)
 
-    def few(place: Ix) -> Expr:
+    def few(place: IndexExpr) -> Expr:
         return _times(cast(source.integer(place, 1 << bits), torch.float32), 2.0**-bits)
 
     return _drawn(meta, few)
@@ -123,14 +123,14 @@ def _uniform_between(
 def _normal(meta: torch.Tensor, source: Source) -> Value:
     """Standard normal numbers, by Box and Muller (1958) of two uniform ones each."""
 
-    def single(place: Ix) -> Expr:
+    def single(place: IndexExpr) -> Expr:
         # In (0, 1], with 32 bits: the smallest sets how far out the largest numbers are.
         bits = cast(source.integer(place * 2, 1 << 32), torch.float32)
         return _polar(
             _sum(_times(bits, 2.0**-32), const(2.0**-33, torch.float32)), source.uniform(place * 2 + 1)
         )
 
-    def double(place: Ix) -> Expr:
+    def double(place: IndexExpr) -> Expr:
         first = _sum(source.uniform64(place * 4), const(2.0**-54, torch.float64))
         return _polar(first, source.uniform64(place * 4 + 2))
 
@@ -183,7 +183,7 @@ def _integers(meta: torch.Tensor, low: Any, high: Any, source: Source, options: 
     if type(low) is not int or type(high) is not int or not 0 < high - low <= 1 << 32:
         raise Unlowered
 
-    def element(place: Ix) -> Expr:
+    def element(place: IndexExpr) -> Expr:
         return _sum(source.integer(place, high - low), const(low, torch.int64))
 
     return _drawn(meta, element)

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, Ix, Reduction, Value, reduced
-from burnt.codegen.ir import index as place_of
+from burnt.codegen.ir import Expr, Index, IndexExpr, Reduction, Value, reduction_result
+from burnt.codegen.ir import index_value as place_of
 from burnt.codegen.lower.registry import (
     LOWERINGS,
     SHORT,
     Lowering,
-    Number,
+    Scalar,
     Unlowered,
     cast,
     compute_dtype,
@@ -38,7 +38,7 @@ def reduction(
     kept = [axis for axis in range(rank) if axis not in over]
 
     def body(outer: Index, inner: Index) -> Expr:
-        index: list[Ix] = [Ix()] * rank
+        index: list[IndexExpr] = [IndexExpr()] * rank
         for ix, axis in zip(outer, kept, strict=True):
             index[axis] = ix
         for ix, axis in zip(inner, over, strict=True):
@@ -53,7 +53,7 @@ def reduction(
 
     def at(index: Index) -> Expr:
         outer = tuple(index[a] for a in kept) if keepdim else index
-        made = reduced(node, outer)
+        made = reduction_result(node, outer)
         if dtype == result_inside:
             return made
         return Expr.make("as" if dtype in SHORT else "cast", (made,), dtype)
@@ -81,7 +81,7 @@ def _sum(
 
 def counted(size: int) -> Value:
     """A number of elements as an operand: it comes from a shape, so kernels take it as one."""
-    return Value((), torch.int64, lambda index: place_of(Ix(const=size)))
+    return Value((), torch.int64, lambda index: place_of(IndexExpr(const=size)))
 
 
 @lowered(aten.mean.dim, aten.mean.default)
@@ -188,7 +188,7 @@ def _var_mean(
     centred = pointwise("sub", wide, [x, mean], inside)
     squares = reduction("sum", pointwise("mul", wide, [centred, centred], inside), axes, True, inside, inside)
     by: Any
-    if isinstance(correction, Number):
+    if isinstance(correction, Scalar):
         by = pointwise("sub", meta_of((), inside), [counted(count), correction], inside)
         by = pointwise("maximum", meta_of((), inside), [by, 0], inside)
     else:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, Ix, Value
+from burnt.codegen.ir import Expr, Index, IndexExpr, Value
 from burnt.errors import BurntError, DefinitionError, nearest
 
 aten = torch.ops.aten
@@ -25,7 +25,7 @@ class Unlowered(Exception):
     """An op, or this use of it, is not lowered; torch's own call serves."""
 
 
-class Number:
+class Scalar:
     """A Python number that is known at run time only."""
 
     def __init__(self, position: int) -> None:
@@ -132,7 +132,7 @@ def broadcast(value: Value, shape: Sequence[int]) -> Callable[[Index], Expr]:
 
     def at(index: Index) -> Expr:
         return value.at(
-            tuple(Ix() if one else ix for one, ix in zip(ones, index[skip:], strict=True))
+            tuple(IndexExpr() if one else ix for one, ix in zip(ones, index[skip:], strict=True))
         )  # fmt: skip
 
     return at
@@ -143,7 +143,7 @@ def operand(value: Any, shape: Sequence[int], dtype: torch.dtype) -> Callable[[I
     if isinstance(value, Value):
         at = broadcast(value, shape)
         return lambda index: cast(at(index), dtype)
-    if isinstance(value, Number):
+    if isinstance(value, Scalar):
         number = Expr.make("number", (), torch.float64, value.position)
         return lambda index: cast(number, dtype)
     fixed = const(value, dtype)
@@ -232,7 +232,7 @@ def common_dtype(*inputs: Any) -> torch.dtype:
         torch.empty((1,) * len(v.shape), dtype=v.dtype, device="meta")
         if isinstance(v, Value)
         else 1.0
-        if isinstance(v, Number)
+        if isinstance(v, Scalar)
         else v
         for v in inputs
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Expr, Scan, Value, scanned
+from burnt.codegen.ir import Expr, Scan, Value, scan_result
 from burnt.codegen.lower.registry import Unlowered, cast, compute_dtype, const, lowered
 
 aten = torch.ops.aten
@@ -27,7 +27,7 @@ def _scan(kind: str, x: Value, axis: int, dtype: torch.dtype, inside: torch.dtyp
         )
     result = torch.int64 if places else inside
     node = Scan(kind, x.shape, axis, result, lambda index: cast(x.at(index), inside))
-    return Value(x.shape, dtype, lambda index: _given(scanned(node, index), dtype))
+    return Value(x.shape, dtype, lambda index: _given(scan_result(node, index), dtype))
 
 
 def _given(element: Expr, dtype: torch.dtype) -> Expr:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Expr, Index, Ix, Value
-from burnt.codegen.ir import index as place_of
-from burnt.codegen.lower.registry import Number, Unlowered, broadcast, cast, const, filled, lowered, operand
+from burnt.codegen.ir import Expr, Index, IndexExpr, Value
+from burnt.codegen.ir import index_value as place_of
+from burnt.codegen.lower.registry import Scalar, Unlowered, broadcast, cast, const, filled, lowered, operand
 
 aten = torch.ops.aten
 
@@ -25,9 +25,9 @@ def reshaped(x: Value, shape: Sequence[int]) -> Value:
     groups = _groups(x.shape, shape)
 
     def at(index: Index) -> Expr:
-        inner = [Ix()] * len(x.shape)
+        inner = [IndexExpr()] * len(x.shape)
         for (first, *rest), theirs in groups:
-            flat = Ix()
+            flat = IndexExpr()
             for axis in theirs:
                 flat = flat * shape[axis] + index[axis]
             for axis in reversed(rest):
@@ -80,7 +80,7 @@ def permuted(x: Value, order: Sequence[int]) -> Value:
     shape = tuple(x.shape[axis] for axis in order)
 
     def at(index: Index) -> Expr:
-        inner = [Ix()] * len(order)
+        inner = [IndexExpr()] * len(order)
         for ix, axis in zip(index, order, strict=True):
             inner[axis] = ix
         return x.at(tuple(inner))
@@ -136,7 +136,7 @@ def _slice(
 @lowered(aten.select.int, aten.select_copy.int)
 def _select(meta: torch.Tensor, x: Value, axis: int, at: int) -> Value:
     axis %= len(x.shape)
-    place = Ix.of(at % x.shape[axis])
+    place = IndexExpr.of(at % x.shape[axis])
     return Value(tuple(meta.shape), x.dtype, lambda index: x.at((*index[:axis], place, *index[axis:])))
 
 
@@ -155,12 +155,12 @@ def _repeat(meta: torch.Tensor, x: Value, times: Sequence[int]) -> Value:
         tuple(meta.shape),
         x.dtype,
         lambda index: x.at(
-            tuple(ix % size if size else Ix() for ix, size in zip(index[skip:], x.shape, strict=True))
+            tuple(ix % size if size else IndexExpr() for ix, size in zip(index[skip:], x.shape, strict=True))
         ),
     )
 
 
-def within(ix: Ix, low: int, high: int) -> Expr | None:
+def within(ix: IndexExpr, low: int, high: int) -> Expr | None:
     """Whether ``low <= ix < high``; None where it always is."""
     first, last = ix.bounds()
     place = place_of(ix)
@@ -181,7 +181,7 @@ def chosen(test: Expr | None, yes: Expr, no: Expr) -> Expr:
 
 @lowered(aten.constant_pad_nd.default)
 def _pad(meta: torch.Tensor, x: Value, pads: Sequence[int], value: Any = 0) -> Value:
-    if isinstance(value, Number):
+    if isinstance(value, Scalar):
         raise Unlowered
     before = [0] * len(x.shape)
     for i in range(len(pads) // 2):

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from burnt.codegen.eager_policy import torch_is_best
+from burnt.codegen.eager_policy import why_eager_is_faster
 from burnt.codegen.ir import Buffer, Check, Kernel
-from burnt.codegen.render.shape_params import parameters, plain
+from burnt.codegen.render.shape_params import sizes_as_parameters, with_constant_sizes
 from burnt.codegen.runtime import c_library
 from burnt.codegen.runtime.target import Built, Launch, Target, raise_failed_check, size_templates
-from burnt.codegen.schedule.passes import Joins
+from burnt.codegen.schedule.passes import OnlineThresholds
 
 __all__ = ["C"]
 
@@ -24,7 +24,9 @@ def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequ
     marked = print_kernels(kernels, buffers, numbers)
     general = size_templates.is_general(marked)
     pointers = len(buffers) + any(kernel.checks for kernel in kernels)
-    source, values = _with_parameters(marked, pointers + len(numbers)) if general else (plain(marked), ())
+    source, values = (
+        _with_parameters(marked, pointers + len(numbers)) if general else (with_constant_sizes(marked), ())
+    )
     library = c_library.load(c_library.PREAMBLE + source, [kernel.name for kernel in kernels])
 
     def launch(kernel: Kernel) -> Launch:
@@ -61,7 +63,7 @@ def _with_parameters(marked: str, first: int) -> tuple[str, tuple[int, ...]]:
     values: list[int] = []
     for text in re.split(r"(?=^void )", marked, flags=re.M):
         start = len(values)
-        text, found = parameters(text, lambda k, start=start: f"n{start + k}")  # type: ignore[misc]
+        text, found = sizes_as_parameters(text, lambda k, start=start: f"n{start + k}")  # type: ignore[misc]
         values += found
         head, brace, body = text.partition("{\n")
         reads = [f"    const int64_t n{k} = a[{first + k}].i;\n" for k in range(start, len(values))]
@@ -73,7 +75,7 @@ def _show_c(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, s
     from burnt.codegen.render.c.kernel import print_kernels
 
     buffers = dict.fromkeys(b for kernel in kernels for b in (*kernel.read, *kernel.written))
-    source = plain(print_kernels(kernels, list(buffers), numbers))
+    source = with_constant_sizes(print_kernels(kernels, list(buffers), numbers))
     return {kernel: _function(source, kernel.name) for kernel in kernels}
 
 
@@ -92,7 +94,7 @@ _RUNS = 64
 # Measured with one thread. A sum of exponentials alone takes cheaper ones: 1.2 times as fast for rows of 256
 # float32, 1.7 times for 32000. Squares are two instructions, and as fast in two passes while all rows are in
 # a cache; 1.2 to 1.4 times as fast where they come from memory. Columns: 1.1 to 4 times from 2000 float32 on.
-_JOINS = Joins(exp=1 << 9, squares=1 << 14, total=1 << 25, columns=120_000)
+_JOINS = OnlineThresholds(exp=1 << 9, squares=1 << 14, total=1 << 25, columns=120_000)
 
 
 C = Target(
@@ -103,6 +105,6 @@ C = Target(
     runs=_RUNS,
     cuts=True,
     joins=_JOINS,
-    torch_is_best=torch_is_best,
+    torch_is_best=why_eager_is_faster,
     show=_show_c,
 )

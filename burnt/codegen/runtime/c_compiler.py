@@ -33,8 +33,8 @@ __all__ = [
     "FORMAT",
     "PREAMBLE",
     "UNSAFE_FLAGS",
+    "CFunction",
     "Compiler",
-    "Function",
     "careful_flags",
     "compile_library",
     "cpu_features",
@@ -64,7 +64,7 @@ typedef union { void *p; int64_t i; double f; } burnt_arg;
 """
 """What every generated source begins with."""
 
-Function = Callable[[bytes], None]
+CFunction = Callable[[bytes], None]
 """A compiled ``void name(const burnt_arg *a)``."""
 
 FORMAT = "burnt-c-1"
@@ -414,7 +414,7 @@ def _compiled(
         ) from None
 
 
-def function(library: ctypes.CDLL, name: str) -> Function:
+def function(library: ctypes.CDLL, name: str) -> CFunction:
     """A compiled function that takes its arguments packed into bytes.
 
     Raises:
@@ -423,7 +423,7 @@ def function(library: ctypes.CDLL, name: str) -> Function:
     found = getattr(library, name)
     found.restype = None
     found.argtypes = (ctypes.c_char_p,)  # anything else is refused, where it would crash
-    call: Function = found
+    call: CFunction = found
     return call
 
 

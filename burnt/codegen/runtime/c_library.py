@@ -28,8 +28,8 @@ from burnt.codegen.runtime import build_cache, c_compiler
 from burnt.codegen.runtime.c_compiler import (
     CONTRACTED,
     PREAMBLE,
+    CFunction,
     Compiler,
-    Function,
     find_compiler,
     why_no_compiler,
 )
@@ -38,8 +38,8 @@ from burnt.errors import CacheError, CompileError, UnsupportedError
 __all__ = [
     "CONTRACTED",
     "PREAMBLE",
+    "CFunction",
     "Compiler",
-    "Function",
     "Library",
     "clear_cache",
     "find_compiler",
@@ -63,9 +63,9 @@ class Library:
 
     path: Path
     source: Path
-    functions: Mapping[str, Function]
+    functions: Mapping[str, CFunction]
 
-    def __getitem__(self, name: str) -> Function:
+    def __getitem__(self, name: str) -> CFunction:
         return self.functions[name]
 
 
@@ -235,7 +235,7 @@ def _built(key: str, source: str, chosen: Compiler, folder: Path) -> tuple[ctype
 
 
 def launcher(
-    function: Function, *, pointers: int = 0, ints: int = 0, floats: int = 0, sizes: Sequence[int] = ()
+    function: CFunction, *, pointers: int = 0, ints: int = 0, floats: int = 0, sizes: Sequence[int] = ()
 ) -> Callable[..., None]:
     """A callable for one of `load`'s functions, as cheap as Python allows.
 

@@ -24,7 +24,7 @@ from burnt.codegen.runtime.target import Built, Target
 from burnt.codegen.schedule.saved_tensors import Saved
 from burnt.codegen.schedule.scheduler import Call, Plan, schedule
 
-__all__ = ["CompiledPlan", "fault", "told"]
+__all__ = ["CompiledPlan", "debug_log", "warn_fallback"]
 
 _CPU = torch.device("cpu")
 _Allocation = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
@@ -311,7 +311,7 @@ def _names(step: Kernel | Call) -> set[Buffer]:
     return {*step.read, *step.written}
 
 
-def told_plan(plan: CompiledPlan) -> None:
+def debug_log_plan(plan: CompiledPlan) -> None:
     """Print a plan, where ``BURNT_DEBUG=1`` asks for it: its steps, each with its kernel's text."""
     steps = plan.plan.steps
     lines = [f"{len(steps)} step{'s' if len(steps) != 1 else ''}"]
@@ -320,16 +320,16 @@ def told_plan(plan: CompiledPlan) -> None:
             lines += [f"  {step.name}, {step.kind}", plan.texts.get(step, "")]
         else:
             lines.append(f"  {step.node.target}, torch's own call: {step.why}")
-    told(plan.name, "\n".join(lines))
+    debug_log(plan.name, "\n".join(lines))
 
 
-def told(name: str, what: str) -> None:
+def debug_log(name: str, what: str) -> None:
     """Print what was made of a function, where ``BURNT_DEBUG=1`` asks for it."""
     if os.environ.get("BURNT_DEBUG") == "1":
         print(f"burnt: {name}: {what}", file=sys.stderr)  # noqa: T201
 
 
-def fault(name: str, error: Exception) -> str:
+def warn_fallback(name: str, error: Exception) -> str:
     """Warn that a function runs as plain torch because of a fault of ours; the reason, as text."""
     reason = f"{type(error).__name__}: {error}"
     warnings.warn(

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from burnt.codegen.ir import Buffer, Kernel
-from burnt.codegen.render.shape_params import parameters, plain
+from burnt.codegen.render.shape_params import sizes_as_parameters, with_constant_sizes
 from burnt.codegen.runtime.target import Built, Launch, Target, raise_failed_check, size_templates
-from burnt.codegen.schedule.passes import Joins
+from burnt.codegen.schedule.passes import OnlineThresholds
 
 if TYPE_CHECKING:
     from burnt.codegen.render.metal.kernel import Dispatch
@@ -93,8 +93,8 @@ def build_metal(
 def _metal_text(dispatch: Dispatch, *, general: bool) -> tuple[str, tuple[int, ...]]:
     """The text of a dispatch, and the sizes that it takes: all of them if it is to be general."""
     if not general:
-        return plain(dispatch.text), ()
-    text, sizes = parameters(dispatch.text, lambda k: f"n[{k}]")
+        return with_constant_sizes(dispatch.text), ()
+    text, sizes = sizes_as_parameters(dispatch.text, lambda k: f"n[{k}]")
     if sizes:
         place = len(dispatch.memory) + dispatch.numbers
         parameter = f"    constant {'long' if dispatch.wide else 'int'} *n [[buffer({place})]],\n"
@@ -106,7 +106,9 @@ def _show_metal(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kerne
     from burnt.codegen.render.metal.kernel import print_kernel
 
     made = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
-    return {kernel: plain("\n".join(d.text for d in ds)).rstrip("\n") for kernel, ds in made.items()}
+    return {
+        kernel: with_constant_sizes("\n".join(d.text for d in ds)).rstrip("\n") for kernel, ds in made.items()
+    }
 
 
 @functools.cache
@@ -119,7 +121,7 @@ def _no_metal() -> str | None:
 
 
 # Twice what is next to a core of Apple's GPUs, or about: this has not been measured.
-_JOINS_OF_METAL = Joins(exp=1 << 15, squares=1 << 15, columns=1 << 17)
+_JOINS_OF_METAL = OnlineThresholds(exp=1 << 15, squares=1 << 15, columns=1 << 17)
 
 
 METAL = Target(

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from burnt.codegen.ir import Buffer, Check, Kernel
-from burnt.codegen.render.shape_params import Forms
-from burnt.codegen.schedule.passes import Joins
+from burnt.codegen.render.shape_params import SizeTemplates
+from burnt.codegen.schedule.passes import OnlineThresholds
 
 __all__ = ["Built", "Target"]
 
@@ -60,7 +60,7 @@ class Target:
     scratch: int = 0
     runs: int = 0
     cuts: bool = False
-    joins: Joins | None = None
+    joins: OnlineThresholds | None = None
     torch_is_best: Callable[[torch.fx.Node], str | None] = lambda node: None
     products: Callable[[torch.fx.Node], str | None] | None = None
     show: Callable[[Sequence[Kernel], Sequence[int]], dict[Kernel, str]] = lambda kernels, numbers: {}
@@ -73,4 +73,4 @@ def raise_failed_check(checks: Sequence[Check], failed: Iterable[int]) -> None:
             raise check.error(word >> 1)
 
 
-size_templates = Forms()
+size_templates = SizeTemplates()

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from burnt.codegen.ir import Buffer, Kernel
-from burnt.codegen.lower.matmul import why_torch
+from burnt.codegen.lower.matmul import why_eager
 from burnt.codegen.runtime.target import Built, Target
-from burnt.codegen.schedule.passes import Joins
+from burnt.codegen.schedule.passes import OnlineThresholds
 
 __all__ = ["TRITON", "are_blocks", "with_blocks"]
 
@@ -23,15 +23,15 @@ def _build_triton(
     numbers: Sequence[int],
     blocks: Mapping[str, str] | None = None,
 ) -> Built:
-    from burnt.codegen.render.triton.configs import config_of, pick
+    from burnt.codegen.render.triton.configs import parse_config, select_config
     from burnt.codegen.runtime.triton_compile_pool import limits_of
     from burnt.codegen.runtime.triton_launch import build
 
-    given = {name: config_of(text) for name, text in (blocks or {}).items()}
+    given = {name: parse_config(text) for name, text in (blocks or {}).items()}
     if not torch.cuda.is_available():
         return build(kernels, buffers, numbers, blocks=given)
     limits = limits_of(torch.device("cuda", torch.cuda.current_device()))
-    return build(kernels, buffers, numbers, choose=lambda form: pick(form, limits), blocks=given)
+    return build(kernels, buffers, numbers, choose=lambda form: select_config(form, limits), blocks=given)
 
 
 def with_blocks(blocks: Mapping[str, str]) -> Target:
@@ -49,11 +49,11 @@ def are_blocks(blocks: Mapping[Any, Any]) -> bool:
     >>> are_blocks({"softmax_0": "1x2048 w8"}), are_blocks({"softmax_0": "1x3"}), are_blocks({"BLOCK": 64})
     (True, False, False)
     """
-    from burnt.codegen.render.triton.configs import config_of
+    from burnt.codegen.render.triton.configs import parse_config
 
     try:
         return all(
-            isinstance(name, str) and isinstance(text, str) and bool(config_of(text))
+            isinstance(name, str) and isinstance(text, str) and bool(parse_config(text))
             for name, text in blocks.items()
         )
     except ValueError:
@@ -61,10 +61,13 @@ def are_blocks(blocks: Mapping[Any, Any]) -> bool:
 
 
 def _show_triton(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:
-    from burnt.codegen.render.triton.configs import pick
-    from burnt.codegen.render.triton.kernel import form_of, print_kernel
+    from burnt.codegen.render.triton.configs import select_config
+    from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 
-    return {kernel: print_kernel(kernel, pick(form_of(kernel))).text.rstrip("\n") for kernel in kernels}
+    return {
+        kernel: print_kernel(kernel, select_config(structure_of(kernel))).text.rstrip("\n")
+        for kernel in kernels
+    }
 
 
 def _no_triton() -> str | None:
@@ -76,4 +79,6 @@ def _no_triton() -> str | None:
 
 
 # Of a row that is held whole, the printer makes two passes of it again.
-TRITON = Target("triton", _build_triton, _no_triton, joins=Joins(), products=why_torch, show=_show_triton)
+TRITON = Target(
+    "triton", _build_triton, _no_triton, joins=OnlineThresholds(), products=why_eager, show=_show_triton
+)

@@ -30,9 +30,9 @@ import torch
 
 from burnt.codegen.frontend.trace import PLANNING
 from burnt.codegen.ir import Buffer, Expr, Kernel
-from burnt.codegen.render.triton.configs import AnyConfig, is_risky, too_much, variants
-from burnt.codegen.render.triton.kernel import form_of, print_kernel
-from burnt.codegen.render.triton.source import Failed, Number, Work
+from burnt.codegen.render.triton.configs import AnyConfig, is_risky, neighbouring_configs, why_too_large
+from burnt.codegen.render.triton.kernel import print_kernel, structure_of
+from burnt.codegen.render.triton.source import FailedFlag, ScalarArg, Workspace
 from burnt.codegen.render.triton.tile_config import Limits
 from burnt.errors import CompileError
 
@@ -82,11 +82,11 @@ def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
         Expr.forget()
 
     def described(argument: Any) -> str | int | None:
-        if isinstance(argument, Buffer | Work):
+        if isinstance(argument, Buffer | Workspace):
             return str(argument.dtype).removeprefix("torch.")
-        if isinstance(argument, Failed):
+        if isinstance(argument, FailedFlag):
             return "int64"
-        return None if isinstance(argument, Number) else int(argument)
+        return None if isinstance(argument, ScalarArg) else int(argument)
 
     sizes = printed.config
     return [
@@ -196,14 +196,14 @@ def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[Choice]:
     largest one are left alone.
     """
     with PLANNING:
-        forms = {kernel.name: form_of(kernel) for kernel in kernels}
+        forms = {kernel.name: structure_of(kernel) for kernel in kernels}
         Expr.forget()
     work = {name: form.work for name, form in forms.items()}
     large = [name for name in forms if 16 * work[name] >= max(work.values())]
     found = [
         [
-            Choice(name, str(v), too_much(forms[name], v, limits), is_risky(v))
-            for v in variants(forms[name], limits)[1:]
+            Choice(name, str(v), why_too_large(forms[name], v, limits), is_risky(v))
+            for v in neighbouring_configs(forms[name], limits)[1:]
         ]
         for name in large
     ]

@@ -20,10 +20,10 @@ import torch
 import triton
 
 from burnt.codegen.ir import Buffer, Check, Kernel, walk
-from burnt.codegen.render.triton.configs import AnyConfig, pick
-from burnt.codegen.render.triton.kernel import form_of, print_kernel
-from burnt.codegen.render.triton.matmul_config import ProductConfig
-from burnt.codegen.render.triton.source import Failed, Function, Number, Printed, Work
+from burnt.codegen.render.triton.configs import AnyConfig, select_config
+from burnt.codegen.render.triton.kernel import print_kernel, structure_of
+from burnt.codegen.render.triton.matmul_config import MatmulConfig
+from burnt.codegen.render.triton.source import DeviceFunction, FailedFlag, ScalarArg, TritonSource, Workspace
 from burnt.codegen.runtime.target import Built, Launch
 
 __all__ = ["build", "load"]
@@ -35,7 +35,7 @@ def build(
     kernels: Sequence[Kernel],
     buffers: Sequence[Buffer],
     numbers: Sequence[int],
-    choose: Callable[[Any], AnyConfig] = pick,
+    choose: Callable[[Any], AnyConfig] = select_config,
     blocks: Mapping[str, AnyConfig] = _NO_BLOCKS,
 ) -> Built:
     """Kernels that can run.
@@ -53,12 +53,12 @@ def build(
     launch: dict[Kernel, Launch] = {}
     for kernel in kernels:
         config = blocks.get(kernel.name)
-        if config is None or isinstance(config, ProductConfig) != (kernel.product is not None):
-            config = choose(form_of(kernel))  # none was named, or that of a kernel of another kind
+        if config is None or isinstance(config, MatmulConfig) != (kernel.product is not None):
+            config = choose(structure_of(kernel))  # none was named, or that of a kernel of another kind
         printed = print_kernel(kernel, config)
         texts[kernel] = printed.text
         launch[kernel] = launcher(kernel, printed, slots, places)
-        if isinstance(config, ProductConfig) and config.descriptors:
+        if isinstance(config, MatmulConfig) and config.descriptors:
             plain = print_kernel(kernel, dataclasses.replace(config, descriptors=False, specialized=False))
             through_pointers = launcher(kernel, plain, slots, places)
             launch[kernel] = _where_aligned(kernel, slots, launch[kernel], through_pointers)
@@ -75,7 +75,9 @@ def load(text: str) -> dict[str, Any]:
     return space
 
 
-def launcher(kernel: Kernel, printed: Printed, slots: dict[Buffer, int], places: dict[int, int]) -> Launch:
+def launcher(
+    kernel: Kernel, printed: TritonSource, slots: dict[Buffer, int], places: dict[int, int]
+) -> Launch:
     """A callable of a kernel: of all buffers and all run-time numbers."""
     space = load(printed.text)
     calls = [_Call(space[f.name], f, printed.config, slots, places) for f in printed.functions]
@@ -136,22 +138,22 @@ class _Call:
     def __init__(
         self,
         function: Any,
-        printed: Function,
+        printed: DeviceFunction,
         config: AnyConfig,
         slots: dict[Buffer, int],
         places: dict[int, int],
     ) -> None:
         self.function = function
         self.buffers = [slots[a] for a in printed.arguments if isinstance(a, Buffer)]
-        self.works = [a for a in printed.arguments if isinstance(a, Work)]
-        self.may_fail = any(isinstance(a, Failed) for a in printed.arguments)
-        self.numbers = [places[a.position] for a in printed.arguments if isinstance(a, Number)]
+        self.works = [a for a in printed.arguments if isinstance(a, Workspace)]
+        self.may_fail = any(isinstance(a, FailedFlag) for a in printed.arguments)
+        self.numbers = [places[a.position] for a in printed.arguments if isinstance(a, ScalarArg)]
         self.sizes = [a for a in printed.arguments if isinstance(a, int)]
         self.constants = printed.constants
         self.trailing = [*self.sizes, *printed.constants.values()]
         self.grid = (printed.programs, 1, 1)
         self.options = config.options
-        self.describes = isinstance(config, ProductConfig) and config.descriptors
+        self.describes = isinstance(config, MatmulConfig) and config.descriptors
         self.compiled: dict[Any, Any] = {}
         self.interpreted = os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -17,32 +17,39 @@ import torch
 from burnt.codegen.ir import (
     Buffer,
     Expr,
-    Fold,
     Index,
-    Ix,
-    Kept,
+    IndexExpr,
     Kernel,
-    Pooled,
-    Product,
+    Materialized,
+    Matmul,
+    PooledMatmul,
     Reduction,
-    Running,
+    ReductionStep,
     Scan,
+    ScanStep,
     Store,
     Value,
     Var,
     load,
-    rebuilt,
-    reduced,
-    scanned,
+    rebuild,
+    reduction_result,
+    scan_result,
     walk,
 )
 from burnt.codegen.ir.loops import collapse, covers, dense, fresh, in_parts, plain_rows
 from burnt.codegen.lower.registry import cast
-from burnt.codegen.schedule.matmul_column_sums import join_columns
-from burnt.codegen.schedule.partial_sums import join_sums
-from burnt.codegen.schedule.passes import Joins, arrange, join, keep, multiply, pick
+from burnt.codegen.schedule.matmul_column_sums import fuse_column_sums
+from burnt.codegen.schedule.partial_sums import combine_partial_sums
+from burnt.codegen.schedule.passes import (
+    OnlineThresholds,
+    arrange,
+    cache_shared_exprs,
+    fuse_online_reductions,
+    hoist_reciprocal,
+    simplify_one_hot_sum,
+)
 
-__all__ = ["Grouping", "folds_of"]
+__all__ = ["KernelBuilder", "reductions_of"]
 
 # Few rows of many elements are folded by all threads together, in a kernel of their own.
 _SPLIT_ROWS, _SPLIT_ELEMENTS = 16, 1 << 15
@@ -50,7 +57,7 @@ _SPLIT_ROWS, _SPLIT_ELEMENTS = 16, 1 << 15
 _MOST_LOADS = 64
 
 
-class Grouping:
+class KernelBuilder:
     """The kernels of a plan, while they are made.
 
     Args:
@@ -58,12 +65,14 @@ class Grouping:
         products: whether matrix products are kernels.
     """
 
-    def __init__(self, scratch: int, runs: int, cuts: bool, joins: Joins | None, products: bool) -> None:
+    def __init__(
+        self, scratch: int, runs: int, cuts: bool, joins: OnlineThresholds | None, products: bool
+    ) -> None:
         self.most_scratch, self.most_runs, self.cuts, self.joins = scratch, runs, cuts, joins
         self.products = products
-        self.folded: dict[Reduction | Scan | Kept, Buffer] = {}
-        self.rows_kept: dict[tuple[Kernel, Kept, Index], Buffer] = {}
-        self.homes: dict[Product, Kernel] = {}
+        self.folded: dict[Reduction | Scan | Materialized, Buffer] = {}
+        self.rows_kept: dict[tuple[Kernel, Materialized, Index], Buffer] = {}
+        self.homes: dict[Matmul, Kernel] = {}
         self.count = 0
 
     def temporary(
@@ -85,18 +94,20 @@ class Grouping:
         for buffer, value in pending:
             if math.prod(buffer.shape):
                 self.store(buffer, value, made)
-        self.count = join_sums(made, self.most_runs, self.count)
-        self.count = join_columns(made, self.count)
-        folded = Counter(f.reduction for k in (*before, *made) for f in k.steps if isinstance(f, Fold))
+        self.count = combine_partial_sums(made, self.most_runs, self.count)
+        self.count = fuse_column_sums(made, self.count)
+        folded = Counter(
+            f.reduction for k in (*before, *made) for f in k.steps if isinstance(f, ReductionStep)
+        )
         several = {reduction for reduction, kernels in folded.items() if kernels > 1}
         for kernel in made:
             if kernel.kind not in ("scan", "matmul"):
-                pick(kernel)
+                simplify_one_hot_sum(kernel)
                 arrange(kernel)
-                multiply(kernel)
-                keep(kernel, self.most_scratch)
+                hoist_reciprocal(kernel)
+                cache_shared_exprs(kernel, self.most_scratch)
                 if self.joins is not None:
-                    join(kernel, self.joins, several)
+                    fuse_online_reductions(kernel, self.joins, several)
             collapse(kernel)
         self.homes.clear()
         return made
@@ -106,7 +117,7 @@ class Grouping:
         axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
         # An axis that is expanded is one element in memory, and is written once.
         loops = [Var(size if stride else 1) for size, stride in zip(value.shape, buffer.strides, strict=True)]
-        element = value.at(tuple(map(Ix.of, loops)))
+        element = value.at(tuple(map(IndexExpr.of, loops)))
         if self.scanned(buffer, value, loops, kernels):
             return
         if self.products and self.with_pool(buffer, value, loops, kernels):
@@ -115,7 +126,7 @@ class Grouping:
         if self.products and self.with_product(buffer, value, loops, kernels):
             return
         rows = self.rows(element, kernels)
-        if not folds_of(self.resolved(element)):
+        if not reductions_of(self.resolved(element)):
             rows = None  # what others needed has put them all into memory
         if rows is None and (kept := self.kept_rows(element, [loops[a] for a in axes])) is not None:
             self.store_with_scratch(buffer, value, loops, kept, kernels)
@@ -127,12 +138,12 @@ class Grouping:
         inner = [loops[a] for a in axes if loops[a] not in outer and loops[a].extent > 1]
         kernel = self.home(value, loops, outer, kernels)
         mapping = dict(zip(outer, kernel.outer, strict=True))
-        index = tuple(Ix.of(mapping.get(v, v)) for v in loops)
+        index = tuple(IndexExpr.of(mapping.get(v, v)) for v in loops)
         self.add_folds(kernel, [self.resolved(value.at(index))])
         own = [v for v in loops if v in inner]
         mapping |= dict(zip(own, self.inner(kernel, [v.extent for v in own]), strict=True))
         loops = [mapping.get(v, v) for v in loops]
-        index = tuple(map(Ix.of, loops))
+        index = tuple(map(IndexExpr.of, loops))
         expr = self.resolved(value.at(index))
         walked = tuple(mapping[v] for v in inner)
         kernel.steps.append(Store(buffer, walked, buffer.at(index), expr, tuple(loops)))
@@ -144,34 +155,34 @@ class Grouping:
 
         Other products are put into memory, and all of them where something else is folded.
         """
-        where = tuple(map(Ix.of, loops))
-        found = folds_of(self.resolved(value.at(where)))
+        where = tuple(map(IndexExpr.of, loops))
+        found = reductions_of(self.resolved(value.at(where)))
         phased = _phased(found)
         if phased:
             # Loops in two parts of which a product takes quotients and remainders.
             where = tuple(ix.replaced(phased) for ix in where)
             loops = [part for v in loops for part in (phased[v].terms if v in phased else [v])]  # type: ignore[misc]
-            found = folds_of(self.resolved(value.at(where)))
+            found = reductions_of(self.resolved(value.at(where)))
         place = buffer.at(where)
         turns = sorted((v for v in loops if v.extent > 1), key=lambda v: -place.terms.get(v, 0))
         chosen: tuple[Reduction, Index] | None = None
-        if all(isinstance(fold, Product) for fold, _ in found):
+        if all(isinstance(fold, Matmul) for fold, _ in found):
             alike = [(f, i) for f, i in found if all(g is not f or j == i for g, j in found)]
             chosen = next(((f, i) for f, i in alike if covers(i, f.shape, turns)), None)
         for fold, index in found:
             for inner, _ in self.products_below(fold, index):
                 self.materialise(inner, kernels)
-            if isinstance(fold, Product) and (fold, index) != chosen:
+            if isinstance(fold, Matmul) and (fold, index) != chosen:
                 self.materialise(fold, kernels)
         if chosen is None:
             return False
         product, index = chosen
-        assert isinstance(product, Product)
+        assert isinstance(product, Matmul)
         kernel = self.homes.get(product)
         if kernel is None:
             kernel = self.homes[product] = Kernel("", tuple(turns), [])
             kernels.append(kernel)
-        mapping = {v: Ix.of(w) for v, w in zip(turns, kernel.outer, strict=False)}
+        mapping = {v: IndexExpr.of(w) for v, w in zip(turns, kernel.outer, strict=False)}
         step = kernel.product
         if step is not None:
             same = [v.extent for v in turns] == [v.extent for v in kernel.outer]
@@ -192,7 +203,7 @@ class Grouping:
     def with_pool(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
         """Store what is made of windows of a product's elements where these are made, if the product's rows
         can be taken window by window."""
-        where = tuple(map(Ix.of, loops))
+        where = tuple(map(IndexExpr.of, loops))
 
         def only(expr: Expr) -> tuple[Reduction, Index] | None:
             """The one fold that an expression needs, if it needs nothing else that is no load."""
@@ -200,44 +211,44 @@ class Grouping:
             return found[0].extra if len(found) == 1 and found[0].op == "reduced" else None  # type: ignore[return-value]
 
         found = only(self.resolved(value.at(where), inline=False, pools=True))
-        if found is None or not isinstance(found[0], Pooled):
+        if found is None or not isinstance(found[0], PooledMatmul):
             return False
         pool, at = found
         over = tuple(Var(size) for size in pool.extents if size > 1)
         walked = iter(over)
-        inner = tuple(Ix.of(next(walked)) if size > 1 else Ix() for size in pool.extents)
+        inner = tuple(IndexExpr.of(next(walked)) if size > 1 else IndexExpr() for size in pool.extents)
         below = only(self.resolved(pool.body(at, inner), inline=False))
-        if below is None or not isinstance(below[0], Product) or below[0] in self.homes:
+        if below is None or not isinstance(below[0], Matmul) or below[0] in self.homes:
             return False
         product, index = below
-        assert isinstance(product, Product)
+        assert isinstance(product, Matmul)
         turns = sorted((v for v in loops if v.extent > 1), key=lambda v: -buffer.at(where).terms.get(v, 0))
         in_rows = set(over) <= index[-2].variables()
         if not in_rows or not covers(index, product.shape, [*turns, *over]):
             return False
         if self.products_below(product, index):
             return False
-        self.settle(reduced(product, index), kernels)
+        self.settle(reduction_result(product, index), kernels)
         kernel = self.homes[product] = Kernel("", (*turns, *over), [])
         kernels.append(kernel)
         body = self.resolved(pool.body(at, inner))
         self.add_folds(kernel, [body])
-        kernel.steps.append(Fold(pool, at, over, body))
+        kernel.steps.append(ReductionStep(pool, at, over, body))
         made = self.resolved(value.at(where), pools=True)
         kernel.steps.append(Store(buffer, (), buffer.at(where), made, tuple(loops)))
         return True
 
     def products_below(self, fold: Reduction, index: Index) -> list[tuple[Reduction, Index]]:
         """The matrix products that a fold's elements are made of."""
-        inside = folds_of(self.resolved(fold.body(index, fresh(fold.extents))))
+        inside = reductions_of(self.resolved(fold.body(index, fresh(fold.extents))))
         below = [found for inner in inside for found in self.products_below(*inner)]
-        return [*below, *(f for f in inside if isinstance(f[0], Product))]
+        return [*below, *(f for f in inside if isinstance(f[0], Matmul))]
 
     # --- rows ----------------------------------------------------------------------------------------------
 
     def beside(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
         """Store a value without folds in the loops of another store of its shape that reads the same."""
-        reads = self.read([self.resolved(value.at(tuple(map(Ix.of, loops))))], loops)
+        reads = self.read([self.resolved(value.at(tuple(map(IndexExpr.of, loops))))], loops)
         for i, kernel in enumerate(kernels):
             if kernel.kind == "scan":
                 continue
@@ -249,7 +260,7 @@ class Grouping:
                     continue
                 if reads.keys() & written or not _alike(reads, self.read([step.value], step.loops)):
                     continue
-                index = tuple(map(Ix.of, step.loops))
+                index = tuple(map(IndexExpr.of, step.loops))
                 expr = self.resolved(value.at(index))
                 kernel.steps.append(Store(buffer, step.inner, buffer.at(index), expr, step.loops))
                 return True
@@ -263,7 +274,7 @@ class Grouping:
         found: set[Var] | None = None
         # The one with the most work first: it is its rows that the kernel gets.
         for fold, index in sorted(
-            folds_of(self.resolved(expr)), key=lambda f: -math.prod(f[0].shape + f[0].extents)
+            reductions_of(self.resolved(expr)), key=lambda f: -math.prod(f[0].shape + f[0].extents)
         ):
             # Where more rows are gone through than the fold has, as in a pad, it would read beyond its own.
             fits = all(ix.bounds()[1] < size for ix, size in zip(index, fold.shape, strict=True))
@@ -285,30 +296,30 @@ class Grouping:
         body = fold.body(index, fresh(fold.extents))
         inside = self.rows(body, kernels)
         if inside is not None and inside != rows:
-            for inner, _ in folds_of(self.resolved(body)):
+            for inner, _ in reductions_of(self.resolved(body)):
                 self.materialise(inner, kernels)
 
     def materialise(self, fold: Reduction, kernels: list[Kernel]) -> None:
         """Put a fold into memory."""
         if fold in self.folded:
             return
-        dtype = fold.stored if isinstance(fold, Product) else fold.dtype
+        dtype = fold.stored if isinstance(fold, Matmul) else fold.dtype
         buffer = self.temporary(fold.shape, dtype)
-        if isinstance(fold, Product) and fold in self.homes:
+        if isinstance(fold, Matmul) and fold in self.homes:
             kernel = self.homes[fold]
             step = kernel.product
             assert step is not None
-            made = cast(reduced(fold, step.index), dtype)
+            made = cast(reduction_result(fold, step.index), dtype)
             kernel.steps.append(Store(buffer, (), buffer.at(step.index), made, kernel.outer))
             self.folded[fold] = buffer
             return
         loops = [Var(size) for size in fold.shape]
-        index = tuple(map(Ix.of, loops))
+        index = tuple(map(IndexExpr.of, loops))
         self.nested(fold, index, {v for v in loops if v.extent > 1}, kernels)
         outer = tuple(v for v in loops if v.extent > 1)
         kernel = Kernel("", outer, [])
         kernels.append(kernel)
-        made = reduced(fold, index)
+        made = reduction_result(fold, index)
         self.add_folds(kernel, [made])
         kernel.steps.append(Store(buffer, (), buffer.at(index), cast(made, dtype), tuple(loops)))
         self.folded[fold] = buffer
@@ -328,7 +339,7 @@ class Grouping:
         stay apart: by columns there would be as many as a tile is wide.
         """
         extents = [v.extent for v in outer]
-        reads = self.read([self.resolved(value.at(tuple(map(Ix.of, loops))))], outer)
+        reads = self.read([self.resolved(value.at(tuple(map(IndexExpr.of, loops))))], outer)
         for kernel in kernels:
             if kernel.kind in ("scan", "matmul"):
                 continue
@@ -353,7 +364,7 @@ class Grouping:
         for e in self.reached(exprs):
             buffer, place = e.extra
             assert isinstance(buffer, Buffer)
-            assert isinstance(place, Ix)
+            assert isinstance(place, IndexExpr)
             strides = sorted(set(buffer.strides) - {0})
             parts = place.variables() - place.terms.keys()
             axes = (-1 if v in parts else bisect.bisect(strides, abs(place.terms.get(v, 0))) for v in loops)
@@ -379,15 +390,15 @@ class Grouping:
 
     def add_folds(self, kernel: Kernel, exprs: Sequence[Expr]) -> None:
         """Put the folds that expressions need into the kernel, those that others need first."""
-        known = {(step.reduction, step.index) for step in kernel.steps if isinstance(step, Fold)}
-        for fold, index in folds_of(*exprs):
+        known = {(step.reduction, step.index) for step in kernel.steps if isinstance(step, ReductionStep)}
+        for fold, index in reductions_of(*exprs):
             if (fold, index) in known:
                 continue
             inner = self.inner(kernel, fold.extents)
-            body = self.resolved(fold.body(index, tuple(map(Ix.of, inner))))
+            body = self.resolved(fold.body(index, tuple(map(IndexExpr.of, inner))))
             self.add_folds(kernel, [body])
-            known = {(step.reduction, step.index) for step in kernel.steps if isinstance(step, Fold)}
-            kernel.steps.append(Fold(fold, index, tuple(v for v in inner if v.extent > 1), body))
+            known = {(step.reduction, step.index) for step in kernel.steps if isinstance(step, ReductionStep)}
+            kernel.steps.append(ReductionStep(fold, index, tuple(v for v in inner if v.extent > 1), body))
 
     def inner(self, kernel: Kernel, extents: Sequence[int]) -> tuple[Var, ...]:
         """Loops over some extents in a kernel: those of its other steps where these walk the same."""
@@ -415,20 +426,20 @@ class Grouping:
             if held in self.folded:
                 buffer = self.folded[held]
                 return cast(load(buffer, buffer.at(index)), e.dtype)  # type: ignore[arg-type]
-            if inline and isinstance(held, Kept):
+            if inline and isinstance(held, Materialized):
                 return self.resolved(held.value.at(index))  # type: ignore[arg-type]
-            if isinstance(held, Pooled) and not pools:
+            if isinstance(held, PooledMatmul) and not pools:
                 return self.resolved(held.otherwise(index), inline=inline)  # type: ignore[arg-type]
             return None
 
-        return rebuilt(expr, swap=swap)
+        return rebuild(expr, swap=swap)
 
     # --- scans ---------------------------------------------------------------------------------------------
 
     def scanned(self, buffer: Buffer, value: Value, loops: Sequence[Var], kernels: list[Kernel]) -> bool:
         """Store a value of scans while they run, if it walks as they do; others are put into memory first."""
         axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
-        element = self.resolved(value.at(tuple(map(Ix.of, loops))), inline=False)
+        element = self.resolved(value.at(tuple(map(IndexExpr.of, loops))), inline=False)
         chosen: tuple[Var, bool] | None = None
         for e in walk([element]):
             if e.op != "scanned":
@@ -441,7 +452,7 @@ class Grouping:
             chosen = way
             inside = scan.body(fresh(scan.shape))
             self.settle(inside, kernels)
-            for fold, _ in folds_of(self.resolved(inside)):
+            for fold, _ in reductions_of(self.resolved(inside)):
                 self.materialise(fold, kernels)
         if chosen is None:
             return False
@@ -449,7 +460,7 @@ class Grouping:
             if e.op == "kept":
                 self.settle(e, kernels)
         last, backwards = chosen
-        for fold, index in folds_of(self.resolved(element, inline=False)):
+        for fold, index in reductions_of(self.resolved(element, inline=False)):
             self.settle(fold.body(index, fresh(fold.extents)), kernels)
             self.materialise(fold, kernels)
         if not any(e.op == "scanned" for e in walk([self.resolved(element)])):
@@ -457,16 +468,16 @@ class Grouping:
         outer = [loops[a] for a in axes if loops[a] is not last and loops[a].extent > 1]
         kernel = self.scan_home(value, loops, outer, last.extent, kernels)
         ((along,),) = {step.inner for step in kernel.steps} or {(Var(last.extent),)}
-        here = Ix.of(along) * -1 + (last.extent - 1) if backwards else Ix.of(along)
+        here = IndexExpr.of(along) * -1 + (last.extent - 1) if backwards else IndexExpr.of(along)
         mapping = dict(zip(outer, kernel.outer, strict=True))
-        index = tuple(here if v is last else Ix.of(mapping.get(v, v)) for v in loops)
+        index = tuple(here if v is last else IndexExpr.of(mapping.get(v, v)) for v in loops)
         made = self.resolved(value.at(index))
-        known = {(step.scan, step.index) for step in kernel.steps if isinstance(step, Running)}
+        known = {(step.scan, step.index) for step in kernel.steps if isinstance(step, ScanStep)}
         for e in walk([made]):
             if e.op == "scanned" and e.extra not in known:
                 scan, place = e.extra  # type: ignore[assignment]
                 body = self.resolved(scan.body(place))  # type: ignore[arg-type]
-                kernel.steps.append(Running(scan, place, (along,), body))  # type: ignore[arg-type]
+                kernel.steps.append(ScanStep(scan, place, (along,), body))  # type: ignore[arg-type]
         walked = tuple(along if v is last else mapping.get(v, v) for v in loops)
         kernel.steps.append(Store(buffer, (along,), buffer.at(index), made, walked))
         return True
@@ -476,14 +487,14 @@ class Grouping:
         if scan in self.folded:
             return
         buffer = self.temporary(scan.shape, scan.dtype)
-        self.store(buffer, Value(scan.shape, scan.dtype, lambda index: scanned(scan, index)), kernels)
+        self.store(buffer, Value(scan.shape, scan.dtype, lambda index: scan_result(scan, index)), kernels)
         self.folded[scan] = buffer
 
     def scan_home(
         self, value: Value, loops: Sequence[Var], outer: Sequence[Var], turns: int, kernels: list[Kernel]
     ) -> Kernel:
         """A kernel that runs scans over the same rows and reads the same, or a new one."""
-        reads = self.read([self.resolved(value.at(tuple(map(Ix.of, loops))))], outer)
+        reads = self.read([self.resolved(value.at(tuple(map(IndexExpr.of, loops))))], outer)
         for i, kernel in enumerate(kernels):
             alike = kernel.kind == "scan" and kernel.steps[0].inner[0].extent == turns
             if not alike or [v.extent for v in kernel.outer] != [v.extent for v in outer]:
@@ -506,14 +517,14 @@ class Grouping:
                 fold, index = e.extra
                 self.settle(fold.body(index, fresh(fold.extents)), kernels)  # type: ignore[attr-defined]
             elif e.op == "kept" and e.extra[0] not in self.folded:
-                held: Kept = e.extra[0]  # type: ignore[assignment]
+                held: Materialized = e.extra[0]  # type: ignore[assignment]
                 inside = held.value.at(fresh(held.value.shape))
                 self.settle(inside, kernels)
                 cheap = len(self.reached([self.resolved(expr)])) <= _MOST_LOADS
                 if not held.rows or not (cheap or self.kept_rows(expr, loops) is not None):
                     self.keep(held, kernels)
 
-    def keep(self, held: Kept, kernels: list[Kernel]) -> None:
+    def keep(self, held: Materialized, kernels: list[Kernel]) -> None:
         """Put a kept value into memory."""
         shape = held.value.shape
         buffer = self.temporary(shape, held.value.dtype)
@@ -534,7 +545,7 @@ class Grouping:
         last = loops[-1]
         for e in found:
             held, index = e.extra
-            if not isinstance(held, Kept) or not held.rows:
+            if not isinstance(held, Materialized) or not held.rows:
                 return None
             if held.value.shape[-1] * held.value.dtype.itemsize > self.most_scratch:
                 return None
@@ -556,11 +567,11 @@ class Grouping:
         def swap(e: Expr) -> Expr | None:
             return self.in_scratch(kernel, e.extra[0], e.extra[1]) if e.op == "kept" else None  # type: ignore[arg-type]
 
-        index = tuple(map(Ix.of, at))
-        expr = rebuilt(self.resolved(value.at(index), inline=False), swap=swap)
+        index = tuple(map(IndexExpr.of, at))
+        expr = rebuild(self.resolved(value.at(index), inline=False), swap=swap)
         kernel.steps.append(Store(buffer, (last,), buffer.at(index), expr, tuple(at)))
 
-    def in_scratch(self, kernel: Kernel, held: Kept, index: Index) -> Expr:
+    def in_scratch(self, kernel: Kernel, held: Materialized, index: Index) -> Expr:
         """An element of a kept value's row, which the kernel computes in every turn."""
         *lead, along = index
         place = (kernel, held, tuple(lead))
@@ -569,14 +580,14 @@ class Grouping:
             size = held.value.shape[-1]
             row = Var(size)
             buffer = Buffer(f"s{self.count}", "local", self.count, (size,), (1,), held.value.dtype)
-            made = self.resolved(held.value.at((*lead, Ix.of(row))))
+            made = self.resolved(held.value.at((*lead, IndexExpr.of(row))))
             inner = (row,) if size > 1 else ()
-            kernel.steps.append(Store(buffer, inner, Ix.of(row), made, (row,)))
+            kernel.steps.append(Store(buffer, inner, IndexExpr.of(row), made, (row,)))
             self.rows_kept[place] = buffer
         return load(self.rows_kept[place], along)
 
 
-def folds_of(*exprs: Expr) -> list[tuple[Reduction, Index]]:
+def reductions_of(*exprs: Expr) -> list[tuple[Reduction, Index]]:
     """The folds in some expressions, not those inside of folds, each with where it is read."""
     return [e.extra for e in walk(exprs) if e.op == "reduced"]  # type: ignore[misc]
 
@@ -603,6 +614,6 @@ def _way(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, bool] | N
     return (loop, step < 0) if place.const == (0 if step > 0 else loop.extent - 1) else None
 
 
-def _phased(found: Sequence[tuple[Reduction, Index]]) -> dict[Var, Ix]:
+def _phased(found: Sequence[tuple[Reduction, Index]]) -> dict[Var, IndexExpr]:
     """Loops of which products take quotients and remainders, as two loops each."""
-    return in_parts(ix for fold, index in found if isinstance(fold, Product) for ix in index)
+    return in_parts(ix for fold, index in found if isinstance(fold, Matmul) for ix in index)

@@ -2,8 +2,9 @@
 
 The statistics of batch norm, and the gradient of a bias, are sums over all rows of what a product has just
 stored: a kernel of their own would read it again. Here the product's kernel leaves a part of each sum for
-every `RUN` rows, and a small kernel adds the parts up, in order; what is made of rows and sums is elementwise
-then. Squares are summed about the mean of their own rows, and joined as in Chan, Golub and LeVeque, 1979.
+every `ROWS_PER_CHUNK` rows, and a small kernel adds the parts up, in order; what is made of rows and sums is
+elementwise then. Squares are summed about the mean of their own rows, and joined as in Chan, Golub and
+LeVeque, 1979.
 """
 
 from __future__ import annotations
@@ -15,34 +16,34 @@ from typing import NamedTuple
 from burnt.codegen.ir import (
     Buffer,
     Expr,
-    Fold,
     Index,
-    Ix,
+    IndexExpr,
     Kernel,
-    Online,
-    Partial,
+    OnlineReduction,
+    PartialSum,
     Reduction,
-    Running,
+    ReductionStep,
+    ScanStep,
     Store,
     Var,
     load,
-    raveled,
-    rebuilt,
-    reduced,
-    replaced,
-    unraveled,
+    ravel,
+    rebuild,
+    reduction_result,
+    substitute,
+    unravel,
     walk,
 )
 from burnt.codegen.lower.registry import cast, const
 from burnt.codegen.schedule.passes import online_of
 
-__all__ = ["RUN", "join_columns"]
+__all__ = ["ROWS_PER_CHUNK", "fuse_column_sums"]
 
-RUN = 64
+ROWS_PER_CHUNK = 64
 """Rows of a part: no tile of such a product has fewer."""
 
 
-def join_columns(kernels: list[Kernel], count: int) -> int:
+def fuse_column_sums(kernels: list[Kernel], count: int) -> int:
     """Let sums over the rows of products' results join the products' kernels.
 
     Args:
@@ -73,7 +74,7 @@ class _Sums(NamedTuple):
         loops: those of the sums' kernel, in the order of the columns.
     """
 
-    folds: list[Fold]
+    folds: list[ReductionStep]
     elements: list[Expr]
     rows: int
     columns: list[Var]
@@ -88,16 +89,16 @@ def _found(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -> _Sums | No
         kernel: the other one.
         later: what is not there yet while the other one runs.
     """
-    folds = {(s.reduction, s.index): s for s in sums.steps if isinstance(s, Fold)}
+    folds = {(s.reduction, s.index): s for s in sums.steps if isinstance(s, ReductionStep)}
     if not folds or sums.kind != "reduction" or sums.runs or sums.scratch:
         return None
     joined = [online_of(fold, folds) or fold for fold in folds.values()]
-    kinds = {fold.kind if isinstance(fold, Online) else fold.reduction.kind for fold in joined}
+    kinds = {fold.kind if isinstance(fold, OnlineReduction) else fold.reduction.kind for fold in joined}
     if not kinds <= {"sum", "squares"} or len({fold.inner for fold in joined}) != 1:
         return None
     inside = list(walk([fold.body for fold in joined]))
-    read: set[tuple[Buffer, Ix]] = {e.extra for e in inside if e.op == "load"}  # type: ignore[misc]
-    stores = {s.buffer: s for s in kernel.steps if isinstance(s, Store) and not isinstance(s, Partial)}
+    read: set[tuple[Buffer, IndexExpr]] = {e.extra for e in inside if e.op == "load"}  # type: ignore[misc]
+    stores = {s.buffer: s for s in kernel.steps if isinstance(s, Store) and not isinstance(s, PartialSum)}
     # One element of the product's, and what is the same for all rows.
     inner = set(joined[0].inner)
     along = [(buffer, place) for buffer, place in read if place.variables() & inner]
@@ -112,7 +113,7 @@ def _found(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -> _Sums | No
     axes = [[v for v in kernel.outer if v in ix.variables()] for ix in (row, column)]
     loops = [_by_stride(place, each) for each in (joined[0].inner, sums.outer)]
     sizes, theirs = ([math.prod(v.extent for v in each) for each in pair] for pair in (axes, loops))
-    if any(ix.variables() for ix in lead) or sizes != theirs or sizes[0] % RUN:
+    if any(ix.variables() for ix in lead) or sizes != theirs or sizes[0] % ROWS_PER_CHUNK:
         return None
     steps = [_step_of(store.place, each) for each in axes]
     alike = steps == [_step_of(place, each) for each in loops] and place.const == store.place.const
@@ -125,18 +126,18 @@ def _found(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -> _Sums | No
     def swap(e: Expr) -> Expr | None:
         return value if e is known else None
 
-    mapping: dict[Var, Ix] = {}
+    mapping: dict[Var, IndexExpr] = {}
     for ours, others in zip(axes, loops, strict=True):
-        mapping |= zip(others, unraveled(_turn(ours), [v.extent for v in others]), strict=True)
-    elements = [replaced(rebuilt(fold.body, swap=swap), mapping) for fold in joined]
+        mapping |= zip(others, unravel(_turn(ours), [v.extent for v in others]), strict=True)
+    elements = [substitute(rebuild(fold.body, swap=swap), mapping) for fold in joined]
     return _Sums(joined, elements, sizes[0], axes[1], loops[1])
 
 
-def _by_stride(place: Ix, loops: Sequence[Var]) -> list[Var]:
+def _by_stride(place: IndexExpr, loops: Sequence[Var]) -> list[Var]:
     return sorted(loops, key=lambda v: -(place.stride(v) or 0))
 
 
-def _step_of(place: Ix, loops: Sequence[Var]) -> int | None:
+def _step_of(place: IndexExpr, loops: Sequence[Var]) -> int | None:
     """How far apart neighbours are along loops that are walked as one; None where they are not."""
     step, below = place.stride(loops[-1]) if loops else None, 1
     for v in reversed(loops):
@@ -146,14 +147,14 @@ def _step_of(place: Ix, loops: Sequence[Var]) -> int | None:
     return step
 
 
-def _turn(loops: Sequence[Var]) -> Ix:
+def _turn(loops: Sequence[Var]) -> IndexExpr:
     """The number of a turn, in the order in which loops are nested."""
-    return raveled(tuple(map(Ix.of, loops)), [v.extent for v in loops])
+    return ravel(tuple(map(IndexExpr.of, loops)), [v.extent for v in loops])
 
 
 def _join(sums: Kernel, kernel: Kernel, found: _Sums, count: int) -> tuple[list[Kernel], int]:
     """Let a product's kernel make the parts of sums; the kernels that are there in place of the sums'."""
-    kernel.runs = found.rows // RUN
+    kernel.runs = found.rows // ROWS_PER_CHUNK
     width = math.prod(v.extent for v in found.columns)
     place = _turn(found.columns)
     parts: dict[tuple[str, Expr], Buffer] = {}
@@ -164,32 +165,32 @@ def _join(sums: Kernel, kernel: Kernel, found: _Sums, count: int) -> tuple[list[
             size, strides = (kernel.runs, width), (width, 1)
             name = f"t{count + len(parts) + 1}"
             made = Buffer(name, "between", count + len(parts) + 1, size, strides, element.dtype)
-            kernel.steps.append(Partial(made, (), place, element, kernel.outer, kind))
+            kernel.steps.append(PartialSum(made, (), place, element, kernel.outer, kind))
             parts[kind, element] = made
         return parts[kind, element]
 
     loops, run = found.loops, Var(kernel.runs)
-    index, shape = tuple(map(Ix.of, loops)), tuple(v.extent for v in loops)
+    index, shape = tuple(map(IndexExpr.of, loops)), tuple(v.extent for v in loops)
     totals: dict[tuple[object, ...], Expr] = {}
-    steps: list[Fold | Running | Store] = []
+    steps: list[ReductionStep | ScanStep | Store] = []
     for fold, element in zip(found.folds, found.elements, strict=True):
 
-        def body(outer: Index, over: Index, fold: Fold = fold, element: Expr = element) -> Expr:
-            at, dtype = (*over, raveled(outer, shape)), element.dtype
+        def body(outer: Index, over: Index, fold: ReductionStep = fold, element: Expr = element) -> Expr:
+            at, dtype = (*over, ravel(outer, shape)), element.dtype
             of_sums = part_of("sum", element)
             added = load(of_sums, of_sums.at(at))
-            if not isinstance(fold, Online):
+            if not isinstance(fold, OnlineReduction):
                 return added
             of_squares = part_of("squares", element)
             total = totals[fold.beside.reduction, fold.beside.index]
-            a_run, all_rows = (const(1 / n, dtype) for n in (RUN, found.rows))
+            a_run, all_rows = (const(1 / n, dtype) for n in (ROWS_PER_CHUNK, found.rows))
             off = _made("sub", _made("mul", added, a_run), _made("mul", total, all_rows))
-            about = _made("mul", const(RUN, dtype), _made("mul", off, off))
+            about = _made("mul", const(ROWS_PER_CHUNK, dtype), _made("mul", off, off))
             return _made("add", load(of_squares, of_squares.at(at)), about)
 
         whole = Reduction("sum", shape, (kernel.runs,), element.dtype, body)
-        steps.append(Fold(whole, index, (run,), body(index, (Ix.of(run),))))
-        totals[fold.reduction, fold.index] = reduced(whole, index)
+        steps.append(ReductionStep(whole, index, (run,), body(index, (IndexExpr.of(run),))))
+        totals[fold.reduction, fold.index] = reduction_result(whole, index)
     count += len(parts)
     stores = [step for step in sums.steps if isinstance(step, Store)]
     whole_rows = [step for step in stores if step.inner]
@@ -215,7 +216,7 @@ def _join(sums: Kernel, kernel: Kernel, found: _Sums, count: int) -> tuple[list[
 
 def _with(known: Mapping[tuple[object, ...], Expr], expr: Expr) -> Expr:
     """With what is known in place of folds."""
-    return rebuilt(expr, swap=lambda e: known.get(e.extra) if e.op == "reduced" else None)
+    return rebuild(expr, swap=lambda e: known.get(e.extra) if e.op == "reduced" else None)
 
 
 def _made(op: str, a: Expr, b: Expr) -> Expr:

@@ -14,28 +14,28 @@ from collections.abc import Sequence
 from burnt.codegen.ir import (
     Buffer,
     Expr,
-    Fold,
-    Ix,
+    IndexExpr,
     Kernel,
-    Partial,
+    PartialSum,
     Reduction,
-    Running,
+    ReductionStep,
+    ScanStep,
     Store,
     Var,
     load,
-    rebuilt,
-    reduced,
-    replaced,
+    rebuild,
+    reduction_result,
+    substitute,
     walk,
 )
 
-__all__ = ["join_sums"]
+__all__ = ["combine_partial_sums"]
 
 _SHORTEST = 16  # rows of a run: below, partial sums are a large part of what is moved
 _COLUMNS = 1 << 15  # sums of a run that stay in a core's second cache
 
 
-def join_sums(kernels: list[Kernel], runs: int, count: int) -> int:
+def combine_partial_sums(kernels: list[Kernel], runs: int, count: int) -> int:
     """Let sums over rows join kernels that go through these rows.
 
     Args:
@@ -66,7 +66,7 @@ def join_sums(kernels: list[Kernel], runs: int, count: int) -> int:
 
 def _is_sums(kernel: Kernel) -> bool:
     """Whether it does nothing but sum over all of some loops, each for itself, and store what comes of it."""
-    folds = [step for step in kernel.steps if isinstance(step, Fold)]
+    folds = [step for step in kernel.steps if isinstance(step, ReductionStep)]
     stores = [step for step in kernel.steps if isinstance(step, Store)]
     return (
         kernel.kind == "reduction"
@@ -75,7 +75,7 @@ def _is_sums(kernel: Kernel) -> bool:
         and all(step.reduction.kind == "sum" and step.reduction.dtype.is_floating_point for step in folds)
         and not any(e.op == "reduced" for e in walk([step.body for step in folds]))
         and not any(step.inner for step in stores)
-        and not any(isinstance(step, Partial) for step in stores)
+        and not any(isinstance(step, PartialSum) for step in stores)
     )
 
 
@@ -92,9 +92,9 @@ def _may_join(sums: Kernel, rows: Kernel, kernels: Sequence[Kernel]) -> bool:
     return not any(k.written.keys() & sums.read.keys() for k in between)
 
 
-def _as_rows(rows: Kernel, sums: Kernel) -> dict[Var, Ix] | None:
+def _as_rows(rows: Kernel, sums: Kernel) -> dict[Var, IndexExpr] | None:
     """The loops of the sums as those of the rows, which an elementwise kernel is given for that."""
-    fold = next(step for step in sums.steps if isinstance(step, Fold))
+    fold = next(step for step in sums.steps if isinstance(step, ReductionStep))
     over, columns = [v.extent for v in fold.inner], [v.extent for v in sums.outer]
     if math.prod(over) < 2 * _SHORTEST or rows.scratch or rows.kind == "scan":
         return None
@@ -113,37 +113,39 @@ def _as_rows(rows: Kernel, sums: Kernel) -> dict[Var, Ix] | None:
         if not found:
             return None
         inner = found[0]
-    return dict(zip((*fold.inner, *sums.outer), map(Ix.of, (*turns, *inner)), strict=True))
+    return dict(zip((*fold.inner, *sums.outer), map(IndexExpr.of, (*turns, *inner)), strict=True))
 
 
-def _join(sums: Kernel, rows: Kernel, loops: dict[Var, Ix], runs: int, count: int) -> int:
+def _join(sums: Kernel, rows: Kernel, loops: dict[Var, IndexExpr], runs: int, count: int) -> int:
     turns = math.prod(v.extent for v in rows.outer)
     rows.runs = rows.runs or min(runs, turns // _SHORTEST)
     sizes = [v.extent for v in sums.outer]
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-    index = tuple(map(Ix.of, sums.outer))
+    index = tuple(map(IndexExpr.of, sums.outer))
     inner = tuple(next(iter(loops[v].terms)) for v in sums.outer)
     totals: dict[tuple[object, ...], Expr] = {}
-    steps: list[Fold | Running | Store] = []
+    steps: list[ReductionStep | ScanStep | Store] = []
     for step in sums.steps:
-        if isinstance(step, Fold):
+        if isinstance(step, ReductionStep):
             count += 1
             shape = (rows.runs, *sizes)
             buffer = Buffer(
                 f"t{count}", "between", count, shape, (math.prod(sizes), *strides), step.body.dtype
             )
-            place = buffer.at((Ix(), *(loops[v] for v in sums.outer)))
-            rows.steps.append(Partial(buffer, inner, place, replaced(step.body, loops), inner))  # type: ignore[arg-type]
+            place = buffer.at((IndexExpr(), *(loops[v] for v in sums.outer)))
+            rows.steps.append(PartialSum(buffer, inner, place, substitute(step.body, loops), inner))  # type: ignore[arg-type]
             run = Var(rows.runs)
 
-            def body(outer: tuple[Ix, ...], over: tuple[Ix, ...], buffer: Buffer = buffer) -> Expr:
+            def body(
+                outer: tuple[IndexExpr, ...], over: tuple[IndexExpr, ...], buffer: Buffer = buffer
+            ) -> Expr:
                 return load(buffer, buffer.at((*over, *outer)))
 
             total = Reduction("sum", tuple(sizes), (rows.runs,), step.reduction.dtype, body)
-            steps.append(Fold(total, index, (run,), body(index, (Ix.of(run),))))
-            totals[step.reduction, step.index] = reduced(total, index)
+            steps.append(ReductionStep(total, index, (run,), body(index, (IndexExpr.of(run),))))
+            totals[step.reduction, step.index] = reduction_result(total, index)
         elif isinstance(step, Store):
-            step.value = rebuilt(
+            step.value = rebuild(
                 step.value, swap=lambda e: totals.get(e.extra) if e.op == "reduced" else None
             )
             steps.append(step)

@@ -11,21 +11,21 @@ import torch
 from burnt.codegen.ir import (
     Buffer,
     Expr,
-    Fold,
     Index,
-    Ix,
+    IndexExpr,
     Kernel,
-    Online,
+    OnlineReduction,
     Reduction,
-    Running,
+    ReductionStep,
+    ScanStep,
     Store,
     Var,
-    index,
+    depends_on,
+    index_exprs,
+    index_value,
     load,
-    needs,
-    places,
-    rebuilt,
-    replaced,
+    rebuild,
+    substitute,
     variables,
     walk,
 )
@@ -33,15 +33,15 @@ from burnt.codegen.lower.registry import SHORT, const
 
 __all__ = [
     "LANES",
-    "Joins",
+    "OnlineThresholds",
     "arrange",
-    "join",
-    "keep",
+    "cache_shared_exprs",
+    "fuse_online_reductions",
+    "hoist_reciprocal",
     "lane_of",
-    "multiply",
     "online_of",
-    "pick",
     "plain",
+    "simplify_one_hot_sum",
     "unguarded",
 ]
 
@@ -56,7 +56,7 @@ LANES = 16
 """Turns of the loop that memory runs along which a kernel by columns takes together, at the least."""
 
 
-class Joins(NamedTuple):
+class OnlineThresholds(NamedTuple):
     """The bytes from which on a sum shares the pass of a fold whose result it needs (`ir.Online`).
 
     Args:
@@ -78,7 +78,9 @@ def arrange(kernel: Kernel) -> None:
     levels: list[int] = []
     for i, step in enumerate(kernel.steps):
         before = [
-            level + 1 for other, level in zip(kernel.steps[:i], levels, strict=True) if needs(step, other)
+            level + 1
+            for other, level in zip(kernel.steps[:i], levels, strict=True)
+            if depends_on(step, other)
         ]
         levels.append(max(before, default=0))
     loops = list(dict.fromkeys(step.inner for step in kernel.steps))
@@ -91,12 +93,12 @@ def arrange(kernel: Kernel) -> None:
 
 def _nest(kernel: Kernel) -> None:
     """Put inner loops with the largest strides outermost, unless places are counted along them."""
-    walked = [place.affine() for expr in walk(kernel.exprs) for place in places(expr)]
+    walked = [place.affine() for expr in walk(kernel.exprs) for place in index_exprs(expr)]
     walked += [step.place.affine() for step in kernel.steps if isinstance(step, Store)]
     counted = [
         set(step.inner)
         for step in kernel.steps
-        if isinstance(step, Fold) and step.reduction.kind.startswith("arg")
+        if isinstance(step, ReductionStep) and step.reduction.kind.startswith("arg")
     ]
     for step in kernel.steps:
         if len(step.inner) > 1 and set(step.inner) not in counted:
@@ -112,7 +114,7 @@ def lane_of(kernel: Kernel) -> Var | None:
     stores = [(step.buffer, step.place) for step in kernel.steps if isinstance(step, Store)]
     for buffer, place in (*loads, *stores):
         assert isinstance(buffer, Buffer)
-        assert isinstance(place, Ix)
+        assert isinstance(place, IndexExpr)
         if buffer.role == "local":
             continue
         size = math.prod(v.extent for v in place.variables())
@@ -123,11 +125,11 @@ def lane_of(kernel: Kernel) -> Var | None:
     return best if best is not None and best.extent >= 8 else None
 
 
-def pick(kernel: Kernel) -> None:
+def simplify_one_hot_sum(kernel: Kernel) -> None:
     """Take the one element that a sum picks, as the gradient of a look-up does, without the sum."""
     picked: dict[tuple[object, ...], Expr] = {}
     for step in kernel.steps:
-        if isinstance(step, Fold) and step.reduction.kind == "sum" and len(step.inner) == 1:
+        if isinstance(step, ReductionStep) and step.reduction.kind == "sum" and len(step.inner) == 1:
             element = _picked(step.body, step.inner[0])
             if element is not None:
                 picked[step.reduction, step.index] = element
@@ -137,12 +139,12 @@ def pick(kernel: Kernel) -> None:
 
     if picked:
         kernel.steps = [
-            s for s in kernel.steps if not (isinstance(s, Fold) and (s.reduction, s.index) in picked)
+            s for s in kernel.steps if not (isinstance(s, ReductionStep) and (s.reduction, s.index) in picked)
         ]
         for step in kernel.steps:
-            _set(step, rebuilt(_expr(step), swap=swap))
+            _set(step, rebuild(_expr(step), swap=swap))
         inner = {step.inner for step in kernel.steps}
-        if len(inner) == 1 and not any(isinstance(step, Fold) for step in kernel.steps):
+        if len(inner) == 1 and not any(isinstance(step, ReductionStep) for step in kernel.steps):
             # Nothing holds the rows together any more.
             kernel.outer += inner.pop()
             for step in kernel.steps:
@@ -157,7 +159,7 @@ def _picked(body: Expr, along: Var) -> Expr | None:
     while any(test.op == "and" for test in tests):
         tests = [part for test in tests for part in (test.args if test.op == "and" else (test,))]
     for test in tests:
-        if test.op == "eq" and test.args[1].op == "index" and test.args[1].extra[0] == Ix.of(along):
+        if test.op == "eq" and test.args[1].op == "index" and test.args[1].extra[0] == IndexExpr.of(along):
             found.append(test)
     if len(found) != 1:
         return None
@@ -166,20 +168,20 @@ def _picked(body: Expr, along: Var) -> Expr | None:
     if place.dtype != torch.int64 or along in variables([place, body.args[1], *rest]):
         return None
     low = Expr.make("ge", (place, const(0, torch.int64)), torch.bool)
-    inside = Expr.make("lt", (place, index(Ix(const=along.extent))), torch.bool)
+    inside = Expr.make("lt", (place, index_value(IndexExpr(const=along.extent))), torch.bool)
     for part in (*rest, low):
         inside = Expr.make("and", (inside, part), torch.bool)
     return Expr.make("where", (inside, *body.args[1:]), body.dtype)
 
 
-def multiply(kernel: Kernel) -> None:
+def hoist_reciprocal(kernel: Kernel) -> None:
     """Divide by a softmax's sum once for each row.
 
     Such a sum is at least 1, since the largest of its elements is, so that its reciprocal loses a rounding
     and no more. A vector's division takes as long as ten of its products.
     """
-    bodies = {(s.reduction, s.index): s.body for s in kernel.steps if isinstance(s, Fold)}
-    kinds = {(s.reduction, s.index): s.reduction.kind for s in kernel.steps if isinstance(s, Fold)}
+    bodies = {(s.reduction, s.index): s.body for s in kernel.steps if isinstance(s, ReductionStep)}
+    kinds = {(s.reduction, s.index): s.reduction.kind for s in kernel.steps if isinstance(s, ReductionStep)}
 
     def swap(e: Expr) -> Expr | None:
         if e.op != "div" or e.args[1].op != "reduced" or kinds.get(e.args[1].extra) != "sum":  # type: ignore[arg-type]
@@ -195,10 +197,10 @@ def multiply(kernel: Kernel) -> None:
 
     for step in kernel.steps:
         if isinstance(step, Store):
-            step.value = rebuilt(step.value, swap=swap)
+            step.value = rebuild(step.value, swap=swap)
 
 
-def keep(kernel: Kernel, scratch: int) -> None:
+def cache_shared_exprs(kernel: Kernel, scratch: int) -> None:
     """Store what is dear and needed by more than one pass, for the later ones to load.
 
     It goes into local buffers as far as scratch does, and then to where the last of these passes will store
@@ -241,7 +243,7 @@ def keep(kernel: Kernel, scratch: int) -> None:
         if size <= scratch:
             scratch -= size
             buffer = _local(f"l{n}", inner, dtype)
-            place = buffer.at(tuple(map(Ix.of, inner)))
+            place = buffer.at(tuple(map(IndexExpr.of, inner)))
         else:
             result = _result_of(groups[others[-1]], inner, dtype)
             if result is None or result.buffer in lent:
@@ -261,14 +263,16 @@ def keep(kernel: Kernel, scratch: int) -> None:
         groups[first].append(store)
 
 
-def join(kernel: Kernel, joins: Joins, several: Container[Reduction] = ()) -> None:
+def fuse_online_reductions(
+    kernel: Kernel, joins: OnlineThresholds, several: Container[Reduction] = ()
+) -> None:
     """Let sums of exponentials, and of squares, share a pass with the fold whose result they need.
 
-    It comes after `keep`: an exponential that a later pass needs again is not computed for this one, too.
-    What several kernels compute must come out the same in all of them, to the bit: the gradient of a maximum
-    asks which elements are equal to it. So sums that are among `several` are left as they are.
+    It comes after `cache_shared_exprs`: an exponential that a later pass needs again is not computed for this
+    one, too. What several kernels compute must come out the same in all of them, to the bit: the gradient of
+    a maximum asks which elements are equal to it. So sums that are among `several` are left as they are.
     """
-    folds = {(s.reduction, s.index): s for s in kernel.steps if isinstance(s, Fold)}
+    folds = {(s.reduction, s.index): s for s in kernel.steps if isinstance(s, ReductionStep)}
     for step in list(folds.values()):
         made = online_of(step, folds)
         kept = any(isinstance(s, Store) and s.value is step.body for s in kernel.steps)
@@ -279,7 +283,7 @@ def join(kernel: Kernel, joins: Joins, several: Container[Reduction] = ()) -> No
             kernel.steps.insert(kernel.steps.index(made.beside) + 1, made)
 
 
-def _gains(step: Online, kernel: Kernel, joins: Joins) -> bool:
+def _gains(step: OnlineReduction, kernel: Kernel, joins: OnlineThresholds) -> bool:
     """Whether two passes would take longer."""
     loads = {e.extra: e.dtype.itemsize for e in walk([step.body]) if e.op == "load"}
     row = sum(loads.values()) * step.turns
@@ -291,7 +295,9 @@ def _gains(step: Online, kernel: Kernel, joins: Joins) -> bool:
     return straight >= (joins.exp if step.kind == "exp" else joins.squares)
 
 
-def online_of(step: Fold, folds: Mapping[tuple[Reduction, Index], Fold]) -> Online | None:
+def online_of(
+    step: ReductionStep, folds: Mapping[tuple[Reduction, Index], ReductionStep]
+) -> OnlineReduction | None:
     """A fold as one that needs no result of another's; None where it is no such sum."""
     body, finite = step.body, False
     if step.reduction.kind != "sum" or not step.inner or not body.dtype.is_floating_point:
@@ -313,10 +319,10 @@ def online_of(step: Fold, folds: Mapping[tuple[Reduction, Index], Fold]) -> Onli
         return None
     if [v.extent for v in beside.inner] != [v.extent for v in step.inner]:
         return None
-    x = replaced(x, dict(zip(step.inner, map(Ix.of, beside.inner), strict=True)))
+    x = substitute(x, dict(zip(step.inner, map(IndexExpr.of, beside.inner), strict=True)))
     if plain(x) is not plain(beside.body):
         return None
-    return Online(step.reduction, step.index, beside.inner, x, kind, beside, finite)
+    return OnlineReduction(step.reduction, step.index, beside.inner, x, kind, beside, finite)
 
 
 def plain(expr: Expr) -> Expr:
@@ -342,10 +348,12 @@ def _is_infinite(test: Expr, value: Expr) -> bool:
 def _counts(expr: Expr, turns: int) -> bool:
     """Whether an expression is a number of turns."""
     expr = expr.args[0] if expr.op == "cast" else expr
-    return expr.op == "index" and expr.extra[0] == Ix(const=turns)
+    return expr.op == "index" and expr.extra[0] == IndexExpr(const=turns)
 
 
-def _result_of(steps: Sequence[Fold | Store], inner: tuple[Var, ...], dtype: torch.dtype) -> Store | None:
+def _result_of(
+    steps: Sequence[ReductionStep | Store], inner: tuple[Var, ...], dtype: torch.dtype
+) -> Store | None:
     """A store of a pass in whose place an element of a dtype can lie for each of its turns."""
     for step in steps:
         fits = type(step) is Store and step.buffer.dtype == dtype and step.buffer.role != "local"
@@ -362,19 +370,19 @@ def _local(name: str, inner: tuple[Var, ...], dtype: torch.dtype) -> Buffer:
     return Buffer(name, "local", 0, tuple(v.extent for v in inner), tuple(reversed(strides)), dtype)
 
 
-def _expr(step: Fold | Running | Store) -> Expr:
+def _expr(step: ReductionStep | ScanStep | Store) -> Expr:
     return step.value if isinstance(step, Store) else step.body
 
 
-def _set(step: Fold | Running | Store, expr: Expr) -> None:
+def _set(step: ReductionStep | ScanStep | Store, expr: Expr) -> None:
     if isinstance(step, Store):
         step.value = expr
     else:
         step.body = expr
 
 
-def _swap(step: Fold | Store, old: Expr, new: Expr) -> None:
-    _set(step, rebuilt(_expr(step), swap=lambda e: new if e is old else None))
+def _swap(step: ReductionStep | Store, old: Expr, new: Expr) -> None:
+    _set(step, rebuild(_expr(step), swap=lambda e: new if e is old else None))
 
 
 def _is_dear(expr: Expr, inner: tuple[Var, ...]) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-__all__ = ["Compared", "compared"]
+__all__ = ["EqualitySensitiveSums", "find_equality_sensitive_sums"]
 
 _ATEN = torch.ops.aten
 _EXTREMES = frozenset(
@@ -42,7 +42,7 @@ _JUMPING = "eq", "ne", "lt", "le", "gt", "ge", "sign", "sgn", "heaviside", "logi
 _JUMPS = frozenset(f"aten::{name}" for name in _JUMPING)
 
 
-class Compared(NamedTuple):
+class EqualitySensitiveSums(NamedTuple):
     """Nodes of a graph.
 
     Args:
@@ -54,14 +54,16 @@ class Compared(NamedTuple):
     made: set[Node]
 
 
-def compared(graph: Graph, is_held: Callable[[Node], bool] = lambda node: False) -> Compared:
+def find_equality_sensitive_sums(
+    graph: Graph, is_held: Callable[[Node], bool] = lambda node: False
+) -> EqualitySensitiveSums:
     """The sums that must be the same to the bit wherever they are needed, and what is made of them.
 
     Args:
         graph: of a trace.
         is_held: whether a node's result is in memory anyway.
     """
-    found = Compared(set(), set())
+    found = EqualitySensitiveSums(set(), set())
     rounded: set[Node] = set()  # sums, and what is made of them element by element
     extremes: set[Node] = set()
     for node in graph.nodes:
@@ -78,7 +80,7 @@ def compared(graph: Graph, is_held: Callable[[Node], bool] = lambda node: False)
     return found
 
 
-def _follow(nodes: list[Node], rounded: Set[Node], found: Compared) -> None:
+def _follow(nodes: list[Node], rounded: Set[Node], found: EqualitySensitiveSums) -> None:
     """Add the sums nearest above some nodes, and what lies between."""
     todo = list(nodes)
     while todo:

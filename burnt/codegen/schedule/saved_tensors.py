@@ -24,7 +24,7 @@ from torch.fx import Node
 from burnt.codegen.frontend.trace import Traced, is_random
 from burnt.codegen.lower import LOWERINGS
 from burnt.codegen.lower.pooling import POOLS, TAP, has_taps
-from burnt.codegen.schedule.rounding_hazards import compared
+from burnt.codegen.schedule.rounding_hazards import find_equality_sensitive_sums
 
 __all__ = ["Saved", "returning", "taking", "worth_saving"]
 
@@ -94,7 +94,9 @@ def worth_saving(
             return False
         return is_own(node) or (node in reduced and value.numel() <= most)
 
-    found_again = compared(backward.graph.graph, lambda node: node in twins and is_own(twins[node]))
+    found_again = find_equality_sensitive_sums(
+        backward.graph.graph, lambda node: node in twins and is_own(twins[node])
+    )
     repeated = {twins[node] for node in found_again.sums | found_again.made if node in twins}
     wanted = {twin for twin in twins.values() if is_saved(twin)} - repeated
     lent = _lent(forward, backward, twins, wanted, places, most)

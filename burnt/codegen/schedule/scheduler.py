@@ -13,30 +13,30 @@ from typing import Any
 
 import torch
 
-from burnt.codegen.frontend.dtype_support import is_refused
+from burnt.codegen.frontend.dtype_support import is_dtype_unsupported
 from burnt.codegen.frontend.trace import Traced, is_random
 from burnt.codegen.ir import (
     DTYPES,
     Buffer,
     Expr,
     Index,
-    Ix,
+    IndexExpr,
     Kernel,
     Value,
     Var,
     load,
-    rebuilt,
-    replaced,
-    unraveled,
+    rebuild,
+    substitute,
+    unravel,
     walk,
 )
 from burnt.codegen.ir.loops import dense, flat, fresh, in_parts
-from burnt.codegen.lower import LOWERINGS, Number, Unlowered
-from burnt.codegen.lower.matmul import MATRICES, PRODUCTS, dear_rows, factors_of, is_cheap
+from burnt.codegen.lower import LOWERINGS, Scalar, Unlowered
+from burnt.codegen.lower.matmul import MATMULS, MATRICES, expensive_rows, is_cheap, operands_of
 from burnt.codegen.lower.random import Source
-from burnt.codegen.schedule.fusion import Grouping, folds_of
-from burnt.codegen.schedule.passes import Joins
-from burnt.codegen.schedule.rounding_hazards import compared
+from burnt.codegen.schedule.fusion import KernelBuilder, reductions_of
+from burnt.codegen.schedule.passes import OnlineThresholds
+from burnt.codegen.schedule.rounding_hazards import find_equality_sensitive_sums
 from burnt.errors import DefinitionError
 
 __all__ = ["NO_COPY", "Call", "Plan", "schedule"]
@@ -90,7 +90,7 @@ def schedule(
     scratch: int = 0,
     runs: int = 0,
     cuts: bool = False,
-    joins: Joins | None = None,
+    joins: OnlineThresholds | None = None,
     torch_is_best: Callable[[torch.fx.Node], str | None] = lambda node: None,
     products: Callable[[torch.fx.Node], str | None] | None = None,
 ) -> Plan:
@@ -107,7 +107,7 @@ def schedule(
         products: why a matrix product is better torch's own call, or None where it is a kernel, with what is
             computed of its elements; None for a target that has no such kernels.
     """
-    grouping = Grouping(scratch, runs, cuts, joins, products is not None)
+    grouping = KernelBuilder(scratch, runs, cuts, joins, products is not None)
     return _Scheduler(traced, captured, grouping, torch_is_best, products).plan()
 
 
@@ -148,7 +148,7 @@ class _Scheduler:
         self,
         traced: Traced,
         captured: Sequence[torch.Tensor],
-        grouping: Grouping,
+        grouping: KernelBuilder,
         torch_is_best: Callable[[torch.fx.Node], str | None],
         products: Callable[[torch.fx.Node], str | None] | None,
     ) -> None:
@@ -171,7 +171,7 @@ class _Scheduler:
 
     def plan(self) -> Plan:
         nodes = list(self.traced.graph.graph.nodes)
-        once = compared(self.traced.graph.graph).sums
+        once = find_equality_sensitive_sums(self.traced.graph.graph).sums
         captured: dict[str, Value] = {}
         for node in nodes:
             if node.op == "placeholder":
@@ -217,9 +217,9 @@ class _Scheduler:
         why = self.torch_is_best(node)
         if why is not None:
             return self.call(node, why)
-        if lowering is not None and is_refused(node.target, metas[1:], metas[0]):
+        if lowering is not None and is_dtype_unsupported(node.target, metas[1:], metas[0]):
             return self.call(node, "torch refuses this dtype")
-        if node.target in PRODUCTS and plain and self.torch_multiplies is not None:
+        if node.target in MATMULS and plain and self.torch_multiplies is not None:
             return self.product(node)
         if lowering is not None and plain:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.argument)
@@ -243,7 +243,7 @@ class _Scheduler:
         if why is not None:
             return self.call(node, why)
         lighter: dict[torch.fx.Node, Value] = {}
-        for factor, along in zip(factors_of(node), (-1, -2), strict=False):
+        for factor, along in zip(operands_of(node), (-1, -2), strict=False):
             value = self.env[factor]
             if is_cheap(value.at(fresh(value.shape))):
                 continue
@@ -259,7 +259,7 @@ class _Scheduler:
 
         args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), argument)
         try:
-            return self.bounded(node, PRODUCTS[node.target](node.meta["val"], *args, **kwargs))
+            return self.bounded(node, MATMULS[node.target](node.meta["val"], *args, **kwargs))
         except Unlowered:
             return self.call(node)
 
@@ -279,12 +279,12 @@ class _Scheduler:
             return known[1]
         index = fresh(value.shape)
         term = index[along].variables()
-        dear = dear_rows(value.at(index), term)
+        dear = expensive_rows(value.at(index), term)
         # Rows of a tensor of more axes are loops of their own, as its folds have them.
         parts = in_parts(ix for e in walk(dear) if e.op == "reduced" for ix in e.extra[1])  # type: ignore[attr-defined]
         if parts:
             index = tuple(ix.replaced(parts) for ix in index)
-            dear = dear_rows(value.at(index), term)
+            dear = expensive_rows(value.at(index), term)
         axes = [tuple(v for v in ix.terms if isinstance(v, Var)) for ix in index]
         loops = [v for axis, each in enumerate(axes) if axis != along for v in each]
         if not dear or not term or any(e.dtype != torch.float32 for e in dear):
@@ -296,23 +296,23 @@ class _Scheduler:
         for e in dear:
 
             def at(other: Index, e: Expr = e) -> Expr:
-                return replaced(e, dict(zip(loops, other, strict=True)))
+                return substitute(e, dict(zip(loops, other, strict=True)))
 
             # Several products may read what is one value, each through a view of its own.
             buffer = self.statistics.get(at(probe))
             if buffer is None:
                 buffer = self.grouping.temporary(shape, e.dtype)
                 made.append((buffer, Value(shape, e.dtype, at)))
-            loaded[e] = load(buffer, buffer.at(tuple(map(Ix.of, loops))))
-        light = rebuilt(value.at(index), swap=loaded.get)
+            loaded[e] = load(buffer, buffer.at(tuple(map(IndexExpr.of, loops))))
+        light = rebuild(value.at(index), swap=loaded.get)
         if not is_cheap(light):
             return None
 
         def whole(other: Index) -> Expr:
-            mapping: dict[Var, Ix] = {}
+            mapping: dict[Var, IndexExpr] = {}
             for each, ix in zip(axes, other, strict=True):
-                mapping |= zip(each, unraveled(ix, [v.extent for v in each]), strict=True) if each else {}
-            return rebuilt(replaced(light, mapping), lambda ix: flat(ix, {}))
+                mapping |= zip(each, unravel(ix, [v.extent for v in each]), strict=True) if each else {}
+            return rebuild(substitute(light, mapping), lambda ix: flat(ix, {}))
 
         self.pending += made
         self.statistics |= {statistic.at(probe): buffer for buffer, statistic in made}
@@ -325,7 +325,7 @@ class _Scheduler:
         if self.seed is None:
             position = sum(n.op == "placeholder" for n in self.traced.graph.graph.nodes) + len(self.captured)
             self.seed = Buffer("seed", "input", position, (1,), (1,), torch.int64)
-        return Source(load(self.seed, Ix()), node.meta["stream"])
+        return Source(load(self.seed, IndexExpr()), node.meta["stream"])
 
     def bounded(self, node: torch.fx.Node, made: Any) -> Any:
         """A value, by way of memory where its element has grown too large to be computed wherever it is read.
@@ -347,7 +347,7 @@ class _Scheduler:
         if isinstance(value, torch.fx.Node):
             return self.env[value]
         if isinstance(value, float) and value in self.traced.numbers:
-            return Number(self.traced.numbers[value])
+            return Scalar(self.traced.numbers[value])
         return value
 
     def call(self, node: torch.fx.Node, why: str = "not lowered") -> Any:
@@ -418,7 +418,7 @@ class _Scheduler:
         if self.is_viewed(node, alone=True) and strides == tuple(meta.stride()):
             return self.view(node)
         shape = tuple(meta.shape)
-        while node.target in VIEWS and strides == dense(shape) and folds_of(value.at(fresh(shape))):
+        while node.target in VIEWS and strides == dense(shape) and reductions_of(value.at(fresh(shape))):
             # It lies in memory as what it is a view of, whose axes are more likely those of its folds' rows.
             node = node.args[0]
             value, shape = self.env[node], tuple(node.meta["val"].shape)

@@ -12,8 +12,8 @@ from burnt.errors import UnsupportedError
 from burnt.kernels.dispatch.generated import Generated
 from burnt.kernels.dispatch.op import Entry, Op
 from burnt.kernels.interface.candidate import Candidate
-from burnt.kernels.interface.checks import explained
-from burnt.kernels.interface.tuning_key import named, written
+from burnt.kernels.interface.checks import explain_error
+from burnt.kernels.interface.tuning_key import format_choice, parse_choice
 from burnt.kernels.tuning.database import Row
 from burnt.kernels.tuning.tuner import known_of
 
@@ -144,7 +144,7 @@ def _explained(op: Op[..., Any], full: Sequence[Any]) -> OpExplanation:
     for candidate in op.candidates.values():
         why_not = broken.get(candidate.name) or candidate.why_not(full)
         for config in _configs(candidate, full, entry, known) if why_not is None else [None]:
-            name = written(candidate, config)
+            name = format_choice(candidate, config)
             row = known.get(name)
             bad = f"{row.status}: {row.note}" if row is not None and row.status != "ok" else None
             if bad is None and name in measured.wrong:
@@ -173,7 +173,7 @@ def _refuse(op: Op[..., Any], full: Sequence[Any]) -> None:
         op.check(*full)
     refused = op.refusal(full)
     if refused is not None:
-        raise explained(op, full, refused) from None
+        raise explain_error(op, full, refused) from None
 
 
 def _configs(
@@ -182,7 +182,7 @@ def _configs(
     """The configurations to show: all, but of generated kernels those alone of which something is known."""
     if not isinstance(candidate, Generated):
         return [alternative.config for alternative in candidate.alternatives(args)]
-    found = [named([candidate], args, text) for text in known]
+    found = [parse_choice([candidate], args, text) for text in known]
     configs = [None, *(config for _, config in filter(None, found))]
     configs += [entry.config] if entry.candidate is candidate else []
     return [config for i, config in enumerate(configs) if config not in configs[:i]]

@@ -16,7 +16,7 @@ from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime.targets import target_of
 from burnt.codegen.runtime.triton_backend import TRITON, are_blocks, with_blocks
 from burnt.kernels.interface.candidate import Alternative, Candidate
-from burnt.kernels.interface.results import results_of
+from burnt.kernels.interface.results import results_and_gradients
 from burnt.kernels.interface.static_args import PartialReference, StaticArg
 
 __all__ = ["Generated"]
@@ -89,7 +89,7 @@ class Generated(Candidate):
             and torch.is_grad_enabled()
             and any(isinstance(a, Tensor) and a.requires_grad for a in args)
         ):
-            results_of(function, given)
+            results_and_gradients(function, given)
         backward = [found.plan.kernels for found in plan.backward.values() if found is not None]
         return [*plan.kernels, *itertools.chain(*backward)]
 
@@ -126,10 +126,10 @@ class Generated(Candidate):
         device = next(a.device for a in args if isinstance(a, Tensor))
         if config is None or device.type != "cuda":
             return None
-        from burnt.codegen.render.triton.configs import config_of
+        from burnt.codegen.render.triton.configs import parse_config
         from burnt.codegen.runtime.triton_compile_pool import jobs_of, pool_of
 
-        named = [(k, config_of(config[k.name])) for k in self.kernels(args) if k.name in config]
+        named = [(k, parse_config(config[k.name])) for k in self.kernels(args) if k.name in config]
         jobs = [job for kernel, blocks in named for job in jobs_of(kernel, blocks)]
         return pool_of(torch.cuda.current_device() if device.index is None else device.index).submit(jobs)
 

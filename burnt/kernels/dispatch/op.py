@@ -21,18 +21,18 @@ from torch import Tensor
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from burnt import _torch
-from burnt.codegen.frontend.guards import Recent, likeness
-from burnt.codegen.frontend.trace import Dissolving, is_tracing
+from burnt.codegen.frontend.guards import InlineCache, build_guard
+from burnt.codegen.frontend.trace import InlinedWhenTraced, is_tracing
 from burnt.codegen.function import Function
 from burnt.codegen.precision import precision
 from burnt.errors import DefinitionError, InputTypeError
 from burnt.kernels.dispatch.generated import Generated
-from burnt.kernels.interface.autocast import dtype_on
+from burnt.kernels.interface.autocast import autocast_dtype
 from burnt.kernels.interface.binding import bound_call, brief_descriptions
 from burnt.kernels.interface.candidate import Candidate
-from burnt.kernels.interface.checks import all_strided, described, explained, signature_text
+from burnt.kernels.interface.checks import all_strided, describe, explain_error, signature_text
 from burnt.kernels.interface.registry import OPS
-from burnt.kernels.interface.results import aliases, form_of, listed
+from burnt.kernels.interface.results import aliases, as_list, structure_of
 from burnt.kernels.tuning.accuracy import Part
 
 __all__ = ["Entry", "Op", "op"]
@@ -61,7 +61,7 @@ class Entry(NamedTuple):
     key: str
 
 
-class Op(Dissolving, Generic[P, R]):
+class Op(InlinedWhenTraced, Generic[P, R]):
     """A function of tensors with several implementations, of which the best is taken.
 
     Called like its reference. Made by the decorator `op`.
@@ -146,7 +146,7 @@ class Op(Dissolving, Generic[P, R]):
         self.arity = len(parameters)
         self.pair = None if pair is None else self.positions[pair]
         self._entries: dict[tuple[Any, ...], Entry] = {}
-        self._recent: Recent[Entry] = Recent()
+        self._recent: InlineCache[Entry] = InlineCache()
         self.gradients: dict[tuple[Any, ...], Function] = {}
         self.candidates: dict[str, Candidate] = {}
         # Strides are part of what a call means, and where two vendors' calls differ the reference has it.
@@ -242,7 +242,7 @@ class Op(Dissolving, Generic[P, R]):
         if entry is None:
             return self._first(signature, args)
         if written is not None and recent.wants(written):
-            recent.put(written, likeness(self.parameters, args), entry)
+            recent.put(written, build_guard(self.parameters, args), entry)
         return self._run_entry(entry, args)
 
     def _run_entry(self, entry: Entry, args: Sequence[Any]) -> Any:
@@ -264,7 +264,7 @@ class Op(Dissolving, Generic[P, R]):
         Where it is off for their device, or the op has no rule: as they are, and as it is.
         """
         kind = next((a.device.type for a in args if isinstance(a, Tensor)), "meta")
-        dtype = None if self.autocast is None else dtype_on(kind)
+        dtype = None if self.autocast is None else autocast_dtype(kind)
         if self.autocast is None or dtype is None:
             return args, contextlib.nullcontext()
         return self.autocast(dtype, *args), _torch.without_autocast()
@@ -320,7 +320,7 @@ class Op(Dissolving, Generic[P, R]):
                 f"the example {i} of the op {self.name} is {fault}",
                 where=f"{self.reference.__module__}.{self.reference.__qualname__}",
                 expected=f"arguments for {self.name}{signature_text(self)}",
-                found=", ".join(described(a) for a in given),
+                found=", ".join(describe(a) for a in given),
                 hint="[(x,)], with a comma, for one argument" if given is not example else None,
             )
         return found
@@ -405,7 +405,7 @@ class Op(Dissolving, Generic[P, R]):
     def forget(self) -> None:
         """Choose anew at the next call with any signature."""
         self._entries = {}
-        self._recent = Recent()
+        self._recent = InlineCache()
 
     def _add(self, candidate: Candidate) -> None:
         self.candidates[candidate.name] = candidate
@@ -425,7 +425,7 @@ class Op(Dissolving, Generic[P, R]):
             refused = self.refusal(args)
             if refused is None:
                 raise
-            raise explained(self, args, refused) from None
+            raise explain_error(self, args, refused) from None
         versions = [_torch.version_of(a) for a in args if isinstance(a, Tensor)]
         try:
             if entry.look:
@@ -449,10 +449,10 @@ class Op(Dissolving, Generic[P, R]):
         if self.check is not None:
             self.check(*args)  # a signature takes 1.0 for 1: what was checked then were other arguments
         if candidate.name in _OURS:
-            raise explained(self, args, error) from None
+            raise explain_error(self, args, error) from None
         refused = self.refusal(args)
         if refused is not None:
-            raise explained(self, args, refused) from None
+            raise explain_error(self, args, refused) from None
         lacking = (
             isinstance(error, KeyError) and entry.config is not None and error.args[0] not in entry.config
         )
@@ -462,7 +462,7 @@ class Op(Dissolving, Generic[P, R]):
                 "what the candidate looks up in it",
                 f"{type(error).__name__}: {error}",
             ) from error
-        told = explained(self, args, error, candidate.name)
+        told = explain_error(self, args, error, candidate.name)
         if told is error:
             raise error
         raise told from error  # the fault is the candidate's own: where it arose is to be seen
@@ -483,7 +483,7 @@ class Op(Dissolving, Generic[P, R]):
                     f"the argument {name} of {self.name} is no number",
                     where=f"burnt.kernels.{self.name}",
                     expected=f"{name}: {'float | None' if optional else 'float'}",
-                    found=described(value),
+                    found=describe(value),
                     hint=f"{name}.item()" if isinstance(value, Tensor) and value.numel() == 1 else None,
                 )
             if not wanted or hasattr(type(value), "__torch_function__") or (optional and value is None):
@@ -517,7 +517,7 @@ class Op(Dissolving, Generic[P, R]):
                     f"{who} of {self.name} changes {name}",
                     where=f"burnt.kernels.{self.name}",
                     expected="tensors that are left alone, as the reference leaves them",
-                    found=f"{described(tensor)}, which was changed in place",
+                    found=f"{describe(tensor)}, which was changed in place",
                     hint="write into a tensor of its own: torch.empty_like, or clone it first",
                 )
 
@@ -530,12 +530,12 @@ class Op(Dissolving, Generic[P, R]):
         except NotImplementedError:
             return  # it looks at values, which tensors on meta do not have: only the tuner can compare
         found, expected = ", ".join(brief_descriptions(made)), ", ".join(brief_descriptions(wanted))
-        if found == expected and form_of(made) != form_of(wanted):
-            found, expected = f"{form_of(made)}: {found}", f"{form_of(wanted)}: {expected}"
+        if found == expected and structure_of(made) != structure_of(wanted):
+            found, expected = f"{structure_of(made)}: {found}", f"{structure_of(wanted)}: {expected}"
         devices = {a.device for a in args if isinstance(a, Tensor)}
-        elsewhere = [r for r in listed(made) if isinstance(r, Tensor) and r.device not in devices]
+        elsewhere = [r for r in as_list(made) if isinstance(r, Tensor) and r.device not in devices]
         if found == expected and len(devices) == 1 and elsewhere:
-            found, expected = described(elsewhere[0]), f"results on {devices.pop()}, as the arguments"
+            found, expected = describe(elsewhere[0]), f"results on {devices.pop()}, as the arguments"
         shared = {} if found != expected else aliases(made, args, self.positions)
         shared = {i: name for i, name in shared.items() if i not in aliases(wanted, on_meta, self.positions)}
         hint = None
@@ -548,7 +548,7 @@ class Op(Dissolving, Generic[P, R]):
                 where=f"burnt.kernels.{self.name}",
                 expected=expected,
                 found=found,
-                origin=[f"{name} = {described(a)}" for name, a in zip(self.positions, args, strict=True)],
+                origin=[f"{name} = {describe(a)}" for name, a in zip(self.positions, args, strict=True)],
                 hint=hint,
             )
 
@@ -562,11 +562,11 @@ class Op(Dissolving, Generic[P, R]):
         return None
 
     def _new_entry(self, args: Sequence[Any], broken: dict[str, str] | None = None) -> Entry:
-        from burnt.kernels.dispatch.selection import choose
+        from burnt.kernels.dispatch.selection import select_candidate
 
         if self.check is not None:
             self.check(*args)
-        candidate, config, why, key = choose(self, args, broken)
+        candidate, config, why, key = select_candidate(self, args, broken)
         call = bound_call(self, candidate, config, args)
         on_cpu = any(isinstance(a, Tensor) and a.device.type == "cpu" for a in args)
         look = self.look is not None and not candidate.checks_values and on_cpu

@@ -1,9 +1,9 @@
 """Which candidate runs: what was pinned, else what was measured, else a heuristic that always answers.
 
-The heuristic is a pure function of the arguments (`pick`). On a CPU kernels are generated where eager torch
-would take 100 microseconds or more, unless the op says that its vendor is the better one there; below,
-torch's single calls cost less than the way to ours, and nothing has to be compiled. Elsewhere they always
-are.
+The heuristic is a pure function of the arguments (`select_by_heuristic`). On a CPU kernels are generated
+where eager torch would take 100 microseconds or more, unless the op says that its vendor is the better one
+there; below, torch's single calls cost less than the way to ours, and nothing has to be compiled. Elsewhere
+they always are.
 """
 
 from __future__ import annotations
@@ -15,13 +15,19 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from burnt.errors import UnsupportedError
-from burnt.kernels.interface.tuning_key import named, runnable, trains, tuning_key, written
+from burnt.kernels.interface.tuning_key import (
+    format_choice,
+    parse_choice,
+    runnable_candidates,
+    tuning_key,
+    wants_gradient,
+)
 
 if TYPE_CHECKING:
     from burnt.kernels.interface.candidate import Candidate
     from burnt.kernels.interface.op_protocol import AnyOp
 
-__all__ = ["Choice", "choices", "choose", "pick", "pin", "reasons"]
+__all__ = ["Choice", "choices", "pin", "reasons", "select_by_heuristic", "select_candidate"]
 
 _SMALL = 1 << 16
 """Elements below which torch's own call is taken on a CPU: it computes that many in some 20 to 60
@@ -72,15 +78,15 @@ def pinned(choices: Mapping[str, str]) -> Iterator[None]:
         pin(before)
 
 
-def choose(op: AnyOp, args: Sequence[Any], broken: dict[str, str] | None = None) -> Choice:
+def select_candidate(op: AnyOp, args: Sequence[Any], broken: dict[str, str] | None = None) -> Choice:
     """The candidate for these arguments, its configuration, why it was chosen, and the tuning key.
 
-    With `broken`, the others than those that `runnable` notes there.
+    With `broken`, the others than those that `runnable_candidates` notes there.
     """
     from burnt.kernels.tuning import tuner
 
     key = tuning_key(op, args)
-    able = runnable(op, args, broken)
+    able = runnable_candidates(op, args, broken)
     if not able:
         raise UnsupportedError(
             f"no candidate of {op.name} can run here",
@@ -90,13 +96,13 @@ def choose(op: AnyOp, args: Sequence[Any], broken: dict[str, str] | None = None)
     chosen = _pinned_choice(able, args, key)
     if chosen is None:
         known = tuner.measured(op, args, key, able)
-        trusted = [c for c in able if written(c, _first_config(c, args)) not in known.wrong] or able
-        chosen = known.best(trusted, args) or (*pick(op, args, trusted), "heuristic")
-    _chosen[key] = written(chosen[0], chosen[1]), chosen[2]
+        trusted = [c for c in able if format_choice(c, _first_config(c, args)) not in known.wrong] or able
+        chosen = known.best(trusted, args) or (*select_by_heuristic(op, args, trusted), "heuristic")
+    _chosen[key] = format_choice(chosen[0], chosen[1]), chosen[2]
     return (*chosen, key)
 
 
-def pick(
+def select_by_heuristic(
     op: AnyOp, args: Sequence[Any], able: Sequence[Candidate]
 ) -> tuple[Candidate, dict[str, Any] | None]:
     """The heuristic: a function of the arguments' shapes, dtypes and devices alone.
@@ -110,7 +116,7 @@ def pick(
     known = {c.name: c for c in able}
     tensors = [a for a in args if isinstance(a, Tensor)]
     # With gradients there is an autograd node in Python to be reached, too.
-    small = max((t.numel() for t in tensors), default=0) < _SMALL << trains(*args)
+    small = max((t.numel() for t in tensors), default=0) < _SMALL << wants_gradient(*args)
     on_cpu = all(t.device.type == "cpu" for t in tensors)
     worse = on_cpu and (small or (op.vendor_best is not None and op.vendor_best(*args)))
     best, other = ("vendor", "generated") if worse else ("generated", "vendor")
@@ -121,7 +127,7 @@ def pick(
 def _pinned_choice(
     able: Sequence[Candidate], args: Sequence[Any], key: str
 ) -> tuple[Candidate, dict[str, Any] | None, str] | None:
-    found = named(able, args, _pinned[key]) if key in _pinned else None
+    found = parse_choice(able, args, _pinned[key]) if key in _pinned else None
     return None if found is None else (*found, "pinned")
 
 

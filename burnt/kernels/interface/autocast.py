@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["cast", "cast_all", "dtype_on"]
+__all__ = ["autocast_dtype", "cast", "cast_all"]
 
 
-def dtype_on(kind: str) -> torch.dtype | None:
+def autocast_dtype(kind: str) -> torch.dtype | None:
     """What autocast computes in on a kind of device, or None where it is off.
 
     >>> with torch.autocast("cpu", torch.bfloat16):
-    ...     dtype_on("cpu"), dtype_on("meta")
+    ...     autocast_dtype("cpu"), autocast_dtype("meta")
     (torch.bfloat16, None)
     """
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):

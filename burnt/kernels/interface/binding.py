@@ -12,18 +12,18 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.function import Function
 from burnt.kernels.interface.candidate import Candidate
-from burnt.kernels.interface.checks import described, explained
+from burnt.kernels.interface.checks import describe, explain_error
 from burnt.kernels.interface.op_protocol import AnyOp
-from burnt.kernels.interface.results import listed
+from burnt.kernels.interface.results import as_list
 from burnt.kernels.interface.static_args import PartialReference, StaticArg
 from burnt.kernels.interface.vjp import Vjp
 
-__all__ = ["bound_call", "gradient"]
+__all__ = ["bound_call", "reference_gradient"]
 
 
 def brief_descriptions(results: Any) -> list[str]:
     """Results in short, without their device: ``["float32 (2, 3)"]``."""
-    return [described(r).partition(" on ")[0] if isinstance(r, Tensor) else repr(r) for r in listed(results)]
+    return [describe(r).partition(" on ")[0] if isinstance(r, Tensor) else repr(r) for r in as_list(results)]
 
 
 def bound_call(
@@ -62,7 +62,7 @@ class _Custom(torch.autograd.Function):
         args = [next(saved) if a is _TENSOR else a for a in ctx.args]
         wanted = ctx.needs_input_grad[3:]
         if ctx.candidate.pull is None or torch.is_grad_enabled():
-            gradients = iter(gradient(ctx.op, cotangents, args, wanted))
+            gradients = iter(reference_gradient(ctx.op, cotangents, args, wanted))
             return (None, None, None, *[next(gradients) if want else None for want in wanted])
         pulled = iter(_pulled(ctx.op, ctx.candidate, cotangents, tuple(saved), args))
         return (None, None, None, *[next(pulled) if isinstance(a, Tensor) else None for a in args])
@@ -84,7 +84,7 @@ def _pulled(
     try:
         made: Any = candidate.pull(cotangents, results, *args)
     except Exception as error:
-        told = explained(op, args, error, candidate.name, "the backward of ")
+        told = explain_error(op, args, error, candidate.name, "the backward of ")
         if told is error:
             raise
         raise told from error
@@ -110,7 +110,7 @@ def _pulled(
 _TENSOR = object()
 
 
-def gradient(
+def reference_gradient(
     op: AnyOp, cotangents: Sequence[Tensor], args: Sequence[Any], wanted: Sequence[bool]
 ) -> list[Tensor]:
     """The gradients of the arguments that are wanted, by kernels made of the reference's derivative."""

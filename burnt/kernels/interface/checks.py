@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "all_strided",
-    "described",
-    "explained",
-    "floating",
-    "one_device",
-    "one_dtype",
-    "one_of",
-    "residual_dtype",
+    "check_floating",
+    "check_one_device",
+    "check_one_dtype",
+    "check_one_of",
+    "check_residual_dtype",
+    "describe",
+    "explain_error",
     "signature_text",
 ]
 
@@ -49,7 +49,7 @@ def all_strided(values: Iterable[object]) -> bool:
     return all(v.layout is torch.strided and not v.is_nested for v in values if isinstance(v, Tensor))
 
 
-def explained(
+def explain_error(
     op: AnyOp,
     args: Sequence[Any],
     error: Exception,
@@ -78,7 +78,7 @@ def explained(
         where=f"burnt.kernels.{op.name}",
         expected=signature_text(op),
         found=found,
-        origin=[f"{name} = {described(a)}" for name, a in zip(op.positions, args, strict=True)],
+        origin=[f"{name} = {describe(a)}" for name, a in zip(op.positions, args, strict=True)],
         hint=_NO_DRIVER if "active drivers" in found else None,
     )
 
@@ -93,11 +93,11 @@ def signature_text(op: AnyOp) -> str:
     return str(op.signature).replace("'", "").replace("torch.", "")
 
 
-def described(value: Any) -> str:
+def describe(value: Any) -> str:
     """An argument in short.
 
     >>> import torch
-    >>> described(torch.zeros(2, 3)), described(0.5)
+    >>> describe(torch.zeros(2, 3)), describe(0.5)
     ('float32 (2, 3) on cpu', '0.5')
     """
     if isinstance(value, Tensor):
@@ -105,7 +105,7 @@ def described(value: Any) -> str:
     return repr(value)
 
 
-def one_device(op: str, **tensors: Tensor | None) -> None:
+def check_one_device(op: str, **tensors: Tensor | None) -> None:
     """All tensors are on one device.
 
     Raises:
@@ -125,7 +125,7 @@ def one_device(op: str, **tensors: Tensor | None) -> None:
             )
 
 
-def one_dtype(op: str, **tensors: Tensor | None) -> None:
+def check_one_dtype(op: str, **tensors: Tensor | None) -> None:
     """All tensors have one dtype.
 
     Raises:
@@ -144,17 +144,17 @@ def one_dtype(op: str, **tensors: Tensor | None) -> None:
             )
 
 
-def residual_dtype(op: str, x: Tensor, residual: Tensor | None) -> None:
+def check_residual_dtype(op: str, x: Tensor, residual: Tensor | None) -> None:
     """A residual is of the dtype of `x`, or kept in float32 beside 16 bits.
 
     Raises:
         InputRuntimeError: it is of another.
     """
     if residual is not None and not (residual.dtype == torch.float32 and x.dtype in _SHORT):
-        one_dtype(op, x=x, residual=residual)
+        check_one_dtype(op, x=x, residual=residual)
 
 
-def floating(op: str, **tensors: Tensor | None) -> None:
+def check_floating(op: str, **tensors: Tensor | None) -> None:
     """All tensors hold floating-point numbers.
 
     Raises:
@@ -166,12 +166,12 @@ def floating(op: str, **tensors: Tensor | None) -> None:
                 f"{op} is not defined for {str(tensor.dtype).removeprefix('torch.')}",
                 where=f"burnt.kernels.{op}",
                 expected=f"{name} of a floating-point dtype",
-                found=described(tensor),
+                found=describe(tensor),
                 hint=f"{name}.float()",
             )
 
 
-def one_of(op: str, name: str, value: str | None, known: Sequence[str]) -> None:
+def check_one_of(op: str, name: str, value: str | None, known: Sequence[str]) -> None:
     """A word is one of those that are known, or None.
 
     Raises:

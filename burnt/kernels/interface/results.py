@@ -11,10 +11,10 @@ from torch import Tensor
 
 from burnt import _torch
 
-__all__ = ["aliases", "form_of", "listed", "results_of"]
+__all__ = ["aliases", "as_list", "results_and_gradients", "structure_of"]
 
 
-def results_of(
+def results_and_gradients(
     call: Callable[..., Any],
     args: Sequence[Any],
     given: list[Tensor] | None = None,
@@ -34,7 +34,7 @@ def results_of(
     roots = {i: r for i, r in enumerate(results) if r.requires_grad}
     if not (torch.is_grad_enabled() and wanted and roots):
         return [r.detach() for r in results]
-    pulls = [_cotangent(r) if cotangent is None else cotangent(i, r) for i, r in roots.items()]
+    pulls = [default_grad_out(r) if cotangent is None else cotangent(i, r) for i, r in roots.items()]
     if given is not None:
         given += pulls
     found = torch.autograd.grad(list(roots.values()), wanted, pulls, allow_unused=True)
@@ -42,12 +42,12 @@ def results_of(
     return [*(r.detach() for r in results), *gradients]
 
 
-def listed(results: Any) -> Sequence[Any]:
+def as_list(results: Any) -> Sequence[Any]:
     """One result as several are."""
     return results if isinstance(results, tuple | list) else [results]
 
 
-def form_of(results: Any) -> str:
+def structure_of(results: Any) -> str:
     """Whether results are a tensor, or how many in what: ``"a tuple of 2"``."""
     if isinstance(results, tuple | list):
         return f"a {'list' if isinstance(results, list) else 'tuple'} of {len(results)}"
@@ -57,18 +57,18 @@ def form_of(results: Any) -> str:
 def aliases(results: Any, args: Sequence[Any], names: Iterable[str]) -> dict[int, str]:
     """Results that are an argument or share its memory: the argument's name by the result's place."""
     found: dict[int, str] = {}
-    for i, made in enumerate(listed(results)):
+    for i, made in enumerate(as_list(results)):
         for name, a in zip(names, args, strict=True):
             if isinstance(a, Tensor) and isinstance(made, Tensor) and _torch.share_memory(made, a):
                 found.setdefault(i, name)
     return found
 
 
-def _cotangent(like: Tensor) -> Tensor:
-    """`_numbers` in the layout of a result."""
-    return torch.empty_like(like, requires_grad=False).copy_(_numbers(like.shape, like.device))
+def default_grad_out(like: Tensor) -> Tensor:
+    """`exact_numbers` in the layout of a result."""
+    return torch.empty_like(like, requires_grad=False).copy_(exact_numbers(like.shape, like.device))
 
 
-def _numbers(shape: Sequence[int], device: torch.device) -> Tensor:
+def exact_numbers(shape: Sequence[int], device: torch.device) -> Tensor:
     """Numbers that differ between neighbours, and are exact in every dtype."""
     return ((torch.arange(math.prod(shape), device=device) % 7 - 2.5) / 4).view(*shape)

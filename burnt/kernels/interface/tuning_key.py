@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from burnt.kernels.interface.candidate import Candidate
     from burnt.kernels.interface.op_protocol import AnyOp
 
-__all__ = ["named", "runnable", "sources", "trains", "tuning_key"]
+__all__ = ["parse_choice", "runnable_candidates", "source_hash", "tuning_key", "wants_gradient"]
 
 
-def runnable(op: AnyOp, args: Sequence[Any], broken: dict[str, str] | None = None) -> list[Candidate]:
+def runnable_candidates(
+    op: AnyOp, args: Sequence[Any], broken: dict[str, str] | None = None
+) -> list[Candidate]:
     """The candidates that can run for these arguments.
 
     Args:
@@ -52,20 +54,20 @@ def runnable(op: AnyOp, args: Sequence[Any], broken: dict[str, str] | None = Non
     return found
 
 
-def trains(*args: Any) -> bool:
+def wants_gradient(*args: Any) -> bool:
     """Whether a gradient is wanted for one of the arguments."""
     return torch.is_grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args)
 
 
-def written(candidate: Candidate, config: dict[str, Any] | None) -> str:
+def format_choice(candidate: Candidate, config: dict[str, Any] | None) -> str:
     """A candidate and its configuration as text: ``generated``, ``mine {"BLOCK": 128}``."""
     return candidate.name if config is None else f"{candidate.name} {json.dumps(config, sort_keys=True)}"
 
 
-def named(
+def parse_choice(
     able: Sequence[Candidate], args: Sequence[Any], text: str
 ) -> tuple[Candidate, dict[str, Any] | None] | None:
-    """The candidate and the configuration that `written` made this of; None where they cannot run."""
+    """The candidate and the configuration that `format_choice` made this of; None where they cannot run."""
     for candidate in able:
         rest = text.removeprefix(candidate.name)
         if text.startswith(candidate.name) and rest[:2] in ("", " {"):
@@ -86,8 +88,8 @@ def tuning_key(op: AnyOp, args: Sequence[Any]) -> str:
     """
     tensors = [a for a in args if isinstance(a, Tensor)]
     device = tensors[0].device if tensors else torch.device("cpu")
-    parts = [op.name, sources(op), machine(device.type, device.index or 0)]
-    parts.append("training" if trains(*args) else "inference")
+    parts = [op.name, source_hash(op), machine_name(device.type, device.index or 0)]
+    parts.append("training" if wants_gradient(*args) else "inference")
     if _torch.is_autocast():
         parts.append(f"autocast {torch.get_autocast_dtype('cpu')} {torch.get_autocast_dtype('cuda')}")
     if (multiplied := precision()) != "ieee":
@@ -142,7 +144,7 @@ def bucket(size: int) -> int:
     return half if whole > 32 and size <= half else whole
 
 
-def sources(op: AnyOp) -> str:
+def source_hash(op: AnyOp) -> str:
     """A hash of the sources of its reference and of the candidates that somebody registered."""
     texts = [_text(op.reference)]
     texts += [_text(c.call) for c in op.candidates.values() if c.name not in ("vendor", "generated")]
@@ -174,7 +176,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def machine(kind: str, index: int = 0) -> str:
+def machine_name(kind: str, index: int = 0) -> str:
     """A device and what compiles for it, as far as timings and kernels depend on it."""
     return _cpu(processor()) if kind == "cpu" else _accelerator(kind, index)
 

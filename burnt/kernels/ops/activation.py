@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from burnt.device import processor
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.checks import floating, one_device, one_dtype, one_of
+from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype, check_one_of
 from burnt.kernels.interface.eager_rules import is_double
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.tuning_key import wants_gradient
 
 __all__ = ["ACTIVATIONS", "activated", "geglu", "gelu", "relu2", "silu", "swiglu"]
 
@@ -46,7 +46,7 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
 
 
 def _check_gelu(x: Tensor, approximate: str) -> None:
-    floating("gelu", x=x)
+    check_floating("gelu", x=x)
     if approximate not in ("none", "tanh"):
         # torch's class for it, which is not that of a wrong word elsewhere.
         raise _unknown_approximation("gelu", approximate)
@@ -78,7 +78,7 @@ def _gelu_vendor_best(x: Tensor, approximate: str) -> bool:
 def _geglu_vendor_best(gate: Tensor, up: Tensor | None, approximate: str) -> bool:
     """As for `gelu`: in 16 bits torch's two kernels take 0.35 to 0.9 of the time of ours."""
     of_16_bits = gate.element_size() == 2 and approximate == "none"
-    return is_double(gate) or (of_16_bits and not (processor().has_wide_vectors and trains(gate, up)))
+    return is_double(gate) or (of_16_bits and not (processor().has_wide_vectors and wants_gradient(gate, up)))
 
 
 @op(
@@ -109,7 +109,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return F.gelu(x, approximate=approximate)
 
 
-@op(check=lambda x: floating("silu", x=x), examples=_examples, vendor_best=is_double)
+@op(check=lambda x: check_floating("silu", x=x), examples=_examples, vendor_best=is_double)
 def silu(x: Tensor) -> Tensor:
     r"""The sigmoid linear unit, or swish: :math:`x\,\sigma(x)`.
 
@@ -130,7 +130,7 @@ def silu(x: Tensor) -> Tensor:
     return F.silu(x)
 
 
-@op(check=lambda x: floating("relu2", x=x), examples=_examples)
+@op(check=lambda x: check_floating("relu2", x=x), examples=_examples)
 def relu2(x: Tensor) -> Tensor:
     """The squared positive part, :math:`\\max(x, 0)^2`.
 
@@ -154,10 +154,10 @@ def relu2(x: Tensor) -> Tensor:
 def _check_gate(name: str, gate: Tensor, up: Tensor | None) -> None:
     from burnt.errors import InputRuntimeError
 
-    floating(name, gate=gate)
+    check_floating(name, gate=gate)
     if up is not None:
-        one_device(name, gate=gate, up=up)
-        one_dtype(name, gate=gate, up=up)
+        check_one_device(name, gate=gate, up=up)
+        check_one_dtype(name, gate=gate, up=up)
     elif gate.dim() == 0 or gate.shape[-1] % 2:
         raise InputRuntimeError(
             f"{name} of one tensor splits its last axis in halves",
@@ -236,4 +236,4 @@ def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> 
 
 def check_activation(name: str, activation: str | None) -> None:
     """The word for an activation is known."""
-    one_of(name, "activation", activation, list(ACTIVATIONS))
+    check_one_of(name, "activation", activation, list(ACTIVATIONS))

@@ -8,14 +8,14 @@ from torch.nn import functional as F
 
 from burnt.errors import InputValueError
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.checks import floating
+from burnt.kernels.interface.checks import check_floating
 
 __all__ = ["dropout"]
 
 
 def _check(x: Tensor, p: float, training: bool) -> None:
     if training:
-        floating("dropout", x=x)
+        check_floating("dropout", x=x)
     if not 0 <= p <= 1:
         raise InputValueError(
             "the probability of dropout is none",

@@ -26,8 +26,13 @@ from burnt.device import processor
 from burnt.errors import InputRuntimeError
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.autocast import cast_all
-from burnt.kernels.interface.checks import floating, one_device, one_dtype, residual_dtype
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.checks import (
+    check_floating,
+    check_one_device,
+    check_one_dtype,
+    check_residual_dtype,
+)
+from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import activated, check_activation
 
 __all__ = ["bmm", "linear", "matmul"]
@@ -41,10 +46,10 @@ def _check_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
 ) -> None:
     check_activation("linear", activation)
-    one_device("linear", x=x, weight=weight, bias=bias, residual=residual)
-    floating("linear", x=x, weight=weight)
-    one_dtype("linear", x=x, weight=weight, bias=bias)
-    residual_dtype("linear", x, residual)
+    check_one_device("linear", x=x, weight=weight, bias=bias, residual=residual)
+    check_floating("linear", x=x, weight=weight)
+    check_one_dtype("linear", x=x, weight=weight, bias=bias)
+    check_residual_dtype("linear", x, residual)
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise InputRuntimeError(
             "x and weight of linear do not fit each other",
@@ -125,8 +130,8 @@ def linear(
 
 
 def _check_matmul(a: Tensor, b: Tensor) -> None:
-    one_device("matmul", a=a, b=b)
-    one_dtype("matmul", a=a, b=b)
+    check_one_device("matmul", a=a, b=b)
+    check_one_dtype("matmul", a=a, b=b)
     fits = a.dim() and b.dim() and a.shape[-1] == b.shape[-2 if b.dim() > 1 else -1]
     if not fits:
         raise InputRuntimeError(
@@ -172,8 +177,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _check_bmm(a: Tensor, b: Tensor) -> None:
-    one_device("bmm", a=a, b=b)
-    one_dtype("bmm", a=a, b=b)
+    check_one_device("bmm", a=a, b=b)
+    check_one_dtype("bmm", a=a, b=b)
     fits = a.dim() == b.dim() == 3 and a.shape[0] == b.shape[0] and a.shape[2] == b.shape[1]
     if not fits:
         raise InputRuntimeError(
@@ -285,7 +290,7 @@ def _by_onednn(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str | None
 ) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
-    if trains(x, weight, bias):
+    if wants_gradient(x, weight, bias):
         made = activated(_OneDnn.apply(rows, weight, bias), activation)  # type: ignore[no-untyped-call]
     elif activation in _TAILS:
         made = _mapped(rows, weight, bias, *_TAILS[activation])
@@ -315,7 +320,7 @@ def _packed_weight(weight: Tensor, rows: int, turned: bool = False) -> Tensor:
 
 def _why_not_packed(x: Tensor, weight: Tensor, *rest: Any) -> str | None:
     bias, residual, _ = rest
-    if trains(x, weight, bias, residual):
+    if wants_gradient(x, weight, bias, residual):
         return "a gradient is wanted: the weight changes with each step"
     if weight.is_inference() or not weight.is_contiguous():
         return "a weight whose changes cannot be told, or that is a view"

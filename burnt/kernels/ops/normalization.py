@@ -15,9 +15,9 @@ from burnt import _torch
 from burnt.device import processor
 from burnt.errors import InputRuntimeError, InputValueError
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.checks import floating, one_device, one_dtype
+from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
 from burnt.kernels.interface.eager_rules import is_double, is_slow_to_widen
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import activated, check_activation
 
 __all__ = [
@@ -63,10 +63,10 @@ def _check_last_axes(
     activation: str | None,
 ) -> None:
     check_activation(name, activation)
-    floating(name, x=x)
-    one_device(name, x=x, weight=weight, bias=bias, residual=residual)
+    check_floating(name, x=x)
+    check_one_device(name, x=x, weight=weight, bias=bias, residual=residual)
     if not _torch.is_autocast():
-        one_dtype(name, x=x, residual=residual)
+        check_one_dtype(name, x=x, residual=residual)
         _check_parameters(name, x, weight=weight, bias=bias)
     for what, tensor in ("weight", weight), ("bias", bias):
         if tensor is not None and (
@@ -177,7 +177,7 @@ def _alone(
     Generated, 0.8 to 1.1 times as fast there, 1.1 to 1.5 times with a residual and no gradients. With vectors
     of 512 bits (Zen 5) 0.95 to 1.9 times without gradients in float32 and bfloat16.
     """
-    if trains(x, weight, bias, residual):
+    if wants_gradient(x, weight, bias, residual):
         return True
     if residual is not None or activation is not None:
         return x.dtype == torch.float16 or is_slow_to_widen(x)  # 0.5 to 0.9 times as fast
@@ -305,8 +305,8 @@ def _check_channels(
     name: str, x: Tensor, activation: str | None, residual: Tensor | None, **others: Tensor | None
 ) -> None:
     check_activation(name, activation)
-    floating(name, x=x)
-    one_device(name, x=x, residual=residual, **others)
+    check_floating(name, x=x)
+    check_one_device(name, x=x, residual=residual, **others)
     _check_residual(name, x, residual)
     if x.dim() < 2:
         raise InputRuntimeError(
@@ -338,7 +338,7 @@ def _check_group_norm(
 ) -> None:
     _check_channels("group_norm", x, activation, residual, weight=weight, bias=bias)
     if not _torch.is_autocast():
-        one_dtype("group_norm", x=x, residual=residual)
+        check_one_dtype("group_norm", x=x, residual=residual)
         _check_parameters("group_norm", x, weight=weight, bias=bias)
     if num_groups < 1 or x.shape[1] % num_groups:
         raise InputRuntimeError(
@@ -381,7 +381,7 @@ def _group_vendor_best(x: Tensor, *args: object) -> bool:
     In bfloat16 by vectors of 256 bits 0.8 times, and 0.3 times with exponentials of float64.
     """
     slow = is_slow_to_widen(x) and x.dtype == torch.bfloat16
-    return trains(x, *args) or slow or (args[-1] is not None and is_double(x))
+    return wants_gradient(x, *args) or slow or (args[-1] is not None and is_double(x))
 
 
 @op(
@@ -494,7 +494,9 @@ def _is_plain_and_innermost(x: Tensor, *args: object) -> bool:
         return True
     *_, residual, activation = args
     innermost = x.dim() > 1 and x.stride(1) == 1
-    return innermost and residual is None and (activation is None or (x.dim() == 2 and trains(x, *args)))
+    return (
+        innermost and residual is None and (activation is None or (x.dim() == 2 and wants_gradient(x, *args)))
+    )
 
 
 @op(

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from burnt.errors import InputRuntimeError
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.tuning_key import wants_gradient
 
 __all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool"]
 
@@ -159,7 +159,7 @@ def avg_pool(
 @op(
     check=lambda x, output_size: _check("adaptive_avg_pool", x, output_size),
     examples=lambda device: _images(device, (1,), (7,)),
-    vendor_best=lambda x, output_size: trains(x) and _overlap(x, output_size),
+    vendor_best=lambda x, output_size: wants_gradient(x) and _overlap(x, output_size),
 )
 def adaptive_avg_pool(x: Tensor, output_size: int | Sequence[int]) -> Tensor:
     """The means of as many windows as the output has elements, whatever the size of `x`.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.tuning_key import wants_gradient
 
 __all__ = [
     "reduce_all",
@@ -49,7 +49,7 @@ def _short_rows(x: Tensor, dim: int | Sequence[int] | None, *rest: object) -> bo
     1.6 to 2.7 and along columns 6 times, any and all 3 to 25 times (4096 x 1024, two threads).
     """
     last = x.dim() > 0 and _axes(x, dim) in ([-1], [x.dim() - 1])
-    return not trains(x) and last and 16 <= x.shape[-1] < 512
+    return not wants_gradient(x) and last and 16 <= x.shape[-1] < 512
 
 
 def _examples(device: torch.device) -> list[tuple[object, ...]]:

@@ -7,14 +7,14 @@ from torch import Tensor
 
 from burnt.errors import InputRuntimeError
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.checks import floating, one_device
+from burnt.kernels.interface.checks import check_floating, check_one_device
 
 __all__ = ["rope"]
 
 
 def _check(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> None:
-    floating("rope", x=x, cos=cos, sin=sin)
-    one_device("rope", x=x, cos=cos, sin=sin)
+    check_floating("rope", x=x, cos=cos, sin=sin)
+    check_one_device("rope", x=x, cos=cos, sin=sin)
     fits = x.dim() > 0 and cos.dim() > 0 and cos.shape == sin.shape and 2 * cos.shape[-1] <= x.shape[-1]
     if fits:
         try:

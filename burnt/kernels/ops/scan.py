@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.tuning_key import wants_gradient
 
 __all__ = ["cumprod", "cumsum"]
 
@@ -40,7 +40,7 @@ def cumsum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
 
 
 # torch's gradient looks for zeros, and takes a way of its own around them: no kernel says it.
-@op(examples=_examples, vendor_best=lambda *args: trains(*args))
+@op(examples=_examples, vendor_best=lambda *args: wants_gradient(*args))
 def cumprod(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """The products of an axis up to each element.
 

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from burnt.device import processor
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.checks import floating
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.checks import check_floating
+from burnt.kernels.interface.tuning_key import wants_gradient
 
 __all__ = ["log_softmax", "softmax"]
 
 
 def _check(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
     if dtype is None:
-        floating("softmax", x=x)
+        check_floating("softmax", x=x)
 
 
 def _examples(device: torch.device) -> list[tuple[object, ...]]:
@@ -43,7 +43,7 @@ def _vendor_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> bool:
         return True
     length, step, _ = _rows(x, dim)
     if step == 1:
-        return trains(x)
+        return wants_gradient(x)
     few = x.dtype == torch.bfloat16 and x.numel() < 512 * length
     return x.dtype == torch.float16 or few or (length < 128 and step > 64)
 
@@ -59,10 +59,10 @@ def _vendor_log_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> bool:
         return True
     length, step, several = _rows(x, dim)
     if x.dtype != torch.float32:
-        return trains(x) or step > 1 or (length < 1024 and x.dtype != torch.float64)
+        return wants_gradient(x) or step > 1 or (length < 1024 and x.dtype != torch.float64)
     if step == 1:
         return length < 256
-    if trains(x):
+    if wants_gradient(x):
         return several and step > 64 and not processor().has_wide_vectors
     return step > 64 and (several or step > length)
 
@@ -93,7 +93,7 @@ def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tenso
 
 def _check_log(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
     if dtype is None:
-        floating("log_softmax", x=x)
+        check_floating("log_softmax", x=x)
 
 
 @op(check=_check_log, examples=_examples, vendor_best=_vendor_log_best)

@@ -17,7 +17,7 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.runtime.targets import target_of
 from burnt.errors import InputRuntimeError, InputUnsupportedError
-from burnt.kernels.interface.checks import described
+from burnt.kernels.interface.checks import describe
 from burnt.kernels.optim import foreach_c
 from burnt.kernels.optim.foreach_c import Update
 from burnt.kernels.optim.request import TINY, Request, StepResult
@@ -244,7 +244,7 @@ def _why_not(
                 return "a state that lies in memory in another order than its parameter"
     for step in steps:
         if step.dtype != torch.float32 or step.device != device:
-            return f"a counter of steps that is {described(step)}"
+            return f"a counter of steps that is {describe(step)}"
     return None
 
 
@@ -294,7 +294,7 @@ def check(request: Request, params: Sequence[Tensor], **lists: Sequence[Tensor |
                 f"{request.name} is not defined for {str(dtype).removeprefix('torch.')}",
                 where=where,
                 expected="parameters of a floating-point dtype",
-                found=f"params[{i}]: {described(p)}",
+                found=f"params[{i}]: {describe(p)}",
                 hint="torch.view_as_real of them, and of all their lists" if dtype.is_complex else None,
             )
         for name, column in present:
@@ -312,8 +312,8 @@ def check(request: Request, params: Sequence[Tensor], **lists: Sequence[Tensor |
                 raise InputRuntimeError(
                     f"{name} of {request.name} do not fit the parameters",
                     where=where,
-                    expected=f"{name}[{i}]: {described(p)}, as params[{i}]",
-                    found=described(t),
+                    expected=f"{name}[{i}]: {describe(p)}, as params[{i}]",
+                    found=describe(t),
                 )
 
 
@@ -329,7 +329,7 @@ def check_steps(request: Request, params: Sequence[Tensor], steps: Sequence[Tens
             f"steps of {request.name} do not count the parameters' steps",
             where=f"burnt.kernels.{request.name}",
             expected=f"{len(params)} tensors of one number each, float32",
-            found=f"{len(steps)} tensors" if wrong is None else f"steps[{wrong}]: {described(steps[wrong])}",
+            found=f"{len(steps)} tensors" if wrong is None else f"steps[{wrong}]: {describe(steps[wrong])}",
         )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from burnt.device import processor
 from burnt.errors import InputRuntimeError, InputValueError
-from burnt.kernels.interface.checks import described
+from burnt.kernels.interface.checks import describe
 from burnt.kernels.ops.matmul import matmul
 from burnt.kernels.optim.foreach import Passes, check, stepped
 from burnt.kernels.optim.foreach_c import MOMENTUM, MUON
@@ -136,7 +136,7 @@ def muon_step(
                 "Muon is for matrices",
                 where=where,
                 expected=f"params[{i}]: [rows, columns]",
-                found=described(p),
+                found=describe(p),
                 hint="step what is no matrix, and embeddings, by AdamW",
             )
     rates = [lr * _adjustment(p, adjust_lr_fn) for p in params]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from burnt.errors import InputValueError
-from burnt.kernels.interface.checks import described
+from burnt.kernels.interface.checks import describe
 
 __all__ = ["Request", "StepResult"]
 
@@ -63,7 +63,7 @@ class Request:
         scale = self.grad_scale
         if isinstance(scale, Tensor):
             if scale.numel() != 1:
-                self._refuse("grad_scale", "a number, or a tensor that holds one", described(scale))
+                self._refuse("grad_scale", "a number, or a tensor that holds one", describe(scale))
         elif scale is not None and not (scale > 0 and math.isfinite(scale)):
             self._refuse("grad_scale", "a positive number", str(scale))
 

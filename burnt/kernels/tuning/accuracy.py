@@ -21,12 +21,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnt.codegen.precision import rounding
 from burnt.errors import DefinitionError
-from burnt.kernels.interface.results import _cotangent, _numbers, aliases, form_of, listed, results_of
+from burnt.kernels.interface.results import (
+    aliases,
+    as_list,
+    default_grad_out,
+    exact_numbers,
+    results_and_gradients,
+    structure_of,
+)
 
 if TYPE_CHECKING:
     from burnt.kernels.interface.op_protocol import AnyOp
 
-__all__ = ["Part", "Truth"]
+__all__ = ["Part", "ReferenceResult"]
 
 
 _PRODUCTS = frozenset(
@@ -79,7 +86,7 @@ class Part(NamedTuple):
 def results_in_parts(
     call: Callable[..., Any], args: Sequence[Any], parts: Sequence[Part], *, wide: bool
 ) -> list[Tensor]:
-    """As `results_of`, part by part.
+    """As `results_and_gradients`, part by part.
 
     Args:
         call: the function.
@@ -104,10 +111,10 @@ def results_in_parts(
 
         def cotangent(i: int, result: Tensor, part: Part = part) -> Tensor:
             if i not in cotangents:
-                cotangents[i] = _numbers(shape_of(i, result), result.device)
+                cotangents[i] = exact_numbers(shape_of(i, result), result.device)
             return torch.empty_like(result, requires_grad=False).copy_(cotangents[i][part.results[i]])
 
-        made = results_of(call, given, cotangent=cotangent)
+        made = results_and_gradients(call, given, cotangent=cotangent)
         count = len(part.results)
         for i, result in enumerate(made[:count]):
             if i == len(results):
@@ -144,7 +151,7 @@ class _Noted:
         return self.made
 
 
-class Truth:
+class ReferenceResult:
     """What an op gives for some arguments, and how far a candidate may be from it.
 
     Args:
@@ -161,14 +168,14 @@ class Truth:
         exact, eager = _Noted(op.reference), _Noted(op.candidates["vendor"])
         with _Watched() as watched:
             if parts is None:
-                self.exact = results_of(exact, [_cut(a, None, True) for a in args])
+                self.exact = results_and_gradients(exact, [_cut(a, None, True) for a in args])
             else:
                 self.exact = results_in_parts(exact, args, parts, wide=True)
         if parts is None:
-            self.eager = results_of(eager, args)
+            self.eager = results_and_gradients(eager, args)
         else:
             self.eager = results_in_parts(eager, args, parts, wide=False)
-        self.names, self.form = list(op.positions), form_of(eager.made)
+        self.names, self.form = list(op.positions), structure_of(eager.made)
         self.shared = {i for noted in (exact, eager) for i in aliases(noted.made, noted.args, self.names)}
         self.largest, self.multiplied = watched.largest, watched.multiplied
 
@@ -185,7 +192,7 @@ class Truth:
             return made
 
         try:
-            results = results_of(checked, self.args, given)
+            results = results_and_gradients(checked, self.args, given)
         except DefinitionError as error:  # what is wrong is known without looking at the results
             fault = error.what if error.found is None else f"{error.what}: {error.found}"
         finally:
@@ -193,7 +200,7 @@ class Truth:
         if changed is not None:
             return f"changes its argument {changed}"
         for i, cotangent in enumerate(given):
-            if not torch.equal(cotangent, _cotangent(cotangent)):
+            if not torch.equal(cotangent, default_grad_out(cotangent)):
                 return f"its backward changes the cotangent {i}"
         if fault is not None:
             return fault
@@ -201,9 +208,9 @@ class Truth:
 
     def misformed(self, made: Any) -> str | None:
         """What is wrong with what a candidate returns, whatever its values, or None."""
-        if form_of(made) != self.form:
-            return f"returns {form_of(made)}, expected {self.form}"
-        for i, result in enumerate(listed(made)):
+        if structure_of(made) != self.form:
+            return f"returns {structure_of(made)}, expected {self.form}"
+        for i, result in enumerate(as_list(made)):
             if not isinstance(result, Tensor):
                 return f"result {i} is no tensor: {type(result).__name__}"
             if result.device != self.eager[i].device:

@@ -28,8 +28,8 @@ from burnt import _torch
 from burnt.codegen.runtime import build_cache
 from burnt.errors import CacheError, ConfigError, nearest
 from burnt.kernels.interface.candidate import Alternative
-from burnt.kernels.interface.tuning_key import named, runnable, tuning_key, written
-from burnt.kernels.tuning.accuracy import Truth
+from burnt.kernels.interface.tuning_key import format_choice, parse_choice, runnable_candidates, tuning_key
+from burnt.kernels.tuning.accuracy import ReferenceResult
 from burnt.kernels.tuning.database import Row, Store, shipped, shipped_wrong
 from burnt.kernels.tuning.timers import Clock, EventClock, NotCapturedError, clock_of
 
@@ -170,7 +170,7 @@ class Known(NamedTuple):
         if len(timed) < min(len(able), 2):
             return None
         for ms, text in sorted(timed):
-            found = None if text in self.wrong else named(able, args, text)
+            found = None if text in self.wrong else parse_choice(able, args, text)
             if found is not None:
                 return (*found, f"{self.source}: {ms:.3g} ms")
         return None
@@ -294,7 +294,7 @@ class _Run:
     @property
     def name(self) -> str:
         """What its row is called."""
-        return written(self.candidate, self.config)
+        return format_choice(self.candidate, self.config)
 
     @property
     def seconds(self) -> float:
@@ -338,14 +338,14 @@ class _Race:
         if not entrants and not risky:
             return
         self.inputs = rotated(self.args)
-        self.truth = Truth(self.op, self.inputs[0])
+        self.truth = ReferenceResult(self.op, self.inputs[0])
         try:
             self.admit(entrants)
             self.take_turns()
             for candidate in {run.candidate.name: run.candidate for run in self.alive}.values():
                 timed = [(r.config, r.seconds) for r in self.runs if r.candidate is candidate]
                 config = candidate.combined(timed)
-                if config is not None and written(candidate, config) not in known:
+                if config is not None and format_choice(candidate, config) not in known:
                     self.enter(candidate, config, self.compiling(candidate, config))
                     self.take_turns()
             for entrant in risky:  # one by one, so that nothing else is under way beside it
@@ -375,14 +375,14 @@ class _Race:
         found: list[_Entrant] = []
         risky: list[_Entrant] = []
         broken: dict[str, str] = {}
-        for candidate in runnable(self.op, self.args, broken):
+        for candidate in runnable_candidates(self.op, self.args, broken):
             worth = 0
             try:
                 alternatives = candidate.alternatives(self.args)
             except Exception:  # of any kind: a candidate that fails does so again when it is checked
                 alternatives = [Alternative(None)]
             for config, left_out, is_risky in alternatives:
-                name = written(candidate, config)
+                name = format_choice(candidate, config)
                 if left_out is not None:
                     self.pruned.append(Row(self.key, name, "pruned", None, left_out))
                     continue
@@ -412,7 +412,7 @@ class _Race:
         """Check a candidate, and time it once beside the best so far; a row where it is of no use."""
         from burnt.kernels.interface.binding import bound_call
 
-        name = written(candidate, config)
+        name = format_choice(candidate, config)
         try:
             if future is not None:
                 future.result(_PATIENCE)

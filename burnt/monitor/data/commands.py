@@ -10,7 +10,7 @@ from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import value_text
 from burnt.train.store.control import send
 
-__all__ = ["Request", "Steering", "refusal", "request_text"]
+__all__ = ["CommandSender", "Request", "refusal", "request_text"]
 
 _WORDS = {
     "pause": "pause",
@@ -33,7 +33,7 @@ class Request(NamedTuple):
     id: str | None = None
 
 
-class Steering:
+class CommandSender:
     """The commands that were sent to one run from here.
 
     Args:

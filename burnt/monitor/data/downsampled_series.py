@@ -1,4 +1,5 @@
-"""`Trace`: the course of one series at a bounded size, extended by what is new since the last look.
+"""`DownsampledSeries`: the course of one series at a bounded size, extended by what is new since the last
+look.
 
 A plot of a million points reads a few thousand buckets once, and after that only the points that came.
 """
@@ -11,14 +12,14 @@ from burnt.train.store import Point, Points, RunReader, Series
 from burnt.train.store.pyramid import Bucket, single
 from burnt.train.store.reader import group, marked_points, mean_points
 
-__all__ = ["Trace"]
+__all__ = ["DownsampledSeries"]
 
 # Twice as many are held before they are merged. A braille plot 200 cells wide has 400 columns of dots.
 _BUCKETS = 512
 _PAGE = 20_000
 
 
-class Trace:
+class DownsampledSeries:
     """What is known of a series: its shape, its ends and its extremes, in at most 1024 buckets.
 
     Args:
@@ -31,7 +32,7 @@ class Trace:
     >>> run.log(1, 1, {"loss": 0.5})
     >>> run.flush()
     True
-    >>> trace = Trace(Series("loss", "train"))
+    >>> trace = DownsampledSeries(Series("loss", "train"))
     >>> with RunReader(folder) as reader:
     ...     trace.refresh(reader)
     ...     run.log(2, 1, {"loss": 0.25})

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from burnt.monitor.data.runs import Library
+from burnt.monitor.data.runs import RunLibrary
 
 __all__ = ["Refresher", "Source"]
 
@@ -64,7 +64,7 @@ class Refresher:
 
     def __init__(
         self,
-        library: Library,
+        library: RunLibrary,
         seconds: float,
         deliver: Callable[[Source, Callable[[], Any]], Any],
         failed: Callable[[Exception], Any],

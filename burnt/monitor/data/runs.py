@@ -1,4 +1,4 @@
-"""What the app knows of runs: `RunView` of one run, `Library` of those below some folders.
+"""What the app knows of runs: `RunView` of one run, `RunLibrary` of those below some folders.
 
 Nothing here draws, and nothing here raises because of what lies on the disk: a run that cannot be read has
 an `error`. `refresh` reads what has changed, in a worker thread; a run whose files are as they were costs
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from burnt.errors import BurntError, RunError
-from burnt.monitor.data.downsampled_series import Trace
+from burnt.monitor.data.downsampled_series import DownsampledSeries
 from burnt.monitor.format import better, fraction, main_metric, note, number
 from burnt.train.store import (
     Artefact,
@@ -40,7 +40,7 @@ from burnt.train.store.liveness import SILENT_SECONDS, State
 from burnt.train.store.reader import Head, NewestIds, marked_points, mean_points, state_of
 from burnt.train.store.schema import DATABASE, unreadable
 
-__all__ = ["LIVE", "Checkpoint", "Library", "RunView", "ViewState"]
+__all__ = ["LIVE", "Checkpoint", "RunLibrary", "RunView", "ViewState"]
 
 ViewState = Literal["running", "finished", "stopped", "crashed", "stale", "unreadable", "deleted"]
 
@@ -121,7 +121,7 @@ class RunView:
         self._stamp: object = None
         self._read_at = -math.inf
         self._seen: object = None
-        self._traces: dict[Series, Trace] = {}
+        self._traces: dict[Series, DownsampledSeries] = {}
         self._bests: dict[Series, tuple[int, Extreme | None]] = {}
         self._log: list[LogLine] = []
         self._samples: list[SystemSample] = []
@@ -436,8 +436,8 @@ class RunView:
         with self._reading() as reader:
             return self._trace(Series(name, split), reader).means()
 
-    def _trace(self, series: Series, reader: RunReader) -> Trace:
-        trace = self._traces.get(series) or Trace(series)
+    def _trace(self, series: Series, reader: RunReader) -> DownsampledSeries:
+        trace = self._traces.get(series) or DownsampledSeries(series)
         trace.refresh(reader)
         self._traces[series] = trace
         return trace
@@ -555,7 +555,7 @@ class RunView:
         return found
 
 
-class Library:
+class RunLibrary:
     """The runs at and below folders; new ones are found while it is open.
 
     Args:
@@ -564,7 +564,7 @@ class Library:
     >>> import tempfile
     >>> from burnt.train.store import RunWriter
     >>> root = tempfile.mkdtemp()
-    >>> library = Library([root])
+    >>> library = RunLibrary([root])
     >>> library.refresh(), library.views
     (False, [])
     >>> RunWriter.create(f"{root}/digits").close("finished")

@@ -23,12 +23,12 @@ from burnt.monitor.plotting.curves import LOOKS, STYLES, Curve
 from burnt.monitor.plotting.plot import Range, XAxis
 from burnt.monitor.plotting.run_curves import curve_on_axis, metrics_in_order
 from burnt.monitor.screens.panes.config import flat
-from burnt.monitor.ui.app_protocol import host
-from burnt.monitor.ui.filter_input import Field
+from burnt.monitor.ui.app_protocol import app_of
+from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.keybar import KeyBar
 from burnt.monitor.ui.keymap import COMPARE, bindings
 from burnt.monitor.ui.status_line import update
-from burnt.monitor.ui.table import Cell, Column, Rows, cell
+from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.monitor.ui.theme import state_cell
 from burnt.train.store import Extreme, Series
 
@@ -83,9 +83,9 @@ class CompareScreen(Screen[None]):
         """What is compared, the chart, the tables, the keys."""
         yield Static(id="title")
         yield Chart()
-        yield Rows(_VALUES, id="values")
-        yield Rows([Column("")], empty="the configurations do not differ", id="configs")
-        yield Field("a part of a metric's name, or /regular expression/")
+        yield Table(_VALUES, id="values")
+        yield Table([Column("")], empty="the configurations do not differ", id="configs")
+        yield FilterInput("a part of a metric's name, or /regular expression/")
         yield KeyBar()
 
     def on_mount(self) -> None:
@@ -189,7 +189,7 @@ class CompareScreen(Screen[None]):
                     ),
                 )
             )
-        self.query_one("#values", Rows).show(found)
+        self.query_one("#values", Table).show(found)
 
     def _show_configs(self, differing: Mapping[str, Sequence[str | None]]) -> None:
         columns = [Column("differs in", grows=True)]
@@ -203,7 +203,7 @@ class CompareScreen(Screen[None]):
                 quiet = value is None or (usual[1] > len(values) / 2 and value == usual[0])
                 cells.append(cell("-" if value is None else _short(value), "$dim" if quiet else ""))
             found.append((key, cells))
-        table = self.query_one("#configs", Rows)
+        table = self.query_one("#configs", Table)
         if not any(view.config for view in self.views):
             table.empty = "no run has a configuration"
         table.show(found, columns=columns)
@@ -220,7 +220,7 @@ class CompareScreen(Screen[None]):
 
     def _again(self) -> None:
         self._asked += 1
-        host(self).show_source(self)
+        app_of(self).show_source(self)
 
     def action_back(self) -> None:
         """To the list."""
@@ -240,13 +240,13 @@ class CompareScreen(Screen[None]):
 
     def action_choose(self) -> None:
         """Type a part of a metric's name."""
-        self.query_one(Field).open()
+        self.query_one(FilterInput).open()
 
-    @on(Field.Changed)
-    def changed(self, message: Field.Changed) -> None:
+    @on(FilterInput.Changed)
+    def changed(self, message: FilterInput.Changed) -> None:
         """The first metric that matches, while it is typed."""
         message.stop()
-        field = self.query_one(Field)
+        field = self.query_one(FilterInput)
         matches = field.matches()
         if matches is None:
             return
@@ -255,11 +255,11 @@ class CompareScreen(Screen[None]):
         if found is not None and message.value:
             self._choose(found)
 
-    @on(Field.Closed)
-    def closed(self, message: Field.Closed) -> None:
+    @on(FilterInput.Closed)
+    def closed(self, message: FilterInput.Closed) -> None:
         """Back to the chart."""
         message.stop()
-        self.query_one(Field).close()
+        self.query_one(FilterInput).close()
         self.query_one(Chart).focus()
 
     @on(Chart.Zoomed)

@@ -17,9 +17,9 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Static
 
-from burnt.monitor.data.commands import Request, Steering, refusal, request_text
+from burnt.monitor.data.commands import CommandSender, Request, refusal, request_text
 from burnt.monitor.data.event_text import countdown, held_rate, why_ended
-from burnt.monitor.data.runs import Library, RunView
+from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.format import age_text, clean, duration_text, highest_rate, label, rate_leap, value_text
 from burnt.monitor.screens.panes.artefacts import ArtefactsPane
 from burnt.monitor.screens.panes.checkpoints import CheckpointsPane
@@ -32,7 +32,7 @@ from burnt.monitor.screens.panes.numbers import NumbersPane
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.plots import PlotsPane
 from burnt.monitor.screens.panes.system import SystemPane
-from burnt.monitor.ui.app_protocol import host
+from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.dialogs import AskScreen, ConfirmScreen
 from burnt.monitor.ui.keybar import KeyBar
 from burnt.monitor.ui.keymap import RUN, Key, bindings
@@ -115,11 +115,11 @@ class RunScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(RUN)]
     KEYS = RUN
 
-    def __init__(self, view: RunView, library: Library) -> None:
+    def __init__(self, view: RunView, library: RunLibrary) -> None:
         super().__init__()
         self.view = view
         self.library = library
-        self.steering = Steering(view)
+        self.steering = CommandSender(view)
         self.current = 0
         self._panes: dict[int, Pane] = {}
         self._headed_at = -math.inf
@@ -147,7 +147,7 @@ class RunScreen(Screen[None]):
 
     def on_screen_resume(self) -> None:
         """The screen is shown (again)."""
-        host(self).show_source(self)
+        app_of(self).show_source(self)
 
     # --- showing
 
@@ -249,7 +249,7 @@ class RunScreen(Screen[None]):
         self.current = number
         self.query_one(Tabs).show(number)
         pane.enter()
-        host(self).show_source(self)
+        app_of(self).show_source(self)
 
     # --- panes
 
@@ -376,7 +376,7 @@ class RunScreen(Screen[None]):
     def _send(self, kind: str, value: str | None = None) -> None:
         request = self.steering.send(kind, value)
         self.app.call_from_thread(self._told, request)
-        host(self).refresher.wake()
+        app_of(self).refresher.wake()
 
     def _told(self, request: Request) -> None:
         if request.status == "refused":  # what is done is said in the line of commands alone

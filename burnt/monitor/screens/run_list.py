@@ -18,17 +18,17 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 from burnt.errors import BurntError
-from burnt.monitor.data.runs import Library, RunView
+from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.format import age_text, better, clean, clock_text, duration_text, label, value_text
 from burnt.monitor.plotting.curves import LOOKS, STYLES, Curve
 from burnt.monitor.plotting.run_curves import curves_of
-from burnt.monitor.ui.app_protocol import host
-from burnt.monitor.ui.filter_input import Field
+from burnt.monitor.ui.app_protocol import app_of
+from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keybar import KeyBar
 from burnt.monitor.ui.keymap import RUNS, bindings
 from burnt.monitor.ui.status_line import Part, facts, sides, update
-from burnt.monitor.ui.table import Cell, Column, Rows, cell
+from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.monitor.ui.theme import bar, state_cell
 
 __all__ = ["RunsScreen"]
@@ -77,7 +77,7 @@ class RunsScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(RUNS)]
     KEYS = RUNS
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: RunLibrary) -> None:
         super().__init__()
         self.library = library
         self.marked: list[RunView] = []
@@ -91,20 +91,20 @@ class RunsScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         """A line of title, the table, what is to be said of the run under the cursor, the keys."""
         yield Static(id="title")
-        yield Rows(_COLUMNS, empty="reading ...", id="runs")
+        yield Table(_COLUMNS, empty="reading ...", id="runs")
         yield Container(id="preview")
         yield Static(id="about")
-        yield Field("words, or /regular expression/")
+        yield FilterInput("words, or /regular expression/")
         yield KeyBar()
 
     def on_mount(self) -> None:
         """The table has the keys."""
-        self.query_one(Rows).focus()
+        self.query_one(Table).focus()
 
     def on_screen_resume(self) -> None:
         """The list is on the screen (again)."""
         self._shown_at = -math.inf
-        host(self).show_source(self)
+        app_of(self).show_source(self)
 
     # --- showing
 
@@ -155,7 +155,7 @@ class RunsScreen(Screen[None]):
         ]
         self.marked = [view for view in self.marked if view in self.library.views]
         views = _sorted(views, self._sort, self._descending)
-        rows = self.query_one(Rows)
+        rows = self.query_one(Table)
         rows.empty = self._nothing()
         cells = [(view, self._cells(view)) for view in views]
         columns = list(_COLUMNS)
@@ -176,13 +176,13 @@ class RunsScreen(Screen[None]):
 
     def _look_at_cursor(self) -> None:
         """Have the preview read, if it is of another run than before."""
-        view = self.query_one(Rows).key
+        view = self.query_one(Table).key
         view = view if isinstance(view, RunView) else None
         if view is not self._under_cursor:
             self._under_cursor = view
             if self._previewing:
                 self._shown_at = -math.inf
-                host(self).refresher.wake()
+                app_of(self).refresher.wake()
 
     def _nothing(self) -> str:
         if not self._read:
@@ -210,7 +210,7 @@ class RunsScreen(Screen[None]):
         update(self.query_one("#title", Static), sides(parts, [[(text, "$dim")]], self.size.width))
 
     def _show_about(self) -> None:
-        view = self.query_one(Rows).key
+        view = self.query_one(Table).key
         about = self.query_one("#about", Static)
         if not isinstance(view, RunView):
             update(about, Content(""))
@@ -268,19 +268,19 @@ class RunsScreen(Screen[None]):
 
     # --- keys
 
-    @on(Rows.Moved)
+    @on(Table.Moved)
     def moved(self) -> None:
         """Something else is said below the table."""
         self._show_about()
         self._look_at_cursor()
 
-    @on(Rows.Opened)
+    @on(Table.Opened)
     def opened(self) -> None:
         """A double click."""
         self.action_open()
 
-    @on(Rows.Headed)
-    def headed(self, message: Rows.Headed) -> None:
+    @on(Table.Headed)
+    def headed(self, message: Table.Headed) -> None:
         """A click on a heading sorts by it, a second one the other way round."""
         # What is called as its metric is holds the last values.
         column = message.column if message.column in {column.name for column in _COLUMNS} else "last"
@@ -292,13 +292,13 @@ class RunsScreen(Screen[None]):
 
     def action_open(self) -> None:
         """Show the run under the cursor."""
-        view = self.query_one(Rows).key
+        view = self.query_one(Table).key
         if isinstance(view, RunView):
-            host(self).open_run(view)
+            app_of(self).open_run(view)
 
     def action_sort(self) -> None:
         """Sort by the next column."""
-        columns = {column.name for column in self.query_one(Rows).columns}
+        columns = {column.name for column in self.query_one(Table).columns}
         # A metric that all runs have is no column; sorting by it would seem to do nothing.
         names = [name for name in _SORTS if name != "metric" or name in columns or name == self._sort]
         self._sort = names[(names.index(self._sort) + 1) % len(names)]
@@ -312,7 +312,7 @@ class RunsScreen(Screen[None]):
 
     def action_mark(self) -> None:
         """Mark the run, or unmark it."""
-        view = self.query_one(Rows).key
+        view = self.query_one(Table).key
         if isinstance(view, RunView):
             if view in self.marked:
                 self.marked.remove(view)
@@ -326,11 +326,11 @@ class RunsScreen(Screen[None]):
         if not 2 <= len(readable) <= 8:
             self.notify(f"mark 2 to 8 runs with the space bar; {len(readable)} can be compared now")
             return
-        host(self).compare(readable)
+        app_of(self).compare(readable)
 
     def action_clear(self) -> None:
         """Drop the filter, else the marks."""
-        field = self.query_one(Field)
+        field = self.query_one(FilterInput)
         if field.value:
             field.close()
         else:
@@ -339,21 +339,21 @@ class RunsScreen(Screen[None]):
 
     def action_filter(self) -> None:
         """Type a filter."""
-        self.query_one(Field).open()
+        self.query_one(FilterInput).open()
 
-    @on(Field.Changed)
-    def filter_changed(self, message: Field.Changed) -> None:
+    @on(FilterInput.Changed)
+    def filter_changed(self, message: FilterInput.Changed) -> None:
         """Filter while it is typed."""
         message.stop()
-        matches = self.query_one(Field).matches()
+        matches = self.query_one(FilterInput).matches()
         if matches is not None:
             self._matches = matches
             self._show()
 
-    @on(Field.Closed)
+    @on(FilterInput.Closed)
     def filter_closed(self) -> None:
         """Back to the table."""
-        self.query_one(Rows).focus()
+        self.query_one(Table).focus()
 
 
 def _progress(share: float | None, width: int) -> Cell:

@@ -12,10 +12,10 @@ from burnt.monitor.data.refresher import Refresher
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.ui.keymap import Key
 
-__all__ = ["Host", "host"]
+__all__ = ["AppProtocol", "app_of"]
 
 
-class Host(Protocol):
+class AppProtocol(Protocol):
     """`burnt.monitor.app.MonitorApp`, as its screens know it."""
 
     refresher: Refresher
@@ -33,6 +33,6 @@ class Host(Protocol):
         """The keys that do something now, nearest first, with whom they belong to."""
 
 
-def host(widget: Widget) -> Host:
+def app_of(widget: Widget) -> AppProtocol:
     """The app that a widget is shown by."""
-    return cast(Host, widget.app)
+    return cast(AppProtocol, widget.app)

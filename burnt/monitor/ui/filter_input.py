@@ -1,4 +1,4 @@
-"""`Field`: a line to type a filter or a search into, there only while it is used."""
+"""`FilterInput`: a line to type a filter or a search into, there only while it is used."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from textual.widgets import Input
 
 from burnt.monitor.ui.filter_match import matcher
 
-__all__ = ["Field"]
+__all__ = ["FilterInput"]
 
 
-class Field(Input):
+class FilterInput(Input):
     """An input that is hidden until `open` is called, and gone again with escape.
 
     Args:
@@ -34,12 +34,12 @@ class Field(Input):
     class Closed(Message):
         """Typing is over: by enter, then `kept` is true, or by escape, and the text is gone."""
 
-        def __init__(self, field: Field, kept: bool) -> None:
+        def __init__(self, field: FilterInput, kept: bool) -> None:
             self.field, self.kept = field, kept
             super().__init__()
 
         @property
-        def control(self) -> Field:
+        def control(self) -> FilterInput:
             """The field."""
             return self.field
 

@@ -10,7 +10,7 @@ from textual import events
 from textual.content import Content
 from textual.widgets import Static
 
-from burnt.monitor.ui.app_protocol import host
+from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.keymap import Key, key_text
 
 __all__ = ["KeyBar"]
@@ -38,7 +38,7 @@ class KeyBar(Static):
     def renew(self, _: Any = None) -> None:
         """Show the keys that can be pressed now, as the screen calls them."""
         if self.screen.is_current:
-            here = [(node, self._named(key)) for node, key in host(self).keys_here()]
+            here = [(node, self._named(key)) for node, key in app_of(self).keys_here()]
             self._here = [(node, key) for node, key in here if key.footer]
             self._arrange()
 

@@ -1,4 +1,4 @@
-"""`Rows`: a table of lines with a cursor, which repaints only the lines that changed."""
+"""`Table`: a table of lines with a cursor, which repaints only the lines that changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from textual.visual import Visual
 from burnt.monitor.format import clean
 from burnt.monitor.ui.keymap import LIST, bindings
 
-__all__ = ["Cell", "Column", "Rows", "cell"]
+__all__ = ["Cell", "Column", "Table", "cell"]
 
 Cell = tuple[tuple[str, str], ...]
 """Texts with their styles, as Textual writes them, side by side."""
@@ -53,12 +53,12 @@ class Column(NamedTuple):
 class _OfRows(Message):
     """What a table tells."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: Table) -> None:
         super().__init__()
         self.rows = rows
 
     @property
-    def control(self) -> Rows:
+    def control(self) -> Table:
         """The table."""
         return self.rows
 
@@ -66,12 +66,12 @@ class _OfRows(Message):
 class _OfLine(_OfRows):
     """What it tells of a line."""
 
-    def __init__(self, rows: Rows, key: object) -> None:
+    def __init__(self, rows: Table, key: object) -> None:
         super().__init__(rows)
         self.key = key
 
 
-class Rows(ScrollView, can_focus=True):
+class Table(ScrollView, can_focus=True):
     """A table with a line of headings that stays.
 
     Args:
@@ -109,7 +109,7 @@ class Rows(ScrollView, can_focus=True):
     class Headed(_OfRows):
         """A heading was clicked."""
 
-        def __init__(self, rows: Rows, column: str) -> None:
+        def __init__(self, rows: Table, column: str) -> None:
             super().__init__(rows)
             self.column = column
 

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 
 from burnt import _torch, kernels
 from burnt.errors import InputError
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.swapping.kind import Kind, original_class
 from burnt.swapping.patterns.hf_layers import LIBRARIES, has_hooks, is_of, word_of
-from burnt.swapping.patterns.rebind_globals import by_itself
+from burnt.swapping.patterns.rebind_globals import isolated_eval
 from burnt.swapping.patterns.torch_layers import is_lazy, no_conv, padding_of
 
 __all__: list[str] = []
@@ -143,7 +143,7 @@ def _nodes_of(module: nn.Module, x: Tensor, training: bool) -> tuple[list[_Node]
     twin.__dict__["_modules"] = marks
     for each in (twin, *(mark for mark in marks.values() if mark is not None)):
         each.__dict__["training"] = training
-    with torch.inference_mode(False), torch.random.fork_rng(devices=[]), by_itself(), torch.enable_grad():
+    with torch.inference_mode(False), torch.random.fork_rng(devices=[]), isolated_eval(), torch.enable_grad():
         before, drawn = random.getstate(), torch.get_rng_state()
         try:
             result = twin.forward(x.clone().requires_grad_() * 1)
@@ -454,7 +454,7 @@ def _as_tried(module: nn.Module, flow: Flow, x: Tensor) -> bool:
         return False
     words = {part.norm: part.activation for part, _ in flow.parts if part.act is None}
     alike = all(_own_activation(layers[n]) == (True, words[n]) for n in flow.norms if n in words)
-    return alike and not trains(x, *module.parameters())
+    return alike and not wants_gradient(x, *module.parameters())
 
 
 # --- kinds ------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from burnt import kernels
 from burnt.codegen import fuse
 from burnt.errors import InputError
 from burnt.swapping.kind import Kind
-from burnt.swapping.patterns.rebind_globals import by_itself, names_of, with_global
+from burnt.swapping.patterns.rebind_globals import isolated_eval, names_of, with_global
 
 __all__: list[str] = []
 
@@ -156,7 +156,7 @@ def _capping(theirs: Any) -> bool | None:
     module: Any = nn.Module().eval()
     module.num_key_value_groups, module.head_dim = 1, 5
     generator = torch.Generator().manual_seed(0)
-    with by_itself():
+    with isolated_eval():
         q, k, v, r, mask = (torch.randn(2, 4, 5, 5, generator=generator) for _ in range(5))
 
     def tried(k: Tensor, **options: Any) -> Tensor:
@@ -167,7 +167,7 @@ def _capping(theirs: Any) -> bool | None:
         wanted = kernels.attention(q, k, v[:, : k.shape[1]], mask, scale=0.3, softcap=softcap)
         return made.shape == wanted.shape and torch.allclose(made, wanted, 1e-5, 1e-6)
 
-    with by_itself():
+    with isolated_eval():
         try:
             if not same(tried(k), k) or not same(tried(r), r):
                 return None

@@ -21,8 +21,8 @@ from burnt import _torch, kernels
 from burnt.codegen import fuse
 from burnt.swapping.kind import Kind, original_class
 from burnt.swapping.patterns.lazy_logits import Logits
-from burnt.swapping.patterns.rebind_globals import by_itself, names_of, with_global
-from burnt.swapping.site import place_in_holder
+from burnt.swapping.patterns.rebind_globals import isolated_eval, names_of, with_global
+from burnt.swapping.site import site_in_holder
 
 __all__ = ["HEAD", "LIBRARIES", "has_hooks", "head_of", "is_of", "word_of"]
 
@@ -109,7 +109,7 @@ def _is_norm(module: nn.Module) -> bool:
     if weight is None or weight.dim() != 1 or eps is None or cls.forward is nn.RMSNorm.forward:
         return False
     if cls not in _norms:
-        with by_itself():
+        with isolated_eval():
             _norms[cls] = _norm_of(module, eps)
     return _norms[cls] is not None
 
@@ -158,7 +158,7 @@ def _is_layer_norm(module: nn.Module) -> bool:
     if len(module.normalized_shape) != 1 or module.weight is None or module.bias is None:
         return False
     if module not in _layer_norms:
-        with by_itself():
+        with isolated_eval():
             _layer_norms[module] = _axis_of(module)
     return _layer_norms[module] is not None
 
@@ -270,7 +270,7 @@ def _is_gated(module: nn.Module) -> bool:
     if names is None or act is None:
         return False
     if cls not in _gated:
-        with by_itself():
+        with isolated_eval():
             _gated[cls] = (names, act) if _computes_gated(module, names, act) else None
     return _gated[cls] == (names, act)
 
@@ -437,7 +437,7 @@ class _CrossEntropyLoss(nn.CrossEntropyLoss, metaclass=_IsALoss):
         made = nn.CrossEntropyLoss(*args, **kwargs)
         if made.weight is not None:
             return made  # of this call alone, maybe
-        return place_in_holder(made, (made.ignore_index, made.reduction, made.label_smoothing))
+        return site_in_holder(made, (made.ignore_index, made.reduction, made.label_smoothing))
 
 
 def _makes_losses(module: nn.Module) -> bool:

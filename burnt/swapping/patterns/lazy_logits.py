@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from burnt import _torch, kernels
 from burnt.errors import SwapError
-from burnt.kernels.interface.autocast import dtype_on
+from burnt.kernels.interface.autocast import autocast_dtype
 
 __all__ = ["Logits"]
 
@@ -35,7 +35,7 @@ class Logits:
     def __init__(self, x: Tensor, head: nn.Linear) -> None:
         self._given: tuple[Tensor, Tensor, Tensor | None] = x, head.weight, head.bias
         self._versions = [_torch.version_of(t) for t in self._given if t is not None]
-        self._narrow = dtype_on(x.device.type)
+        self._narrow = autocast_dtype(x.device.type)
         self._base: Logits | None = None  # what these are a view of
         self._wide = False
         self.shape = torch.Size((*x.shape[:-1], head.out_features))
@@ -96,7 +96,7 @@ class Logits:
     def cross_entropy(self, target: Tensor, ignore_index: int, reduction: str) -> Tensor:
         """Their loss, ``[]``, without them."""
         x, weight, bias = self._given
-        wide = self._wide or dtype_on(self.device.type) is not None
+        wide = self._wide or autocast_dtype(self.device.type) is not None
         with self._as_before():
             loss = kernels.linear_cross_entropy(
                 x.reshape(-1, x.shape[-1]), weight, target.reshape(-1), bias, ignore_index, reduction,

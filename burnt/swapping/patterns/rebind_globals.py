@@ -15,11 +15,11 @@ import torch
 
 from burnt import _torch
 
-__all__ = ["by_itself", "names_of", "with_global"]
+__all__ = ["isolated_eval", "names_of", "with_global"]
 
 
 @contextlib.contextmanager
-def by_itself() -> Iterator[None]:
+def isolated_eval() -> Iterator[None]:
     """A context to try somebody's code on a few numbers in: float32 on the CPU, no gradients, no autocast.
 
     Nobody is told of its calls.

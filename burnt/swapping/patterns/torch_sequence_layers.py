@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from burnt import _torch, kernels
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.swapping.kind import Kind, original_class
 from burnt.swapping.patterns.hf_layers import has_hooks
 from burnt.swapping.patterns.torch_layers import computing_as
@@ -225,7 +225,7 @@ def _no_encoding(
     refused = _no_layer(self)
     if refused is not None:
         return refused
-    if self.training or trains(src, *self.parameters()) or _torch.is_autocast():
+    if self.training or wants_gradient(src, *self.parameters()) or _torch.is_autocast():
         return "its layers compute, in training, with gradients and under autocast"
     if any(map(has_hooks, self.modules())):
         return "a layer in it has hooks, which would not be called"

@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import burnt
 from burnt import kernels
-from burnt.codegen.frontend.guards import Likeness, likeness
+from burnt.codegen.frontend.guards import Guard, build_guard
 from burnt.codegen.precision import multiplying
 from burnt.kernels.dispatch.op import Op, op
 from tests.codegen.compare import default_dtype
@@ -44,10 +44,10 @@ def anything(
     """Arguments of all kinds that an op takes."""
 
 
-def made(args: tuple[Any, ...], function: Callable[..., Any] = anything) -> Likeness:
+def made(args: tuple[Any, ...], function: Callable[..., Any] = anything) -> Guard:
     """The likeness of a call of a function with these arguments."""
     parameters = {p.name: p.default for p in inspect.signature(function).parameters.values()}
-    found = likeness(parameters, args)
+    found = build_guard(parameters, args)
     assert found is not None
     return found
 
@@ -305,7 +305,7 @@ def test_the_oldest_of_a_form_is_forgotten(scaled: Op[..., Any]) -> None:
 
 
 def test_ever_new_shapes_are_not_all_kept(scaled: Op[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["burnt.codegen.frontend.guards"], "_MOST_FORMS", 8)
+    monkeypatch.setattr(sys.modules["burnt.codegen.frontend.guards"], "_MAX_CALL_SHAPES", 8)
     for n in [*range(1, 30)] * 2:
         for _ in range(2):
             assert scaled(torch.ones(n), 3.0).tolist() == [3.0] * n
@@ -331,7 +331,7 @@ def test_a_tensor_in_two_places_goes_the_long_way() -> None:
     x, y = torch.ones(3), torch.zeros(3)
     for _ in range(4):
         assert kernels.swiglu(x, x).shape == (3,)
-    assert likeness(dict.fromkeys("ab", inspect.Parameter.empty), (x, x)) is None
+    assert build_guard(dict.fromkeys("ab", inspect.Parameter.empty), (x, x)) is None
     assert not like((x, y), lambda a, b: None)(x, x)
 
 

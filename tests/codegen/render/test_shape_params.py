@@ -8,7 +8,13 @@ from torch.nn import functional as F
 
 from burnt.codegen import function
 from burnt.codegen.function import Function
-from burnt.codegen.render.shape_params import Forms, mark, parameters, plain, step
+from burnt.codegen.render.shape_params import (
+    SizeTemplates,
+    mark_size,
+    mark_step,
+    sizes_as_parameters,
+    with_constant_sizes,
+)
 from burnt.codegen.runtime import c_library
 
 
@@ -23,21 +29,21 @@ def compiled_by(run):
 
 
 def test_marks_become_numbers_or_names():
-    text = f"x[i * {mark(12)} + {mark(-3)}] < {mark(12)}"
-    assert plain(text) == "x[i * 12 + (-3)] < 12"
-    assert parameters(text, lambda k: f"n{k}") == ("x[i * n0 + n1] < n2", (12, -3, 12))
+    text = f"x[i * {mark_size(12)} + {mark_size(-3)}] < {mark_size(12)}"
+    assert with_constant_sizes(text) == "x[i * 12 + (-3)] < 12"
+    assert sizes_as_parameters(text, lambda k: f"n{k}") == ("x[i * n0 + n1] < n2", (12, -3, 12))
 
 
 def test_a_form_is_general_once_its_numbers_changed():
-    forms = Forms()
-    assert not forms.is_general(f"a {mark(1)}")
-    assert forms.is_general(f"a {mark(2)}")
-    assert not forms.is_general(f"b {mark(2)}")
+    forms = SizeTemplates()
+    assert not forms.is_general(f"a {mark_size(1)}")
+    assert forms.is_general(f"a {mark_size(2)}")
+    assert not forms.is_general(f"b {mark_size(2)}")
 
 
 def test_small_steps_are_of_the_form():
     """By a stride that it does not know the compiler gathers elements one by one."""
-    assert [step(n) for n in (2, 8, -1, 9, -9)] == ["2", "8", "(-1)", "@9@", "@-9@"]
+    assert [mark_step(n) for n in (2, 8, -1, 9, -9)] == ["2", "8", "(-1)", "@9@", "@-9@"]
     fused = Function(lambda x: F.max_pool2d(x, 3, 2))
     for columns in (41, 43):
         x = torch.randn(2, 3, 40, columns)

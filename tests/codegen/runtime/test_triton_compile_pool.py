@@ -21,8 +21,15 @@ pytest.importorskip("triton", reason="Triton exists for Linux alone")
 import triton
 
 from burnt.codegen.function import Function
-from burnt.codegen.render.triton.kernel import form_of, print_kernel
-from burnt.codegen.render.triton.tile_config import Config, Limits, pick, power, too_much, variants
+from burnt.codegen.render.triton.kernel import print_kernel, structure_of
+from burnt.codegen.render.triton.tile_config import (
+    Limits,
+    TileConfig,
+    neighbouring_configs,
+    next_power_of_two,
+    select_config,
+    why_too_large,
+)
 from burnt.codegen.runtime import triton_compile_pool
 from burnt.codegen.runtime.triton_backend import TRITON, with_blocks
 from burnt.codegen.runtime.triton_compile_pool import Job, Pool, choices_of, jobs_of, limits_of
@@ -58,8 +65,8 @@ def losses(x, w, i):
     return torch.softmax(x, -1).sum(0) * 1.5 + torch.embedding(w, i)
 
 
-@pytest.mark.parametrize("blocks", [None, Config(2, 64, 8), Config(1, 32, 4, chunks=4)], ids=str)
-def test_a_launch_finds_what_was_compiled(pool: Pool, blocks: Config | None) -> None:
+@pytest.mark.parametrize("blocks", [None, TileConfig(2, 64, 8), TileConfig(1, 32, 4, chunks=4)], ids=str)
+def test_a_launch_finds_what_was_compiled(pool: Pool, blocks: TileConfig | None) -> None:
     """Numbers, sizes of 1 and of multiples of 16, checks, work between functions, several kernels."""
     x, w = torch.randn(48, 500, dtype=torch.bfloat16), torch.randn(7, 500)
     given = (x.requires_grad_(), w.requires_grad_(), torch.tensor([3]))
@@ -67,7 +74,7 @@ def test_a_launch_finds_what_was_compiled(pool: Pool, blocks: Config | None) -> 
     plan = planned.plan(*given)
     assert plan is not None
     for kernel in plan.kernels:
-        pool.submit(jobs_of(kernel, blocks or pick(form_of(kernel)))).result(120)
+        pool.submit(jobs_of(kernel, blocks or select_config(structure_of(kernel)))).result(120)
     found: list[bool] = []
     triton.knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)  # type: ignore[assignment]
     try:
@@ -116,7 +123,7 @@ def test_a_launch_of_attention_finds_what_was_compiled(pool: Pool, name: str) ->
     pool.seconds = 60
     q, k, v = (torch.randn(2, 900, 4, 64).bfloat16().transpose(1, 2).requires_grad_() for _ in range(3))
     bound = list(dot_product_attention.bound((q, k, v), VARIANTS[name]))
-    blocks = flash_config.pick(64, 2, HOPPER)
+    blocks = flash_config.select_config(64, 2, HOPPER)
     pool.submit_once(flash.jobs_of(blocks, *bound)).result(240)
     problem = flash.problem_of(q, k, *bound[3:])
     launches = flash_triton.launches(q, k, v, problem, blocks, gradients=True)
@@ -265,15 +272,17 @@ def test_what_is_tried_spills_no_registers_and_what_is_left_out_is_heavy(name: s
     args = [torch.empty(s, dtype=torch.bfloat16) for s in shapes]
     heavy = 0
     for kernel in planned(fn, *args, gradients=True):
-        form = form_of(kernel)
-        for blocks in variants(form)[:: 5 if name != "swiglu" else 1][:8]:
+        form = structure_of(kernel)
+        for blocks in neighbouring_configs(form)[:: 5 if name != "swiglu" else 1][:8]:
             (found,) = compiled([print_kernel(kernel, blocks)], "sm_90", tmp_path)[:1]
             # A few bytes of stack are no spill of what is walked.
-            assert found.spilled <= 16 or "registers" in str(too_much(form, blocks, HOPPER)), str(blocks)
+            assert found.spilled <= 16 or "registers" in str(why_too_large(form, blocks, HOPPER)), str(blocks)
             assert found.shared <= HOPPER.shared
         # No more than that: what has 512 elements a thread takes ptxas minutes.
-        crowded = dataclasses.replace(pick(form), cols=min(4096, power(form.cols)), rows=1, warps=1)
-        if "registers" in str(too_much(form, crowded, HOPPER)):
+        crowded = dataclasses.replace(
+            select_config(form), cols=min(4096, next_power_of_two(form.cols)), rows=1, warps=1
+        )
+        if "registers" in str(why_too_large(form, crowded, HOPPER)):
             (found,) = compiled([print_kernel(kernel, crowded)], "sm_90", tmp_path)[:1]
             heavy += found.registers > 200 or found.spilled > 16
     assert heavy or name == "transposed"  # a copy needs few registers, whatever is estimated

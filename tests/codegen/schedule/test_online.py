@@ -14,16 +14,16 @@ from torch.nn import functional as F
 
 from burnt.codegen import explain, fuse
 from burnt.codegen.function import Function
-from burnt.codegen.ir import Kernel, Online
+from burnt.codegen.ir import Kernel, OnlineReduction
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.c_compiler import find_compiler
-from burnt.codegen.schedule.passes import Joins
+from burnt.codegen.schedule.passes import OnlineThresholds
 from tests.codegen.compare import judge
 from tests.codegen.programs import program
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
 
-ALWAYS = dataclasses.replace(C, joins=Joins())
+ALWAYS = dataclasses.replace(C, joins=OnlineThresholds())
 NEVER = dataclasses.replace(C, joins=None)
 
 
@@ -36,7 +36,7 @@ def online(function: Function) -> list[str]:
     (entry,) = function._entries.values()
     assert entry.forward is not None
     steps = [s for k in entry.forward.plan.steps if isinstance(k, Kernel) for s in k.steps]
-    return [step.kind for step in steps if isinstance(step, Online)]
+    return [step.kind for step in steps if isinstance(step, OnlineReduction)]
 
 
 def run(fn: Callable[..., Any], args: Sequence[Any], *, gradient: bool = False) -> list[Tensor]:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from burnt.codegen import fuse
 from burnt.codegen.function import Function
-from burnt.codegen.ir import Kernel, Partial
+from burnt.codegen.ir import Kernel, PartialSum
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
 
@@ -221,7 +221,7 @@ def test_a_norms_gradients_are_one_pass_and_a_small_one(shape: tuple[int, ...], 
     function = check(layer_norm, x, weight, bias)
     big, small = kernels(backward_of(function))
     assert big.runs == min(64, x.numel() // shape[-1] // 16)
-    assert sum(isinstance(step, Partial) for step in big.steps) == 2
+    assert sum(isinstance(step, PartialSum) for step in big.steps) == 2
     assert all(b.shape[0] == big.runs for b in small.read)
 
 

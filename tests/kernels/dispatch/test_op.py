@@ -67,8 +67,8 @@ def test_a_signature_is_chosen_for_once(monkeypatch: pytest.MonkeyPatch) -> None
     from burnt.kernels.dispatch import selection
 
     op, calls = doubled_op(), []
-    chosen = selection.choose
-    monkeypatch.setattr(selection, "choose", lambda *a: (calls.append(1), chosen(*a))[1])
+    chosen = selection.select_candidate
+    monkeypatch.setattr(selection, "select_candidate", lambda *a: (calls.append(1), chosen(*a))[1])
     x = torch.randn(3, 4)
     for _ in range(3):
         op(x, 2.0)

@@ -14,7 +14,7 @@ from burnt import kernels
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.ops.attention import reference as definition
 from burnt.kernels.ops.attention.reference import dot_product_attention
-from burnt.kernels.tuning.accuracy import Part, Truth
+from burnt.kernels.tuning.accuracy import Part, ReferenceResult
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -53,7 +53,7 @@ CASES: dict[str, Callable[[], list[Any]]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_parts_make_up_the_whole(name: str, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     args = CASES[name]()
-    whole = Truth(dot_product_attention, args)
+    whole = ReferenceResult(dot_product_attention, args)
     monkeypatch.setattr(definition, "_MOST_SCORES", heads * args[0].shape[2] * args[1].shape[2])
     parts = definition._parts(*args)
     assert parts is not None or heads >= args[0].shape[0] * args[0].shape[1]
@@ -62,7 +62,7 @@ def test_parts_make_up_the_whole(name: str, heads: int, monkeypatch: pytest.Monk
         counted[part.results[0]] += 1
         assert counted[part.results[0]].numel() <= heads, "a part is larger than it may be"
     assert parts is None or bool((counted == 1).all())
-    judged = Truth(dot_product_attention, args)
+    judged = ReferenceResult(dot_product_attention, args)
     assert len(whole.exact) == len(judged.exact) == len(judged.eager)
     for right, found in zip(whole.exact, judged.exact, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
@@ -76,7 +76,7 @@ def test_parts_make_up_the_whole(name: str, heads: int, monkeypatch: pytest.Monk
 def test_what_is_wrong_in_any_part_is_found(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(definition, "_MOST_SCORES", 20 * 33)
     args = arguments(2, 3, 3, 20, 33)
-    truth = Truth(dot_product_attention, args)
+    truth = ReferenceResult(dot_product_attention, args)
 
     def right(*given: Any) -> Tensor:
         return dot_product_attention.reference(*given)
@@ -114,10 +114,10 @@ def test_the_memory_of_a_reference_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     """At 4 x 32 x 4096 x 4096 all scores five times, in float64, are 88 GB."""
     args = arguments(2, 8, 8, 256, 256)
     head = 256 * 256 * 8
-    whole = peak_of(lambda: Truth(dot_product_attention, args))
+    whole = peak_of(lambda: ReferenceResult(dot_product_attention, args))
     assert whole > 5 * 16 * head
     monkeypatch.setattr(definition, "_MOST_SCORES", 2 * 256 * 256)
-    parts = peak_of(lambda: Truth(dot_product_attention, args))
+    parts = peak_of(lambda: ReferenceResult(dot_product_attention, args))
     results = 2 * sum(a.numel() * 8 for a in args[:3]) + 2 * 2 * 8 * 256 * 8 * 8
     assert parts < 8 * 2 * head + 2 * results, (parts, whole)
     assert parts < whole / 4
@@ -146,7 +146,7 @@ def op() -> Op[..., Any]:
 
 def test_several_results_and_a_shared_argument(op: Op[..., Any]) -> None:
     x, by = drawn(5, 7).requires_grad_(), drawn(7, seed=1).requires_grad_()
-    truth = Truth(op, (x, by))
+    truth = ReferenceResult(op, (x, by))
     product, total, of_x, of_by = truth.exact
     torch.testing.assert_close(product, (x * by).double().detach())
     torch.testing.assert_close(total, x.double().sum(-1).detach())

@@ -21,7 +21,7 @@ from burnt.errors import CacheError, ConfigError
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.interface.tuning_key import bucket, tuning_key
 from burnt.kernels.tuning import database, tuner
-from burnt.kernels.tuning.accuracy import Truth
+from burnt.kernels.tuning.accuracy import ReferenceResult
 from burnt.kernels.tuning.database import Row, Store, read_table, write_table
 
 
@@ -149,7 +149,7 @@ def test_what_memory_held_before_is_no_number_of_an_op(wanted: bool) -> None:
     op = kernels.op(by_rows)
     x = torch.rand(3, 4, requires_grad=wanted)
     with _Used():
-        truth = Truth(op, (x,))
+        truth = ReferenceResult(op, (x,))
     assert truth.largest <= 6
     assert truth.wrong(by_rows) is None
     assert "off by" in str(truth.wrong(lambda x: x * 3.01))

@@ -29,11 +29,11 @@ from burnt.monitor.artefacts.render import (
     is_confusion,
 )
 from burnt.monitor.artefacts.widgets import Picture, Slider
-from burnt.monitor.data.runs import Library, RunView
+from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.screens.panes import artefacts
 from burnt.monitor.screens.panes.artefacts import ArtefactsPane
 from burnt.monitor.screens.panes.tables import table_rows
-from burnt.monitor.ui.table import Rows
+from burnt.monitor.ui.table import Table
 from burnt.train.store import RunReader, RunWriter
 
 
@@ -334,7 +334,7 @@ def drive(
     size: tuple[int, int] = (120, 36),
 ) -> None:
     async def main() -> None:
-        app = MonitorApp(Library([folder]))
+        app = MonitorApp(RunLibrary([folder]))
         async with app.run_test(size=size) as pilot:
             await app.settled(30)
             await test(app, pilot)
@@ -351,7 +351,7 @@ async def press(app: MonitorApp, pilot: Pilot[None], *keys: str) -> None:
 def drawn(app: MonitorApp) -> str:
     pane = app.screen.query_one(ArtefactsPane)
     if pane.has_class("table"):
-        return text_of(pane.query_one("#table", Rows))
+        return text_of(pane.query_one("#table", Table))
     return text_of(pane.query_one(Picture))
 
 
@@ -365,7 +365,7 @@ def test_artefacts_are_listed_drawn_and_moved_through(tmp_path: Path) -> None:
     async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "9")
         pane = app.screen.query_one(ArtefactsPane)
-        names = pane.query_one("#names", Rows)
+        names = pane.query_one("#names", Table)
         assert [key[1] for key in names.keys] == [  # type: ignore[index]
             "notes", "odd", "valid/confusion", "broken", "samples", "weights",
         ]  # fmt: skip
@@ -436,9 +436,9 @@ def test_nothing_recorded_is_said(tmp_path: Path) -> None:
 
     async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "9")
-        assert "nothing was recorded" in text_of(app.screen.query_one("#names", Rows))
+        assert "nothing was recorded" in text_of(app.screen.query_one("#names", Table))
         await press(app, pilot, "right_square_bracket")
-        assert "no kernel was chosen" in text_of(app.screen.query_one("#kernels", Rows))
+        assert "no kernel was chosen" in text_of(app.screen.query_one("#kernels", Table))
 
     drive(tmp_path / "run", test)
 
@@ -450,8 +450,8 @@ def test_kernels_and_plans_and_what_fell_back(tmp_path: Path) -> None:
         await press(app, pilot, "8")
         assert text_of(app.screen.query_one("ModelPane Rows")).splitlines()[1].split() == ["conv", "-"]
         await press(app, pilot, "9", "right_square_bracket")
-        assert "softmax" in text_of(app.screen.query_one("#kernels", Rows))
-        plans = app.screen.query_one("#plans", Rows)
+        assert "softmax" in text_of(app.screen.query_one("#kernels", Table))
+        plans = app.screen.query_one("#plans", Table)
         assert "no sort" in text_of(plans)
         assert "1 of them fell back" in str(app.screen.query_one("#plans-title").render())
 
@@ -469,11 +469,11 @@ def test_kernels_are_told_apart_by_their_arguments(tmp_path: Path) -> None:
 
     async def test(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "K")
-        first, second = text_of(app.screen.query_one("#kernels", Rows)).splitlines()[1:3]
+        first, second = text_of(app.screen.query_one("#kernels", Table)).splitlines()[1:3]
         assert "training  x=float32 4d row 16x8  eps=float" in first
         assert "training  x=float32 4d row 32x8  eps=float" in second
         assert "2, on cpu Some One, 1 threads" in str(app.screen.query_one("#kernels-title").render())
-        app.screen.query_one("#kernels", Rows).focus()
+        app.screen.query_one("#kernels", Table).focus()
         await press(app, pilot, "down", "enter")
         assert keys[1] in "".join(str(part.render()) for part in app.screen.query("Static"))
 

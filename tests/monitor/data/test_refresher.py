@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from burnt.monitor.data.refresher import Meter, Refresher
-from burnt.monitor.data.runs import Library
+from burnt.monitor.data.runs import RunLibrary
 
 
 class Times(NamedTuple):
@@ -37,7 +37,7 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def made(seconds: float) -> Refresher:
-    return Refresher(Library([]), seconds, lambda source, show: None, lambda error: None)
+    return Refresher(RunLibrary([]), seconds, lambda source, show: None, lambda error: None)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from burnt.monitor.data import runs
-from burnt.monitor.data.downsampled_series import Trace
-from burnt.monitor.data.runs import Library, RunView
+from burnt.monitor.data.downsampled_series import DownsampledSeries
+from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.train.store import RunReader, RunWriter, Series
 from burnt.train.store.schema import DATABASE
 
@@ -160,7 +160,7 @@ def test_a_run_that_may_not_be_read_stays_and_says_so(
 @pytest.mark.parametrize("batches", [[1, 1, 1], [5000, 1, 3000, 4000], [15, 1, 16, 255, 4096]])
 def test_a_trace_extended_shows_what_one_read_at_once_does(tmp_path: Path, batches: list[int]) -> None:
     run = RunWriter.create(tmp_path / "run")
-    trace, step, values = Trace(Series("loss", "train")), 0, []
+    trace, step, values = DownsampledSeries(Series("loss", "train")), 0, []
     for batch in batches:
         for _ in range(batch):
             step += 1
@@ -173,7 +173,7 @@ def test_a_trace_extended_shows_what_one_read_at_once_does(tmp_path: Path, batch
         trace.points()
     run.close("finished")
     points = trace.points()
-    again = Trace(Series("loss", "train"))
+    again = DownsampledSeries(Series("loss", "train"))
     again._buckets, again._first, again._last = trace._buckets, trace._first, trace._last
     assert [str(column) for column in points] == [str(column) for column in again.points()]
     known = dict(zip(range(1, step + 1), values, strict=True))
@@ -193,7 +193,7 @@ def test_a_trace_extended_shows_what_one_read_at_once_does(tmp_path: Path, batch
 
 def test_steps_in_any_order_are_shown_in_order(tmp_path: Path) -> None:
     run = RunWriter.create(tmp_path / "run")
-    trace = Trace(Series("loss", "train"))
+    trace = DownsampledSeries(Series("loss", "train"))
     for steps in ([5, 6, 7], [1, 2, 3], [4]):
         for step in steps:
             run.log(step, 1, {"loss": float(step)})
@@ -250,7 +250,7 @@ def test_a_run_says_which_values_are_the_better_ones(tmp_path: Path) -> None:
 def test_runs_are_found_while_open_and_keep_their_colours(tmp_path: Path) -> None:
     make(tmp_path / "b")
     make(tmp_path / "deep" / "a")
-    library = Library([tmp_path])
+    library = RunLibrary([tmp_path])
     assert library.refresh()
     colours = {view.label: view.colour for view in library.views}
     assert colours == {"b": 0, "deep/a": 1}
@@ -262,7 +262,7 @@ def test_runs_are_found_while_open_and_keep_their_colours(tmp_path: Path) -> Non
 
 def test_a_deleted_run_is_said_to_be_deleted_and_dropped_when_asked(tmp_path: Path) -> None:
     folder = make(tmp_path / "run")
-    library = Library([tmp_path])
+    library = RunLibrary([tmp_path])
     library.refresh()
     [view] = library.views
     view.follow()
@@ -281,7 +281,7 @@ def test_a_deleted_run_is_said_to_be_deleted_and_dropped_when_asked(tmp_path: Pa
 def test_a_deleted_run_that_nobody_could_read_is_dropped_too(tmp_path: Path) -> None:
     (tmp_path / "odd").mkdir()
     (tmp_path / "odd" / "run.db").write_bytes(b"x" * 4096)
-    library = Library([tmp_path])
+    library = RunLibrary([tmp_path])
     library.refresh(look=True)
     assert [view.state for view in library.views] == ["unreadable"]
     shutil.rmtree(tmp_path / "odd")
@@ -340,7 +340,7 @@ def test_folders_within_each_other_give_each_run_once(
     make(tmp_path / "a" / "run")
     make(tmp_path / "b")
     monkeypatch.chdir(tmp_path)
-    library = Library([tmp_path, tmp_path / "a", "a"])
+    library = RunLibrary([tmp_path, tmp_path / "a", "a"])
     library.refresh(look=True)
     assert sorted(view.folder.name for view in library.views) == ["b", "run"]
     shutil.rmtree(tmp_path / "a")
@@ -366,7 +366,7 @@ def test_what_cannot_be_read_is_a_line_with_a_message(tmp_path: Path, kind: str)
             pragma = "user_version = 99" if kind == "newer" else "application_id = 1"
             connection.execute(f"PRAGMA {pragma}")
         connection.close()
-    library = Library([tmp_path])
+    library = RunLibrary([tmp_path])
     library.refresh()
     [view] = library.views
     view.follow()
@@ -397,7 +397,7 @@ def test_a_run_that_is_mended_is_read_again(tmp_path: Path) -> None:
 def test_folders_that_are_no_runs_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "text.txt").write_text("hello")
-    library = Library([tmp_path, tmp_path / "missing"])
+    library = RunLibrary([tmp_path, tmp_path / "missing"])
     assert not library.refresh()
     assert library.views == []
 
@@ -429,7 +429,7 @@ def test_a_killed_training_is_crashed_within_ten_seconds(tmp_path: Path) -> None
 def test_runs_at_rest_are_looked_at_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make(tmp_path / "rests")
     run = RunWriter.create(tmp_path / "lives")
-    library = Library([tmp_path])
+    library = RunLibrary([tmp_path])
     library.refresh()
     looks: list[str] = []
     refresh = RunView.refresh
@@ -470,7 +470,7 @@ def test_a_hundred_runs_open_fast(tmp_path: Path) -> None:
     first = make(tmp_path / "run0", steps=200)
     for number in range(1, 100):
         shutil.copytree(first, tmp_path / f"run{number}")
-    library = Library([tmp_path])
+    library = RunLibrary([tmp_path])
     began = time.process_time()
     library.refresh()
     assert len(library.views) == 100

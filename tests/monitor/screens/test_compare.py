@@ -12,11 +12,11 @@ import pytest
 from textual.pilot import Pilot
 
 from burnt.monitor.app import MonitorApp
-from burnt.monitor.data.runs import Library
+from burnt.monitor.data.runs import RunLibrary
 from burnt.monitor.plotting.chart_widget import Chart
 from burnt.monitor.plotting.curves import LOOKS, PALETTE
 from burnt.monitor.screens.compare import CompareScreen, differences, looks
-from burnt.monitor.ui.table import Rows
+from burnt.monitor.ui.table import Table
 from burnt.train.store import RunWriter, Series
 
 
@@ -38,7 +38,7 @@ def drive(
     size: tuple[int, int] = (120, 36),
 ) -> None:
     async def main() -> None:
-        app = MonitorApp(Library([root]))
+        app = MonitorApp(RunLibrary([root]))
         async with app.run_test(size=size) as pilot:
             await app.settled(30)
             screen = CompareScreen(sorted(app.library.views, key=lambda view: view.label))
@@ -72,7 +72,7 @@ def test_runs_lie_in_one_plot_with_their_values(tmp_path: Path) -> None:
         shown = text(chart)
         assert "1 run-0" in shown
         assert {row[-1] for row in shown.splitlines() if row[-2:-1] == " "} >= {"1", "2", "3"}
-        values = text(screen.query_one("#values", Rows)).splitlines()
+        values = text(screen.query_one("#values", Table)).splitlines()
         assert values[1].split()[1:7] == ["1", "run-0", "✓", "finished", "1.0000", "40"]
         assert "★ 1.0000" in values[1]
         assert "★" not in values[2]
@@ -84,7 +84,7 @@ def test_only_differing_keys_are_listed(tmp_path: Path) -> None:
     make(tmp_path)
 
     async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
-        rows = text(screen.query_one("#configs", Rows)).splitlines()
+        rows = text(screen.query_one("#configs", Table)).splitlines()
         assert [row.split() for row in rows if row.strip()] == [
             ["differs", "in", "1", "2", "3"],
             ["model.hidden", "32", "64", "64"],
@@ -106,10 +106,10 @@ def test_the_metric_is_chosen_by_key_and_by_name(tmp_path: Path) -> None:
         assert seen == ["valid/loss", "train/loss", "valid/accuracy", "train/rate"]
         await press(app, pilot, "M")
         assert chart.view.title == "train/rate"
-        assert "★" not in text(screen.query_one("#values", Rows)), "nobody knows which rate is better"
+        assert "★" not in text(screen.query_one("#values", Table)), "nobody knows which rate is better"
         await press(app, pilot, "slash", "a", "c", "c")
         assert chart.view.title == "valid/accuracy"
-        values = text(screen.query_one("#values", Rows)).splitlines()
+        values = text(screen.query_one("#values", Table)).splitlines()
         assert "★ 0.7000" in values[3]
         await press(app, pilot, "x", "enter")
         assert chart.has_focus
@@ -145,9 +145,9 @@ def test_eight_runs_have_room(tmp_path: Path, size: tuple[int, int]) -> None:
         chart = screen.query_one(Chart)
         assert len({curve.color for curve in chart.view.curves}) == 8
         assert any(0x2800 < ord(c) < 0x2900 for c in text(chart))
-        values = text(screen.query_one("#values", Rows))
+        values = text(screen.query_one("#values", Table))
         assert all(f"run-{number}" in values for number in range(8))
-        assert "seed" in text(screen.query_one("#configs", Rows))
+        assert "seed" in text(screen.query_one("#configs", Table))
 
     drive(tmp_path, test, size)
 
@@ -160,7 +160,7 @@ def test_a_run_that_cannot_be_read_or_lacks_the_metric_is_no_trouble(tmp_path: P
     (tmp_path / "run-z" / "run.db").write_bytes(b"not a database at all")
 
     async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
-        values = text(screen.query_one("#values", Rows))
+        values = text(screen.query_one("#values", Table))
         assert "unreadable" in values
         assert "run-other" in values
         assert "★ 1.0000" in values
@@ -175,7 +175,7 @@ def test_runs_without_metrics(tmp_path: Path) -> None:
     async def test(app: MonitorApp, pilot: Pilot[None], screen: CompareScreen) -> None:
         assert "no metric has been written yet" in text(screen.query_one(Chart))
         await press(app, pilot, "m", "slash", "q", "escape")
-        assert "no run has a configuration" in text(screen.query_one("#configs", Rows))
+        assert "no run has a configuration" in text(screen.query_one("#configs", Table))
 
     drive(tmp_path, test)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from burnt.codegen.ir import Buffer, Expr, Ix, Kernel, Store, Var, walk
+from burnt.codegen.ir import Buffer, Expr, IndexExpr, Kernel, Store, Var, walk
 
 __all__ = ["inside", "next_parts", "next_rows", "row_of", "rows_to_write"]
 
@@ -30,7 +30,7 @@ def inside(loop: Var, exprs: Sequence[Expr]) -> tuple[int, int, list[Expr]]:
         if expr.op not in ("ge", "lt") or expr.args[0].op != "index" or expr.args[1].op != "const":
             continue
         place, bound = expr.args[0].extra[0], expr.args[1].extra[0]
-        assert isinstance(place, Ix)
+        assert isinstance(place, IndexExpr)
         assert isinstance(bound, int)
         if list(place.terms) != [loop]:
             continue
@@ -46,7 +46,9 @@ def inside(loop: Var, exprs: Sequence[Expr]) -> tuple[int, int, list[Expr]]:
     return (start, end, tests) if start < end else (0, loop.extent, [])
 
 
-def row_of(buffer: Buffer, place: Ix, span: tuple[Var, int, int]) -> tuple[Ix, Ix, Ix] | None:
+def row_of(
+    buffer: Buffer, place: IndexExpr, span: tuple[Var, int, int]
+) -> tuple[IndexExpr, IndexExpr, IndexExpr] | None:
     """A place in parts, so that a loop may load another row of the buffer where its own is not there.
 
     Args:
@@ -62,11 +64,11 @@ def row_of(buffer: Buffer, place: Ix, span: tuple[Var, int, int]) -> tuple[Ix, I
     reach = sum((size - 1) * stride for size, stride in zip(buffer.shape, buffer.strides, strict=True))
     if step is None or step < 0 or step * (stop - 1 - first) > reach or place.computed():
         return None
-    along = Ix({loop: step})
-    return place - along, Ix(const=-step * first), along
+    along = IndexExpr({loop: step})
+    return place - along, IndexExpr(const=-step * first), along
 
 
-def next_rows(kernel: Kernel) -> list[tuple[Buffer, Ix, int]]:
+def next_rows(kernel: Kernel) -> list[tuple[Buffer, IndexExpr, int]]:
     """What a turn of a kernel with rows in scratch does not load from memory, and the next turn does.
 
     A processor sees for itself what comes next in one long stretch, not that each turn goes on with other
@@ -79,20 +81,20 @@ def next_rows(kernel: Kernel) -> list[tuple[Buffer, Ix, int]]:
     if kernel.kind != "window" or not kernel.outer:
         return []
     turn = kernel.outer[-1]
-    found: dict[tuple[Buffer, Ix], int] = {}
+    found: dict[tuple[Buffer, IndexExpr], int] = {}
     for step, expr in zip(kernel.steps, kernel.exprs, strict=True):
         for e in walk([expr]):
             if e.op != "load" or e.args or not step.inner:
                 continue
             (buffer, place), along = e.extra, step.inner[-1]
             assert isinstance(buffer, Buffer)
-            assert isinstance(place, Ix)
+            assert isinstance(place, IndexExpr)
             long = along.extent * buffer.dtype.itemsize >= _ROW and buffer.role != "local"
             if long and place.stride(along) == 1 and (place.stride(turn) or 0) > 0:
-                found[buffer, place - Ix.of(along)] = along.extent
+                found[buffer, place - IndexExpr.of(along)] = along.extent
     rows = [(buffer, start + start.terms[turn], extent) for (buffer, start), extent in found.items()]
     rows = [(buffer, start, extent) for buffer, start, extent in rows if (buffer, start) not in found]
-    stretches: list[tuple[Buffer, Ix, int]] = []
+    stretches: list[tuple[Buffer, IndexExpr, int]] = []
     for buffer, start, extent in sorted(rows, key=lambda row: row[1].const):
         for i, (other, first, length) in enumerate(stretches):
             apart = start - first
@@ -109,7 +111,7 @@ def next_rows(kernel: Kernel) -> list[tuple[Buffer, Ix, int]]:
     return stretches if moved <= _FETCHED else []
 
 
-def next_parts(lead: Var, last: Var, exprs: Sequence[Expr]) -> list[tuple[Buffer, Ix]]:
+def next_parts(lead: Var, last: Var, exprs: Sequence[Expr]) -> list[tuple[Buffer, IndexExpr]]:
     """Rows that folds along two loops take from memory at the next turn of the outer one.
 
     The gradient of a batch normalisation of 16 x 64 x 56 x 56 takes 0.65 ms where they are asked for a turn
@@ -118,21 +120,21 @@ def next_parts(lead: Var, last: Var, exprs: Sequence[Expr]) -> list[tuple[Buffer
     Returns:
         of each row the buffer, and where it begins.
     """
-    found: dict[tuple[Buffer, Ix], None] = {}
+    found: dict[tuple[Buffer, IndexExpr], None] = {}
     for e in walk(exprs):
         if e.op != "load" or e.args:
             continue
         buffer, place = e.extra
         assert isinstance(buffer, Buffer)
-        assert isinstance(place, Ix)
+        assert isinstance(place, IndexExpr)
         advance = 0 if place.computed() else place.stride(lead) or 0
         if buffer.role != "local" and place.stride(last) == 1 and advance > last.extent:
-            found[buffer, place - Ix.of(last) + advance] = None
+            found[buffer, place - IndexExpr.of(last) + advance] = None
     sizes = [last.extent * buffer.dtype.itemsize for buffer, _ in found]
     return list(found) if sizes and min(sizes) >= _ROW and sum(sizes) <= _PARTS_FETCHED else []
 
 
-def rows_to_write(kernel: Kernel, stores: Sequence[Store], last: Var) -> list[tuple[Buffer, Ix]]:
+def rows_to_write(kernel: Kernel, stores: Sequence[Store], last: Var) -> list[tuple[Buffer, IndexExpr]]:
     """Rows of results that a turn will write, where a fold keeps in scratch what it folds.
 
     What is kept is costly, so that memory has nothing to do meanwhile, and a line is read before it is
@@ -149,13 +151,13 @@ def rows_to_write(kernel: Kernel, stores: Sequence[Store], last: Var) -> list[tu
     """
     if not any(step.buffer.role == "local" for step in stores):
         return []
-    found: dict[tuple[Buffer, Ix], None] = {}
+    found: dict[tuple[Buffer, IndexExpr], None] = {}
     for step in kernel.steps[kernel.steps.index(stores[-1]) + 1 :]:
         if type(step) is not Store or step.buffer.role == "local" or len(step.inner) != 1:
             continue
         (along,) = step.inner
         whole = along.extent == last.extent and not step.place.computed()
         if whole and step.place.stride(along) == 1:
-            found[step.buffer, step.place - Ix.of(along)] = None
+            found[step.buffer, step.place - IndexExpr.of(along)] = None
     sizes = [last.extent * buffer.dtype.itemsize for buffer, _ in found]
     return list(found) if sizes and min(sizes) >= _ROW and sum(sizes) <= _PARTS_FETCHED else []

@@ -10,20 +10,20 @@ from burnt.codegen.ir import (
     Buffer,
     Expr,
     Index,
-    Ix,
+    IndexExpr,
     Kernel,
-    Partial,
+    PartialSum,
     Reduction,
     Scan,
     Split,
     Store,
     Var,
-    places,
+    index_exprs,
     walk,
 )
 from burnt.codegen.render.c.bounds_and_prefetch import row_of
 from burnt.codegen.render.c.dtypes import C_TYPES, SHORT, constant
-from burnt.codegen.render.shape_params import mark, step
+from burnt.codegen.render.shape_params import mark_size, mark_step
 
 __all__ = ["Elements", "has_neighbours"]
 
@@ -57,7 +57,7 @@ class Elements:
         self.lane: Var | None = None
         self.tile = 1
         self.squares: dict[Expr, str] = {}  # where the elements of loads that go across are
-        self.partials: dict[Partial, str] = {}
+        self.partials: dict[PartialSum, str] = {}
         self.shifts: dict[Buffer, int] = {}  # where the elements of local buffers begin
         self.used: dict[Buffer, None] = {}
         self.names: dict[Var, str] = {}
@@ -68,7 +68,9 @@ class Elements:
         self.varying: set[str] = set()  # guards that are not the same for all of that loop
         self.uniform: dict[int, bool] = {}  # whether expressions are
         self.scanned: dict[tuple[Scan, Index], str] = {}
-        self.halves: dict[tuple[Buffer, Ix], str] = {}  # where the floats of what is float16 in memory are
+        self.halves: dict[
+            tuple[Buffer, IndexExpr], str
+        ] = {}  # where the floats of what is float16 in memory are
         self.words: dict[int, str] = {}  # random words that have been made, by what is drawn from them
         self.hoisted: list[str] = []  # lines that come before that loop
         self.lifted: dict[int, str] = {}  # names of the expressions that these compute
@@ -172,7 +174,7 @@ class Elements:
         if found is None:
             along = self.span[0]
             found = all(map(self.is_uniform, expr.args)) and all(
-                along not in ix.variables() for ix in places(expr)
+                along not in ix.variables() for ix in index_exprs(expr)
             )
             self.uniform[id(expr)] = found
         return found
@@ -190,7 +192,7 @@ class Elements:
     def load(self, expr: Expr, guard: str) -> str:
         """What a load reads, where its guard holds; 0 elsewhere."""
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
-        place: Ix = expr.extra[1]  # type: ignore[assignment]
+        place: IndexExpr = expr.extra[1]  # type: ignore[assignment]
         if (buffer, place) in self.halves:
             return self.halves[buffer, place]
         text = self.squares.get(expr) or self.element(buffer, place)
@@ -211,7 +213,7 @@ class Elements:
 
     def put(self, step: Store, name: str) -> None:
         """A line that stores an element, or adds it to a partial sum."""
-        if isinstance(step, Partial):
+        if isinstance(step, PartialSum):
             self.line(f"{self.partials[step]}[{self.place(step.place)}] += {name};")
             return
         buffer = step.buffer
@@ -225,7 +227,7 @@ class Elements:
             value = f"(uint8_t)({name} != 0)"
         self.line(f"{self.element(buffer, step.place)} = {value};")
 
-    def element(self, buffer: Buffer, place: Ix) -> str:
+    def element(self, buffer: Buffer, place: IndexExpr) -> str:
         """An element of a buffer; of a local one, that of the lane."""
         text = self.place(place + self.shifts.get(buffer, 0))
         if buffer.role != "local":
@@ -234,7 +236,7 @@ class Elements:
             text = f"({text}) * {self.tile} + u + l"
         return f"{buffer.name}[{text}]"
 
-    def place(self, ix: Ix) -> str:
+    def place(self, ix: IndexExpr) -> str:
         """An index as text."""
         parts = []
         for atom, c in ix.terms.items():
@@ -245,9 +247,9 @@ class Elements:
                     self.named(atom) if isinstance(atom, Var) else f"({self.computed[id(atom.expr)]} ^ zero)"
                 )
                 self.opaque = self.opaque or not isinstance(atom, Var)
-            parts.append(text if c == 1 else f"{text} * {step(c)}")
+            parts.append(text if c == 1 else f"{text} * {mark_step(c)}")
         if ix.const or not parts:
-            parts.append(mark(ix.const) if ix.const else "0")
+            parts.append(mark_size(ix.const) if ix.const else "0")
         return " + ".join(parts)
 
     def split_text(self, atom: Split) -> str:
@@ -255,8 +257,8 @@ class Elements:
         low, _ = atom.inner.bounds()
         inner = self.place(atom.inner)
         if low < 0:
-            return f"floor_{'div' if atom.kind == '/' else 'mod'}({inner}, {step(atom.by)})"
-        return f"(({inner}) {atom.kind} {step(atom.by)})"
+            return f"floor_{'div' if atom.kind == '/' else 'mod'}({inner}, {mark_step(atom.by)})"
+        return f"(({inner}) {atom.kind} {mark_step(atom.by)})"
 
     def named(self, var: Var) -> str:
         """A loop's name: numbered as they turn up, so that the same kernel is the same text."""
@@ -281,7 +283,7 @@ class Elements:
     def loop(self, var: Var, start: str = "0", stop: str = "") -> None:
         """Begin a loop."""
         name = self.named(var)
-        stop = stop or mark(var.extent)
+        stop = stop or mark_size(var.extent)
         self.line(f"for (int64_t {name} = {start}; {name} < {stop}; {name}++) {{")
         self.depth += 1
 

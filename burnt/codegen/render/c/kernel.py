@@ -19,7 +19,19 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from burnt.codegen.ir import Buffer, Expr, Fold, Ix, Kernel, Partial, Running, Store, Var, variables, walk
+from burnt.codegen.ir import (
+    Buffer,
+    Expr,
+    IndexExpr,
+    Kernel,
+    PartialSum,
+    ReductionStep,
+    ScanStep,
+    Store,
+    Var,
+    variables,
+    walk,
+)
 from burnt.codegen.render.c import prelude
 from burnt.codegen.render.c.bounds_and_prefetch import inside, next_parts, next_rows, rows_to_write
 from burnt.codegen.render.c.dtypes import C_TYPES, MEMORY, SHORT
@@ -28,7 +40,7 @@ from burnt.codegen.render.c.philox import BLOCK, Words, words_of
 from burnt.codegen.render.c.reduction import MOVES, Accumulator, Exponentials, Squares, accumulators
 from burnt.codegen.render.c.scan import lane_of_scans, states
 from burnt.codegen.render.c.stride_phases import period_of, phases
-from burnt.codegen.render.shape_params import mark
+from burnt.codegen.render.shape_params import mark_size
 from burnt.codegen.schedule.passes import LANES, lane_of, unguarded
 
 __all__ = ["print_kernels"]
@@ -132,7 +144,7 @@ def print_kernels(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers:
 class _Printer(Elements):
     def __init__(self, kernel: Kernel, slots: dict[object, int]) -> None:
         super().__init__(kernel, slots)
-        self.passes: list[list[Fold | Store]] = []
+        self.passes: list[list[ReductionStep | Store]] = []
         self.inside = False  # of a part of a tile
         self.fetched: set[Buffer] = set()  # whose rows are asked for ahead of their turn
 
@@ -259,7 +271,7 @@ class _Printer(Elements):
         self.loops(others)
         ends = {}
         for var, start in ((across, "down"), (last, "right")):
-            size = mark(var.extent)
+            size = mark_size(var.extent)
             self.line(f"for (int64_t {start} = 0; {start} < {size}; {start} += {_SQUARE}) {{")
             self.depth += 1
             ends[var] = f"({start} + {_SQUARE} < {size} ? {start} + {_SQUARE} : {size})"
@@ -272,7 +284,7 @@ class _Printer(Elements):
             self.line(f"{'float' if half else MEMORY[buffer.dtype]} {name}[{_SQUARE}][{_SQUARE + 1}];")
             self.loop(last, "right", ends[last])
             if half:
-                start = self.element(buffer, e.extra[1].replaced({across: Ix.of(down)}))  # type: ignore[attr-defined]
+                start = self.element(buffer, e.extra[1].replaced({across: IndexExpr.of(down)}))  # type: ignore[attr-defined]
                 self.line(f"f32_of_f16_row({name}[{row}], &{start}, {ends[across]} - down);")
             else:
                 self.line("#pragma omp simd")
@@ -320,7 +332,7 @@ class _Printer(Elements):
         if not words and not any(_halves(last, [step.value for step in stores], stores)):
             return False
         before = self.hoist(last, span, stores)
-        first, stop = map(mark, span)
+        first, stop = map(mark_size, span)
         size = BLOCK if words else _STRIP
         whole = not words and span[1] - span[0] >= size
         if words or whole:
@@ -361,7 +373,7 @@ class _Printer(Elements):
         """Stores for the turns of a loop from `block` to `end`, or for as many as a whole block has."""
         name, begin = self.named(last), Var(last.extent + 1)
         self.names[begin] = "block"
-        here = {last: Ix.of(begin)}
+        here = {last: IndexExpr.of(begin)}
         for i, group in enumerate(words):
             (seed,) = self.exprs([group.seed])
             w, start = f"w{i}", self.place(group.first.replaced(here))
@@ -400,8 +412,8 @@ class _Printer(Elements):
 
     def rows_of_floats(
         self,
-        loads: Sequence[tuple[Buffer, Ix]],
-        stored: Sequence[tuple[Buffer, Ix]],
+        loads: Sequence[tuple[Buffer, IndexExpr]],
+        stored: Sequence[tuple[Buffer, IndexExpr]],
         last: Var,
         size: int,
         *,
@@ -416,7 +428,7 @@ class _Printer(Elements):
         form, count = ("strip", "") if whole else ("row", ", end - block")
         after = []
         for i, (buffer, place) in enumerate(dict.fromkeys([*loads, *stored])):
-            row, start = f"h{i}", self.element(buffer, place.replaced({last: Ix.of(begin)}))
+            row, start = f"h{i}", self.element(buffer, place.replaced({last: IndexExpr.of(begin)}))
             self.line(f"float {row}[{size}] __attribute__((aligned(64)));")
             if (buffer, place) in loads:
                 self.line(f"f32_of_f16_{form}({row}, &{start}{count});")
@@ -445,8 +457,8 @@ class _Printer(Elements):
             before = self.hoist(last, (first, stop), stores)
             if stop - first >= 8:
                 self.line("#pragma omp simd")
-            begin = mark(first) if first else "0"
-            self.line(f"for (int64_t {name} = {begin}; {name} < {mark(stop)}; {name}++) {{")
+            begin = mark_size(first) if first else "0"
+            self.line(f"for (int64_t {name} = {begin}; {name} < {mark_size(stop)}; {name}++) {{")
             self.depth += 1
             self.known = {id(test) for test in known}
             self.bodies(stores)
@@ -462,7 +474,7 @@ class _Printer(Elements):
             self.line(f"#pragma omp parallel for collapse({count}) schedule(static)")
         self.loops(outer)
         if self.lane is not None:
-            size = mark(self.lane.extent)
+            size = mark_size(self.lane.extent)
             self.line(f"for (int64_t next = 0; next < {size}; next += {self.tile}) {{")
             self.depth += 1
             self.line(f"const int64_t tile = next + {self.tile} < {size} ? next : {size} - {self.tile};")
@@ -472,11 +484,11 @@ class _Printer(Elements):
     def runs(self, *, parallel: bool) -> None:
         """Turns in runs, whose partial sums gather beside what each turn makes."""
         kernel = self.kernel
-        sums = [step for step in kernel.steps if isinstance(step, Partial)]
-        turns = mark(math.prod(v.extent for v in kernel.outer))
+        sums = [step for step in kernel.steps if isinstance(step, PartialSum)]
+        turns = mark_size(math.prod(v.extent for v in kernel.outer))
         if parallel:
             self.line("#pragma omp parallel for schedule(static)")
-        self.line(f"for (int64_t run = 0; run < {mark(kernel.runs)}; run++) {{")
+        self.line(f"for (int64_t run = 0; run < {mark_size(kernel.runs)}; run++) {{")
         self.depth += 1
         for i, step in enumerate(sums):
             self.partials[step] = f"s{i}_part"
@@ -484,9 +496,9 @@ class _Printer(Elements):
             room = 1 << (count - 1).bit_length()
             self.line(f"{C_TYPES[step.buffer.dtype]} s{i}_part[{room}] __attribute__((aligned(64)));")
             self.line(f"double s{i}[{room}] __attribute__((aligned(64)));")
-            self.line(f"for (int64_t j = 0; j < {mark(count)}; j++) s{i}[j] = s{i}_part[j] = 0;")
-        self.line(f"const int64_t stop = (run + 1) * {turns} / {mark(kernel.runs)};")
-        first = f"run * {turns} / {mark(kernel.runs)}"
+            self.line(f"for (int64_t j = 0; j < {mark_size(count)}; j++) s{i}[j] = s{i}_part[j] = 0;")
+        self.line(f"const int64_t stop = (run + 1) * {turns} / {mark_size(kernel.runs)};")
+        first = f"run * {turns} / {mark_size(kernel.runs)}"
         self.line(f"for (int64_t block = {first}; block < stop; block += {_BLOCK_OF_LANES}) {{")
         self.depth += 1
         self.line(f"const int64_t end = block + {_BLOCK_OF_LANES} < stop ? block + {_BLOCK_OF_LANES} : stop;")
@@ -494,13 +506,13 @@ class _Printer(Elements):
         self.depth += 1
         stride = 1
         for var in reversed(kernel.outer):
-            quotient = "turn" if stride == 1 else f"turn / {mark(stride)}"
-            rest = "" if var is kernel.outer[0] else f" % {mark(var.extent)}"
+            quotient = "turn" if stride == 1 else f"turn / {mark_size(stride)}"
+            rest = "" if var is kernel.outer[0] else f" % {mark_size(var.extent)}"
             self.line(f"const int64_t {self.named(var)} = {quotient}{rest};")
             stride *= var.extent
         self.turn(split=False)
         self.close(1)
-        sizes = [mark(math.prod(step.buffer.shape[1:])) for step in sums]
+        sizes = [mark_size(math.prod(step.buffer.shape[1:])) for step in sums]
         for i, size in enumerate(sizes):
             self.line(f"for (int64_t j = 0; j < {size}; j++) s{i}[j] += s{i}_part[j], s{i}_part[j] = 0;")
         self.close(1)
@@ -520,7 +532,7 @@ class _Printer(Elements):
             room = 1 << (math.prod(buffer.shape) * self.tile + self.shifts[buffer] - 1).bit_length()
             self.line(f"{MEMORY[buffer.dtype]} {buffer.name}[{room}] __attribute__((aligned(64)));")
         for buffer, start, extent in next_rows(self.kernel) if self.lane is None else ():
-            self.line(self.asked(buffer, start, "0", mark(extent)))
+            self.line(self.asked(buffer, start, "0", mark_size(extent)))
         for steps in self.passes:
             self.one_pass(steps, split=split)
 
@@ -539,7 +551,7 @@ class _Printer(Elements):
 
     def scans(self, parallel: bool) -> None:
         """Turns of the inner loop in order, for every turn of the outer ones or a tile of them."""
-        running = [step for step in self.kernel.steps if isinstance(step, Running)]
+        running = [step for step in self.kernel.steps if isinstance(step, ScanStep)]
         stores = [step for step in self.kernel.steps if isinstance(step, Store)]
         ((along,),) = {step.inner for step in self.kernel.steps}
         lane, tile, vectors = lane_of_scans(self.kernel)
@@ -549,7 +561,7 @@ class _Printer(Elements):
             self.line(f"#pragma omp parallel for collapse({count}) schedule(static)")
         self.loops(lead)
         if lane is not None:
-            size = mark(lane.extent)
+            size = mark_size(lane.extent)
             self.line(f"for (int64_t next = 0; next < {size}; next += {tile}) {{")
             self.depth += 1
             # The last tile overlaps the one before it, so that the compiler knows how wide all of them are.
@@ -579,10 +591,10 @@ class _Printer(Elements):
 
     # --- passes -------------------------------------------------------------------------------------------
 
-    def one_pass(self, steps: Sequence[Fold | Store], *, split: bool) -> None:
+    def one_pass(self, steps: Sequence[ReductionStep | Store], *, split: bool) -> None:
         """A loop over the inner loops of some steps."""
         inner = steps[0].inner
-        folds = [step for step in steps if isinstance(step, Fold)]
+        folds = [step for step in steps if isinstance(step, ReductionStep)]
         stores = [step for step in steps if isinstance(step, Store)]
         split = split and math.prod(v.extent for v in inner) * self.tile >= _PARALLEL
         if not folds:
@@ -633,7 +645,7 @@ class _Printer(Elements):
         """The wholes of folds, of a chunk of one of the inner loops where it is cut."""
 
         def bounds(var: Var) -> tuple[str, str]:
-            size = mark(var.extent)
+            size = mark_size(var.extent)
             if var is not cut:
                 return "0", size
             return f"chunk * {size} / {_CHUNKS}", f"(chunk + 1) * {size} / {_CHUNKS}"
@@ -663,7 +675,7 @@ class _Printer(Elements):
                 block = _BLOCK_OF_ONLINE_LANES
         if args:
             block = min(block, _BLOCK_OF_ARG)
-        halves: list[tuple[Buffer, Ix]] = []
+        halves: list[tuple[Buffer, IndexExpr]] = []
         if self.lane is None:
             halves, _ = _halves(last, [acc.step.body for acc in (*made, *later)])
         if halves:
@@ -717,7 +729,7 @@ class _Printer(Elements):
         for acc in args:
             self.found(acc, inner, block, bounds(last)[1])
 
-    def fetch(self, rows: Sequence[tuple[Buffer, Ix]], test: str) -> None:
+    def fetch(self, rows: Sequence[tuple[Buffer, IndexExpr]], test: str) -> None:
         """Ask for what comes a turn after the current block of rows, if there is such a turn."""
         fresh = [row for row in rows if row[0] not in self.fetched]
         self.fetched |= {buffer for buffer, _ in fresh}  # a later pass finds them in the cache
@@ -728,7 +740,7 @@ class _Printer(Elements):
                 self.line(self.asked(buffer, start, "block", "end", ", 0, 2"))
             self.close(1)
 
-    def asked(self, buffer: Buffer, start: Ix, first: str, stop: str, how: str = "") -> str:
+    def asked(self, buffer: Buffer, start: IndexExpr, first: str, stop: str, how: str = "") -> str:
         """The loop that asks for the lines of a stretch of a buffer before they are used."""
         step, place = _LINE // buffer.dtype.itemsize, self.element(buffer, start)
         loop = f"for (int64_t p = {first}; p < {stop}; p += {step})"
@@ -882,15 +894,15 @@ def _has_wide_integers(exprs: Sequence[Expr]) -> bool:
 
 def _halves(
     loop: Var, exprs: Sequence[Expr], stores: Sequence[Store] = ()
-) -> tuple[list[tuple[Buffer, Ix]], list[tuple[Buffer, Ix]]]:
+) -> tuple[list[tuple[Buffer, IndexExpr]], list[tuple[Buffer, IndexExpr]]]:
     """What a loop loads for some expressions, and stores, of float16, an element after the other."""
-    found: list[list[tuple[Buffer, Ix]]] = [[], []]
+    found: list[list[tuple[Buffer, IndexExpr]]] = [[], []]
     for e in unguarded(exprs):
         if e.op == "load" and not e.args:
             found[0].append(e.extra)  # type: ignore[arg-type]
     found[1] += [(step.buffer, step.place) for step in stores if type(step) is Store]
 
-    def is_row(buffer: Buffer, place: Ix) -> bool:
+    def is_row(buffer: Buffer, place: IndexExpr) -> bool:
         return buffer.dtype == torch.float16 and buffer.role != "local" and place.stride(loop) == 1
 
     loads, stored = ([access for access in accesses if is_row(*access)] for accesses in found)
@@ -903,7 +915,7 @@ def _flat_place(inner: tuple[Var, ...]) -> Callable[[Callable[[Var], str]], str]
     def text(named: Callable[[Var], str]) -> str:
         parts, step = [], 1
         for var in reversed(inner):
-            parts.append(named(var) if step == 1 else f"{named(var)} * {mark(step)}")
+            parts.append(named(var) if step == 1 else f"{named(var)} * {mark_size(step)}")
             step *= var.extent
         return " + ".join(reversed(parts)) or "0"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from burnt.codegen.ir import Expr, Ix, Var, walk
+from burnt.codegen.ir import Expr, IndexExpr, Var, walk
 
 __all__ = ["BLOCK", "Words", "words_of"]
 
@@ -29,7 +29,7 @@ class Words:
 
     seed: Expr
     stream: int
-    first: Ix
+    first: IndexExpr
     step: int
     reach: int
     offsets: dict[Expr, int]
@@ -37,12 +37,12 @@ class Words:
 
 def words_of(loop: Var, exprs: Sequence[Expr]) -> list[Words]:
     """The random numbers of a loop that can be made in blocks."""
-    groups: dict[tuple[Expr, object, Ix], dict[Expr, int]] = {}
+    groups: dict[tuple[Expr, object, IndexExpr], dict[Expr, int]] = {}
     for e in walk(exprs):
         if e.op not in ("uniform", "random") or e.args[1].op != "index":
             continue
         seed, place = e.args[0], e.args[1].extra[0]
-        assert isinstance(place, Ix)
+        assert isinstance(place, IndexExpr)
         step = place.stride(loop)
         if step is not None and 0 < step <= _MOST_STEPS and not place.computed() and seed.op == "load":
             groups.setdefault((seed, e.extra[0], place - place.const), {})[e] = place.const

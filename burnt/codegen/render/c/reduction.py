@@ -5,19 +5,19 @@ vector; parts go into the *whole*, in double for sums and products; and where a 
 the threads, the wholes of the chunks are merged in their order, so that the result does not depend on which
 thread was the first.
 
-A sum that needs another fold's result in the same pass (`Online`) moves from reference to reference. That of
-exponentials goes through each part once more, when the largest element of all so far is known. Squares of a
-part are about the mean of all before it, which loses nothing: what they are too large by is the whole's then.
-Before the first part its own elements are summed.
+A sum that needs another fold's result in the same pass (`OnlineReduction`) moves from reference to reference.
+That of exponentials goes through each part once more, when the largest element of all so far is known.
+Squares of a part are about the mean of all before it, which loses nothing: what they are too large by is the
+whole's then. Before the first part its own elements are summed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from burnt.codegen.ir import Fold, Online, walk
+from burnt.codegen.ir import OnlineReduction, ReductionStep, walk
 from burnt.codegen.render.c.dtypes import C_TYPES, highest, lowest
-from burnt.codegen.render.shape_params import mark
+from burnt.codegen.render.shape_params import mark_size
 
 __all__ = ["MOVES", "Accumulator", "Exponentials", "Squares", "accumulators"]
 
@@ -53,7 +53,7 @@ class Accumulator:
         part_lanes: how many of them a part has, at ``[l]``.
     """
 
-    def __init__(self, step: Fold, name: str, lanes: int = 0, part_lanes: int = 0) -> None:
+    def __init__(self, step: ReductionStep, name: str, lanes: int = 0, part_lanes: int = 0) -> None:
         self.step = step
         self.name = name
         self.lanes = lanes
@@ -111,7 +111,7 @@ class Accumulator:
     def takes_products(self, level: str) -> bool:
         """Whether an element of a level is a product, which goes into the sum unrounded."""
         body, into = self.step.body, self.part_type if level == "part" else self.type
-        plain = self.op == "+" and not isinstance(self.step, Online)
+        plain = self.op == "+" and not isinstance(self.step, OnlineReduction)
         return plain and body.op == "mul" and into in _FMA and into == C_TYPES[body.dtype]
 
     def add_product(self, left: str, right: str, level: str) -> list[str]:
@@ -221,9 +221,11 @@ class Exponentials(Accumulator):
         beside: the largest element.
     """
 
-    step: Online
+    step: OnlineReduction
 
-    def __init__(self, step: Online, name: str, lanes: int, part_lanes: int, beside: Accumulator) -> None:
+    def __init__(
+        self, step: OnlineReduction, name: str, lanes: int, part_lanes: int, beside: Accumulator
+    ) -> None:
         super().__init__(step, name, lanes, part_lanes)
         self.beside = beside
         self.inside = C_TYPES[step.body.dtype]
@@ -289,7 +291,7 @@ class Exponentials(Accumulator):
 class Squares(Accumulator):
     """The C of a sum of squares about the mean: of squares, and of elements, about a number close to it."""
 
-    def __init__(self, step: Online, name: str, lanes: int, part_lanes: int) -> None:
+    def __init__(self, step: OnlineReduction, name: str, lanes: int, part_lanes: int) -> None:
         super().__init__(step, name, lanes, part_lanes)
         self.inside = C_TYPES[step.body.dtype]
 
@@ -376,7 +378,7 @@ class Squares(Accumulator):
         """The squares about the mean itself."""
         at = self.at("whole")
         total = f"{self.name}_whole_sum{at}"
-        return f"{self.name}_whole{at} - {total} * {total} / {mark(self.step.turns)}"
+        return f"{self.name}_whole{at} - {total} * {total} / {mark_size(self.step.turns)}"
 
     def ended(self) -> list[str]:
         """The result of a fold without lanes, under the fold's own name."""
@@ -387,11 +389,13 @@ class Squares(Accumulator):
         return f"({self.result})({self.settled()})" if self.lanes else self.name
 
 
-def accumulators(folds: Sequence[Fold], first: int, lanes: int, part_lanes: int) -> list[Accumulator]:
+def accumulators(
+    folds: Sequence[ReductionStep], first: int, lanes: int, part_lanes: int
+) -> list[Accumulator]:
     """The C of folds of one pass, named by numbers from `first` on."""
-    made: dict[Fold, Accumulator] = {}
+    made: dict[ReductionStep, Accumulator] = {}
     for i, fold in enumerate(folds, first):
-        if not isinstance(fold, Online):
+        if not isinstance(fold, OnlineReduction):
             made[fold] = Accumulator(fold, f"r{i}", lanes, part_lanes)
         elif fold.kind == "squares":
             made[fold] = Squares(fold, f"r{i}", lanes, part_lanes)
@@ -400,7 +404,7 @@ def accumulators(folds: Sequence[Fold], first: int, lanes: int, part_lanes: int)
     return list(made.values())
 
 
-def _as_vectors(step: Fold) -> bool:
+def _as_vectors(step: ReductionStep) -> bool:
     """Whether a fold reads memory element after element, so that lanes of a vector share its rounding."""
     if not step.inner:
         return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from burnt.codegen.ir import Kernel, Running, Store, Var, walk
+from burnt.codegen.ir import Kernel, ScanStep, Store, Var, walk
 from burnt.codegen.render.c.dtypes import C_TYPES, highest, lowest
 
 __all__ = ["State", "lane_of_scans", "states"]
@@ -29,7 +29,7 @@ class State:
         vectors: whether lanes are those of vectors.
     """
 
-    def __init__(self, step: Running, name: str, lanes: int, vectors: bool) -> None:
+    def __init__(self, step: ScanStep, name: str, lanes: int, vectors: bool) -> None:
         self.step, self.name, self.lanes, self.vectors = step, name, lanes, vectors
         self.kind, self.inside = step.scan.kind, step.body.dtype
         self.is_arg = self.kind.startswith("arg")
@@ -106,6 +106,6 @@ def lane_of_scans(kernel: Kernel) -> tuple[Var | None, int, bool]:
     return rows, _ROWS, False
 
 
-def states(steps: Sequence[Running], lanes: int, vectors: bool) -> list[State]:
+def states(steps: Sequence[ScanStep], lanes: int, vectors: bool) -> list[State]:
     """The running values of a kernel's scans, named."""
     return [State(step, f"s{i}", lanes, vectors) for i, step in enumerate(steps)]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from burnt.codegen.ir import Expr, Ix, Split, Store, Var, places, rebuilt, walk
+from burnt.codegen.ir import Expr, IndexExpr, Split, Store, Var, index_exprs, rebuild, walk
 from burnt.codegen.lower.registry import const
 
 __all__ = ["period_of", "phases"]
@@ -49,27 +49,29 @@ def phases(
         whole period its stores.
     """
     periods = Var(loop.extent // period)
-    along = [[_moved(s, loop, Ix.of(periods) * period + turn) for s in stores] for turn in range(period)]
+    along = [
+        [_moved(s, loop, IndexExpr.of(periods) * period + turn) for s in stores] for turn in range(period)
+    ]
     rest = range(loop.extent // period * period, loop.extent)
-    return periods, along, [[_moved(s, loop, Ix.of(turn)) for s in stores] for turn in rest]
+    return periods, along, [[_moved(s, loop, IndexExpr.of(turn)) for s in stores] for turn in rest]
 
 
-def _places(stores: Sequence[Store]) -> Iterator[Ix]:
+def _places(stores: Sequence[Store]) -> Iterator[IndexExpr]:
     for e in walk([step.value for step in stores]):
-        yield from places(e)
+        yield from index_exprs(e)
 
 
-def _splits(place: Ix) -> Iterator[Split]:
+def _splits(place: IndexExpr) -> Iterator[Split]:
     for atom in place.terms:
         if isinstance(atom, Split):
             yield atom
             yield from _splits(atom.inner)
 
 
-def _moved(step: Store, loop: Var, place: Ix) -> Store:
+def _moved(step: Store, loop: Var, place: IndexExpr) -> Store:
     """A store at another place of a loop, without the tests that are known there."""
     mapping = {loop: place}
-    value = rebuilt(step.value, lambda ix: ix.replaced(mapping), _known)
+    value = rebuild(step.value, lambda ix: ix.replaced(mapping), _known)
     return dataclasses.replace(step, place=step.place.replaced(mapping), value=value)
 
 
@@ -77,7 +79,7 @@ def _known(e: Expr) -> Expr | None:
     """What an expression comes to whose tests are known by the bounds of loops."""
     if e.op in ("ge", "lt", "eq") and e.args[0].op == "index" and e.args[1].op == "const":
         (place,), (bound,) = e.args[0].extra, e.args[1].extra
-        assert isinstance(place, Ix)
+        assert isinstance(place, IndexExpr)
         assert isinstance(bound, int)
         low, high = place.bounds()
         if e.op == "eq":

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
-from burnt.codegen.ir import Buffer, Expr, Index, Ix, Kernel, Reduction, Scan, Split, Store, Var
+from burnt.codegen.ir import Buffer, Expr, Index, IndexExpr, Kernel, Reduction, Scan, Split, Store, Var
 from burnt.codegen.render.metal import prelude
 from burnt.codegen.render.metal.dtypes import COMPUTE, MEMORY, SHORT, constant
-from burnt.codegen.render.shape_params import mark, step
+from burnt.codegen.render.shape_params import mark_size, mark_step
 from burnt.errors import UnsupportedError
 
 __all__ = ["Elements", "Scratch"]
@@ -139,7 +139,7 @@ class Elements:
             value = f"{name} != 0"
         self.line(f"{buffer.name}[{self.place(step.place)}] = {value};")
 
-    def place(self, ix: Ix) -> str:
+    def place(self, ix: IndexExpr) -> str:
         """An index as text."""
         parts = []
         for atom, c in ix.terms.items():
@@ -149,9 +149,9 @@ class Elements:
                 text = self.named(atom)
             else:
                 text = f"{self.index}({self.computed[id(atom.expr)]})"
-            parts.append(text if c == 1 else f"{text} * {step(c)}")
+            parts.append(text if c == 1 else f"{text} * {mark_step(c)}")
         if ix.const or not parts:
-            parts.append(mark(ix.const) if ix.const else "0")
+            parts.append(mark_size(ix.const) if ix.const else "0")
         return " + ".join(parts)
 
     def split_text(self, atom: Split) -> str:
@@ -159,9 +159,9 @@ class Elements:
         low, _ = atom.inner.bounds()
         inner = self.place(atom.inner)
         if low < 0:
-            kind, by = ("div" if atom.kind == "/" else "mod"), f"{self.index}({step(atom.by)})"
+            kind, by = ("div" if atom.kind == "/" else "mod"), f"{self.index}({mark_step(atom.by)})"
             return f"floor_{kind}({self.index}({inner}), {by})"
-        return f"(({inner}) {atom.kind} {step(atom.by)})"
+        return f"(({inner}) {atom.kind} {mark_step(atom.by)})"
 
     def named(self, var: Var) -> str:
         """A loop's name: numbered as they turn up, so that the same kernel is the same text."""
@@ -193,9 +193,9 @@ class Elements:
         loops = [v for v in loops if v.extent > 1]
         for i, var in enumerate(loops):
             size = math.prod(v.extent for v in loops[i + 1 :])
-            text = whole if size == 1 else f"{whole} / {mark(size)}"
+            text = whole if size == 1 else f"{whole} / {mark_size(size)}"
             if i:
-                text = f"{text} % {mark(var.extent)}"
+                text = f"{text} % {mark_size(var.extent)}"
             self.line(f"const {self.index} {self.named(var)} = {text};")
 
 

@@ -23,24 +23,24 @@ from typing import Any
 
 from burnt.codegen.ir import (
     Buffer,
-    Fold,
     Index,
-    Ix,
+    IndexExpr,
     Kernel,
-    Online,
+    OnlineReduction,
     Reduction,
-    Running,
+    ReductionStep,
+    ScanStep,
     Split,
     Store,
     Var,
-    places,
+    index_exprs,
     walk,
 )
 from burnt.codegen.render.metal.dtypes import COMPUTE, MEMORY
 from burnt.codegen.render.metal.expr import Elements, Scratch
-from burnt.codegen.render.metal.reduction import FoldState, OnlineSum
+from burnt.codegen.render.metal.reduction import OnlineSum, ReductionState
 from burnt.codegen.render.metal.scan import State, lane_of_scans
-from burnt.codegen.render.shape_params import mark
+from burnt.codegen.render.shape_params import mark_size
 from burnt.errors import UnsupportedError
 
 __all__ = ["HEAD", "Dispatch", "Scratch", "print_kernel"]
@@ -117,20 +117,20 @@ def print_kernel(kernel: Kernel, numbers: Sequence[int]) -> list[Dispatch]:
     if kernel.kind == "scan":
         return [_Scanning(kernel, numbers).dispatch()]
     shape = _Shape.of(kernel)
-    whole = [step for step in kernel.steps if not isinstance(step, Running)]
+    whole = [step for step in kernel.steps if not isinstance(step, ScanStep)]
     stages = _stages(whole) if shape.chunks > 1 else [whole]
     made, before = [], 0
     for i, steps in enumerate(stages):
         name = kernel.name if i == len(stages) - 1 else f"{kernel.name}_part{i}"
         printer = _Folding(kernel, numbers, name, shape, steps, before)
         made.append(printer.dispatch())
-        before += sum(isinstance(step, Fold) for step in steps)
+        before += sum(isinstance(step, ReductionStep) for step in steps)
     return made
 
 
-def _stages(steps: Sequence[Fold | Store]) -> list[list[Fold | Store]]:
+def _stages(steps: Sequence[ReductionStep | Store]) -> list[list[ReductionStep | Store]]:
     """The steps of a kernel that is split: folds that do not need one another together, all stores last."""
-    stages: list[list[Fold | Store]] = [[]]
+    stages: list[list[ReductionStep | Store]] = [[]]
     here: set[tuple[Reduction, Index]] = set()
     for step in steps:
         if isinstance(step, Store):
@@ -176,12 +176,12 @@ def _lane(kernel: Kernel) -> Var | None:
     """The outer loop that memory runs along in most of what folds read; None where it is their own."""
     votes: dict[Var | None, int] = {}
     for step in kernel.steps:
-        if not isinstance(step, Fold):
+        if not isinstance(step, ReductionStep):
             continue
         for e in walk([step.body]):
             if e.op != "load":
                 continue
-            place: Ix = e.extra[1]  # type: ignore[assignment]
+            place: IndexExpr = e.extra[1]  # type: ignore[assignment]
             for v in (*step.inner[-1:], *kernel.outer):
                 if place.stride(v) == 1:
                     voted = None if v in step.inner else v
@@ -237,7 +237,7 @@ class _Elementwise(_Printer):
             self.line(f"const {self.index} {self.named(second)} = {self.index}(at.y);")
         four = self.takes_four(last)
         if four:
-            name, end = self.named(last), mark(x)
+            name, end = self.named(last), mark_size(x)
             end = f"long({end})" if self.wide else end
             self.line(f"const {self.index} first = {self.index}(at.x) * 4, end = min(first + 4, {end});")
             self.open(f"for ({self.index} {name} = first; {name} < end; {name}++)")
@@ -255,7 +255,7 @@ class _Elementwise(_Printer):
     def takes_four(self, last: Var) -> bool:
         """Whether memory runs along the last loop everywhere, so that neighbours are worth a thread."""
         walked = [step.place for step in self.kernel.steps if isinstance(step, Store)]
-        walked += [p for e in walk(self.kernel.exprs) for p in places(e)]
+        walked += [p for e in walk(self.kernel.exprs) for p in index_exprs(e)]
         many = math.prod(v.extent for v in self.kernel.outer) >= _MANY
         return many and all(place.stride(last) in (0, 1) for place in walked)
 
@@ -269,13 +269,13 @@ class _Folding(_Printer):
         numbers: Sequence[int],
         name: str,
         shape: _Shape,
-        steps: Sequence[Fold | Store],
+        steps: Sequence[ReductionStep | Store],
         before: int,
     ) -> None:
         super().__init__(kernel, numbers, name)
         self.shape = shape
         self.steps = steps
-        self.before = [step for step in kernel.steps if isinstance(step, Fold)][:before]
+        self.before = [step for step in kernel.steps if isinstance(step, ReductionStep)][:before]
         self.shared: list[str] = []  # declarations of threadgroup memory, which come first
 
     def dispatch(self) -> Dispatch:
@@ -308,20 +308,20 @@ class _Folding(_Printer):
         if shape.team > 1:
             self.line("const int lane = at.y;")
         if others > 1:
-            whole = "at.z" if shape.chunks == 1 else f"at.z % {mark(others)}"
+            whole = "at.z" if shape.chunks == 1 else f"at.z % {mark_size(others)}"
             self.line(f"const {self.index} others = {self.index}({whole});")
             self.turns(lead, "others")
-        self.chunk("at.z" if others == 1 else f"at.z / {mark(others)}")
+        self.chunk("at.z" if others == 1 else f"at.z / {mark_size(others)}")
         if shape.chunks > 1:
             row = self.named(lane)
-            row += f" + others * {mark(lane.extent)}" if others > 1 else ""
+            row += f" + others * {mark_size(lane.extent)}" if others > 1 else ""
             self.line(f"const {self.index} row = {row};")
         across = _SIMD if shape.team > 1 else _GROUP
         return (lane.extent, shape.team, others * self.depth_of_grid()), (across, shape.team, 1)
 
     def depth_of_grid(self) -> int:
         """How many chunks a grid has: one is enough to store what each row comes to."""
-        return self.shape.chunks if any(isinstance(s, Fold) or s.inner for s in self.steps) else 1
+        return self.shape.chunks if any(isinstance(s, ReductionStep) or s.inner for s in self.steps) else 1
 
     def chunk(self, text: str) -> None:
         if self.shape.chunks > 1:
@@ -334,9 +334,9 @@ class _Folding(_Printer):
         size = math.prod(v.extent for v in inner)
         team, chunks = self.shape.team, self.shape.chunks
         turn = self.named(inner[0]) if len(inner) == 1 else "turn"
-        start, end = "lane" if team > 1 else "0", mark(size)
+        start, end = "lane" if team > 1 else "0", mark_size(size)
         if chunks > 1:
-            part, whole = mark(-(-size // chunks)), f"long({end})" if self.wide else end
+            part, whole = mark_size(-(-size // chunks)), f"long({end})" if self.wide else end
             start = f"chunk * {part} + lane" if team > 1 else f"chunk * {part}"
             end = f"min((chunk + 1) * {part}, {whole})"
         step = f"{turn}++" if team == 1 else f"{turn} += {team}"
@@ -361,7 +361,7 @@ class _Folding(_Printer):
 
     # --- folds --------------------------------------------------------------------------------------------
 
-    def fold(self, step: Fold, *online: Online, rows: int) -> None:
+    def fold(self, step: ReductionStep, *online: OnlineReduction, rows: int) -> None:
         """A fold, and sums in the same loop that need it."""
         state = self.state(step)
         if not step.inner and self.shape.chunks == 1:
@@ -399,13 +399,13 @@ class _Folding(_Printer):
             if self.shape.chunks == 1:
                 self.line_all(other.settled())
 
-    def state(self, step: Fold) -> FoldState:
+    def state(self, step: ReductionStep) -> ReductionState:
         """A fold's state, named."""
-        state = FoldState.of(step, f"r{len(self.folds)}", self.index)
+        state = ReductionState.of(step, f"r{len(self.folds)}", self.index)
         self.folds[step.reduction, step.index] = state.name
         return state
 
-    def leave(self, state: FoldState, rows: int) -> None:
+    def leave(self, state: ReductionState, rows: int) -> None:
         """What a chunk comes to, for the next stage."""
         if self.shape.chunks == 1:
             return
@@ -413,17 +413,17 @@ class _Folding(_Printer):
         for scratch, value in self.scratch(state, rows):
             self.memory[scratch] = None
             self.written.add(scratch)
-            self.line(f"{once}{scratch.name}[chunk * {mark(rows)} + row] = {value};")
+            self.line(f"{once}{scratch.name}[chunk * {mark_size(rows)} + row] = {value};")
 
-    def turns_of(self, step: Fold, chunk: str) -> str:
+    def turns_of(self, step: ReductionStep, chunk: str) -> str:
         """How many turns a chunk has, as a float that can be divided by."""
         if self.shape.chunks == 1:
-            return f"float({mark(step.turns)})"
-        part = mark(-(-step.turns // self.shape.chunks))
-        whole = f"long({mark(step.turns)})" if self.wide else mark(step.turns)
+            return f"float({mark_size(step.turns)})"
+        part = mark_size(-(-step.turns // self.shape.chunks))
+        whole = f"long({mark_size(step.turns)})" if self.wide else mark_size(step.turns)
         return f"float(max(min(({chunk} + 1) * {part}, {whole}) - {chunk} * {part}, {self.index}(1)))"
 
-    def together(self, state: FoldState) -> None:
+    def together(self, state: ReductionState) -> None:
         """What each thread of a team has found, put together, so that each has all of it."""
         shape = self.shape
         if shape.team == 1:
@@ -451,21 +451,21 @@ class _Folding(_Printer):
         self.line_all(state.merging([f"{name}_of[part]{across}" for name in state.parts]))
         self.close()
 
-    def scratch(self, state: FoldState, rows: int) -> Iterator[tuple[Scratch, str]]:
+    def scratch(self, state: ReductionState, rows: int) -> Iterator[tuple[Scratch, str]]:
         for name, dtype in zip(state.parts, state.dtypes, strict=True):
             yield Scratch(f"{name}_chunks", dtype, rows * self.shape.chunks), name
 
-    def gathered(self, step: Fold, rows: int) -> None:
+    def gathered(self, step: ReductionStep, rows: int) -> None:
         """A fold of an earlier stage, of what its chunks came to."""
         state = self.state(step)
         self.line_all(state.begun())
         self.open(f"for ({self.index} part = 0; part < {self.shape.chunks}; part++)")
         found = self.parts(state, rows)
         other = None
-        if isinstance(step, Online):
+        if isinstance(step, OnlineReduction):
             beside = self.folds[step.beside.reduction, step.beside.index]
             other = OnlineSum(step, state, beside)
-            (reference,) = self.parts(FoldState.of(step.beside, beside, self.index), rows)
+            (reference,) = self.parts(ReductionState.of(step.beside, beside, self.index), rows)
             found = [other.of_part(found[0], reference, self.turns_of(step, "part"))]
         self.line_all(state.taking(found[0], "0") if len(found) == 1 else state.merging(found))
         self.close()
@@ -473,12 +473,12 @@ class _Folding(_Printer):
         if other is not None:
             self.line_all(other.settled())
 
-    def parts(self, state: FoldState, rows: int) -> list[str]:
+    def parts(self, state: ReductionState, rows: int) -> list[str]:
         """What a chunk has left of a fold."""
         found = []
         for scratch, _ in self.scratch(state, rows):
             self.memory[scratch] = None
-            found.append(f"{scratch.name}[part * {mark(rows)} + row]")
+            found.append(f"{scratch.name}[part * {mark_size(rows)} + row]")
         return found
 
 
@@ -493,7 +493,7 @@ class _Scanning(_Printer):
     def __init__(self, kernel: Kernel, numbers: Sequence[int]) -> None:
         super().__init__(kernel, numbers, kernel.name)
         self.states = [
-            State(step, f"s{i}") for i, step in enumerate(s for s in kernel.steps if isinstance(s, Running))
+            State(step, f"s{i}") for i, step in enumerate(s for s in kernel.steps if isinstance(s, ScanStep))
         ]
         self.stores = [step for step in kernel.steps if isinstance(step, Store)]
         ((self.along,),) = {step.inner for step in kernel.steps}
@@ -515,7 +515,7 @@ class _Scanning(_Printer):
         for state in self.states:
             self.line_all(state.begun(state.parts))
         turn = self.named(self.along)
-        self.open(f"for ({self.index} {turn} = 0; {turn} < {mark(self.along.extent)}; {turn}++)")
+        self.open(f"for ({self.index} {turn} = 0; {turn} < {mark_size(self.along.extent)}; {turn}++)")
         for state, element in self.elements(turn):
             self.line_all(state.joined(state.parts, element))
         self.put_all()
@@ -531,7 +531,7 @@ class _Scanning(_Printer):
         self.turns(self.kernel.outer, f"{self.index}(at.x / {team})")
         for state in self.states:
             self.line_all(state.begun(state.named("_before")))
-        turn, end = self.named(self.along), mark(self.along.extent)
+        turn, end = self.named(self.along), mark_size(self.along.extent)
         end = f"long({end})" if self.wide else end
         self.open(f"for ({self.index} first = 0; first < {end}; first += {team})")
         self.line(f"const {self.index} own = first + at.x % {team};")
@@ -595,14 +595,14 @@ class _Scanning(_Printer):
             self.put(step, name)
 
 
-def _groups(steps: Sequence[Fold | Store]) -> list[tuple[list[Any], list[Store]]]:
+def _groups(steps: Sequence[ReductionStep | Store]) -> list[tuple[list[Any], list[Store]]]:
     """The steps: a fold with what needs it in its loop, or neighbouring stores of the same loops."""
     groups: list[tuple[list[Any], list[Store]]] = []
     for step in steps:
         folds, stores = groups[-1] if groups else ([], [])
-        if isinstance(step, Online):
+        if isinstance(step, OnlineReduction):
             folds.append(step)
-        elif isinstance(step, Fold):
+        elif isinstance(step, ReductionStep):
             groups.append(([step], []))
         elif stores and stores[0].inner == step.inner:
             stores.append(step)
@@ -614,16 +614,16 @@ def _groups(steps: Sequence[Fold | Store]) -> list[tuple[list[Any], list[Store]]
 def _is_wide(kernel: Kernel) -> bool:
     """Whether an index, or what it is summed of, may be beyond 32 bits."""
 
-    def reach(ix: Ix) -> int:
+    def reach(ix: IndexExpr) -> int:
         total = abs(ix.const)
         for atom, c in ix.terms.items():
             if isinstance(atom, Split):
                 total = max(total, reach(atom.inner))
-            low, high = Ix({atom: c}).bounds()
+            low, high = IndexExpr({atom: c}).bounds()
             total += max(abs(low), abs(high))
         return total
 
-    found = [reach(p) for e in walk(kernel.exprs) for p in places(e)]
+    found = [reach(p) for e in walk(kernel.exprs) for p in index_exprs(e)]
     found += [reach(step.place) for step in kernel.steps if isinstance(step, Store)]
     turns = [math.prod(v.extent for v in loops) for loops in (kernel.outer, *(s.inner for s in kernel.steps))]
     # A loop steps past its end by a team's width at most, and chunks are rounded up.

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 
 import torch
 
-from burnt.codegen.ir import Fold, Online
+from burnt.codegen.ir import OnlineReduction, ReductionStep
 from burnt.codegen.render.metal.dtypes import COMPUTE, highest, lowest
-from burnt.codegen.render.shape_params import mark
+from burnt.codegen.render.shape_params import mark_size
 
-__all__ = ["FoldState", "OnlineSum"]
+__all__ = ["OnlineSum", "ReductionState"]
 
 
 @dataclasses.dataclass(frozen=True)
-class FoldState:
+class ReductionState:
     """What a thread knows of a fold: how it begins, takes an element, and is merged with another's.
 
     Args:
@@ -41,7 +41,7 @@ class FoldState:
     floating: bool
 
     @staticmethod
-    def of(step: Fold, name: str, index: str) -> FoldState:
+    def of(step: ReductionStep, name: str, index: str) -> ReductionState:
         """The state of a fold, which counts places in a type."""
         inside, fold = step.body.dtype, step.reduction.kind
         floating = inside.is_floating_point
@@ -51,13 +51,13 @@ class FoldState:
         kind = COMPUTE[dtype]
         if fold in ("argmax", "argmin"):
             place = torch.int64 if index == "long" else torch.int32
-            return FoldState(
+            return ReductionState(
                 name, index, fold, (dtype, place), {f"{name}_best": kind, name: index}, "0", floating
             )
         start = {
             "sum": "0", "prod": "1", "any": "0", "all": "1", "max": lowest(inside), "min": highest(inside)
         }[fold]  # fmt: skip
-        return FoldState(name, kind, fold, (dtype,), {name: kind}, start, floating)
+        return ReductionState(name, kind, fold, (dtype,), {name: kind}, start, floating)
 
     @property
     def is_arg(self) -> bool:
@@ -121,7 +121,7 @@ class OnlineSum:
         beside: the other fold's result.
     """
 
-    def __init__(self, step: Online, state: FoldState, beside: str) -> None:
+    def __init__(self, step: OnlineReduction, state: ReductionState, beside: str) -> None:
         self.step, self.state, self.beside = step, state, beside
         self.name, self.of_exp = state.name, step.kind == "exp"
 
@@ -150,7 +150,7 @@ class OnlineSum:
         """A chunk's, about what all of them have found."""
         if self.of_exp:
             return f"moved_exp({part}, {reference}, {self.beside})"
-        whole = f"{self.beside} / float({mark(self.step.turns)})"
+        whole = f"{self.beside} / float({mark_size(self.step.turns)})"
         return f"moved_squares({part}, {turns}, {reference} / {turns}, {whole})"
 
     def settled(self) -> list[str]:

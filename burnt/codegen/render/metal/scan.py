@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from burnt.codegen.ir import Kernel, Running, Store, Var, walk
+from burnt.codegen.ir import Kernel, ScanStep, Store, Var, walk
 from burnt.codegen.render.metal.dtypes import COMPUTE, highest, lowest
 
 __all__ = ["State", "lane_of_scans"]
@@ -25,7 +25,7 @@ class State:
         name: what variables begin with.
     """
 
-    def __init__(self, step: Running, name: str) -> None:
+    def __init__(self, step: ScanStep, name: str) -> None:
         self.step, self.name, self.kind, self.inside = step, name, step.scan.kind, step.body.dtype
         floating = self.inside.is_floating_point
         # A simdgroup shuffles 32 bits; what is narrower wraps when it is stored.

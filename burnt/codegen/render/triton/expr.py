@@ -12,21 +12,21 @@ import torch
 from burnt.codegen.ir import (
     Buffer,
     Expr,
-    Fold,
     Index,
-    Ix,
+    IndexExpr,
     Reduction,
-    Running,
+    ReductionStep,
     Scan,
+    ScanStep,
     Split,
     Store,
     Var,
-    places,
+    index_exprs,
 )
 from burnt.codegen.render.triton.layout import FAR, Layout
 from burnt.errors import UnsupportedError
 
-__all__ = ["EVERYWHERE", "TL", "Elements", "Value", "union"]
+__all__ = ["EVERYWHERE", "TL", "Elements", "TileValue", "union"]
 
 TL = {
     torch.float32: "tl.float32", torch.float64: "tl.float64", torch.bfloat16: "tl.float32",
@@ -51,7 +51,7 @@ _LITERAL = 2
 """Integers up to this size are written as they are: they are structure more often than sizes."""
 
 
-class Value(NamedTuple):
+class TileValue(NamedTuple):
     """Text of an element, the axes of its block (of ``RC``), and whether it is a Python constant."""
 
     text: str
@@ -59,7 +59,7 @@ class Value(NamedTuple):
     literal: bool = False
 
 
-EVERYWHERE = Value("")
+EVERYWHERE = TileValue("")
 
 
 class Elements:
@@ -78,17 +78,17 @@ class Elements:
         self.buffers: dict[Buffer, None] = {}
         self.numbers: dict[int, bool] = {}
         self.sizes: dict[int, str] = {}
-        self.names: dict[Var, Value] = {}
+        self.names: dict[Var, TileValue] = {}
         self.masks: dict[str, str] = {}
-        self.folds: dict[tuple[Reduction, Index], Value] = {}
-        self.scans: dict[tuple[Scan, Index], Value] = {}
-        self.memo: dict[tuple[int, str], Value] = {}
+        self.folds: dict[tuple[Reduction, Index], TileValue] = {}
+        self.scans: dict[tuple[Scan, Index], TileValue] = {}
+        self.memo: dict[tuple[int, str], TileValue] = {}
         self.reads: dict[int, bool] = {}
         self.temporary = 0
         self.chunked = self.may_fail = False
         self.block = ""
 
-    def gathered(self, key: tuple[Reduction, Index]) -> Value:
+    def gathered(self, key: tuple[Reduction, Index]) -> TileValue:
         """Lines that fold the parts of a fold of the function before."""
         raise NotImplementedError
 
@@ -100,7 +100,7 @@ class Elements:
 
         def changes(expr: Expr) -> bool:
             if id(expr) not in walked:
-                walked[id(expr)] = any(p.variables() & along for p in places(expr)) or any(
+                walked[id(expr)] = any(p.variables() & along for p in index_exprs(expr)) or any(
                     map(changes, expr.args)
                 )
             return walked[id(expr)]
@@ -121,7 +121,7 @@ class Elements:
         for expr in exprs:
             look(expr)
 
-    def visit(self, expr: Expr, guard: Value = EVERYWHERE) -> Value:
+    def visit(self, expr: Expr, guard: TileValue = EVERYWHERE) -> TileValue:
         """Lines that compute an expression where the guard holds; its name."""
         if guard.text and not self.loads(expr):
             guard = EVERYWHERE
@@ -137,7 +137,7 @@ class Elements:
             self.reads[id(expr)] = expr.op in ("load", "checked") or any(map(self.loads, expr.args))
         return self.reads[id(expr)]
 
-    def made(self, expr: Expr, guard: Value) -> Value:
+    def made(self, expr: Expr, guard: TileValue) -> TileValue:
         """Lines that compute an expression that is not known yet."""
         op = expr.op
         if op == "const":
@@ -156,7 +156,7 @@ class Elements:
             return self.define(self.converted(place, torch.int64), place.axes)
         if op == "masked":
             test = self.visit(expr.args[0], guard)
-            inner = Value(f"{guard.text} & {test.text}", union(guard, test)) if guard.text else test
+            inner = TileValue(f"{guard.text} & {test.text}", union(guard, test)) if guard.text else test
             yes, no = self.visit(expr.args[1], inner), self.visit(expr.args[2], guard)
             return self.choice(test, yes, no, expr.dtype)
         if op == "checked":
@@ -170,39 +170,39 @@ class Elements:
                 return self.define(f"{a.text} {_INFIX[op]} {b.text}", union(a, b))
         return self.operation(expr, [self.visit(a, guard) for a in expr.args])
 
-    def bound(self, expr: Expr, guard: Value) -> Value:
+    def bound(self, expr: Expr, guard: TileValue) -> TileValue:
         """A place, or a number that places are compared with."""
         if expr.op == "index":
             return self.place(expr.extra[0], guard)  # type: ignore[arg-type]
         value = int(expr.extra[0])  # type: ignore[call-overload]
-        return Value(self.size(value), "", literal=abs(value) <= _LITERAL)
+        return TileValue(self.size(value), "", literal=abs(value) <= _LITERAL)
 
-    def define(self, text: str, axes: str) -> Value:
+    def define(self, text: str, axes: str) -> TileValue:
         """A name for what a text computes."""
         name = f"v{self.temporary}"
         self.temporary += 1
         self.line(f"{name} = {text}")
-        return Value(name, axes)
+        return TileValue(name, axes)
 
-    def constant(self, value: object, dtype: torch.dtype) -> Value:
+    def constant(self, value: object, dtype: torch.dtype) -> TileValue:
         """A number of the function's own."""
         assert isinstance(value, int | float)
         if value == 0 and math.copysign(1, value) < 0:
             # Triton makes 0 of a constant -0.
-            return Value(f"{self.helper('neg')}(tl.full([], 0.0, {TL[dtype]}))")
-        return Value(_literal(value, dtype), "", literal=True)
+            return TileValue(f"{self.helper('neg')}(tl.full([], 0.0, {TL[dtype]}))")
+        return TileValue(_literal(value, dtype), "", literal=True)
 
-    def typed(self, value: Value, dtype: torch.dtype) -> str:
+    def typed(self, value: TileValue, dtype: torch.dtype) -> str:
         """A value that has a dtype of its own, which Python's constants have not."""
         return f"tl.full([], {value.text}, {TL[dtype]})" if value.literal else value.text
 
-    def number(self, expr: Expr, dtype: torch.dtype) -> Value:
+    def number(self, expr: Expr, dtype: torch.dtype) -> TileValue:
         """A run-time number."""
         position: int = expr.extra[0]  # type: ignore[assignment]
         self.numbers[position] = self.numbers.get(position, False) or dtype == torch.float64
         return self.define(f"tl.full([], f{position}, {TL[dtype]})", "")
 
-    def choice(self, test: Value, yes: Value, no: Value, dtype: torch.dtype) -> Value:
+    def choice(self, test: TileValue, yes: TileValue, no: TileValue, dtype: torch.dtype) -> TileValue:
         """One value or another."""
         texts = [yes.text, no.text]
         if yes.literal and no.literal:
@@ -211,7 +211,7 @@ class Elements:
             f"tl.where({self.typed(test, torch.bool)}, {', '.join(texts)})", union(test, yes, no)
         )
 
-    def checked(self, expr: Expr, guard: Value) -> Value:
+    def checked(self, expr: Expr, guard: TileValue) -> TileValue:
         """A choice; where the test fails, the element is left where the caller looks."""
         test, value, otherwise, shown = (self.visit(a, guard) for a in expr.args)
         axes = union(test, shown, guard)
@@ -225,7 +225,7 @@ class Elements:
         self.line(f"tl.store(failed + {place}, ({text} << 1) | 1, mask={' & '.join(masks)})")
         return self.choice(test, value, otherwise, expr.dtype)
 
-    def cast(self, expr: Expr, guard: Value) -> Value:
+    def cast(self, expr: Expr, guard: TileValue) -> TileValue:
         """A value in another dtype."""
         (inner,), new = expr.args, expr.dtype
         if inner.op == "number":
@@ -259,13 +259,13 @@ class Elements:
             return made
         return self.define(f"{text}.to({TL[new]})", made.axes)
 
-    def converted(self, place: Value, dtype: torch.dtype) -> str:
+    def converted(self, place: TileValue, dtype: torch.dtype) -> str:
         """A place as an element."""
         if place.literal:
             return self.typed(place, dtype)
         return f"({place.text}).to({TL[dtype]})" if " " in place.text else f"{place.text}.to({TL[dtype]})"
 
-    def operation(self, expr: Expr, a: Sequence[Value]) -> Value:
+    def operation(self, expr: Expr, a: Sequence[TileValue]) -> TileValue:
         """What an operation makes of its arguments."""
         op, inside = expr.op, expr.args[0].dtype
         axes = union(*a)
@@ -293,7 +293,7 @@ class Elements:
             raise UnsupportedError(f"no Triton text for {op}", where=self.name)
         return self.define(f"{self.helper(_RENAMED.get(op, op))}({', '.join(texts)})", axes)
 
-    def integer(self, op: str, a: Sequence[str], dtype: torch.dtype, axes: str) -> Value:
+    def integer(self, op: str, a: Sequence[str], dtype: torch.dtype, axes: str) -> TileValue:
         """An operation of whole numbers."""
         plain = not dtype.is_signed
         if op in _INTEGER_INFIX:
@@ -305,16 +305,16 @@ class Elements:
         if op == "not":
             return self.define(f"~{a[0]}", axes)
         if op == "abs":
-            return Value(a[0], axes) if plain else self.define(f"tl.abs({a[0]})", axes)
+            return TileValue(a[0], axes) if plain else self.define(f"tl.abs({a[0]})", axes)
         if op == "relu":
-            return Value(a[0], axes) if plain else self.define(f"tl.maximum({a[0]}, 0)", axes)
+            return TileValue(a[0], axes) if plain else self.define(f"tl.maximum({a[0]}, 0)", axes)
         if op in ("maximum", "fmax", "minimum", "fmin"):
             sign = ">" if "max" in op else "<"
             return self.define(f"tl.where({a[0]} {sign} {a[1]}, {a[0]}, {a[1]})", axes)
         if op == "sign":
             kind = TL[dtype]
             if dtype == torch.bool:
-                return Value(a[0], axes)
+                return TileValue(a[0], axes)
             if plain:
                 return self.define(f"({a[0]} > 0).to({kind})", axes)
             return self.define(f"({a[0]} > 0).to({kind}) - ({a[0]} < 0).to({kind})", axes)
@@ -327,7 +327,7 @@ class Elements:
 
     # --- memory -------------------------------------------------------------------------------------------
 
-    def load(self, expr: Expr, guard: Value) -> Value:
+    def load(self, expr: Expr, guard: TileValue) -> TileValue:
         """What a load reads, where its guard holds; 0 elsewhere."""
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
         self.buffers[buffer] = None
@@ -350,13 +350,13 @@ class Elements:
         """The conversion of what is loaded to the dtype that it is computed in."""
         return ".to(tl.float32)" if buffer.dtype in _SHORT else ""
 
-    def put_all(self, group: Sequence[Fold | Running | Store]) -> None:
+    def put_all(self, group: Sequence[ReductionStep | ScanStep | Store]) -> None:
         """Stores of one tile: all is read before anything is written."""
         stores = [step for step in group if isinstance(step, Store)]
         for step, value in [(step, self.visit(step.value)) for step in stores]:
             self.put(step, value)
 
-    def put(self, step: Store, value: Value) -> None:
+    def put(self, step: Store, value: TileValue) -> None:
         """A line that stores a block."""
         buffer = step.buffer
         self.buffers[buffer] = None
@@ -377,7 +377,7 @@ class Elements:
             return f"[{self.block}]"
         return f"[{'ROWS' if 'R' in axes else '1'}, {self.block if 'C' in axes else '1'}]"
 
-    def place(self, ix: Ix, guard: Value) -> Value:
+    def place(self, ix: IndexExpr, guard: TileValue) -> TileValue:
         """An index as text; computed parts of it are elements, which are computed first."""
         parts, axes = [], ""
         for atom, c in ix.terms.items():
@@ -398,7 +398,7 @@ class Elements:
         if ix.const or not parts:
             parts.append(self.size(ix.const))
         text = " + ".join(parts).replace("+ -", "- ")
-        return Value(text, axes, literal=not ix.terms and abs(ix.const) <= _LITERAL)
+        return TileValue(text, axes, literal=not ix.terms and abs(ix.const) <= _LITERAL)
 
     def size(self, value: int) -> str:
         """An integer that comes from a shape: an argument, one for each value.
@@ -415,7 +415,7 @@ class Elements:
         self.lines.append("    " * self.depth + text)
 
 
-def union(*values: Value) -> str:
+def union(*values: TileValue) -> str:
     """The axes that some of the values have."""
     return "".join(axis for axis in "RC" if any(axis in v.axes for v in values))
 

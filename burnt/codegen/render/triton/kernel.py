@@ -5,8 +5,8 @@ The outer loops of a kernel are *rows*, what its folds and stores walk along are
 without rows blocks are of one dimension. Steps that walk equally far share a tile, so what they load is
 loaded once. Where a walk is longer than `COLS`, it is a loop, and folds keep an accumulator of the tile's
 shape. Where there are few rows, `CHUNKS` programs share them: each folds a part, and the next kernel folds
-the parts. A sum that needs another fold's result in the same loop (`Online`) is about what its own lane has
-come to, and moves to the whole's in the end.
+the parts. A sum that needs another fold's result in the same loop (`OnlineReduction`) is about what its own
+lane has come to, and moves to the whole's in the end.
 
 Integers that come from shapes are arguments, so that one text serves many shapes. Indices are int32 unless
 something reaches beyond. Arithmetic is torch's: 16-bit floats are computed in float32, quotients and roots
@@ -21,38 +21,56 @@ from collections.abc import Sequence
 
 import torch
 
-from burnt.codegen.ir import Buffer, Fold, Index, Kernel, Online, Reduction, Running, Store, Var
-from burnt.codegen.render.triton.configs import AnyConfig, AnyForm
-from burnt.codegen.render.triton.expr import TL, Elements, Value
+from burnt.codegen.ir import (
+    Buffer,
+    Index,
+    Kernel,
+    OnlineReduction,
+    Reduction,
+    ReductionStep,
+    ScanStep,
+    Store,
+    Var,
+)
+from burnt.codegen.render.triton.configs import AnyConfig, AnyStructure
+from burnt.codegen.render.triton.expr import TL, Elements, TileValue
 from burnt.codegen.render.triton.layout import Layout, Space, computed
-from burnt.codegen.render.triton.matmul import print_product, product_form
-from burnt.codegen.render.triton.matmul_config import ProductConfig
-from burnt.codegen.render.triton.source import Failed, Function, Number, Printed, Work
-from burnt.codegen.render.triton.tile_config import Config, power
+from burnt.codegen.render.triton.matmul import matmul_structure, print_matmul
+from burnt.codegen.render.triton.matmul_config import MatmulConfig
+from burnt.codegen.render.triton.source import DeviceFunction, FailedFlag, ScalarArg, TritonSource, Workspace
+from burnt.codegen.render.triton.tile_config import TileConfig, next_power_of_two
 
-__all__ = ["Failed", "Function", "Number", "Printed", "Work", "form_of", "print_kernel"]
+__all__ = [
+    "DeviceFunction",
+    "FailedFlag",
+    "ScalarArg",
+    "TritonSource",
+    "Workspace",
+    "print_kernel",
+    "structure_of",
+]
 
 
-def form_of(kernel: Kernel) -> AnyForm:
+def structure_of(kernel: Kernel) -> AnyStructure:
     """What the choice of a kernel's block sizes depends on."""
-    return product_form(kernel) if kernel.product is not None else Layout(kernel).form()
+    return matmul_structure(kernel) if kernel.product is not None else Layout(kernel).form()
 
 
-def print_kernel(kernel: Kernel, config: AnyConfig) -> Printed:
+def print_kernel(kernel: Kernel, config: AnyConfig) -> TritonSource:
     """A kernel as Triton, for these block sizes.
 
     Args:
         kernel: what to print; its name is that of the last function, ``_part0`` and so on of those before.
         config: a text holds for all block sizes that need the same loops.
     """
-    if isinstance(config, ProductConfig):
-        return print_product(kernel, config)
+    if isinstance(config, MatmulConfig):
+        return print_matmul(kernel, config)
     layout = Layout(kernel)
     groups = layout.groups(config)
     if config.chunks > 1 and layout.divisible:
         phases, last = [], []
         for group in groups:
-            if isinstance(group[0], Fold) and group[0].inner:
+            if isinstance(group[0], ReductionStep) and group[0].inner:
                 phases.append(group)
             else:
                 last += group
@@ -65,7 +83,7 @@ def print_kernel(kernel: Kernel, config: AnyConfig) -> Printed:
         name = kernel.name if i == len(stages) - 1 else f"{kernel.name}_part{i}"
         earlier = [step for before in stages[:i] for group in before for step in group]
         printer = _Printer(layout, config, name, last=i == len(stages) - 1)
-        printer.body(stage, [step for step in earlier if isinstance(step, Fold)])
+        printer.body(stage, [step for step in earlier if isinstance(step, ReductionStep)])
         texts.append(printer.text())
         functions.append(printer.function())
         helpers |= printer.helpers
@@ -73,7 +91,7 @@ def print_kernel(kernel: Kernel, config: AnyConfig) -> Printed:
     if helpers:
         names = ", ".join(sorted(helpers))
         head += f"from burnt.codegen.render.triton.device_math import {names}\n"
-    return Printed("\n\n".join([head, *texts]), tuple(functions), config)
+    return TritonSource("\n\n".join([head, *texts]), tuple(functions), config)
 
 
 class _Accumulator:
@@ -84,8 +102,8 @@ class _Accumulator:
         wide: whether places along it have 64 bits.
     """
 
-    def __init__(self, step: Fold | Running, wide: bool) -> None:
-        fold = step.reduction if isinstance(step, Fold) else step.scan
+    def __init__(self, step: ReductionStep | ScanStep, wide: bool) -> None:
+        fold = step.reduction if isinstance(step, ReductionStep) else step.scan
         kind, self.dtype = fold.kind, step.body.dtype
         self.kind, self.result = kind, fold.dtype
         self.arg = kind.startswith("arg")
@@ -105,7 +123,7 @@ class _Accumulator:
             "min": "minimum", "argmax": "argmax", "argmin": "argmin",
             "logsumexp": "log_add_exp",
         }[kind]  # fmt: skip
-        if isinstance(step, Running) and self.arg:
+        if isinstance(step, ScanStep) and self.arg:
             self.combine, self.nowhere = self.combine.replace("arg", "last_"), "-1"
 
     @property
@@ -118,15 +136,15 @@ class _Accumulator:
 class _Printer(Elements):
     """One function: `body` writes its lines, `text` puts the head before them."""
 
-    def __init__(self, layout: Layout, config: Config, name: str, *, last: bool) -> None:
+    def __init__(self, layout: Layout, config: TileConfig, name: str, *, last: bool) -> None:
         super().__init__(layout, name)
         self.config, self.last = config, last
         self.wide = layout.wide(config)
-        self.works: dict[Work, None] = {}
+        self.works: dict[Workspace, None] = {}
         self.constants: dict[str, int] = {}
         self.row = self.column = ""
         self.tiles: dict[int, str] = {}
-        self.earlier: dict[tuple[Reduction, Index], tuple[int, Fold]] = {}
+        self.earlier: dict[tuple[Reduction, Index], tuple[int, ReductionStep]] = {}
         self.loops = 0
 
     # --- the function -------------------------------------------------------------------------------------
@@ -138,7 +156,7 @@ class _Printer(Elements):
         head = f"def {self.name}({', '.join(names)}):"
         return "\n".join(["@triton.jit", head, *self.lines, ""])
 
-    def function(self) -> Function:
+    def function(self) -> DeviceFunction:
         layout = self.layout
         rows = math.prod(v.extent for v in layout.rows)
         programs = math.prod(v.extent for v in layout.lead) * -(-rows // self.constants.get("ROWS", 1))
@@ -146,12 +164,14 @@ class _Printer(Elements):
             programs *= -(-layout.spaces[-1].total // self.constants[layout.block(layout.spaces[-1])])
         if self.chunked:
             programs *= self.config.chunks
-        arguments: list[Buffer | Work | Failed | Number | int] = [*self.buffers, *self.works]
-        arguments += [Failed()] * self.may_fail
-        arguments += [*map(Number, self.numbers), *self.sizes]
-        return Function(self.name, tuple(arguments), dict(self.constants), programs)
+        arguments: list[Buffer | Workspace | FailedFlag | ScalarArg | int] = [*self.buffers, *self.works]
+        arguments += [FailedFlag()] * self.may_fail
+        arguments += [*map(ScalarArg, self.numbers), *self.sizes]
+        return DeviceFunction(self.name, tuple(arguments), dict(self.constants), programs)
 
-    def body(self, groups: Sequence[Sequence[Fold | Running | Store]], earlier: Sequence[Fold]) -> None:
+    def body(
+        self, groups: Sequence[Sequence[ReductionStep | ScanStep | Store]], earlier: Sequence[ReductionStep]
+    ) -> None:
         """The lines of a function.
 
         Args:
@@ -172,9 +192,9 @@ class _Printer(Elements):
                     self.columns(space, "", self.size(space.total))
                 self.enter(space)
             for step in group:
-                if isinstance(step, Fold):
+                if isinstance(step, ReductionStep):
                     self.fold(step)
-                elif isinstance(step, Running):
+                elif isinstance(step, ScanStep):
                     self.scan(step, [])
             self.put_all(group)
 
@@ -192,7 +212,7 @@ class _Printer(Elements):
             self.constants["CHUNKS"] = self.config.chunks
             counts["chunk"] = "CHUNKS"
         if layout.rows:
-            self.constants["ROWS"] = min(self.config.rows, power(rows))
+            self.constants["ROWS"] = min(self.config.rows, next_power_of_two(rows))
             counts["row"] = f"tl.cdiv({self.size(rows)}, ROWS)"
         if layout.lead:
             counts["lead"] = ""
@@ -223,7 +243,7 @@ class _Printer(Elements):
         """Lines that name a flat place, the mask of what is inside, and the loops that it is made of."""
         if len(loops) == 1:
             name = f"i{len(self.names)}"
-            self.names[loops[0]] = Value(name, axis)
+            self.names[loops[0]] = TileValue(name, axis)
         self.line(f"{name} = {text}")
         self.line(f"in_{name} = {name} < {end or self.size(math.prod(v.extent for v in loops))}")
         if axis == "R":
@@ -238,12 +258,12 @@ class _Printer(Elements):
             below = math.prod(u.extent for u in loops[k + 1 :])
             text = flat if below == 1 else f"{flat} // {self.size(below)}"
             name = f"i{len(self.names)}"
-            self.names[v] = Value(name, axis)
+            self.names[v] = TileValue(name, axis)
             self.line(f"{name} = {text} % {self.size(v.extent)}" if k else f"{name} = {text}")
 
     def tile_of(self, space: Space) -> str:
         self.block = self.layout.block(space)
-        self.constants[self.block] = min(self.config.cols, power(space.total))
+        self.constants[self.block] = min(self.config.cols, next_power_of_two(space.total))
         return self.block
 
     def columns(self, space: Space, start: str, end: str) -> None:
@@ -268,22 +288,22 @@ class _Printer(Elements):
 
     # --- folds --------------------------------------------------------------------------------------------
 
-    def fold(self, step: Fold) -> None:
+    def fold(self, step: ReductionStep) -> None:
         """A fold of what a tile holds."""
         key, name = (step.reduction, step.index), f"r{len(self.folds)}"
-        value = self.visit(step.element if isinstance(step, Online) else step.body)
+        value = self.visit(step.element if isinstance(step, OnlineReduction) else step.body)
         if not step.inner:
             kind = step.reduction.kind
             if kind.startswith("arg"):
-                value = Value("tl.full([], 0, tl.int64)")
+                value = TileValue("tl.full([], 0, tl.int64)")
             elif kind == "sum" and step.body.dtype.is_floating_point:
-                value = Value(f"({self.typed(value, step.body.dtype)} + 0.0)", value.axes)  # never -0
+                value = TileValue(f"({self.typed(value, step.body.dtype)} + 0.0)", value.axes)  # never -0
             self.folds[key] = value
             return
         how = _Accumulator(step, self.wide)
         self.folds[key] = self.finished(how, self.folded(how, self.masked(how, value), name), name)
 
-    def masked(self, how: _Accumulator, value: Value) -> list[str]:
+    def masked(self, how: _Accumulator, value: TileValue) -> list[str]:
         """Blocks of a tile's shape, or one that broadcasts to it along rows, for a fold."""
         text, column = self.typed(value, how.dtype), self.masks["C"]
         if how.truth:
@@ -308,18 +328,18 @@ class _Printer(Elements):
             )
         return names
 
-    def finished(self, how: _Accumulator, names: Sequence[str], name: str) -> Value:
+    def finished(self, how: _Accumulator, names: Sequence[str], name: str) -> TileValue:
         """The result of a fold, in its dtype."""
         text = names[-1]
         if how.truth and not how.arg:
             self.line(f"{name} = {text} != 0")
         elif how.arg or (how.kind == "sum" and not how.dtype.is_floating_point):
             self.line(f"{name} = {text}.to({TL[how.result]})")
-        return Value(name, "R" if self.layout.rows else "")
+        return TileValue(name, "R" if self.layout.rows else "")
 
-    def loop(self, space: Space, group: Sequence[Fold | Running | Store]) -> None:
+    def loop(self, space: Space, group: Sequence[ReductionStep | ScanStep | Store]) -> None:
         """Steps that walk further than a tile, in one loop."""
-        folds = [step for step in group if isinstance(step, Fold)]
+        folds = [step for step in group if isinstance(step, ReductionStep)]
         self.hoist(map(computed, group), {v for several in space.loops.values() for v in several})
         block, end = self.tile_of(space), self.size(space.total)
         shape = f"[ROWS, {block}]" if self.layout.rows else f"[{block}]"
@@ -328,7 +348,7 @@ class _Printer(Elements):
         for k, how in enumerate(hows):
             for suffix, start, dtype in how.parts:
                 self.line(f"a{first + k}{suffix} = tl.full({shape}, {start}, {TL[dtype]})")
-        online = {step: f"a{first + k}" for k, step in enumerate(folds) if isinstance(step, Online)}
+        online = {step: f"a{first + k}" for k, step in enumerate(folds) if isinstance(step, OnlineReduction)}
         for later, name in online.items():
             if later.kind == "squares":
                 self.line(f"{name}_turns = tl.full([], 0, {TL[later.body.dtype]})")
@@ -361,13 +381,13 @@ class _Printer(Elements):
         results = {step: f"r{first + k}" for k, step in enumerate(folds)}
         for k, (step, how) in enumerate(zip(folds, hows, strict=True)):
             name = results[step]
-            if isinstance(step, Online):
+            if isinstance(step, OnlineReduction):
                 self.moved(step, named[step], named[step.beside], results[step.beside])
             made = self.folded(how, [f"a{first + k}{suffix}" for suffix, _, _ in how.parts], name)
             if self.chunked:
                 self.leave(how, made, len(self.earlier) + k)
                 continue
-            if isinstance(step, Online):
+            if isinstance(step, OnlineReduction):
                 self.settled(step, name, results[step.beside])
             self.folds[step.reduction, step.index] = self.finished(how, made, name)
 
@@ -382,7 +402,7 @@ class _Printer(Elements):
 
     # --- sums beside another fold -------------------------------------------------------------------------
 
-    def accumulate_beside(self, step: Online, name: str, beside: str) -> None:
+    def accumulate_beside(self, step: OnlineReduction, name: str, beside: str) -> None:
         """A tile's elements into a sum whose lanes are about what the other fold's lanes have come to."""
         other = _Accumulator(step.beside, self.wide)
         (block,) = self.masked(other, self.visit(step.body))
@@ -393,7 +413,7 @@ class _Printer(Elements):
         self.line(f"{name} = tl.where({self.masks['C']}, {added}, {name})")
         self.line(f"{name}_turns += 1")
 
-    def moved(self, step: Online, name: str, beside: str, whole: str) -> None:
+    def moved(self, step: OnlineReduction, name: str, beside: str, whole: str) -> None:
         """Lanes of such a sum, about what the other fold has come to for all of them."""
         if step.kind == "exp":
             self.line(f"{name} = {self.helper('moved_exp')}({name}, {beside}, {whole})")
@@ -408,7 +428,7 @@ class _Printer(Elements):
         moved = self.helper("moved_squares")
         self.line(f"{name} = {moved}({name}, {beside}, {name}_lanes, {whole}, {name}_turns)")
 
-    def settled(self, step: Online, name: str, peak: str) -> None:
+    def settled(self, step: OnlineReduction, name: str, peak: str) -> None:
         """What a sum of exponentials is where the largest element is infinite or NaN."""
         if step.kind == "exp":
             otherwise = f"{self.helper('exp')}({peak})" if step.finite else f"{peak} - {peak}"
@@ -416,18 +436,18 @@ class _Printer(Elements):
 
     # --- scans --------------------------------------------------------------------------------------------
 
-    def carried(self, group: Sequence[Fold | Running | Store]) -> list[tuple[Running, list[str]]]:
+    def carried(self, group: Sequence[ReductionStep | ScanStep | Store]) -> list[tuple[ScanStep, list[str]]]:
         """Lines that name what scans have come to before the first tile."""
         shape = "[ROWS, 1]" if self.layout.rows else "[]"
         found = []
-        for k, step in enumerate(step for step in group if isinstance(step, Running)):
+        for k, step in enumerate(step for step in group if isinstance(step, ScanStep)):
             parts = _Accumulator(step, self.wide).parts
             for suffix, start, dtype in parts:
                 self.line(f"c{k}{suffix} = tl.full({shape}, {start}, {TL[dtype]})")
             found.append((step, [f"c{k}{suffix}" for suffix, _, _ in parts]))
         return found
 
-    def scan(self, step: Running, before: Sequence[str]) -> None:
+    def scan(self, step: ScanStep, before: Sequence[str]) -> None:
         """A scan of a tile, after what the tiles before have come to."""
         how, name, axis = _Accumulator(step, self.wide), f"s{len(self.scans)}", 1 if self.layout.rows else 0
         blocks = []
@@ -450,16 +470,16 @@ class _Printer(Elements):
                     else f"{how.combine}({', '.join([*before, *others])})"
                 )
                 self.line(f"{', '.join(into)} = {joined}")
-        value = Value(names[-1], "RC" if self.layout.rows else "C")
+        value = TileValue(names[-1], "RC" if self.layout.rows else "C")
         if how.arg or how.inside != how.result:
             value = self.define(f"{names[-1]}.to({TL[how.result]})", value.axes)
         self.scans[step.scan, step.index] = value
 
     # --- parts of folds -----------------------------------------------------------------------------------
 
-    def works_of(self, how: _Accumulator, number: int) -> list[Work]:
+    def works_of(self, how: _Accumulator, number: int) -> list[Workspace]:
         size = math.prod(v.extent for v in self.layout.kernel.outer) * self.config.chunks
-        return [Work(f"w{number}{suffix}", size, dtype) for suffix, _, dtype in how.parts]
+        return [Workspace(f"w{number}{suffix}", size, dtype) for suffix, _, dtype in how.parts]
 
     def place_of_part(self, chunk: str) -> str:
         """Where the parts of the rows are: one chunk's lie together."""
@@ -478,22 +498,22 @@ class _Printer(Elements):
             self.works[work] = None
             self.line(f"tl.store({work.name} + {self.place_of_part('chunk')}, {name}{mask})")
 
-    def gathered(self, key: tuple[Reduction, Index]) -> Value:
+    def gathered(self, key: tuple[Reduction, Index]) -> TileValue:
         """Lines that fold the parts of a fold of the function before."""
         number, step = self.earlier[key]
         how, whole = _Accumulator(step, self.wide), ""
-        if isinstance(step, Online):
+        if isinstance(step, OnlineReduction):
             beside = (step.beside.reduction, step.beside.index)
             whole = (self.folds[beside] if beside in self.folds else self.gathered(beside)).text
         blocks, name = self.parts(how, number), f"r{len(self.folds)}"
-        if isinstance(step, Online):
+        if isinstance(step, OnlineReduction):
             (other,) = self.parts(_Accumulator(step.beside, self.wide), self.earlier[beside][0])
             self.line(f"{name}_parts = {blocks[0]}")
             self.line(f"{name}_beside = {other}")
             self.moved_parts(step, name, whole)
             blocks = [f"{name}_parts"]
         made = self.folded(how, blocks, name)
-        if isinstance(step, Online):
+        if isinstance(step, OnlineReduction):
             self.settled(step, name, whole)
         value = self.folds[key] = self.finished(how, made, name)
         return value
@@ -507,7 +527,7 @@ class _Printer(Elements):
         self.works |= dict.fromkeys(works)
         return [f"tl.load({work.name} + {self.place_of_part(lanes)}{mask})" for work in works]
 
-    def moved_parts(self, step: Online, name: str, whole: str) -> None:
+    def moved_parts(self, step: OnlineReduction, name: str, whole: str) -> None:
         """Parts about what the other fold has come to for all of them."""
         parts = f"{name}_parts, {name}_beside"
         if step.kind == "exp":

@@ -15,21 +15,21 @@ from collections.abc import Mapping, Sequence
 from burnt.codegen.ir import (
     Buffer,
     Expr,
-    Fold,
     Index,
-    Ix,
+    IndexExpr,
     Kernel,
-    Online,
+    OnlineReduction,
     Reduction,
-    Running,
+    ReductionStep,
+    ScanStep,
     Split,
     Store,
     Var,
-    places,
-    replaced,
+    index_exprs,
+    substitute,
     walk,
 )
-from burnt.codegen.render.triton.tile_config import Config, Form, power
+from burnt.codegen.render.triton.tile_config import TileConfig, TileStructure, next_power_of_two
 
 __all__ = ["FAR", "Layout", "Space", "computed", "padding", "reach"]
 
@@ -56,7 +56,7 @@ class Layout:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.folds = any(isinstance(step, Fold | Running) or step.inner for step in kernel.steps)
+        self.folds = any(isinstance(step, ReductionStep | ScanStep) or step.inner for step in kernel.steps)
         across = self._across()
         self.across = across is not None
         outer = kernel.outer
@@ -77,29 +77,29 @@ class Layout:
             self.grid = outer
         if self.grid:
             self.spaces[-1] = Space(math.prod(v.extent for v in self.grid), 0)
-        self.steps: list[Fold | Running | Store] = []
-        folds: dict[Fold, Fold] = {}
+        self.steps: list[ReductionStep | ScanStep | Store] = []
+        folds: dict[ReductionStep, ReductionStep] = {}
         for step in kernel.steps:
             total = math.prod(v.extent for v in step.inner)
             if step.inner:
                 space = self.spaces.setdefault(total, Space(total, len(self.spaces)))
-                mapping = dict(zip(step.inner, map(Ix.of, space.vars(step.inner)), strict=True))
+                mapping = dict(zip(step.inner, map(IndexExpr.of, space.vars(step.inner)), strict=True))
                 inner = space.vars(step.inner)
-                if isinstance(step, Online):
-                    body, beside = replaced(step.body, mapping), folds[step.beside]
+                if isinstance(step, OnlineReduction):
+                    body, beside = substitute(step.body, mapping), folds[step.beside]
                     step = dataclasses.replace(step, inner=inner, body=body, beside=beside)
-                elif isinstance(step, Fold):
-                    fold = Fold(step.reduction, step.index, inner, replaced(step.body, mapping))
+                elif isinstance(step, ReductionStep):
+                    fold = ReductionStep(step.reduction, step.index, inner, substitute(step.body, mapping))
                     folds[step], step = fold, fold
-                elif isinstance(step, Running):
+                elif isinstance(step, ScanStep):
                     index = tuple(ix.replaced(mapping) for ix in step.index)
-                    step = Running(step.scan, index, inner, replaced(step.body, mapping))
+                    step = ScanStep(step.scan, index, inner, substitute(step.body, mapping))
                 else:
-                    place, value = step.place.replaced(mapping), replaced(step.value, mapping)
+                    place, value = step.place.replaced(mapping), substitute(step.value, mapping)
                     step = Store(step.buffer, inner, place, value, step.loops)
             self.steps.append(step)
 
-    def space(self, step: Fold | Running | Store) -> Space | None:
+    def space(self, step: ReductionStep | ScanStep | Store) -> Space | None:
         """What a step walks along; None for a single element of a row."""
         return self.spaces[math.prod(v.extent for v in step.inner)] if step.inner else None
 
@@ -113,12 +113,12 @@ class Layout:
     def divisible(self) -> bool:
         """Whether several programs may share a row: all that is walked is walked equally far."""
         return (
-            any(isinstance(step, Fold) for step in self.steps)
+            any(isinstance(step, ReductionStep) for step in self.steps)
             and len(self.spaces) == 1
-            and all(step.inner for step in self.steps if isinstance(step, Fold))
+            and all(step.inner for step in self.steps if isinstance(step, ReductionStep))
         )
 
-    def form(self) -> Form:
+    def form(self) -> TileStructure:
         """What the choice of block sizes depends on."""
         cols = max((space.total for space in self.spaces.values()), default=1)
         walked: dict[Buffer, None] = {}
@@ -129,7 +129,7 @@ class Layout:
                     walked[e.extra[0]] = None  # type: ignore[index]
             if isinstance(step, Store) and along & step.place.variables():
                 walked[step.buffer] = None
-        return Form(
+        return TileStructure(
             rows=math.prod(v.extent for v in self.rows),
             cols=cols,
             programs=math.prod(v.extent for v in self.lead),
@@ -140,12 +140,12 @@ class Layout:
             chunks=self.divisible,
         )
 
-    def groups(self, config: Config) -> list[list[Fold | Running | Store]]:
+    def groups(self, config: TileConfig) -> list[list[ReductionStep | ScanStep | Store]]:
         """The steps in an order that they can be taken in, those of one loop together."""
-        if any(isinstance(step, Running) for step in self.steps):
+        if any(isinstance(step, ScanStep) for step in self.steps):
             return [list(self.steps)]
         left, done = list(self.steps), set[tuple[Reduction, Index]]()
-        groups: list[list[Fold | Running | Store]] = []
+        groups: list[list[ReductionStep | ScanStep | Store]] = []
         while left:
             first = next(step for step in left if self._ready(step, done, left))
             group = [first]
@@ -155,20 +155,22 @@ class Layout:
                 group.sort(key=lambda step: isinstance(step, Store))
             for step in group:
                 left.remove(step)
-            done |= {(s.reduction, s.index) for s in group if isinstance(s, Fold)}
+            done |= {(s.reduction, s.index) for s in group if isinstance(s, ReductionStep)}
             groups.append(group)
         return groups
 
-    def regrouped(self, steps: list[Fold | Running | Store]) -> list[list[Fold | Running | Store]]:
+    def regrouped(
+        self, steps: list[ReductionStep | ScanStep | Store]
+    ) -> list[list[ReductionStep | ScanStep | Store]]:
         """What comes after the chunked folds: single rows one by one, what is walked in one loop."""
         walked = [step for step in steps if step.inner]
         return [*([step] for step in steps if not step.inner), *([walked] if walked else [])]
 
     def _ready(
         self,
-        step: Fold | Running | Store,
+        step: ReductionStep | ScanStep | Store,
         done: set[tuple[Reduction, Index]],
-        left: list[Fold | Running | Store],
+        left: list[ReductionStep | ScanStep | Store],
     ) -> bool:
         if any(e.extra not in done for e in walk([computed(step)]) if e.op == "reduced"):
             return False
@@ -183,7 +185,7 @@ class Layout:
         votes: dict[Var | None, int] = {}
         for step in self.kernel.steps:
             along = set(step.inner) if self.folds else set(outer[-1:])
-            placed: list[Ix] = [e.extra[1] for e in walk([computed(step)]) if e.op == "load"]  # type: ignore[misc]
+            placed: list[IndexExpr] = [e.extra[1] for e in walk([computed(step)]) if e.op == "load"]  # type: ignore[misc]
             if isinstance(step, Store):
                 placed.append(step.place)
             for place in placed:
@@ -199,28 +201,30 @@ class Layout:
         best = max(votes, key=lambda v: votes[v], default=None)
         return best if best is not None and votes[best] and best.extent >= 8 else None
 
-    def wide(self, config: Config) -> bool:
+    def wide(self, config: TileConfig) -> bool:
         """Whether an index reaches beyond int32, also in a tile that is partly beyond the end."""
         rows = math.prod(v.extent for v in self.rows)
         walked = [
-            (loops, [min(config.cols, power(s.total))])
+            (loops, [min(config.cols, next_power_of_two(s.total))])
             for s in self.spaces.values()
             for loops in (*s.loops.values(), self.grid)
         ]
-        beyond = padding([(self.rows, [min(config.rows, power(rows))]), *walked])
-        found = [reach(place, beyond) for s in self.steps for e in walk([computed(s)]) for place in places(e)]
+        beyond = padding([(self.rows, [min(config.rows, next_power_of_two(rows))]), *walked])
+        found = [
+            reach(place, beyond) for s in self.steps for e in walk([computed(s)]) for place in index_exprs(e)
+        ]
         found += [reach(s.place, beyond) for s in self.steps if isinstance(s, Store)]
         found += [math.prod(v.extent for v in self.kernel.outer) + config.rows]
         found += [s.total + config.cols * (config.chunks + 1) for s in self.spaces.values()]
         return max(found) > FAR
 
 
-def computed(step: Fold | Running | Store) -> Expr:
+def computed(step: ReductionStep | ScanStep | Store) -> Expr:
     """What a step computes."""
     return step.value if isinstance(step, Store) else step.body
 
 
-def _reads(step: Fold | Running | Store, buffer: Buffer) -> bool:
+def _reads(step: ReductionStep | ScanStep | Store, buffer: Buffer) -> bool:
     return any(e.op == "load" and e.extra[0] is buffer for e in walk([computed(step)]))
 
 
@@ -239,7 +243,7 @@ def padding(flat: Sequence[tuple[Sequence[Var], Sequence[int]]]) -> dict[Var, in
     return found
 
 
-def reach(place: Ix, beyond: Mapping[Var, int]) -> int:
+def reach(place: IndexExpr, beyond: Mapping[Var, int]) -> int:
     """The largest number that turns up while an index is computed.
 
     Args:
@@ -248,7 +252,7 @@ def reach(place: Ix, beyond: Mapping[Var, int]) -> int:
     """
     total = abs(place.const)
     for atom, c in place.terms.items():
-        low, high = Ix({atom: c}).bounds(beyond)
+        low, high = IndexExpr({atom: c}).bounds(beyond)
         total += max(abs(low), abs(high))
         if isinstance(atom, Split):
             total = max(total, reach(atom.inner, beyond))
@@ -257,4 +261,4 @@ def reach(place: Ix, beyond: Mapping[Var, int]) -> int:
 
 def _fills(extent: int) -> bool:
     """Whether a tile of a power of two leaves few lanes idle."""
-    return extent >= 1024 or power(extent) <= 1.25 * extent
+    return extent >= 1024 or next_power_of_two(extent) <= 1.25 * extent

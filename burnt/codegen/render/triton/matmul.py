@@ -12,28 +12,28 @@ import torch
 from burnt.codegen.ir import (
     Buffer,
     Expr,
-    Fold,
     Index,
-    Ix,
+    IndexExpr,
     Kernel,
-    Partial,
-    Pooled,
-    Product,
+    Matmul,
+    PartialSum,
+    PooledMatmul,
     Reduction,
+    ReductionStep,
     Store,
     Var,
-    needs,
-    places,
+    depends_on,
+    index_exprs,
     walk,
 )
 from burnt.codegen.precision import dot_precision
-from burnt.codegen.render.triton.expr import EVERYWHERE, Elements, Value, union
+from burnt.codegen.render.triton.expr import EVERYWHERE, Elements, TileValue, union
 from burnt.codegen.render.triton.layout import FAR, padding, reach
-from burnt.codegen.render.triton.matmul_config import ProductConfig, ProductForm
-from burnt.codegen.render.triton.source import Failed, Function, Number, Printed, Work
-from burnt.codegen.schedule.matmul_column_sums import RUN
+from burnt.codegen.render.triton.matmul_config import MatmulConfig, MatmulStructure
+from burnt.codegen.render.triton.source import DeviceFunction, FailedFlag, ScalarArg, TritonSource, Workspace
+from burnt.codegen.schedule.matmul_column_sums import ROWS_PER_CHUNK
 
-__all__ = ["print_product", "product_form"]
+__all__ = ["matmul_structure", "print_matmul"]
 
 _SHORT = {torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
 _TAIL = 32  # elements of a tile that a thread finishes at a time
@@ -77,16 +77,16 @@ class _Product:
         self.terms = step.inner
         # A factor that needed no conversion is the bare element.
         self.left, self.right = step.body.args
-        assert isinstance(step.reduction, Product)
+        assert isinstance(step.reduction, Matmul)
         self.stored, self.precision = step.reduction.stored, dot_precision(step.reduction.precision)
-        self.sums = [s for s in kernel.steps if isinstance(s, Partial)]
-        folds = [s for s in kernel.steps if isinstance(s, Fold)]
-        self.pool = next((s for s in folds if isinstance(s.reduction, Pooled)), None)
+        self.sums = [s for s in kernel.steps if isinstance(s, PartialSum)]
+        folds = [s for s in kernel.steps if isinstance(s, ReductionStep)]
+        self.pool = next((s for s in folds if isinstance(s.reduction, PooledMatmul)), None)
         stores = [s for s in kernel.steps if isinstance(s, Store) and s not in self.sums]
-        pooled = [s for s in stores if self.pool is not None and needs(s, self.pool)]
+        pooled = [s for s in stores if self.pool is not None and depends_on(s, self.pool)]
         self.stores, self.pooled = [s for s in stores if s not in pooled], pooled
 
-    def _loops(self, index: Sequence[Ix]) -> tuple[Var, ...]:
+    def _loops(self, index: Sequence[IndexExpr]) -> tuple[Var, ...]:
         found = {v for ix in index for v in ix.variables()}
         return tuple(v for v in self.kernel.outer if v in found)
 
@@ -104,7 +104,7 @@ class _Product:
             return None
         buffer, place = expr.extra
         assert isinstance(buffer, Buffer)
-        assert isinstance(place, Ix)
+        assert isinstance(place, IndexExpr)
         loops = [*self.batches, *down, *across]
         if any(v not in loops for v in place.terms):
             return None  # computed, or through quotients
@@ -134,26 +134,26 @@ class _Product:
         )
         return batches, rows, columns, terms
 
-    def wide(self, config: ProductConfig) -> bool:
+    def wide(self, config: MatmulConfig) -> bool:
         """Whether an index reaches beyond int32, also in a tile that is partly beyond the end."""
         _, rows, columns, terms = self.sizes()
-        added = [*_ADDED, RUN] if config.split > 1 else [RUN] * bool(self.sums)
+        added = [*_ADDED, ROWS_PER_CHUNK] if config.split > 1 else [ROWS_PER_CHUNK] * bool(self.sums)
         blocks = [config.bm, *added], [config.bn, *added], [config.bk]
         beyond = padding(list(zip((self.rows, self.columns, self.terms), blocks, strict=True)))
         found = [rows * columns, terms + config.split * config.bk]
         for expr in walk(self.kernel.exprs):
-            found += [reach(place, beyond) for place in places(expr)]
+            found += [reach(place, beyond) for place in index_exprs(expr)]
         found += [reach(s.place, beyond) for s in (*self.stores, *self.pooled)]
         return max(found) > FAR
 
 
-def product_form(kernel: Kernel) -> ProductForm:
+def matmul_structure(kernel: Kernel) -> MatmulStructure:
     """What the choice of a kernel's block sizes depends on."""
     product = _Product(kernel)
     read = {e.extra[0] for e in walk([product.step.body]) if e.op == "load"}
     described = [product.described(expr, down, across) for _, expr, down, across in product.factors()]
     itemsize = product.stored.itemsize
-    return ProductForm(
+    return MatmulStructure(
         *product.sizes(),
         itemsize,
         len(read),
@@ -162,7 +162,7 @@ def product_form(kernel: Kernel) -> ProductForm:
     )
 
 
-def print_product(kernel: Kernel, config: ProductConfig) -> Printed:
+def print_matmul(kernel: Kernel, config: MatmulConfig) -> TritonSource:
     """A kernel with a matrix product as Triton.
 
     Args:
@@ -170,8 +170,8 @@ def print_product(kernel: Kernel, config: ProductConfig) -> Printed:
         config: its block sizes.
     """
     product = _Product(kernel)
-    if product.sums and config.bm < RUN:
-        config = dataclasses.replace(config, bm=RUN)  # it was another kernel's
+    if product.sums and config.bm < ROWS_PER_CHUNK:
+        config = dataclasses.replace(config, bm=ROWS_PER_CHUNK)  # it was another kernel's
     shared = _Shared(product)
     factors = []
     for side, expr, down, across in product.factors():
@@ -201,7 +201,7 @@ class _Shared:
         self.sizes: dict[int, str] = {}
         self.helpers: set[str] = set()
 
-    def printed(self, pieces: Sequence[_Piece], config: ProductConfig, sizes: Sequence[str]) -> Printed:
+    def printed(self, pieces: Sequence[_Piece], config: MatmulConfig, sizes: Sequence[str]) -> TritonSource:
         """The pieces, and what is launched: one function, or two where sums come in parts.
 
         Args:
@@ -211,12 +211,16 @@ class _Shared:
         """
         product, name = self.product, self.product.kernel.name
         batches, rows, columns, terms = product.sizes()
-        parts = [Work("parts", config.split * batches * rows * columns, torch.float32)] * (config.split > 1)
+        parts = [Workspace("parts", config.split * batches * rows * columns, torch.float32)] * (
+            config.split > 1
+        )
         # In the order in which launches give them.
-        given: dict[str, Buffer | Work | Failed | Number | int] = {b.name: b for b in self.buffers}
+        given: dict[str, Buffer | Workspace | FailedFlag | ScalarArg | int] = {
+            b.name: b for b in self.buffers
+        }
         given |= {work.name: work for work in parts}
-        given |= {"failed": Failed()} if any(piece.may_fail for piece in pieces) else {}
-        given |= {f"f{n}": Number(n) for n in self.numbers}
+        given |= {"failed": FailedFlag()} if any(piece.may_fail for piece in pieces) else {}
+        given |= {f"f{n}": ScalarArg(n) for n in self.numbers}
         given |= {text: size for size, text in self.sizes.items()}
         args, memory = f"({', '.join(given)},)", "parts" if parts else next(iter(given))
         # Triton specializes warps of loops that copy all that they multiply.
@@ -230,10 +234,10 @@ class _Shared:
         constants = f"{config.group}, {config.split}, {config.programs}, {width}, {terms % config.bk == 0}"
         texts = [piece.text(list(given)) for piece in pieces]
 
-        def function(name: str, call: str, programs: int, blocks: dict[str, int]) -> Function:
+        def function(name: str, call: str, programs: int, blocks: dict[str, int]) -> DeviceFunction:
             names = [*given, *(f"{block}: tl.constexpr" for block in blocks)]
             texts.append("\n".join(["@triton.jit", f"def {name}({', '.join(names)}):", f"    {call}", ""]))
-            return Function(name, tuple(given.values()), blocks, programs)
+            return DeviceFunction(name, tuple(given.values()), blocks, programs)
 
         wide = product.wide(config)
         tiles = config.split * batches * -(-rows // config.bm) * -(-columns // config.bn)
@@ -247,7 +251,7 @@ class _Shared:
             )
         ]
         if parts:
-            height, width = (RUN, _ADDED[1] // 2) if product.sums else _ADDED
+            height, width = (ROWS_PER_CHUNK, _ADDED[1] // 2) if product.sums else _ADDED
             call = f"add_parts({args}, parts, {', '.join(sizes[:3])}, {tail}, {config.split}, HEIGHT, WIDTH, "
             programs = batches * -(-rows // height) * -(-columns // width)
             blocks = {"HEIGHT": height, "WIDTH": width}
@@ -258,7 +262,7 @@ class _Shared:
         head += f"from burnt.codegen.render.triton.matmul_template import {', '.join(used)}\n"
         if self.helpers:
             head += f"from burnt.codegen.render.triton.device_math import {', '.join(sorted(self.helpers))}\n"
-        return Printed("\n\n".join([head, *texts]), tuple(functions), config)
+        return TritonSource("\n\n".join([head, *texts]), tuple(functions), config)
 
 
 class _Piece(Elements):
@@ -274,7 +278,7 @@ class _Piece(Elements):
         self.description: str | None = None
         self.given = "row, column, in_row, in_column, batch, args"
 
-    def gathered(self, key: tuple[Reduction, Index]) -> Value:
+    def gathered(self, key: tuple[Reduction, Index]) -> TileValue:
         raise AssertionError("a product has no parts of folds")
 
     def shape(self, axes: str) -> str:
@@ -311,12 +315,12 @@ class _Piece(Elements):
         if loaded and tests:
             # What a load leaves out is 0 already.
             found = [self.visit(test) for test in tests]
-            guard = Value(" & ".join(v.text for v in found), union(*found))
+            guard = TileValue(" & ".join(v.text for v in found), union(*found))
             value = self.visit(inner, guard)
         else:
             value = self.visit(expr)
         if value.axes != "RC":
-            value = Value(f"tl.broadcast_to({self.typed(value, expr.dtype)}, {self.shape('RC')})", "RC")
+            value = TileValue(f"tl.broadcast_to({self.typed(value, expr.dtype)}, {self.shape('RC')})", "RC")
         text = value.text
         if not loaded or value.text.startswith("tl."):
             # What lies outside of the product adds nothing, whatever the factor makes of zeros.
@@ -350,8 +354,8 @@ class _Piece(Elements):
         """What is made of a tile of sums, and stored."""
         self.given = "sums, " + self.given
         self._named(self.product.rows, self.product.columns)
-        step: Fold = self.product.step
-        self.folds[step.reduction, step.index] = Value("sums", "RC")
+        step: ReductionStep = self.product.step
+        self.folds[step.reduction, step.index] = TileValue("sums", "RC")
         made = [(s, self.visit(s.value)) for s in self.product.stores]
         parts = [(s, self.visit(s.value)) for s in self.product.sums]
         for store, value in made:
@@ -361,7 +365,7 @@ class _Piece(Elements):
         if self.product.pool is not None:
             self.pool(self.product.pool)
 
-    def pool(self, pool: Fold) -> None:
+    def pool(self, pool: ReductionStep) -> None:
         """Lines that fold the windows of a tile, which are neighbours among its rows."""
         size = math.prod(v.extent for v in pool.inner)
         value = self.visit(pool.body)
@@ -374,20 +378,20 @@ class _Piece(Elements):
         name = f"{self.product.kernel.name}_windows"
         self.line(f"{name}(folded, window, column, in_window, in_column, batch, args)")
 
-    def windows(self, pool: Fold) -> None:
+    def windows(self, pool: ReductionStep) -> None:
         """What is made of a tile's folded windows, and stored."""
         self.given = "sums, " + self.given
         self._named([v for v in self.product.rows if v not in pool.inner], self.product.columns)
-        self.folds[pool.reduction, pool.index] = Value("sums", "RC")
+        self.folds[pool.reduction, pool.index] = TileValue("sums", "RC")
         for store, value in [(s, self.visit(s.value)) for s in self.product.pooled]:
             self.put(store, value)
 
-    def put_part(self, step: Partial, value: Value) -> None:
+    def put_part(self, step: PartialSum, value: TileValue) -> None:
         """Lines that store the sums of runs of rows."""
         self.buffers[step.buffer] = None
         place, width = self.place(step.place, EVERYWHERE), self.size(step.buffer.shape[1])
         given = f"{self.typed(value, step.value.dtype)}, row, in_row, in_column, {step.buffer.name}"
-        self.line(f"add_runs({given}, {place.text}, {width}, {RUN}, {step.kind == 'squares'})")
+        self.line(f"add_runs({given}, {place.text}, {width}, {ROWS_PER_CHUNK}, {step.kind == 'squares'})")
 
     def _named(self, rows: Sequence[Var], columns: Sequence[Var]) -> None:
         for flat, loops, axis in (
@@ -398,8 +402,8 @@ class _Piece(Elements):
                 text = flat if below == 1 else f"{flat} // {self.size(below)}"
                 text = f"{text} % {self.size(v.extent)}" if k else text
                 if text == flat:
-                    self.names[v] = Value(flat, axis)
+                    self.names[v] = TileValue(flat, axis)
                     continue
                 name = f"i{len(self.names)}"
                 self.line(f"{name} = {text}")
-                self.names[v] = Value(name, axis)
+                self.names[v] = TileValue(name, axis)

@@ -8,9 +8,16 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from burnt.codegen.render.triton.tile_config import Limits, power
+from burnt.codegen.render.triton.tile_config import Limits, next_power_of_two
 
-__all__ = ["HOPPER", "ProductConfig", "ProductForm", "pick", "too_much", "variants"]
+__all__ = [
+    "HOPPER",
+    "MatmulConfig",
+    "MatmulStructure",
+    "neighbouring_configs",
+    "select_config",
+    "why_too_large",
+]
 
 _PROGRAMS = 132  # that a large GPU runs at once, of this size
 _LONG = 1024  # terms of a part, at the least
@@ -25,7 +32,7 @@ _STEPS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class ProductForm:
+class MatmulStructure:
     """What the choice of block sizes depends on.
 
     Args:
@@ -54,7 +61,7 @@ class ProductForm:
 
 
 @dataclasses.dataclass(frozen=True)
-class ProductConfig:
+class MatmulConfig:
     """Block sizes of a product.
 
     Args:
@@ -67,7 +74,7 @@ class ProductConfig:
         descriptors: factors that a tensor descriptor can tell of are copied by units of their own (TMA).
         specialized: some warps copy, others multiply.
 
-    >>> str(ProductConfig(128, 256, 64, warps=8, stages=3))
+    >>> str(MatmulConfig(128, 256, 64, warps=8, stages=3))
     '128x256x64 w8 s3'
     >>> made = ProductConfig.of("128x128x64 w4 s4 p132 d ws")
     >>> made.programs, made.descriptors, made.specialized
@@ -97,7 +104,7 @@ class ProductConfig:
         return {"num_warps": self.warps, "num_stages": self.stages}
 
     @classmethod
-    def of(cls, text: str) -> ProductConfig:
+    def of(cls, text: str) -> MatmulConfig:
         """The block sizes that a text names.
 
         Raises:
@@ -119,7 +126,7 @@ class ProductConfig:
     def is_possible(self) -> bool:
         """Whether a program could have these sizes on any device."""
         blocks = self.bm, self.bn, self.bk
-        powers = all(0 < size == power(size) for size in (*blocks, self.warps))
+        powers = all(0 < size == next_power_of_two(size) for size in (*blocks, self.warps))
         return (
             powers
             and min(blocks) >= 16
@@ -136,20 +143,20 @@ class ProductConfig:
 HOPPER = Limits(_PROGRAMS, shared=227 << 10, copies=True)
 
 
-def pick(form: ProductForm, limits: Limits = HOPPER) -> ProductConfig:
+def select_config(form: MatmulStructure, limits: Limits = HOPPER) -> MatmulConfig:
     """Block sizes for a product, without measuring, that a device has room for.
 
-    >>> str(pick(ProductForm(1, 4096, 4096, 4096, itemsize=2)))
+    >>> str(select_config(MatmulStructure(1, 4096, 4096, 4096, itemsize=2)))
     '128x256x64 w8 s3'
-    >>> str(pick(ProductForm(1, 64, 64, 65536, itemsize=2)))
+    >>> str(select_config(MatmulStructure(1, 64, 64, 65536, itemsize=2)))
     '64x64x64 w4 s4 k16'
-    >>> str(pick(ProductForm(1, 4096, 4096, 4096, itemsize=4, exact=True)))
+    >>> str(select_config(MatmulStructure(1, 4096, 4096, 4096, itemsize=4, exact=True)))
     '128x128x16 w8 s3'
     """
     # NVIDIA's and RDNA's devices have no matrix units for exact factors: a thread multiplies them one by one,
     # and holds what all terms of a step need. More than 16 terms or 64 sums a thread spill up to 6 KiB.
     scalar = form.exact and not (limits.rocm and limits.lanes == 64)
-    bk = min(16 if scalar else 128 // form.itemsize, max(power(form.terms), 16))
+    bk = min(16 if scalar else 128 // form.itemsize, max(next_power_of_two(form.terms), 16))
     sizes = (128, 256), (128, 128), (64, 128), (64, 64), (32, 64), (32, 32), (16, 32), (16, 16)
     for bm, bn in sizes:
         if bm // 2 >= form.rows or bn // 2 >= form.columns or bm < form.least:
@@ -165,22 +172,22 @@ def pick(form: ProductForm, limits: Limits = HOPPER) -> ProductConfig:
         if tiles < _PROGRAMS and not small:
             continue
         wanted = min(_PROGRAMS // max(tiles, 1), form.terms // _LONG, _MOST_SPLITS)
-        split = 1 if wanted < 2 else power(wanted + 1) // 2
+        split = 1 if wanted < 2 else next_power_of_two(wanted + 1) // 2
         warps = 8 if bm * bn >= (64 * 128 if scalar else 128 * 128) else 4
         most = 2 if limits.rocm else 3 if warps == 8 else 4
         for stages in range(most, 1, -1):
-            made = ProductConfig(bm, bn, bk, warps, stages, split)
+            made = MatmulConfig(bm, bn, bk, warps, stages, split)
             if _shared(form, made, limits) <= limits.shared:
                 return made
-    return ProductConfig(form.least, 16, bk, 4, 2)
+    return MatmulConfig(form.least, 16, bk, 4, 2)
 
 
-def variants(form: ProductForm, limits: Limits = HOPPER) -> list[ProductConfig]:
+def neighbouring_configs(form: MatmulStructure, limits: Limits = HOPPER) -> list[MatmulConfig]:
     """Block sizes worth measuring: the picked ones, then those that differ in one size, then in two.
 
     Those with specialized warps come last: Triton's tracker has wrong results of them (issues 8311, 9728).
     """
-    picked = pick(form, limits)
+    picked = select_config(form, limits)
     ways = _ways(form, limits)
     steps = [*_STEPS, {"stages": 1}, {"stages": -1}]
     pairs = [a | b for a, b in itertools.combinations(_STEPS, 2) if not a.keys() & b.keys()]
@@ -203,28 +210,28 @@ def variants(form: ProductForm, limits: Limits = HOPPER) -> list[ProductConfig]:
     return sorted(found, key=lambda config: config.specialized)
 
 
-def _ways(form: ProductForm, limits: Limits) -> list[Callable[[ProductConfig], ProductConfig]]:
+def _ways(form: MatmulStructure, limits: Limits) -> list[Callable[[MatmulConfig], MatmulConfig]]:
     """Other ways than a program for each tile and loads through pointers."""
 
-    def several(config: ProductConfig) -> ProductConfig:
+    def several(config: MatmulConfig) -> MatmulConfig:
         return dataclasses.replace(config, programs=limits.multiprocessors)
 
-    def copied(config: ProductConfig) -> ProductConfig:
+    def copied(config: MatmulConfig) -> MatmulConfig:
         return dataclasses.replace(config, descriptors=True)
 
-    def specialized(config: ProductConfig) -> ProductConfig:
+    def specialized(config: MatmulConfig) -> MatmulConfig:
         # Hopper's compiler gives work of its own to 4 warps that multiply, and to no other number.
         # It halves tiles of 128 rows or 256 columns, which fails for 64 rows and in batches (Triton 3.7).
         bm = 64 if form.batches > 1 else max(config.bm, 64)
         bn = min(config.bn, (2 if bm == 64 else 4) * _TILE // bm)
         return dataclasses.replace(config, bm=bm, bn=bn, warps=4, descriptors=True, specialized=True)
 
-    def several_specialized(config: ProductConfig) -> ProductConfig:
+    def several_specialized(config: MatmulConfig) -> MatmulConfig:
         # For Blackwell the compiler fails where programs also share the terms of their tiles (Triton 3.7).
         return specialized(config) if config.split > 1 else several(specialized(config))
 
     # Without asynchronous units nothing of the next tile is under way while one is finished.
-    found: list[Callable[[ProductConfig], ProductConfig]] = [] if limits.rocm else [several]
+    found: list[Callable[[MatmulConfig], MatmulConfig]] = [] if limits.rocm else [several]
     if limits.copies and form.described:
         found += [copied, lambda config: several(copied(config))]
         if form.described == 2 and limits.specializes:
@@ -232,7 +239,7 @@ def _ways(form: ProductForm, limits: Limits) -> list[Callable[[ProductConfig], P
     return found
 
 
-def _moved(config: ProductConfig, changes: dict[str, int]) -> ProductConfig:
+def _moved(config: MatmulConfig, changes: dict[str, int]) -> MatmulConfig:
     """With sizes changed by powers of two, stages one by one."""
     sizes: dict[str, Any] = {}
     for size, by in changes.items():
@@ -241,14 +248,14 @@ def _moved(config: ProductConfig, changes: dict[str, int]) -> ProductConfig:
     return dataclasses.replace(config, **sizes)
 
 
-def _tiles(form: ProductForm, config: ProductConfig) -> int:
+def _tiles(form: MatmulStructure, config: MatmulConfig) -> int:
     return form.batches * -(-form.rows // config.bm) * -(-form.columns // config.bn)
 
 
-def too_much(form: ProductForm, config: ProductConfig, limits: Limits) -> str | None:
+def why_too_large(form: MatmulStructure, config: MatmulConfig, limits: Limits) -> str | None:
     """Why these block sizes cannot be fast on a device, or None; estimated, nothing is compiled.
 
-    >>> too_much(ProductForm(1, 4096, 4096, 4096, 4), ProductConfig(256, 256, 64, 8, 4), Limits(132))
+    >>> why_too_large(MatmulStructure(1, 4096, 4096, 4096, 4), MatmulConfig(256, 256, 64, 8, 4), Limits(132))
     '272 registers a thread, where there are 255'
     """
     threads = config.warps * limits.lanes
@@ -262,7 +269,7 @@ def too_much(form: ProductForm, config: ProductConfig, limits: Limits) -> str | 
     return None
 
 
-def _shared(form: ProductForm, config: ProductConfig, limits: Limits) -> int:
+def _shared(form: MatmulStructure, config: MatmulConfig, limits: Limits) -> int:
     """Bytes of shared memory: the tiles of both factors, for each step that is under way."""
     steps = max(config.stages - limits.rocm, 1)
     return (config.bm + config.bn) * config.bk * form.itemsize * steps

@@ -10,13 +10,13 @@ import torch
 from burnt.codegen.ir import Buffer
 
 if TYPE_CHECKING:
-    from burnt.codegen.render.triton.matmul_config import ProductConfig
-    from burnt.codegen.render.triton.tile_config import Config
+    from burnt.codegen.render.triton.matmul_config import MatmulConfig
+    from burnt.codegen.render.triton.tile_config import TileConfig
 
-__all__ = ["Failed", "Function", "Number", "Printed", "Work"]
+__all__ = ["DeviceFunction", "FailedFlag", "ScalarArg", "TritonSource", "Workspace"]
 
 
-class Work(NamedTuple):
+class Workspace(NamedTuple):
     """A tensor that one function of a kernel leaves for the next: a part of a fold for each chunk and row."""
 
     name: str
@@ -24,18 +24,18 @@ class Work(NamedTuple):
     dtype: torch.dtype
 
 
-class Failed(NamedTuple):
+class FailedFlag(NamedTuple):
     """A tensor of int64, one for each of the kernel's checks: ``2 * shown + 1`` of a failure."""
 
 
-class Number(NamedTuple):
+class ScalarArg(NamedTuple):
     """A run-time number, by its position."""
 
     position: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Function:
+class DeviceFunction:
     """A printed function: how it is called.
 
     Args:
@@ -46,13 +46,13 @@ class Function:
     """
 
     name: str
-    arguments: tuple[Buffer | Work | Failed | Number | int, ...]
+    arguments: tuple[Buffer | Workspace | FailedFlag | ScalarArg | int, ...]
     constants: dict[str, int]
     programs: int
 
 
 @dataclasses.dataclass(frozen=True)
-class Printed:
+class TritonSource:
     """A kernel as Triton.
 
     Args:
@@ -62,5 +62,5 @@ class Printed:
     """
 
     text: str
-    functions: tuple[Function, ...]
-    config: Config | ProductConfig
+    functions: tuple[DeviceFunction, ...]
+    config: TileConfig | MatmulConfig

@@ -1,7 +1,7 @@
 """Block sizes of generated Triton kernels: what a kernel looks like, and what is picked for it.
 
-`pick` is a pure function that always answers; a tuner may take one of `variants` in its place, of which
-`too_much` leaves out what a device has no room for. Sizes are powers of two.
+`select_config` is a pure function that always answers; a tuner may take one of `neighbouring_configs` in its
+place, of which `why_too_large` leaves out what a device has no room for. Sizes are powers of two.
 """
 
 from __future__ import annotations
@@ -10,7 +10,15 @@ import dataclasses
 import itertools
 import re
 
-__all__ = ["Config", "Form", "Limits", "pick", "power", "too_much", "variants"]
+__all__ = [
+    "Limits",
+    "TileConfig",
+    "TileStructure",
+    "neighbouring_configs",
+    "next_power_of_two",
+    "select_config",
+    "why_too_large",
+]
 
 # Programs that keep a large GPU busy: a few for each of its 80 to 300 multiprocessors.
 _PROGRAMS = 512
@@ -28,7 +36,7 @@ _STEPS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class TileStructure:
     """What the choice of block sizes depends on.
 
     Args:
@@ -58,7 +66,7 @@ class Form:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class TileConfig:
     """Block sizes of a kernel.
 
     Args:
@@ -71,7 +79,7 @@ class Config:
 
     Its text is what tables of measured kernels hold.
 
-    >>> str(Config(4, 256, warps=8)), str(Config(1, 4096, chunks=16))
+    >>> str(TileConfig(4, 256, warps=8)), str(TileConfig(1, 4096, chunks=16))
     ('4x256 w8', '1x4096 w4 c16')
     >>> Config.of("4x256 w8")
     Config(rows=4, cols=256, warps=8, stages=2, chunks=1)
@@ -97,7 +105,7 @@ class Config:
         return {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": False}
 
     @classmethod
-    def of(cls, text: str) -> Config:
+    def of(cls, text: str) -> TileConfig:
         """The block sizes that a text names.
 
         Raises:
@@ -105,7 +113,7 @@ class Config:
         """
         found = re.fullmatch(r"(\d+)x(\d+) w(\d+)(?: c(\d+))?", text)
         sizes = [int(size or 1) for size in found.groups()] if found is not None else [0]
-        if any(size < 1 or size != power(size) for size in sizes):
+        if any(size < 1 or size != next_power_of_two(size) for size in sizes):
             raise ValueError(f"block sizes {text!r}: expected powers of two, as in '4x256 w8 c2'")
         rows, cols, warps, chunks = sizes
         if rows * cols > _MOST_ELEMENTS or warps > _MOST_WARPS or chunks > _MOST_CHUNKS:
@@ -138,13 +146,13 @@ class Limits:
     specializes: bool = False
 
 
-def pick(form: Form) -> Config:
+def select_config(form: TileStructure) -> TileConfig:
     """Block sizes for a kernel, without measuring.
 
-    >>> pick(Form(4096, 1024, 1, folds=True, across=False, tiles=1, itemsize=4, chunks=True))
-    Config(rows=1, cols=1024, warps=4, stages=2, chunks=1)
+    >>> select_config(TileStructure(4096, 1024, 1, folds=True, across=False, tiles=1, itemsize=4,
+    chunks=True)) Config(rows=1, cols=1024, warps=4, stages=2, chunks=1)
     """
-    rows, cols = power(form.rows), power(form.cols)
+    rows, cols = next_power_of_two(form.rows), next_power_of_two(form.cols)
     if not form.folds:
         return _elementwise(form, rows, cols)
     if form.across:
@@ -152,42 +160,44 @@ def pick(form: Form) -> Config:
         height = min(rows, max(32, 128 // form.itemsize))
         width = min(cols, 2048 // height)
         height = min(rows, 2048 // width)
-        return Config(height, width, _warps(height * width), chunks=_chunks(form, height, width))
+        return TileConfig(height, width, _warps(height * width), chunks=_chunks(form, height, width))
     limit = _WHOLE_ROW
     for tiles in (2, 4):
         limit = limit // 2 if form.tiles > tiles else limit
     if cols <= limit:
         height = min(rows, max(1024 // cols, 1))
-        return Config(height, cols, _warps(height * cols), chunks=1)
+        return TileConfig(height, cols, _warps(height * cols), chunks=1)
     width = limit // 4
-    return Config(1, width, _warps(width), chunks=_chunks(form, 1, width))
+    return TileConfig(1, width, _warps(width), chunks=_chunks(form, 1, width))
 
 
-def _elementwise(form: Form, rows: int, cols: int) -> Config:
+def _elementwise(form: TileStructure, rows: int, cols: int) -> TileConfig:
     block = 2048 if form.itemsize == 1 else 1024
     if form.across:
         # A square, so that both walks of memory take whole lines; taller where there are few columns.
         width = min(cols, block // min(rows, 32))
-        return Config(min(rows, block // width), width)
+        return TileConfig(min(rows, block // width), width)
     width = min(cols, block)
-    return Config(min(rows, block // width), width)
+    return TileConfig(min(rows, block // width), width)
 
 
-def _chunks(form: Form, height: int, width: int) -> int:
+def _chunks(form: TileStructure, height: int, width: int) -> int:
     """Programs for a turn: as many as keep a GPU busy, each with a few steps to walk."""
     if not form.chunks:
         return 1
     programs = form.programs * -(-form.rows // height)
     wanted = min(_PROGRAMS // max(programs, 1), form.cols // (4 * width), _MOST_CHUNKS)
-    return 1 if wanted < 2 else power(wanted + 1) // 2
+    return 1 if wanted < 2 else next_power_of_two(wanted + 1) // 2
 
 
 def _warps(elements: int) -> int:
     """8 elements for each thread, up to 16 for larger tiles."""
-    return min(max(power(elements) // 256, 1), 4) if elements <= 2048 else min(elements // 512, 16)
+    return (
+        min(max(next_power_of_two(elements) // 256, 1), 4) if elements <= 2048 else min(elements // 512, 16)
+    )
 
 
-def power(size: int) -> int:
+def next_power_of_two(size: int) -> int:
     """The smallest power of two that is no less."""
     return 1 << max(size - 1, 0).bit_length()
 
@@ -195,13 +205,13 @@ def power(size: int) -> int:
 # --- other sizes than the picked ones ---------------------------------------------------------------------
 
 
-def variants(form: Form) -> list[Config]:
+def neighbouring_configs(form: TileStructure) -> list[TileConfig]:
     """Block sizes worth measuring: the picked ones, then those that differ in one size, then in two.
 
-    >>> [str(v) for v in variants(Form(4096, 1024, 1, True, False, 1, 4, True))][:4]
+    >>> [str(v) for v in neighbouring_configs(TileStructure(4096, 1024, 1, True, False, 1, 4, True))][:4]
     ['1x1024 w4', '1x1024 w8', '1x512 w4', '1x1024 w2']
     """
-    picked = pick(form)
+    picked = select_config(form)
     pairs = [a | b for a, b in itertools.combinations(_STEPS, 2) if not a.keys() & b.keys()]
     found = {picked: None}
     for changes in [*_STEPS, *pairs]:
@@ -216,9 +226,12 @@ def _moved(size: int, by: int) -> int:
     return size << by if by > 0 else max(size >> -by, 1)
 
 
-def _fitting(form: Form, config: Config) -> Config | None:
+def _fitting(form: TileStructure, config: TileConfig) -> TileConfig | None:
     """Block sizes no larger than what is walked; None where programs would have nothing to do."""
-    rows, cols = min(config.rows, power(form.rows)), min(config.cols, power(form.cols))
+    rows, cols = (
+        min(config.rows, next_power_of_two(form.rows)),
+        min(config.cols, next_power_of_two(form.cols)),
+    )
     chunked = config.chunks > 1
     idle = chunked and (not form.chunks or config.chunks > _MOST_CHUNKS or cols * config.chunks > form.cols)
     if idle or config.warps > _MOST_WARPS:
@@ -226,11 +239,11 @@ def _fitting(form: Form, config: Config) -> Config | None:
     return dataclasses.replace(config, rows=rows, cols=cols)
 
 
-def too_much(form: Form, config: Config, limits: Limits) -> str | None:
+def why_too_large(form: TileStructure, config: TileConfig, limits: Limits) -> str | None:
     """Why these block sizes cannot be fast on a device, or None; estimated, nothing is compiled.
 
-    >>> too_much(Form(4096, 16384, 1, True, False, 4, 2, False), Config(1, 16384, 4), Limits(132))
-    '336 registers a thread, where there are 255'
+    >>> why_too_large(TileStructure(4096, 16384, 1, True, False, 4, 2, False), TileConfig(1, 16384, 4),
+    Limits(132)) '336 registers a thread, where there are 255'
     """
     threads = config.warps * limits.lanes
     if threads > _MOST_THREADS:
@@ -243,29 +256,32 @@ def too_much(form: Form, config: Config, limits: Limits) -> str | None:
     if shared > limits.shared:
         return f"{shared} bytes of shared memory, where there are {limits.shared}"
     programs = _programs(form, config)
-    if programs < min(limits.multiprocessors, _programs(form, pick(form))):
+    if programs < min(limits.multiprocessors, _programs(form, select_config(form))):
         return f"{programs} programs for {limits.multiprocessors} multiprocessors"
     return None
 
 
-def _registers(form: Form, config: Config, limits: Limits) -> int:
+def _registers(form: TileStructure, config: TileConfig, limits: Limits) -> int:
     """Registers of a thread: for its elements of all tensors that live at once, and some for addresses.
 
     In an elementwise kernel all tensors do; folds are done with half of them before the others are read.
     """
-    elements = min(config.rows, power(form.rows)) * min(config.cols, power(form.cols))
+    elements = min(config.rows, next_power_of_two(form.rows)) * min(config.cols, next_power_of_two(form.cols))
     each = max(elements // (config.warps * limits.lanes), 1)
     live = (form.tiles + 1) / 2 if form.folds else form.tiles
     return 16 + int(each * max(live, 1) * max(form.itemsize // 4, 1))
 
 
-def _shared(form: Form, config: Config) -> int:
+def _shared(form: TileStructure, config: TileConfig) -> int:
     """Bytes of shared memory: what warps hand each other of a fold, or a tile that is turned around."""
-    rows, cols = min(config.rows, power(form.rows)), min(config.cols, power(form.cols))
+    rows, cols = (
+        min(config.rows, next_power_of_two(form.rows)),
+        min(config.cols, next_power_of_two(form.cols)),
+    )
     size = max(form.itemsize, 4)
     return rows * config.warps * size if form.folds else rows * cols * size * form.across
 
 
-def _programs(form: Form, config: Config) -> int:
+def _programs(form: TileStructure, config: TileConfig) -> int:
     programs = form.programs * -(-form.rows // config.rows)
     return programs * (config.chunks if form.folds else -(-form.cols // config.cols))

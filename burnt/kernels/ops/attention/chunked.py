@@ -24,7 +24,7 @@ from burnt.codegen.runtime import c_library
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.device import processor
 from burnt.kernels.dispatch.op import Op
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.attention.flash import why_not_here
 from burnt.kernels.ops.attention.reference import Score, dot_product_attention, intervals, kept
 from burnt.kernels.ops.matmul import matmul
@@ -454,7 +454,7 @@ def tiled(
         given: the op's other arguments, by name.
     """
     options = _Options(*rest, **given)
-    if not trains(q, k, v):
+    if not wants_gradient(q, k, v):
         with torch.no_grad():
             return _forward(q, k, v, options, kernels)[0]
     if plain is None:
@@ -470,7 +470,7 @@ def _why_not(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
     if 0 in (q.numel(), k.numel(), v.numel()):
         return "an empty tensor"
     options = _Options(*rest)
-    if trains(options.mask, options.slopes):
+    if wants_gradient(options.mask, options.slopes):
         return "a gradient of mask or slopes is wanted"
     return None
 

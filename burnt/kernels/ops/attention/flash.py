@@ -12,8 +12,8 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.precision import dot_precision, precision
 from burnt.codegen.runtime.targets import target_of
-from burnt.kernels.interface.tuning_key import trains
-from burnt.kernels.ops.attention.flash_config import KERNELS, Blocks, configs
+from burnt.kernels.interface.tuning_key import wants_gradient
+from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig, configs
 from burnt.kernels.ops.attention.reference import dot_product_attention, intervals
 
 if TYPE_CHECKING:
@@ -108,7 +108,13 @@ class Flash(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem, blocks: Mapping[str, Blocks], plain: Any
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        problem: Problem,
+        blocks: Mapping[str, FlashConfig],
+        plain: Any,
     ) -> Tensor:
         """Run the kernel. `plain` is the same of queries, keys and values in plain torch."""
         from burnt.kernels.ops.attention import flash_triton as kernels
@@ -155,7 +161,7 @@ def why_not_here(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
         return "an empty tensor"
     if max(q.shape[3], v.shape[3]) > _MOST:
         return f"heads of more than {_MOST}"
-    if trains(mask, slopes):
+    if wants_gradient(mask, slopes):
         return "a gradient of mask or slopes is wanted"
     if slopes is not None and (q_starts is not None or (lengths is not None and bottom_right)):
         return "slopes, whose distances are counted anew for each sequence"
@@ -180,7 +186,7 @@ def configs_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scored: 
     from burnt.codegen.runtime.triton_compile_pool import limits_of
 
     kernels = ["forward"]
-    if trains(q, k, v):
+    if wants_gradient(q, k, v):
         kernels += ["keys"] * (k.requires_grad or v.requires_grad) + ["queries"] * q.requires_grad
     added = mask is not None and mask.dtype != torch.bool
     width = max(q.shape[3], v.shape[3])
@@ -190,13 +196,13 @@ def configs_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scored: 
 def _compiles(config: Mapping[str, str], q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Future[None] | None:
     from burnt.codegen.runtime.triton_compile_pool import pool_of
 
-    jobs = jobs_of({name: Blocks.of(config[name]) for name in KERNELS}, q, k, v, *rest)
+    jobs = jobs_of({name: FlashConfig.of(config[name]) for name in KERNELS}, q, k, v, *rest)
     return pool_of(torch.cuda.current_device() if q.device.index is None else q.device.index).submit_once(
         jobs
     )
 
 
-def jobs_of(blocks: Mapping[str, Blocks], q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Job]:
+def jobs_of(blocks: Mapping[str, FlashConfig], q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Job]:
     """What `flash` launches for these arguments, and its backward where they want gradients, to be compiled.
 
     Args:
@@ -215,7 +221,7 @@ def jobs_of(blocks: Mapping[str, Blocks], q: Tensor, k: Tensor, v: Tensor, *rest
     shapes = [dense(t.detach()) for t in (q, k, v)]
     given = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in shapes]
     launches = kernels.launches(
-        given[0], given[1], given[2], problem, blocks, gradients=trains(q, k, v), wanted=wanted
+        given[0], given[1], given[2], problem, blocks, gradients=wants_gradient(q, k, v), wanted=wanted
     )
     return [
         job_of(launch.kernel, launch.arguments, launch.constants, launch.options)
@@ -233,11 +239,11 @@ def jobs_of(blocks: Mapping[str, Blocks], q: Tensor, k: Tensor, v: Tensor, *rest
     differentiable=True,
 )
 def _(*args: Any, config: Mapping[str, str]) -> Tensor:
-    return flash(*args, blocks={name: Blocks.of(config[name]) for name in KERNELS})
+    return flash(*args, blocks={name: FlashConfig.of(config[name]) for name in KERNELS})
 
 
 def flash(
-    q: Tensor, k: Tensor, v: Tensor, *rest: Any, blocks: Mapping[str, Blocks], **options: Any
+    q: Tensor, k: Tensor, v: Tensor, *rest: Any, blocks: Mapping[str, FlashConfig], **options: Any
 ) -> Tensor:
     """`dot_product_attention` by Triton's kernels.
 
@@ -253,7 +259,7 @@ def flash(
 
     problem = problem_of(q, k, *rest, **options)
     q, k, v = dense(q), dense(k), dense(v)
-    if not trains(q, k, v):
+    if not wants_gradient(q, k, v):
         return kernels.forward(q, k, v, problem, blocks)[0]
 
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

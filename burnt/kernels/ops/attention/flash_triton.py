@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from burnt.kernels.ops.attention.flash_config import Blocks
+from burnt.kernels.ops.attention.flash_config import FlashConfig
 
 __all__ = [
     "Launch",
@@ -874,7 +874,7 @@ class Launch(NamedTuple):
     programs: int
     arguments: tuple[Any, ...]
     constants: dict[str, Any]
-    blocks: Blocks
+    blocks: FlashConfig
 
     @property
     def options(self) -> dict[str, int]:
@@ -887,7 +887,7 @@ class Launch(NamedTuple):
 
 
 def _launch(
-    kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any], blocks: Blocks
+    kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any], blocks: FlashConfig
 ) -> Launch:
     """A launch. Only here is it decided whether 32 bits do for indices: by all of a kernel's arguments."""
     known = {**constants, "M": blocks.m, "N": blocks.n, "WIDE": _reaches_far(arguments)}
@@ -901,7 +901,7 @@ def _constants_of(kernel: Any) -> tuple[str, ...]:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, problem: Problem, blocks: Mapping[str, Blocks]
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, blocks: Mapping[str, FlashConfig]
 ) -> tuple[Tensor, Tensor]:
     """The results ``[B, H, L, E]``, heads inside in memory, and `lse`, ``[B, H, L]``; FAR ``[B, H, 2 * L]``.
 
@@ -919,7 +919,7 @@ def forward(
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, problem: Problem, blocks: Mapping[str, Blocks]
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, blocks: Mapping[str, FlashConfig]
 ) -> tuple[Launch, Tensor, Tensor]:
     """The launch of the forward, and what it writes."""
     batch, heads, rows, _ = q.shape
@@ -941,7 +941,7 @@ def backward(
     out: Tensor,
     lse: Tensor,
     problem: Problem,
-    blocks: Mapping[str, Blocks],
+    blocks: Mapping[str, FlashConfig],
     wanted: tuple[bool, bool] = (True, True),
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of queries, keys and values.
@@ -972,7 +972,7 @@ def _backward(
     out: Tensor,
     lse: Tensor,
     problem: Problem,
-    blocks: Mapping[str, Blocks],
+    blocks: Mapping[str, FlashConfig],
     wanted: tuple[bool, bool],
 ) -> tuple[list[Launch], tuple[Tensor | None, Tensor | None, Tensor | None]]:
     """The launches of the backward, in order, and the gradients that they write."""
@@ -1013,7 +1013,7 @@ def launches(
     k: Tensor,
     v: Tensor,
     problem: Problem,
-    blocks: Mapping[str, Blocks],
+    blocks: Mapping[str, FlashConfig],
     *,
     gradients: bool = False,
     wanted: tuple[bool, bool] = (True, True),

@@ -19,9 +19,9 @@ from torch.nn import functional as F
 from burnt import _torch
 from burnt.errors import InputRuntimeError, InputTypeError, InputValueError
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.autocast import cast_all, dtype_on
-from burnt.kernels.interface.checks import floating, one_device, one_dtype
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.autocast import autocast_dtype, cast_all
+from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
+from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.tuning.accuracy import Part
 
 __all__ = [
@@ -167,9 +167,9 @@ def _check(
     seed: Tensor | None,
 ) -> None:
     more = {"mask": mask, "slopes": slopes, "lengths": lengths, "q_starts": q_starts, "k_starts": k_starts}
-    one_device(_NAME, q=q, k=k, v=v, seed=seed, **more)
-    floating(_NAME, q=q, k=k, v=v, slopes=slopes)
-    one_dtype(_NAME, q=q, k=k, v=v)
+    check_one_device(_NAME, q=q, k=k, v=v, seed=seed, **more)
+    check_floating(_NAME, q=q, k=k, v=v, slopes=slopes)
+    check_one_dtype(_NAME, q=q, k=k, v=v)
     _check_shapes(q, k, v)
     batch, heads, queries, keys = q.shape[0], q.shape[1], q.shape[2], k.shape[2]
     if mask is not None:
@@ -362,7 +362,7 @@ def _vendor(
     _check_packed(q.shape[0], lengths, q_starts, k_starts)
     # Elsewhere a mask may hold anything, and to look would be to wait: with gradients the definition serves.
     can_look = _can_look(q, k, v, mask)
-    exact = trains(q, k, v, mask, slopes)
+    exact = wants_gradient(q, k, v, mask, slopes)
     unknown = exact and mask is not None and not _is_bool(mask) and not can_look
     if unknown or softcap is not None or seed is not None or 0 in (q.numel(), k.numel(), v.numel()):
         return dot_product_attention.reference(
@@ -555,7 +555,7 @@ def defined(
     score: Score | None = None,
 ) -> Tensor:
     """`dot_product_attention` in plain torch, with a function of the scores between softcap and slopes."""
-    if (narrow := dtype_on(q.device.type)) is not None:
+    if (narrow := autocast_dtype(q.device.type)) is not None:
         q, k, v = cast_all(narrow, q, k, v)
     inside = torch.promote_types(q.dtype, torch.float32)
     place = bottom_right, lengths, q_starts, k_starts

@@ -19,15 +19,15 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer, Expr, Kernel, Store
-from burnt.codegen.render.triton.expr import EVERYWHERE, TL, Elements, Value
+from burnt.codegen.render.triton.expr import EVERYWHERE, TL, Elements, TileValue
 from burnt.codegen.runtime.target import Built
 from burnt.codegen.runtime.targets import target_of
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.errors import BurntError, InputTypeError, InputValueError
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.attention.chunked import Kernels, kernels_of, tiled
 from burnt.kernels.ops.attention.flash import Flash, configs_of, dense, problem_of, why_not_here
-from burnt.kernels.ops.attention.flash_config import KERNELS, Blocks
+from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig
 from burnt.kernels.ops.attention.reference import Score, defined, dot_product_attention, scored
 
 __all__ = ["Scored", "attention_with_score", "check_score", "flash_with_score"]
@@ -40,12 +40,18 @@ _GIVEN = 5  # arguments of a score function; buffers after them are what it capt
 class _Text(Elements):
     """A Triton function of a tile's elements: ``name(s, b, h, i, j, args)``."""
 
-    _ARGUMENTS = (Value("s", "RC"), Value("b"), Value("h"), Value("i", "R"), Value("j", "C"))
+    _ARGUMENTS = (
+        TileValue("s", "RC"),
+        TileValue("b"),
+        TileValue("h"),
+        TileValue("i", "R"),
+        TileValue("j", "C"),
+    )
 
     def __init__(self, name: str) -> None:
         super().__init__(None, name)  # type: ignore[arg-type]  # it has no loops of its own
 
-    def load(self, expr: Expr, guard: Value) -> Value:
+    def load(self, expr: Expr, guard: TileValue) -> TileValue:
         """An argument, or what is looked up in a tensor that the function captures."""
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
         if buffer.position < _GIVEN:
@@ -60,7 +66,7 @@ class _Text(Elements):
             mask = f", mask={guard.text}, other=0"
         return self.define(f"tl.load({where}{mask}){self.widened(buffer)}", axes)
 
-    def checked(self, expr: Expr, guard: Value) -> Value:
+    def checked(self, expr: Expr, guard: TileValue) -> TileValue:
         """A look-up outside of its tensor finds the first element: tiles reach beyond what there is."""
         test, value, otherwise, _ = (self.visit(a, guard) for a in expr.args)
         return self.choice(test, value, otherwise, expr.dtype)
@@ -71,7 +77,7 @@ class _Text(Elements):
     def size(self, value: int) -> str:
         return str(value)
 
-    def converted(self, place: Value, dtype: torch.dtype) -> str:
+    def converted(self, place: TileValue, dtype: torch.dtype) -> str:
         number = place.text.removeprefix("-").isdecimal()
         return f"tl.full([], {place.text}, {TL[dtype]})" if number else super().converted(place, dtype)
 
@@ -195,31 +201,31 @@ def attention_with_score(score: Score, *args: Any) -> Tensor:
     softcap, slopes = rest[5:7]
     check_score(score, (*q.shape[:3], k.shape[2]), q.device)
     empty = 0 in (q.numel(), k.numel(), v.numel())
-    if empty or trains(rest[0], slopes, *_captured(score)) or not _torch.is_plain_call():
+    if empty or wants_gradient(rest[0], slopes, *_captured(score)) or not _torch.is_plain_call():
         return _plain(score, rest)(q, k, v)
     scored = _known(score)
     able = q.is_cuda and q.dtype != torch.float64 and not isinstance(target_of(q.device), str)
     if able and softcap is None and slopes is None and why_not_here(*args) is None:
         sizes = configs_of(q, k, v, rest[0], scored=True)[0]
-        made = flash_with_score(scored, score, *args, blocks={n: Blocks.of(sizes[n]) for n in KERNELS})
+        made = flash_with_score(scored, score, *args, blocks={n: FlashConfig.of(sizes[n]) for n in KERNELS})
         if made is not None:
             return made
     return tiled(*args, kernels=scored.kernels, plain=_plain(score, rest))
 
 
 def flash_with_score(
-    scored: Scored, score: Score, q: Tensor, k: Tensor, v: Tensor, *rest: Any, blocks: dict[str, Blocks]
+    scored: Scored, score: Score, q: Tensor, k: Tensor, v: Tensor, *rest: Any, blocks: dict[str, FlashConfig]
 ) -> Tensor | None:
     """By Triton's kernels; None where the function cannot be printed for them."""
     from burnt.kernels.ops.attention import flash_triton
 
-    printed = scored.printed(q.device, trains(q, k, v))
+    printed = scored.printed(q.device, wants_gradient(q, k, v))
     if printed is None:
         return None
     value, derivative, given = printed
     problem = problem_of(q, k, *rest)._replace(score=value, slope=derivative, args=given)
     q, k, v = dense(q), dense(k), dense(v)
-    if not trains(q, k, v):
+    if not wants_gradient(q, k, v):
         return flash_triton.forward(q, k, v, problem, blocks)[0]
     return Flash.apply(q, k, v, problem, blocks, _plain(score, rest))  # type: ignore[no-any-return, no-untyped-call]
 

@@ -19,8 +19,13 @@ from torch.nn import functional as F
 from burnt.errors import InputRuntimeError, InputTypeError
 from burnt.kernels.dispatch.op import Op, op
 from burnt.kernels.interface.autocast import cast_all
-from burnt.kernels.interface.checks import floating, one_device, one_dtype, residual_dtype
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.checks import (
+    check_floating,
+    check_one_device,
+    check_one_dtype,
+    check_residual_dtype,
+)
+from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import activated, check_activation
 from burnt.kernels.ops.conv.onednn import AxisSizes, Sizes, convolved, each, why_not_onednn, why_not_packed
 
@@ -75,10 +80,10 @@ def _check_tensors(
     name: str, x: Tensor, weight: Tensor, activation: str | None, **others: Tensor | None
 ) -> None:
     check_activation(name, activation)
-    floating(name, x=x, weight=weight)
-    one_device(name, x=x, weight=weight, **others)
-    residual_dtype(name, x, others.pop("residual", None))
-    one_dtype(name, x=x, weight=weight, **others)
+    check_floating(name, x=x, weight=weight)
+    check_one_device(name, x=x, weight=weight, **others)
+    check_residual_dtype(name, x, others.pop("residual", None))
+    check_one_dtype(name, x=x, weight=weight, **others)
     axes = weight.dim() - 2
     if not 1 <= axes <= 3 or x.dim() not in (axes + 1, axes + 2):
         raise InputRuntimeError(
@@ -358,7 +363,7 @@ def _by_onednn(x: Tensor, weight: Tensor, *rest: Any, packed: bool = False) -> T
 def _why_not_packed(
     x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None, residual: Tensor | None, *rest: Any
 ) -> str | None:
-    if trains(x, weight, bias, scale, residual):
+    if wants_gradient(x, weight, bias, scale, residual):
         return "a gradient is wanted: the weight changes with each step"
     return why_not_packed(x, weight, residual, kept=(weight, bias, scale))
 
@@ -500,7 +505,7 @@ def _transposed_by_onednn(
 
 
 def _why_not_transposed_packed(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> str | None:
-    if trains(x, weight, bias):
+    if wants_gradient(x, weight, bias):
         return "a gradient is wanted: the weight changes with each step"
     return why_not_packed(x, weight, None, kept=(weight, bias))
 

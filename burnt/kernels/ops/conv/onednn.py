@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from burnt import _torch
 from burnt.device import processor
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.activation import activated
 
 __all__ = ["AxisSizes", "Sizes", "convolved", "each", "why_not_onednn", "why_not_packed"]
@@ -126,7 +126,7 @@ def convolved(
         x, residual = x.unsqueeze(-2), None if residual is None else residual.unsqueeze(-2)
         sizes = sizes.of_images()
     taken, made = None, x
-    if trains(x, weight, bias, scale, residual):
+    if wants_gradient(x, weight, bias, scale, residual):
         weight = _scaled(weight, scale)
         made = _Convolution.apply(x, weight, bias, sizes)  # type: ignore[no-untyped-call]
     else:

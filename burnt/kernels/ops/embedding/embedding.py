@@ -11,15 +11,15 @@ from torch.nn import functional as F
 from burnt.codegen.runtime.targets import target_of
 from burnt.errors import InputIndexError, InputRuntimeError, range_hint
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.checks import one_device
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.checks import check_one_device
+from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.embedding.backward import embedding_gradient, supported
 
 __all__ = ["embedding"]
 
 
 def _check(indices: Tensor, weight: Tensor, padding_idx: int | None) -> None:
-    one_device("embedding", indices=indices, weight=weight)
+    check_one_device("embedding", indices=indices, weight=weight)
     if indices.dtype not in (torch.int64, torch.int32):
         raise InputRuntimeError(
             "indices of this dtype are not looked up",
@@ -74,7 +74,7 @@ _LARGE = 1 << 17
 
 def _vendor_best(indices: Tensor, weight: Tensor, padding_idx: int | None) -> bool:
     large = indices.numel() * weight.shape[1] >= _LARGE
-    return trains(weight) or weight.dtype != torch.float32 or not large
+    return wants_gradient(weight) or weight.dtype != torch.float32 or not large
 
 
 def _sorted_best(indices: Tensor, weight: Tensor, padding_idx: int | None) -> bool:
@@ -131,7 +131,7 @@ class _Sorted(torch.autograd.Function):
 
 
 def _why_not_sorted(indices: Tensor, weight: Tensor, padding_idx: int | None) -> str | None:
-    if not trains(weight):
+    if not wants_gradient(weight):
         return "no gradient is wanted, and it differs in the gradient"
     if not supported(weight.dtype):
         return f"a table of {weight.dtype}"

@@ -21,9 +21,9 @@ from burnt import _torch
 from burnt.device import processor
 from burnt.errors import InputRuntimeError
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.autocast import cast_all, dtype_on
-from burnt.kernels.interface.checks import floating, one_device, one_dtype
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.autocast import autocast_dtype, cast_all
+from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
+from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.loss.cross_entropy_rows import (
     figures_of_part,
     gradient_of_part,
@@ -63,9 +63,9 @@ def _check(
 ) -> None:
     name = "linear_cross_entropy"
     check_reduction(name, reduction, label_smoothing)
-    floating(name, x=x, weight=weight, bias=bias)
-    one_device(name, x=x, weight=weight, target=target, bias=bias)
-    one_dtype(name, x=x, weight=weight, bias=bias)
+    check_floating(name, x=x, weight=weight, bias=bias)
+    check_one_device(name, x=x, weight=weight, target=target, bias=bias)
+    check_one_dtype(name, x=x, weight=weight, bias=bias)
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise InputRuntimeError(
             "x and weight do not fit each other",
@@ -145,7 +145,7 @@ def linear_cross_entropy(
     tensor(2.3026)
     """
     rows = F.linear(x, weight, bias).reshape(-1, weight.shape[0])
-    if in_float32 or dtype_on(x.device.type) is not None:
+    if in_float32 or autocast_dtype(x.device.type) is not None:
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     loss = cross_entropy.reference(
         rows, target.reshape(-1), None, ignore_index, reduction, label_smoothing, z_loss
@@ -412,7 +412,7 @@ def _chunked(
     z_loss: float,
     in_float32: bool,
 ) -> Tensor:
-    if not trains(x, weight, bias):
+    if not wants_gradient(x, weight, bias):
         # A function of autograd's is told of parameters, not of `torch.no_grad`.
         x, weight, bias = x.detach(), weight.detach(), None if bias is None else bias.detach()
     made: Tensor = _Chunked.apply(  # type: ignore[no-untyped-call]

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from burnt import _torch
 from burnt.errors import InputIndexError, InputRuntimeError, InputValueError, range_hint
 from burnt.kernels.dispatch.op import op
-from burnt.kernels.interface.checks import floating, one_device, one_dtype
+from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
 from burnt.kernels.interface.eager_rules import is_double
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.loss.cross_entropy_rows import losses_and_gradient, number_of
 
 __all__ = ["check_labels", "check_reduction", "cross_entropy", "look_at_labels"]
@@ -79,8 +79,8 @@ def _check(
 ) -> None:
     where = "burnt.kernels.cross_entropy"
     check_reduction("cross_entropy", reduction, label_smoothing)
-    floating("cross_entropy", logits=logits, weight=weight)
-    one_device("cross_entropy", logits=logits, target=target, weight=weight)
+    check_floating("cross_entropy", logits=logits, weight=weight)
+    check_one_device("cross_entropy", logits=logits, target=target, weight=weight)
     shape, axis = tuple(logits.shape), min(1, logits.dim() - 1)
     probabilities = target.is_floating_point()
     labels = shape[:axis] + shape[axis + 1 :]
@@ -101,7 +101,7 @@ def _check(
             else None,
         )
     if not _torch.is_autocast():
-        one_dtype("cross_entropy", logits=logits, weight=weight)
+        check_one_dtype("cross_entropy", logits=logits, weight=weight)
     if weight is not None and tuple(weight.shape) != (shape[axis],):
         raise InputRuntimeError(
             "the weight does not fit the classes",
@@ -196,7 +196,7 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
     vendor=_vendor,
     examples=_examples,
     vendor_best=lambda logits, target, *_: (
-        target.is_floating_point() or (is_double(logits) and trains(logits))
+        target.is_floating_point() or (is_double(logits) and wants_gradient(logits))
     ),
 )
 def cross_entropy(
@@ -301,7 +301,7 @@ def _why_without(
         return "each loss has a gradient of its own"
     if logits.dtype == torch.float16:
         return "float16, in which a mean's gradient is too small before a loss is scaled"
-    return None if trains(logits) else "no gradient is wanted"
+    return None if wants_gradient(logits) else "no gradient is wanted"
 
 
 # Two threads of a Zen 3: 2.2 to 2.3 times as fast as torch's with backward, where two passes with

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from burnt import _torch
 from burnt.codegen.runtime.targets import target_of
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.matmul import linear, matmul
 
 __all__ = ["DTYPES", "run", "why_not", "within"]
@@ -63,7 +63,7 @@ def run(
     Returns:
         Outputs and last states.
     """
-    if trains(x, *weights, *start):
+    if wants_gradient(x, *weights, *start):
         made: tuple[Tensor, ...] = _Steps.apply(  # type: ignore[no-untyped-call]
             kind, reference, x, *weights, lengths, reverse, *start
         )

@@ -20,8 +20,8 @@ from burnt.device import processor
 from burnt.errors import InputRuntimeError, InputTypeError, InputValueError, UnsupportedError
 from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.autocast import cast, cast_all
-from burnt.kernels.interface.checks import described, floating, one_device, one_dtype
-from burnt.kernels.interface.tuning_key import trains
+from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype, describe
+from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.rnn.layer import DTYPES, run, why_not, within
 
 __all__ = ["gru", "gru_layer", "lstm", "lstm_layer"]
@@ -47,9 +47,9 @@ def _check(
         "x": x, "weight_ih": weight_ih, "weight_hh": weight_hh, "bias_ih": bias_ih, "bias_hh": bias_hh,
         **start,
     }  # fmt: skip
-    floating(name, **numbers)
-    one_device(name, **numbers, lengths=lengths)
-    one_dtype(name, **numbers)
+    check_floating(name, **numbers)
+    check_one_device(name, **numbers, lengths=lengths)
+    check_one_dtype(name, **numbers)
     if x.dim() != 3 or not x.shape[1]:
         raise InputRuntimeError(
             "the input of a recurrent layer has no steps",
@@ -221,7 +221,7 @@ def _one_by_torch(
         [zeros if state is None else state.unsqueeze(0) for state in start],
         lengths,
         biases=len(given) == 4,
-        train=trains(x, *given, *start),
+        train=wants_gradient(x, *given, *start),
     )
     return _turned(output, lengths) if reverse else output, *(state[0] for state in last)
 
@@ -417,7 +417,7 @@ def _best_lstm(x: Tensor, weight_ih: Tensor, weight_hh: Tensor, *rest: Any) -> b
     width, threads = weight_hh.shape[1], torch.get_num_threads()
     large = x[..., 0].numel() * width * (x.shape[2] + width) >= _LARGE
     if processor().mkl_is_slow:
-        large &= x.shape[0] >= 48 and width >= 256 and trains(x, weight_ih, weight_hh, *rest)
+        large &= x.shape[0] >= 48 and width >= 256 and wants_gradient(x, weight_ih, weight_hh, *rest)
     return large and (1 < threads <= x.shape[0] or width >= _WIDE) and _best_gru(x)
 
 
@@ -576,7 +576,7 @@ def _check_start(kind: str, start: object, states: int) -> None:
         f"{kind} begins with {'two states' if states == 2 else 'one state'}",
         where=f"burnt.kernels.{kind}",
         expected=f"hx, {expected}: [layers * directions, batch, hidden]",
-        found=f"{type(one).__name__} of {len(one)}" if isinstance(one, list | tuple) else described(one),
+        found=f"{type(one).__name__} of {len(one)}" if isinstance(one, list | tuple) else describe(one),
         hint="hx=(h, c)" if states == 2 and isinstance(start, Tensor) else None,
     )
 
@@ -602,5 +602,5 @@ def _whole(
         layers=layers,
         bidirectional=bidirectional,
         dropout=dropout,
-        train=dropout > 0 or trains(x, *flat, *(start or ())),
+        train=dropout > 0 or wants_gradient(x, *flat, *(start or ())),
     )

@@ -32,7 +32,7 @@ from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
 from burnt.monitor.ui.keymap import ARTEFACTS, bindings
 from burnt.monitor.ui.status_line import update
-from burnt.monitor.ui.table import Column, Rows, cell
+from burnt.monitor.ui.table import Column, Table, cell
 from burnt.train.store import Artefact, ArtefactName
 
 __all__ = ["ArtefactsPane"]
@@ -79,7 +79,7 @@ class ArtefactsPane(Pane):
     def compose(self) -> ComposeResult:
         """The list to the left, what is chosen to the right."""
         with Horizontal():
-            yield Rows(
+            yield Table(
                 [Column("name", grows=True), Column("", right=True)],
                 empty="nothing was recorded",
                 id="names",
@@ -87,7 +87,7 @@ class ArtefactsPane(Pane):
             with Vertical():
                 yield Static(id="shown-name")
                 yield Picture()
-                yield Rows([Column("")], empty="the table is empty", id="table")
+                yield Table([Column("")], empty="the table is empty", id="table")
                 yield Slider()
 
     # --- in the reading thread
@@ -154,7 +154,7 @@ class ArtefactsPane(Pane):
     # --- in the app's thread
 
     def _show(self, found: _Found) -> None:
-        names = self.query_one("#names", Rows)
+        names = self.query_one("#names", Table)
         names.show(
             [(key, (cell(key[1]), cell(f"{len(group)}", "$dim"))) for key, group in found.groups.items()]
         )
@@ -175,14 +175,14 @@ class ArtefactsPane(Pane):
         self.set_class(found.table is not None, "table")
         if found.table is not None:
             columns, rows = table_rows(found.table)
-            self.query_one("#table", Rows).show(rows, columns=columns)
+            self.query_one("#table", Table).show(rows, columns=columns)
         elif found.draw is not None:
             self.query_one(Picture).show(found.draw)
         step = group[found.at].step
         self.query_one(Slider).show(found.at, len(group), "" if step is None else f"step {step:,}")
 
-    @on(Rows.Moved, "#names")
-    def moved(self, message: Rows.Moved) -> None:
+    @on(Table.Moved, "#names")
+    def moved(self, message: Table.Moved) -> None:
         """Another name."""
         message.stop()
         if message.key != self._chosen and isinstance(message.key, tuple):

@@ -13,7 +13,7 @@ from textual.app import ComposeResult
 from burnt.monitor.data.runs import Checkpoint
 from burnt.monitor.format import age_text, better, clean, number, size_text, value_text
 from burnt.monitor.screens.panes.pane import Pane
-from burnt.monitor.ui.table import Cell, Column, Rows, cell
+from burnt.monitor.ui.table import Cell, Column, Table, cell
 
 __all__ = ["CheckpointsPane", "best_checkpoint"]
 
@@ -36,7 +36,7 @@ class CheckpointsPane(Pane):
 
     def compose(self) -> ComposeResult:
         """A table."""
-        yield Rows(_COLUMNS, empty="there are no checkpoints")
+        yield Table(_COLUMNS, empty="there are no checkpoints")
 
     def token(self) -> object:
         """The folder is looked at every few seconds: somebody may delete a checkpoint."""
@@ -73,7 +73,7 @@ class CheckpointsPane(Pane):
         return partial(self._show, rows)
 
     def _show(self, rows: Sequence[tuple[object, Sequence[Cell]]]) -> None:
-        self.query_one(Rows).show(rows)
+        self.query_one(Table).show(rows)
 
 
 def best_checkpoint(

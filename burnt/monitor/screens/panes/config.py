@@ -12,9 +12,9 @@ from textual.binding import BindingType
 
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.dialogs import TextScreen
-from burnt.monitor.ui.filter_input import Field
+from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.keymap import FILTER, bindings
-from burnt.monitor.ui.table import Column, Rows, cell
+from burnt.monitor.ui.table import Column, Table, cell
 
 __all__ = ["ConfigPane", "flat"]
 
@@ -30,8 +30,8 @@ class ConfigPane(Pane):
 
     def compose(self) -> ComposeResult:
         """A table, and a field to filter it."""
-        yield Rows(_COLUMNS, empty="the run has no configuration")
-        yield Field("words, or /regular expression/")
+        yield Table(_COLUMNS, empty="the run has no configuration")
+        yield FilterInput("words, or /regular expression/")
 
     def token(self) -> object:
         """A run that is resumed may have another one."""
@@ -42,36 +42,36 @@ class ConfigPane(Pane):
         return self._show
 
     def _show(self) -> None:
-        field = self.query_one(Field)
+        field = self.query_one(FilterInput)
         wanted, matches = field.value, field.matches()
         if matches is None:
             return
-        rows = self.query_one(Rows)
+        rows = self.query_one(Table)
         pairs = [
             (key, value) for key, value in flat(self.view.config or {}).items() if matches(f"{key} {value}")
         ]
         rows.empty = "nothing in the configuration matches" if wanted else "the run has no configuration"
         rows.show([(key, (cell(key, "$dim"), cell(value))) for key, value in pairs])
 
-    @on(Rows.Opened)
-    def opened(self, message: Rows.Opened) -> None:
+    @on(Table.Opened)
+    def opened(self, message: Table.Opened) -> None:
         """All of a long value."""
         key = str(message.key)
         self.app.push_screen(TextScreen(key, flat(self.view.config or {}).get(key, "")))
 
     def action_filter(self) -> None:
         """Type a filter."""
-        self.query_one(Field).open()
+        self.query_one(FilterInput).open()
 
-    @on(Field.Changed)
+    @on(FilterInput.Changed)
     def changed(self) -> None:
         """Filter while it is typed."""
         self._show()
 
-    @on(Field.Closed)
+    @on(FilterInput.Closed)
     def closed(self) -> None:
         """Back to the table."""
-        self.query_one(Rows).focus()
+        self.query_one(Table).focus()
 
 
 def flat(data: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -18,11 +18,11 @@ from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import clock_text
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.dialogs import TextScreen
-from burnt.monitor.ui.filter_input import Field
+from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keymap import FILTER, bindings
 from burnt.monitor.ui.status_line import update
-from burnt.monitor.ui.table import Cell, Column, Rows, cell
+from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.train.store import Event
 from burnt.train.store.control import Command, waiting
 
@@ -67,8 +67,8 @@ class EventsPane(Pane):
     def compose(self) -> ComposeResult:
         """How long early stopping still waits, the table, and a field to filter it."""
         yield Static(classes="facts")
-        yield Rows(_COLUMNS, empty="reading ...")
-        yield Field("words, or /regular expression/")
+        yield Table(_COLUMNS, empty="reading ...")
+        yield FilterInput("words, or /regular expression/")
 
     def token(self) -> object:
         """The newest event, and the commands that wait."""
@@ -88,25 +88,25 @@ class EventsPane(Pane):
 
     def action_filter(self) -> None:
         """Type a filter."""
-        self.query_one(Field).open()
+        self.query_one(FilterInput).open()
 
-    @on(Field.Changed)
-    def changed(self, message: Field.Changed) -> None:
+    @on(FilterInput.Changed)
+    def changed(self, message: FilterInput.Changed) -> None:
         """Filter while it is typed."""
         message.stop()
-        matches = self.query_one(Field).matches()
+        matches = self.query_one(FilterInput).matches()
         if matches is not None:
             self._matches = matches
             self.again()
 
-    @on(Field.Closed)
-    def closed(self, message: Field.Closed) -> None:
+    @on(FilterInput.Closed)
+    def closed(self, message: FilterInput.Closed) -> None:
         """Back to the table; the filter stays."""
         message.stop()
-        self.query_one(Rows).focus()
+        self.query_one(Table).focus()
 
-    @on(Rows.Opened)
-    def opened(self, message: Rows.Opened) -> None:
+    @on(Table.Opened)
+    def opened(self, message: Table.Opened) -> None:
         """All that an event says, with the traceback of an error."""
         event = next((event for event in self.view.events if event.id == message.key), None)
         if event is not None:
@@ -160,7 +160,7 @@ class EventsPane(Pane):
     def _show(
         self, rows: Sequence[tuple[object, Sequence[Cell]]], happened: bool, countdown_text: str
     ) -> None:
-        table = self.query_one(Rows)
+        table = self.query_one(Table)
         newest = table.cursor == 0
         table.empty = "nothing has happened yet" if not happened else "no event matches"
         table.show(rows)

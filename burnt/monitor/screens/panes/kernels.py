@@ -17,7 +17,7 @@ from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
 from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.status_line import update
-from burnt.monitor.ui.table import Cell, Column, Rows
+from burnt.monitor.ui.table import Cell, Column, Table
 from burnt.train.store import Artefact
 
 __all__ = ["TABLES", "KernelsPane"]
@@ -43,16 +43,16 @@ class KernelsPane(Pane):
     def compose(self) -> ComposeResult:
         """Two tables with their titles."""
         yield Static(id="plans-title", classes="table-title")
-        yield Rows([Column("")], empty="no function was traced", id="plans")
+        yield Table([Column("")], empty="no function was traced", id="plans")
         yield Static(id="kernels-title", classes="table-title")
-        yield Rows([Column("")], empty="no kernel was chosen", id="kernels")
+        yield Table([Column("")], empty="no kernel was chosen", id="kernels")
 
     def token(self) -> object:
         """They are artefacts."""
         return self.view.newest.artefact, len(self.view.attempts)
 
-    @on(Rows.Opened)
-    def opened(self, message: Rows.Opened) -> None:
+    @on(Table.Opened)
+    def opened(self, message: Table.Opened) -> None:
         """All of a row, as it was recorded."""
         artefact = self._tables.get(str(message.rows.id))
         if artefact is not None and isinstance(message.key, int):
@@ -74,7 +74,7 @@ class KernelsPane(Pane):
 
     def _share(self) -> None:
         """Plans, which are fewer, have the room that they need, up to the half."""
-        plans = self.query_one("#plans", Rows)
+        plans = self.query_one("#plans", Table)
         plans.styles.height = min(len(plans.keys) + 1, max(self.size.height // 2 - 2, 3))
 
     def _show(self, tables: dict[str, Artefact | None]) -> None:
@@ -91,7 +91,7 @@ class KernelsPane(Pane):
                     facts += (
                         f", {fallen:,} of them fell back to plain torch" if fallen else ", none fell back"
                     )
-                shown = self.query_one(f"#{name}", Rows)
+                shown = self.query_one(f"#{name}", Table)
                 shown.show(rows, columns=columns)
             title, _, rest = facts.partition(":")
             update(

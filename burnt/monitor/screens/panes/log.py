@@ -14,9 +14,9 @@ from textual.binding import BindingType
 from burnt.monitor.format import clean, clock_text
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.dialogs import TextScreen
-from burnt.monitor.ui.filter_input import Field
+from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.keymap import LOG, bindings
-from burnt.monitor.ui.table import Cell, Column, Rows, cell
+from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.train.store import LogLine
 
 __all__ = ["LogPane"]
@@ -43,8 +43,8 @@ class LogPane(Pane):
 
     def compose(self) -> ComposeResult:
         """The lines, and a field to search in."""
-        yield Rows(_COLUMNS, empty="nothing has been logged yet", head=False)
-        yield Field("search the log")
+        yield Table(_COLUMNS, empty="nothing has been logged yet", head=False)
+        yield FilterInput("search the log")
 
     def token(self) -> object:
         """Other things than new lines change nothing here."""
@@ -74,7 +74,7 @@ class LogPane(Pane):
         self, lines: Sequence[LogLine], shown: Sequence[tuple[object, Sequence[Cell]]], hits: Sequence[int]
     ) -> None:
         self._lines, self._hits = lines, hits
-        rows = self.query_one(Rows)
+        rows = self.query_one(Table)
         rows.show(shown)
         if self._following:
             rows.action_last()
@@ -82,27 +82,27 @@ class LogPane(Pane):
 
     def _count(self) -> None:
         """Say beside the search which match the cursor is on, of how many."""
-        text, rows = "", self.query_one(Rows)
+        text, rows = "", self.query_one(Table)
         if self._wanted:
             all_of_them = f"{len(self._hits):,}"
             at = bisect_left(self._hits, rows.cursor)
             here = at < len(self._hits) and self._hits[at] == rows.cursor
             matches = "match" if len(self._hits) == 1 else "matches"
             text = f"match {at + 1:,} of {all_of_them}" if here else f"{all_of_them} {matches}"
-        self.query_one(Field).remark(text)
+        self.query_one(FilterInput).remark(text)
 
-    @on(Rows.Opened)
-    def opened(self, message: Rows.Opened) -> None:
+    @on(Table.Opened)
+    def opened(self, message: Table.Opened) -> None:
         """All of a long line."""
         line = next((line for line in self._lines if line.id == message.key), None)
         if line is not None:
             title = f"{clock_text(line.time, '%Y-%m-%d %H:%M:%S')} {line.level}"
             self.app.push_screen(TextScreen(title, line.text))
 
-    @on(Rows.Moved)
+    @on(Table.Moved)
     def moved(self) -> None:
         """Who goes up stops following; who comes to the end follows again."""
-        rows = self.query_one(Rows)
+        rows = self.query_one(Table)
         self._following = rows.cursor >= len(rows.keys) - 1
         self._count()
 
@@ -110,26 +110,26 @@ class LogPane(Pane):
         """Follow, or stay."""
         self._following = not self._following
         if self._following:
-            self.query_one(Rows).action_last()
+            self.query_one(Table).action_last()
         self.notify("following the log" if self._following else "the log stays where it is")
 
     def action_search(self) -> None:
         """Type what to look for."""
-        self.query_one(Field).open()
+        self.query_one(FilterInput).open()
 
-    @on(Field.Changed)
-    def changed(self, message: Field.Changed) -> None:
+    @on(FilterInput.Changed)
+    def changed(self, message: FilterInput.Changed) -> None:
         """What is typed has not been looked for yet."""
         message.stop()
         if message.value.lower() != self._wanted:
-            self.query_one(Field).remark("")
+            self.query_one(FilterInput).remark("")
 
-    @on(Field.Closed)
-    def closed(self, message: Field.Closed) -> None:
+    @on(FilterInput.Closed)
+    def closed(self, message: FilterInput.Closed) -> None:
         """Mark the matches and go to the last one."""
         message.stop()
         self._wanted = message.field.value.lower()
-        rows = self.query_one(Rows)
+        rows = self.query_one(Table)
         rows.focus()
         self._show(self._lines, *self._rows(self._lines))
         if self._wanted:
@@ -142,7 +142,7 @@ class LogPane(Pane):
         if not self._wanted:
             self.action_search()
             return
-        rows = self.query_one(Rows)
+        rows = self.query_one(Table)
         if direction < 0:
             at = bisect_right(self._hits, rows.cursor if here else rows.cursor - 1) - 1
         else:

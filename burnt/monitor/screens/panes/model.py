@@ -14,7 +14,7 @@ from burnt.monitor.format import clean
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
 from burnt.monitor.ui.status_line import update
-from burnt.monitor.ui.table import Cell, Column, Rows
+from burnt.monitor.ui.table import Cell, Column, Table
 
 __all__ = ["ModelPane"]
 
@@ -29,7 +29,7 @@ class ModelPane(Pane):
     def compose(self) -> ComposeResult:
         """Some facts and the table."""
         yield Static(classes="facts")
-        yield Rows([Column("")], empty="the run has not recorded a summary of its model")
+        yield Table([Column("")], empty="the run has not recorded a summary of its model")
 
     def token(self) -> object:
         """A resumed run may have another model."""
@@ -50,4 +50,4 @@ class ModelPane(Pane):
         update(self.query_one(Static), Content.assemble(*parts))
         if table is not None:
             columns, rows = table
-            self.query_one(Rows).show(rows, columns=columns)
+            self.query_one(Table).show(rows, columns=columns)

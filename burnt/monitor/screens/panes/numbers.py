@@ -12,7 +12,7 @@ from textual.app import ComposeResult
 
 from burnt.monitor.format import age_text, better, figure_text
 from burnt.monitor.screens.panes.pane import Pane
-from burnt.monitor.ui.table import Cell, Column, Rows, cell
+from burnt.monitor.ui.table import Cell, Column, Table, cell
 
 __all__ = ["NumbersPane"]
 
@@ -37,7 +37,7 @@ class NumbersPane(Pane):
 
     def compose(self) -> ComposeResult:
         """A table."""
-        yield Rows(_COLUMNS, empty="no metric has been written yet")
+        yield Table(_COLUMNS, empty="no metric has been written yet")
 
     def read(self) -> Callable[[], Any]:
         """Last values are known; the best are found by the pyramid."""
@@ -66,4 +66,4 @@ class NumbersPane(Pane):
         return partial(self._show, rows)
 
     def _show(self, rows: Sequence[tuple[object, Sequence[Cell]]]) -> None:
-        self.query_one(Rows).show(rows)
+        self.query_one(Table).show(rows)

@@ -13,9 +13,9 @@ from textual.containers import Vertical
 from burnt.errors import BurntError
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import clean
-from burnt.monitor.ui.app_protocol import host
+from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.keymap import Key
-from burnt.monitor.ui.table import Rows
+from burnt.monitor.ui.table import Table
 
 __all__ = ["Pane"]
 
@@ -54,7 +54,7 @@ class Pane(Vertical):
     def again(self) -> None:
         """Something else is asked for, by a key."""
         self._asked += 1
-        host(self).refresher.wake()
+        app_of(self).refresher.wake()
 
     def load(self, changed: bool) -> Callable[[], Any] | None:
         """In the reading thread: what shows the news, if there are any."""
@@ -74,7 +74,7 @@ class Pane(Vertical):
 
     async def _show_read(self, show: Callable[[], Any] | None) -> None:
         """Show what was read; tables without rows say that the run cannot be read, if it cannot."""
-        for rows in self.query(Rows):
+        for rows in self.query(Table):
             fault = self.unreadable()
             if fault != rows.fault:
                 rows.fault = fault

@@ -20,7 +20,7 @@ from burnt.monitor.plotting.curves import Curve
 from burnt.monitor.plotting.plot import Range, XAxis
 from burnt.monitor.plotting.run_curves import curves_of, metrics_in_order
 from burnt.monitor.screens.panes.pane import Pane
-from burnt.monitor.ui.filter_input import Field
+from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keymap import PLOTS, bindings
 from burnt.monitor.ui.status_line import update
@@ -58,7 +58,7 @@ class PlotsPane(Pane):
         """The grid, a line that says what is shown how, and a field to filter."""
         yield Grid()
         yield Static(classes="facts")
-        yield Field("words, or /regular expression/")
+        yield FilterInput("words, or /regular expression/")
 
     # --- what is shown where
 
@@ -217,23 +217,23 @@ class PlotsPane(Pane):
 
     def action_drop_filter(self) -> None:
         """Show all metrics again."""
-        self.query_one(Field).close()
+        self.query_one(FilterInput).close()
 
     def action_filter(self) -> None:
         """Type a filter."""
-        self.query_one(Field).open()
+        self.query_one(FilterInput).open()
 
-    @on(Field.Changed)
-    def changed(self, message: Field.Changed) -> None:
+    @on(FilterInput.Changed)
+    def changed(self, message: FilterInput.Changed) -> None:
         """Filter while it is typed."""
         message.stop()
-        matches = self.query_one(Field).matches()
+        matches = self.query_one(FilterInput).matches()
         if matches is not None:
             self._matches, self._wanted, self._first = matches, message.value, 0
             self.again()
 
-    @on(Field.Closed)
-    def closed(self, message: Field.Closed) -> None:
+    @on(FilterInput.Closed)
+    def closed(self, message: FilterInput.Closed) -> None:
         """Back to the charts."""
         message.stop()
         self.enter()

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from burnt.codegen import explain, fuse
-from burnt.codegen.render.shape_params import Forms
+from burnt.codegen.render.shape_params import SizeTemplates
 from burnt.codegen.runtime import targets
 from burnt.codegen.runtime.c_compiler import find_compiler
 
@@ -51,7 +51,9 @@ def wrong(shapes: list[tuple[int, int]], dtype: torch.dtype, patch: pytest.Monke
     found = []
     for rows, columns in shapes:
         x = (torch.arange(rows * columns) % 60 + 1).to(dtype).reshape(rows, columns)
-        patch.setattr(targets, "_forms", Forms())  # a form that is met again has parameters for its sizes
+        patch.setattr(
+            targets, "_forms", SizeTemplates()
+        )  # a form that is met again has parameters for its sizes
         fused = fuse(neighbours)
         pairs = zip(fused(x), neighbours(x), strict=True)
         found += [f"{i} of {rows}x{columns}" for i, (a, b) in enumerate(pairs) if not torch.equal(a, b)]

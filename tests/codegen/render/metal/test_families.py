@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from burnt import kernels
-from burnt.codegen.frontend.trace import Dissolving
+from burnt.codegen.frontend.trace import InlinedWhenTraced
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime.target import Target
@@ -101,7 +101,7 @@ SCATTERED = {"embedding"}  # gradients that torch adds up where indices say
 SAMPLE = ("layer_norm and residual", "cross_entropy, smoothed", "max_pool", "cumsum", "embedding")
 
 
-class Reference(Dissolving):
+class Reference(InlinedWhenTraced):
     """An op's reference as a function of its tensors."""
 
     __slots__ = ("__name__", "args", "op")

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from burnt.codegen import explain
 from burnt.codegen.function import Function
-from burnt.codegen.ir import Buffer, Expr, Ix, Kernel, Store, Var, load
+from burnt.codegen.ir import Buffer, Expr, IndexExpr, Kernel, Store, Var, load
 from burnt.codegen.render.metal import kernel as metal_kernel
 from burnt.codegen.render.metal import prelude
 from burnt.codegen.render.metal.kernel import print_kernel
-from burnt.codegen.render.shape_params import plain
+from burnt.codegen.render.shape_params import with_constant_sizes
 from burnt.codegen.runtime import targets
 from burnt.codegen.schedule.scheduler import Call
 from burnt.errors import InputIndexError
@@ -135,7 +135,9 @@ def test_text(name: str) -> None:
     # Sizes in place, as for the first shape; other tests may have met the form.
     plan = metal(fn).plan(*args)
     assert plan is not None
-    made = "\n".join(plain(d.text) for k in plan.kernels for d in print_kernel(k, plan.plan.numbers))
+    made = "\n".join(
+        with_constant_sizes(d.text) for k in plan.kernels for d in print_kernel(k, plan.plan.numbers)
+    )
     path = GOLDEN / f"{name}.metal"
     if "BURNT_GOLDEN" in os.environ:
         path.write_text(made)
@@ -422,8 +424,8 @@ def test_indices_beyond_32_bits() -> None:
         i = Var(extent)
         x = Buffer("x0", "input", 0, (extent,), (stride,), torch.float32)
         y = Buffer("y0", "output", 0, (extent,), (1,), torch.float32)
-        value = Expr.make("exp", (load(x, x.at((Ix.of(i),))),), torch.float32)
-        return Kernel("big", (i,), [Store(y, (), y.at((Ix.of(i),)), value, (i,))])
+        value = Expr.make("exp", (load(x, x.at((IndexExpr.of(i),))),), torch.float32)
+        return Kernel("big", (i,), [Store(y, (), y.at((IndexExpr.of(i),)), value, (i,))])
 
     (near,) = print_kernel(kernel(1 << 20, 1 << 10), ())
     (far,) = print_kernel(kernel(1 << 20, 1 << 12), ())

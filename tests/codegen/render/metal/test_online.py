@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from burnt.codegen.function import Function
-from burnt.codegen.ir import Kernel, Online
+from burnt.codegen.ir import Kernel, OnlineReduction
 from burnt.codegen.render.metal import kernel as metal_kernel
-from burnt.codegen.schedule.passes import Joins
+from burnt.codegen.schedule.passes import OnlineThresholds
 from tests.codegen.render.metal import shim
 from tests.codegen.render.metal.shim import METAL_SHIM
 
 pytestmark = pytest.mark.skipif(shim.COMPILER is None, reason="no C++ compiler here to run Metal with")
 
-ALWAYS = dataclasses.replace(METAL_SHIM, joins=Joins())
+ALWAYS = dataclasses.replace(METAL_SHIM, joins=OnlineThresholds())
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def check(fn: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor) -> None:
     (entry,) = function._entries.values()
     assert entry.forward is not None
     steps = [s for k in entry.forward.plan.steps if isinstance(k, Kernel) for s in k.steps]
-    assert {step.kind for step in steps if isinstance(step, Online)} == {"exp", "squares"}
+    assert {step.kind for step in steps if isinstance(step, OnlineReduction)} == {"exp", "squares"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

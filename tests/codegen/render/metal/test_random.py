@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from burnt.codegen.function import Function
-from burnt.codegen.ir import Buffer, Expr, Ix, Kernel, Store, Var, index, load
+from burnt.codegen.ir import Buffer, Expr, IndexExpr, Kernel, Store, Var, index_value, load
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.schedule.scheduler import Call
 from tests.codegen.drawn import words
@@ -78,8 +78,10 @@ def test_counters_beyond_32_bits() -> None:
     i = Var(8)
     seed = Buffer("x0", "input", 0, (1,), (1,), torch.int64)
     y = Buffer("y0", "output", 0, (8,), (1,), torch.float32)
-    value = Expr.make("uniform", (load(seed, Ix()), index(Ix.of(i) + first)), torch.float32, 5)
-    kernel = Kernel("far", (i,), [Store(y, (), Ix.of(i), value, (i,))])
+    value = Expr.make(
+        "uniform", (load(seed, IndexExpr()), index_value(IndexExpr.of(i) + first)), torch.float32, 5
+    )
+    kernel = Kernel("far", (i,), [Store(y, (), IndexExpr.of(i), value, (i,))])
     made = torch.empty(8)
     METAL_SHIM.build([kernel], [seed, y], ()).launch[kernel]([torch.tensor([99]), made], ())
     expected = (words(99, 5, 8, first) >> np.uint64(8)).astype(np.float32) * 2.0**-24

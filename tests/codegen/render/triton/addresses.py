@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from burnt.codegen.ir import Buffer
-from burnt.codegen.render.triton.source import Failed, Number, Printed, Work
+from burnt.codegen.render.triton.source import FailedFlag, ScalarArg, TritonSource, Workspace
 from burnt.codegen.runtime.triton_launch import load
 from tests.codegen.render.triton.ahead import TARGETS, driven
 
@@ -542,15 +542,15 @@ class _Evaluation:
 # --- generated kernels ------------------------------------------------------------------------------------
 
 
-def launches_of(printed: Printed) -> list[Launched]:
+def launches_of(printed: TritonSource) -> list[Launched]:
     """The launches of a generated kernel, for tensors without memory."""
 
     def argument(described: Any) -> Any:
-        if isinstance(described, Buffer | Work):
+        if isinstance(described, Buffer | Workspace):
             return torch.empty(1, dtype=described.dtype, device="meta")
-        if isinstance(described, Failed):
+        if isinstance(described, FailedFlag):
             return torch.empty(1, dtype=torch.int64, device="meta")
-        return 1.5 if isinstance(described, Number) else described
+        return 1.5 if isinstance(described, ScalarArg) else described
 
     space = load(printed.text)
     return [

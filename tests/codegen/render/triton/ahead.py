@@ -19,9 +19,9 @@ from triton.runtime.jit import MockTensor
 
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer, Kernel
-from burnt.codegen.render.triton.configs import pick
-from burnt.codegen.render.triton.kernel import form_of, print_kernel
-from burnt.codegen.render.triton.source import Failed, Number, Printed, Work
+from burnt.codegen.render.triton.configs import select_config
+from burnt.codegen.render.triton.kernel import print_kernel, structure_of
+from burnt.codegen.render.triton.source import FailedFlag, ScalarArg, TritonSource, Workspace
 from burnt.codegen.render.triton.tile_config import Limits
 from burnt.codegen.runtime.target import Built
 from burnt.codegen.runtime.triton_backend import TRITON
@@ -134,12 +134,12 @@ def planned(
     return found
 
 
-def printed(fn: Callable[..., Any], *args: Any, gradients: bool = False) -> list[Printed]:
+def printed(fn: Callable[..., Any], *args: Any, gradients: bool = False) -> list[TritonSource]:
     """The kernels of a function, forward and backward, as Triton."""
-    return [print_kernel(k, pick(form_of(k))) for k in planned(fn, *args, gradients=gradients)]
+    return [print_kernel(k, select_config(structure_of(k))) for k in planned(fn, *args, gradients=gradients)]
 
 
-def compiled(kernels: Sequence[Printed], target: str, folder: Path) -> list[Compiled]:
+def compiled(kernels: Sequence[TritonSource], target: str, folder: Path) -> list[Compiled]:
     """Compile every function of some kernels for a target."""
     found = []
     with driven(TARGETS[target]):
@@ -167,11 +167,11 @@ def compiled_as_written(function: Any, arguments: Sequence[Any], target: str, fo
 
 
 def _argument(argument: Any) -> Any:
-    if isinstance(argument, Buffer | Work):
+    if isinstance(argument, Buffer | Workspace):
         return MockTensor(argument.dtype)
-    if isinstance(argument, Failed):
+    if isinstance(argument, FailedFlag):
         return MockTensor(torch.int64)
-    return 1.5 if isinstance(argument, Number) else argument
+    return 1.5 if isinstance(argument, ScalarArg) else argument
 
 
 def measured(made: Any, name: str, target: str, folder: Path) -> Compiled:

@@ -10,7 +10,7 @@ import triton
 from triton.runtime.jit import MockTensor
 
 from burnt.kernels.ops.attention import flash_triton as kernels
-from burnt.kernels.ops.attention.flash_config import KERNELS, Blocks
+from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig
 from tests.codegen.render.triton.ahead import TARGETS, Compiled, driven, measured
 
 # Tests and score functions of each.
@@ -33,7 +33,7 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 
 def compiled(
-    kernel: str, blocks: Blocks, dtype: torch.dtype, size: int, variant: str, target: str, folder: Path
+    kernel: str, blocks: FlashConfig, dtype: torch.dtype, size: int, variant: str, target: str, folder: Path
 ) -> Compiled:
     """A kernel for (4, 32, 4096, size), as its launch would have it."""
     options = dict(VARIANTS[variant])

@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 from burnt.codegen.function import Function
-from burnt.codegen.render.triton.configs import pick
-from burnt.codegen.render.triton.matmul_config import ProductConfig, ProductForm
+from burnt.codegen.render.triton.configs import select_config
+from burnt.codegen.render.triton.matmul_config import MatmulConfig, MatmulStructure
 from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.codegen.runtime.triton_launch import build
 from tests.codegen.compare import Verdict, compare
 
 
-def always(config: ProductConfig | None = None) -> Target:
+def always(config: MatmulConfig | None = None) -> Target:
     """Every product is a kernel, of these block sizes."""
     target = dataclasses.replace(TRITON, products=lambda node: None)
     if config is None:
         return target
 
     def choose(form: Any) -> Any:
-        return config if isinstance(form, ProductForm) else pick(form)
+        return config if isinstance(form, MatmulStructure) else select_config(form)
 
     return dataclasses.replace(target, build=functools.partial(build, choose=choose))
 

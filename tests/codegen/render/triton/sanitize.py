@@ -27,7 +27,7 @@ from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.kernels import lstm_layer
 from burnt.kernels.ops.attention import flash_triton
-from burnt.kernels.ops.attention.flash_config import Blocks
+from burnt.kernels.ops.attention.flash_config import FlashConfig
 from burnt.kernels.ops.attention.flash_triton import Problem
 from burnt.kernels.ops.embedding import backward_triton
 from burnt.kernels.ops.rnn import layer, loop_triton
@@ -74,7 +74,7 @@ BLIND = {
 
 def attention() -> None:
     q, k, v = (torch.randn(1, 2, 19, 16) for _ in range(3))
-    flash_triton.forward(q, k, v, Problem(0.25), {"forward": Blocks(16, 16, 4, 1)})
+    flash_triton.forward(q, k, v, Problem(0.25), {"forward": FlashConfig(16, 16, 4, 1)})
 
 
 def recurrent() -> None:

@@ -27,9 +27,9 @@ import triton
 from torch import Tensor
 
 from burnt.codegen.ir import Kernel
-from burnt.codegen.render.triton.configs import pick as pick_product
-from burnt.codegen.render.triton.kernel import form_of, print_kernel
-from burnt.kernels.ops.attention.flash_config import pick
+from burnt.codegen.render.triton.configs import select_config as pick_product
+from burnt.codegen.render.triton.kernel import print_kernel, structure_of
+from burnt.kernels.ops.attention.flash_config import select_config
 from tests.codegen.render.triton import attention
 from tests.codegen.render.triton.ahead import TARGETS, Compiled, compiled, limits_of, planned
 
@@ -96,7 +96,7 @@ def products() -> dict[tuple[str, str], Kernel]:
     for fn, args in calls:
         for kernel in planned(fn, *args, gradients=True, products=True):
             if kernel.product is not None:
-                form = form_of(kernel)
+                form = structure_of(kernel)
                 found[kernel.name, f"{form.rows}x{form.columns}x{form.terms}"] = kernel
     return found
 
@@ -132,12 +132,12 @@ def compiled_entry(entry: Entry, folder: Path) -> tuple[str, list[Compiled]]:
     limits = limits_of(entry.target)
     if entry.kernel == "product":
         kernel = products()[entry.variant, entry.size]
-        config = pick_product(form_of(kernel), limits)
+        config = pick_product(structure_of(kernel), limits)
         return str(config), compiled([print_kernel(kernel, config)], entry.target, folder)
     size, dtype = int(entry.size), attention.DTYPES[entry.dtype]
     options = attention.VARIANTS[entry.variant]
     added = options.get("mask", torch.bool) != torch.bool
-    picked = pick(size, dtype.itemsize, limits, added=added, scored="score" in options)
+    picked = select_config(size, dtype.itemsize, limits, added=added, scored="score" in options)
     blocks = picked[entry.kernel]
     made = attention.compiled(entry.kernel, blocks, dtype, size, entry.variant, entry.target, folder)
     return str(blocks), [made]

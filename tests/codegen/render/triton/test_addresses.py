@@ -33,13 +33,13 @@ from burnt.codegen.render.triton import device_math
 from burnt.codegen.render.triton import expr as triton_expr
 from burnt.codegen.render.triton import layout as triton_layout
 from burnt.codegen.render.triton import matmul as triton_matmul
-from burnt.codegen.render.triton.configs import pick
-from burnt.codegen.render.triton.kernel import form_of, print_kernel
-from burnt.codegen.render.triton.matmul_config import ProductConfig
+from burnt.codegen.render.triton.configs import select_config
+from burnt.codegen.render.triton.kernel import print_kernel, structure_of
+from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.runtime.target import Built
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.kernels.ops.attention import flash_triton
-from burnt.kernels.ops.attention.flash_config import Blocks
+from burnt.kernels.ops.attention.flash_config import FlashConfig
 from burnt.kernels.ops.attention.flash_triton import Problem
 from burnt.kernels.ops.attention.score_mod import Scored
 from burnt.kernels.ops.embedding import backward_triton
@@ -86,8 +86,8 @@ class Case(NamedTuple):
 
 
 BLOCKS = {
-    "forward": Blocks(128, 64, 8, 3), "dots": Blocks(32, 16), "keys": Blocks(32, 128, 8, 2),
-    "queries": Blocks(128, 64, 8, 2),
+    "forward": FlashConfig(128, 64, 8, 3), "dots": FlashConfig(32, 16), "keys": FlashConfig(32, 128, 8, 2),
+    "queries": FlashConfig(128, 64, 8, 2),
 }  # fmt: skip
 
 
@@ -409,10 +409,10 @@ def product_of(name: str, above: bool) -> Kernel:
     return next(k for k in planned(fn, args[above]) if k.product is not None)
 
 
-def configs_of(name: str, above: bool) -> list[ProductConfig]:
+def configs_of(name: str, above: bool) -> list[MatmulConfig]:
     """What is picked; programs that make several tiles, copies by units of their own, parts of sums."""
-    picked = pick(form_of(product_of(name, above)))
-    assert isinstance(picked, ProductConfig)
+    picked = select_config(structure_of(product_of(name, above)))
+    assert isinstance(picked, MatmulConfig)
     changes: list[dict[str, Any]] = [
         {}, {"programs": 132}, {"descriptors": True}, {"descriptors": True, "programs": 132}, {"split": 4}
     ]  # fmt: skip
@@ -420,7 +420,7 @@ def configs_of(name: str, above: bool) -> list[ProductConfig]:
 
 
 @functools.cache
-def product_launches(name: str, above: bool, config: ProductConfig) -> list[Launched]:
+def product_launches(name: str, above: bool, config: MatmulConfig) -> list[Launched]:
     return launches_of(print_kernel(product_of(name, above), config))
 
 
@@ -452,7 +452,7 @@ def test_lanes_beyond_the_end_of_a_product_do_not_overflow(strides: tuple[int, i
     x, w = strided(shape, strides), meta(64, shape[1])
     assert farthest([x]) < END < 63 * max(strides)
     (kernel,) = (k for k in planned(linear, [x, w, meta(64)]) if k.product is not None)
-    for launch in launches_of(print_kernel(kernel, pick(form_of(kernel)))):
+    for launch in launches_of(print_kernel(kernel, select_config(structure_of(kernel)))):
         assert not check(launch).overflows
 
 
@@ -474,7 +474,7 @@ ELEMENTS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
 def test_offsets_of_other_generated_kernels(name: str) -> None:
     fn, args = ELEMENTS[name]
     for kernel in planned(fn, args):
-        for launch in launches_of(print_kernel(kernel, pick(form_of(kernel)))):
+        for launch in launches_of(print_kernel(kernel, select_config(structure_of(kernel)))):
             assert launch.grid[0] < END
             found = check(launch, programs=some_programs(launch))
             assert not found.overflows, f"{launch.name}: {found.overflows}"

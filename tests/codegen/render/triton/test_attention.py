@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
 from burnt.codegen.runtime import triton_compile_pool
-from burnt.kernels.ops.attention.flash_config import KERNELS, Blocks, configs, pick
+from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig, configs, select_config
 from burnt.kernels.ops.attention.reference import dot_product_attention
 from tests.codegen.render.triton.ahead import SHARED, TARGETS, limits_of
 from tests.codegen.render.triton.attention import DTYPES, VARIANTS, compiled
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("target", "variant"), [("sm_90", "causal"), ("gfx942", "plain")])
 def test_a_sample(kernel: str, target: str, variant: str, tmp_path: Path) -> None:
     """What spills: `spills.py`."""
-    blocks = pick(128, 2, limits_of(target))[kernel]
+    blocks = select_config(128, 2, limits_of(target))[kernel]
     made = compiled(kernel, blocks, DTYPES["bf16"], 128, variant, target, tmp_path)
     assert ("wgmma.mma_async" if target == "sm_90" else "v_mfma") in made.assembly
     assert made.shared <= SHARED[target]
@@ -38,7 +38,7 @@ def test_a_sample(kernel: str, target: str, variant: str, tmp_path: Path) -> Non
 def test_all_options(kernel: str, variant: str, target: str, tmp_path: Path) -> None:
     """float16 and heads of 64, which the list of spills does not have: none is allowed."""
     carried = {"added": variant == "mask, added", "scored": variant in ("softcap", "slopes")}
-    blocks = pick(64, 2, limits_of(target), **carried)[kernel]
+    blocks = select_config(64, 2, limits_of(target), **carried)[kernel]
     made = compiled(kernel, blocks, torch.float16, 64, variant, target, tmp_path)
     assert made.spilled == 0, f"{blocks}: {made.spilled} bytes spilled"
     assert made.shared <= SHARED[target]
@@ -51,7 +51,7 @@ def test_all_options(kernel: str, variant: str, target: str, tmp_path: Path) -> 
 def test_all_configurations_compile(size: int, tmp_path: Path) -> None:
     for config in configs(size, 2, limits_of("sm_90")):
         for kernel in ("forward", "keys", "queries"):
-            blocks = Blocks.of(config[kernel])
+            blocks = FlashConfig.of(config[kernel])
             made = compiled(kernel, blocks, torch.bfloat16, size, "plain", "sm_90", tmp_path)
             assert made.shared <= SHARED["sm_90"], (kernel, config)
 
@@ -76,9 +76,9 @@ def test_what_is_picked_fits_and_is_the_first_configuration() -> None:
         for size in (1, 64, 65, 128, 200, 256):
             for itemsize in (2, 4):
                 limits = limits_of(target)
-                picked = pick(size, itemsize, limits)
+                picked = select_config(size, itemsize, limits)
                 for carried in ({"added": True}, {"scored": True}, {"added": True, "scored": True}):
-                    also = pick(size, itemsize, limits, **carried)
+                    also = select_config(size, itemsize, limits, **carried)
                     assert configs(size, itemsize, limits, **carried)[0] == {
                         n: str(b) for n, b in also.items()
                     }
@@ -86,9 +86,9 @@ def test_what_is_picked_fits_and_is_the_first_configuration() -> None:
                 listed = configs(size, itemsize, limits)
                 assert listed[0] == {name: str(blocks) for name, blocks in picked.items()}
                 assert len({tuple(c.items()) for c in listed}) == len(listed)
-                assert all(Blocks.of(text) is not None for config in listed for text in config.values())
+                assert all(FlashConfig.of(text) is not None for config in listed for text in config.values())
     with pytest.raises(ValueError, match="expected such as"):
-        Blocks.of("64 w4")
+        FlashConfig.of("64 w4")
 
 
 def test_tiles_that_no_registers_hold_are_not_offered() -> None:

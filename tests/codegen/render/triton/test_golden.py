@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="Triton exists for Linux alone")
 
-from burnt.codegen.render.triton.kernel import form_of, print_kernel
-from burnt.codegen.render.triton.tile_config import Config, pick
+from burnt.codegen.render.triton.kernel import print_kernel, structure_of
+from burnt.codegen.render.triton.tile_config import TileConfig, select_config
 from tests.codegen.render.triton.ahead import planned, printed
 
 FOLDER = Path(__file__).parent / "golden"
@@ -89,15 +89,15 @@ def test_a_text_serves_other_shapes():
 
 def test_block_sizes_can_be_chosen_for_a_kernel():
     (kernel,) = planned(softmax, torch.zeros(50, 5000))
-    form = form_of(kernel)
+    form = structure_of(kernel)
     assert (form.rows, form.cols, form.across, form.folds) == (50, 5000, False, True)
-    usual = print_kernel(kernel, pick(form))
-    other = print_kernel(kernel, Config(4, 8192, 8, 1))
+    usual = print_kernel(kernel, select_config(form))
+    other = print_kernel(kernel, TileConfig(4, 8192, 8, 1))
     assert other.text == usual.text
     assert other.functions[0].constants == {"ROWS": 4, "COLS": 8192}
     assert other.functions[0].programs == 13
-    walked = print_kernel(kernel, Config(1, 1024))
+    walked = print_kernel(kernel, TileConfig(1, 1024))
     assert "for start in range(0, n1, COLS)" in walked.text
-    shared = print_kernel(kernel, Config(1, 1024, chunks=4))
+    shared = print_kernel(kernel, TileConfig(1, 1024, chunks=4))
     assert [f.programs for f in shared.functions] == [200, 200]
     assert shared.functions[-1].name == kernel.name

@@ -17,9 +17,14 @@ pytest.importorskip("triton", reason="Triton exists for Linux alone")
 import triton
 
 from burnt.codegen import precision
-from burnt.codegen.render.triton.configs import config_of, pick, too_much, variants
-from burnt.codegen.render.triton.kernel import form_of, print_kernel
-from burnt.codegen.render.triton.matmul_config import ProductConfig, ProductForm
+from burnt.codegen.render.triton.configs import (
+    neighbouring_configs,
+    parse_config,
+    select_config,
+    why_too_large,
+)
+from burnt.codegen.render.triton.kernel import print_kernel, structure_of
+from burnt.codegen.render.triton.matmul_config import MatmulConfig, MatmulStructure
 from burnt.codegen.render.triton.tile_config import Limits
 from burnt.codegen.runtime.triton_backend import are_blocks
 from burnt.codegen.runtime.triton_compile_pool import Pool, can_specialize_warps, choices_of, jobs_of
@@ -127,7 +132,7 @@ def fits_and_multiplies(name: str, dtype: torch.dtype, target: str, tmp_path: Pa
     limits = Limits(
         132, lanes=TARGETS[target].warp_size, shared=SHARED[target], rocm=target.startswith("gfx")
     )
-    config = pick(form_of(kernel), limits)
+    config = select_config(structure_of(kernel), limits)
     for found in compiled([print_kernel(kernel, config)], target, tmp_path):
         assert found.shared <= SHARED[target]
         # 128 registers are what a thread may have for two programs to fit; ptxas takes them and a few words.
@@ -154,7 +159,11 @@ def test_programs_that_make_several_tiles(name: str, target: str, tmp_path: Path
     fn, args = CASES[name]
     (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
     limits = Limits(132, shared=SHARED[target])
-    config = next(c for c in variants(form_of(kernel), limits) if isinstance(c, ProductConfig) and c.programs)
+    config = next(
+        c
+        for c in neighbouring_configs(structure_of(kernel), limits)
+        if isinstance(c, MatmulConfig) and c.programs
+    )
     assert str(config).endswith(" p132")
     printed = print_kernel(kernel, config)
     assert [f.programs for f in printed.functions] == [132]
@@ -174,11 +183,11 @@ def test_every_block_size_with_specialized_warps_that_is_offered(target: str, tm
         fn, args = CASES[name]
         (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
         limits = Limits(132, shared=SHARED[target], copies=True, specializes=True)
-        form = form_of(kernel)
-        offered = [c for c in variants(form, limits) if str(c).endswith(" ws")]
+        form = structure_of(kernel)
+        offered = [c for c in neighbouring_configs(form, limits) if str(c).endswith(" ws")]
         assert offered
         for config in offered:
-            if too_much(form, config, limits) is None:
+            if why_too_large(form, config, limits) is None:
                 found = compiled([print_kernel(kernel, config)], target, tmp_path)
                 assert "setmaxnreg" in found[0].assembly, config
 
@@ -204,8 +213,10 @@ def test_every_block_size_that_is_offered(target: str, name: str, dtype: torch.d
     machine = TARGETS[target]
     limits = Limits(132, lanes=machine.warp_size, shared=SHARED[target], rocm=rocm)
     limits = dataclasses.replace(limits, copies=not rocm, specializes=not rocm)
-    form = form_of(kernel)
-    offered = [config for config in variants(form, limits) if too_much(form, config, limits) is None]
+    form = structure_of(kernel)
+    offered = [
+        config for config in neighbouring_configs(form, limits) if why_too_large(form, config, limits) is None
+    ]
     pool = Pool((machine.backend, machine.arch, machine.warp_size), workers=2)
     try:
         found = {str(config): pool.submit(jobs_of(kernel, config)) for config in offered}
@@ -229,7 +240,11 @@ def test_factors_that_are_copied_by_units_of_their_own(name: str, target: str, t
     fn, args = CASES[name]
     (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
     limits = Limits(132, shared=SHARED[target], copies=True, specializes=True)
-    offered = [c for c in variants(form_of(kernel), limits) if isinstance(c, ProductConfig) and c.descriptors]
+    offered = [
+        c
+        for c in neighbouring_configs(structure_of(kernel), limits)
+        if isinstance(c, MatmulConfig) and c.descriptors
+    ]
     copied = next(c for c in offered if not c.specialized)
     specialized = next(c for c in offered if c.specialized)
     for config in (copied, specialized):
@@ -247,8 +262,8 @@ def test_what_is_offered_of_copies() -> None:
 
     def offered(fn: Callable[..., Tensor], *args: Tensor, **given: bool) -> set[tuple[bool, bool]]:
         (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
-        found = variants(form_of(kernel), Limits(132, shared=227 << 10, **given))
-        return {(c.descriptors, c.specialized) for c in found if isinstance(c, ProductConfig)}
+        found = neighbouring_configs(structure_of(kernel), Limits(132, shared=227 << 10, **given))
+        return {(c.descriptors, c.specialized) for c in found if isinstance(c, MatmulConfig)}
 
     fn, args = CASES["gelu"]
     assert offered(fn, *args, copies=True) == {(False, False), (True, False)}
@@ -268,8 +283,8 @@ def test_specialized_warps_come_last_and_only_where_they_compile(version: str) -
     fn, args = CASES["gelu"]
     two = [k for k in planned(fn, *args, products=True, gradients=True) if k.product is not None][:2]
     limits = Limits(132, shared=227 << 10, copies=True, specializes=can_specialize_warps(version))
-    offered = variants(form_of(two[0]), limits)
-    assert offered[0] == pick(form_of(two[0]), limits)
+    offered = neighbouring_configs(structure_of(two[0]), limits)
+    assert offered[0] == select_config(structure_of(two[0]), limits)
     last = [str(config).endswith(" ws") for config in offered]
     assert sorted(last) == last
     assert any(last) == (version == "3.7.1")
@@ -307,7 +322,9 @@ def test_float32_is_multiplied_as_was_set(
         args = torch.randn(256, 128), torch.randn(256, 128), torch.randn(256)
         (kernel,) = planned(gelu_of_linear, *args, products=True)
         limits = Limits(132, lanes=TARGETS[target].warp_size, shared=SHARED[target], rocm=target[0] == "g")
-        (found,) = compiled([print_kernel(kernel, pick(form_of(kernel), limits))], target, tmp_path)
+        (found,) = compiled(
+            [print_kernel(kernel, select_config(structure_of(kernel), limits))], target, tmp_path
+        )
     assert MEANT[name, target] in found.assembly
 
 
@@ -315,14 +332,14 @@ def test_block_sizes_of_a_table_are_compiled_in_other_processes() -> None:
     """What the tuner asks for, by the text that a table holds."""
     fn, args = CASES["few rows"]
     (kernel,) = (k for k in planned(fn, *args) if k.product is not None)
-    jobs = jobs_of(kernel, config_of("64x64x64 w4 s3 k4"))
+    jobs = jobs_of(kernel, parse_config("64x64x64 w4 s3 k4"))
     assert [job.name for job in jobs] == [f"{kernel.name}_part0", kernel.name]
     assert jobs[0].constants == {"BM": 64, "BN": 64, "BK": 64}
     assert jobs[0].options == {"num_warps": 4, "num_stages": 3}
 
 
 FORMS = [
-    ProductForm(batches, rows, columns, terms, itemsize)
+    MatmulStructure(batches, rows, columns, terms, itemsize)
     for batches in (1, 96)
     for rows in (16, 100, 4096)
     for columns in (17, 768, 128_256)
@@ -333,10 +350,10 @@ FORMS = [
 
 def test_picked_blocks_fit() -> None:
     for form in FORMS:
-        config = pick(form)
-        assert isinstance(config, ProductConfig)
-        assert config_of(str(config)) == config
-        assert too_much(form, config, H200) is None, (form, config)
+        config = select_config(form)
+        assert isinstance(config, MatmulConfig)
+        assert parse_config(str(config)) == config
+        assert why_too_large(form, config, H200) is None, (form, config)
         assert config.bm < 4 * form.rows
         assert config.bn < 4 * form.columns
         assert config.split == 1 or config.split * config.bk <= form.terms
@@ -344,20 +361,20 @@ def test_picked_blocks_fit() -> None:
 
 def test_others_are_near_and_written_as_tables_hold_them() -> None:
     for form in FORMS[::7]:
-        found = variants(form)
-        assert found[0] == pick(form)
+        found = neighbouring_configs(form)
+        assert found[0] == select_config(form)
         assert len(found) == len(set(found)) > 5
         assert are_blocks({f"linear_{i}": str(config) for i, config in enumerate(found)})
 
 
 def test_exact_factors_have_small_steps_where_no_unit_multiplies_them() -> None:
     """There a thread holds all that a step multiplies; CDNA has units for float32."""
-    form, cdna = ProductForm(1, 4096, 4096, 4096, 4, exact=True), limits_of("gfx942")
-    assert str(pick(form)) == "128x128x16 w8 s3"
-    assert str(pick(form, limits_of("gfx1100"))) == "128x128x16 w8 s2"
-    assert pick(form, cdna) == pick(dataclasses.replace(form, exact=False), cdna)
+    form, cdna = MatmulStructure(1, 4096, 4096, 4096, 4, exact=True), limits_of("gfx942")
+    assert str(select_config(form)) == "128x128x16 w8 s3"
+    assert str(select_config(form, limits_of("gfx1100"))) == "128x128x16 w8 s2"
+    assert select_config(form, cdna) == select_config(dataclasses.replace(form, exact=False), cdna)
     # Of factors that are computed, too, smaller tiles.
-    assert str(pick(dataclasses.replace(form, read=5))) == "64x128x16 w8 s3"
+    assert str(select_config(dataclasses.replace(form, read=5))) == "64x128x16 w8 s3"
 
     def fn(x: Tensor, w: Tensor) -> Tensor:
         return torch.relu(x @ w)
@@ -369,14 +386,14 @@ def test_exact_factors_have_small_steps_where_no_unit_multiplies_them() -> None:
     ):
         with precision.multiplying(name):
             args = torch.ones(256, 128, dtype=dtype), torch.ones(128, 128, dtype=dtype)
-            found = form_of(planned(fn, *args, products=True)[0])
-        assert isinstance(found, ProductForm)
+            found = structure_of(planned(fn, *args, products=True)[0])
+        assert isinstance(found, MatmulStructure)
         assert found.exact == exact, (name, dtype)
 
 
 def test_few_tiles_share_their_terms() -> None:
-    assert pick(ProductForm(1, 64, 64, 65_536, 2)).split == 16
-    assert pick(ProductForm(1, 4096, 4096, 65_536, 2)).split == 1
+    assert select_config(MatmulStructure(1, 64, 64, 65_536, 2)).split == 16
+    assert select_config(MatmulStructure(1, 4096, 4096, 65_536, 2)).split == 1
 
 
 @pytest.mark.parametrize(
@@ -392,7 +409,7 @@ def test_few_tiles_share_their_terms() -> None:
 )
 def test_no_block_sizes(text: str) -> None:
     with pytest.raises(ValueError, match="expected those of a product, as in '128x128x64 w8 s3'"):
-        config_of(text)
+        parse_config(text)
 
 
 def test_factors_without_elements_are_not_read() -> None:

@@ -10,18 +10,18 @@ from torch import Tensor
 
 from burnt.kernels.ops.attention import flash_triton
 from burnt.kernels.ops.attention.flash import flash
-from burnt.kernels.ops.attention.flash_config import Blocks
+from burnt.kernels.ops.attention.flash_config import FlashConfig
 from burnt.kernels.ops.attention.flash_triton import Problem, launches
 from burnt.kernels.ops.attention.reference import defined, dot_product_attention
 from burnt.kernels.ops.attention.score_mod import Scored, flash_with_score
 from tests.kernels.ops.attention.by_hand import attention_by_hand
 
-SMALL = {name: Blocks(16, 16, 4, 1) for name in ("forward", "dots", "keys", "queries")}
+SMALL = {name: FlashConfig(16, 16, 4, 1) for name in ("forward", "dots", "keys", "queries")}
 UNEVEN = {
-    "forward": Blocks(32, 16),
-    "dots": Blocks(16, 16),
-    "keys": Blocks(16, 32),
-    "queries": Blocks(16, 32),
+    "forward": FlashConfig(32, 16),
+    "dots": FlashConfig(16, 16),
+    "keys": FlashConfig(16, 32),
+    "queries": FlashConfig(16, 32),
 }
 
 

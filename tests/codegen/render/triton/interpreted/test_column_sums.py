@@ -13,7 +13,7 @@ from torch import Tensor
 from burnt.codegen import explain
 from burnt.codegen.function import Function
 from burnt.codegen.precision import multiplying
-from burnt.codegen.render.triton.matmul_config import ProductConfig
+from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from tests.codegen.render.triton.products import agree, always
 
 pytestmark = pytest.mark.timeout(900)
@@ -116,7 +116,7 @@ def test_nothing_is_read_again(name: str) -> None:
 @pytest.mark.parametrize("name", ["batch norm", "statistics", "far from zero"])
 def test_block_sizes(name: str, text: str) -> None:
     """Tiles of one run and of several, some beyond the product; too small ones are made larger."""
-    target = always(ProductConfig.of(text))
+    target = always(MatmulConfig.of(text))
     agree(name, CASES[name][0], arguments(name, torch.float32), target, gradients=False)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from burnt.codegen import explain
 from burnt.codegen.function import Function
-from burnt.codegen.render.triton.matmul_config import ProductConfig
+from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.triton_backend import TRITON
 from tests.codegen.render.triton.products import agree, always, runs_alike
@@ -183,7 +183,7 @@ def test_what_is_one_kernel(name: str) -> None:
     "name", ["a stride that divides the size", pytest.param("residual block", marks=pytest.mark.full)]
 )
 def test_block_sizes(name: str, text: str) -> None:
-    check(name, torch.float32, always(ProductConfig.of(text)), last=True)
+    check(name, torch.float32, always(MatmulConfig.of(text)), last=True)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_the_gradient_of_a_weight_is_the_same_from_run_to_run(
     name: str, text: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = [torch.randn(s, generator=torch.Generator().manual_seed(7)) for s in CASES[name].shapes]
-    target = always(None if text is None else ProductConfig.of(text))
+    target = always(None if text is None else MatmulConfig.of(text))
     runs_alike(CASES[name].fn, args, target, monkeypatch)
 
 
@@ -207,7 +207,7 @@ def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     from burnt.codegen.render.triton import matmul as triton_matmul
 
     monkeypatch.setattr(triton_matmul, "FAR", 10)
-    check("residual block", torch.float32, always(ProductConfig.of("16x32x16 w4 s2 k2")), gradients=False)
+    check("residual block", torch.float32, always(MatmulConfig.of("16x32x16 w4 s2 k2")), gradients=False)
 
 
 def test_what_is_torchs_own() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from burnt.codegen.function import Function
 from burnt.codegen.render.triton import layout as triton_layout
-from burnt.codegen.render.triton.tile_config import Config, Form, pick
+from burnt.codegen.render.triton.tile_config import TileConfig, TileStructure, select_config
 from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.codegen.runtime.triton_launch import build
@@ -36,15 +36,15 @@ def fuse(fn):  # type: ignore[no-untyped-def]
     return Function(fn, target=TRITON)
 
 
-def chosen(*configs: Config):  # type: ignore[no-untyped-def]
+def chosen(*configs: TileConfig):  # type: ignore[no-untyped-def]
     """Functions whose kernels get these block sizes in turn, whatever suits them."""
     turns = itertools.cycle(configs)
 
-    def choose(form: Form) -> Config:
+    def choose(form: TileStructure) -> TileConfig:
         config = next(turns)
         # The interpreter takes a program at a time: not thousands of them.
         few = form.rows * form.programs * form.cols < 4000
-        return config if few else pick(form)
+        return config if few else select_config(form)
 
     return dataclasses.replace(TRITON, build=functools.partial(build, choose=choose))
 
@@ -67,13 +67,13 @@ def test_programs_of_the_wider_grammar() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        Config(4, 8),
-        pytest.param(Config(1, 4, chunks=4), marks=pytest.mark.full),
-        pytest.param(Config(16, 2, chunks=2), marks=pytest.mark.full),
+        TileConfig(4, 8),
+        pytest.param(TileConfig(1, 4, chunks=4), marks=pytest.mark.full),
+        pytest.param(TileConfig(16, 2, chunks=2), marks=pytest.mark.full),
     ],
     ids=["loops", "chunks", "rows"],
 )
-def test_other_block_sizes(config: Config) -> None:
+def test_other_block_sizes(config: TileConfig) -> None:
     """Loops, and rows that programs share, for rows that would have been taken whole."""
     run(range(500, 508), chosen(config))
 
@@ -99,7 +99,7 @@ def test_more_programs_of_the_wider_grammar(first: int) -> None:
 @pytest.mark.parametrize("first", range(FULL, 2 * FULL, PER_TEST))
 def test_more_random_programs_with_other_block_sizes(first: int) -> None:
     seeds = [seed for seed in range(first, first + PER_TEST) if seed not in MANY_STEPS]
-    run(seeds, chosen(Config(2, 4, chunks=2), Config(4, 8), Config(1, 16, chunks=4)))
+    run(seeds, chosen(TileConfig(2, 4, chunks=2), TileConfig(4, 8), TileConfig(1, 16, chunks=4)))
 
 
 def by_extreme(values, x):
@@ -122,7 +122,7 @@ def test_an_extreme_of_sums_is_found_whatever_the_block_sizes(
     fn: Callable[[torch.Tensor], torch.Tensor], first: int
 ) -> None:
     """Kernels that sum the same in another order would find it nowhere: gradients of 0 or 0 / 0."""
-    sizes = [Config(2, 4, chunks=2), Config(4, 8), Config(1, 16, chunks=4)]
+    sizes = [TileConfig(2, 4, chunks=2), TileConfig(4, 8), TileConfig(1, 16, chunks=4)]
     fused = Function(fn, target=chosen(*sizes[first:], *sizes[:first]))
     made = []
     for each in (fused, fn):
@@ -138,7 +138,7 @@ def test_a_variance_in_chunks_of_short_rows(shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        made = Function(lambda x: x.var(-1), target=chosen(Config(1, 16, chunks=4)))(x)
+        made = Function(lambda x: x.var(-1), target=chosen(TileConfig(1, 16, chunks=4)))(x)
     assert not [str(w.message) for w in said]  # that it runs as plain torch
     torch.testing.assert_close(made, x.var(-1))
 
@@ -156,7 +156,7 @@ if "BURNT_FUZZ_MINUTES" in os.environ:
 
 
 def test_a_part_of_a_fold_that_reads_nothing() -> None:
-    split = chosen(Config(1, 16, chunks=4))
+    split = chosen(TileConfig(1, 16, chunks=4))
     fused = Function(lambda x: torch.zeros_like(x).ceil().var(0, correction=0) + x.sum(0), target=split)
     x = torch.randn(255)
     torch.testing.assert_close(fused(x), x.sum())

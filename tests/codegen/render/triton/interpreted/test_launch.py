@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from burnt.codegen import explain
 from burnt.codegen.function import Function
-from burnt.codegen.render.triton.tile_config import Config
+from burnt.codegen.render.triton.tile_config import TileConfig
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.codegen.runtime.triton_launch import build
@@ -138,7 +138,7 @@ def test_random_numbers_are_those_of_other_targets(program):
     torch.testing.assert_close(ours, Function(program, target=C)(x), rtol=1e-6, atol=1e-6)
 
 
-NARROW = dataclasses.replace(TRITON, build=functools.partial(build, choose=lambda form: Config(4, 8)))
+NARROW = dataclasses.replace(TRITON, build=functools.partial(build, choose=lambda form: TileConfig(4, 8)))
 
 
 @pytest.mark.parametrize("axis", [0, 1])

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from burnt.codegen.function import Function
-from burnt.codegen.ir import Kernel, Online
-from burnt.codegen.render.triton.tile_config import Config
+from burnt.codegen.ir import Kernel, OnlineReduction
+from burnt.codegen.render.triton.tile_config import TileConfig
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.codegen.runtime.triton_launch import build
 
 CONFIGS = {
-    "loops": Config(2, 16),
-    "one row": Config(1, 8),
-    "chunks": Config(1, 8, chunks=4),
-    "chunks of rows": Config(4, 4, chunks=8),
-    "whole": Config(1, 1024),
+    "loops": TileConfig(2, 16),
+    "one row": TileConfig(1, 8),
+    "chunks": TileConfig(1, 8, chunks=4),
+    "chunks of rows": TileConfig(4, 4, chunks=8),
+    "whole": TileConfig(1, 1024),
 }
 
 
@@ -50,7 +50,7 @@ def check(function: Function, fn: Callable[[Tensor], tuple[Tensor, ...]], x: Ten
     (entry,) = function._entries.values()
     assert entry.forward is not None
     steps = [s for k in entry.forward.plan.steps if isinstance(k, Kernel) for s in k.steps]
-    assert {step.kind for step in steps if isinstance(step, Online)} == {"exp", "squares"}
+    assert {step.kind for step in steps if isinstance(step, OnlineReduction)} == {"exp", "squares"}
 
 
 @pytest.mark.parametrize("name", CONFIGS)

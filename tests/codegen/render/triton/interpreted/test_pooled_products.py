@@ -12,7 +12,7 @@ from torch import Tensor
 
 from burnt.codegen import explain
 from burnt.codegen.function import Function
-from burnt.codegen.render.triton.matmul_config import ProductConfig
+from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from tests.codegen.render.triton.products import agree, always
 
 pytestmark = pytest.mark.timeout(900)
@@ -113,7 +113,7 @@ def test_nothing_is_read_again(name: str) -> None:
 @pytest.mark.parametrize("name", ["block", "strips"])
 def test_block_sizes(name: str, text: str) -> None:
     """Tiles of one window and of many, some beyond the product."""
-    target = always(ProductConfig.of(text))
+    target = always(MatmulConfig.of(text))
     agree(name, CASES[name][0], arguments(name, torch.float32), target, gradients=False)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from burnt.codegen import explain
 from burnt.codegen.function import Function
 from burnt.codegen.precision import multiplying
-from burnt.codegen.render.triton.matmul_config import ProductConfig
+from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.triton_backend import TRITON
 from tests.codegen.compare import Verdict, compare
@@ -191,14 +191,14 @@ def test_norms_are_applied_where_they_are_multiplied(name: str, statistics: int,
 @pytest.mark.parametrize("name", ["bias and gelu", "batches", "read in three ways", "a padded factor"])
 def test_block_sizes(name: str, text: str) -> None:
     """Tiles at the edge of the product, terms in parts, tails by parts of a tile."""
-    check(name, torch.float32, always(ProductConfig.of(text)), gradients=False)
+    check(name, torch.float32, always(MatmulConfig.of(text)), gradients=False)
 
 
 @pytest.mark.parametrize("text", ["16x32x16 w4 s2 k3", "32x16x16 w4 s2 k2 p3"])
 def test_terms_in_parts_are_added_in_one_order(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fn, shapes, *_ = CASES["bias and gelu"]
     args = [torch.randn(s, generator=torch.Generator().manual_seed(7)) for s in shapes]
-    runs_alike(fn, args, always(ProductConfig.of(text)), monkeypatch)
+    runs_alike(fn, args, always(MatmulConfig.of(text)), monkeypatch)
 
 
 COPIED: dict[str, tuple[Callable[..., Tensor], Sequence[tuple[int, ...]], int]] = {
@@ -226,7 +226,7 @@ COPIED: dict[str, tuple[Callable[..., Tensor], Sequence[tuple[int, ...]], int]] 
 def test_factors_that_are_copied(name: str, text: str, dtype: torch.dtype) -> None:
     """Tiles beyond the edge; factors that lie in memory in all ways that descriptors can tell, and others."""
     fn, shapes, many = COPIED[name]
-    target = always(ProductConfig.of(text))
+    target = always(MatmulConfig.of(text))
     source = torch.Generator().manual_seed(7)
     args = [(torch.randn(s, generator=source) / s[-1] ** 0.5).to(dtype) for s in shapes]
     agree(name, fn, args, target, gradients=False)
@@ -240,7 +240,7 @@ def test_copies_of_what_is_not_aligned() -> None:
     """Descriptors hold addresses that are multiples of 16 bytes: others are read through pointers."""
     source = torch.Generator().manual_seed(7)
     held = torch.randn(33 * 64, generator=source)
-    target = always(ProductConfig.of("32x16x32 w4 s2 d"))
+    target = always(MatmulConfig.of("32x16x32 w4 s2 d"))
     made = Function(lambda a, b: torch.relu(a @ b), target=target)
     b = torch.randn(64, 32, generator=source)
     for start in (0, 1, 4, 0):  # in elements
@@ -253,7 +253,7 @@ def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     from burnt.codegen.render.triton import matmul as triton_matmul
 
     monkeypatch.setattr(triton_matmul, "FAR", 10)
-    check("bias and gelu", torch.float32, always(ProductConfig.of("16x32x16 w4 s2 k2")), gradients=False)
+    check("bias and gelu", torch.float32, always(MatmulConfig.of("16x32x16 w4 s2 k2")), gradients=False)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_dropout_of_a_product(text: str, dtype: torch.dtype) -> None:
     """One kernel, whose mask is that of the seed whatever the tiles, in the backward as well."""
     source = torch.Generator().manual_seed(7)
     args = [(torch.randn(s, generator=source) / s[-1] ** 0.5).to(dtype) for s in ((37, 50), (33, 50), (33,))]
-    made = Function(dropped, target=always(ProductConfig.of(text)))
+    made = Function(dropped, target=always(MatmulConfig.of(text)))
     with torch.no_grad():
         assert [s.kind for s in explain(made, *args, timed=False).steps] == ["matmul"]
     torch.manual_seed(5)
@@ -343,7 +343,7 @@ def test_terms_in_parts_add_up_to_the_same_each_time(name: str, dtype: torch.dty
     args = [torch.randn(s, generator=source).to(dtype).requires_grad_() for s in shapes]
     runs = []
     for _ in range(2):
-        function = Function(fn, target=always(ProductConfig.of("32x32x16 w4 s2 k3")))
+        function = Function(fn, target=always(MatmulConfig.of("32x32x16 w4 s2 k3")))
         made = function(*args)
         made = made if isinstance(made, tuple) else (made,)
         grads = torch.autograd.grad([m.float().sin().sum() for m in made], args)

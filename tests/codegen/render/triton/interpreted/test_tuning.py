@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from burnt import kernels
 from burnt.cli import main
 from burnt.codegen.function import Function
-from burnt.codegen.render.triton.kernel import form_of
-from burnt.codegen.render.triton.tile_config import Limits, too_much, variants
+from burnt.codegen.render.triton.kernel import structure_of
+from burnt.codegen.render.triton.tile_config import Limits, neighbouring_configs, why_too_large
 from burnt.codegen.runtime import triton_compile_pool
 from burnt.codegen.runtime.triton_backend import TRITON, with_blocks
 from burnt.kernels.dispatch import selection
@@ -54,8 +54,8 @@ def test_all_block_sizes_compute_the_same(name: str) -> None:
     assert plan is not None
     made = [*plan.kernels, *(k for b in plan.backward.values() if b is not None for k in b.plan.kernels)]
     for kernel in made:
-        form = form_of(kernel)
-        for blocks in variants(form)[1::3]:
+        form = structure_of(kernel)
+        for blocks in neighbouring_configs(form)[1::3]:
             sized = fused.on(with_blocks({kernel.name: str(blocks)}))
             found = _results(sized, args)
             known = sized.plan(*args)
@@ -204,5 +204,5 @@ def test_estimates_leave_the_picked_sizes_alone() -> None:
         plan = Function(fn, target=TRITON).plan(*[torch.randn(s) for s in shapes])
         assert plan is not None
         for kernel in plan.kernels:
-            form = form_of(kernel)
-            assert too_much(form, variants(form)[0], H200) is None
+            form = structure_of(kernel)
+            assert why_too_large(form, neighbouring_configs(form)[0], H200) is None

@@ -15,9 +15,9 @@ from torch import Tensor
 from burnt.codegen.render.triton import expr as triton_expr
 from burnt.codegen.render.triton import layout as triton_layout
 from burnt.codegen.render.triton import matmul as triton_matmul
-from burnt.codegen.render.triton.configs import pick
-from burnt.codegen.render.triton.matmul_config import ProductConfig
-from burnt.codegen.render.triton.tile_config import Config
+from burnt.codegen.render.triton.configs import select_config
+from burnt.codegen.render.triton.matmul_config import MatmulConfig
+from burnt.codegen.render.triton.tile_config import TileConfig
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.codegen.runtime.triton_launch import build
 from tests.codegen.render.triton.products import agree, always
@@ -59,11 +59,11 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "FAR", -1)
 
 
-@pytest.mark.parametrize("blocks", [None, Config(2, 64), Config(1, 32, chunks=4)], ids=str)
+@pytest.mark.parametrize("blocks", [None, TileConfig(2, 64), TileConfig(1, 32, chunks=4)], ids=str)
 @pytest.mark.parametrize("name", ELEMENTWISE)
-def test_elements_and_folds(name: str, blocks: Config | None) -> None:
+def test_elements_and_folds(name: str, blocks: TileConfig | None) -> None:
     fn, args, gradients = ELEMENTWISE[name]
-    choose = pick if blocks is None else lambda form: blocks
+    choose = select_config if blocks is None else lambda form: blocks
     target = dataclasses.replace(TRITON, build=functools.partial(build, choose=choose))
     agree(name, fn, args, target, gradients=gradients)
 
@@ -72,5 +72,5 @@ def test_elements_and_folds(name: str, blocks: Config | None) -> None:
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products(name: str, change: dict[str, Any]) -> None:
     fn, args = PRODUCTS[name]
-    config = dataclasses.replace(ProductConfig(32, 32, 16, 4, 2), **change)
+    config = dataclasses.replace(MatmulConfig(32, 32, 16, 4, 2), **change)
     agree(name, fn, args, always(config))
