@@ -28,7 +28,7 @@ from burnt.kernels.tuning.timers import clock_of
 
 
 def candidates(names: list[str], device: torch.device, quick: bool) -> None:
-    head = f"{'op':<22}{'for':<34}{'mode':<10}{'vendor ms':>10}{'generated':>10}{'others':>18}{'ratio':>7}"
+    head = f"{'op':<22}{'for':<34}{'mode':<10}{'library ms':>10}{'generated':>10}{'others':>18}{'ratio':>7}"
     print(f"{head}  heuristic")
     effort = tuner._Effort(0.2, 1, 3) if quick else tuner._Effort(1.5, 1, 15)
     for name in names or list(kernels.OPS):
@@ -44,18 +44,18 @@ def candidates(names: list[str], device: torch.device, quick: bool) -> None:
                 for row in rows:
                     if row.status != "ok":
                         print(f"{name}: {row.config} {row.status}: {row.note}")
-                if not {"vendor", "generated"} <= set(ms):
+                if not {"library", "generated"} <= set(ms):
                     continue
                 chosen = select_by_heuristic(op, given, able)[0].name
-                rivals = {n: t for n, t in ms.items() if n != "vendor"}
+                rivals = {n: t for n, t in ms.items() if n != "library"}
                 others = " ".join(f"{n} {t:.3f}" for n, t in rivals.items() if n != "generated")
                 wrong = "" if ms[chosen] <= 1.05 * min(ms.values()) else "  <- slower"
                 mode = "training" if training else "inference"
                 shapes = " ".join("x".join(map(str, a.shape)) for a in given if is_tensor(a))
                 print(
                     f"{name:<22}{shapes[:32]:<34}{mode:<10}"
-                    f"{ms['vendor']:>10.3f}{ms['generated']:>10.3f}{others:>18}"
-                    f"{ms['vendor'] / min(rivals.values()):>7.2f}  "
+                    f"{ms['library']:>10.3f}{ms['generated']:>10.3f}{others:>18}"
+                    f"{ms['library'] / min(rivals.values()):>7.2f}  "
                     f"{chosen}{wrong}",
                     flush=True,
                 )

@@ -178,7 +178,7 @@ def _errors_raised_but_not_logged() -> Iterator[None]:
     """A context in which an op that does not take its fake arguments raises, and that is all.
 
     torch logs the traceback of every such error beside raising it. Here the arguments are a user's, who is
-    given the error of the plain function.
+    given the error of the eager function.
     """
     before = getattr(_quiet, "depth", 0)
     _fake_log().addFilter(_is_heard)  # one that is there already is not added again

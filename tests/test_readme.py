@@ -18,7 +18,7 @@ DOCUMENTS = [
 ]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 NEEDS_A_COMPILER = pytest.mark.skipif(
-    find_compiler() is None, reason="no C compiler here, so that plain functions run"
+    find_compiler() is None, reason="no C compiler here, so that eager functions run"
 )
 BLOCKS = [
     pytest.param(

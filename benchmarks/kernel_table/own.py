@@ -14,7 +14,7 @@ from burnt.kernels.interface.binding import bound_call
 from burnt.kernels.interface.tuning_key import format_choice, runnable_candidates
 from burnt.kernels.tuning.tuner import known_of
 
-LIBRARY = frozenset({"vendor", "onednn", "onednn packed", "float32"})
+LIBRARY = frozenset({"library", "onednn", "onednn packed", "float32"})
 """Candidates that are calls of torch's or oneDNN's."""
 
 
@@ -52,7 +52,7 @@ class Own:
         if candidate.name == "generated":
             generated = kernels.explain(self.op, *full).generated
             assert generated is not None
-            self.plain = all(step.kind in ("vendor", "view") for step in generated.steps)
+            self.plain = all(step.kind in ("library", "view") for step in generated.steps)
         return bound_call(self.op, candidate, config, full)
 
 

@@ -124,7 +124,7 @@ def _made(
             plan = CompiledPlan(traced, constants, f"{forward.name}_backward", forward.target, forward.device)
         except (UnsupportedError, RecursionError) as error:
             # A dtype, say, that only the derivative has, or expressions nested too deeply.
-            debug_log(f"{forward.name}_backward", f"the plain function's gradients: {error}")
+            debug_log(f"{forward.name}_backward", f"the eager function's gradients: {error}")
             return None
         except CacheError:
             raise  # of a folder that cannot be trusted

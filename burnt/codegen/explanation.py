@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ class Step:
 
     Args:
         name: the kernel's function, or torch's op.
-        kind: that of the kernel (`Kernel.kind`), ``vendor``, or ``view`` of what such a call reads or makes.
+        kind: that of the kernel (`Kernel.kind`), ``library``, or ``view`` of what such a call reads or makes.
         ops: what is computed in it, in order.
         bytes: of memory that it reads and writes, each tensor counted once.
         why: why it is a step of its own.
@@ -51,16 +52,26 @@ class Explanation:
     """What a function runs for some arguments.
 
     Args:
-        steps: kernels and calls in order; none where the plain function runs.
-        plain: why the plain function runs, or None.
+        steps: kernels and calls in order; none where the eager function runs.
+        fallback_reason: why the eager function runs, or None.
         texts: the generated text of each kernel, by name: C, Triton or Metal, as the tensors' device wants.
         backward: the same of its gradients, where an argument wants one and there is a plan for them.
     """
 
     steps: tuple[Step, ...]
-    plain: str | None = None
+    fallback_reason: str | None = None
     texts: dict[str, str] = dataclasses.field(default_factory=dict)
     backward: Explanation | None = None
+
+    @property
+    def plain(self) -> str | None:
+        """Deprecated name of `fallback_reason`."""
+        warnings.warn(
+            "Explanation.plain is deprecated: use Explanation.fallback_reason",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.fallback_reason
 
     def source(self, name: str) -> str:
         """The text of a kernel.
@@ -80,8 +91,8 @@ class Explanation:
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
-        if self.plain is not None:
-            return f"the plain function runs: {self.plain}"
+        if self.fallback_reason is not None:
+            return f"the eager function runs: {self.fallback_reason}"
         steps = [*self.steps, *(self.backward.steps if self.backward is not None else ())]
         timed = any(s.seconds is not None for s in steps)
         rows = [
@@ -144,7 +155,7 @@ def explain(
         return _elsewhere(function, args, target)
     planned = function.planned(*args)
     if planned.forward is None:
-        return Explanation(_calls(planned), None if planned.served else planned.plain)
+        return Explanation(_calls(planned), None if planned.served else planned.fallback_reason)
     tensors = [*(a for a in args if isinstance(a, Tensor)), *planned.captured]
     numbers = [args[i] for i in planned.forward.plan.numbers]
     backward = None
@@ -163,12 +174,12 @@ def explain(
 
 
 def _calls(planned: Planned) -> tuple[Step, ...]:
-    """What serves where the plain function runs because torch's own kernel is known to be faster."""
+    """What serves where the eager function runs because torch's own kernel is known to be faster."""
     if planned.served is None:
         return ()
     calls, moved, why = planned.served
     ops = tuple(name.split(".")[1] for name in calls)
-    return (Step(" ".join(calls), "vendor", ops, moved, f"torch's own call serves: {why}"),)
+    return (Step(" ".join(calls), "library", ops, moved, f"torch's own call serves: {why}"),)
 
 
 def _elsewhere(function: Function, args: Sequence[Any], name: str) -> Explanation:
@@ -183,7 +194,7 @@ def _elsewhere(function: Function, args: Sequence[Any], name: str) -> Explanatio
     shown = dataclasses.replace(target, build=printed, missing=lambda: None)
     planned = Function(function.fn, target=shown).planned(*args)
     if planned.forward is None:
-        return Explanation((), planned.plain)
+        return Explanation((), planned.fallback_reason)
     tensors = [*(a for a in args if isinstance(a, Tensor)), *planned.captured]
     backward = derived_plan(planned.forward, tensors)
     return dataclasses.replace(
@@ -223,7 +234,7 @@ def _step(step: Kernel | Call, plan: Plan) -> Step:
         if step.node.target in NO_COPY:
             return Step(name, "view", (name.split(".")[1],), 0, "torch's own call reads or makes its memory")
         return Step(
-            name, "vendor", (name.split(".")[1],), _bytes(moved), f"torch's own call serves: {step.why}"
+            name, "library", (name.split(".")[1],), _bytes(moved), f"torch's own call serves: {step.why}"
         )
     exprs = [s.value if isinstance(s, Store) else s.body for s in step.steps]
     moved = [e.extra[0] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """A traced function: plans for each signature, cached, and called with as little as possible in between.
 
 `Function` is what `fuse` makes. The first call with a signature traces, schedules, prints and compiles; later
-ones look it up, allocate the results and launch. Wherever a plan would not be right, the plain function runs,
+ones look it up, allocate the results and launch. Wherever a plan would not be right, the eager function runs,
 and `Function.why_plain` says why.
 """
 
@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import types
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -48,18 +49,18 @@ from burnt.errors import CacheError, DefinitionError, FusionError, UnsupportedEr
 
 __all__ = ["Function", "functions", "fuse"]
 
-_MOST_VALUES = 16  # of floats that a function looks at: beyond, the plain function is the cheaper one
+_MOST_VALUES = 16  # of floats that a function looks at: beyond, the eager function is the cheaper one
 _MOST_INTEGERS = 32  # sets of whole numbers that otherwise equal calls have plans for: the same
 _MOST_PLANS = 1024  # signatures that a function remembers; the older half is forgotten beyond
 _FUNCTIONS: WeakSet[Function] = WeakSet()
 
 
 class Planned(NamedTuple):
-    """What is known for a signature: a plan, or why the plain function runs.
+    """What is known for a signature: a plan, or why the eager function runs.
 
     `held` keeps alive what the function captured, as the signature knows it by its address. `by_value`: the
     function looks at its numbers, and the plan is right for these alone. `eager_calls`: by which calls of
-    torch's own, where the plain function runs because it is nothing else. `wants_gradient`: whether a tensor
+    torch's own, where the eager function runs because it is nothing else. `wants_gradient`: whether a tensor
     does, given or captured. `places`: where what is captured was found, and `identities`: what it is known
     by.
     """
@@ -67,7 +68,7 @@ class Planned(NamedTuple):
     forward: CompiledPlan | None
     captured: list[Tensor]
     held: list[Any]
-    plain: str | None = None
+    fallback_reason: str | None = None
     by_value: bool = False
     served: EagerCalls | None = None
     wants_gradient: bool = False
@@ -132,7 +133,7 @@ class Function(InlinedWhenTraced):
             return self.fn(*args, **kwargs)
         if kwargs:
             return self._with_keywords(args, kwargs)
-        planned = self._found(args)
+        planned = self._lookup(args)
         if planned is None:
             kinds = tuple(map(type, args))
             if kinds not in self._unknown or self.single:
@@ -169,7 +170,7 @@ class Function(InlinedWhenTraced):
         structure = forward.traced.structure
         return flat[0] if structure.is_leaf() else pytree.tree_unflatten(list(flat), structure)
 
-    def _found(self, args: Sequence[Any]) -> Planned | None:
+    def _lookup(self, args: Sequence[Any]) -> Planned | None:
         """What is known for arguments, made at the first time; None where no signature knows one of them."""
         key: list[Any] = [torch.is_grad_enabled()]
         tensors: list[Tensor] = []
@@ -224,21 +225,33 @@ class Function(InlinedWhenTraced):
         if bound.kwargs:
             names = ", ".join(bound.kwargs)
             raise TypeError(
-                f"{self.name} takes {names} by name alone, and no plan does: the plain function runs"
+                f"{self.name} takes {names} by name alone, and no plan does: the eager function runs"
             )
         return bound.args
 
+    def fallback_reason(self, *args: Any) -> str | None:
+        """Why the eager function runs for these arguments; None if generated kernels do.
+
+        >>> fused = fuse(lambda x: x[x > 0])
+        >>> fused.fallback_reason(torch.ones(3))
+        "it cannot be traced: its result's shape depends on a tensor's values"
+        """
+        return self.planned(*args).fallback_reason
+
     def why_plain(self, *args: Any) -> str | None:
-        """Why the plain function runs for these arguments; None if a plan does."""
-        return self.planned(*args).plain
+        """Deprecated name of `fallback_reason`."""
+        warnings.warn(
+            "Function.why_plain is deprecated: use Function.fallback_reason", DeprecationWarning, stacklevel=2
+        )
+        return self.fallback_reason(*args)
 
     def plan(self, *args: Any) -> CompiledPlan | None:
-        """The forward plan for these arguments, made if need be; None where the plain function runs."""
+        """The forward plan for these arguments, made if need be; None where the eager function runs."""
         return self.planned(*args).forward
 
     def planned(self, *args: Any) -> Planned:
         """What is known for these arguments, made if need be."""
-        return self._found(args) or Planned(None, [], [], _unknown(args))
+        return self._lookup(args) or Planned(None, [], [], _unknown(args))
 
     def on(self, target: Target) -> Function:
         """The same function for another target, which takes the kernels that are planned for this one's."""
@@ -284,7 +297,7 @@ class Function(InlinedWhenTraced):
                         f"it looks at its numbers, and has met {_MOST_VALUES} values of them", held
                     )._replace(by_value=True)
                 else:
-                    entry = self._taken(args) or self._made(args, tensors, held)
+                    entry = self._retarget(args) or self._build_plan(args, tensors, held)
                     wants = any(t.requires_grad for t in [*tensors, *entry.captured])
                     entry = entry._replace(wants_gradient=wants and torch.is_grad_enabled())
                     if entry.by_value or by_value:
@@ -302,7 +315,7 @@ class Function(InlinedWhenTraced):
                     self._entries[*signature, values] = entry
             return entry
 
-    def _taken(self, args: Sequence[Any]) -> Planned | None:
+    def _retarget(self, args: Sequence[Any]) -> Planned | None:
         """The plan of the function that this one was made of, built for this one's target."""
         if self._origin is None or self.target is None:
             return None
@@ -310,7 +323,7 @@ class Function(InlinedWhenTraced):
         built = None if planned.forward is None else planned.forward.on(self.target)
         return planned._replace(forward=built)
 
-    def _made(self, args: Sequence[Any], tensors: Sequence[Tensor], held: list[Any]) -> Planned:
+    def _build_plan(self, args: Sequence[Any], tensors: Sequence[Tensor], held: list[Any]) -> Planned:
         target = self.target or (target_of(tensors[0].device) if tensors else C)
         if self.lowered and self.target is None and isinstance(target, Target) and target.products:
             target = dataclasses.replace(target, products=why_not_fused)
@@ -320,7 +333,7 @@ class Function(InlinedWhenTraced):
             return self._plain(str(reason), held)
         try:
             traced, general = trace(self.fn, args)
-        except Exception as error:  # of any kind: the plain function either raises it too, or can run
+        except Exception as error:  # of any kind: the eager function either raises it too, or can run
             return self._plain(f"it cannot be traced: {_why_untraceable(error)}", held)
         captured = [getattr(traced.graph, name) for name in traced.captured]
         reason = self._unsuited(captured) or why_unsupported(traced)
@@ -374,7 +387,7 @@ class Function(InlinedWhenTraced):
     def _plain(self, reason: str, held: list[Any]) -> Planned:
         if self.single:
             raise FusionError(f"{self.name} does not come out as one kernel", found=reason)
-        debug_log(self.name, f"the plain function runs: {reason}")
+        debug_log(self.name, f"the eager function runs: {reason}")
         return Planned(None, [], held, reason)
 
     def _unsuited(self, tensors: Sequence[Tensor]) -> str | None:
@@ -456,7 +469,7 @@ def fuse(fn: Callable[..., Any] | None = None, *, single: bool = False) -> Any:
             signature: shapes, strides, dtypes, devices, gradients wanted, autocast, and the values of what is
             neither a tensor nor a float. Tensors that it captures are inputs; a captured name that is given
             another object is noticed. Fused functions and ops that it calls are fused with the rest. Inside
-            of torch.compile, export and transforms the plain function runs, and where it is one call of
+            of torch.compile, export and transforms the eager function runs, and where it is one call of
             torch's own that is known to be faster.
         single: raise `FusionError` where it does not come out as one kernel, which is ours.
 

@@ -24,7 +24,7 @@ __all__ = ["KernelTables", "chosen_kernels", "pinned_kernels", "record_model"]
 
 _ROWS = 1_000
 _SECONDS_BETWEEN = 60.0
-_NO_GRADIENT = "torch differentiates the plain function"
+_NO_GRADIENT = "torch differentiates the eager function"
 
 Table = tuple[Sequence[str], list[list[object]]]
 
@@ -118,7 +118,7 @@ def _kernels() -> Table:
 
 
 def _plans() -> Table:
-    """What the traced functions of this process run, and why the plain function runs where it does.
+    """What the traced functions of this process run, and why the eager function runs where it does.
 
     The gradients of a function have plans of their own, which are made when they are first wanted.
     """
@@ -126,7 +126,7 @@ def _plans() -> Table:
     counted: Counter[tuple[str, int | None, int | None, str | None]] = Counter()
     for function in module.functions() if module is not None else ():
         for planned in function.known():
-            counted[function.name, *_planned(planned.forward, planned.plain)] += 1
+            counted[function.name, *_planned(planned.forward, planned.fallback_reason)] += 1
             for gradient in () if planned.forward is None else list(planned.forward.backward.values()):
                 plan = None if gradient is None else gradient.plan
                 counted[f"{function.name}, gradients", *_planned(plan, _NO_GRADIENT)] += 1

@@ -438,11 +438,11 @@ def test_our_own_candidate_is_found_and_computes_the_same(
 
     cpu, clock, row = module("cpu"), module("clock"), module("rows").find(name)
     op = OPS[(row.beneath or row.op)[0]]
-    vendor = op.candidates["vendor"]
-    monkeypatch.setattr(op, "chosen", lambda *args: Entry(vendor, False, vendor, None, "for the test", ""))
+    library = op.candidates["library"]
+    monkeypatch.setattr(op, "chosen", lambda *args: Entry(library, False, library, None, "for the test", ""))
     inputs = row.inputs(32)
     own = cpu.own_candidate(row, inputs)
-    assert (own.chosen, own.candidate) == ("vendor", ours)
+    assert (own.chosen, own.candidate) == ("library", ours)
     fns = {"burnt": functools.partial(cpu.own_call(row), own), "eager": row.fn}
     cpu.check(row, {name: clock.runner(fn, inputs, row.backward) for name, fn in fns.items()})
 

@@ -33,7 +33,7 @@ def example():
 
 SILU = f"silu|{source_hash(kernels.silu)}|cpu|inference|x=float32 1d row 1x64"
 ROWS = [
-    Row(SILU, "vendor", "ok", 2.0),
+    Row(SILU, "library", "ok", 2.0),
     Row(SILU, "generated", "ok", 1.0),
     Row("gelu|a|cpu|inference|x=float32 1d row 1x64", "mine", "wrong", None, "result 0: off by 1"),
 ]
@@ -42,7 +42,7 @@ ROWS = [
 def test_run_measures_and_keeps(capsys, example):
     assert main(["tune", "run", "negated", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert {row["config"] for row in rows} <= {"vendor", "generated"}
+    assert {row["config"] for row in rows} <= {"library", "generated"}
     assert all(row["status"] == "ok" and row["ms"] > 0 for row in rows)
     assert {row["key"].split("|")[3] for row in rows} == {"inference", "training"}
     assert len(Store().rows()) == len(rows)
@@ -110,11 +110,11 @@ def test_rows_of_sources_that_are_no_more_are_marked(capsys, example):
     Store().add(
         [
             Row(keys["longago"], "mine", "ok", 2.0, at=1.0),
-            Row(keys["before"], "vendor", "ok", 2.0, at=2.0),
-            Row(keys[now], "vendor", "ok", 2.0, at=3.0),
+            Row(keys["before"], "library", "ok", 2.0, at=2.0),
+            Row(keys[now], "library", "ok", 2.0, at=3.0),
             Row(keys["theirs"], "mine", "ok", 1.0, at=4.0),  # a candidate that is not imported here
             *(
-                Row(f"elsewhere|{s}|m|inference|x", "vendor", "ok", 1.0, at=at)
+                Row(f"elsewhere|{s}|m|inference|x", "library", "ok", 1.0, at=at)
                 for s, at in (("a", 1.0), ("b", 2.0))
             ),
         ]
@@ -212,12 +212,12 @@ def test_run_goes_on_when_an_op_cannot_be_measured(capsys, example, monkeypatch)
 
 
 def test_run_lists_what_was_left_out(capsys, example, monkeypatch):
-    candidate = example.candidates["vendor"]
+    candidate = example.candidates["library"]
     found = [Alternative(None), Alternative({"k": 1}, "300 registers a thread, where there are 255")]
     monkeypatch.setattr(candidate, "alternatives", lambda args: found)
     assert main(["tune", "run", "negated"]) == 0
     out, err = capsys.readouterr()
-    assert 'vendor {"k": 1}: 300 registers a thread, where there are 255' in out
+    assert 'library {"k": 1}: 300 registers a thread, where there are 255' in out
     assert "2 pruned" in err
     assert "pruned" not in {row.status for row in Store().rows()}
 
@@ -309,7 +309,7 @@ def test_show(capsys):
     assert "off by 1" in lines[1]
     assert [line.split()[:5] for line in lines[2:]] == [
         ["silu", "generated", "ok", "1", "1.00"],
-        ["silu", "vendor", "ok", "2", "2.00"],
+        ["silu", "library", "ok", "2", "2.00"],
     ]
     assert main(["tune", "show", "gelu", "--json"]) == 0
     assert [row["config"] for row in json.loads(capsys.readouterr().out)] == ["mine"]

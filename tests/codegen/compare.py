@@ -117,7 +117,7 @@ _STEPS: dict[Any, Callable[..., Any]] = {
 }
 
 
-# Why a program may be run as the plain function that it is; what no kernel can be printed for is none.
+# Why a program may be run as the eager function that it is; what no kernel can be printed for is none.
 _PLAIN = "cannot be traced", "returns a view of an argument that it changes"
 
 
@@ -160,7 +160,7 @@ def judge(program: Program, fuse: Callable[..., Any], device: str | torch.device
     made = fuse(fn)
     torch.manual_seed(program.seed)
     fused = [None if t is None else moved(t, "cpu") for t in _run(made, there, program.gradients)]
-    why = made.why_plain(*there) if isinstance(made, Function) else None
+    why = made.fallback_reason(*there) if isinstance(made, Function) else None
     if why is not None and not any(reason in why for reason in _PLAIN):
         raise Mismatch(f"eager torch was compared with itself: {why}\n{program.source}")
     if why is not None and noise.dtypes:

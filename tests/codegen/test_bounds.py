@@ -10,7 +10,7 @@ import pytest
 from burnt.codegen.runtime.c_compiler import find_compiler
 
 pytestmark = [
-    pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run"),
+    pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run"),
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mprotect as Linux has it"),
 ]
 
@@ -63,7 +63,7 @@ for name, (fn, *args) in PROGRAMS.items():
         fused = Function(fn)
         given = [walled(a, at_end=at_end) for a in args]
         torch.testing.assert_close(fused(*given), expected)
-        assert fused.why_plain(*given) is None, fused.why_plain(*given)
+        assert fused.fallback_reason(*given) is None, fused.fallback_reason(*given)
         if given[0].is_floating_point():
             wanting = given[0].detach().requires_grad_()
             fused(wanting, *given[1:]).sum().backward()

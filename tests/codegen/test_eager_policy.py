@@ -69,9 +69,9 @@ def test_is_served(name: str) -> None:
     for found, expected in zip(leaves(fused(*given)), leaves(fn(*given)), strict=True):
         assert torch.equal(found, expected)
     (step,) = explain(fused, *given).steps
-    assert step.kind == "vendor"
+    assert step.kind == "library"
     assert step.why.startswith("torch's own call serves: ")
-    assert step.why.endswith(str(fused.why_plain(*given)))
+    assert step.why.endswith(str(fused.fallback_reason(*given)))
     assert step.why in str(explain(fused, *given))
     assert step.bytes >= given[0].numel() * given[0].dtype.itemsize
     assert explain(fused, *given, target="c").texts, "what ours would be can be shown"
@@ -81,35 +81,35 @@ def test_is_served(name: str) -> None:
 def test_is_ours(name: str) -> None:
     fn, given = (SERVED | OURS)[name]
     function = Function(fn, lowered=name in SERVED)
-    assert function.why_plain(*given) is None
-    assert all(step.kind != "vendor" for step in explain(function, *given, timed=False).steps)
+    assert function.fallback_reason(*given) is None
+    assert all(step.kind != "library" for step in explain(function, *given, timed=False).steps)
     for found, expected in zip(leaves(function(*given)), leaves(fn(*given)), strict=True):
         torch.testing.assert_close(found, expected)
 
 
 def test_one_kernel_is_ours() -> None:
     function = fuse(lambda x: x.sum(-1), single=True)
-    assert function.why_plain(ROWS) is None
+    assert function.fallback_reason(ROWS) is None
     assert [step.kind for step in explain(function, ROWS, timed=False).steps] == ["reduction"]
 
 
 def test_gradients_are_ours() -> None:
     function = fuse(lambda x: F.log_softmax(x, -1))
     x = ROWS.clone().requires_grad_()
-    assert function.why_plain(x) is None
+    assert function.fallback_reason(x) is None
     (found,) = torch.autograd.grad(function(x).square().sum(), x)
     (expected,) = torch.autograd.grad(F.log_softmax(x, -1).square().sum(), x)
     # Sums of squares of some tens, of which the gradient is a difference.
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     with torch.no_grad():
-        assert function.why_plain(x) is not None
+        assert function.fallback_reason(x) is not None
 
 
 def test_captured_tensors() -> None:
     weight = torch.randn(2048, 64)
     function = fuse(lambda: weight.sum(-1))
     assert torch.equal(function(), weight.sum(-1))
-    assert explain(function).steps[0].kind == "vendor"
+    assert explain(function).steps[0].kind == "library"
     weight.requires_grad_()
     assert function().requires_grad
 
@@ -118,4 +118,4 @@ def test_an_op_keeps_a_kernel_of_its_own() -> None:
     generated = reduce_sum.candidates["generated"]
     assert isinstance(generated, Generated)
     function, _ = generated.function((ROWS, -1, False, None))
-    assert function.why_plain(ROWS) is None
+    assert function.fallback_reason(ROWS) is None

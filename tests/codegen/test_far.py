@@ -51,12 +51,14 @@ def planned(seed: int, target: Target) -> tuple[list[Kernel], Sequence[Buffer], 
     target = dataclasses.replace(target, build=build, missing=lambda: None)
     # Not by a call: of a device that nothing runs on, no signature is made.
     made: Planned = Function(fn, target=target)._made(args, tensors, [])
-    if made.plain is not None and "cannot be traced" not in made.plain:
-        assert any(known in made.plain for known in KNOWN), f"{made.plain}\n{program(seed, 'far').source}"
+    if made.fallback_reason is not None and "cannot be traced" not in made.fallback_reason:
+        assert any(known in made.fallback_reason for known in KNOWN), (
+            f"{made.fallback_reason}\n{program(seed, 'far').source}"
+        )
     return found[0] if found else ([], [], [])
 
 
-# Why a program may be run as the plain function that it is.
+# Why a program may be run as the eager function that it is.
 KNOWN = ("returns a view of an argument that it changes", "elements share memory")
 
 

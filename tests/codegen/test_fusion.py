@@ -28,7 +28,7 @@ from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.schedule.scheduler import Call
 from burnt.errors import CompileError, ConfigError, DefinitionError, FusionError
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -128,7 +128,7 @@ FUSED = {
         (randn(6, 7),),
         ["reduction"],
     ),
-    "max-pool and relu": (lambda x: F.relu(F.max_pool2d(x, 3, 2, 1)), (randn(2, 3, 9, 7),), ["window"]),
+    "max-pool and relu": (lambda x: F.relu(F.max_pool2d(x, 3, 2, 1)), (randn(2, 3, 9, 7),), ["pooling"]),
     "views alone": (lambda x: x.t().reshape(-1)[5::3].flip(0), (randn(37, 53),), ["elementwise"]),
     "several results": (lambda x: (x + 1, x * 2, x > 0), (randn(37, 53),), ["elementwise"]),
 }
@@ -275,7 +275,7 @@ def test_a_fault_of_the_compiler_is_told_and_the_plain_function_runs(monkeypatch
     with pytest.warns(RuntimeWarning, match="plain torch(.|\n)*worth a report(.|\n)*no such instruction"):
         made = function(x)
     same(made, x.sin() * 3)
-    assert "no such instruction" in function.why_plain(x)
+    assert "no such instruction" in function.fallback_reason(x)
     same(function(x), made)  # which is told once
     monkeypatch.undo()
     function, x = fuse(lambda x: x.sin() * 5), randn(5).requires_grad_()
@@ -438,10 +438,10 @@ def test_whole_numbers_have_a_plan_each_and_then_none():
     fused, x = fuse(lambda x, k: x * k), randn(3)
     for k in range(40):
         same(fused(x, k), x * k)
-    assert fused.why_plain(x, 3) is None
-    assert "32 values of its whole numbers" in fused.why_plain(x, 35)
-    assert fused.why_plain(randn(4), 35) is None  # another signature
-    assert fused.why_plain(x, True) is None
+    assert fused.fallback_reason(x, 3) is None
+    assert "32 values of its whole numbers" in fused.fallback_reason(x, 35)
+    assert fused.fallback_reason(randn(4), 35) is None  # another signature
+    assert fused.fallback_reason(x, True) is None
     assert len(fused.known()) <= 36, "what is beyond takes no room"
 
 
@@ -452,18 +452,18 @@ def test_numbers_looked_at_have_a_plan_each_and_then_none() -> None:
     fused, x = fuse(fn), randn(3)
     for k in range(20):
         same(fused(x, k / 20), fn(x, k / 20))
-    assert fused.why_plain(x, 0.15) is None
-    assert "has met 16 values of them" in fused.why_plain(x, 0.95)
-    assert "has met 16 values of them" in fused.why_plain(randn(4), 0.95)
+    assert fused.fallback_reason(x, 0.15) is None
+    assert "has met 16 values of them" in fused.fallback_reason(x, 0.95)
+    assert "has met 16 values of them" in fused.fallback_reason(randn(4), 0.95)
     # Other shapes are no other values, also where one that is beyond came first.
     for size in range(2, 30):
-        assert fused.why_plain(randn(size), 0.15) is None, size
+        assert fused.fallback_reason(randn(size), 0.15) is None, size
 
 
 def test_shapes_are_not_counted_as_values() -> None:
     fused = fuse(lambda x, s: x * s if s > 0.5 else x - s)
     for size in range(1, 30):
-        assert fused.why_plain(randn(size), 0.25) is None, size
+        assert fused.fallback_reason(randn(size), 0.25) is None, size
 
 
 # --- gradients --------------------------------------------------------------------------------------------
@@ -666,7 +666,7 @@ def test_arguments_changed_in_place(name: str, layout: str) -> None:
     versions = [t._version for t in ours]
     for _ in range(2):
         mine, his = fused(*ours), fn(*theirs)
-        assert fused.why_plain(*given()) is None
+        assert fused.fallback_reason(*given()) is None
         same(mine, his)
         same(ours, theirs)
     # A result is an argument where torch's is, and nothing else shares its memory.
@@ -725,7 +725,7 @@ def test_gradients_through_changes() -> None:
         run(x, y).backward(randn(5, 4, seed=2))
         grads.append((x.grad, y.grad))
     same(grads[1], grads[0])
-    assert fused.why_plain(x, y) is None
+    assert fused.fallback_reason(x, y) is None
 
 
 def test_random_numbers_are_drawn_afresh() -> None:
@@ -898,8 +898,8 @@ def test_what_depends_on_values_runs_plain() -> None:
     fused = fuse(fn)
     for x in (torch.ones(3), -torch.ones(3)):
         same(fused(x), fn(x))
-    assert fused.why_plain(torch.ones(3)) == "it cannot be traced: it looks at a tensor's value"
-    assert "depends on a tensor's values" in fuse(lambda x: x[x > 0]).why_plain(torch.ones(3))
+    assert fused.fallback_reason(torch.ones(3)) == "it cannot be traced: it looks at a tensor's value"
+    assert "depends on a tensor's values" in fuse(lambda x: x[x > 0]).fallback_reason(torch.ones(3))
     with pytest.raises(DefinitionError, match="there is nothing to fuse"):
         fuse(3)
     same(fuse(lambda x: x[x > 0])(randn(9)), randn(9)[randn(9) > 0])
@@ -978,7 +978,7 @@ class TestExplain:
 
     def test_is_json(self):
         told = json.loads(json.dumps(explain(lambda x: x.cos() @ x, torch.randn(8, 8)).as_dict()))
-        assert [s["kind"] for s in told["steps"]] == ["elementwise", "vendor"]
+        assert [s["kind"] for s in told["steps"]] == ["elementwise", "library"]
 
     def test_where_nothing_is_computed(self) -> None:
         x = torch.randn(4, 4, requires_grad=True)
@@ -1035,7 +1035,7 @@ def test_views_of_folded_rows_lie_in_memory_as_torchs() -> None:
 
 def test_an_argument_that_no_plan_takes_is_named():
     fused, x = fuse(lambda x, y: x * y[0]), randn(3)
-    assert "argument 1 is a list" in fused.why_plain(x, [x])
+    assert "argument 1 is a list" in fused.fallback_reason(x, [x])
     with pytest.raises(FusionError, match="argument 1 is a tuple"):
         fuse(fused.fn, single=True)(x, (x,))
 
@@ -1069,7 +1069,7 @@ def test_what_has_no_strides_is_left_to_torch(make: Callable[[], Tensor]) -> Non
     x = make()
     fused = fuse(lambda x: x * 2)
     assert fused(x).layout == x.layout
-    assert re.search("no strides|layout", fused.why_plain(x))
+    assert re.search("no strides|layout", fused.fallback_reason(x))
 
 
 def test_an_input_that_no_result_is_made_of_has_no_gradient():
@@ -1132,8 +1132,8 @@ def test_plans_are_told_of_as_they_are_made(monkeypatch, capfd):
     assert len(text.splitlines()) < 150, "the helpers that all kernels share are no part of a plan"
     lines = [line for line in text.splitlines() if line.startswith("burnt: ")]
     assert lines[:2] == ["burnt: told: 1 step", "burnt: told_backward: 1 step"]
-    assert lines[2].startswith("burnt: told: the plain function runs: argument 1 is a list")
-    assert lines[3].startswith("burnt: told: the plain function runs: a tensor of layout")
+    assert lines[2].startswith("burnt: told: the eager function runs: argument 1 is a list")
+    assert lines[3].startswith("burnt: told: the eager function runs: a tensor of layout")
     assert len(lines) == 4
 
 
@@ -1147,7 +1147,7 @@ def test_explain_takes_arguments_by_name():
 def test_a_reference_of_an_op_can_be_looked_at_for_another_target():
     x, weight = randn(64, 64), randn(64, 64, seed=1)
     found = explain(kernels.linear.reference, x, weight, None, None, "gelu", target="triton")
-    assert found.plain is None
+    assert found.fallback_reason is None
     assert "erf(" in "".join(found.texts.values())
 
 
@@ -1161,12 +1161,21 @@ def test_memory_between_steps_is_let_go_of():
     assert not x.isnan().any()
 
 
+def test_the_old_name_of_fallback_reason_warns():
+    fused = fuse(lambda x: x[x > 0])
+    with pytest.warns(DeprecationWarning, match="use Function.fallback_reason"):
+        assert fused.why_plain(torch.ones(3)) == fused.fallback_reason(torch.ones(3))
+    explained = explain(fused, torch.ones(3), timed=False)
+    with pytest.warns(DeprecationWarning, match="use Explanation.fallback_reason"):
+        assert explained.plain == explained.fallback_reason
+
+
 def test_what_is_known_is_of_these_arguments():
     fused = Function(lambda x: x * 2)
     fused(torch.ones(3))
     fused(torch.ones(3, dtype=torch.complex64))
-    assert fused.why_plain(torch.ones(3)) is None
-    assert "complex64" in fused.why_plain(torch.ones(3, dtype=torch.complex64))
+    assert fused.fallback_reason(torch.ones(3)) is None
+    assert "complex64" in fused.fallback_reason(torch.ones(3, dtype=torch.complex64))
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 15, 16, 17, 33, 511, 70_001])
@@ -1232,7 +1241,7 @@ def test_a_fused_function_in_another_is_fused_with_it() -> None:
     # What the inner one captured is an input, and another tensor in its place is noticed.
     scale = torch.tensor([0.0, 0.0, 1.0])
     torch.testing.assert_close(outer(x), torch.relu(x + 1)[:, 2])
-    assert "captures a tuple" in str(fuse(lambda x: (inner, 1)[0](x) + PAIR[0](x)).why_plain(x))
+    assert "captures a tuple" in str(fuse(lambda x: (inner, 1)[0](x) + PAIR[0](x)).fallback_reason(x))
 
 
 PAIR = (fuse(lambda x: x * 2), 0)
@@ -1273,7 +1282,7 @@ def test_a_range_of_integers_from_floats(start: float, end: float, step: float, 
         return x.sum().to(dtype) + torch.arange(start, end, step, dtype=dtype)
 
     x = torch.ones(3)
-    assert fuse(ranged).why_plain(x) is None
+    assert fuse(ranged).fallback_reason(x) is None
     assert torch.equal(fuse(ranged)(x), ranged(x))
 
 

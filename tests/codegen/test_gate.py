@@ -224,7 +224,7 @@ REGRESSIONS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...], 
 # torch's remarks on what programs do: degrees of freedom, strides of results, and the like.
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run"),
+    pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run"),
 ]
 
 

@@ -31,7 +31,7 @@ from tests.codegen.compare import Mismatch, Verdict, Watched, compare, default_d
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run"),
+    pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run"),
 ]
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool)
@@ -147,7 +147,7 @@ def _planned(function: Function, args: list[Any]) -> bool:
     try:
         # Traced once: numbers that are inputs are looked for when the samples are fused.
         traced, _ = trace(of_tensors, [a for a in args if isinstance(a, Tensor)])
-    except Exception:  # of any kind: the plain function runs
+    except Exception:  # of any kind: the eager function runs
         return False
     if why_unsupported(traced) is not None:
         return False
@@ -231,7 +231,7 @@ def check(name: str, dtype: torch.dtype, most: int) -> None:
         with torch.no_grad():
             none = [False] * len(wanted)
             Measure(together, dtype, none)(run(fused, together.args, none))
-            assert fused.why_plain(*map(_fresh, together.args)) is None
+            assert fused.fallback_reason(*map(_fresh, together.args)) is None
         if any(wanted):
             Measure(together, dtype, wanted)(run(fused, together.args, wanted))
 

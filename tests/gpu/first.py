@@ -121,7 +121,7 @@ def product(name: str, changes: dict[str, Any], device: torch.device, *, offset:
         made = listed(function(*given))
         if refused:
             raise NotApplicableError(refused[0])
-        why = function.why_plain(*given)
+        why = function.fallback_reason(*given)
         if why is not None:
             raise AssertionError(f"it ran as eager torch, which would be compared with itself: {why}")
         return made

@@ -127,7 +127,7 @@ def test_families(name, dtype, device, launched_only):
         torch.autograd.grad(r, a, [p.to(o.dtype) for p, o in zip(pull, r, strict=True)])
         for r, a in zip(results, (args, twins, exact), strict=True)
     ]
-    assert fused.why_plain(*args) is None
+    assert fused.fallback_reason(*args) is None
     eps = torch.finfo(dtype).eps
     for ours, theirs, truth in zip(*((*r, *g) for r, g in zip(results, grads, strict=True)), strict=True):
         slack = 4 * (theirs.double() - truth).abs().max() + 4 * eps * truth.abs().max()

@@ -90,7 +90,7 @@ def test_attention_with_options_and_grouped_queries(
     args = ATTENTION.bound(leaves, there)
     able = {c.name: c for c in runnable_candidates(ATTENTION, args)}
     del able["generated"]  # tests/gpu/test_tuning.py has those
-    assert {"vendor", "tiled"} | ({"flash"} if device.type == "cuda" else set()) <= able.keys()
+    assert {"library", "tiled"} | ({"flash"} if device.type == "cuda" else set()) <= able.keys()
     for candidate in able.values():
         call = bound_call(ATTENTION, candidate, candidate.alternatives(args)[0].config, args)
         found = with_gradients(lambda *qkv, call=call: call(*ATTENTION.bound(qkv, there)), narrow)

@@ -96,14 +96,14 @@ def test_ops_are_tuned(name: str, gradients: bool, device: torch.device) -> None
     print(*[f"{r.config}: {r.status} {r.ms} {r.note}" for r in rows if r.status != "pruned"], sep="\n")
     assert {row.status for row in rows} <= {"ok", "pruned"}
     timed = [row.config for row in rows if row.status == "ok"]
-    assert {"vendor", "generated"} <= set(timed)
+    assert {"library", "generated"} <= set(timed)
     if device.type == "cuda":
         assert len(timed) > 4
     best = min((row for row in Store().rows() if row.ms is not None), key=lambda row: row.ms or 0)
     op.forget()
     assert kernels.explain(op, *args).winner == best.config
     made = op(*args)
-    assert made.shape == op.candidates["vendor"](*args).shape
+    assert made.shape == op.candidates["library"](*args).shape
 
 
 def test_a_launch_finds_what_other_processes_compiled(cuda: torch.device) -> None:

@@ -8,7 +8,7 @@ from burnt.kernels.dispatch.generated import Generated
 LARGE = 1 << 16  # elements from which kernels are generated
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: the vendor serves")
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: the library serves")
 def test_a_large_one_is_generated_and_follows_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = kernels.dropout.chosen(torch.ones(LARGE), 0.3, True)
     assert isinstance(chosen.candidate, Generated)

@@ -44,9 +44,9 @@ def test_kernels_are_told_with_who_chose_them(tables):
     tables.record()
     row = tables.read("kernels")[-1]["shrunk"]
     assert row.keys() == {"op", "key", "candidate", "chosen by"}
-    assert (row["candidate"], row["chosen by"]) == ("vendor", "heuristic")
+    assert (row["candidate"], row["chosen by"]) == ("library", "heuristic")
     assert "float32" in row["key"]
-    assert kernels.choices()[f"shrunk|{row['key']}"] == "vendor"
+    assert kernels.choices()[f"shrunk|{row['key']}"] == "library"
 
 
 def test_what_has_not_changed_is_not_recorded_again_and_what_has_at_the_end_is(tables, monkeypatch):
@@ -117,7 +117,7 @@ def test_gradients_that_cannot_be_planned_are_told(tables, monkeypatch):
     cubed(torch.rand(5, requires_grad=True)).backward()
     tables.record()
     row = tables.read("plans")[-1]["cubed, gradients"]
-    assert (row["kernels"], row["fell back"]) == (None, "torch differentiates the plain function")
+    assert (row["kernels"], row["fell back"]) == (None, "torch differentiates the eager function")
 
 
 def test_functions_that_are_gone_are_forgotten():

@@ -235,7 +235,7 @@ class DroppedWide(nn.Module):
         return self.dropout(x.unsqueeze(-1).expand(*x.shape, 9000)).mean(-1)
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: the vendor serves")
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: the library serves")
 @pytest.mark.parametrize("k", [1, 7])
 def test_dropout_by_generated_kernels_goes_on_where_it_was(tmp_path, k):
     whole = Run(tmp_path / "whole", drop=DroppedWide())
@@ -248,7 +248,7 @@ def test_dropout_by_generated_kernels_goes_on_where_it_was(tmp_path, k):
     assert_same(second, whole)
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: the vendor serves")
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: the library serves")
 def test_kernels_are_those_of_the_checkpoint_whatever_the_tuner_has_found_since(tmp_path, monkeypatch):
     monkeypatch.setenv("BURNT_CACHE", str(tmp_path / "cache"))
     for op in kernels.OPS.values():
@@ -258,7 +258,7 @@ def test_kernels_are_those_of_the_checkpoint_whatever_the_tuner_has_found_since(
     chosen = {k: c for k, c in kernels.choices().items() if k.startswith("dropout") and c == "generated"}
     assert chosen
     for key in chosen:
-        Store().add([Row(key, "generated", "ok", 2.0), Row(key, "vendor", "ok", 1.0)])
+        Store().add([Row(key, "generated", "ok", 2.0), Row(key, "library", "ok", 1.0)])
     kernels.dropout.forget()
     second = Run(folder, resume=True, init_seed=1006, drop=DroppedWide())
     assert {**first.losses, **second.losses} == whole.losses

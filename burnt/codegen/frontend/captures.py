@@ -2,7 +2,7 @@
 
 A plan is right for what was captured when it was made. Captures are known by where they are found, a cell, a
 namespace or an attribute, so that another object in the same place is noticed at a call; objects that may
-change and stay the same are refused, and the plain function runs.
+change and stay the same are refused, and the eager function runs.
 """
 
 from __future__ import annotations

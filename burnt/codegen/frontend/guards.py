@@ -24,7 +24,7 @@ from burnt.codegen import precision
 __all__ = ["Guard", "InlineCache", "build_guard"]
 
 Guard = Callable[..., "tuple[Any, ...] | None"]
-"""A function that is called as another one is, and says whether a call is like one before: see `build_guard`."""
+"""Called as the guarded function: its bound arguments if the guard holds, else None (`build_guard`)."""
 
 Plan_T = TypeVar("Plan_T")
 _MAX_GUARDS = 4  # calls of a form: each costs a call that is like none of them half a microsecond

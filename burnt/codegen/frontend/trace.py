@@ -69,7 +69,7 @@ _COMPOSITE = (
 
 
 class InlinedWhenTraced:
-    """A callable that is its plain function while another one is traced: a fused function, an op.
+    """A callable that is its eager function while another one is traced: a fused function, an op.
 
     So what it computes is fused with what is around the call.
     """

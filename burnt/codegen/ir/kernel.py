@@ -183,7 +183,7 @@ class Kernel:
 
     @property
     def kind(self) -> str:
-        """``matmul``, ``scan``, ``reduction``, ``window`` (rows are kept in scratch) or ``elementwise``."""
+        """``matmul``, ``scan``, ``reduction``, ``pooling`` (rows are kept in scratch) or ``elementwise``."""
         if self.product is not None:
             return "matmul"
         if any(isinstance(step, ScanStep) for step in self.steps):
@@ -191,7 +191,7 @@ class Kernel:
         if self.runs or any(isinstance(step, ReductionStep) for step in self.steps):
             return "reduction"
         if self.scratch:
-            return "window"
+            return "pooling"
         return "reduction" if any(step.inner for step in self.steps) else "elementwise"
 
     @property

@@ -122,7 +122,7 @@ class KernelBuilder:
             return
         if self.products and self.with_pool(buffer, value, loops, kernels):
             return
-        self.settle(element, kernels, [loops[a] for a in axes])
+        self.materialize_values(element, kernels, [loops[a] for a in axes])
         if self.products and self.with_product(buffer, value, loops, kernels):
             return
         rows = self.rows(element, kernels)
@@ -136,7 +136,7 @@ class KernelBuilder:
         outer = [loops[a] for a in axes if (loops[a] in rows if rows is not None else True)]
         outer = [v for v in outer if v.extent > 1]
         inner = [loops[a] for a in axes if loops[a] not in outer and loops[a].extent > 1]
-        kernel = self.home(value, loops, outer, kernels)
+        kernel = self.find_or_create_kernel(value, loops, outer, kernels)
         mapping = dict(zip(outer, kernel.outer, strict=True))
         index = tuple(IndexExpr.of(mapping.get(v, v)) for v in loops)
         self.add_folds(kernel, [self.resolved(value.at(index))])
@@ -228,7 +228,7 @@ class KernelBuilder:
             return False
         if self.products_below(product, index):
             return False
-        self.settle(reduction_result(product, index), kernels)
+        self.materialize_values(reduction_result(product, index), kernels)
         kernel = self.homes[product] = Kernel("", (*turns, *over), [])
         kernels.append(kernel)
         body = self.resolved(pool.body(at, inner))
@@ -324,7 +324,7 @@ class KernelBuilder:
         kernel.steps.append(Store(buffer, (), buffer.at(index), cast(made, dtype), tuple(loops)))
         self.folded[fold] = buffer
 
-    def home(
+    def find_or_create_kernel(
         self,
         value: Value,
         loops: Sequence[Var],
@@ -451,17 +451,17 @@ class KernelBuilder:
                 continue
             chosen = way
             inside = scan.body(fresh(scan.shape))
-            self.settle(inside, kernels)
+            self.materialize_values(inside, kernels)
             for fold, _ in reductions_of(self.resolved(inside)):
                 self.materialise(fold, kernels)
         if chosen is None:
             return False
         for e in walk([element]):
             if e.op == "kept":
-                self.settle(e, kernels)
+                self.materialize_values(e, kernels)
         last, backwards = chosen
         for fold, index in reductions_of(self.resolved(element, inline=False)):
-            self.settle(fold.body(index, fresh(fold.extents)), kernels)
+            self.materialize_values(fold.body(index, fresh(fold.extents)), kernels)
             self.materialise(fold, kernels)
         if not any(e.op == "scanned" for e in walk([self.resolved(element)])):
             return False  # what was put into memory needed it there
@@ -508,18 +508,18 @@ class KernelBuilder:
 
     # --- kept values ---------------------------------------------------------------------------------------
 
-    def settle(self, expr: Expr, kernels: list[Kernel], loops: Sequence[Var] = ()) -> None:
+    def materialize_values(self, expr: Expr, kernels: list[Kernel], loops: Sequence[Var] = ()) -> None:
         """Put kept values into memory, unless scratch or computing them in place will do."""
         for e in walk([self.resolved(expr, inline=False)]):
             if e.op == "scanned" and e.extra[0] not in self.folded:
                 self.put_scan(e.extra[0], kernels)  # type: ignore[arg-type]
             elif e.op == "reduced":
                 fold, index = e.extra
-                self.settle(fold.body(index, fresh(fold.extents)), kernels)  # type: ignore[attr-defined]
+                self.materialize_values(fold.body(index, fresh(fold.extents)), kernels)  # type: ignore[attr-defined]
             elif e.op == "kept" and e.extra[0] not in self.folded:
                 held: Materialized = e.extra[0]  # type: ignore[assignment]
                 inside = held.value.at(fresh(held.value.shape))
-                self.settle(inside, kernels)
+                self.materialize_values(inside, kernels)
                 cheap = len(self.reached([self.resolved(expr)])) <= _MOST_LOADS
                 if not held.rows or not (cheap or self.kept_rows(expr, loops) is not None):
                     self.keep(held, kernels)
@@ -560,7 +560,7 @@ class KernelBuilder:
         """A store in a kernel whose turns first compute the rows that it reads into scratch."""
         axes = sorted(range(len(buffer.shape)), key=lambda a: (-buffer.strides[a], a))
         outer = [loops[a] for a in axes if loops[a].extent > 1 and loops[a] is not last]
-        kernel = self.home(value, loops, outer, kernels, scratch=True)
+        kernel = self.find_or_create_kernel(value, loops, outer, kernels, scratch=True)
         mapping = dict(zip(outer, kernel.outer, strict=True))
         at = [mapping.get(v, v) for v in loops]
 

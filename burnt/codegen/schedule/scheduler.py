@@ -247,7 +247,11 @@ class _Scheduler:
             value = self.env[factor]
             if is_cheap(value.at(fresh(value.shape))):
                 continue
-            light = self.lightened(value, len(value.shape) + along) if node.target in MATRICES else None
+            light = (
+                self.hoist_row_statistics(value, len(value.shape) + along)
+                if node.target in MATRICES
+                else None
+            )
             if light is not None:
                 lighter[factor] = light
             else:
@@ -263,7 +267,7 @@ class _Scheduler:
         except Unlowered:
             return self.call(node)
 
-    def lightened(self, value: Value, along: int) -> Value | None:
+    def hoist_row_statistics(self, value: Value, along: int) -> Value | None:
         """A factor whose dear parts are in memory, as long as these are the same along an axis.
 
         So are a norm's statistics. None where that is not all that is dear.

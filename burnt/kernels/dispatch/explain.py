@@ -115,7 +115,7 @@ def explain(op: Op[..., Any], *args: Any, **kwargs: Any) -> OpExplanation:
     >>> from burnt import kernels
     >>> found = kernels.explain(kernels.softmax, torch.zeros(3, 5))
     >>> found.winner, found.why
-    ('vendor', 'heuristic')
+    ('library', 'heuristic')
     """
     if not isinstance(op, Op):
         raise UnsupportedError(

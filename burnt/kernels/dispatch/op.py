@@ -1,6 +1,6 @@
 """An op: one definition, several candidates that compute it, and the choice between them.
 
-The reference, plain torch, is the specification. It is also the first two candidates: ``vendor`` runs it (or
+The reference, plain torch, is the specification. It is also the first two candidates: ``library`` runs it (or
 the single ATen call that is the same), ``generated`` runs the kernels that `burnt.codegen` makes of it. More
 are registered with `Op.candidate`. A call looks its signature up in a dictionary and goes to the candidate
 that was chosen when the signature was new; how that is chosen is `burnt.kernels.dispatch.selection`'s matter.
@@ -42,7 +42,7 @@ R = TypeVar("R")
 
 
 _CONSTANTS = frozenset({bool, int, str, type(None), torch.dtype})
-_OURS = ("vendor", "generated")
+_OURS = ("library", "generated")
 _MOST_ENTRIES = 4096  # of an op: a program with ever new shapes must not keep them all
 
 
@@ -70,7 +70,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         reference: the definition in plain torch, with annotations for every argument: tensors, numbers,
             strings, dtypes, sequences of integers, and what may be None. Its results are one tensor or a
             tuple of them.
-        vendor: torch's own single call of the same meaning, where the reference is not that.
+        library: torch's own single call of the same meaning, where the reference is not that.
         check: of the arguments; raises where they do not fit each other (shapes, dtypes). Called once for
             each signature, whatever candidate will run.
         look: of the arguments; raises where values do not fit (a label that is no class). Called before
@@ -78,7 +78,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         always_looks: the reference would not notice either.
         pair: the argument that makes results a tuple when it is given.
         examples: of the device; argument tuples for the tuner and the tests, typical first.
-        vendor_best: of the arguments; whether the vendor is known to be the better one (see
+        library_best: of the arguments; whether the library is known to be the better one (see
             `burnt.kernels.dispatch.selection`).
         random: results differ from call to call.
         autocast: of the dtype of autocast and the arguments, all by position; the arguments that autocast
@@ -98,13 +98,13 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         self,
         reference: Callable[P, R],
         *,
-        vendor: Callable[P, R] | None = None,
+        library: Callable[P, R] | None = None,
         check: Callable[..., None] | None = None,
         look: Callable[..., None] | None = None,
         always_looks: bool = False,
         pair: str | None = None,
         examples: Callable[[torch.device], Sequence[tuple[Any, ...]]] | None = None,
-        vendor_best: Callable[..., bool] | None = None,
+        library_best: Callable[..., bool] | None = None,
         random: bool = False,
         autocast: Callable[..., tuple[Any, ...]] | None = None,
         parts: Callable[..., Sequence[Part] | None] | None = None,
@@ -128,7 +128,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         self.name = reference.__name__
         self.signature = inspect.signature(reference)
         self.check, self.look = check, look
-        self.examples, self.vendor_best, self.random = examples, vendor_best, random
+        self.examples, self.library_best, self.random = examples, library_best, random
         self.autocast, self.parts = autocast, parts
         parameters = list(self.signature.parameters.values())
         for p in parameters:
@@ -149,10 +149,11 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         self._recent: InlineCache[Entry] = InlineCache()
         self.gradients: dict[tuple[Any, ...], Function] = {}
         self.candidates: dict[str, Candidate] = {}
-        # Strides are part of what a call means, and where two vendors' calls differ the reference has it.
-        own = vendor or reference
+        # Strides are part of what a call means, and where the calls of two libraries differ the reference has
+        # it.
+        own = library or reference
         notices = not always_looks
-        self._add(Candidate("vendor", own, differentiable=True, autocast=True, checks_values=notices))
+        self._add(Candidate("library", own, differentiable=True, autocast=True, checks_values=notices))
         self._add(Generated(reference, checks_values=notices))
         functools.update_wrapper(self, reference)
         from burnt.kernels.dispatch.torch_library import Declared, declare, withdraw
@@ -227,7 +228,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         if not plain:
             # A class of its own, what stands in for a tensor, or no strides: torch's ops know what to do.
             self.check_kinds(args)
-            return self.candidates["vendor"](*args)
+            return self.candidates["library"](*args)
         if _torch.is_autocast():
             given, without = self.under_autocast(args)
             if given is not args:
@@ -253,7 +254,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
             return entry.call(*args)
         except Exception as error:
             if not all_strided(args):  # sparse ones, oneDNN's: their signatures may be a strided tensor's
-                return self.candidates["vendor"](*args)
+                return self.candidates["library"](*args)
             self._fail(entry, args, error)
 
     def under_autocast(
@@ -415,7 +416,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         """The first call with a signature, where what does not fit shows."""
         self.check_kinds(args)
         if not all_strided(args):
-            return self.candidates["vendor"](*args)
+            return self.candidates["library"](*args)
         if any(isinstance(a, Tensor) and a.is_neg() for a in args):  # kernels read what is in memory
             return self.run([a.resolve_neg() if isinstance(a, Tensor) else a for a in args])
         try:
@@ -585,7 +586,7 @@ def op(reference: Callable[..., Any] | None = None, **settings: Any) -> Any:
     ... def twice_of(x: torch.Tensor) -> torch.Tensor:
     ...     return x * 2
     >>> twice_of(torch.ones(2)), twice_of
-    (tensor([2., 2.]), <op twice_of: vendor, generated>)
+    (tensor([2., 2.]), <op twice_of: library, generated>)
     """
     if reference is None:
         return functools.partial(op, **settings)

@@ -1,7 +1,7 @@
 """Which candidate runs: what was pinned, else what was measured, else a heuristic that always answers.
 
 The heuristic is a pure function of the arguments (`select_by_heuristic`). On a CPU kernels are generated
-where eager torch would take 100 microseconds or more, unless the op says that its vendor is the better one
+where eager torch would take 100 microseconds or more, unless the op says that its library is the better one
 there; below, torch's single calls cost less than the way to ours, and nothing has to be compiled. Elsewhere
 they always are.
 """
@@ -108,9 +108,9 @@ def select_by_heuristic(
     """The heuristic: a function of the arguments' shapes, dtypes and devices alone.
 
     A candidate that somebody registered is meant to be used, the last one first, unless it says otherwise
-    (`Candidate`, `best`); then generated kernels, where they are not known to be slower; the vendor's last.
+    (`Candidate`, `best`); then generated kernels, where they are not known to be slower; the library's last.
     """
-    added = [c for c in able if c.name not in ("vendor", "generated") and c.is_best(args)]
+    added = [c for c in able if c.name not in ("library", "generated") and c.is_best(args)]
     if added:
         return added[-1], _first_config(added[-1], args)
     known = {c.name: c for c in able}
@@ -118,8 +118,8 @@ def select_by_heuristic(
     # With gradients there is an autograd node in Python to be reached, too.
     small = max((t.numel() for t in tensors), default=0) < _SMALL << wants_gradient(*args)
     on_cpu = all(t.device.type == "cpu" for t in tensors)
-    worse = on_cpu and (small or (op.vendor_best is not None and op.vendor_best(*args)))
-    best, other = ("vendor", "generated") if worse else ("generated", "vendor")
+    worse = on_cpu and (small or (op.library_best is not None and op.library_best(*args)))
+    best, other = ("library", "generated") if worse else ("generated", "library")
     plain = known.get(best) or known.get(other)
     return (able[-1], _first_config(able[-1], args)) if plain is None else (plain, None)
 

@@ -30,7 +30,7 @@ class AnyOp(Protocol):
     candidates: dict[str, Candidate]
     gradients: dict[tuple[Any, ...], Any]
     parts: Callable[..., Any] | None
-    vendor_best: Callable[..., bool] | None
+    library_best: Callable[..., bool] | None
     examples: Callable[..., Any] | None
     declared: Any
 

@@ -42,7 +42,7 @@ def runnable_candidates(
     for candidate in op.candidates.values():
         try:
             able = candidate.why_not(args) is None
-            if able and broken is not None and candidate.name not in ("vendor", "generated"):
+            if able and broken is not None and candidate.name not in ("library", "generated"):
                 candidate.alternatives(args)
                 candidate.is_best(args)
         except DefinitionError as error:
@@ -147,7 +147,7 @@ def bucket(size: int) -> int:
 def source_hash(op: AnyOp) -> str:
     """A hash of the sources of its reference and of the candidates that somebody registered."""
     texts = [_text(op.reference)]
-    texts += [_text(c.call) for c in op.candidates.values() if c.name not in ("vendor", "generated")]
+    texts += [_text(c.call) for c in op.candidates.values() if c.name not in ("library", "generated")]
     return _digest("\n".join(texts))
 
 

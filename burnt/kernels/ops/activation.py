@@ -63,7 +63,7 @@ def _unknown_approximation(name: str, approximate: str) -> Exception:
     )
 
 
-def _gelu_vendor_best(x: Tensor, approximate: str) -> bool:
+def _gelu_library_best(x: Tensor, approximate: str) -> bool:
     """torch's takes 0.6 to 0.85 of the time of ours on a Xeon, whose memory keeps up with both.
 
     On a Zen 5 0.6 in bfloat16, and by vectors of 256 bits 0.8 in float32.
@@ -75,7 +75,7 @@ def _gelu_vendor_best(x: Tensor, approximate: str) -> bool:
     return cpu.vendor == "Intel" or x.dtype in (torch.bfloat16, torch.float64) or narrow
 
 
-def _geglu_vendor_best(gate: Tensor, up: Tensor | None, approximate: str) -> bool:
+def _geglu_library_best(gate: Tensor, up: Tensor | None, approximate: str) -> bool:
     """As for `gelu`: in 16 bits torch's two kernels take 0.35 to 0.9 of the time of ours."""
     of_16_bits = gate.element_size() == 2 and approximate == "none"
     return is_double(gate) or (of_16_bits and not (processor().has_wide_vectors and wants_gradient(gate, up)))
@@ -84,7 +84,7 @@ def _geglu_vendor_best(gate: Tensor, up: Tensor | None, approximate: str) -> boo
 @op(
     check=_check_gelu,
     examples=lambda device: [(*a, kind) for kind in ("none", "tanh") for a in _examples(device)],
-    vendor_best=_gelu_vendor_best,
+    library_best=_gelu_library_best,
 )
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     r"""The Gaussian error linear unit, :math:`x\,\Phi(x)`.
@@ -109,7 +109,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     return F.gelu(x, approximate=approximate)
 
 
-@op(check=lambda x: check_floating("silu", x=x), examples=_examples, vendor_best=is_double)
+@op(check=lambda x: check_floating("silu", x=x), examples=_examples, library_best=is_double)
 def silu(x: Tensor) -> Tensor:
     r"""The sigmoid linear unit, or swish: :math:`x\,\sigma(x)`.
 
@@ -174,7 +174,7 @@ def _gate_examples(device: torch.device) -> list[tuple[object, ...]]:
     return [*pairs, (torch.randn(64, 1024, device=device), None)]
 
 
-@op(check=lambda gate, up: _check_gate("swiglu", gate, up), examples=_gate_examples, vendor_best=is_double)
+@op(check=lambda gate, up: _check_gate("swiglu", gate, up), examples=_gate_examples, library_best=is_double)
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     r"""A linear unit gated by a sigmoid linear one: :math:`\mathrm{silu}(g)\,u`.
 
@@ -207,7 +207,7 @@ def _check_geglu(gate: Tensor, up: Tensor | None, approximate: str) -> None:
 @op(
     check=_check_geglu,
     examples=lambda device: [(*a, "none") for a in _gate_examples(device)],
-    vendor_best=_geglu_vendor_best,
+    library_best=_geglu_library_best,
 )
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
     r"""A linear unit gated by a Gaussian error linear one: :math:`\mathrm{gelu}(g)\,u`.

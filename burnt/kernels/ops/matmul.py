@@ -82,7 +82,7 @@ def _examples_of_linear(device: torch.device) -> list[tuple[object, ...]]:
     return made
 
 
-def _vendor_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
+def _library_best(x: Tensor, weight: Tensor, *rest: Any) -> bool:
     """Nothing is computed beside it: torch's libraries are hard to beat at that."""
     _, residual, activation = rest
     return residual is None and activation is None
@@ -95,7 +95,7 @@ def _autocast_linear(
     return (*cast_all(dtype, x, weight, bias), *rest)
 
 
-@op(check=_check_linear, examples=_examples_of_linear, vendor_best=_vendor_best, autocast=_autocast_linear)
+@op(check=_check_linear, examples=_examples_of_linear, library_best=_library_best, autocast=_autocast_linear)
 def linear(
     x: Tensor,
     weight: Tensor,
@@ -154,7 +154,7 @@ def _examples_of_matmul(device: torch.device) -> list[tuple[object, ...]]:
     return made
 
 
-@op(check=_check_matmul, examples=_examples_of_matmul, vendor_best=lambda a, b: True, autocast=cast_all)
+@op(check=_check_matmul, examples=_examples_of_matmul, library_best=lambda a, b: True, autocast=cast_all)
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """The matrix product, of batches too.
 
@@ -198,7 +198,7 @@ def _examples_of_bmm(device: torch.device) -> list[tuple[object, ...]]:
     ]
 
 
-@op(check=_check_bmm, examples=_examples_of_bmm, vendor_best=lambda a, b: True, autocast=cast_all)
+@op(check=_check_bmm, examples=_examples_of_bmm, library_best=lambda a, b: True, autocast=cast_all)
 def bmm(a: Tensor, b: Tensor) -> Tensor:
     """The matrix products of a batch.
 

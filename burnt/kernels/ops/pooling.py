@@ -159,7 +159,7 @@ def avg_pool(
 @op(
     check=lambda x, output_size: _check("adaptive_avg_pool", x, output_size),
     examples=lambda device: _images(device, (1,), (7,)),
-    vendor_best=lambda x, output_size: wants_gradient(x) and _overlap(x, output_size),
+    library_best=lambda x, output_size: wants_gradient(x) and _overlap(x, output_size),
 )
 def adaptive_avg_pool(x: Tensor, output_size: int | Sequence[int]) -> Tensor:
     """The means of as many windows as the output has elements, whatever the size of `x`.
@@ -188,7 +188,7 @@ def adaptive_avg_pool(x: Tensor, output_size: int | Sequence[int]) -> Tensor:
     check=lambda x, output_size, _: _check("adaptive_max_pool", x, output_size),
     examples=lambda device: _images(device, (1, False), (7, False)),
     # Level without gradients; with them 0.3 to 0.6 times as fast as torch's.
-    vendor_best=lambda *_: True,
+    library_best=lambda *_: True,
 )
 def adaptive_max_pool(
     x: Tensor, output_size: int | Sequence[int], return_indices: bool = False

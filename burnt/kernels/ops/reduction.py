@@ -72,7 +72,7 @@ def _flags_examples(device: torch.device) -> list[tuple[object, ...]]:
     return [(x > 0, dim, False) for x, dim in _inputs(device)]
 
 
-@op(examples=_typed_examples, vendor_best=_short_rows)
+@op(examples=_typed_examples, library_best=_short_rows)
 def reduce_sum(
     x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -99,7 +99,7 @@ def reduce_sum(
     return torch.sum(x, _axes(x, dim), keepdim, dtype=dtype)
 
 
-@op(examples=_typed_examples, vendor_best=_short_rows)
+@op(examples=_typed_examples, library_best=_short_rows)
 def reduce_mean(
     x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -125,7 +125,7 @@ def reduce_mean(
     return torch.mean(x, _axes(x, dim), keepdim, dtype=dtype)
 
 
-@op(examples=_examples, vendor_best=_short_rows)
+@op(examples=_examples, library_best=_short_rows)
 def reduce_max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """The largest element; its gradient is shared by equal ones.
 
@@ -148,7 +148,7 @@ def reduce_max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
     return torch.amax(x, _axes(x, dim), keepdim)
 
 
-@op(examples=_examples, vendor_best=_short_rows)
+@op(examples=_examples, library_best=_short_rows)
 def reduce_min(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """The smallest element; its gradient is shared by equal ones.
 

@@ -40,7 +40,7 @@ def cumsum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
 
 
 # torch's gradient looks for zeros, and takes a way of its own around them: no kernel says it.
-@op(examples=_examples, vendor_best=lambda *args: wants_gradient(*args))
+@op(examples=_examples, library_best=lambda *args: wants_gradient(*args))
 def cumprod(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """The products of an axis up to each element.
 

@@ -31,7 +31,7 @@ def _rows(x: Tensor, dim: int) -> tuple[int, int, bool]:
     return length, step, x.numel() > length * step
 
 
-def _vendor_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> bool:
+def _library_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> bool:
     """torch's own is vectorised by hand along the last axis: with gradients as fast as what is generated.
 
     Without them that is 1.05 to 1.7 times as fast (Zen 5, with vectors of 512 bits and of 256). Along other
@@ -48,7 +48,7 @@ def _vendor_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> bool:
     return x.dtype == torch.float16 or few or (length < 128 and step > 64)
 
 
-def _vendor_log_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> bool:
+def _library_log_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> bool:
     """Generated, long rows are 1.1 to 1.7 times as fast, those of 16 bits and of float64 without gradients.
 
     Short ones, and other axes of 16 bits or float64, are 0.2 to 1.1 times as fast. Along other axes of
@@ -67,7 +67,7 @@ def _vendor_log_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> bool:
     return step > 64 and (several or step > length)
 
 
-@op(check=_check, examples=_examples, vendor_best=_vendor_best)
+@op(check=_check, examples=_examples, library_best=_library_best)
 def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     r"""Exponentials along an axis, divided by their sum: :math:`y_i = e^{x_i} / \sum_j e^{x_j}`.
 
@@ -96,7 +96,7 @@ def _check_log(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
         check_floating("log_softmax", x=x)
 
 
-@op(check=_check_log, examples=_examples, vendor_best=_vendor_log_best)
+@op(check=_check_log, examples=_examples, library_best=_library_log_best)
 def log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     r"""The logarithm of the softmax along an axis: :math:`y_i = x_i - \log \sum_j e^{x_j}`.
 

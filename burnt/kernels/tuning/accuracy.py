@@ -165,7 +165,7 @@ class ReferenceResult:
         tensors = {name: a for name, a in zip(op.positions, args, strict=True) if isinstance(a, Tensor)}
         self.memory = [(name, _bytes(a), _bytes(a).clone()) for name, a in tensors.items()]
         parts = None if op.parts is None else op.parts(*args)
-        exact, eager = _Noted(op.reference), _Noted(op.candidates["vendor"])
+        exact, eager = _Noted(op.reference), _Noted(op.candidates["library"])
         with _Watched() as watched:
             if parts is None:
                 self.exact = results_and_gradients(exact, [_cut(a, None, True) for a in args])

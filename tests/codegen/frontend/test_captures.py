@@ -19,7 +19,7 @@ from burnt.codegen import Function, fuse
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.errors import FusionError
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -95,11 +95,11 @@ SCALES, NORMS = (2.0, (1, "two")), (F.layer_norm, F.rms_norm)
 def test_attributes_are_no_captures() -> None:
     fused = fuse(lambda x: torch.tanh(x) * SCALES[0] + NORMS[0](x, (4,)))
     x = randn(3, 4)
-    assert fused.why_plain(x) is None
+    assert fused.fallback_reason(x) is None
     same(fused(x), fused.fn(x))
-    assert "captures a list" in str(fuse(lambda x: tanh[0] * x).why_plain(x))
-    assert "captures a tuple" in str(fuse(lambda x: LISTED[0][0] * x).why_plain(x))
-    assert "captures a tuple" in str(fuse(lambda x: HELPED[0](x)).why_plain(x))
+    assert "captures a list" in str(fuse(lambda x: tanh[0] * x).fallback_reason(x))
+    assert "captures a tuple" in str(fuse(lambda x: LISTED[0][0] * x).fallback_reason(x))
+    assert "captures a tuple" in str(fuse(lambda x: HELPED[0](x)).fallback_reason(x))
 
 
 LISTED, HELPED = (held,), (helped,)
@@ -129,7 +129,7 @@ class Held:
 def test_what_a_callable_object_holds_is_noticed(monkeypatch):
     scale, x = Scale(), randn(3)
     fused = fuse(scale)
-    assert fused.why_plain(x) is None
+    assert fused.fallback_reason(x) is None
     same(fused(x), x * 2)
     monkeypatch.setattr(Scale, "by", 3.0)
     same(fused(x), x * 3)
@@ -165,12 +165,12 @@ def test_attributes_that_are_read_where_their_name_is_are_noticed(fn, holder, na
         each.scale = 3.0
     settings.scaled = lambda x: x * settings.scale
     fused, x = fuse(fn), randn(3)
-    assert fused.why_plain(x) is None
+    assert fused.fallback_reason(x) is None
     same(fused(x), fn(x))
     monkeypatch.setattr(holder, name, torch.tensor([2.0, 3.0, 4.0]))
     same(fused(x), fn(x))
     monkeypatch.setattr(holder, name, 7.0)
-    assert fused.why_plain(x) is None
+    assert fused.fallback_reason(x) is None
     same(fused(x), x * 7)
 
 
@@ -197,20 +197,20 @@ def with_default_by_name(x, *, by={"a": 2.0}):  # noqa: B006
     ],
 )
 def test_what_has_a_state_that_nobody_sees_runs_as_it_is(fn, reason):
-    assert reason in fuse(fn).why_plain(randn(3))
+    assert reason in fuse(fn).fallback_reason(randn(3))
     with pytest.raises(FusionError, match=reason):
         fuse(fn, single=True)(randn(3))
 
 
 @pytest.mark.parametrize("fn", [torch.tanh, torch.Tensor.tanh, torch.ops.aten.tanh.default, F.tanh])
 def test_functions_of_torchs_own_are_fused(fn):
-    assert Function(fn, lowered=True).why_plain(randn(3)) is None
+    assert Function(fn, lowered=True).fallback_reason(randn(3)) is None
 
 
 def test_a_function_given_some_of_its_arguments_is_a_copy():
     given = functools.partial(lambda by, x: x * by, 2.0)
     fused, x = fuse(given), randn(3)
-    assert fused.why_plain(x) is None
+    assert fused.fallback_reason(x) is None
     same(fused(x), x * 2)
 
 
@@ -218,7 +218,7 @@ def test_modules_in_cells_are_no_state():
     import math as m
 
     fused = fuse(lambda x: x * m.pi)
-    assert fused.why_plain(torch.ones(3)) is None
+    assert fused.fallback_reason(torch.ones(3)) is None
 
 
 count, drawn = 0, random.Random(0).random
@@ -270,12 +270,12 @@ def _own_counter(x):
     ],
 )
 def test_what_happens_besides_computing_runs_as_it_is(fn, reason):
-    assert reason in fuse(fn).why_plain(randn(3))
+    assert reason in fuse(fn).fallback_reason(randn(3))
 
 
 def test_names_of_a_functions_own_may_change():
     fused, x = fuse(_own_counter), randn(3)
-    assert fused.why_plain(x) is None
+    assert fused.fallback_reason(x) is None
     for _ in range(2):
         same(fused(x), x * 2)
 
@@ -290,7 +290,7 @@ def test_what_a_trace_does_not_know_of_a_tensor_is_not_asked_in_vain(name):
 
     fused, x = fuse(fn), randn(3).requires_grad_()
     same(fused(x), fused.fn(x))
-    assert f"it asks a tensor for {name}" in fused.why_plain(x)
+    assert f"it asks a tensor for {name}" in fused.fallback_reason(x)
 
 
 def test_gradients_that_are_turned_on_inside():

@@ -492,7 +492,7 @@ def test_a_captured_tensor_may_become_another_inside(capture: Callable[..., Any]
     weight.data = torch.full((3,), 2.0, dtype=torch.float64)
     for _ in range(2):
         torch.testing.assert_close(fused(x).detach(), x.double() * 2)
-    assert fused.why_plain(x) is None
+    assert fused.fallback_reason(x) is None
 
 
 def test_what_is_captured_anew_does_not_hide_what_was_before(monkeypatch: pytest.MonkeyPatch) -> None:

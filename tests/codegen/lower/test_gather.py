@@ -15,7 +15,7 @@ from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.errors import InputIndexError
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
 SOURCE = torch.Generator().manual_seed(0)
 X = torch.randn(50, 7, generator=SOURCE)
@@ -72,7 +72,7 @@ def test_look_ups(name: str) -> None:
     fn, args, kernels = LOOK_UPS[name]
     fused = fuse(fn)
     plan = fused.plan(*args)
-    assert plan is not None, fused.why_plain(*args)
+    assert plan is not None, fused.fallback_reason(*args)
     assert all(isinstance(s, Kernel) for s in plan.plan.steps)
     results = []
     for run in (fn, fused):
@@ -119,7 +119,7 @@ def test_an_index_out_of_range(name: str, bad: int, length: int) -> None:
     assert isinstance(ours.value, InputIndexError)
     assert ours.value.expected == expected
     assert str(ours.value).startswith(f"{name.split(' ')[0]}: index {bad} is out of range\n")
-    assert fused.why_plain(X, torch.zeros_like(index)) is None
+    assert fused.fallback_reason(X, torch.zeros_like(index)) is None
 
 
 def test_the_first_and_the_last_place_and_those_beside_them() -> None:
@@ -160,7 +160,7 @@ def test_places_past_32_bits() -> None:
     x, i = torch.tensor([2.5], dtype=torch.float64), torch.tensor([most - 1, -most, 3])
     fused = fuse(fn)
     ends, row, looked, total, added = fused(x, i)
-    assert fused.why_plain(x, i) is None
+    assert fused.fallback_reason(x, i) is None
     assert ends.tolist() == [most - 3, most - 2, most - 1]
     assert row.tolist() == list(range(most - 1, most - 8, -1))
     assert looked.tolist() == [2.5] * 3
@@ -173,7 +173,7 @@ def test_places_past_32_bits() -> None:
 def test_a_class_out_of_range_is_no_row_of_zeros() -> None:
     fused = fuse(lambda i: F.one_hot(i, 5) * 2)
     for good in (torch.tensor([[1, 4, 0]]), torch.tensor(3), torch.empty(0, 2, dtype=torch.int64)):
-        assert fused.why_plain(good) is None
+        assert fused.fallback_reason(good) is None
         assert torch.equal(fused(good), fused.fn(good))
     for bad in (5, -1):
         with pytest.raises(RuntimeError, match="Class values"):

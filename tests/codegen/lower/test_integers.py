@@ -54,7 +54,7 @@ def unsigned_as_torch_has_them(compiled: Callable[..., Any], dtype: torch.dtype)
     a, b = (t.bitwise_and(2**bits - 1 if bits < 64 else -1).to(dtype) for t in (a, b))
     b[7:20] = a[7:20]
     made = compiled(of_wide_unsigned)
-    assert made.why_plain(a, b) is None
+    assert made.fallback_reason(a, b) is None
     for i, (ours, theirs) in enumerate(zip(made(a, b), of_wide_unsigned(a, b), strict=True)):
         assert ours.dtype == theirs.dtype
         assert ours.tolist() == theirs.tolist(), f"result {i}"
@@ -65,7 +65,7 @@ def as_torch_has_them(compiled: Callable[..., Any], dtype: torch.dtype) -> None:
     a, b = (torch.randint(info.min, info.max, (400,), generator=source).to(dtype) for _ in range(2))
     a[:4] = torch.tensor([info.min, info.max, 0, 1]).to(dtype)
     made = compiled(all_of_them)
-    assert made.why_plain(a, b) is None
+    assert made.fallback_reason(a, b) is None
     for i, (ours, theirs) in enumerate(zip(made(a, b), all_of_them(a, b), strict=True)):
         assert torch.equal(ours, theirs), f"result {i}"
 
@@ -91,7 +91,7 @@ def test_a_choice_of_unsigned_numbers_where_torch_has_it(
             made(a, b)
     else:
         assert expected.tolist() == [0, 2, 2, 4, 4, 6]
-        assert made.why_plain(a, b) is None
+        assert made.fallback_reason(a, b) is None
         assert made(a, b).tolist() == [1, 2, 3, 0, 1, 2]
 
 

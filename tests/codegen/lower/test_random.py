@@ -18,7 +18,7 @@ from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.schedule.scheduler import Call
 from tests.codegen.drawn import words
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
 N = 200_000
 
@@ -27,7 +27,7 @@ def planned(fn: Callable[..., Any], *args: Any) -> Any:
     """A fused function, whose plan calls no op of torch's."""
     fused = fuse(fn)
     plan = fused.plan(*args)
-    assert plan is not None, fused.why_plain(*args)
+    assert plan is not None, fused.fallback_reason(*args)
     assert not any(isinstance(step, Call) for step in plan.plan.steps)
     return fused
 
@@ -233,9 +233,9 @@ def test_what_torch_draws_itself_is_refused_with_gradients() -> None:
     x = torch.rand(20, requires_grad=True)
     fused = fuse(lambda x: x * torch.poisson(x.detach()))
     fused(x)
-    assert "draws random numbers" in str(fused.why_plain(x))
+    assert "draws random numbers" in str(fused.fallback_reason(x))
     with torch.no_grad():
-        assert fused.why_plain(x) is None
+        assert fused.fallback_reason(x) is None
 
 
 # --- kernels ----------------------------------------------------------------------------------------------

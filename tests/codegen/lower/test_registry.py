@@ -15,7 +15,7 @@ from burnt.codegen.lower import LOWERINGS, lowered, pointwise
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.errors import DefinitionError
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
 
 @torch.library.custom_op("burnt_tests::word", mutates_args=())
@@ -42,7 +42,7 @@ def test_a_lowering_is_used_from_then_on(op: Any) -> None:
 
     before = burnt.fuse(fn)
     assert torch.equal(before(x), torch.ones(5, 7))
-    assert "vendor" in {step.kind for step in burnt.explain(fn, x, timed=False).steps}
+    assert "library" in {step.kind for step in burnt.explain(fn, x, timed=False).steps}
     lowered(op.default)(lambda meta, x, dtype: pointwise("mul", meta, [x, x], meta.dtype))
     assert [step.kind for step in burnt.explain(fn, x, timed=False).steps] == ["elementwise"]
     torch.testing.assert_close(burnt.fuse(fn)(x), x * x + 1)
@@ -125,6 +125,6 @@ def test_the_words_that_are_listed_are_known_to_every_printer(op: Any, target: s
         told = burnt.explain(
             lambda x, result=result: torch.ops.burnt_tests.word(x, result), x, timed=False, target=target
         )
-        assert told.plain is None, (word, told.plain)
+        assert told.fallback_reason is None, (word, told.fallback_reason)
         (step,) = told.steps
         assert step.kind == "elementwise", word

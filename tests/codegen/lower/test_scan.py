@@ -16,7 +16,7 @@ from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
 
 def values(*shape: int, odd: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -33,7 +33,7 @@ def same(fn: Callable[..., Any], x: Tensor, rtol: float = 1e-5) -> CompiledPlan:
     fused = fuse(fn)
     torch.testing.assert_close(fused(x), fn(x), equal_nan=True, rtol=rtol, atol=rtol)
     plan = fused.plan(x)
-    assert plan is not None, fused.why_plain(x)
+    assert plan is not None, fused.fallback_reason(x)
     return plan
 
 

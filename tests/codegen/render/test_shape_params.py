@@ -88,7 +88,7 @@ def test_parameters_compute_what_numbers_do(fn):
     for rows, columns in ((3, 5), (6, 7), (9, 4), (12, 11), (33, 300), (300, 33), (1200, 129)):
         x = torch.randn(rows, columns, dtype=torch.float64)
         torch.testing.assert_close(fused(x), fn(x))
-        assert fused.why_plain(x) is None
+        assert fused.fallback_reason(x) is None
 
 
 def test_one_is_another_form_than_many():

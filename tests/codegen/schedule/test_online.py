@@ -21,7 +21,7 @@ from burnt.codegen.schedule.passes import OnlineThresholds
 from tests.codegen.compare import judge
 from tests.codegen.programs import program
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
 ALWAYS = dataclasses.replace(C, joins=OnlineThresholds())
 NEVER = dataclasses.replace(C, joins=None)

@@ -16,7 +16,7 @@ from burnt.codegen.ir import Kernel, PartialSum
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -26,7 +26,7 @@ from burnt.kernels.dispatch.generated import Generated
 from burnt.kernels.interface.registry import OPS
 from tests.processors import WIDE
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: the vendor serves")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: the library serves")
 
 
 def is_float(value: Any) -> bool:
@@ -91,20 +91,20 @@ def test_entries_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
-def test_small_calls_go_to_the_vendor_and_large_ones_are_generated(processor: str) -> None:
+def test_small_calls_go_to_the_library_and_large_ones_are_generated(processor: str) -> None:
     small, large = torch.randn(8, 8), torch.randn(256, 1024)
-    assert kernels.rms_norm.chosen(small).candidate.name == "vendor"
+    assert kernels.rms_norm.chosen(small).candidate.name == "library"
     assert kernels.rms_norm.chosen(large).candidate.name == "generated"
     # Where torch's own is known to be as fast it serves, whatever the size.
-    assert kernels.softmax.chosen(large.clone().requires_grad_()).candidate.name == "vendor"
-    assert kernels.layer_norm.chosen(large.clone().requires_grad_()).candidate.name == "vendor"
-    assert kernels.layer_norm.chosen(large.half()).candidate.name == "vendor"
+    assert kernels.softmax.chosen(large.clone().requires_grad_()).candidate.name == "library"
+    assert kernels.layer_norm.chosen(large.clone().requires_grad_()).candidate.name == "library"
+    assert kernels.layer_norm.chosen(large.half()).candidate.name == "library"
     alone = kernels.layer_norm.chosen(large, torch.ones(1024)).candidate.name
-    assert alone == ("generated" if processor in WIDE else "vendor")
-    assert kernels.layer_norm.chosen(large.bfloat16(), torch.ones(1024)).candidate.name == "vendor"
+    assert alone == ("generated" if processor in WIDE else "library")
+    assert kernels.layer_norm.chosen(large.bfloat16(), torch.ones(1024)).candidate.name == "library"
     assert kernels.layer_norm.chosen(large, residual=large).candidate.name == "generated"
     rows = torch.randn(1 << 13, 64)
-    assert kernels.reduce_sum.chosen(rows, -1).candidate.name == "vendor"
+    assert kernels.reduce_sum.chosen(rows, -1).candidate.name == "library"
     assert kernels.reduce_sum.chosen(rows, 0).candidate.name == "generated"
     assert kernels.reduce_max.chosen(rows.clone().requires_grad_(), -1).candidate.name == "generated"
 
@@ -161,11 +161,11 @@ def test_batch_norm_is_generated_where_that_is_faster() -> None:
     training, inference = kernels.batch_norm_training, kernels.batch_norm_inference
     for _ in range(2):  # a choice is kept, by the layout too
         assert chosen(training, x) == "generated"
-        assert chosen(training, last) == chosen(training, rows) == "vendor"
+        assert chosen(training, last) == chosen(training, rows) == "library"
     assert chosen(training, last, activation="relu") == chosen(training, last, residual=last) == "generated"
     assert chosen(training, rows, activation="relu") == "generated"
-    assert chosen(training, rows.clone().requires_grad_(), activation="relu") == "vendor"
-    assert chosen(inference, x, mean, var) == chosen(inference, last, mean, var) == "vendor"
+    assert chosen(training, rows.clone().requires_grad_(), activation="relu") == "library"
+    assert chosen(inference, x, mean, var) == chosen(inference, last, mean, var) == "library"
     assert chosen(inference, last, mean, var, activation="relu") == "generated"
 
 
@@ -175,23 +175,23 @@ def test_batch_norm_is_generated_where_that_is_faster() -> None:
     [
         ("softmax", (4096, 256), 0, torch.float32, "generated", "generated"),
         ("softmax", (16, 256, 256), -2, torch.bfloat16, "generated", "generated"),
-        ("softmax", (4096, 256), 0, torch.bfloat16, "vendor", "vendor"),
+        ("softmax", (4096, 256), 0, torch.bfloat16, "library", "library"),
         ("softmax", (512, 16, 64), 1, torch.float32, "generated", "generated"),
-        ("softmax", (512, 16, 128), 1, torch.float32, "vendor", "vendor"),
-        ("softmax", (4096, 256), 0, torch.float16, "vendor", "vendor"),
-        ("softmax", (4096, 256), -1, torch.float32, "generated", "vendor"),
-        ("softmax", (4096, 256), 1, torch.float16, "generated", "vendor"),
-        ("softmax", (4096, 256), 1, torch.float64, "vendor", "vendor"),
+        ("softmax", (512, 16, 128), 1, torch.float32, "library", "library"),
+        ("softmax", (4096, 256), 0, torch.float16, "library", "library"),
+        ("softmax", (4096, 256), -1, torch.float32, "generated", "library"),
+        ("softmax", (4096, 256), 1, torch.float16, "generated", "library"),
+        ("softmax", (4096, 256), 1, torch.float64, "library", "library"),
         ("log_softmax", (1024, 256), -1, torch.float32, "generated", "generated"),
-        ("log_softmax", (4096, 128), -1, torch.float32, "vendor", "vendor"),
-        ("log_softmax", (512, 1024), 1, torch.bfloat16, "generated", "vendor"),
-        ("log_softmax", (1024, 512), 1, torch.float16, "vendor", "vendor"),
-        ("log_softmax", (1024, 512), 1, torch.float64, "generated", "vendor"),
+        ("log_softmax", (4096, 128), -1, torch.float32, "library", "library"),
+        ("log_softmax", (512, 1024), 1, torch.bfloat16, "generated", "library"),
+        ("log_softmax", (1024, 512), 1, torch.float16, "library", "library"),
+        ("log_softmax", (1024, 512), 1, torch.float64, "generated", "library"),
         ("log_softmax", (4096, 256), 0, torch.float32, "generated", "generated"),
-        ("log_softmax", (4096, 256), 0, torch.bfloat16, "vendor", "vendor"),
-        ("log_softmax", (512, 4096), 0, torch.float32, "vendor", "generated"),
+        ("log_softmax", (4096, 256), 0, torch.bfloat16, "library", "library"),
+        ("log_softmax", (512, 4096), 0, torch.float32, "library", "generated"),
         ("log_softmax", (16, 1000, 49), 1, torch.float32, "generated", "generated"),
-        ("log_softmax", (16, 256, 256), 1, torch.float32, "vendor", None),
+        ("log_softmax", (16, 256, 256), 1, torch.float32, "library", None),
     ],
 )
 def test_softmax_is_generated_where_that_is_faster(
@@ -204,23 +204,23 @@ def test_softmax_is_generated_where_that_is_faster(
     processor: str,
 ) -> None:
     if training is None:
-        training = "generated" if processor in WIDE else "vendor"
+        training = "generated" if processor in WIDE else "library"
     x = torch.randn(shape, dtype=dtype)
     op: Any = getattr(kernels, name)
     assert op.chosen(x, dim).candidate.name == plain
     assert op.chosen(x.clone().requires_grad_(), dim).candidate.name == training
     if dtype != torch.float64:
-        assert op.chosen(x.double(), dim, dtype).candidate.name == "vendor"
+        assert op.chosen(x.double(), dim, dtype).candidate.name == "library"
     torch.testing.assert_close(op(x, dim), getattr(torch, name)(x, dim))
 
 
-def test_without_a_compiler_the_vendor_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_library_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     from burnt.codegen.runtime import c_library
 
     monkeypatch.setattr(c_library, "find_compiler", lambda: None)
     kernels.swiglu.forget()
     x = torch.randn(256, 1024)
-    assert kernels.swiglu.chosen(x, x).candidate.name == "vendor"
+    assert kernels.swiglu.chosen(x, x).candidate.name == "library"
     torch.testing.assert_close(kernels.swiglu(x, x), F.silu(x) * x)
     assert "no C compiler" in str(kernels.explain(kernels.swiglu, x, x))
     monkeypatch.undo()
@@ -500,7 +500,7 @@ KERNELS: dict[str, tuple[kernels.Op[..., Any], tuple[Any, ...], list[str], int]]
         1,
     ),
     "dropout": (kernels.dropout, (X,), ["elementwise"], 1),
-    "max_pool": (kernels.max_pool, (IMAGES, 3, 2, 1), ["window"], 2),
+    "max_pool": (kernels.max_pool, (IMAGES, 3, 2, 1), ["pooling"], 2),
     "embedding": (kernels.embedding, (LABELLED[1], X.t().contiguous()), ["elementwise"], 0),
 }
 
@@ -520,9 +520,9 @@ def test_kernels_by_count_and_class(name: str) -> None:
         if wanted:
             assert found.backward is not None
             kinds = [step.kind for step in found.backward.steps]
-            assert len([kind for kind in kinds if kind != "vendor"]) <= backward, found.backward
+            assert len([kind for kind in kinds if kind != "library"]) <= backward, found.backward
             # A sort, and a scatter: the pool's rows are short.
-            assert ("vendor" in kinds) == (name in ("embedding", "max_pool"))
+            assert ("library" in kinds) == (name in ("embedding", "max_pool"))
 
 
 @needs_compiler
@@ -530,7 +530,7 @@ def test_a_reference_is_a_function_to_fuse() -> None:
     for op, args in ((kernels.gelu, (X,)), (kernels.swiglu, (X, X)), (kernels.max_pool, (IMAGES, 3))):
         for fn in (op, op.reference):
             fused = burnt.fuse(fn)
-            assert fused.why_plain(*args) is None
+            assert fused.fallback_reason(*args) is None
             torch.testing.assert_close(fused(*args), op.reference(*args))  # type: ignore[operator]
 
 
@@ -650,7 +650,7 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("candidate", ["vendor", "generated", "mine"])
+@pytest.mark.parametrize("candidate", ["library", "generated", "mine"])
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_on_every_candidate(name: str, candidate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     call, torchs, message = BAD[name]
@@ -703,7 +703,7 @@ def test_explaining_what_is_no_op() -> None:
     with pytest.raises(UnsupportedError, match="attention is no op") as error:
         kernels.explain(kernels.attention, x, x, x)  # type: ignore[arg-type]
     assert "kernels.dot_product_attention" in str(error.value)
-    assert kernels.explain(kernels.dot_product_attention, x, x, x).winner == "vendor"
+    assert kernels.explain(kernels.dot_product_attention, x, x, x).winner == "library"
     with pytest.raises(UnsupportedError, match="calls ops is explained op by op"):
         kernels.explain(lambda x: x, x)  # type: ignore[arg-type]
 
@@ -785,12 +785,12 @@ def test_opcheck_of_other_layouts(name: str) -> None:
     torch.library.opcheck(op.overloads[0], op.bound((LAYOUTS["transposed images"](),), {}))
 
 
-@pytest.mark.parametrize("candidate", ["vendor", "generated"])
+@pytest.mark.parametrize("candidate", ["library", "generated"])
 def test_dropout(candidate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     op = kernels.dropout
     x = torch.ones(200, 300, requires_grad=True)
     if op.candidates[candidate].why_not((x, 0.3, True)) is not None:
-        pytest.skip("no C compiler here: the vendor serves")
+        pytest.skip("no C compiler here: the library serves")
     monkeypatch.setattr(op, "candidates", {candidate: op.candidates[candidate]})
     op.forget()
     torch.manual_seed(3)
@@ -946,7 +946,7 @@ def test_ops_are_fused_with_what_is_around_them() -> None:
         torch.testing.assert_close(ours.double(), theirs, atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+@pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 def test_the_generated_candidate_runs_its_kernels() -> None:
     """By itself, too, and not the reference."""
     generated = kernels.softmax.candidates["generated"]

@@ -101,8 +101,8 @@ def test_every_candidate_is_as_the_definition(
         with without:
             able = [c for c in op.candidates.values() if c.why_not(cast) is None]
     for candidate in able:
-        # The vendor's serves what a candidate calls in turn.
-        kept = [candidate] if candidate.name == "generated" else [op.candidates["vendor"], candidate]
+        # The library's serves what a candidate calls in turn.
+        kept = [candidate] if candidate.name == "generated" else [op.candidates["library"], candidate]
         monkeypatch.setattr(op, "candidates", {c.name: c for c in kept})
         monkeypatch.setattr(candidate, "best", None)
         op.forget()
@@ -115,7 +115,7 @@ def test_every_candidate_is_as_the_definition(
             torch.testing.assert_close(
                 ours.float(), right.float(), rtol=2e-2, atol=2e-2 * float(right.detach().abs().max())
             )
-    assert set(ran) - {"vendor", "generated"} or of.startswith("conv"), "none by hand"
+    assert set(ran) - {"library", "generated"} or of.startswith("conv"), "none by hand"
 
 
 @pytest.mark.parametrize("name", CASES)

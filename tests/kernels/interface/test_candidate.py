@@ -144,12 +144,12 @@ def test_a_limit_that_cannot_be_used_breaks_a_call_and_no_other_candidate(
     assert error.value.what == f"{limit}= of the candidate 'bad' of shifted cannot be used"
     assert found in str(error.value)
     told = kernels.explain(op, x)
-    assert told.winner == "vendor"
+    assert told.winner == "library"
     assert told.raises is not None
     assert f"a call raises: {error.value.what}" in str(told)
     assert {c.name: c.why_not or "" for c in told.candidates}["bad"].startswith(error.value.what)
     rows = {row.config: row for row in tune(op, (x,))}
-    assert rows["good"].status == rows["vendor"].status == "ok"
+    assert rows["good"].status == rows["library"].status == "ok"
     assert (rows["bad"].status, rows["bad"].note[: len(error.value.what)]) == ("failed", error.value.what)
 
 

@@ -76,17 +76,17 @@ def test_every_candidate_raises_what_torch_does(
     op: Op[..., Any], args: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = tuple(a.detach().requires_grad_() if is_float(a) and not a.is_meta else a for a in args)
-    vendor, candidates = op.candidates["vendor"], dict(op.candidates)
-    torchs = raised(lambda: vendor(*given))
+    library, candidates = op.candidates["library"], dict(op.candidates)
+    torchs = raised(lambda: library(*given))
     kind = None if torchs is None else next(kind for kind in KINDS if isinstance(torchs, kind))
     if kind is NotImplementedError and any(isinstance(a, Tensor) and a.is_meta for a in args):
         kind = RuntimeError  # of a tensor without values, where a GPU's would do
     ours = {}
     for name, candidate in candidates.items():
-        if name != "vendor" and find_compiler() is None:
+        if name != "library" and find_compiler() is None:
             continue
         # A candidate for the gradient alone leaves the look-up to others.
-        kept = {name: candidate} if name == "generated" else {"vendor": vendor, name: candidate}
+        kept = {name: candidate} if name == "generated" else {"library": library, name: candidate}
         monkeypatch.setattr(op, "candidates", kept)
         monkeypatch.setattr(candidate, "best", lambda *_: True)
         op.forget()

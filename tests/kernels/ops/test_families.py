@@ -543,11 +543,11 @@ def through_library(op: Op[..., Any]) -> Callable[..., Any]:
 
 
 def routes(op: Op[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    yield "vendor", op.candidates["vendor"]
+    yield "library", op.candidates["library"]
     if find_compiler() is not None and "generated" in op.candidates:
         yield "generated", op.candidates["generated"].bound(args)  # type: ignore[attr-defined]
     for name, candidate in op.candidates.items():
-        if name not in ("vendor", "generated") and candidate.why_not(args) is None:
+        if name not in ("library", "generated") and candidate.why_not(args) is None:
             yield name, candidate
     yield "torch.ops", through_library(op)
     yield "front", op
@@ -598,7 +598,7 @@ def beside_float64(name: str, dtype: torch.dtype, given: tuple[Any, ...] | None 
     with Watched() as watched:
         truth = with_gradients(definition, converted(args, torch.float64))
     exact = with_gradients(definition, converted(given, torch.float64))
-    eager = with_gradients(op.candidates["vendor"], given)
+    eager = with_gradients(op.candidates["library"], given)
     eps = torch.finfo(dtype).eps
     for route, fn in routes(op, with_leaves(given)):
         made = with_gradients(fn, given)
@@ -659,6 +659,6 @@ def test_second_derivatives(name: str) -> None:
 def test_torchs_gelu_is_taken_where_its_processor_is_the_one_it_was_tuned_for(processor: str) -> None:
     """On AMD's that is one of vectors of 256 bits."""
     x = torch.empty(1 << 20)
-    ours = "generated" if find_compiler() is not None else "vendor"
-    assert kernels.gelu.chosen(x).candidate.name == (ours if processor == "AMD AVX-512" else "vendor")
+    ours = "generated" if find_compiler() is not None else "library"
+    assert kernels.gelu.chosen(x).candidate.name == (ours if processor == "AMD AVX-512" else "library")
     assert kernels.gelu.chosen(x, "tanh").candidate.name == ours

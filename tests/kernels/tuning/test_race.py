@@ -23,7 +23,7 @@ from burnt.kernels.tuning.database import Row, Store
 from burnt.kernels.tuning.timers import NotCapturedError
 from burnt.kernels.tuning.tuner import rotated, tune
 
-COSTS: dict[str, Any] = {"vendor": 2.0}
+COSTS: dict[str, Any] = {"library": 2.0}
 
 
 class Clock:
@@ -70,7 +70,7 @@ def op() -> Op[..., Any]:
     def raced(x: Tensor) -> Tensor:
         return x + x + x
 
-    raced.marked = "vendor"  # type: ignore[attr-defined]
+    raced.marked = "library"  # type: ignore[attr-defined]
     made = kernels.op(raced)
     made.discard("generated")
     return made
@@ -94,9 +94,9 @@ def test_candidates_take_turns_and_inputs_are_rotated(op: Op[..., Any]) -> None:
     entered(op, "b", 1.5)
     clock = Clock()
     rows = tune(op, (torch.randn(64),), clock=clock)
-    assert sampled(clock) == ["vendor", "a", "b"] * 7
+    assert sampled(clock) == ["library", "a", "b"] * 7
     assert [turn for _, turn in clock.log] == [t for t in range(7) for _ in range(3)]
-    assert {row.config: row.ms for row in rows} == {"vendor": 2.0, "a": 1.0, "b": 1.5}
+    assert {row.config: row.ms for row in rows} == {"library": 2.0, "a": 1.0, "b": 1.5}
     assert len(clock.inputs) == 8
     assert len({given[0].data_ptr() for given in clock.inputs}) == 8
 
@@ -118,13 +118,13 @@ def test_samples_that_scatter_are_taken_again_and_marked(op: Op[..., Any]) -> No
     entered(op, "restless", itertools.cycle((1.0, 2.0)))
     clock = Clock()
     rows = {row.config: row.note for row in tune(op, (torch.randn(64),), clock=clock)}
-    assert rows == {"vendor": "", "calm": "", "restless": "disturbed: samples differ by 67%"}
-    assert sampled(clock) == ["vendor", "calm", "restless"] * 14
+    assert rows == {"library": "", "calm": "", "restless": "disturbed: samples differ by 67%"}
+    assert sampled(clock) == ["library", "calm", "restless"] * 14
     # Once it has calmed down no more are taken.
     entered(op, "restless", itertools.chain((1.0, 2.0), itertools.repeat(1.0)))
     clock = Clock()
     tune(op, (torch.randn(64),), clock=clock)
-    assert sampled(clock) == ["vendor", "calm", "restless"] * 7
+    assert sampled(clock) == ["library", "calm", "restless"] * 7
 
 
 def test_time_is_limited(op: Op[..., Any]) -> None:
@@ -190,8 +190,8 @@ def test_what_is_ready_is_measured_while_the_rest_is_compiled(op: Op[..., Any]) 
     rows = {row.config: row for row in tune(op, (torch.randn(64),), clock=clock)}
     assert tiled.asked == [1, 2, 3]  # all at once, before anything is timed
     # Each is timed beside the best so far when it comes, and all in turns in the end.
-    assert sampled(clock)[:4] == ["vendor", "2", "2", "1"]
-    assert sampled(clock)[4:7] == ["2", "1", "2"]  # the vendor's is far behind by now
+    assert sampled(clock)[:4] == ["library", "2", "2", "1"]
+    assert sampled(clock)[4:7] == ["2", "1", "2"]  # the library's is far behind by now
     assert rows['tiled {"k": 1}'].ms == 0.5
     assert rows['tiled {"k": 3}'].status == "failed"
     assert "ptxas" in rows['tiled {"k": 3}'].note
@@ -215,7 +215,7 @@ def test_what_is_risky_is_measured_after_everything_else_and_by_itself(op: Op[..
     assert list(rows.values()) == ["ok"] * 6
     names = sampled(clock)
     begin = names.index("1")
-    assert set(names[:begin]) == {"vendor", "last", "2", "4"}
+    assert set(names[:begin]) == {"library", "last", "2", "4"}
     assert names[:begin].count("last") >= 7  # all of their turns
     assert names.index("3") > begin
     # Not even compiled before, and one at a time.
@@ -244,7 +244,7 @@ def test_what_was_measured_is_kept_where_something_risky_breaks_the_device(
     with pytest.raises(RuntimeError, match="illegal memory access"):
         tune(op, (torch.randn(64),), clock=Clock())
     kept = {row.config: row.status for row in Store().rows()}
-    assert kept == {"vendor": "ok", 'tiled {"k": 2}': "ok", 'tiled {"k": 1}': "failed"}
+    assert kept == {"library": "ok", 'tiled {"k": 2}': "ok", 'tiled {"k": 1}': "failed"}
 
 
 def test_compilers_are_not_waited_for_for_ever(op: Op[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,10 @@ def test_compilers_are_not_waited_for_for_ever(op: Op[..., Any], monkeypatch: py
     never: Future[None] = Future()
     op.candidates["tiled"] = Tiled({1: never, 2: done()})
     rows = {row.config for row in tune(op, (torch.randn(64),), clock=Clock())}
-    assert rows == {"vendor", 'tiled {"k": 2}'}  # of the other nothing is noted: it may be tried another time
+    assert rows == {
+        "library",
+        'tiled {"k": 2}',
+    }  # of the other nothing is noted: it may be tried another time
     assert never.cancelled()
 
 
@@ -283,7 +286,7 @@ def test_what_cannot_be_captured_is_timed_otherwise_with_all_others(
     capturing, events = Capturing(), Clock()
     monkeypatch.setattr(tuner, "EventClock", lambda: events)
     rows = {row.config: row.status for row in tune(op, (torch.randn(64),), clock=capturing)}
-    assert rows == {"vendor": "ok", "waits": "ok", "other": "ok"}
+    assert rows == {"library": "ok", "waits": "ok", "other": "ok"}
     assert capturing.log == []
     assert set(sampled(events)) >= {"waits", "other"}
 

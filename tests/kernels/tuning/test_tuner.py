@@ -107,7 +107,7 @@ def test_of_two_candidates_the_one_that_is_right_is_taken(
     assert rows(op, x)["generated"].status == "wrong"
     op.forget()
     torch.testing.assert_close(op(x), x * 3)
-    assert op.chosen(x).candidate.name == "vendor"
+    assert op.chosen(x).candidate.name == "library"
 
 
 def test_a_candidate_with_a_wrong_gradient_is_banned(op: Op[..., Any]) -> None:
@@ -215,7 +215,7 @@ def test_a_backward_that_changes_its_cotangents_is_banned(op: Op[..., Any]) -> N
     found = {row.config: (row.status, row.note) for row in tuner.tune(op, (x,))}
     assert found["in place"] == ("wrong", "its backward changes the cotangent 0")
     assert found["zeroing"] == ("wrong", "changes its argument x")
-    assert found["vendor"][0] == found["generated"][0] == "ok"
+    assert found["library"][0] == found["generated"][0] == "ok"
 
 
 def test_cotangents_have_the_layout_of_the_results(op: Op[..., Any]) -> None:
@@ -295,15 +295,15 @@ def test_configurations_are_rows_of_their_own(op: Op[..., Any]) -> None:
             time.sleep(0.002)
         return x * 3
 
-    op.discard("vendor")
-    op.candidate("vendor", autocast=True)(lambda x: (time.sleep(0.004), x * 3)[1])
+    op.discard("library")
+    op.candidate("library", autocast=True)(lambda x: (time.sleep(0.004), x * 3)[1])
     op.candidates.pop("generated")
     x = torch.randn(64)
     op(x)
     assert tried == [64]  # the first is the best guess
     with kernels.tuning("full"):
         op(x)
-    assert set(rows(op, x)) == {'tiled {"BLOCK": 64}', 'tiled {"BLOCK": 128}', "vendor"}
+    assert set(rows(op, x)) == {'tiled {"BLOCK": 64}', 'tiled {"BLOCK": 128}', "library"}
     assert op.chosen(x).config == {"BLOCK": 128}
     tried.clear()
     op(x)
@@ -361,7 +361,7 @@ def test_choices_can_be_pinned(op: Op[..., Any]) -> None:
     op.candidate("mine")(lambda x: x * 3)
     assert op.chosen(x).candidate.name == "mine"
     op.discard("mine")
-    other = "generated" if set(noted.values()) == {"vendor"} else "vendor"
+    other = "generated" if set(noted.values()) == {"library"} else "library"
     try:
         kernels.pin(dict.fromkeys(noted, other))
         assert (op.chosen(x).candidate.name, op.chosen(x).why) == (other, "pinned")
@@ -390,14 +390,14 @@ def test_keys_tell_apart_what_matters(op: Op[..., Any]) -> None:
 
 # --- the table --------------------------------------------------------------------------------------------
 
-SOME = [Row("silu|a", "vendor", "ok", 2.0, "", 1.0), Row("silu|a", "generated", "ok", 1.0, "", 1.0)]
+SOME = [Row("silu|a", "library", "ok", 2.0, "", 1.0), Row("silu|a", "generated", "ok", 1.0, "", 1.0)]
 
 
 def test_rows_come_fastest_first() -> None:
     Store().add([*SOME, Row("silu|a", "broken", "failed", None, "no", 1.0)])
-    assert [row.config for row in Store().rows("silu|a")] == ["generated", "vendor", "broken"]
+    assert [row.config for row in Store().rows("silu|a")] == ["generated", "library", "broken"]
     Store().add([SOME[0]._replace(ms=0.5)])
-    assert Store().rows("silu|a")[0].config == "vendor"
+    assert Store().rows("silu|a")[0].config == "library"
     assert Store().rows("silu") == []
 
 
@@ -556,10 +556,10 @@ def test_tables_as_files(tmp_path: Path) -> None:
 def test_tables_that_come_with_the_package(op: Op[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(64)
     key = tuning_key(op, (x,))
-    table = {key: [Row(key, "vendor", "ok", 2.0), Row(key, "generated", "ok", 1.0)]}
+    table = {key: [Row(key, "library", "ok", 2.0), Row(key, "generated", "ok", 1.0)]}
     monkeypatch.setattr(database, "_shipped", table)
     if len(op.candidates) > 1 and op.candidates["generated"].why_not((x,)) is None:
         assert op.chosen(x).candidate.name == "generated"
     # What was measured here counts more.
     Store().add([Row(key, "generated", "ok", 9.0)])
-    assert op.chosen(x).candidate.name == "vendor"
+    assert op.chosen(x).candidate.name == "library"

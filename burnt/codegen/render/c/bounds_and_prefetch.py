@@ -78,7 +78,7 @@ def next_rows(kernel: Kernel) -> list[tuple[Buffer, IndexExpr, int]]:
     Returns:
         of each stretch the buffer, where it begins, and how many elements it has.
     """
-    if kernel.kind != "window" or not kernel.outer:
+    if kernel.kind != "pooling" or not kernel.outer:
         return []
     turn = kernel.outer[-1]
     found: dict[tuple[Buffer, IndexExpr], int] = {}

@@ -340,7 +340,7 @@ def _narrowed(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(mask == -torch.inf, mask, mask.clamp(min=least)).to(dtype)
 
 
-def _vendor(
+def _library(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -432,7 +432,7 @@ def is_causal_alone(
     return after == 0 and aligned and all(other is None for other in others)
 
 
-def _vendor_best(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> bool:
+def _library_best(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> bool:
     softcap, seed = rest[5], rest[11]
     return softcap is None and seed is None
 
@@ -486,8 +486,8 @@ def _of_broadcast(mask: Tensor, index: tuple[slice, slice]) -> tuple[slice, ...]
     look=_look,
     always_looks=True,
     examples=_examples,
-    vendor=_vendor,
-    vendor_best=_vendor_best,
+    library=_library,
+    library_best=_library_best,
     autocast=_autocast,
     parts=_parts,
 )
@@ -610,4 +610,4 @@ def scored(score: Score, s: Tensor, places: Sequence[Tensor]) -> Tensor:
 def recorded(*args: Any) -> Tensor:
     """The op where calls are recorded: torch's own call, which compilers know, where it has the options."""
     softcap, seed = args[8], args[14]
-    return (_vendor if softcap is None and seed is None else dot_product_attention)(*args)
+    return (_library if softcap is None and seed is None else dot_product_attention)(*args)

@@ -286,7 +286,7 @@ def _padded(x: Tensor, weight: Tensor, padding: str, stride: Sizes, dilation: Si
     _OfWords,
     check=_check_conv,
     examples=_examples_of_conv,
-    vendor_best=_conv_is_all,
+    library_best=_conv_is_all,
     autocast=_autocast_conv,
 )
 def conv(
@@ -438,7 +438,7 @@ def _examples_of_transposed(device: torch.device) -> list[tuple[object, ...]]:
 @op(
     check=_check_transposed,
     examples=_examples_of_transposed,
-    vendor_best=lambda x, weight, bias, activation, *rest: activation is None,
+    library_best=lambda x, weight, bias, activation, *rest: activation is None,
     autocast=cast_all,
 )
 def conv_transpose(

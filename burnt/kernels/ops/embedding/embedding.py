@@ -72,7 +72,7 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
 _LARGE = 1 << 17
 
 
-def _vendor_best(indices: Tensor, weight: Tensor, padding_idx: int | None) -> bool:
+def _library_best(indices: Tensor, weight: Tensor, padding_idx: int | None) -> bool:
     large = indices.numel() * weight.shape[1] >= _LARGE
     return wants_gradient(weight) or weight.dtype != torch.float32 or not large
 
@@ -83,7 +83,7 @@ def _sorted_best(indices: Tensor, weight: Tensor, padding_idx: int | None) -> bo
     return weight.device.type == "cpu" and weight.dtype.itemsize == 2 and large and rows_to_spare
 
 
-@op(check=_check, look=_look, examples=_examples, vendor_best=_vendor_best)
+@op(check=_check, look=_look, examples=_examples, library_best=_library_best)
 def embedding(indices: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
     """The rows of a table, looked up by index.
 

@@ -145,7 +145,7 @@ def look_at_labels(name: str, target: Tensor, classes: int, ignore_index: int) -
         )
 
 
-def _vendor(
+def _library(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None = None,
@@ -193,9 +193,9 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
 @op(
     check=_check,
     look=_look,
-    vendor=_vendor,
+    library=_library,
     examples=_examples,
-    vendor_best=lambda logits, target, *_: (
+    library_best=lambda logits, target, *_: (
         target.is_floating_point() or (is_double(logits) and wants_gradient(logits))
     ),
 )

@@ -256,7 +256,7 @@ def _gru_by_torch(
 
 
 @op(
-    vendor=_lstm_by_torch,
+    library=_lstm_by_torch,
     check=_check_lstm,
     look=lambda x, *rest: _look("lstm_layer", x, rest[6]),
     examples=_examples("lstm"),
@@ -327,7 +327,7 @@ def lstm_layer(
 
 
 @op(
-    vendor=_gru_by_torch,
+    library=_gru_by_torch,
     check=_check_gru,
     look=lambda x, *rest: _look("gru_layer", x, rest[5]),
     examples=_examples("gru"),

@@ -18,7 +18,7 @@ from burnt.codegen.render.shape_params import SizeTemplates
 from burnt.codegen.runtime import targets
 from burnt.codegen.runtime.c_compiler import find_compiler
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: plain functions run")
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 
 
 def twice(x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def wrong(shapes: list[tuple[int, int]], dtype: torch.dtype, patch: pytest.Monke
         fused = fuse(neighbours)
         pairs = zip(fused(x), neighbours(x), strict=True)
         found += [f"{i} of {rows}x{columns}" for i, (a, b) in enumerate(pairs) if not torch.equal(a, b)]
-        assert not fused.why_plain(x)
+        assert not fused.fallback_reason(x)
     return found
 
 

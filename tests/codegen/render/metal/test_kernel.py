@@ -209,7 +209,7 @@ def test_whole_numbers(name: str) -> None:
         if dtype == torch.int64:
             x *= 3_000_000_001
         fused = metal(fn)
-        assert fused.why_plain(x, axis) is None
+        assert fused.fallback_reason(x, axis) is None
         same(fused(x, axis), fn(x, axis))
     flags = lambda x, axis: (x.all(axis), x.any(axis), x.sum(axis), x.amax(axis))  # noqa: E731
     x = randn(*shape) > -2
@@ -376,11 +376,11 @@ def test_the_third_shape_needs_no_compiler() -> None:
 
 def test_what_is_refused() -> None:
     wide = metal(lambda x: x.double() + 1)
-    assert str(wide.why_plain(randn(3))).startswith("Metal has no float64")
+    assert str(wide.fallback_reason(randn(3))).startswith("Metal has no float64")
     same(wide(randn(3)), randn(3).double() + 1)
     many = metal(lambda *x: sum(x))
     x = [randn(3, seed=i) for i in range(40)]
-    said = str(many.why_plain(*x))
+    said = str(many.fallback_reason(*x))
     assert said.startswith("a kernel of more tensors than Metal binds")
     assert "found     41" in said
     same(many(*x), sum(x))
@@ -404,7 +404,7 @@ def test_an_autograd_function_is_torchs() -> None:
     for _ in range(2):
         (gradient,) = torch.autograd.grad(fused(x).sum(), x)
         same(gradient, 3 * x * torch.cos(x * x))
-    assert "autograd.Function" in str(fused.why_plain(x))
+    assert "autograd.Function" in str(fused.fallback_reason(x))
 
 
 def test_a_gradient_that_is_refused_is_torchs() -> None:

@@ -31,7 +31,7 @@ FORMS: dict[str, tuple[tuple[int, ...], int, tuple[str, ...], tuple[str, ...]]] 
 
 
 def same(fused: Function, x: Tensor, *args: int, rtol: float = 1e-5) -> None:
-    assert fused.why_plain(x, *args) is None
+    assert fused.fallback_reason(x, *args) is None
     torch.testing.assert_close(
         fused(x, *args), fused.__wrapped__(x, *args), equal_nan=True, rtol=rtol, atol=rtol
     )

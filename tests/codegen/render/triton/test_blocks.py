@@ -9,7 +9,7 @@ import pytest
 
 from burnt.codegen.render.triton.tile_config import (
     Limits,
-    TileConfig,
+    TileConfig as Config,
     TileStructure,
     neighbouring_configs,
     next_power_of_two,
@@ -86,7 +86,7 @@ def test_variants_are_block_sizes_that_fit():
         assert found[0] == select_config(given)
         assert len(found) == len(set(found)) < 80
         for config in found:
-            assert TileConfig.of(str(config)) == dataclasses.replace(config, stages=2)
+            assert Config.of(str(config)) == dataclasses.replace(config, stages=2)
             assert config.rows <= max(next_power_of_two(given.rows), found[0].rows)
             assert config.cols <= max(next_power_of_two(given.cols), found[0].cols)
             assert config.chunks == 1 or (given.chunks and config.cols * config.chunks <= given.cols)
@@ -114,21 +114,21 @@ def test_what_is_picked_has_room():
 @pytest.mark.parametrize(
     ("given", "config", "reason"),
     [
-        (form(4096, 16_384, tiles=3), TileConfig(1, 16_384, 4), "272 registers a thread, where there are 255"),
-        (form(4096, 16_384, tiles=3), TileConfig(1, 16_384, 16), None),
+        (form(4096, 16_384, tiles=3), Config(1, 16_384, 4), "272 registers a thread, where there are 255"),
+        (form(4096, 16_384, tiles=3), Config(1, 16_384, 16), None),
         # 16 warps leave a thread 128 registers.
-        (form(16, 1 << 16, tiles=3), TileConfig(4, 16_384, 16), "272 registers a thread, where there are 128"),
-        (form(16, 4096, tiles=2, itemsize=8), TileConfig(1, 4096, 1),
+        (form(16, 1 << 16, tiles=3), Config(4, 16_384, 16), "272 registers a thread, where there are 128"),
+        (form(16, 4096, tiles=2, itemsize=8), Config(1, 4096, 1),
          "400 registers a thread, where there are 255"),
         # Less is walked than a tile could hold.
-        (form(4096, 100, tiles=3), TileConfig(1, 16_384, 4), None),
-        (form(4096, 4096, folds=False, across=True), TileConfig(64, 64, 8), None),
-        (form(256, 4096), TileConfig(2, 4096, 8), "128 programs for 132 multiprocessors"),
-        (form(264, 4096), TileConfig(2, 4096, 8), None),
+        (form(4096, 100, tiles=3), Config(1, 16_384, 4), None),
+        (form(4096, 4096, folds=False, across=True), Config(64, 64, 8), None),
+        (form(256, 4096), Config(2, 4096, 8), "128 programs for 132 multiprocessors"),
+        (form(264, 4096), Config(2, 4096, 8), None),
         # There are no more programs to be had.
-        (form(64, 1000, chunks=False), TileConfig(1, 1024, 8), None),
-        (form(64, 1000, chunks=False), TileConfig(2, 1024, 8), "32 programs for 132 multiprocessors"),
-        (form(1, 1 << 24), TileConfig(1, 4096, 8, chunks=64), "64 programs for 132 multiprocessors"),
+        (form(64, 1000, chunks=False), Config(1, 1024, 8), None),
+        (form(64, 1000, chunks=False), Config(2, 1024, 8), "32 programs for 132 multiprocessors"),
+        (form(1, 1 << 24), Config(1, 4096, 8, chunks=64), "64 programs for 132 multiprocessors"),
     ],
 )  # fmt: skip
 def test_what_is_left_out(given, config, reason):
@@ -137,24 +137,24 @@ def test_what_is_left_out(given, config, reason):
 
 def test_a_tile_that_is_turned_around_needs_shared_memory():
     given = form(1 << 16, 1 << 16, folds=False, across=True)
-    assert why_too_large(given, TileConfig(128, 256, 32), H200) is None
+    assert why_too_large(given, Config(128, 256, 32), H200) is None
     small = dataclasses.replace(H200, shared=99 << 10)
     expected = "131072 bytes of shared memory, where there are 101376"
-    assert why_too_large(given, TileConfig(128, 256, 32), small) == expected
+    assert why_too_large(given, Config(128, 256, 32), small) == expected
 
 
 def test_a_wavefront_has_other_limits():
     mi300 = Limits(304, 2048 * 64, 256, 64 << 10, 64)
     assert (
-        why_too_large(form(4096, 16_384), TileConfig(1, 16_384, 32), mi300)
+        why_too_large(form(4096, 16_384), Config(1, 16_384, 32), mi300)
         == "2048 threads, where there are 1024"
     )
-    assert why_too_large(form(4096, 16_384), TileConfig(1, 16_384, 16), mi300) is None
+    assert why_too_large(form(4096, 16_384), Config(1, 16_384, 16), mi300) is None
 
 
 def test_texts_that_are_no_block_sizes():
-    assert TileConfig.of("8x128 w4 c2") == TileConfig(8, 128, 4, chunks=2)
+    assert Config.of("8x128 w4 c2") == Config(8, 128, 4, chunks=2)
     for text in ("", "8", "8x128", "8x128 w3", "0x128 w4", "8x128 w64", "8x128 w4 c", "8x128 w4 c256",
                  "2048x1024 w4", "8x128 w4 s2", " 8x128 w4"):  # fmt: skip
         with pytest.raises(ValueError, match="block sizes"):
-            TileConfig.of(text)
+            Config.of(text)

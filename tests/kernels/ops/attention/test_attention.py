@@ -93,7 +93,7 @@ def test_the_definition_and_torchs_call_beside_a_query_at_a_time(name: str) -> N
     tensors, options = OPTIONS[name]
     exact = with_gradients(attention_by_hand, tensors, **options)
     close(with_gradients(OP.reference, tensors, **options), exact)
-    close(with_gradients(OP.candidates["vendor"], tensors, **options), exact)
+    close(with_gradients(OP.candidates["library"], tensors, **options), exact)
 
 
 def test_a_query_that_sees_nothing_gives_zeros_and_gets_no_gradient(small_tiles: None) -> None:
@@ -112,7 +112,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_gets_no_gradient(small_tiles:
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("masked", [None, torch.float32], ids=["mask alike", "mask in float32"])
 @pytest.mark.parametrize(
-    "name", ["vendor", "tiled", "chosen", "recorded", pytest.param("generated", marks=pytest.mark.full)]
+    "name", ["library", "tiled", "chosen", "recorded", pytest.param("generated", marks=pytest.mark.full)]
 )
 def test_queries_whose_every_key_is_far_from_zero(
     name: str, masked: torch.dtype | None, kind: torch.dtype, small_tiles: None
@@ -142,8 +142,8 @@ def test_masks_whose_values_cannot_be_looked_at() -> None:
     tensors, mask = alike(1, 6, 6), torch.zeros(6, 6, dtype=torch.float64)
     mask[2] = torch.finfo(torch.float64).min
 
-    def vendor(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return OP.candidates["vendor"](*OP.bound((q, k, v, mask), {}))  # type: ignore[no-any-return]
+    def library(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return OP.candidates["library"](*OP.bound((q, k, v, mask), {}))  # type: ignore[no-any-return]
 
     exact = with_gradients(lambda *t: OP.reference(*t, mask), tensors)
     close(with_gradients(torch.compile(eager_policy, backend="aot_eager", fullgraph=True), tensors), exact)
@@ -343,7 +343,7 @@ def test_what_is_chosen_on_a_cpu() -> None:
         x = randn(1, 4, length, 8, dtype=torch.float32)
         return OP.chosen(x, x, x, **options).candidate.name
 
-    assert chosen(2048) == chosen(2048, after=0) == chosen(256, before=16, after=0) == "vendor"
+    assert chosen(2048) == chosen(2048, after=0) == chosen(256, before=16, after=0) == "library"
     assert chosen(256, softcap=2.0) != "tiled"
     tiles = {
         chosen(2048, before=255, after=0),
@@ -351,7 +351,7 @@ def test_what_is_chosen_on_a_cpu() -> None:
         chosen(64, dropout=0.5, seed=torch.tensor(1)),
     }
     assert tiles == {"tiled"}
-    assert chosen(2048, before=256, after=0) == "vendor"
+    assert chosen(2048, before=256, after=0) == "library"
 
 
 @pytest.mark.parametrize(
@@ -400,12 +400,12 @@ print(memory("VmHWM") - before)
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the peak of a process's memory")
 def test_the_scores_are_never_there_as_a_whole() -> None:
     peaks = {}
-    for name in ("vendor", "tiled"):
+    for name in ("library", "tiled"):
         command = [sys.executable, "-c", PEAK, name]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240)
         assert done.returncode == 0, done.stderr
         peaks[name] = int(done.stdout) << 10
-    assert peaks["vendor"] > 2 * 6144**2 * 4
+    assert peaks["library"] > 2 * 6144**2 * 4
     assert peaks["tiled"] < 6144**2 * 4  # of one head; a tile is of 1 M scores
 
 

@@ -10,7 +10,9 @@ from burnt import kernels
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.kernels.ops.embedding.backward import embedding_gradient
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: the vendor serves")
+pytestmark = pytest.mark.skipif(
+    find_compiler() is None, reason="no C compiler works here: the library serves"
+)
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
@@ -106,12 +108,12 @@ def test_a_row_that_half_of_the_batch_looks_up_is_as_exact_as_the_others() -> No
     ("count", "rows", "columns", "dtype", "training", "name"),
     [
         (4096, 32000, 256, torch.float32, False, "generated"),
-        (100, 32000, 256, torch.float32, False, "vendor"),
-        (4096, 32000, 256, torch.bfloat16, False, "vendor"),
-        (4096, 32000, 256, torch.float32, True, "vendor"),
+        (100, 32000, 256, torch.float32, False, "library"),
+        (4096, 32000, 256, torch.bfloat16, False, "library"),
+        (4096, 32000, 256, torch.float32, True, "library"),
         (4096, 32000, 256, torch.bfloat16, True, "sorted"),
-        (4096, 2000, 256, torch.bfloat16, True, "vendor"),
-        (100, 32000, 256, torch.float16, True, "vendor"),
+        (4096, 2000, 256, torch.bfloat16, True, "library"),
+        (100, 32000, 256, torch.float16, True, "library"),
     ],
 )
 def test_which_candidate_serves(

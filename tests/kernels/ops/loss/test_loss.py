@@ -97,4 +97,4 @@ def test_where_it_is_taken() -> None:
         assert chosen(512, 1024) == chosen(512, 1024, reduction="sum", smooth=0.1) == "with gradient"
         assert chosen(512, 1024, wanted=False) == "generated"
         assert chosen(512, 1024, reduction="none") == "generated"
-        assert chosen(16, 10) == "vendor"
+        assert chosen(16, 10) == "library"

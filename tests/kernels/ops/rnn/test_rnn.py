@@ -159,7 +159,7 @@ def test_every_option(kind: str, bias: bool, start: bool, lengths: bool, reverse
 def test_16_bits(kind: str, dtype: torch.dtype) -> None:
     args = given(kind, (5, 9, 7, 19), lengths=True, reverse=True)
     for name, call in candidates(kind, args, dtype).items():
-        if name not in ("vendor", "reference"):
+        if name not in ("library", "reference"):
             agree(kind, call, args, dtype)
 
 
@@ -340,7 +340,7 @@ def test_batches_of_weights(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("batch", "grads", "of_amd_with_avx_512"),
-    [(16, False, "vendor"), (16, True, "vendor"), (64, True, "steps"), (64, False, "vendor")],
+    [(16, False, "library"), (16, True, "library"), (64, True, "steps"), (64, False, "library")],
 )
 def test_steps_of_our_own_where_they_are_faster(
     batch: int, grads: bool, of_amd_with_avx_512: str, processor: str, monkeypatch: pytest.MonkeyPatch
@@ -360,7 +360,7 @@ def test_steps_of_16_bits_are_ours_where_there_are_no_instructions(
     dtype: torch.dtype, vendors: set[str], processor: str
 ) -> None:
     args = given("lstm", (16, 4, 32, 32), dtype=dtype)
-    assert lstm_layer.chosen(*args).candidate.name == ("vendor" if processor in vendors else "steps")
+    assert lstm_layer.chosen(*args).candidate.name == ("library" if processor in vendors else "steps")
 
 
 def stack_of(kind: str, layers: int, bidirectional: bool, bias: bool, dropout: float = 0.0) -> Any:
@@ -498,7 +498,7 @@ def test_bad_stacks(kind: str) -> None:
         with pytest.raises(InputRuntimeError, match="lstm begins with two states"):
             call(x, weights, (state, state, state))
     assert issubclass(InputRuntimeError, BurntError)
-    assert list(itertools.chain(OPS[kind].candidates)) == ["vendor", "steps"]
+    assert list(itertools.chain(OPS[kind].candidates)) == ["library", "steps"]
 
 
 @pytest.mark.parametrize("name", processors.NAMES)
@@ -514,15 +514,15 @@ def test_autocast_without_instructions_for_16_bits(lengths: Tensor | None, name:
 
 
 def check_autocast(lengths: Tensor | None, dtype: torch.dtype) -> None:
-    vendor, source = kernels.lstm_layer.candidates["vendor"], torch.Generator().manual_seed(0)
+    library, source = kernels.lstm_layer.candidates["library"], torch.Generator().manual_seed(0)
     sizes = (2, 5, 12), (20, 12), (20, 5), (20,), (20,)
     x, *weights = (torch.randn(s, generator=source) / 4 for s in sizes)
     weights = [w.requires_grad_() for w in weights]
     args = (x, *weights, None, None, lengths, False)
     with torch.autocast("cpu", torch.bfloat16):
-        made = vendor(*args)
+        made = library(*args)
     assert {t.dtype for t in made} == {dtype}
-    for ours, exact in zip(made, vendor(*args), strict=True):
+    for ours, exact in zip(made, library(*args), strict=True):
         torch.testing.assert_close(ours.float(), exact, rtol=0.02, atol=0.02)
     found = torch.autograd.grad(made[0].float().sum(), weights)
     assert all(torch.isfinite(g).all() for g in found)

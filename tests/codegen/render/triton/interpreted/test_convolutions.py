@@ -58,14 +58,14 @@ CASES = {
         lambda x, w: F.conv2d(x, w, stride=2, padding=3, dilation=3), [(2, 16, 12, 10), W], ONE, TWO
     ),
     "dilation and stride with a common divisor": Case(
-        lambda x, w: F.conv2d(x, w, stride=2, padding=2, dilation=2), [(2, 16, 12, 10), W], ONE, ["vendor"]
+        lambda x, w: F.conv2d(x, w, stride=2, padding=2, dilation=2), [(2, 16, 12, 10), W], ONE, ["library"]
     ),
     "groups": Case(
         lambda x, w: F.conv2d(x, w, groups=2, padding=1), [(2, 32, 9, 7), (48, 16, 3, 3)], ONE, TWO
     ),
     "small groups": Case(
         lambda x, w: F.conv2d(x, w, groups=4, padding=1), [(2, 32, 5, 4), (32, 8, 3, 3)],
-        ["vendor"], ["vendor"],
+        ["library"], ["library"],
     ),
     "depthwise": Case(
         lambda x, w, b: F.conv2d(x, w, b, groups=20, padding=1, stride=2),
@@ -74,7 +74,7 @@ CASES = {
     ),
     "depthwise of several outputs": Case(
         lambda x, w: F.conv2d(x, w, groups=5, padding=2), [(2, 5, 6, 8), (10, 1, 5, 5)],
-        ["elementwise"], ["vendor"],
+        ["elementwise"], ["library"],
     ),
     "depthwise of a large kernel": Case(
         lambda x, w: F.conv2d(x, w, groups=5, padding=4), [(2, 5, 9, 8), (5, 1, 9, 9)],
@@ -91,7 +91,7 @@ CASES = {
     ),
     "gelu of patches": Case(
         lambda x, w, b: F.gelu(F.conv2d(x, w, b, stride=4)), [(2, 3, 16, 16), (32, 3, 4, 4), (32,)],
-        ONE, ["elementwise", "vendor"],
+        ONE, ["elementwise", "library"],
     ),
     "an input that is computed on the way": Case(
         lambda x, w, s: F.conv2d((x * s.view(-1, 1, 1)).relu(), w, padding=1), [X, W, (16,)], ONE,
@@ -221,5 +221,5 @@ def test_what_is_torchs_own() -> None:
         (lambda x, w: F.conv2d(x.float(), w.float()).relu(), last, "without tensor cores"),
     ):  # fmt: skip
         steps = explain(Function(fn, target=TRITON), given, w, timed=False).steps
-        (found,) = (s for s in steps if s.kind in ("vendor", "matmul"))
-        assert (found.kind, why in found.why) == ("vendor" if why else "matmul", True)
+        (found,) = (s for s in steps if s.kind in ("library", "matmul"))
+        assert (found.kind, why in found.why) == ("library" if why else "matmul", True)

@@ -112,7 +112,7 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[tuple[int, ...]], list[str],
     "einsum": (
         lambda x, w: torch.einsum("bsd,nd->bsn", x, w), [(4, 8, 32), (64, 32)], ["matmul"], None
     ),
-    "too thin": (lambda a, b: a @ b, [(37, 50), (50, 7)], ["vendor"], None),
+    "too thin": (lambda a, b: a @ b, [(37, 50), (50, 7)], ["library"], None),
 }  # fmt: skip
 
 
@@ -276,16 +276,16 @@ def test_what_is_torchs_own() -> None:
     """By default a product is a kernel where something is computed beside it, and units for it are there."""
     a, b = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16()
     for fn, kinds, why in (
-        (lambda a, b: a @ b, ["vendor"], "its own call does all of it"),
-        (lambda a, b: (a @ b.t()).view(8, -1), ["view", "vendor", "view"], "its own call does all of it"),
+        (lambda a, b: a @ b, ["library"], "its own call does all of it"),
+        (lambda a, b: (a @ b.t()).view(8, -1), ["view", "library", "view"], "its own call does all of it"),
         (lambda a, b: (a @ b).relu(), ["matmul"], ""),
         (lambda a, b: (a * 2) @ b, ["matmul"], ""),
-        (lambda a, b: (a.float() @ b.float()).relu(), ["elementwise", "elementwise", "vendor", "elementwise"],
+        (lambda a, b: (a.float() @ b.float()).relu(), ["elementwise"] * 2 + ["library", "elementwise"],
          "float32 is multiplied without tensor cores unless burnt.kernels.set_precision allows them"),
     ):  # fmt: skip
         steps = explain(Function(fn, target=TRITON), a, b, timed=False).steps
         assert [s.kind for s in steps] == kinds
-        assert why in next(s.why for s in steps if s.kind in ("vendor", "matmul"))
+        assert why in next(s.why for s in steps if s.kind in ("library", "matmul"))
 
 
 def dropped(x: Tensor, w: Tensor, b: Tensor) -> Tensor:

@@ -56,10 +56,10 @@ def test_losses_and_their_gradient(name: str, classes: int, dtype: torch.dtype) 
 
     alone = Function(losses_of.fn, target=TRITON)
     near(alone(logits, target, *settings), right.detach(), torch.float32)
-    assert alone.why_plain(logits, target, *settings) is None
+    assert alone.fallback_reason(logits, target, *settings) is None
     both = Function(losses_and_gradient.fn, target=TRITON)
     losses, gradient = both(logits, target, scale, *settings)
-    assert both.why_plain(logits, target, scale, *settings) is None
+    assert both.fallback_reason(logits, target, scale, *settings) is None
     assert gradient.dtype == dtype
     near(losses, right.detach(), torch.float32)
     near(gradient, slope, dtype)
