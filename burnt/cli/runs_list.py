@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from burnt.cli.output import Cell, Page, UsageError, age_text, print_json
 from burnt.errors import RunError
 from burnt.monitor.format import better, fraction, label, main_metric, note, progress_text
+from burnt.train.format import duration_text, value_text
 from burnt.train.store import Extreme, Point, Progress, RunReader, RunSummary, Series, find_runs
-from burnt.train.wording import duration_text, value_text
 
 __all__ = [
     "STATE_STYLES",

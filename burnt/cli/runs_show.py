@@ -15,9 +15,9 @@ from burnt.cli.output import Cell, Page, UsageError, age_text, closest, print_js
 from burnt.cli.runs_list import STATE_STYLES, best, progress_json, seconds_of
 from burnt.errors import RunError
 from burnt.monitor.format import label, note, progress_text
+from burnt.train.format import duration_text, value_text
 from burnt.train.store import Artefact, Attempt, Points, RunReader, Series, find_runs
 from burnt.train.store.schema import DATABASE
-from burnt.train.wording import duration_text, value_text
 
 __all__ = ["open_run", "run", "run_folder", "sparkline"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 

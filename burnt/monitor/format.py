@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from burnt.train.wording import duration_text, value_text
+from burnt.train.format import duration_text, value_text
 
 if TYPE_CHECKING:
     from burnt.train.store import Progress, RunSummary, Series

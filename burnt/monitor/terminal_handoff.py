@@ -1,4 +1,5 @@
-"""The monitor as the child of a training, in whose terminal it shows; the parent is `burnt.train.companion`.
+"""The monitor as the child of a training, in whose terminal it shows; the parent is
+`burnt.train.monitor_process`.
 
 The terminal is not the monitor's own. It draws on standard output, since its standard error is a log; it
 tells the parent that it lives; and it goes when the parent is gone, or when the terminal is somebody else's:

@@ -24,7 +24,7 @@ from burnt.optim import OptimizerRecord
 from burnt.record import Record, load_into, read_document, read_tensors, record_of, write_tensors
 from burnt.train.duration import Position
 from burnt.train.metrics.base import Metric
-from burnt.train.monitored import Monitored
+from burnt.train.monitored_metric import Monitored
 from burnt.train.rng import RandomStates
 
 __all__ = ["Checkpoints", "KeepBest", "KeepLast", "Keeper", "Loaded", "Saved"]

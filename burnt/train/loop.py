@@ -28,8 +28,8 @@ from burnt.train.duration import Duration, Position
 from burnt.train.learner import Learner, Steps
 from burnt.train.metrics.base import Metric, Sums, intervals, read
 from burnt.train.progress import Reporter
-from burnt.train.recorded import KernelTables
 from burnt.train.rng import RandomStates
+from burnt.train.run_tables import KernelTables
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from burnt.errors import RunError, UnsupportedError
-from burnt.train.companion import MonitorProcess
 from burnt.train.duration import Position
+from burnt.train.format import duration_text, value_text, values_text
+from burnt.train.monitor_process import MonitorProcess
 from burnt.train.store import RunWriter
 from burnt.train.terminal import no_full_screen, no_terminal
-from burnt.train.wording import duration_text, value_text, values_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

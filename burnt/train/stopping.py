@@ -8,7 +8,7 @@ from typing import Any
 from burnt.errors import ConfigError
 from burnt.train.duration import Duration, Position
 from burnt.train.metrics.base import Metric
-from burnt.train.monitored import Monitored
+from burnt.train.monitored_metric import Monitored
 
 __all__ = ["EarlyStopping"]
 

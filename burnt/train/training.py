@@ -21,18 +21,18 @@ from burnt.device import best_device
 from burnt.errors import BurntError, CheckpointError, ConfigError, DataError, MetricError, ShapeError
 from burnt.record import record_of
 from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Loaded, Saved
-from burnt.train.closing import closing_text
 from burnt.train.control import Control
 from burnt.train.duration import Duration, Position
-from burnt.train.ending import Ending
+from burnt.train.end_reason import Ending
+from burnt.train.final_summary import closing_text
 from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.loop import Loop, run_validation
 from burnt.train.metrics import Loss, Metric, intervals, read
 from burnt.train.precision import autocast, check_precision, check_strategy
 from burnt.train.progress import KeptReporter, Reporter, check_monitor, choose_reporter, duration_text
-from burnt.train.recorded import KernelTables, chosen_kernels, pinned_kernels, record_model
 from burnt.train.rng import RandomStates
+from burnt.train.run_tables import KernelTables, chosen_kernels, pinned_kernels, record_model
 from burnt.train.step import StepOutput
 from burnt.train.stopping import EarlyStopping
 from burnt.train.store import RunWriter

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnt import _torch
 from burnt.codegen.function import Function
-from tests.codegen.drawn import Drawn
+from tests.codegen.philox_reference import Drawn
 from tests.codegen.programs import DTYPES, SET_ASIDE, Program, program
 
 # Results of these are exact, or a choice among exact values: a nudge would invent an error.

@@ -35,7 +35,7 @@ from burnt.train import (
 )
 from burnt.train.checkpoint import Checkpoints
 from burnt.train.control import TrainingClock
-from burnt.train.ending import cause_of
+from burnt.train.end_reason import cause_of
 from burnt.train.store.control import Acknowledgement, acknowledgement, send
 
 STEPS, PER_EPOCH = 12, 4
@@ -714,7 +714,7 @@ def test_what_cannot_be_recorded_is_a_line_in_the_log(tmp_path, whole, monkeypat
     def fail(module: nn.Module) -> str:
         raise ZeroDivisionError("its own")
 
-    monkeypatch.setattr("burnt.train.recorded.describe", fail)
+    monkeypatch.setattr("burnt.train.run_tables.describe", fail)
     trial = Trial(tmp_path / "run").run()
     assert trial.losses == whole.losses
     with RunReader(trial.folder) as reader:

@@ -18,7 +18,7 @@ from burnt.errors import CheckpointError, ConfigError, MetricError
 from burnt.train import Checkpoints, Duration, EarlyStopping, KeepBest, KeepLast, Position, Saved
 from burnt.train.interrupt import Interruption
 from burnt.train.metrics import Accuracy, ConfusionMatrix, Loss
-from burnt.train.monitored import Monitored
+from burnt.train.monitored_metric import Monitored
 from burnt.train.rng import RandomStates
 from burnt.train.step import StepOutput
 

@@ -16,7 +16,7 @@ from burnt.codegen import fuse
 from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.schedule.scheduler import Call
-from tests.codegen.drawn import words
+from tests.codegen.philox_reference import words
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler here: eager functions run")
 

@@ -40,7 +40,7 @@ from tests.codegen.test_fusion import (
     rotary,
     swiglu,
 )
-from tests.codegen.test_gate import REGRESSIONS, regression
+from tests.codegen.test_random_programs import REGRESSIONS, regression
 
 pytestmark = [
     pytest.mark.skipif(shim.COMPILER is None, reason="no C++ compiler here to run Metal with"),

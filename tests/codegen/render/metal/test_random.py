@@ -11,7 +11,7 @@ from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer, Expr, IndexExpr, Kernel, Store, Var, index_value, load
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.schedule.scheduler import Call
-from tests.codegen.drawn import words
+from tests.codegen.philox_reference import words
 from tests.codegen.render.metal import shim
 from tests.codegen.render.metal.shim import METAL_SHIM
 

@@ -17,7 +17,7 @@ from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.triton_backend import TRITON
 from tests.codegen.compare import Verdict, compare
-from tests.codegen.drawn import Drawn
+from tests.codegen.philox_reference import Drawn
 from tests.codegen.render.triton.products import agree, always, runs_alike
 
 pytestmark = pytest.mark.timeout(900)

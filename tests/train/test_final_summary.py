@@ -7,7 +7,7 @@ import pytest
 
 from burnt.train import KeepBest, KeepLast, Position
 from burnt.train.checkpoint import Saved
-from burnt.train.closing import closing_text
+from burnt.train.final_summary import closing_text
 from burnt.train.metrics import Accuracy, Loss
 from burnt.train.store import RunWriter
 

@@ -22,7 +22,7 @@ from burnt.codegen.runtime.triton_launch import build
 from tests.codegen.compare import judge, judge_fresh
 from tests.codegen.programs import program
 from tests.codegen.render.triton.products import always
-from tests.codegen.test_gate import REGRESSIONS, regression
+from tests.codegen.test_random_programs import REGRESSIONS, regression
 
 PER_TEST = 10
 DEFAULT, FULL = 40, 1200

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from burnt.errors import BurntError
 from burnt.train.checkpoint import KeepBest, Keeper, Saved
+from burnt.train.format import value_text
 from burnt.train.metrics.base import Metric
 from burnt.train.store import RunReader
-from burnt.train.wording import value_text
 
 __all__ = ["closing_text"]
 
