@@ -234,7 +234,7 @@ class Function(InlinedWhenTraced):
 
         >>> fused = fuse(lambda x: x[x > 0])
         >>> fused.fallback_reason(torch.ones(3))
-        "it cannot be traced: its result's shape depends on a tensor's values"
+        "it cannot be traced: a shape in it depends on a tensor's values (aten.nonzero.default)"
         """
         return self.planned(*args).fallback_reason
 

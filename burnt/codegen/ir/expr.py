@@ -76,7 +76,7 @@ class IndexExpr:
     """An affine index. Immutable; sums and products simplify, divisions as far as bounds allow.
 
     >>> i, j = Var(4, "i"), Var(8, "j")
-    >>> flat = Ix.of(i) * 8 + Ix.of(j)
+    >>> flat = IndexExpr.of(i) * 8 + IndexExpr.of(j)
     >>> flat, flat // 8, flat % 8
     (8*i + j, i, j)
     """

@@ -76,7 +76,7 @@ class MatmulConfig:
 
     >>> str(MatmulConfig(128, 256, 64, warps=8, stages=3))
     '128x256x64 w8 s3'
-    >>> made = ProductConfig.of("128x128x64 w4 s4 p132 d ws")
+    >>> made = MatmulConfig.of("128x128x64 w4 s4 p132 d ws")
     >>> made.programs, made.descriptors, made.specialized
     (132, True, True)
     """

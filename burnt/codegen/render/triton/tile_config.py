@@ -81,8 +81,8 @@ class TileConfig:
 
     >>> str(TileConfig(4, 256, warps=8)), str(TileConfig(1, 4096, chunks=16))
     ('4x256 w8', '1x4096 w4 c16')
-    >>> Config.of("4x256 w8")
-    Config(rows=4, cols=256, warps=8, stages=2, chunks=1)
+    >>> TileConfig.of("4x256 w8")
+    TileConfig(rows=4, cols=256, warps=8, stages=2, chunks=1)
     """
 
     rows: int
@@ -150,7 +150,8 @@ def select_config(form: TileStructure) -> TileConfig:
     """Block sizes for a kernel, without measuring.
 
     >>> select_config(TileStructure(4096, 1024, 1, folds=True, across=False, tiles=1, itemsize=4,
-    chunks=True)) Config(rows=1, cols=1024, warps=4, stages=2, chunks=1)
+    ...                             chunks=True))
+    TileConfig(rows=1, cols=1024, warps=4, stages=2, chunks=1)
     """
     rows, cols = next_power_of_two(form.rows), next_power_of_two(form.cols)
     if not form.folds:
@@ -243,7 +244,8 @@ def why_too_large(form: TileStructure, config: TileConfig, limits: Limits) -> st
     """Why these block sizes cannot be fast on a device, or None; estimated, nothing is compiled.
 
     >>> why_too_large(TileStructure(4096, 16384, 1, True, False, 4, 2, False), TileConfig(1, 16384, 4),
-    Limits(132)) '336 registers a thread, where there are 255'
+    ...               Limits(132))
+    '336 registers a thread, where there are 255'
     """
     threads = config.warps * limits.lanes
     if threads > _MOST_THREADS:

@@ -24,8 +24,8 @@ class FlashConfig:
         warps: of a program.
         stages: steps of its loop that are under way at once.
 
-    >>> str(FlashConfig(128, 64, warps=8, stages=3)), Blocks.of("64x32 w4 s2")
-    ('128x64 w8 s3', Blocks(m=64, n=32, warps=4, stages=2))
+    >>> str(FlashConfig(128, 64, warps=8, stages=3)), FlashConfig.of("64x32 w4 s2")
+    ('128x64 w8 s3', FlashConfig(m=64, n=32, warps=4, stages=2))
     """
 
     m: int
@@ -158,7 +158,7 @@ def select_config(
         scored: whether there is a function of them.
 
     >>> select_config(128, 2, Limits(132, shared=227 << 10))["forward"]
-    Blocks(m=128, n=64, warps=8, stages=3)
+    FlashConfig(m=128, n=64, warps=8, stages=3)
     """
     rdna = limits.rocm and limits.lanes == 32
     if itemsize == 4:
