@@ -13,7 +13,7 @@ from burnt.codegen.runtime.c_compiler import find_compiler
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [
     ROOT / "README.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
 ]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
@@ -24,7 +24,7 @@ BLOCKS = [
     pytest.param(
         block,
         id=f"{document.relative_to(ROOT)}-{number}",
-        marks=NEEDS_A_COMPILER if document.name == "kernels.md" else (),
+        marks=NEEDS_A_COMPILER if document.name in ("kernels.md", "op.md", "lowering.md") else (),
     )
     for document in DOCUMENTS
     for number, (language, block) in enumerate(FENCE.findall(document.read_text()))

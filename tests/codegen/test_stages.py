@@ -1,4 +1,4 @@
-"""What `python -m burnt.codegen.stages` prints is what the documentation shows, and what the compiler makes."""
+"""What `python -m burnt.codegen.stages` prints is what the page shows, and what the compiler makes."""
 
 from __future__ import annotations
 
