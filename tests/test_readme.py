@@ -1,4 +1,4 @@
-"""The README's Python blocks run as they stand, and print what it says they print."""
+"""The Python blocks of README and docs run as they stand, and print what the page says they print."""
 
 import os
 import re
@@ -53,9 +53,9 @@ def test_block_runs(code: str, tmp_path: Path) -> None:
 
 
 def test_the_shape_error_is_as_printed(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text()
-    code = next(block for language, block in FENCE.findall(readme) if "ShapeError" in block)
-    printed = next(block for language, block in FENCE.findall(readme) if language == "text")
+    page = (ROOT / "docs" / "training.md").read_text()
+    code = next(block for language, block in FENCE.findall(page) if "ShapeError" in block)
+    printed = next(block for language, block in FENCE.findall(page) if language == "text")
     assert run(code, tmp_path) == printed
 
 
