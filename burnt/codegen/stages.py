@@ -1,7 +1,7 @@
 """Show what each stage of the compiler makes of a function: graph, kernels as loops, source text.
 
-``python -m burnt.codegen.stages`` prints the stages of a softmax; `docs/softmax-to-c.md` explains them. Nothing
-is compiled or run, so neither the device nor a compiler is needed.
+``python -m burnt.codegen.stages`` prints those of a softmax, as `docs/softmax-to-c.md` shows. Nothing is
+compiled or run, so neither the device nor a compiler is needed.
 """
 
 from __future__ import annotations
