@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from burnt.codegen.frontend.trace import Traced, trace_composite_calls
-from burnt.codegen.lower.pooling import POOLS, Adaptive, Even, windows_of
+from burnt.codegen.lower.pooling import POOLING_OPS, AdaptiveWindows, UniformWindows, pooling_windows
 
 __all__ = ["EagerCalls", "eager_calls", "why_eager_is_faster"]
 
@@ -152,22 +152,22 @@ _RULES: dict[tuple[str, ...], _Rule] = {
 
 def why_eager_is_faster(node: torch.fx.Node) -> str | None:
     """Why a node is better torch's own call on a CPU, or None."""
-    pool = POOLS.get(node.target)
+    pool = POOLING_OPS.get(node.target)
     if pool is None:
         for_shape = node.target is torch.ops.aten.empty_strided.default and all(
-            u.target in POOLS for u in node.users
+            u.target in POOLING_OPS for u in node.users
         )
         return "nothing reads it" if for_shape else None
-    windows = windows_of(node)
-    uneven = [w for w in windows if isinstance(w, Adaptive)]
-    if pool.maxima and pool.gradient:
+    windows = pooling_windows(node)
+    uneven = [w for w in windows if isinstance(w, AdaptiveWindows)]
+    if pool.is_max and pool.is_backward:
         *_, last = windows
-        even = [w for w in windows if isinstance(w, Even)]
+        even = [w for w in windows if isinstance(w, UniformWindows)]
         few = all(w.taps <= _MOST_TAPS and w.stride <= _MOST_STEPS and w.dilation == 1 for w in even)
         return None if few and not uneven and last.size >= _ROW else "it scatters where we would gather"
-    places = pool.maxima and any(u.target is operator.getitem and u.args[1] == 1 for u in node.users)
-    if uneven and (pool.gradient or places):
+    places = pool.is_max and any(u.target is operator.getitem and u.args[1] == 1 for u in node.users)
+    if uneven and (pool.is_backward or places):
         return "windows of uneven sizes make no vectors"
-    if any(w.taps > _MOST_UNEVEN for w in uneven) and not pool.maxima:
+    if any(w.taps > _MOST_UNEVEN for w in uneven) and not pool.is_max:
         return "windows of uneven sizes make no vectors"
     return None

@@ -29,7 +29,7 @@ from burnt.codegen.ir import (
     variables,
     walk,
 )
-from burnt.codegen.lower.registry import SHORT, const
+from burnt.codegen.lower.registry import HALF_TO_FLOAT32, const
 
 __all__ = [
     "LANES",
@@ -238,7 +238,7 @@ def cache_shared_exprs(kernel: Kernel, scratch: int) -> None:
     for n, e in enumerate(held):
         first, *others = met[e]
         inner = groups[first][0].inner
-        dtype = SHORT.get(e.dtype, e.dtype)
+        dtype = HALF_TO_FLOAT32.get(e.dtype, e.dtype)
         size = math.prod(v.extent for v in inner) * dtype.itemsize
         if size <= scratch:
             scratch -= size
@@ -328,7 +328,7 @@ def online_of(
 def plain(expr: Expr) -> Expr:
     """Without conversions that leave a value as it is."""
     while expr.op in ("as", "identity") or (
-        expr.op == "cast" and expr.args[0].dtype in SHORT and expr.dtype not in SHORT
+        expr.op == "cast" and expr.args[0].dtype in HALF_TO_FLOAT32 and expr.dtype not in HALF_TO_FLOAT32
     ):
         expr = expr.args[0]
     return expr

@@ -23,7 +23,7 @@ from torch.fx import Node
 
 from burnt.codegen.frontend.trace import Traced, is_random
 from burnt.codegen.lower import LOWERINGS
-from burnt.codegen.lower.pooling import POOLS, TAP, has_taps
+from burnt.codegen.lower.pooling import POOLING_OPS, TAP_DTYPE, can_return_taps
 from burnt.codegen.schedule.rounding_hazards import find_equality_sensitive_sums
 
 __all__ = ["Saved", "returning", "taking", "worth_saving"]
@@ -121,8 +121,8 @@ def _places(forward: Traced, backward: Traced, torch_is_best: Callable[[Node], s
     found: set[Node] = set()
     twins = _twins(forward, backward)
     for node in backward.graph.graph.nodes:
-        pool = POOLS.get(node.target)
-        if pool is None or not (pool.maxima and pool.gradient):
+        pool = POOLING_OPS.get(node.target)
+        if pool is None or not (pool.is_max and pool.is_backward):
             continue
         maker = _named(node.args[-1]).all_input_nodes
         twin = twins.get(maker[0]) if maker else None
@@ -130,13 +130,13 @@ def _places(forward: Traced, backward: Traced, torch_is_best: Callable[[Node], s
             continue
         known = [user for user in twin.users if user.target is operator.getitem and user.args[1] == 1]
         if not known:
-            if torch_is_best(node) is None and has_taps(twin):
+            if torch_is_best(node) is None and can_return_taps(twin):
                 maxima, indices = twin.meta["val"]
-                twin.meta["val"] = maxima, indices.to(TAP)
+                twin.meta["val"] = maxima, indices.to(TAP_DTYPE)
             with forward.graph.graph.inserting_after(twin):
                 known = [forward.graph.graph.call_function(operator.getitem, (twin, 1))]
             known[0].meta["val"] = twin.meta["val"][1]
-        twin.meta["keeps_places"] = True
+        twin.meta["needs_indices"] = True
         found.update(known)
     return found
 
@@ -188,8 +188,8 @@ def _reached(backward: Traced, twins: dict[Node, Node], kept: Set[Node]) -> list
 
 def _shape_alone(node: Node) -> Node | None:
     """The argument of a gradient of a pool that tells a shape, and is not read."""
-    pool = POOLS.get(node.target)
-    return cast("Node", node.args[1]) if pool is not None and pool.gradient else None
+    pool = POOLING_OPS.get(node.target)
+    return cast("Node", node.args[1]) if pool is not None and pool.is_backward else None
 
 
 def _results(traced: Traced) -> list[Any]:

@@ -32,8 +32,14 @@ from burnt.codegen.ir import (
 )
 from burnt.codegen.ir.loops import dense, flat, fresh, in_parts
 from burnt.codegen.lower import LOWERINGS, Scalar, Unlowered
-from burnt.codegen.lower.matmul import MATMULS, MATRICES, expensive_rows, is_cheap, operands_of
-from burnt.codegen.lower.random import Source
+from burnt.codegen.lower.matmul import (
+    MATMUL_LOWERINGS,
+    MM_OPS,
+    expensive_row_parts,
+    is_cheap_operand,
+    operands_of,
+)
+from burnt.codegen.lower.random import RandomSource
 from burnt.codegen.schedule.fusion import KernelBuilder, reductions_of
 from burnt.codegen.schedule.passes import OnlineThresholds
 from burnt.codegen.schedule.rounding_hazards import find_equality_sensitive_sums
@@ -219,14 +225,14 @@ class _Scheduler:
             return self.call(node, why)
         if lowering is not None and is_dtype_unsupported(node.target, metas[1:], metas[0]):
             return self.call(node, "torch refuses this dtype")
-        if node.target in MATMULS and plain and self.torch_multiplies is not None:
+        if node.target in MATMUL_LOWERINGS and plain and self.torch_multiplies is not None:
             return self.product(node)
         if lowering is not None and plain:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), self.argument)
             if is_random(node):
                 kwargs = {**kwargs, "source": self.source(node)}  # type: ignore[dict-item]
-            if "keeps_places" in node.meta:
-                kwargs = {**kwargs, "keeps_places": True}
+            if "needs_indices" in node.meta:
+                kwargs = {**kwargs, "needs_indices": True}
             try:
                 made = lowering(node.meta["val"], *args, **kwargs)
             except Unlowered:
@@ -245,12 +251,10 @@ class _Scheduler:
         lighter: dict[torch.fx.Node, Value] = {}
         for factor, along in zip(operands_of(node), (-1, -2), strict=False):
             value = self.env[factor]
-            if is_cheap(value.at(fresh(value.shape))):
+            if is_cheap_operand(value.at(fresh(value.shape))):
                 continue
             light = (
-                self.hoist_row_statistics(value, len(value.shape) + along)
-                if node.target in MATRICES
-                else None
+                self.hoist_row_statistics(value, len(value.shape) + along) if node.target in MM_OPS else None
             )
             if light is not None:
                 lighter[factor] = light
@@ -263,7 +267,7 @@ class _Scheduler:
 
         args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), argument)
         try:
-            return self.bounded(node, MATMULS[node.target](node.meta["val"], *args, **kwargs))
+            return self.bounded(node, MATMUL_LOWERINGS[node.target](node.meta["val"], *args, **kwargs))
         except Unlowered:
             return self.call(node)
 
@@ -283,12 +287,12 @@ class _Scheduler:
             return known[1]
         index = fresh(value.shape)
         term = index[along].variables()
-        dear = expensive_rows(value.at(index), term)
+        dear = expensive_row_parts(value.at(index), term)
         # Rows of a tensor of more axes are loops of their own, as its folds have them.
         parts = in_parts(ix for e in walk(dear) if e.op == "reduced" for ix in e.extra[1])  # type: ignore[attr-defined]
         if parts:
             index = tuple(ix.replaced(parts) for ix in index)
-            dear = expensive_rows(value.at(index), term)
+            dear = expensive_row_parts(value.at(index), term)
         axes = [tuple(v for v in ix.terms if isinstance(v, Var)) for ix in index]
         loops = [v for axis, each in enumerate(axes) if axis != along for v in each]
         if not dear or not term or any(e.dtype != torch.float32 for e in dear):
@@ -309,7 +313,7 @@ class _Scheduler:
                 made.append((buffer, Value(shape, e.dtype, at)))
             loaded[e] = load(buffer, buffer.at(tuple(map(IndexExpr.of, loops))))
         light = rebuild(value.at(index), swap=loaded.get)
-        if not is_cheap(light):
+        if not is_cheap_operand(light):
             return None
 
         def whole(other: Index) -> Expr:
@@ -324,12 +328,12 @@ class _Scheduler:
         self.light[id(value), along] = value, result
         return result
 
-    def source(self, node: torch.fx.Node) -> Source:
+    def source(self, node: torch.fx.Node) -> RandomSource:
         """What an op that draws random numbers draws from."""
         if self.seed is None:
             position = sum(n.op == "placeholder" for n in self.traced.graph.graph.nodes) + len(self.captured)
             self.seed = Buffer("seed", "input", position, (1,), (1,), torch.int64)
-        return Source(load(self.seed, IndexExpr()), node.meta["stream"])
+        return RandomSource(load(self.seed, IndexExpr()), node.meta["stream"])
 
     def bounded(self, node: torch.fx.Node, made: Any) -> Any:
         """A value, by way of memory where its element has grown too large to be computed wherever it is read.

@@ -73,7 +73,7 @@ def test_a_lowering_that_raises_is_named(op: Any) -> None:
 
 @pytest.mark.parametrize("given", [("aten.i0",), (torch.i0,), (), (lambda meta, x: x,)])
 def test_what_is_no_op_is_refused(given: tuple[Any, ...]) -> None:
-    with pytest.raises(DefinitionError, match="a lowering is registered for overloads of ops"):
+    with pytest.raises(DefinitionError, match="lowered\\(\\) takes op overloads"):
         lowered(*given)
 
 
@@ -87,7 +87,7 @@ def test_what_is_no_op_is_refused(given: tuple[Any, ...]) -> None:
         (lambda meta, x, dtype: pointwise("lt", meta.bool(), [x, 0], torch.float32), "torch.bool"),
         (lambda meta, x, dtype: pointwise("neg", meta[:1], [x], meta.dtype), r"\(1,\) of torch.float32"),
         (lambda meta, x, dtype: pointwise("expp", meta, [x], meta.dtype), "did you mean 'exp'"),
-        (lambda meta, x, dtype: pointwise("add", meta, [x], meta.dtype), "'add' has another number"),
+        (lambda meta, x, dtype: pointwise("add", meta, [x], meta.dtype), "wrong number of inputs for 'add'"),
     ],
 )
 def test_a_lowering_that_gives_something_else_is_named(op: Any, lowering: Any, message: str) -> None:

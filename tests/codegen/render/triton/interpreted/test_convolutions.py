@@ -216,7 +216,7 @@ def test_what_is_torchs_own() -> None:
     last = x.to(memory_format=torch.channels_last)
     for fn, given, why in (
         (lambda x, w: F.conv2d(x, w).relu(), last, ""),
-        (lambda x, w: F.conv2d(x, w), last, "its own call does all of it"),
+        (lambda x, w: F.conv2d(x, w), last, "nothing to fuse with it"),
         (lambda x, w: F.conv2d(x, w).relu(), x, "input is not channels-last"),
         (lambda x, w: F.conv2d(x.float(), w.float()).relu(), last, "without tensor cores"),
     ):  # fmt: skip
