@@ -37,7 +37,7 @@ from burnt.codegen.frontend.captures import (
 from burnt.codegen.frontend.guards import Guard, InlineCache, build_guard
 from burnt.codegen.frontend.trace import PLANNING, InlinedWhenTraced, is_random, trace, why_unsupported
 from burnt.codegen.ir import Kernel
-from burnt.codegen.lower.matmul import why_not_fused
+from burnt.codegen.lower.matmul import why_always_library_call
 from burnt.codegen.precision import precision
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
@@ -326,7 +326,7 @@ class Function(InlinedWhenTraced):
     def _build_plan(self, args: Sequence[Any], tensors: Sequence[Tensor], held: list[Any]) -> Planned:
         target = self.target or (target_of(tensors[0].device) if tensors else C)
         if self.lowered and self.target is None and isinstance(target, Target) and target.products:
-            target = dataclasses.replace(target, products=why_not_fused)
+            target = dataclasses.replace(target, products=why_always_library_call)
         reason = target if isinstance(target, str) else None
         reason = reason or unsuited_callable(self.fn) or self._unsuited(tensors) or unsuited_captures(held)
         if isinstance(target, str) or reason is not None:

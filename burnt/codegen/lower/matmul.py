@@ -35,8 +35,8 @@ __all__ = [
     "matmul_value",
     "operands_of",
     "register_matmul_lowering",
-    "why_eager",
-    "why_not_fused",
+    "why_always_library_call",
+    "why_library_call",
 ]
 
 MATMUL_LOWERINGS: dict[Any, Callable[..., Any]] = {}
@@ -116,7 +116,7 @@ def operands_of(node: Node) -> list[Node]:
     return [node.args[k] for k in _OPERAND_POSITIONS[node.target]]  # type: ignore[misc]
 
 
-def why_eager(node: Node) -> str | None:
+def why_library_call(node: Node) -> str | None:
     """Return why a matmul should be a library call, or None if it should be generated.
 
     A generated kernel is worth it only for what is fused with it: at a matmul alone, libraries are hard to
@@ -128,7 +128,7 @@ def why_eager(node: Node) -> str | None:
         return "float32 is multiplied without tensor cores unless burnt.kernels.set_precision allows them"
     if node.target == aten.convolution_backward.default:
         return "one library call computes all gradients of a convolution"
-    if (why := why_not_fused(node)) is not None:
+    if (why := why_always_library_call(node)) is not None:
         return why
     neighbors = (*map(_strip_views, operands), *_users_through_views(node))
     are_lowered = [n.op == "call_function" and n.target in LOWERINGS for n in neighbors]
@@ -141,7 +141,7 @@ def is_depthwise(node: Node) -> bool:
     return node.target == aten.convolution.default and bool(weight.shape[1] == 1 and node.args[8] > 1)  # type: ignore[operator]
 
 
-def why_not_fused(node: Node) -> str | None:
+def why_always_library_call(node: Node) -> str | None:
     """Return why a matmul should be a library call whatever could be fused with it, or None."""
     if node.target not in (aten.convolution.default, aten.convolution_backward.default):
         return None

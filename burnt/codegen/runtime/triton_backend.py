@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from burnt.codegen.ir import Buffer, Kernel
-from burnt.codegen.lower.matmul import why_eager
+from burnt.codegen.lower.matmul import why_library_call
 from burnt.codegen.runtime.target import Built, Target
 from burnt.codegen.schedule.passes import OnlineThresholds
 
@@ -80,5 +80,10 @@ def _no_triton() -> str | None:
 
 # Of a row that is held whole, the printer makes two passes of it again.
 TRITON = Target(
-    "triton", _build_triton, _no_triton, joins=OnlineThresholds(), products=why_eager, show=_show_triton
+    "triton",
+    _build_triton,
+    _no_triton,
+    joins=OnlineThresholds(),
+    products=why_library_call,
+    show=_show_triton,
 )

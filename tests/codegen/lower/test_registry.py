@@ -1,4 +1,4 @@
-"""Lowerings of one's own: registering them, the words they are made of, and those that fail."""
+"""Custom lowerings: registering them, the operations of `pointwise`, and lowerings that fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C compil
 
 @torch.library.custom_op("burnt_tests::word", mutates_args=())
 def word(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """An op that nobody has lowered."""
+    """An op without a lowering."""
     return torch.zeros_like(x, dtype=dtype)
 
 
@@ -90,7 +90,7 @@ def test_what_is_no_op_is_refused(given: tuple[Any, ...]) -> None:
         (lambda meta, x, dtype: pointwise("add", meta, [x], meta.dtype), "wrong number of inputs for 'add'"),
     ],
 )
-def test_a_lowering_that_gives_something_else_is_named(op: Any, lowering: Any, message: str) -> None:
+def test_a_lowering_that_returns_something_else_is_named(op: Any, lowering: Any, message: str) -> None:
     lowered(op.default)(lowering)
     fused = burnt.fuse(lambda x: torch.ops.burnt_tests.word(x, torch.float32) + 1)
     with pytest.warns(RuntimeWarning, match=message) as seen:
@@ -107,7 +107,7 @@ TESTS = {"eq", "ne", "lt", "le", "gt", "ge"}
 
 @needs_compiler
 @pytest.mark.parametrize("target", ["c", "triton", "metal"])
-def test_the_words_that_are_listed_are_known_to_every_printer(op: Any, target: str) -> None:
+def test_every_target_has_the_operations_in_the_docstring(op: Any, target: str) -> None:
     assert len(WORDS) > 50
     for word in WORDS:
         inside = torch.int32 if word in INTEGERS else torch.float32

@@ -1,4 +1,4 @@
-"""Cumulative operations beside torch, along every axis; and what shares a kernel with them."""
+"""Cumulative ops compared with torch, along every axis; and what is fused with them."""
 
 from __future__ import annotations
 

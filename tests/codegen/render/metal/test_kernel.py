@@ -24,7 +24,7 @@ from burnt.codegen.runtime import targets
 from burnt.codegen.schedule.scheduler import Call
 from burnt.errors import InputIndexError
 from tests.codegen.compare import judge, judge_fresh
-from tests.codegen.lower.test_gather import LOOK_UPS, ROWS, X
+from tests.codegen.lower.test_gather import GATHERS, ROWS, X
 from tests.codegen.programs import Program, program
 from tests.codegen.render.c.test_math_header import UNARY_ULP
 from tests.codegen.render.metal import shim
@@ -304,9 +304,9 @@ if "BURNT_FUZZ_MINUTES" in os.environ:
         judge_fresh(float(os.environ["BURNT_FUZZ_MINUTES"]), metal, suits)
 
 
-@pytest.mark.parametrize("name", LOOK_UPS)
-def test_look_ups(name: str) -> None:
-    fn, args, _ = LOOK_UPS[name]
+@pytest.mark.parametrize("name", GATHERS)
+def test_gathers(name: str) -> None:
+    fn, args, _ = GATHERS[name]
     fused = metal(fn)
     results = []
     for call in (fn, fused):
