@@ -80,8 +80,9 @@ def _graph_line(node: torch.fx.Node) -> str:
     if node.op == "output":
         return "return " + ", ".join(map(str, node.all_input_nodes))
     value = node.meta.get("val")
-    is_tensor = isinstance(value, torch.Tensor)
-    shape = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if is_tensor else ""
+    shape = ""
+    if isinstance(value, torch.Tensor):
+        shape = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if node.op != "call_function":
         return f"{node.name}: {shape}".rstrip(": ")
     return f"{node.name}: {shape} = {node.target}({', '.join(map(str, node.args))})"
