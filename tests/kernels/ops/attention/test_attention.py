@@ -146,9 +146,9 @@ def test_masks_whose_values_cannot_be_looked_at() -> None:
         return OP.candidates["library"](*OP.bound((q, k, v, mask), {}))  # type: ignore[no-any-return]
 
     exact = with_gradients(lambda *t: OP.reference(*t, mask), tensors)
-    close(with_gradients(torch.compile(eager_policy, backend="aot_eager", fullgraph=True), tensors), exact)
+    close(with_gradients(torch.compile(library, backend="aot_eager", fullgraph=True), tensors), exact)
     pull = randn(*exact[0].shape, seed=9)
-    found = torch.func.grad(lambda given: (eager_policy(*given) * pull).sum())(tuple(tensors))
+    found = torch.func.grad(lambda given: (library(*given) * pull).sum())(tuple(tensors))
     close([exact[0], *found], exact)
 
 
