@@ -123,8 +123,8 @@ def test_from_alternatives_to_the_choice(op: Any) -> None:
     # The nearest first, of all kernels in turns.
     assert [next(iter(a.config)) for a in alternatives[1:5]] == ["scaled_0", "scaled_backward_0"] * 2
     rows = {row.config: row for row in tune(op, [x], "full", clock=Clock())}
-    left_out = [a for a in alternatives if a.left_out]
-    assert {row.note for row in rows.values() if row.status == "pruned"} == {a.left_out for a in left_out}
+    left_out = [a for a in alternatives if a.skip_reason]
+    assert {row.note for row in rows.values() if row.status == "pruned"} == {a.skip_reason for a in left_out}
     assert {row.status for row in rows.values()} <= {"ok", "pruned"}
     both = [row for name, row in rows.items() if name.count('"scaled') == 2]
     assert len(both) == 1  # the best of each kernel, together
