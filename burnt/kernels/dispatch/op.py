@@ -4,8 +4,8 @@ The reference, a function of plain torch ops, is the specification. Every op has
 start: ``library`` calls the reference (or the single ATen op that is equivalent), and ``generated`` runs the
 kernels that `burnt.codegen` generates from the reference. `Op.candidate` registers more.
 
-A call computes its signature (dtypes, shapes, strides and devices of tensors, and the values of other
-arguments) and looks it up in a dictionary. A new signature selects a candidate, see
+A call computes its signature (dtypes, shapes, strides and devices of tensors, the values of other arguments
+but floats) and looks it up in a dictionary. A new signature selects a candidate, see
 `burnt.kernels.dispatch.selection`; later calls run the same candidate. While ops are traced, compiled or
 transformed, a call goes through ``torch.ops.burnt`` instead (`burnt.kernels.dispatch.torch_library`).
 """
@@ -43,7 +43,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-_CONSTANTS = frozenset({bool, int, str, type(None), torch.dtype})
+_STATIC_TYPES = frozenset({bool, int, str, type(None), torch.dtype})
 _BUILT_IN = ("library", "generated")
 _MAX_ENTRIES = 4096  # per op: bounds the memory of programs whose shapes keep changing
 
@@ -227,7 +227,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
                     key += arg.shape, arg.stride(), arg.dtype, arg.device, arg.requires_grad, arg.is_neg()
                 elif kind is float:
                     key.append(float)
-                elif kind in _CONSTANTS:
+                elif kind in _STATIC_TYPES:
                     key.append(arg)
                 elif kind is list or kind is tuple:
                     key.append(tuple(arg))

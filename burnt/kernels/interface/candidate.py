@@ -28,7 +28,8 @@ class Alternative(NamedTuple):
     Args:
         config: the configuration; None if the candidate has none.
         skip_reason: why it is not worth measuring, or None.
-        is_risky: measure it after all others, one at a time: it may break the device.
+        is_risky: compilers are known to fail on it or to miscompile it; it is measured after all others,
+            alone, since it may break the device.
     """
 
     config: dict[str, Any] | None

@@ -118,8 +118,8 @@ def check_one_device(op: str, **tensors: Tensor | None) -> None:
     Raises:
         InputRuntimeError: they are not; names the first that differs.
     """
-    given = {name: t for name, t in tensors.items() if t is not None}
-    (first, reference), *others = given.items()
+    present = {name: t for name, t in tensors.items() if t is not None}
+    (first, reference), *others = present.items()
     for name, tensor in others:
         if tensor.device != reference.device:
             raise InputRuntimeError(
@@ -137,8 +137,8 @@ def check_one_dtype(op: str, **tensors: Tensor | None) -> None:
     Raises:
         InputRuntimeError: they do not; names the first that differs.
     """
-    given = {name: t for name, t in tensors.items() if t is not None}
-    (first, reference), *others = given.items()
+    present = {name: t for name, t in tensors.items() if t is not None}
+    (first, reference), *others = present.items()
     for name, tensor in others:
         if tensor.dtype != reference.dtype:
             raise InputRuntimeError(
