@@ -19,7 +19,7 @@ from burnt.codegen.runtime import triton_compile_pool
 from burnt.codegen.runtime.triton_backend import TRITON, with_blocks
 from burnt.kernels.dispatch import selection
 from burnt.kernels.tuning import database
-from burnt.kernels.tuning.database import Store
+from burnt.kernels.tuning.database import TuningDatabase
 from burnt.kernels.tuning.tuner import tune
 
 H200 = Limits(132, shared=227 << 10)
@@ -138,7 +138,7 @@ def test_from_alternatives_to_the_choice(op: Any) -> None:
     # A checkpoint keeps it, whatever the table says later.
     noted = {k: v for k, v in kernels.choices().items() if k.startswith("scaled|")}
     assert set(noted.values()) == {both[0].config}
-    Store().clear()
+    TuningDatabase().clear()
     op.forget()
     assert op.chosen(x).why == "heuristic"
     kernels.pin(noted)
@@ -156,7 +156,7 @@ def test_a_table_from_another_machine_of_the_same_name(
     tune(op, [x], "full", clock=Clock())
     found = op.chosen(x)
     assert main(["tune", "export", str(tmp_path / "imaginary.json"), "--device", "cpu"]) == 0
-    Store().clear()
+    TuningDatabase().clear()
     monkeypatch.setattr(database, "_TABLES", tmp_path)
     monkeypatch.setattr(database, "_shipped", None)
     op.forget()
