@@ -11,6 +11,7 @@ from burnt import kernels
 from burnt.cli import main
 from burnt.kernels.interface.candidate import Alternative
 from burnt.kernels.interface.tuning_key import machine_name, source_hash
+from burnt.kernels.tuning import tuner
 from burnt.kernels.tuning.database import Row, TuningDatabase, read_table
 
 
@@ -79,7 +80,7 @@ def test_run_says_why_there_was_nothing_to_measure(capsys, example, monkeypatch)
     for reference, examples, code, why, problem in (
         (None, lambda device: [], 0, "no examples of negated on cpu", ""),
         (None, lambda device: 1 // 0, 1, "what could not be measured", "negated, its examples: ZeroDivision"),
-        (None, lambda device: [torch.ones(1)], 1, "what could not be", "is no tuple of arguments"),
+        (None, lambda device: [torch.ones(1)], 1, "what could not be", "is not a tuple of arguments"),
         (refused, lambda device: [(torch.ones(1),)], 1, "what could not be", "negated: ValueError: never"),
     ):
         monkeypatch.setattr(example, "examples", examples)
@@ -206,7 +207,7 @@ def test_run_goes_on_when_an_op_cannot_be_measured(capsys, example, monkeypatch)
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patched:
-        patched.setattr("burnt.kernels.tuning.tuner.Truth", fails)
+        patched.setattr(tuner, "ReferenceResult", fails)
         assert main(["tune", "run", "negated"]) == 1
     assert "could not be measured: negated: RuntimeError: out of memory" in capsys.readouterr().err
 
@@ -267,7 +268,7 @@ def test_examples_that_cannot_be_used_are_told_and_the_others_measured(capsys, e
 
     assert main(["tune", "run", "added", "negated", "--json"]) == 1
     out, err = capsys.readouterr()
-    assert "the example 1 of the op added is without y" in err
+    assert "example 1 of the op added lacks y" in err
     assert {row["key"].split("|")[0] for row in json.loads(out)} == {"negated"}
 
 
