@@ -17,7 +17,7 @@ from burnt.codegen.render.triton.kernel import structure_of
 from burnt.codegen.render.triton.tile_config import Limits, neighbouring_configs, why_too_large
 from burnt.codegen.runtime import triton_compile_pool
 from burnt.codegen.runtime.triton_backend import TRITON, with_blocks
-from burnt.kernels.dispatch import selection
+from burnt.kernels.interface import tuning_key
 from burnt.kernels.tuning import database
 from burnt.kernels.tuning.database import TuningDatabase
 from burnt.kernels.tuning.tuner import tune
@@ -151,7 +151,7 @@ def test_a_table_from_another_machine_of_the_same_name(
 ) -> None:
     """Measured there, exported into the package, and chosen by here with nothing measured."""
     gpu = "cuda NVIDIA Imaginary 9000 sm_90, triton 3.6"
-    monkeypatch.setattr(selection, "machine", lambda kind, index=0: gpu)
+    monkeypatch.setattr(tuning_key, "machine_name", lambda kind, index=0: gpu)
     x = torch.randn(8, 128, requires_grad=True)
     tune(op, [x], "full", clock=Clock())
     found = op.chosen(x)
@@ -165,7 +165,7 @@ def test_a_table_from_another_machine_of_the_same_name(
     torch.testing.assert_close(op(x), torch.softmax(x * 2, -1))
     with kernels.tuning("off"):
         assert op.chosen(x).why == "heuristic"
-    monkeypatch.setattr(selection, "machine", lambda kind, index=0: gpu.replace("9000", "9001"))
+    monkeypatch.setattr(tuning_key, "machine_name", lambda kind, index=0: gpu.replace("9000", "9001"))
     op.forget()
     assert op.chosen(x).why == "heuristic"
 
