@@ -117,5 +117,5 @@ def test_captured_tensors() -> None:
 def test_an_op_keeps_a_kernel_of_its_own() -> None:
     generated = reduce_sum.candidates["generated"]
     assert isinstance(generated, Generated)
-    function, _ = generated.function((ROWS, -1, False, None))
+    function, _ = generated.function_for((ROWS, -1, False, None))
     assert function.fallback_reason(ROWS) is None

@@ -99,8 +99,8 @@ def test_only_what_multiplies_may_be_coarse() -> None:
     """A candidate of a sum that is off by a thousandth is wrong, however float32 is multiplied."""
     x, w = torch.randn(16, 64), torch.randn(64, 64)
     with kernels.multiplying("flex32"):
-        off = ReferenceResult(kernels.softmax, (x, -1, None)).wrong(
+        off = ReferenceResult(kernels.softmax, (x, -1, None)).find_error(
             lambda x, *_: torch.softmax(x, -1) * 1.001
         )
         assert off is not None
-        assert ReferenceResult(kernels.matmul, (x, w)).wrong(lambda a, b: (a @ b) * 1.001) is None
+        assert ReferenceResult(kernels.matmul, (x, w)).find_error(lambda a, b: (a @ b) * 1.001) is None

@@ -1,7 +1,7 @@
-"""Measuring candidates.
+"""Tuning: checking and timing candidates, and storing the measurements.
 
-tuner     candidates raced against each other
-timers    timing a call: by the host, by events, by replaying a CUDA graph
-accuracy  the accuracy check: a candidate beside the reference in float64
-database  the table of measurements, and tables shipped in `tuned/`
+tuner     times the candidates of an op against each other; the tuning policies
+timers    clocks that time a call: the host's clock, CUDA events, CUDA graph replays
+accuracy  the accuracy check: a candidate compared with the reference in float64
+database  the table of measurements, and the tables shipped in `tuned/`
 """

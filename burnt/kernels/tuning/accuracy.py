@@ -1,11 +1,11 @@
-"""Whether a candidate computes what an op means: its results and gradients beside the reference in float64.
+"""The accuracy check: compare a candidate's results and gradients with the reference in float64.
 
-The error may be four times that of torch's own call in the same dtype, plus four ulp of the largest number on
-the way there, in the precision that products may have. What a candidate is given it must leave alone:
-arguments, and the gradients of results.
+The tolerance is four times the error of the library candidate in the same dtype, plus four ulp of the largest
+intermediate value, at the matmul precision in effect. A candidate must not modify its arguments or the
+gradients of its results.
 
-A reference may need far more memory than a candidate, as attention's does, which holds all scores. Its op
-says how arguments and results are cut into parts, which the reference and torch's own call go through one by
+A reference may need far more memory than a candidate: attention's holds all scores. Such an op splits its
+arguments and results into parts (`Op`, ``parts=``), and the reference and the library compute them one by
 one.
 """
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 __all__ = ["Part", "ReferenceResult"]
 
 
-_PRODUCTS = frozenset(
+_MATMULS = frozenset(
     f"aten::{name}"
     for name in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "linear", "convolution", "lstm", "gru")
 )
 
-# They return memory as it was left: its numbers are nobody's.
-_UNWRITTEN = frozenset(
+# Their results are uninitialized memory.
+_UNINITIALIZED = frozenset(
     f"aten::{name}"
     for name in (
         *("empty", "empty_like", "empty_permuted", "empty_strided"),
@@ -51,86 +51,86 @@ _UNWRITTEN = frozenset(
 )
 
 
-class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the largest finite number that any op makes, and whether one multiplies matrices."""
+class _ValueRange(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the largest finite magnitude in inputs and results of all ops, and whether one is a matmul."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.largest, self.multiplied = 0.0, False
+        self.largest, self.has_matmul = 0.0, False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        if func._schema.name in _UNWRITTEN:
-            # Not only left out: views of it are seen too, before all of it is written.
-            return made.zero_()
-        self.multiplied = self.multiplied or func._schema.name in _PRODUCTS
-        for tensor in pytree.tree_leaves((made, args)):
+        result = func(*args, **(kwargs or {}))
+        if func._schema.name in _UNINITIALIZED:
+            # Zeroed, not just skipped: later ops may see views of it before all of it is written.
+            return result.zero_()
+        self.has_matmul = self.has_matmul or func._schema.name in _MATMULS
+        for tensor in pytree.tree_leaves((result, args)):
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
                 self.largest = max(self.largest, float(tensor.detach().abs().nan_to_num(0, 0, 0).max()))
-        return made
+        return result
 
 
 class Part(NamedTuple):
-    """A part of a call that can be computed alone.
+    """A part of a call that can be computed independently of the others.
 
     Args:
-        arguments: for each argument of the op a slice of each of its first axes, or None for all of it.
-        results: the same for each result. All parts' make up the results; the gradient of an argument is the
-            sum of those of its parts.
+        arguments: for each argument of the op, the slices of its leading axes, or None for all of it.
+        results: the same for each result. Together the parts cover all results; the gradient of an argument
+            is the sum of its gradients over the parts.
     """
 
     arguments: tuple[tuple[slice, ...] | None, ...]
     results: tuple[tuple[slice, ...], ...]
 
 
-def results_in_parts(
+def results_by_part(
     call: Callable[..., Any], args: Sequence[Any], parts: Sequence[Part], *, wide: bool
 ) -> list[Tensor]:
-    """As `results_and_gradients`, part by part.
+    """Compute the same as `results_and_gradients`, part by part.
 
     Args:
         call: the function.
         args: its arguments.
-        parts: of them, at least one.
-        wide: floating-point arguments become float64.
+        parts: at least one.
+        wide: whether to convert floating-point arguments to float64.
     """
     results: list[Tensor] = []
-    cotangents: dict[int, Tensor] = {}
-    sums = {
+    grad_outs: dict[int, Tensor] = {}
+    gradient_sums = {
         i: torch.zeros(a.shape, dtype=torch.float64, device=a.device)
         for i, a in enumerate(args)
         if isinstance(a, Tensor) and a.requires_grad
     }
-    pulled = False
+    has_gradients = False
     for part in parts:
-        given = [_cut(a, index, wide) for a, index in zip(args, part.arguments, strict=True)]
+        part_args = [_slice_as_leaf(a, index, wide) for a, index in zip(args, part.arguments, strict=True)]
 
         def shape_of(i: int, result: Tensor) -> list[int]:
             ends = [max(each.results[i][d].stop for each in parts) for d in range(len(parts[0].results[i]))]
             return [*ends, *result.shape[len(ends) :]]
 
-        def cotangent(i: int, result: Tensor, part: Part = part) -> Tensor:
-            if i not in cotangents:
-                cotangents[i] = exact_numbers(shape_of(i, result), result.device)
-            return torch.empty_like(result, requires_grad=False).copy_(cotangents[i][part.results[i]])
+        def make_grad_out(i: int, result: Tensor, part: Part = part) -> Tensor:
+            if i not in grad_outs:
+                grad_outs[i] = exact_numbers(shape_of(i, result), result.device)
+            return torch.empty_like(result, requires_grad=False).copy_(grad_outs[i][part.results[i]])
 
-        made = results_and_gradients(call, given, cotangent=cotangent)
-        count = len(part.results)
-        for i, result in enumerate(made[:count]):
+        computed = results_and_gradients(call, part_args, make_grad_out=make_grad_out)
+        num_results = len(part.results)
+        for i, result in enumerate(computed[:num_results]):
             if i == len(results):
                 results.append(result.new_empty(shape_of(i, result)))
             results[i][part.results[i]] = result
-        pulled = len(made) > count
-        for i, gradient in zip(sums if pulled else (), made[count:], strict=True):
+        has_gradients = len(computed) > num_results
+        for i, gradient in zip(gradient_sums if has_gradients else (), computed[num_results:], strict=True):
             index = part.arguments[i]
-            sums[i][() if index is None else index] += gradient
-    if not pulled:
+            gradient_sums[i][() if index is None else index] += gradient
+    if not has_gradients:
         return results
-    return [*results, *(g if wide else g.to(args[i].dtype) for i, g in sums.items())]
+    return [*results, *(g if wide else g.to(args[i].dtype) for i, g in gradient_sums.items())]
 
 
-def _cut(value: Any, index: tuple[slice, ...] | None, wide: bool) -> Any:
-    """A part of an argument, as a leaf of a graph of its own."""
+def _slice_as_leaf(value: Any, index: tuple[slice, ...] | None, wide: bool) -> Any:
+    """Return a slice of an argument as a new leaf tensor, in float64 if `wide`."""
     if not isinstance(value, Tensor):
         return value
     part = value.detach() if index is None else value.detach()[index]
@@ -138,99 +138,104 @@ def _cut(value: Any, index: tuple[slice, ...] | None, wide: bool) -> Any:
     return part.detach().requires_grad_(value.requires_grad)
 
 
-class _Noted:
-    """A function that keeps what it was given and returned last."""
+class _LastCall:
+    """A function that remembers the arguments and the result of its last call."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self.call = call
         self.args: Sequence[Any] = ()
-        self.made: Any = None
+        self.result: Any = None
 
     def __call__(self, *args: Any) -> Any:
-        self.args, self.made = args, self.call(*args)
-        return self.made
+        self.args, self.result = args, self.call(*args)
+        return self.result
 
 
 class ReferenceResult:
-    """What an op gives for some arguments, and how far a candidate may be from it.
+    """The results and gradients of an op for some arguments, and the tolerance for candidates.
 
     Args:
         op: the op.
-        args: its arguments; tensors in memory that nothing else needs.
+        args: its arguments; the memory of the tensors is not used elsewhere.
     """
 
     def __init__(self, op: AnyOp, args: Sequence[Any]) -> None:
         self.random = op.random
         self.args = args
         tensors = {name: a for name, a in zip(op.positions, args, strict=True) if isinstance(a, Tensor)}
-        self.memory = [(name, _bytes(a), _bytes(a).clone()) for name, a in tensors.items()]
+        self.memory = [(name, _storage_bytes(a), _storage_bytes(a).clone()) for name, a in tensors.items()]
         parts = None if op.parts is None else op.parts(*args)
-        exact, eager = _Noted(op.reference), _Noted(op.candidates["library"])
-        with _Watched() as watched:
+        exact, eager = _LastCall(op.reference), _LastCall(op.candidates["library"])
+        with _ValueRange() as value_range:
             if parts is None:
-                self.exact = results_and_gradients(exact, [_cut(a, None, True) for a in args])
+                self.exact = results_and_gradients(exact, [_slice_as_leaf(a, None, True) for a in args])
             else:
-                self.exact = results_in_parts(exact, args, parts, wide=True)
+                self.exact = results_by_part(exact, args, parts, wide=True)
         if parts is None:
             self.eager = results_and_gradients(eager, args)
         else:
-            self.eager = results_in_parts(eager, args, parts, wide=False)
-        self.names, self.form = list(op.positions), structure_of(eager.made)
-        self.shared = {i for noted in (exact, eager) for i in aliases(noted.made, noted.args, self.names)}
-        self.largest, self.multiplied = watched.largest, watched.multiplied
+            self.eager = results_by_part(eager, args, parts, wide=False)
+        self.names, self.structure = list(op.positions), structure_of(eager.result)
+        self.aliased_results = {
+            i for last in (exact, eager) for i in aliases(last.result, last.args, self.names)
+        }
+        self.largest, self.has_matmul = value_range.largest, value_range.has_matmul
 
-    def wrong(self, call: Callable[..., Any]) -> str | None:
-        """What is wrong with a candidate, or None. It is called once; arguments it changes are put back."""
-        given: list[Tensor] = []
-        fault: str | None = None
+    def find_error(self, call: Callable[..., Any]) -> str | None:
+        """Run a candidate once; return a description of what is wrong with it, or None.
+
+        Arguments that it modifies are restored.
+        """
+        grad_outs: list[Tensor] = []
+        definition_fault: str | None = None
 
         def checked(*args: Any) -> Any:
-            made = call(*args)
-            misformed = self.misformed(made)
-            if misformed is not None:
-                raise DefinitionError(misformed)
-            return made
+            results = call(*args)
+            structure_error = self.find_structure_error(results)
+            if structure_error is not None:
+                raise DefinitionError(structure_error)
+            return results
 
         try:
-            results = results_and_gradients(checked, self.args, given)
-        except DefinitionError as error:  # what is wrong is known without looking at the results
-            fault = error.what if error.found is None else f"{error.what}: {error.found}"
+            results = results_and_gradients(checked, self.args, grad_outs)
+        except DefinitionError as error:  # reported below, unless the candidate modifies its inputs, too
+            definition_fault = error.what if error.found is None else f"{error.what}: {error.found}"
         finally:
-            changed = self.restored()
-        if changed is not None:
-            return f"changes its argument {changed}"
-        for i, cotangent in enumerate(given):
-            if not torch.equal(cotangent, default_grad_out(cotangent)):
-                return f"its backward changes the cotangent {i}"
-        if fault is not None:
-            return fault
-        return self.mismatch(results)
+            modified = self.restore_arguments()
+        if modified is not None:
+            return f"modifies its argument {modified}"
+        for i, grad_out in enumerate(grad_outs):
+            if not torch.equal(grad_out, default_grad_out(grad_out)):
+                return f"its backward modifies grad_outs[{i}]"
+        if definition_fault is not None:
+            return definition_fault
+        return self.find_value_error(results)
 
-    def misformed(self, made: Any) -> str | None:
-        """What is wrong with what a candidate returns, whatever its values, or None."""
-        if structure_of(made) != self.form:
-            return f"returns {structure_of(made)}, expected {self.form}"
-        for i, result in enumerate(as_list(made)):
+    def find_structure_error(self, results: Any) -> str | None:
+        """Check the number, types, devices and aliasing of a candidate's results, but not their values."""
+        if structure_of(results) != self.structure:
+            return f"returns {structure_of(results)}, expected {self.structure}"
+        for i, result in enumerate(as_list(results)):
             if not isinstance(result, Tensor):
-                return f"result {i} is no tensor: {type(result).__name__}"
+                return f"result {i} is not a tensor: {type(result).__name__}"
             if result.device != self.eager[i].device:
                 return f"result {i}: device {result.device}, expected {self.eager[i].device}"
-        for i, name in aliases(made, self.args, self.names).items():
-            if i not in self.shared:
+        for i, name in aliases(results, self.args, self.names).items():
+            if i not in self.aliased_results:
                 return f"result {i} is the argument {name}, or a view of it"
         return None
 
-    def restored(self) -> str | None:
-        """Put back what was changed of the arguments; the name of the first that was."""
-        changed = None
-        for name, now, before in self.memory:
-            if not torch.equal(now, before):
-                now.copy_(before)
-                changed = changed or name
-        return changed
+    def restore_arguments(self) -> str | None:
+        """Restore modified arguments; return the name of the first, or None."""
+        modified = None
+        for name, memory, original in self.memory:
+            if not torch.equal(memory, original):
+                memory.copy_(original)
+                modified = modified or name
+        return modified
 
-    def mismatch(self, results: Sequence[Tensor]) -> str | None:
-        """What is wrong with a candidate's results and gradients, or None."""
+    def find_value_error(self, results: Sequence[Tensor]) -> str | None:
+        """Check the shapes, dtypes and values of a candidate's results and gradients."""
         if len(results) != len(self.eager):
             return f"{len(results)} results and gradients, expected {len(self.eager)}"
         for i, (ours, theirs, exact) in enumerate(zip(results, self.eager, self.exact, strict=True)):
@@ -240,25 +245,25 @@ class ReferenceResult:
             if self.random or not ours.numel():
                 continue
             if not ours.is_floating_point():
-                # A tie, or a value close to one, may go either way.
+                # Rounding decides ties and near-ties, so the library and float64 may differ: accept either.
                 if not torch.equal(ours, theirs) and not torch.equal(ours, exact):
-                    return f"result {i}: other integers than the reference's"
+                    return f"result {i}: integers differ from the reference's"
                 continue
             finite = theirs.isfinite() & exact.isfinite()
             error = (theirs.double() - exact.double()).abs()[finite]
-            ulp = rounding(ours.dtype) if self.multiplied else torch.finfo(ours.dtype).eps
+            ulp = rounding(ours.dtype) if self.has_matmul else torch.finfo(ours.dtype).eps
             slack = 4 * ulp * self.largest
             tolerance = (4 * float(error.max()) if error.numel() else 0.0) + slack
-            off = (ours.double() - exact.double()).abs()[finite]
-            if off.numel() and not float(off.max()) <= tolerance:
-                return f"result {i}: off by {float(off.max()):.3g}, where {tolerance:.3g} is tolerated"
-            other = ~(ours.isnan() == theirs.isnan()) | (ours.isinf() & theirs.isinf() & (ours != theirs))
-            if bool((other & ~finite).any()):
-                return f"result {i}: other infinities or NaNs than torch's"
+            difference = (ours.double() - exact.double()).abs()[finite]
+            if difference.numel() and not float(difference.max()) <= tolerance:
+                return f"result {i}: off by {float(difference.max()):.3g}, tolerance {tolerance:.3g}"
+            differs = ~(ours.isnan() == theirs.isnan()) | (ours.isinf() & theirs.isinf() & (ours != theirs))
+            if bool((differs & ~finite).any()):
+                return f"result {i}: infinities or NaNs differ from torch's"
         return None
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    """The memory that a tensor lies in: NaNs are equal to themselves, and no version is counted."""
+def _storage_bytes(tensor: Tensor) -> Tensor:
+    """View a tensor's storage as bytes: NaNs compare equal, and writes do not change its version."""
     memory = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return memory.set_(tensor.untyped_storage())

@@ -1,8 +1,9 @@
-"""Taking the time of a call: by the host's clock, by a GPU's events, or by replaying a CUDA graph of calls.
+"""Timing a call with the host's clock, with CUDA events, or by replaying a CUDA graph of calls.
 
-A clock makes a sampler of a call and several sets of inputs for it. Successive calls take the sets in turns,
-so that none finds its own in a cache. Host time, which is longer than that of many kernels, is in what
-`EventClock` measures and not in what `GraphClock` does: candidates are only compared by one clock.
+A clock builds a sampler from a call and several sets of inputs. Successive calls cycle through the sets, so
+that a call does not find its inputs in a cache. The launch overhead on the host exceeds the time of many
+kernels: it is included in the times of `EventClock`, but not in those of `GraphClock`. Candidates are
+therefore only compared by the same clock.
 """
 
 from __future__ import annotations
@@ -14,48 +15,56 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["Clock", "EventClock", "GraphClock", "HostClock", "NotCapturedError", "captured", "clock_of"]
+__all__ = [
+    "Clock",
+    "EventClock",
+    "GraphClock",
+    "HostClock",
+    "NotCapturedError",
+    "capture_graph",
+    "default_clock",
+]
 
 Call = Callable[[Sequence[Any]], object]
 Sampler = Callable[[int], float]
 
-_SHORTEST = 2e-4
-"""Seconds between two looks at a host's clock."""
-_SHORTEST_ON_DEVICE = 1e-3
-"""Seconds between two events, which tell half microseconds apart."""
-_MOST_CALLS = 1000
+_MIN_SAMPLE_SECONDS = 2e-4
+"""Minimum time between two readings of the host's clock."""
+_MIN_EVENT_SAMPLE_SECONDS = 1e-3
+"""Minimum time between two CUDA events, whose resolution is half a microsecond."""
+_MAX_CALLS = 1000
 
 
 class NotCapturedError(RuntimeError):
-    """Calls cannot be captured in a CUDA graph: they wait for the device, say."""
+    """Calls cannot be captured in a CUDA graph, for example because they synchronize."""
 
 
 class Clock(Protocol):
-    """What takes the time of calls."""
+    """Measures the time of calls."""
 
     def now(self) -> float:
-        """Seconds since some moment, for budgets."""
+        """Return the seconds since an arbitrary moment, for time budgets."""
 
     def sampler(self, call: Call, inputs: Sequence[Sequence[Any]]) -> Sampler:
-        """A function that makes some calls and returns the seconds of one.
+        """Build a sampler: a function that makes several calls and returns the seconds per call.
 
         Args:
-            call: of a set of inputs; what it returns is let go of.
-            inputs: the sets, which calls take in turns. The sampler's argument is a number, different from
-                sample to sample, that decides which is the first.
+            call: takes a set of inputs; what it returns is discarded.
+            inputs: the sets of inputs, through which calls cycle. The sampler takes the index of the first
+                set, which should differ from sample to sample; it may exceed the number of sets.
 
         Raises:
-            NotCapturedError: this clock captures calls, and these cannot be.
+            NotCapturedError: this clock captures calls in a CUDA graph, and these cannot be captured.
         """
 
 
-def clock_of(device: torch.device) -> Clock:
-    """The clock that tells the most of calls on a device."""
+def default_clock(device: torch.device) -> Clock:
+    """Return the most precise clock for calls on a device."""
     return GraphClock() if device.type == "cuda" else HostClock(device)
 
 
 class HostClock:
-    """The host's clock, which a device is waited for by.
+    """The host's clock; synchronizes with the device before and after the calls.
 
     >>> sample = HostClock(torch.device("cpu")).sampler(lambda inputs: inputs[0] + 1, [[torch.ones(8)]])
     >>> 0 < sample(0) < 1
@@ -70,52 +79,52 @@ class HostClock:
         return time.perf_counter()
 
     def sampler(self, call: Call, inputs: Sequence[Sequence[Any]]) -> Sampler:
-        """A sampler of as many calls as make the clock's own cost small."""
+        """Build a sampler of enough calls to make the cost of reading the clock negligible."""
 
-        def take(turn: int, count: int) -> float:
-            self._wait()
+        def take_sample(first: int, count: int) -> float:
+            self._synchronize()
             began = time.perf_counter()
             for i in range(count):
-                call(inputs[(turn + i) % len(inputs)])
-            self._wait()
+                call(inputs[(first + i) % len(inputs)])
+            self._synchronize()
             return (time.perf_counter() - began) / count
 
-        count = _calls(take(0, 1), _SHORTEST)
-        return lambda turn: take(turn, count)
+        count = _num_calls(take_sample(0, 1), _MIN_SAMPLE_SECONDS)
+        return lambda first: take_sample(first, count)
 
-    def _wait(self) -> None:
+    def _synchronize(self) -> None:
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
 
 class EventClock:
-    """A GPU's clock, around calls that are launched one by one."""
+    """CUDA events around calls that are launched one by one."""
 
     def now(self) -> float:
         """The host's clock."""
         return time.perf_counter()
 
     def sampler(self, call: Call, inputs: Sequence[Sequence[Any]]) -> Sampler:
-        """A sampler of enough calls for the launch of the first to be a small part."""
+        """Build a sampler of enough calls to make the launch latency of the first negligible."""
 
-        def take(turn: int, count: int) -> float:
+        def take_sample(first: int, count: int) -> float:
             def work() -> None:
                 for i in range(count):
-                    call(inputs[(turn + i) % len(inputs)])
+                    call(inputs[(first + i) % len(inputs)])
 
-            return _between_events(work) / count
+            return _seconds_between_events(work) / count
 
-        for given in inputs:
-            call(given)
-        count = max(_calls(take(0, 1), _SHORTEST_ON_DEVICE), len(inputs))
-        return lambda turn: take(turn, count)
+        for input_set in inputs:
+            call(input_set)
+        count = max(_num_calls(take_sample(0, 1), _MIN_EVENT_SAMPLE_SECONDS), len(inputs))
+        return lambda first: take_sample(first, count)
 
 
 class GraphClock:
-    """A GPU's clock, around replays of a CUDA graph that holds a call for each set of inputs.
+    """CUDA events around replays of a CUDA graph that contains one call for each set of inputs.
 
-    Results of one graph lie side by side, as its inputs do; all graphs of a clock lie in the same memory,
-    which is why they are replayed one at a time.
+    The results of the calls in a graph have separate memory, as their inputs do. All graphs of a clock share
+    one memory pool, so they must be replayed one at a time.
     """
 
     def __init__(self) -> None:
@@ -127,54 +136,54 @@ class GraphClock:
         return time.perf_counter()
 
     def sampler(self, call: Call, inputs: Sequence[Sequence[Any]]) -> Sampler:
-        """A sampler of replays."""
+        """Build a sampler that replays the graph."""
         if self.stream is None:
             self.pool = torch.cuda.graph_pool_handle()
             self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        runs = [functools.partial(call, given) for given in inputs]
-        graph = captured(runs, self.pool, self.stream)
+        calls = [functools.partial(call, input_set) for input_set in inputs]
+        graph = capture_graph(calls, self.pool, self.stream)
 
-        def take(replays: int) -> float:
+        def take_sample(replays: int) -> float:
             def work() -> None:
                 for _ in range(replays):
                     graph.replay()
 
-            return _between_events(work) / replays / len(inputs)
+            return _seconds_between_events(work) / replays / len(inputs)
 
-        take(1)  # uploads the graph
-        replays = _calls(take(1) * len(inputs), _SHORTEST_ON_DEVICE)
-        return lambda turn: take(replays)
+        take_sample(1)  # uploads the graph
+        replays = _num_calls(take_sample(1) * len(inputs), _MIN_EVENT_SAMPLE_SECONDS)
+        return lambda first: take_sample(replays)
 
 
-def captured(
-    runs: Sequence[Callable[[], object]], pool: Any = None, stream: torch.cuda.Stream | None = None
+def capture_graph(
+    calls: Sequence[Callable[[], object]], pool: Any = None, stream: torch.cuda.Stream | None = None
 ) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of calls, run before on a stream of their own as a capture wants it.
+    """Capture calls in a CUDA graph, after a warm-up on the captured stream.
 
     Args:
-        runs: the calls; what they return is held until the last was captured, so that each has memory of its
-            own for it.
-        pool: of `torch.cuda.graph_pool_handle`; graphs that share one must not be replayed at once.
-        stream: what is captured; graphs that share a pool share it, too.
+        calls: the calls. What they return is kept alive until all are captured, so that their results do not
+            share memory.
+        pool: from `torch.cuda.graph_pool_handle`; graphs that share a pool must not be replayed concurrently.
+        stream: the stream to capture; graphs that share a pool must share it, too.
 
     Raises:
-        NotCapturedError: a call waits for the device, or does something else that a graph cannot hold.
+        NotCapturedError: a call synchronizes or does something else that cannot be captured.
     """
     before = torch.cuda.current_stream()
     stream = stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(before)
     graph = torch.cuda.CUDAGraph()
-    # The outer block restores the stream also where an error ends the inner one too early to do so.
+    # The outer block restores the stream if an error ends the inner one before it can.
     with torch.cuda.stream(stream):
-        _refuse_waiting(runs)
-        held: list[object] = []
+        _raise_if_synchronizing(calls)
+        results: list[object] = []
         try:
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                held += [run() for run in runs]
+                results += [call() for call in calls]
         except RuntimeError as error:
-            del held
+            del results
             torch.cuda.synchronize()
-            # Random generators take themselves to be captured until another capture ends well.
+            # Random generators stay in capture mode until another capture succeeds.
             with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
                 torch.ones(1, device="cuda")
             raise NotCapturedError(str(error).partition("\n")[0]) from error
@@ -182,22 +191,22 @@ def captured(
     return graph
 
 
-def _refuse_waiting(runs: Sequence[Callable[[], object]]) -> None:
-    """Run calls, and raise where one waits for the device: a capture that fails leaves torch in disorder."""
-    for run in runs:
-        run()  # what is only done at the first call, compiling above all, may wait
+def _raise_if_synchronizing(calls: Sequence[Callable[[], object]]) -> None:
+    """Run calls, and raise if one synchronizes: a failed capture leaves torch in an inconsistent state."""
+    for call in calls:
+        call()  # the first call may synchronize, for example to compile
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        runs[0]()
+        calls[0]()
     except RuntimeError as error:
         raise NotCapturedError(str(error).partition("\n")[0]) from error
     finally:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-def _between_events(work: Callable[[], None]) -> float:
-    """Seconds that a device takes for what is launched."""
+def _seconds_between_events(work: Callable[[], None]) -> float:
+    """Return the seconds that the device takes for the launched work."""
     begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     begin.record()
@@ -207,6 +216,6 @@ def _between_events(work: Callable[[], None]) -> float:
     return float(begin.elapsed_time(end)) / 1e3
 
 
-def _calls(seconds: float, shortest: float) -> int:
-    """How many calls a sample has."""
-    return min(max(1, int(shortest / max(seconds, 1e-7))), _MOST_CALLS)
+def _num_calls(seconds_per_call: float, min_seconds: float) -> int:
+    """Return how many calls a sample needs to take a minimum time."""
+    return min(max(1, int(min_seconds / max(seconds_per_call, 1e-7))), _MAX_CALLS)

@@ -1,9 +1,9 @@
-"""Tuning: measuring candidates, and choosing by what was measured.
+"""The tuner: measure the candidates of an op, and look up earlier measurements.
 
-The policy says when: ``off`` (the heuristic alone), ``cached`` (what was measured before, here or for the
-tables in the package; the default), ``quick`` and ``full`` (measure what is not known yet, at the first call
-with a tuning key). It is set by ``BURNT_TUNE`` or `tuning`. Nothing is measured while a CUDA graph is
-captured, while ops are traced, or in a process whose rank is not 0: the heuristic answers there.
+The tuning policy decides when to measure: ``off`` uses the heuristic alone; ``cached``, the default, uses
+earlier measurements, from this machine or shipped with the package; ``quick`` and ``full`` also measure at
+the first call with a tuning key. It is set by ``BURNT_TUNE`` or `tuning`. Nothing is measured while a CUDA
+graph is captured, while ops are traced, or in a process whose rank is not 0.
 """
 
 from __future__ import annotations
@@ -30,21 +30,27 @@ from burnt.errors import CacheError, ConfigError, nearest
 from burnt.kernels.interface.candidate import Alternative
 from burnt.kernels.interface.tuning_key import format_choice, parse_choice, runnable_candidates, tuning_key
 from burnt.kernels.tuning.accuracy import ReferenceResult
-from burnt.kernels.tuning.database import Row, Store, shipped, shipped_wrong
-from burnt.kernels.tuning.timers import Clock, EventClock, NotCapturedError, clock_of
+from burnt.kernels.tuning.database import Row, TuningDatabase, shipped_rows, shipped_wrong_rows
+from burnt.kernels.tuning.timers import Clock, EventClock, NotCapturedError, default_clock
 
 if TYPE_CHECKING:
     from burnt.kernels.interface.candidate import Candidate
     from burnt.kernels.interface.op_protocol import AnyOp
 
-__all__ = ["POLICIES", "measured", "policy", "tune", "tuning", "why_not_now"]
+__all__ = ["POLICIES", "blocking_reason", "lookup_or_measure", "policy", "tune", "tuning"]
 
 POLICIES = ("off", "cached", "quick", "full")
 
 
 @dataclasses.dataclass(frozen=True)
 class _Effort:
-    """Seconds of samples for a key, how many configurations of a candidate, and how often each is sampled."""
+    """The budget for a tuning key.
+
+    Args:
+        seconds: the time for all samples.
+        configs: how many configurations of a candidate are measured at most.
+        rounds: how many samples of each are taken.
+    """
 
     seconds: float
     configs: int
@@ -52,35 +58,35 @@ class _Effort:
 
 
 _EFFORTS = {"quick": _Effort(2.0, 12, 7), "full": _Effort(30.0, 1 << 30, 31)}
-_ROTATED = 64 << 20
-"""Bytes of inputs that calls take turns with on a CPU, so that none finds its own in a cache."""
-_MOST_SETS = 8  # of inputs, on a CPU; on a GPU four times as many, as small ones take no time
-_DROPPED_AT = 3.0  # times the best
-_CALM = 0.25  # of the median: what the middle half of samples may span
-_PATIENCE = 90.0  # seconds that compilers are waited for: some to start them, and for each configuration 0.3
+_CPU_INPUT_BYTES = 64 << 20
+"""Total bytes of the input sets on a CPU: more than its caches hold, so that inputs are not cached."""
+_MAX_INPUT_SETS = 8  # on a CPU; four times as many on a GPU, where calls with small inputs take little time
+_DROP_RATIO = 3.0  # a candidate this many times slower than the fastest is no longer sampled
+_MAX_SCATTER = 0.25  # the interquartile range of calm samples is at most this share of their median
+_COMPILE_TIMEOUT = 90.0  # seconds: some to start the compilers, and 0.3 for each configuration
 
 _active = threading.local()
 _policy: str | None = None
-_unkept: dict[tuple[str, str], Row] = {}  # what this process measured, where there is no table to keep it
+_unsaved_rows: dict[tuple[str, str], Row] = {}  # measurements that could not be stored
 _warned = False
 
 
 def policy() -> str:
-    """The policy in force.
+    """Return the tuning policy in effect.
 
     Raises:
-        ConfigError: ``BURNT_TUNE`` names none.
+        ConfigError: ``BURNT_TUNE`` is not a policy.
     """
     if _policy is not None:
         return _policy
-    return _checked(os.environ.get("BURNT_TUNE") or "cached", "BURNT_TUNE")
+    return _validate_policy(os.environ.get("BURNT_TUNE") or "cached", "BURNT_TUNE")
 
 
-def _checked(name: str, where: str) -> str:
+def _validate_policy(name: str, where: str) -> str:
     if name not in POLICIES:
         close = nearest(name, POLICIES)
         raise ConfigError(
-            "there is no such tuning policy",
+            "no such tuning policy",
             where=where,
             expected=", ".join(POLICIES),
             found=repr(name),
@@ -91,13 +97,15 @@ def _checked(name: str, where: str) -> str:
 
 @contextmanager
 def tuning(name: str) -> Iterator[None]:
-    """A policy for a while, in the whole process: every op chooses anew when it begins, and when it ends.
+    """Set the tuning policy of the whole process within a context.
+
+    Every op selects its candidates again when the context begins and when it ends.
 
     Args:
         name: ``"off"``, ``"cached"``, ``"quick"`` or ``"full"``.
 
     Raises:
-        ConfigError: another name.
+        ConfigError: the name is not a policy.
 
     >>> from burnt import kernels
     >>> with kernels.tuning("off"):
@@ -105,27 +113,27 @@ def tuning(name: str) -> Iterator[None]:
     'heuristic'
     """
     global _policy
-    before, _policy = _policy, _checked(name, "burnt.kernels.tuning")
-    _forget()
+    before, _policy = _policy, _validate_policy(name, "burnt.kernels.tuning")
+    _clear_selections()
     try:
         yield
     finally:
         _policy = before
-        _forget()
+        _clear_selections()
 
 
-def _forget() -> None:
+def _clear_selections() -> None:
     from burnt.kernels.interface.registry import OPS
 
     for op in OPS.values():
         op.forget()
 
 
-def why_not_now() -> str | None:
-    """Why nothing can be measured at this moment, or None."""
+def blocking_reason() -> str | None:
+    """Return the reason why nothing can be measured at this moment, or None."""
     if getattr(_active, "tuning", False):
-        return "this thread is tuning already"
-    if capturing():
+        return "this thread is already tuning"
+    if is_capturing():
         return "a CUDA graph is being captured"
     if torch.compiler.is_compiling() or not _torch.is_plain_call():
         return "ops are being traced"
@@ -134,7 +142,7 @@ def why_not_now() -> str | None:
     return None
 
 
-def capturing() -> bool:
+def is_capturing() -> bool:
     """Whether a CUDA graph is being captured."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
@@ -146,15 +154,16 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-class Known(NamedTuple):
-    """What measuring has told of a tuning key.
+class Measurements(NamedTuple):
+    """The measurements for a tuning key.
 
     Args:
-        rows: of this key.
-        wrong: what gave wrong results, for this key or for other arguments of the op on this machine, and
-            how; by candidate, with its configuration as JSON. It is not trusted with any arguments, until the
-            op's sources change.
-        source: when it was measured.
+        rows: the rows of this key.
+        wrong: candidates that failed the accuracy check for this key or for other arguments of the op on this
+            machine: candidate, with its configuration as JSON -> what was wrong. They are not selected for
+                any
+            arguments until the op's sources change.
+        source: ``"measured"`` in this call or ``"measured before"``.
     """
 
     rows: Sequence[Row] = ()
@@ -162,47 +171,49 @@ class Known(NamedTuple):
     source: str = ""
 
     def best(
-        self, able: Sequence[Candidate], args: Sequence[Any]
+        self, candidates: Sequence[Candidate], args: Sequence[Any]
     ) -> tuple[Candidate, dict[str, Any] | None, str] | None:
-        """The fastest that is right, if enough of these candidates was measured."""
+        """Return the fastest correct candidate, its configuration and why; None if too few were measured."""
         timed = [(row.ms, row.config) for row in self.rows if row.status == "ok" and row.ms is not None]
-        # The time of one alone says nothing of the others.
-        if len(timed) < min(len(able), 2):
+        # A single time does not tell whether another candidate is faster.
+        if len(timed) < min(len(candidates), 2):
             return None
         for ms, text in sorted(timed):
-            found = None if text in self.wrong else parse_choice(able, args, text)
-            if found is not None:
-                return (*found, f"{self.source}: {ms:.3g} ms")
+            choice = None if text in self.wrong else parse_choice(candidates, args, text)
+            if choice is not None:
+                return (*choice, f"{self.source}: {ms:.3g} ms")
         return None
 
 
-def measured(op: AnyOp, args: Sequence[Any], key: str, able: Sequence[Candidate]) -> Known:
-    """What is known of a key, measured now where the policy says so."""
-    wanted = policy()
-    if wanted == "off" or getattr(_active, "tuning", False):
-        return Known()
-    known = known_of(key)
-    if wanted in _EFFORTS and len(able) > 1 and why_not_now() is None:
-        fresh = tune(op, args, wanted, known=known.rows)
-        wrong = {row.config: row.note for row in fresh if row.status == "wrong"}
-        return Known([*known.rows, *fresh], {**known.wrong, **wrong}, "measured")
+def lookup_or_measure(
+    op: AnyOp, args: Sequence[Any], key: str, candidates: Sequence[Candidate]
+) -> Measurements:
+    """Look up the measurements for a tuning key, and measure what is missing if the policy says so."""
+    current_policy = policy()
+    if current_policy == "off" or getattr(_active, "tuning", False):
+        return Measurements()
+    known = lookup_measurements(key)
+    if current_policy in _EFFORTS and len(candidates) > 1 and blocking_reason() is None:
+        new_rows = tune(op, args, current_policy, known=known.rows)
+        wrong = {row.config: row.note for row in new_rows if row.status == "wrong"}
+        return Measurements([*known.rows, *new_rows], {**known.wrong, **wrong}, "measured")
     return known
 
 
-def known_of(key: str) -> Known:
-    """What is known of a key, here or in the package; here counts where both know a configuration."""
-    alike = "|".join(key.split("|", 3)[:3]) + "|"  # the op and its sources, the machine
-    rows, wrong = shipped(key), shipped_wrong(alike)
+def lookup_measurements(key: str) -> Measurements:
+    """Look up the measurements for a tuning key: those shipped with the package, overridden by the user's."""
+    prefix = "|".join(key.split("|", 3)[:3]) + "|"  # the op, its sources and the machine, for any arguments
+    rows, wrong = shipped_rows(key), shipped_wrong_rows(prefix)
     try:
         store = _store()
         if store is not None:
-            rows, wrong = [*rows, *store.rows(key)], [*wrong, *store.wrong(alike)]
-    except CacheError as error:  # a table that cannot be read must not stop a program that computes
+            rows, wrong = [*rows, *store.rows(key)], [*wrong, *store.wrong(prefix)]
+    except CacheError as error:  # an unreadable table must not stop a program
         build_cache.note(str(error))
-    rows = [*rows, *(row for row in _unkept.values() if row.key == key)]
-    wrong = [*wrong, *(r for r in _unkept.values() if r.status == "wrong" and r.key.startswith(alike))]
+    rows = [*rows, *(row for row in _unsaved_rows.values() if row.key == key)]
+    wrong = [*wrong, *(r for r in _unsaved_rows.values() if r.status == "wrong" and r.key.startswith(prefix))]
     by_config = {row.config: row for row in rows}
-    return Known(list(by_config.values()), {row.config: row.note for row in wrong}, "measured before")
+    return Measurements(list(by_config.values()), {row.config: row.note for row in wrong}, "measured before")
 
 
 def tune(
@@ -211,79 +222,79 @@ def tune(
     effort: str = "quick",
     *,
     known: Sequence[Row] = (),
-    store: Store | None = None,
+    store: TuningDatabase | None = None,
     clock: Clock | None = None,
 ) -> list[Row]:
-    """Measure the candidates of an op for some arguments, and keep what was found.
+    """Measure the candidates of an op for some arguments, and store the measurements.
 
     Args:
         op: the op.
-        args: its arguments; those with defaults may be left out at the end. Where one requires a gradient,
+        args: its arguments; trailing arguments with defaults may be omitted. If one requires a gradient,
             forward and backward are measured together.
         effort: ``"quick"`` or ``"full"``.
-        known: rows that need not be measured again.
-        store: where rows are kept, by default the user's table.
-        clock: what takes the time, by default what suits the device.
+        known: rows of configurations that are not measured again.
+        store: where to store the rows; by default the user's table.
+        clock: measures the time; by default the most precise clock for the device.
 
     Returns:
-        a row for each candidate and configuration that was tried; those that were estimated not to be worth
-        it have the status ``"pruned"``, and are not kept.
+        a row for each candidate and configuration that was tried. Configurations estimated to be too slow or
+        too large have the status ``"pruned"``; their rows are not stored.
     """
-    settings = _EFFORTS[_checked(effort, "effort")]
+    settings = _EFFORTS[_validate_policy(effort, "effort")]
     device = next((a.device for a in args if isinstance(a, Tensor)), torch.device("cpu"))
-    race = _Race(op, list(op.bound(args, {})), clock or clock_of(device), settings)
+    benchmark = _Benchmark(op, list(op.bind(args, {})), clock or default_clock(device), settings)
     _active.tuning = True
     try:
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            race.run({row.config for row in known})
+            benchmark.run({row.config for row in known})
     finally:
         _active.tuning = False
         now = time.time()
-        race.rows = [row._replace(at=now) for row in race.rows]
-        # Also what is known when a kernel has broken the device, so that it is not tried again.
-        _keep(race.rows, store)
-    return [*race.rows, *(row._replace(at=now) for row in race.pruned)]
+        benchmark.rows = [row._replace(at=now) for row in benchmark.rows]
+        # Also if a kernel has broken the device: its row is stored, so that it is not tried again.
+        _save(benchmark.rows, store)
+    return [*benchmark.rows, *(row._replace(at=now) for row in benchmark.pruned)]
 
 
-def _keep(rows: Sequence[Row], store: Store | None) -> None:
+def _save(rows: Sequence[Row], store: TuningDatabase | None) -> None:
     if not rows:
         return
     try:
-        kept = store or _store()
-        if kept is not None:
-            kept.add(rows)
+        table = store or _store()
+        if table is not None:
+            table.add(rows)
             return
     except CacheError as error:
         if store is not None:
             raise
         build_cache.note(str(error))
-    # What was measured still serves this process.
-    _unkept.update({(row.key, row.config): row for row in rows})
+    # This process can still use the measurements.
+    _unsaved_rows.update({(row.key, row.config): row for row in rows})
 
 
-def _store() -> Store | None:
-    """The user's table; without a folder for it None, and a warning the first time."""
+def _store() -> TuningDatabase | None:
+    """Return the user's table; if there is no folder for it, warn once and return None."""
     global _warned
     try:
-        return Store()
+        return TuningDatabase()
     except CacheError as error:
         build_cache.note(str(error))
         if not _warned:
             _warned = True
             warnings.warn(
-                f"burnt: kernels run, but nothing that is measured is kept\n{error}",
+                f"burnt: kernels run, but measurements are not stored\n{error}",
                 RuntimeWarning,
                 stacklevel=2,
             )
         return None
 
 
-_Entrant: TypeAlias = "tuple[Candidate, dict[str, Any] | None]"
+_Variant: TypeAlias = "tuple[Candidate, dict[str, Any] | None]"
 
 
 @dataclasses.dataclass
-class _Run:
-    """A candidate being measured."""
+class _TimedCandidate:
+    """A candidate with a configuration, and the times of its samples in seconds."""
 
     candidate: Candidate
     config: dict[str, Any] | None
@@ -293,7 +304,7 @@ class _Run:
 
     @property
     def name(self) -> str:
-        """What its row is called."""
+        """The candidate and its configuration as text."""
         return format_choice(self.candidate, self.config)
 
     @property
@@ -303,23 +314,24 @@ class _Run:
 
     @property
     def scatter(self) -> float:
-        """What the middle half of its samples spans, as a part of the median."""
+        """The interquartile range of its samples, relative to the median."""
         if len(self.times) < 2:
             return 0.0
         low, median, high = statistics.quantiles(self.times, n=4)
         return (high - low) / median
 
     def row(self, key: str) -> Row:
-        """What the table keeps of it."""
-        note = "" if self.scatter <= _CALM else f"disturbed: samples differ by {self.scatter:.0%}"
+        """Return its row for the table."""
+        note = "" if self.scatter <= _MAX_SCATTER else f"disturbed: samples differ by {self.scatter:.0%}"
         return Row(key, self.name, "ok", self.seconds * 1e3, note)
 
 
-class _Race:
-    """The candidates of an op for some arguments: checked, and timed beside one another.
+class _Benchmark:
+    """Checks the candidates of an op for some arguments, and times them against each other.
 
-    Each that is ready takes its place beside those before it, while others are compiled elsewhere; when all
-    are there they take turns. Whoever is far behind the best drops out, in both parts.
+    While some variants (candidates with a configuration) compile in other processes, those that are ready are
+    checked and timed once, next to the fastest so far. Then all are sampled in rounds, one sample each, so
+    that a disturbance affects all of them. In both phases a variant far slower than the fastest is dropped.
     """
 
     def __init__(self, op: AnyOp, args: list[Any], clock: Clock, settings: _Effort) -> None:
@@ -327,194 +339,201 @@ class _Race:
         self.key = tuning_key(op, args)
         self.rows: list[Row] = []
         self.pruned: list[Row] = []
-        self.runs: list[_Run] = []
-        self.alive: list[_Run] = []
-        self.left = settings.seconds
-        self.patience = _PATIENCE
+        self.timed: list[_TimedCandidate] = []
+        self.alive: list[_TimedCandidate] = []
+        self.seconds_left = settings.seconds
+        self.compile_seconds_left = _COMPILE_TIMEOUT
 
     def run(self, known: set[str]) -> None:
-        """Measure what is not known."""
-        entrants, risky = self.entrants(known)
-        if not entrants and not risky:
-            return
-        self.inputs = rotated(self.args)
-        self.truth = ReferenceResult(self.op, self.inputs[0])
-        try:
-            self.admit(entrants)
-            self.take_turns()
-            for candidate in {run.candidate.name: run.candidate for run in self.alive}.values():
-                timed = [(r.config, r.seconds) for r in self.runs if r.candidate is candidate]
-                config = candidate.combined(timed)
-                if config is not None and format_choice(candidate, config) not in known:
-                    self.enter(candidate, config, self.compiling(candidate, config))
-                    self.take_turns()
-            for entrant in risky:  # one by one, so that nothing else is under way beside it
-                self.admit([entrant])
-            if risky:
-                self.take_turns()
-        finally:  # what was measured is kept, also if a configuration has broken the device
-            self.rows += [run.row(self.key) for run in self.runs if run.times]
+        """Measure all variants but the known ones.
 
-    def admit(self, entrants: Sequence[_Entrant]) -> None:
-        """Check and time each once, as soon as it is compiled."""
-        # The slow part, on other cores, while those are timed that need none of it.
-        waiting = [(c, config, self.compiling(c, config)) for c, config in entrants]
-        while waiting and self.left > 0:
+        Args:
+            known: candidates with their configurations, as formatted by `format_choice`.
+        """
+        variants, risky = self.variants_to_measure(known)
+        if not variants and not risky:
+            return
+        self.inputs = make_input_sets(self.args)
+        self.reference = ReferenceResult(self.op, self.inputs[0])
+        try:
+            self.add_when_compiled(variants)
+            self.sample_in_rounds()
+            for candidate in {t.candidate.name: t.candidate for t in self.alive}.values():
+                timed = [(t.config, t.seconds) for t in self.timed if t.candidate is candidate]
+                config = candidate.suggest_config(timed)
+                if config is not None and format_choice(candidate, config) not in known:
+                    self.add(candidate, config, self.start_compiling(candidate, config))
+                    self.sample_in_rounds()
+            for variant in risky:  # one at a time, so that a crash affects nothing else
+                self.add_when_compiled([variant])
+            if risky:
+                self.sample_in_rounds()
+        finally:  # store the measurements even if a configuration has broken the device
+            self.rows += [t.row(self.key) for t in self.timed if t.times]
+
+    def add_when_compiled(self, variants: Sequence[_Variant]) -> None:
+        """Check each variant and time it once, as soon as it is compiled."""
+        # Compiling is the slow part: it runs on other cores while variants that are ready are timed.
+        waiting = [(c, config, self.start_compiling(c, config)) for c, config in variants]
+        while waiting and self.seconds_left > 0:
             ready = next((w for w in waiting if w[2] is None or w[2].done()), None)
             if ready is not None:
                 waiting.remove(ready)
-                self.enter(*ready)
-            elif not self.wait([future for *_, future in waiting if future is not None]):
+                self.add(*ready)
+            elif not self.wait_for_any([future for *_, future in waiting if future is not None]):
                 break
-        for *_, future in waiting:  # of which nothing is noted: another time they are tried
+        for *_, future in waiting:  # no row is stored for these: they are tried again another time
             if future is not None:
                 future.cancel()
 
-    def entrants(self, known: set[str]) -> tuple[list[_Entrant], list[_Entrant]]:
-        """What is to be measured: not known yet, and estimated to be worth it; what is risky comes second."""
-        found: list[_Entrant] = []
-        risky: list[_Entrant] = []
+    def variants_to_measure(self, known: set[str]) -> tuple[list[_Variant], list[_Variant]]:
+        """Return the variants that are not known yet and worth measuring, and separately the risky ones."""
+        variants: list[_Variant] = []
+        risky: list[_Variant] = []
         broken: dict[str, str] = {}
         for candidate in runnable_candidates(self.op, self.args, broken):
-            worth = 0
+            num_worthwhile = 0
             try:
                 alternatives = candidate.alternatives(self.args)
-            except Exception:  # of any kind: a candidate that fails does so again when it is checked
+            except Exception:  # whatever it raises, the accuracy check raises it again and reports it
                 alternatives = [Alternative(None)]
-            for config, left_out, is_risky in alternatives:
+            for config, skip_reason, is_risky in alternatives:
                 name = format_choice(candidate, config)
-                if left_out is not None:
-                    self.pruned.append(Row(self.key, name, "pruned", None, left_out))
+                if skip_reason is not None:
+                    self.pruned.append(Row(self.key, name, "pruned", None, skip_reason))
                     continue
-                worth += 1
-                if worth <= self.settings.configs and name not in known:
-                    (risky if is_risky else found).append((candidate, config))
+                num_worthwhile += 1
+                if num_worthwhile <= self.settings.configs and name not in known:
+                    (risky if is_risky else variants).append((candidate, config))
         self.rows += [Row(self.key, name, "failed", None, why) for name, why in broken.items()]
-        return found, risky
+        return variants, risky
 
-    def compiling(self, candidate: Candidate, config: dict[str, Any] | None) -> Future[None] | None:
-        """The work of compiling a candidate, if it can be done elsewhere; what goes wrong is the work's."""
+    def start_compiling(self, candidate: Candidate, config: dict[str, Any] | None) -> Future[None] | None:
+        """Start compiling a candidate in other processes, if it can be; errors are set on the future."""
         try:
-            return candidate.compiling(config, self.args)
-        except Exception as error:  # of any kind, as a kernel that cannot be printed with these block sizes
+            return candidate.start_compiling(config, self.args)
+        except Exception as error:  # of any class, for example if code generation fails
             failed: Future[None] = Future()
             failed.set_exception(error)
             return failed
 
-    def wait(self, futures: Sequence[Future[None]]) -> bool:
-        """Wait for one of them; whether there is patience left."""
+    def wait_for_any(self, futures: Sequence[Future[None]]) -> bool:
+        """Wait for one of the futures; return False if the time for compiling is used up."""
         began = time.perf_counter()
-        wait(futures, max(self.patience, 0), FIRST_COMPLETED)
-        self.patience -= time.perf_counter() - began
-        return self.patience > 0
+        wait(futures, max(self.compile_seconds_left, 0), FIRST_COMPLETED)
+        self.compile_seconds_left -= time.perf_counter() - began
+        return self.compile_seconds_left > 0
 
-    def enter(self, candidate: Candidate, config: dict[str, Any] | None, future: Future[None] | None) -> None:
-        """Check a candidate, and time it once beside the best so far; a row where it is of no use."""
-        from burnt.kernels.interface.binding import bound_call
+    def add(self, candidate: Candidate, config: dict[str, Any] | None, future: Future[None] | None) -> None:
+        """Check a variant, and time it once next to the fastest so far; add a row if it fails or is wrong."""
+        from burnt.kernels.interface.binding import bind_candidate
 
         name = format_choice(candidate, config)
         try:
             if future is not None:
-                future.result(_PATIENCE)
-            call = bound_call(self.op, candidate, config, self.args)
-            wrong = self.truth.wrong(call)
-        except Exception as error:  # of any kind: a candidate that fails is noted, and the others measured
+                future.result(_COMPILE_TIMEOUT)
+            call = bind_candidate(self.op, candidate, config, self.args)
+            wrong = self.reference.find_error(call)
+        except Exception as error:  # of any class: record that it failed, and measure the others
             self.rows.append(Row(self.key, name, "failed", None, f"{type(error).__name__}: {error}"[:500]))
-            _refuse_broken(self.inputs[0])
+            _raise_if_device_broken(self.inputs[0])
             return
         if wrong is not None:
             self.rows.append(Row(self.key, name, "wrong", None, wrong))
             return
-        whole = functools.partial(_whole, call)
-        run = _Run(candidate, config, whole, self.sampler(whole))
-        self.runs.append(run)
-        self.alive.append(run)
+        timed_call = functools.partial(_forward_and_backward, call)
+        timed = _TimedCandidate(candidate, config, timed_call, self.sampler(timed_call))
+        self.timed.append(timed)
+        self.alive.append(timed)
         if future is not None:
-            best = min(self.alive, key=lambda r: statistics.median(r.times or [math.inf]))
-            self.round([run] if run is best else [best, run], 0)
+            fastest = min(self.alive, key=lambda t: statistics.median(t.times or [math.inf]))
+            self.sample_round([timed] if timed is fastest else [fastest, timed], 0)
 
     def sampler(self, call: Callable[[Sequence[Any]], object]) -> Callable[[int], float]:
-        """The clock's for a call; where it cannot have one, all candidates get another clock."""
+        """Return a sampler of a call; if it cannot be captured, time all variants with `EventClock`."""
         try:
             return self.clock.sampler(call, self.inputs)
         except NotCapturedError:
             self.clock = EventClock()
-            for run in self.runs:
-                run.sample, run.times = self.clock.sampler(run.call, self.inputs), []
-            self.alive = list(self.runs)
+            for timed in self.timed:
+                timed.sample, timed.times = self.clock.sampler(timed.call, self.inputs), []
+            self.alive = list(self.timed)
             return self.clock.sampler(call, self.inputs)
 
-    def take_turns(self) -> None:
-        """Rounds until the time is up, up to twice as many where something else disturbs them."""
-        for turn in range(2 * self.settings.rounds):
-            if turn >= self.settings.rounds and all(run.scatter <= _CALM for run in self.alive):
+    def sample_in_rounds(self) -> None:
+        """Sample in rounds until the time is up; in up to twice as many rounds if the samples scatter."""
+        for i in range(2 * self.settings.rounds):
+            if i >= self.settings.rounds and all(t.scatter <= _MAX_SCATTER for t in self.alive):
                 break
-            self.round(self.alive, turn)
-            if self.left <= 0:
+            self.sample_round(self.alive, i)
+            if self.seconds_left <= 0:
                 break
 
-    def round(self, runs: Sequence[_Run], turn: int) -> None:
-        """A sample of each; those that are far behind drop out."""
+    def sample_round(self, variants: Sequence[_TimedCandidate], first: int) -> None:
+        """Take a sample of each variant, starting at an input set, then drop the ones that are far slower."""
         began = self.clock.now()
-        for run in runs:
-            run.times.append(run.sample(turn))
-        self.left -= self.clock.now() - began
-        timed = [run.seconds for run in self.alive if run.times]
-        best = min(timed, default=0.0)
-        self.alive = [run for run in self.alive if not run.times or run.seconds <= _DROPPED_AT * best]
+        for timed in variants:
+            timed.times.append(timed.sample(first))
+        self.seconds_left -= self.clock.now() - began
+        medians = [t.seconds for t in self.alive if t.times]
+        fastest = min(medians, default=0.0)
+        self.alive = [t for t in self.alive if not t.times or t.seconds <= _DROP_RATIO * fastest]
 
 
-def _refuse_broken(args: Sequence[Any]) -> None:
-    """Raise where a kernel has broken the device's context: whatever came next would fail in its place."""
+def _raise_if_device_broken(args: Sequence[Any]) -> None:
+    """Raise if a kernel has broken the device's context: every later call would fail, too."""
     if any(isinstance(a, Tensor) and a.device.type == "cuda" for a in args):
         torch.cuda.synchronize()
 
 
-def rotated(args: Sequence[Any]) -> list[list[Any]]:
-    """Copies of arguments, more than a cache holds; each tensor as the original, also in its alignment."""
+def make_input_sets(args: Sequence[Any]) -> list[list[Any]]:
+    """Copy the arguments into several sets, together larger than the cache, with strides and alignment."""
     size = sum(a.numel() * a.element_size() for a in args if isinstance(a, Tensor))
     device = next((a.device for a in args if isinstance(a, Tensor)), torch.device("cpu"))
     if device.type == "cuda":
         cache_size = torch.cuda.get_device_properties(device).L2_cache_size
-        # Results and what gradients need take as much again, and as much once more.
-        room = torch.cuda.mem_get_info(device)[0] // 8
-        count = sets(size, 2 * cache_size, 4 * _MOST_SETS, room)
+        # An eighth of the free memory: results and tensors saved for backward need as much as the inputs,
+        # each.
+        max_bytes = torch.cuda.mem_get_info(device)[0] // 8
+        count = num_input_sets(size, 2 * cache_size, 4 * _MAX_INPUT_SETS, max_bytes)
     else:
-        count = sets(size, _ROTATED, _MOST_SETS)
-    return [[_copy(a) for a in args] for _ in range(count)]
+        count = num_input_sets(size, _CPU_INPUT_BYTES, _MAX_INPUT_SETS)
+    return [[_copy_with_layout(a) for a in args] for _ in range(count)]
 
 
-def sets(size: int, wanted: int, most: int, room: int | None = None) -> int:
-    """How many copies of so many bytes make what is wanted, as far as there is room for them.
+def num_input_sets(size: int, total_bytes: int, max_sets: int, max_bytes: int | None = None) -> int:
+    """Return how many sets of `size` bytes reach `total_bytes`, within both limits and at least one.
 
-    >>> sets(1 << 20, 64 << 20, 8), sets(48 << 20, 64 << 20, 8), sets(48 << 20, 64 << 20, 8, room=50 << 20)
-    (8, 2, 1)
+    >>> num_input_sets(1 << 20, 64 << 20, 8), num_input_sets(48 << 20, 64 << 20, 8)
+    (8, 2)
+    >>> num_input_sets(48 << 20, 64 << 20, 8, max_bytes=50 << 20)
+    1
     """
-    count = min(max(-(-wanted // max(size, 1)), 1), most)
-    return count if room is None else max(min(count, room // max(size, 1)), 1)
+    count = min(max(-(-total_bytes // max(size, 1)), 1), max_sets)
+    return count if max_bytes is None else max(min(count, max_bytes // max(size, 1)), 1)
 
 
-def _copy(value: Any) -> Any:
+def _copy_with_layout(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    reach = (
+    num_elements = (
         1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True)) if value.numel() else 0
     )
-    skipped = value.data_ptr() % 16 // value.element_size()
-    memory = torch.empty(reach + skipped, dtype=value.dtype, device=value.device)
-    # All of the memory, for elements that share theirs cannot be copied one by one.
-    memory[skipped:].copy_(value.detach().as_strided((reach,), (1,)))
-    made = memory.as_strided(value.shape, value.stride(), skipped)
-    return made.requires_grad_(value.requires_grad)
+    offset = value.data_ptr() % 16 // value.element_size()
+    memory = torch.empty(num_elements + offset, dtype=value.dtype, device=value.device)
+    # Copy the whole memory range: torch cannot copy into overlapping elements, such as an expanded tensor's.
+    memory[offset:].copy_(value.detach().as_strided((num_elements,), (1,)))
+    copy = memory.as_strided(value.shape, value.stride(), offset)
+    return copy.requires_grad_(value.requires_grad)
 
 
-def _whole(call: Callable[..., Any], args: Sequence[Any]) -> object:
-    """A call with its backward; returned is all that was made."""
-    made = call(*args)
-    wanted = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
-    results = made if isinstance(made, tuple) else (made,)
+def _forward_and_backward(call: Callable[..., Any], args: Sequence[Any]) -> object:
+    """Run a call and its backward; return the results and the gradients."""
+    returned = call(*args)
+    leaves = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
+    results = returned if isinstance(returned, tuple) else (returned,)
     roots = [r for r in results if r.requires_grad]
-    if not (wanted and roots):
-        return made
-    pulls = [torch.ones_like(r) for r in roots]
-    return made, torch.autograd.grad(roots, wanted, pulls, allow_unused=True)
+    if not (leaves and roots):
+        return returned
+    grad_outs = [torch.ones_like(r) for r in roots]
+    return returned, torch.autograd.grad(roots, leaves, grad_outs, allow_unused=True)

@@ -375,7 +375,7 @@ def test_a_call_during_which_others_forget_does_not_bring_an_old_choice_back(sca
 def test_a_call_through_torchs_ops_leaves_nothing_that_no_other_is_like(scaled: Op[..., Any]) -> None:
     x = torch.ones(3)
     for _ in range(3):
-        scaled.recorded((x, 2.0, 0, 0.0))
+        scaled.call_torch_op((x, 2.0, 0, 0.0))
     assert scaled._recent.calls == {}
     for _ in range(2):
         scaled(x, 2.0)

@@ -122,7 +122,7 @@ VARIANTS = {
 def test_a_launch_of_attention_finds_what_was_compiled(pool: Pool, name: str) -> None:
     pool.seconds = 60
     q, k, v = (torch.randn(2, 900, 4, 64).bfloat16().transpose(1, 2).requires_grad_() for _ in range(3))
-    bound = list(dot_product_attention.bound((q, k, v), VARIANTS[name]))
+    bound = list(dot_product_attention.bind((q, k, v), VARIANTS[name]))
     blocks = flash_config.select_config(64, 2, HOPPER)
     pool.submit_once(flash.jobs_of(blocks, *bound)).result(240)
     problem = flash.problem_of(q, k, *bound[3:])

@@ -171,5 +171,5 @@ def test_the_hosts_clock_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_each_device_has_its_clock() -> None:
-    assert isinstance(timers.clock_of(torch.device("cuda")), GraphClock)
-    assert isinstance(timers.clock_of(torch.device("cpu")), HostClock)
+    assert isinstance(timers.default_clock(torch.device("cuda")), GraphClock)
+    assert isinstance(timers.default_clock(torch.device("cpu")), HostClock)

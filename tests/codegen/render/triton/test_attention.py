@@ -107,7 +107,7 @@ def test_what_is_picked_knows_what_the_kernel_carries(monkeypatch: pytest.Monkey
 
     def config(target: str, **options: Any) -> dict[str, Any]:
         monkeypatch.setattr(triton_compile_pool, "limits_of", lambda device: limits_of(target))
-        found = op.candidates["flash"].alternatives(op.bound((x, x, x), options))[0].config
+        found = op.candidates["flash"].alternatives(op.bind((x, x, x), options))[0].config
         assert found is not None
         return found
 

@@ -17,9 +17,9 @@ from burnt.codegen.render.triton.kernel import structure_of
 from burnt.codegen.render.triton.tile_config import Limits, neighbouring_configs, why_too_large
 from burnt.codegen.runtime import triton_compile_pool
 from burnt.codegen.runtime.triton_backend import TRITON, with_blocks
-from burnt.kernels.dispatch import selection
+from burnt.kernels.interface import tuning_key
 from burnt.kernels.tuning import database
-from burnt.kernels.tuning.database import Store
+from burnt.kernels.tuning.database import TuningDatabase
 from burnt.kernels.tuning.tuner import tune
 
 H200 = Limits(132, shared=227 << 10)
@@ -101,8 +101,8 @@ class Clock:
 @pytest.fixture
 def op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("BURNT_CACHE", str(tmp_path / "cache"))
-    # As if the CPU were a GPU: `burnt.kernels.dispatch.op` is the decorator, not the module.
-    for module in ("burnt.kernels.dispatch.op", "burnt.codegen.function"):
+    # As if the CPU were a GPU.
+    for module in ("burnt.kernels.dispatch.generated", "burnt.codegen.function"):
         monkeypatch.setattr(sys.modules[module], "target_of", lambda device: TRITON)
     monkeypatch.setattr(triton_compile_pool, "limits_of", lambda device: H200)
 
@@ -123,8 +123,8 @@ def test_from_alternatives_to_the_choice(op: Any) -> None:
     # The nearest first, of all kernels in turns.
     assert [next(iter(a.config)) for a in alternatives[1:5]] == ["scaled_0", "scaled_backward_0"] * 2
     rows = {row.config: row for row in tune(op, [x], "full", clock=Clock())}
-    left_out = [a for a in alternatives if a.left_out]
-    assert {row.note for row in rows.values() if row.status == "pruned"} == {a.left_out for a in left_out}
+    left_out = [a for a in alternatives if a.skip_reason]
+    assert {row.note for row in rows.values() if row.status == "pruned"} == {a.skip_reason for a in left_out}
     assert {row.status for row in rows.values()} <= {"ok", "pruned"}
     both = [row for name, row in rows.items() if name.count('"scaled') == 2]
     assert len(both) == 1  # the best of each kernel, together
@@ -138,7 +138,7 @@ def test_from_alternatives_to_the_choice(op: Any) -> None:
     # A checkpoint keeps it, whatever the table says later.
     noted = {k: v for k, v in kernels.choices().items() if k.startswith("scaled|")}
     assert set(noted.values()) == {both[0].config}
-    Store().clear()
+    TuningDatabase().clear()
     op.forget()
     assert op.chosen(x).why == "heuristic"
     kernels.pin(noted)
@@ -151,12 +151,12 @@ def test_a_table_from_another_machine_of_the_same_name(
 ) -> None:
     """Measured there, exported into the package, and chosen by here with nothing measured."""
     gpu = "cuda NVIDIA Imaginary 9000 sm_90, triton 3.6"
-    monkeypatch.setattr(selection, "machine", lambda kind, index=0: gpu)
+    monkeypatch.setattr(tuning_key, "machine_name", lambda kind, index=0: gpu)
     x = torch.randn(8, 128, requires_grad=True)
     tune(op, [x], "full", clock=Clock())
     found = op.chosen(x)
     assert main(["tune", "export", str(tmp_path / "imaginary.json"), "--device", "cpu"]) == 0
-    Store().clear()
+    TuningDatabase().clear()
     monkeypatch.setattr(database, "_TABLES", tmp_path)
     monkeypatch.setattr(database, "_shipped", None)
     op.forget()
@@ -165,7 +165,7 @@ def test_a_table_from_another_machine_of_the_same_name(
     torch.testing.assert_close(op(x), torch.softmax(x * 2, -1))
     with kernels.tuning("off"):
         assert op.chosen(x).why == "heuristic"
-    monkeypatch.setattr(selection, "machine", lambda kind, index=0: gpu.replace("9000", "9001"))
+    monkeypatch.setattr(tuning_key, "machine_name", lambda kind, index=0: gpu.replace("9000", "9001"))
     op.forget()
     assert op.chosen(x).why == "heuristic"
 
