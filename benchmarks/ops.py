@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from burnt import kernels
+from burnt.kernels.autotune import tuner
+from burnt.kernels.autotune.timers import default_clock
 from burnt.kernels.dispatch.selection import select_by_heuristic
 from burnt.kernels.interface.tuning_key import runnable_candidates
-from burnt.kernels.tuning import tuner
-from burnt.kernels.tuning.timers import default_clock
 
 
 def candidates(names: list[str], device: torch.device, quick: bool) -> None:

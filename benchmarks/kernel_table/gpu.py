@@ -44,8 +44,8 @@ import torch
 from torch import Tensor
 
 import burnt
-from burnt.kernels.tuning.database import TuningDatabase
-from burnt.kernels.tuning.timers import NotCapturedError, capture_graph
+from burnt.kernels.autotune.database import TuningDatabase
+from burnt.kernels.autotune.timers import NotCapturedError, capture_graph
 from kernel_table import clock, steps
 from kernel_table.cpu import quartiles, say
 from kernel_table.gpu_products import PRODUCTS

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from burnt import kernels
+from burnt.kernels.autotune.tuner import lookup_measurements
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.dispatch.selection import select_by_heuristic
 from burnt.kernels.interface.binding import bind_candidate
 from burnt.kernels.interface.tuning_key import format_choice, runnable_candidates
-from burnt.kernels.tuning.tuner import lookup_measurements
 
 LIBRARY = frozenset({"library", "onednn", "onednn packed", "float32"})
 """Candidates that are calls of torch's or oneDNN's."""

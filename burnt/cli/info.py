@@ -114,7 +114,7 @@ def _kernels() -> dict[str, Any]:
     """Whether kernels are generated, where they are kept, and how many tunings are known."""
     from burnt.codegen.runtime import c_library
     from burnt.errors import CacheError
-    from burnt.kernels.tuning.database import TuningDatabase
+    from burnt.kernels.autotune.database import TuningDatabase
 
     status = c_library.status()
     found = {

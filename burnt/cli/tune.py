@@ -13,7 +13,7 @@ from typing import Any
 from burnt.cli.output import Cell, Page, UsageError, age_text, print_json
 from burnt.cli.train import module_of
 from burnt.errors import BurntError, CacheError, nearest
-from burnt.kernels.tuning.database import Row, TuningDatabase, read_table, write_table
+from burnt.kernels.autotune.database import Row, TuningDatabase, read_table, write_table
 
 __all__ = ["clear", "export", "load", "run", "show"]
 
@@ -194,7 +194,7 @@ def _measured(
     """The rows of an example, without and with gradients, and what went wrong, if something did."""
     import torch
 
-    from burnt.kernels.tuning.tuner import tune
+    from burnt.kernels.autotune.tuner import tune
 
     def cast(value: Any) -> Any:
         floating = isinstance(value, torch.Tensor) and value.is_floating_point()

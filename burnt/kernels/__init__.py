@@ -7,7 +7,7 @@ runs the fastest candidate that was measured, or the one that a heuristic select
 =============  ===========================================================================================
 `interface/`   the types and helpers that ops, candidates and the tuner share, such as `Candidate`
 `dispatch/`    `Op`: from a call to the candidate that runs, also as ``torch.ops.burnt``; `explain`
-`tuning/`      checking and timing candidates; the table of measurements
+`autotune/`    checking and timing candidates; the table of measurements
 `tuned/`       tables of measurements shipped with the package
 `ops/`         the ops: activation, attention, conv, dropout, embedding, loss, matmul, normalization, pooling,
                reduction, rnn, rotary, scan, softmax
@@ -18,6 +18,7 @@ runs the fastest candidate that was measured, or the one that a heuristic select
 from __future__ import annotations
 
 from burnt.codegen.precision import multiplying, precision, set_precision
+from burnt.kernels.autotune.tuner import tune, tuning
 from burnt.kernels.dispatch.explain import explain
 from burnt.kernels.dispatch.op import Op, op
 from burnt.kernels.dispatch.selection import choices, pin
@@ -62,7 +63,6 @@ from burnt.kernels.ops.scan import cumprod, cumsum
 from burnt.kernels.ops.softmax import log_softmax, softmax
 from burnt.kernels.optim.muon import muon_step, orthogonalized
 from burnt.kernels.optim.steps import StepResult, adam_step, adamw_step, sgd_step
-from burnt.kernels.tuning.tuner import tune, tuning
 
 __all__ = [
     "ACTIVATIONS",

@@ -9,10 +9,10 @@ import torch
 
 from burnt import kernels
 from burnt.cli import main
+from burnt.kernels.autotune import tuner
+from burnt.kernels.autotune.database import Row, TuningDatabase, read_table
 from burnt.kernels.interface.candidate import Alternative
 from burnt.kernels.interface.tuning_key import machine_name, source_hash
-from burnt.kernels.tuning import tuner
-from burnt.kernels.tuning.database import Row, TuningDatabase, read_table
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import torch
 
 from burnt import errors, kernels
 from burnt.codegen.precision import rounding
+from burnt.kernels.autotune.accuracy import ReferenceResult
 from burnt.kernels.interface.tuning_key import tuning_key
-from burnt.kernels.tuning.accuracy import ReferenceResult
 
 NAMES = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "flex32": "medium"}
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from burnt import kernels
+from burnt.kernels.autotune.database import TuningDatabase
+from burnt.kernels.autotune.timers import EventClock, GraphClock, NotCapturedError
+from burnt.kernels.autotune.tuner import make_input_sets, tune
 from burnt.kernels.dispatch.generated import Generated
-from burnt.kernels.tuning.database import TuningDatabase
-from burnt.kernels.tuning.timers import EventClock, GraphClock, NotCapturedError
-from burnt.kernels.tuning.tuner import make_input_sets, tune
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]
 

@@ -18,7 +18,7 @@ from burnt import kernels, optim
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.data import Batch, Loader, TensorDataset
 from burnt.errors import CheckpointError
-from burnt.kernels.tuning.database import Row, TuningDatabase
+from burnt.kernels.autotune.database import Row, TuningDatabase
 from burnt.train import (
     ClassificationOutput,
     EarlyStopping,

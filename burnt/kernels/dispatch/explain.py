@@ -9,13 +9,13 @@ from typing import Any
 from burnt.codegen.explanation import Explanation
 from burnt.codegen.explanation import explain as explain_function
 from burnt.errors import UnsupportedError
+from burnt.kernels.autotune.database import Row
+from burnt.kernels.autotune.tuner import lookup_measurements
 from burnt.kernels.dispatch.generated import Generated
 from burnt.kernels.dispatch.op import Entry, Op
 from burnt.kernels.interface.candidate import Candidate
 from burnt.kernels.interface.checks import translate_error
 from burnt.kernels.interface.tuning_key import format_choice, parse_choice
-from burnt.kernels.tuning.database import Row
-from burnt.kernels.tuning.tuner import lookup_measurements
 
 __all__ = ["CandidateFacts", "OpExplanation", "explain"]
 

@@ -28,6 +28,7 @@ from burnt.codegen.frontend.trace import InlinedWhenTraced, is_tracing
 from burnt.codegen.function import Function
 from burnt.codegen.precision import precision
 from burnt.errors import DefinitionError, InputTypeError
+from burnt.kernels.autotune.accuracy import Part
 from burnt.kernels.dispatch.generated import Generated
 from burnt.kernels.interface.autocast import autocast_dtype
 from burnt.kernels.interface.binding import bind_candidate, describe_results
@@ -35,7 +36,6 @@ from burnt.kernels.interface.candidate import Candidate
 from burnt.kernels.interface.checks import all_strided, describe, format_signature, translate_error
 from burnt.kernels.interface.registry import OPS
 from burnt.kernels.interface.results import aliases, as_list, structure_of
-from burnt.kernels.tuning.accuracy import Part
 
 __all__ = ["Entry", "Op", "op"]
 
@@ -93,7 +93,7 @@ class Op(InlinedWhenTraced, Generic[P, R]):
             Results have the dtypes that the reference's have under autocast. Without it, only candidates that
             support autocast themselves (`Candidate`) run under autocast.
         parts: takes the arguments; returns the parts that the accuracy check computes one by one, because the
-            whole reference would need too much memory (`burnt.kernels.tuning.accuracy.Part`), or None to
+            whole reference would need too much memory (`burnt.kernels.autotune.accuracy.Part`), or None to
             compute it at once.
 
     Raises:

@@ -95,7 +95,7 @@ def select_candidate(op: AnyOp, args: Sequence[Any], broken: dict[str, str] | No
         UnsupportedError: no candidate can run with these arguments.
         DefinitionError: a candidate has an invalid limit, and `broken` is None.
     """
-    from burnt.kernels.tuning import tuner
+    from burnt.kernels.autotune import tuner
 
     key = tuning_key(op, args)
     runnable = runnable_candidates(op, args, broken)

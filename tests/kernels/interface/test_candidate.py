@@ -13,9 +13,9 @@ from torch import Tensor
 
 from burnt import kernels
 from burnt.errors import DefinitionError, InputRuntimeError, InputTypeError
+from burnt.kernels.autotune.tuner import tune
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.interface.registry import OPS
-from burnt.kernels.tuning.tuner import tune
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from burnt import kernels
-from burnt.kernels.tuning.accuracy import ReferenceResult
+from burnt.kernels.autotune.accuracy import ReferenceResult
 from tests.processors import BFLOAT16
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")

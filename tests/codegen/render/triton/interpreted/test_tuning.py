@@ -17,10 +17,10 @@ from burnt.codegen.render.triton.kernel import structure_of
 from burnt.codegen.render.triton.tile_config import Limits, neighbouring_configs, why_too_large
 from burnt.codegen.runtime import triton_compile_pool
 from burnt.codegen.runtime.triton_backend import TRITON, with_blocks
+from burnt.kernels.autotune import database
+from burnt.kernels.autotune.database import TuningDatabase
+from burnt.kernels.autotune.tuner import tune
 from burnt.kernels.interface import tuning_key
-from burnt.kernels.tuning import database
-from burnt.kernels.tuning.database import TuningDatabase
-from burnt.kernels.tuning.tuner import tune
 
 H200 = Limits(132, shared=227 << 10)
 

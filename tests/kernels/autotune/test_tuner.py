@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from burnt import kernels
 from burnt.errors import CacheError, ConfigError
+from burnt.kernels.autotune import database, tuner
+from burnt.kernels.autotune.accuracy import ReferenceResult
+from burnt.kernels.autotune.database import Row, TuningDatabase, read_table, write_table
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.interface.tuning_key import bucket, tuning_key
-from burnt.kernels.tuning import database, tuner
-from burnt.kernels.tuning.accuracy import ReferenceResult
-from burnt.kernels.tuning.database import Row, TuningDatabase, read_table, write_table
 
 
 @pytest.fixture(autouse=True)
@@ -405,7 +405,7 @@ def test_rows_come_fastest_first() -> None:
 
 def test_many_processes_write_at_once(tmp_path: Path) -> None:
     code = (
-        "import sys\nfrom burnt.kernels.tuning.database import Row, TuningDatabase\n"
+        "import sys\nfrom burnt.kernels.autotune.database import Row, TuningDatabase\n"
         "for i in range(20): TuningDatabase().add([Row(f'silu|{sys.argv[1]}', str(i), 'ok', 1.0)])\n"
     )
     running = [subprocess.Popen([sys.executable, "-c", code, str(i)]) for i in range(4)]
@@ -415,7 +415,7 @@ def test_many_processes_write_at_once(tmp_path: Path) -> None:
 
 def test_a_killed_tuner_leaves_the_table_readable(table: Path) -> None:
     code = (
-        "from burnt.kernels.tuning.database import Row, TuningDatabase\n"
+        "from burnt.kernels.autotune.database import Row, TuningDatabase\n"
         "for i in range(10**6):\n"
         "    TuningDatabase().add([Row('silu|a', f'{i} {j}', 'ok', 1.0) for j in range(50)])\n"
         "    print(i, flush=True)\n"

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from burnt import kernels
+from burnt.kernels.autotune.accuracy import Part, ReferenceResult
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.ops.attention import reference as definition
 from burnt.kernels.ops.attention.reference import dot_product_attention
-from burnt.kernels.tuning.accuracy import Part, ReferenceResult
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

@@ -27,11 +27,11 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.runtime import build_cache
 from burnt.errors import CacheError, ConfigError, nearest
+from burnt.kernels.autotune.accuracy import ReferenceResult
+from burnt.kernels.autotune.database import Row, TuningDatabase, shipped_rows, shipped_wrong_rows
+from burnt.kernels.autotune.timers import Clock, EventClock, NotCapturedError, default_clock
 from burnt.kernels.interface.candidate import Alternative
 from burnt.kernels.interface.tuning_key import format_choice, parse_choice, runnable_candidates, tuning_key
-from burnt.kernels.tuning.accuracy import ReferenceResult
-from burnt.kernels.tuning.database import Row, TuningDatabase, shipped_rows, shipped_wrong_rows
-from burnt.kernels.tuning.timers import Clock, EventClock, NotCapturedError, default_clock
 
 if TYPE_CHECKING:
     from burnt.kernels.interface.candidate import Candidate

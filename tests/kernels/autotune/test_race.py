@@ -15,13 +15,13 @@ from torch import Tensor
 
 from burnt import kernels
 from burnt.errors import CompileError
+from burnt.kernels.autotune import tuner
+from burnt.kernels.autotune.database import Row, TuningDatabase
+from burnt.kernels.autotune.timers import NotCapturedError
+from burnt.kernels.autotune.tuner import make_input_sets, tune
 from burnt.kernels.dispatch.op import Op
 from burnt.kernels.interface.candidate import Alternative, Candidate
 from burnt.kernels.interface.tuning_key import tuning_key
-from burnt.kernels.tuning import tuner
-from burnt.kernels.tuning.database import Row, TuningDatabase
-from burnt.kernels.tuning.timers import NotCapturedError
-from burnt.kernels.tuning.tuner import make_input_sets, tune
 
 COSTS: dict[str, Any] = {"library": 2.0}
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from burnt.kernels.tuning import timers
-from burnt.kernels.tuning.timers import EventClock, GraphClock, HostClock, NotCapturedError
+from burnt.kernels.autotune import timers
+from burnt.kernels.autotune.timers import EventClock, GraphClock, HostClock, NotCapturedError
 
 
 class Device:
