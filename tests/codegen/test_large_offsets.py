@@ -108,7 +108,7 @@ def farthest(kernel: Kernel) -> int:
 def check_c(kernels: list[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int], folder: Path) -> None:
     text = with_constant_sizes(print_kernels(kernels, buffers, numbers))
     assert not re.search(
-        r"\b(int|int32_t|uint32_t|unsigned|long) (i\d+|block|end|next|tile|chunk|turn)\b", text
+        r"\b(int|int32_t|uint32_t|unsigned|long) (i\d+|block|end|next|tile|chunk|iteration)\b", text
     )
     compiler = find_compiler()
     if compiler is not None:  # which knows where a constant does not fit

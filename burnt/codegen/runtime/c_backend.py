@@ -22,7 +22,7 @@ def _build_c(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequ
     from burnt.codegen.render.c.kernel import print_kernels
 
     marked = print_kernels(kernels, buffers, numbers)
-    general = size_templates.is_general(marked)
+    general = size_templates.needs_parameters(marked)
     pointers = len(buffers) + any(kernel.checks for kernel in kernels)
     source, values = (
         _with_parameters(marked, pointers + len(numbers)) if general else (with_constant_sizes(marked), ())

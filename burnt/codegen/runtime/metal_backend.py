@@ -42,7 +42,9 @@ def build_metal(
     from burnt.codegen.render.metal.kernel import HEAD, print_kernel
 
     made = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
-    general = size_templates.is_general("\n".join(d.text for dispatches in made.values() for d in dispatches))
+    general = size_templates.needs_parameters(
+        "\n".join(d.text for dispatches in made.values() for d in dispatches)
+    )
     texts: dict[Dispatch, str] = {}
     sizes: dict[Dispatch, tuple[int, ...]] = {}
     for dispatch in itertools.chain(*made.values()):

@@ -48,9 +48,9 @@ EXACT_BINARY = ["copysign", "fmax", "fmin", "fmod", "maximum", "minimum", "remai
 INNER = {
     "fma_f32", "fma_f64", "bits_f32", "bits_f64", "float_of_bits", "double_of_bits", "power_of_two",
     "scale_f32", "scale_by_sign", "expm1_poly", "exp_reduce", "half_exp", "log_reduce", "log_tail",
-    "log_special", "log_scaled", "log1p_positive", "log1p_or_double", "turn_reduce", "sin_poly", "cos_poly",
+    "log_special", "log_scaled", "log1p_positive", "log1p_or_double", "reduce_angle", "sin_poly", "cos_poly",
     "asin_tail", "atan_poly", "philox_round", "fmod_step", "f32_of_f16_vector", "f16_of_f32_vector",
-    "floats_of_shorts", "shorts_of_floats", "shorts_left", "put_shorts_left",
+    "floats_of_shorts", "shorts_of_floats", "load_last_shorts", "store_last_shorts",
 }  # fmt: skip
 TYPES = {
     "float": torch.float32, "double": torch.float64, "uint8_t": torch.uint8, "int8_t": torch.int8,
