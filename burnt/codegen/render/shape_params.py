@@ -1,4 +1,4 @@
-"""Sizes in generated source: constants for the first shape, parameters once another shape has the same source.
+"""Sizes in generated source: constants for the first shape, parameters once only the sizes differ.
 
 A printer marks every integer that comes from a shape (`mark_size`). The source without the marked numbers is
 its *template*. The first time a template occurs, it is compiled with its sizes as constants, which gives the

@@ -39,7 +39,7 @@ def build_metal(
         UnsupportedError: Metal has no such dtype, or binds fewer buffers.
     """
     from burnt.codegen.render.metal import prelude
-    from burnt.codegen.render.metal.kernel import HEAD, print_kernel
+    from burnt.codegen.render.metal.kernel import PREAMBLE, print_kernel
 
     made = {kernel: print_kernel(kernel, numbers) for kernel in kernels}
     general = size_templates.needs_parameters(
@@ -50,12 +50,12 @@ def build_metal(
     for dispatch in itertools.chain(*made.values()):
         texts[dispatch], sizes[dispatch] = _metal_text(dispatch, general=general)
     body = "\n".join(texts.values())
-    library = compiled(f"{HEAD}\n{prelude.source(body)}{body}")
+    library = compiled(f"{PREAMBLE}\n{prelude.source(body)}{body}")
     slots = {buffer: i for i, buffer in enumerate(buffers)}
 
     def call_of(dispatch: Dispatch) -> Callable[..., None]:
         kernel = getattr(library, dispatch.name)
-        places = [slots[m] if isinstance(m, Buffer) else m.name for m in dispatch.memory]
+        places = [slots[m] if isinstance(m, Buffer) else m.name for m in dispatch.buffers]
         values = [list(sizes[dispatch])] if sizes[dispatch] else []
         options: dict[str, Any] = {"threads": dispatch.threads, "group_size": dispatch.group}
         if values and not dispatch.wide:
@@ -71,7 +71,7 @@ def build_metal(
         return call
 
     def launch(kernel: Kernel, dispatches: Sequence[Dispatch]) -> Launch:
-        scratch = {m.name: m for d in dispatches for m in d.memory if not isinstance(m, Buffer)}
+        scratch = {m.name: m for d in dispatches for m in d.buffers if not isinstance(m, Buffer)}
         calls = [call_of(dispatch) for dispatch in dispatches]
 
         def run(memory: Sequence[torch.Tensor | None], given: Sequence[float]) -> None:
@@ -98,7 +98,7 @@ def _metal_text(dispatch: Dispatch, *, general: bool) -> tuple[str, tuple[int, .
         return with_constant_sizes(dispatch.text), ()
     text, sizes = sizes_as_parameters(dispatch.text, lambda k: f"n[{k}]")
     if sizes:
-        place = len(dispatch.memory) + dispatch.numbers
+        place = len(dispatch.buffers) + dispatch.numbers
         parameter = f"    constant {'long' if dispatch.wide else 'int'} *n [[buffer({place})]],\n"
         text = text.replace("    uint3 at ", f"{parameter}    uint3 at ", 1)
     return text, sizes
