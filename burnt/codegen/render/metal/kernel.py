@@ -159,6 +159,7 @@ class _ThreadLayout:
 
     @staticmethod
     def of(kernel: Kernel) -> _ThreadLayout:
+        """Choose the thread layout of a kernel."""
         rows = math.prod(v.extent for v in kernel.outer)
         inner = max(math.prod(v.extent for v in step.inner) for step in kernel.steps)
         lane = _select_lane(kernel)
@@ -198,6 +199,7 @@ class _DispatchPrinter(ExprPrinter):
         self.name = name
 
     def build_dispatch(self, threads: tuple[int, int, int], group: tuple[int, int, int]) -> Dispatch:
+        """Return the dispatch of the lines emitted so far, with the function's signature."""
         if len(self.buffers) > _MAX_BUFFERS - 2:
             raise UnsupportedError(
                 "the kernel has more tensors than Metal can bind",
@@ -307,6 +309,7 @@ class _ReductionPrinter(_DispatchPrinter):
         return self.build_dispatch(threads, group)
 
     def emit_column_indices(self, lane: Var, rows: int) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """Define the indices of a column's thread; return the sizes of the grid and of a threadgroup."""
         layout = self.layout
         lead = [v for v in self.kernel.outer if v is not lane]
         num_outer = rows // lane.extent
@@ -336,6 +339,7 @@ class _ReductionPrinter(_DispatchPrinter):
         )
 
     def emit_chunk_index(self, text: str) -> None:
+        """Define the chunk's index, where reductions are split."""
         if self.layout.num_chunks > 1:
             self.emit(f"const {self.index_type} chunk = {text};")
 
@@ -430,7 +434,7 @@ class _ReductionPrinter(_DispatchPrinter):
             self.emit(f"{once}{scratch.name}[chunk * {mark_size(rows)} + row] = {value};")
 
     def count_text(self, step: ReductionStep, chunk: str) -> str:
-        """Return the C++ of the number of iterations of a chunk, as a float, at least 1."""
+        """Return the text of the number of iterations of a chunk, as a float, at least 1."""
         if self.layout.num_chunks == 1:
             return f"float({mark_size(step.turns)})"
         chunk_size = mark_size(-(-step.turns // self.layout.num_chunks))
@@ -669,4 +673,5 @@ def _needs_64_bit_indices(kernel: Kernel) -> bool:
 
 
 def _next_power_of_two(size: int) -> int:
+    """Return the smallest power of two that is at least `size`."""
     return 1 << max(size - 1, 0).bit_length()
