@@ -50,7 +50,7 @@ def planned(seed: int, target: Target) -> tuple[list[Kernel], Sequence[Buffer], 
     tensors = [a for a in args if isinstance(a, Tensor)]
     target = dataclasses.replace(target, build=build, missing=lambda: None)
     # Not by a call: of a device that nothing runs on, no signature is made.
-    made: Planned = Function(fn, target=target)._made(args, tensors, [])
+    made: Planned = Function(fn, target=target)._build_plan(args, tensors, [])
     if made.fallback_reason is not None and "cannot be traced" not in made.fallback_reason:
         assert any(known in made.fallback_reason for known in KNOWN), (
             f"{made.fallback_reason}\n{program(seed, 'far').source}"

@@ -326,7 +326,7 @@ def planned(fn: Callable[..., Any], args: Sequence[Tensor]) -> list[Kernel]:
 
     target = dataclasses.replace(TRITON, build=build, missing=lambda: None, products=lambda node: None)
     # Not by a call: of a device that nothing runs on, no signature is made.
-    made = Function(fn, target=target)._made(args, list(args), [])
+    made = Function(fn, target=target)._build_plan(args, list(args), [])
     assert made.fallback_reason is None, made.fallback_reason
     return found
 
