@@ -265,7 +265,7 @@ def _why(kernel: Kernel, plan: Plan) -> str:
     readers = [s for s in plan.steps if isinstance(s, Call) and any(b in s.inputs.values() for b in stores)]
     if readers:
         return f"{readers[0].node.target} reads its result from memory"
-    if any(b.role == "between" for b in stores):
+    if any(b.role == "intermediate" for b in stores):
         return "other rows need its folds, or its rows are few and long"
     sizes = ", ".join(str(tuple(b.shape)) for b in stores)
     return f"its results {sizes} have rows of their own"

@@ -74,7 +74,7 @@ def worked_out(place: IndexExpr, at: dict[Var, int], seen: list[int]) -> int:
     for atom, factor in place.terms.items():
         if isinstance(atom, Split):
             inner = worked_out(atom.inner, at, seen)
-            value = inner // atom.by if atom.kind == "/" else inner % atom.by
+            value = inner // atom.divisor if atom.kind == "/" else inner % atom.divisor
         elif isinstance(atom, Var):
             value = at[atom]
         else:
@@ -93,7 +93,7 @@ def farthest(kernel: Kernel) -> int:
         indices = [
             ix for e in walk([step.value if isinstance(step, Store) else step.body]) for ix in index_exprs(e)
         ]
-        indices += [step.place] if isinstance(step, Store) else []
+        indices += [step.offset] if isinstance(step, Store) else []
         for index in dict.fromkeys(indices):
             own = [v for v in loops if v in index.variables()]
             if index.variables() - set(own):
@@ -134,7 +134,7 @@ def check_triton(kernels: list[Kernel], *_: object) -> None:
     for kernel in kernels:
         made = print_kernel(kernel, select_config(structure_of(kernel)))
         assert all(f.programs < 2**31 for f in made.functions), "more programs than a grid takes"
-        if kernel.product is None and farthest(kernel) >= 2**31:
+        if kernel.matmul is None and farthest(kernel) >= 2**31:
             for line in made.text.splitlines():
                 ids = line.count("tl.program_id(0)") == line.count("tl.program_id(0).to(tl.int64)")
                 # Rows are added to a number of 64 bits; columns may begin at 0.

@@ -77,9 +77,9 @@ class Job(NamedTuple):
 def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
     """The functions of a kernel that was planned before, for tensors whose addresses are aligned."""
     with PLANNING:
-        Expr.recall(kernel.exprs)
+        Expr.restore_interned(kernel.exprs)
         printed = print_kernel(kernel, config)
-        Expr.forget()
+        Expr.clear_interned()
 
     def described(argument: Any) -> str | int | None:
         if isinstance(argument, Buffer | Workspace):
@@ -197,7 +197,7 @@ def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[Choice]:
     """
     with PLANNING:
         forms = {kernel.name: structure_of(kernel) for kernel in kernels}
-        Expr.forget()
+        Expr.clear_interned()
     work = {name: form.work for name, form in forms.items()}
     large = [name for name in forms if 16 * work[name] >= max(work.values())]
     found = [
