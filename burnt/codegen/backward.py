@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from burnt import _torch
-from burnt.codegen.frontend.trace import PLANNING, Traced, is_random, trace, why_unsupported
+from burnt.codegen.frontend.trace import PLANNING_LOCK, Traced, is_random, trace, why_unsupported
 from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
 from burnt.codegen.schedule.saved_tensors import taking
 from burnt.errors import CacheError, UnsupportedError
@@ -69,7 +69,7 @@ class Differentiable(torch.autograd.Function):
             # Numbers are the arguments after the tensors; those that the gradients do not need are gone.
             numbers = [ctx.numbers[p - len(inputs)] for p in known.plan.plan.numbers]
             gradients = iter(known.plan([*inputs, *saved, *known.constants], numbers, seed))
-        reached = ctx.forward.traced.reached
+        reached = ctx.forward.traced.inputs_with_grad
         found = [next(gradients) if want else None for want in wanted]
         return (None, None, *[g if i in reached else None for i, g in enumerate(found)])
 
@@ -99,7 +99,7 @@ def _planned(ctx: Any, tensors: Sequence[Tensor], wanted: tuple[bool, ...]) -> B
     """The plan of the wanted gradients, made at the first call; None where there can be none."""
     plans: dict[tuple[bool, ...], BackwardPlan | None] = ctx.forward.backward
     if wanted not in plans:
-        with PLANNING:
+        with PLANNING_LOCK:
             if wanted not in plans:
                 layouts = [v for v in ctx.layouts if v is not None and v[2].is_floating_point]
                 plans[wanted] = _made(ctx.forward, tensors, wanted, layouts)
@@ -140,7 +140,7 @@ def derived_plan(forward: CompiledPlan, tensors: Sequence[Tensor]) -> BackwardPl
     wanted = tuple(t.requires_grad for t in tensors)
     if wanted not in forward.derived:
         return None
-    with PLANNING:
+    with PLANNING_LOCK:
         return _made(forward, tensors, wanted, [])
 
 
@@ -164,7 +164,7 @@ def _derived(
     device: torch.device,
 ) -> Traced | None:
     """The trace of a backward: of a function of cotangents, tensors and numbers."""
-    if any(map(_is_written_out, of.whole.graph.nodes)):
+    if any(map(_is_written_out, of.composite_graph.graph.nodes)):
         return None
     floating = len(layouts)
 
@@ -241,7 +241,7 @@ def _interpreted(
     draw: Callable[[torch.fx.Node, Any, Any], Any] | None = None,
 ) -> list[Any]:
     """The function's own ops run by torch, captured tensors given last; random numbers are `draw`'s."""
-    nodes = list(traced.whole.graph.nodes)
+    nodes = list(traced.composite_graph.graph.nodes)
     placeholders = sum(node.op == "placeholder" for node in nodes)
     # The graphs of a trace name what they captured each on its own.
     objects = [id(getattr(traced.graph, name)) for name in traced.captured]
@@ -261,7 +261,7 @@ def _interpreted(
         if node.op == "placeholder":
             env[node] = next(given)
         elif node.op == "get_attr":
-            held = getattr(traced.whole, str(node.target))
+            held = getattr(traced.composite_graph, str(node.target))
             env[node] = captured.get(id(held), held)
         else:
             args, kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), argument)
@@ -314,7 +314,7 @@ def _replayed(
     graph.output(results)
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
     facts = tuple((tuple(meta.stride()), False) for meta in metas)
-    with PLANNING, torch.no_grad():
+    with PLANNING_LOCK, torch.no_grad():
         traced = Traced(module, module, None, {}, (), facts)
         return CompiledPlan(traced, [], f"{forward.name}_drawn", forward.target, forward.device)(
             tensors, [], seed

@@ -60,7 +60,7 @@ def eager_calls(fn: Callable[..., Any], args: Sequence[Any], traced: Traced) -> 
     given = [n.meta["val"] for n in traced.graph.graph.nodes if n.op in ("placeholder", "get_attr")]
     given = [t for t in given if isinstance(t, Tensor)]
     large = any(t.numel() >= _LARGE for t in given)
-    if not large or len(traced.graph.graph.nodes) > _MOST_NODES or traced.changed:
+    if not large or len(traced.graph.graph.nodes) > _MOST_NODES or traced.mutated:
         return None
     graph = trace_composite_calls(fn, args, traced).graph
     nodes = [

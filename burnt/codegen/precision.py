@@ -32,7 +32,7 @@ __all__ = ["dot_precision", "multiplying", "precision", "rounding", "set_precisi
 _TORCHS = {"ieee": "highest", "tf32x3": "highest", "tf32": "high", "flex32": "medium"}
 _OURS = {"highest": "ieee", "high": "tf32", "medium": "flex32"}
 _BITS = {"tf32": 11, "flex32": 8}
-in_three = False
+is_tf32x3 = False
 """Whether the setting is ``tf32x3``, which torch does not know."""
 
 
@@ -46,7 +46,7 @@ def precision() -> str:
         plain = _OURS[_torch.product_precision()]
     except RuntimeError:  # set by torch's newer switches, beside which the older one is refused
         plain = _torch.matmul_precision()
-    return "tf32x3" if in_three and plain == "ieee" else plain
+    return "tf32x3" if is_tf32x3 and plain == "ieee" else plain
 
 
 def set_precision(name: str) -> None:
@@ -61,7 +61,7 @@ def set_precision(name: str) -> None:
     The same as `torch.set_float32_matmul_precision`, which is looked at, too, but for ``tf32x3``. Unless this
     is called, cuDNN's convolutions are as torch has them: in tf32.
     """
-    global in_three
+    global is_tf32x3
     if name not in _TORCHS:
         raise InputValueError(
             f"no precision is named {name!r}",
@@ -71,7 +71,7 @@ def set_precision(name: str) -> None:
         )
     torch.set_float32_matmul_precision(_TORCHS[name])
     _torch.let_convolve_in_tf32(_TORCHS[name] != "highest")
-    in_three = name == "tf32x3"
+    is_tf32x3 = name == "tf32x3"
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ class CompiledPlan:
         if device.type == "cpu":
             memory.enable_by_default()
         self.traced = traced
-        self.changed = traced.changed
+        self.mutated = traced.mutated
         self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
         self.derived: dict[tuple[bool, ...], Traced] = {}  # their traces, where these came first
         self.saved = Saved([], [])  # what the backward is given of this one
@@ -177,12 +177,12 @@ class CompiledPlan:
         results = [
             memory[r] if r is not None else c for r, c in zip(self.results, self.constants, strict=True)
         ]
-        return self.written_back(tensors, results) if self.changed else results
+        return self.written_back(tensors, results) if self.mutated else results
 
     def written_back(self, tensors: Sequence[Tensor], results: list[Any]) -> list[Any]:
         """The results that are returned; the others are what becomes of arguments, and are put there."""
-        count = len(results) - len(self.changed)
-        for position, result in zip(self.changed, results[count:], strict=True):
+        count = len(results) - len(self.mutated)
+        for position, result in zip(self.mutated, results[count:], strict=True):
             tensors[position].copy_(result)
         return results[:count]
 

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from burnt.codegen.frontend.trace import PLANNING
+from burnt.codegen.frontend.trace import PLANNING_LOCK
 from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.render.triton.configs import AnyConfig, is_risky, neighbouring_configs, why_too_large
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
@@ -76,7 +76,7 @@ class Job(NamedTuple):
 
 def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
     """The functions of a kernel that was planned before, for tensors whose addresses are aligned."""
-    with PLANNING:
+    with PLANNING_LOCK:
         Expr.restore_interned(kernel.exprs)
         printed = print_kernel(kernel, config)
         Expr.clear_interned()
@@ -195,7 +195,7 @@ def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[Choice]:
     The nearest of all kernels come first, the risky ones of all last. Kernels that do little beside the
     largest one are left alone.
     """
-    with PLANNING:
+    with PLANNING_LOCK:
         forms = {kernel.name: structure_of(kernel) for kernel in kernels}
         Expr.clear_interned()
     work = {name: form.work for name, form in forms.items()}

@@ -420,7 +420,7 @@ class _Scheduler:
         strides = tuple(meta.stride()) if described is None else described[0]
         held = self.in_memory.get(id(value))
         # What becomes of an argument must not be seen in a result that was the argument before.
-        before = held is not None and held[1].position in self.traced.changed and node.op != "placeholder"
+        before = held is not None and held[1].position in self.traced.mutated and node.op != "placeholder"
         if held is not None and held[1].strides == strides and not (before and held[1].role == "input"):
             return held[1]
         if self.is_viewed(node, alone=True) and strides == tuple(meta.stride()):

@@ -289,7 +289,7 @@ def test_more_than_are_kept_of_one_shape_still_find_their_own(scaled: Op[..., An
     x = torch.arange(3.0)
     for dim in list(range(12)) * 4:
         assert torch.equal(scaled(x, 3.0, dim), x * 3 + dim)
-    assert scaled._recent.calls == {}, "calls of too many kinds go by their signatures"
+    assert scaled._recent.entries == {}, "calls of too many kinds go by their signatures"
 
 
 def test_the_oldest_of_a_form_is_forgotten(scaled: Op[..., Any]) -> None:
@@ -309,7 +309,7 @@ def test_ever_new_shapes_are_not_all_kept(scaled: Op[..., Any], monkeypatch: pyt
     for n in [*range(1, 30)] * 2:
         for _ in range(2):
             assert scaled(torch.ones(n), 3.0).tolist() == [3.0] * n
-        assert len(scaled._recent.calls) <= 8
+        assert len(scaled._recent.entries) <= 8
 
 
 def test_a_signature_is_known_in_each_of_the_states_that_share_it(scaled: Op[..., Any]) -> None:
@@ -369,14 +369,14 @@ def test_a_call_during_which_others_forget_does_not_bring_an_old_choice_back(sca
 
     scaled._entries = Forgetting(scaled._entries)
     scaled(x, 2.0)
-    assert scaled._recent.calls == {}
+    assert scaled._recent.entries == {}
 
 
 def test_a_call_through_torchs_ops_leaves_nothing_that_no_other_is_like(scaled: Op[..., Any]) -> None:
     x = torch.ones(3)
     for _ in range(3):
         scaled.call_torch_op((x, 2.0, 0, 0.0))
-    assert scaled._recent.calls == {}
+    assert scaled._recent.entries == {}
     for _ in range(2):
         scaled(x, 2.0)
     scaled._entries = Untouched()
