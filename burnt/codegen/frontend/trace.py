@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from burnt import _torch
-from burnt.codegen.frontend.dtype_support import call_unless_unsupported
+from burnt.codegen.frontend.dtype_support import decompose_unless_unsupported
 from burnt.errors import UnsupportedError
 
 __all__ = [
@@ -285,7 +285,7 @@ def _replace_numbers(args: Sequence[Any], numbers: dict[int, float]) -> list[Any
 @functools.cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     """Return the decompositions of the composite ops; each leaves calls with dtypes that torch refuses."""
-    return {op: call_unless_unsupported(op, fn) for op, fn in _torch.decompositions(_COMPOSITE).items()}
+    return {op: decompose_unless_unsupported(op, fn) for op, fn in _torch.decompositions(_COMPOSITE).items()}
 
 
 def _trace_graph(

@@ -260,13 +260,13 @@ def _own_counter(x):
     ("fn", "reason"),
     [
         (_counting, "it assigns to 'count', a global"),
-        (_calling_what_counts, "it gives 'count'"),
-        (_counter(), "it gives 'turns'"),
+        (_calling_what_counts, "it assigns to 'count'"),
+        (_counter(), "it assigns to 'turns'"),
         (lambda x: x * random.random(), "it uses random.random, which may differ at each call"),
-        (lambda x: x * drawn(), "it asks for random.random"),
-        (lambda x: x + time.time(), "it asks for time.time"),
-        (lambda x: x * float(np.random.rand()), "it asks for numpy.random.rand"),
-        (lambda x: x * 2 if "NO_SUCH" in os.environ else x, "it asks for os.environ"),
+        (lambda x: x * drawn(), "it uses random.random"),
+        (lambda x: x + time.time(), "it uses time.time"),
+        (lambda x: x * float(np.random.rand()), "it uses numpy.random.rand"),
+        (lambda x: x * 2 if "NO_SUCH" in os.environ else x, "it uses os.environ"),
     ],
 )
 def test_what_happens_besides_computing_runs_as_it_is(fn, reason):

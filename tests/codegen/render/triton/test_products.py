@@ -317,7 +317,7 @@ MEANT = {
 def test_float32_is_multiplied_as_was_set(
     name: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "_rocm", lambda: target if target.startswith("gfx") else None)
+    monkeypatch.setattr(precision, "_rocm_architecture", lambda: target if target.startswith("gfx") else None)
     with precision.multiplying(name):
         args = torch.randn(256, 128), torch.randn(256, 128), torch.randn(256)
         (kernel,) = planned(gelu_of_linear, *args, products=True)
