@@ -145,9 +145,9 @@ class Function(InlinedWhenTraced):
             return self._call_with_keywords(args, kwargs)
         entry = self._lookup(args)
         if entry is None:
-            types_ = tuple(map(type, args))
-            if types_ not in self._unsupported_types or self.single:
-                self._unsupported_types.add(types_)
+            arg_types = tuple(map(type, args))
+            if arg_types not in self._unsupported_types or self.single:
+                self._unsupported_types.add(arg_types)
                 self._fallback(_unsupported_argument_reason(args), [])
             return self.fn(*args)
         if self._inline_cache.has_room(args) and not entry.is_specialized and not _torch.is_autocast():
@@ -232,13 +232,13 @@ class Function(InlinedWhenTraced):
         """Return the arguments by position, with defaults filled in, as signatures need them.
 
         Raises:
-            TypeError: they do not fit the function, or it has keyword-only parameters.
+            TypeError: they do not fit the function, or some can be given by keyword only.
         """
         bound = self._bind(args, kwargs)
         if bound.kwargs:
             names = ", ".join(bound.kwargs)
             raise TypeError(
-                f"{self.name} has keyword-only parameters ({names}), which plans do not support: "
+                f"{self.name} takes {names} by keyword only, which plans do not support: "
                 "the eager function runs"
             )
         return bound.args

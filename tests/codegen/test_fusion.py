@@ -159,7 +159,7 @@ def test_single_refuses_what_takes_several_kernels() -> None:
 
 
 def test_single_refuses_what_runs_plain() -> None:
-    with pytest.raises(FusionError, match="one kernel"):
+    with pytest.raises(FusionError, match="single kernel"):
         fuse(lambda x: x[x > 0], single=True)(randn(3))
 
 
@@ -261,7 +261,7 @@ def test_gradients_at_the_edges_of_an_activation(name: str, dtype: torch.dtype) 
 
 def test_what_is_not_single_can_be_explained() -> None:
     function, x = fuse(lambda x: (x @ x).relu(), single=True), randn(4, 4)
-    with pytest.raises(FusionError, match=r"see burnt\.explain"):
+    with pytest.raises(FusionError, match=r"burnt\.explain shows"):
         function(x)
     assert "aten.mm" in str(explain(function, x))
 
@@ -453,8 +453,8 @@ def test_numbers_looked_at_have_a_plan_each_and_then_none() -> None:
     for k in range(20):
         same(fused(x, k / 20), fn(x, k / 20))
     assert fused.fallback_reason(x, 0.15) is None
-    assert "has met 16 values of them" in fused.fallback_reason(x, 0.95)
-    assert "has met 16 values of them" in fused.fallback_reason(randn(4), 0.95)
+    assert "more than 16 of them" in fused.fallback_reason(x, 0.95)
+    assert "more than 16 of them" in fused.fallback_reason(randn(4), 0.95)
     # Other shapes are no other values, also where one that is beyond came first.
     for size in range(2, 30):
         assert fused.fallback_reason(randn(size), 0.15) is None, size
@@ -1140,7 +1140,7 @@ def test_plans_are_told_of_as_they_are_made(monkeypatch, capfd):
 def test_explain_takes_arguments_by_name():
     x = randn(3)
     assert str(explain(lambda x, by: x * by, x, by=2.0, timed=False)).count("elementwise") == 1
-    with pytest.raises(TypeError, match="keyword-only"):
+    with pytest.raises(TypeError, match="by keyword only"):
         explain(lambda x, *, by: x * by, x, by=2.0)
 
 
