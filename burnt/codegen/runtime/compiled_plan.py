@@ -57,7 +57,7 @@ class CompiledPlan:
         if device.type == "cpu":
             memory.enable_by_default()
         self.traced = traced
-        self.changed = traced.changed
+        self.mutated = traced.mutated
         self.backward: dict[tuple[bool, ...], Any] = {}  # plans of gradients, by which are wanted
         self.derived: dict[tuple[bool, ...], Traced] = {}  # their traces, where these came first
         self.saved = Saved([], [])  # what the backward is given of this one
@@ -77,7 +77,7 @@ class CompiledPlan:
         made: dict[Buffer, None] = {}
         for step in self.plan.steps:
             if isinstance(step, Kernel):
-                made |= step.written
+                made |= step.buffers_written
             else:
                 # What no kernel writes, since it has no elements, is given all the same.
                 made |= {b: None for b in (*step.inputs.values(), *step.outputs) if b is not None}
@@ -89,10 +89,10 @@ class CompiledPlan:
         self.results = [self.slots[o] if isinstance(o, Buffer) else None for o in self.plan.outputs]
         self.constants = [None if isinstance(o, Buffer) else o for o in self.plan.outputs]
         self.fresh = [self.allocation(b) for b in made if b not in self.plan.inputs and b not in called]
-        written = {b for k in self.kernels for b in k.written} | called | {*self.plan.inputs}
+        written = {b for k in self.kernels for b in k.buffers_written} | called | {*self.plan.inputs}
         self.empty = [(self.slots[b], self.allocation(b)) for b in made if b not in written]
         self.runs = [] if self.single is not None else self.prepared()
-        Expr.forget()
+        Expr.clear_interned()
 
     def build(self) -> None:
         """Make the kernels run on the target."""
@@ -111,9 +111,9 @@ class CompiledPlan:
         """
         made = copy.copy(self)
         made.target = target
-        Expr.recall([expr for kernel in self.kernels for expr in kernel.exprs])
+        Expr.restore_interned([expr for kernel in self.kernels for expr in kernel.exprs])
         made.build()
-        Expr.forget()
+        Expr.clear_interned()
         made.backward = {
             wanted: None if plan is None else plan._replace(plan=plan.plan.on(target))
             for wanted, plan in self.backward.items()
@@ -125,7 +125,7 @@ class CompiledPlan:
         """The steps with what each allocates before and lets go of after."""
         runs, there = [], {*self.plan.inputs}
         for step in self.plan.steps:
-            outputs = step.written if isinstance(step, Kernel) else ()
+            outputs = step.buffers_written if isinstance(step, Kernel) else ()
             fresh = [b for b in outputs if b not in there]
             there.update(outputs)
             allocate = [(self.slots[b], self.allocation(b)) for b in fresh]
@@ -177,12 +177,12 @@ class CompiledPlan:
         results = [
             memory[r] if r is not None else c for r, c in zip(self.results, self.constants, strict=True)
         ]
-        return self.written_back(tensors, results) if self.changed else results
+        return self.written_back(tensors, results) if self.mutated else results
 
     def written_back(self, tensors: Sequence[Tensor], results: list[Any]) -> list[Any]:
         """The results that are returned; the others are what becomes of arguments, and are put there."""
-        count = len(results) - len(self.changed)
-        for position, result in zip(self.changed, results[count:], strict=True):
+        count = len(results) - len(self.mutated)
+        for position, result in zip(self.mutated, results[count:], strict=True):
             tensors[position].copy_(result)
         return results[:count]
 
@@ -308,7 +308,7 @@ def _names(step: Kernel | Call) -> set[Buffer]:
     """The buffers that a step reads or writes."""
     if isinstance(step, Call):
         return {*step.inputs.values(), *(b for b in step.outputs if b is not None)}
-    return {*step.read, *step.written}
+    return {*step.buffers_read, *step.buffers_written}
 
 
 def debug_log_plan(plan: CompiledPlan) -> None:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from burnt.codegen.frontend.trace import PLANNING
+from burnt.codegen.frontend.trace import PLANNING_LOCK
 from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.render.triton.configs import AnyConfig, is_risky, neighbouring_configs, why_too_large
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
@@ -76,10 +76,10 @@ class Job(NamedTuple):
 
 def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
     """The functions of a kernel that was planned before, for tensors whose addresses are aligned."""
-    with PLANNING:
-        Expr.recall(kernel.exprs)
+    with PLANNING_LOCK:
+        Expr.restore_interned(kernel.exprs)
         printed = print_kernel(kernel, config)
-        Expr.forget()
+        Expr.clear_interned()
 
     def described(argument: Any) -> str | int | None:
         if isinstance(argument, Buffer | Workspace):
@@ -195,9 +195,9 @@ def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[Choice]:
     The nearest of all kernels come first, the risky ones of all last. Kernels that do little beside the
     largest one are left alone.
     """
-    with PLANNING:
+    with PLANNING_LOCK:
         forms = {kernel.name: structure_of(kernel) for kernel in kernels}
-        Expr.forget()
+        Expr.clear_interned()
     work = {name: form.work for name, form in forms.items()}
     large = [name for name in forms if 16 * work[name] >= max(work.values())]
     found = [

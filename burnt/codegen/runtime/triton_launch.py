@@ -53,7 +53,7 @@ def build(
     launch: dict[Kernel, Launch] = {}
     for kernel in kernels:
         config = blocks.get(kernel.name)
-        if config is None or isinstance(config, MatmulConfig) != (kernel.product is not None):
+        if config is None or isinstance(config, MatmulConfig) != (kernel.matmul is not None):
             config = choose(structure_of(kernel))  # none was named, or that of a kernel of another kind
         printed = print_kernel(kernel, config)
         texts[kernel] = printed.text
@@ -107,8 +107,8 @@ def launcher(
 
 def _where_aligned(kernel: Kernel, slots: dict[Buffer, int], copied: Launch, otherwise: Launch) -> Launch:
     """A launch where all that a product reads lies at addresses that descriptors can hold, or another one."""
-    assert kernel.product is not None
-    read = {e.extra[0] for e in walk([kernel.product.body]) if e.op == "load"}
+    assert kernel.matmul is not None
+    read = {e.extra[0] for e in walk([kernel.matmul.body]) if e.op == "load"}
     places = [slots[buffer] for buffer in read]  # type: ignore[index]  # a load's first is its buffer
 
     def launch(memory: Sequence[torch.Tensor | None], values: Sequence[float]) -> None:

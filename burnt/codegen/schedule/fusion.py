@@ -36,7 +36,14 @@ from burnt.codegen.ir import (
     scan_result,
     walk,
 )
-from burnt.codegen.ir.loops import collapse, covers, dense, fresh, in_parts, plain_rows
+from burnt.codegen.ir.loops import (
+    contiguous_strides,
+    covers_shape,
+    merge_adjacent_loops,
+    new_index,
+    split_loops,
+    whole_loops,
+)
 from burnt.codegen.lower.registry import cast
 from burnt.codegen.schedule.matmul_column_sums import fuse_column_sums
 from burnt.codegen.schedule.partial_sums import combine_partial_sums
@@ -80,8 +87,8 @@ class KernelBuilder:
     ) -> Buffer:
         """Memory between kernels and calls, contiguous if nothing else is said."""
         self.count += 1
-        strides = dense(shape) if strides is None else strides
-        return Buffer(f"t{self.count}", "between", self.count, tuple(shape), tuple(strides), dtype)
+        strides = contiguous_strides(shape) if strides is None else strides
+        return Buffer(f"t{self.count}", "intermediate", self.count, tuple(shape), tuple(strides), dtype)
 
     def kernels(self, pending: Sequence[tuple[Buffer, Value]], before: Sequence[Kernel]) -> list[Kernel]:
         """The kernels that store values in buffers, shared where rows are the same.
@@ -108,7 +115,7 @@ class KernelBuilder:
                 cache_shared_exprs(kernel, self.most_scratch)
                 if self.joins is not None:
                     fuse_online_reductions(kernel, self.joins, several)
-            collapse(kernel)
+            merge_adjacent_loops(kernel)
         self.homes.clear()
         return made
 
@@ -160,7 +167,7 @@ class KernelBuilder:
         phased = _phased(found)
         if phased:
             # Loops in two parts of which a product takes quotients and remainders.
-            where = tuple(ix.replaced(phased) for ix in where)
+            where = tuple(ix.substitute(phased) for ix in where)
             loops = [part for v in loops for part in (phased[v].terms if v in phased else [v])]  # type: ignore[misc]
             found = reductions_of(self.resolved(value.at(where)))
         place = buffer.at(where)
@@ -168,7 +175,7 @@ class KernelBuilder:
         chosen: tuple[Reduction, Index] | None = None
         if all(isinstance(fold, Matmul) for fold, _ in found):
             alike = [(f, i) for f, i in found if all(g is not f or j == i for g, j in found)]
-            chosen = next(((f, i) for f, i in alike if covers(i, f.shape, turns)), None)
+            chosen = next(((f, i) for f, i in alike if covers_shape(i, f.shape, turns)), None)
         for fold, index in found:
             for inner, _ in self.products_below(fold, index):
                 self.materialise(inner, kernels)
@@ -183,17 +190,17 @@ class KernelBuilder:
             kernel = self.homes[product] = Kernel("", tuple(turns), [])
             kernels.append(kernel)
         mapping = {v: IndexExpr.of(w) for v, w in zip(turns, kernel.outer, strict=False)}
-        step = kernel.product
+        step = kernel.matmul
         if step is not None:
             same = [v.extent for v in turns] == [v.extent for v in kernel.outer]
-            same = same and step.index == tuple(ix.replaced(mapping) for ix in index)
+            same = same and step.index == tuple(ix.substitute(mapping) for ix in index)
             reads = {e.extra[0] for e in self.reached([self.resolved(value.at(where))])}
             later = kernels[kernels.index(kernel) :]
             written = {s.buffer for k in later for s in k.steps if isinstance(s, Store)}
             if not same or reads & written:
                 self.materialise(product, kernels)
                 return False
-        where = tuple(ix.replaced(mapping) for ix in where)
+        where = tuple(ix.substitute(mapping) for ix in where)
         made = self.resolved(value.at(where))
         self.add_folds(kernel, [made])
         walked = tuple(next(iter(mapping[v].terms)) if v in mapping else v for v in loops)
@@ -207,7 +214,7 @@ class KernelBuilder:
 
         def only(expr: Expr) -> tuple[Reduction, Index] | None:
             """The one fold that an expression needs, if it needs nothing else that is no load."""
-            found = [e for e in walk([expr]) if e.op in ("reduced", "scanned", "kept")]
+            found = [e for e in walk([expr]) if e.op in ("reduced", "scanned", "materialized")]
             return found[0].extra if len(found) == 1 and found[0].op == "reduced" else None  # type: ignore[return-value]
 
         found = only(self.resolved(value.at(where), inline=False, pools=True))
@@ -224,7 +231,7 @@ class KernelBuilder:
         assert isinstance(product, Matmul)
         turns = sorted((v for v in loops if v.extent > 1), key=lambda v: -buffer.at(where).terms.get(v, 0))
         in_rows = set(over) <= index[-2].variables()
-        if not in_rows or not covers(index, product.shape, [*turns, *over]):
+        if not in_rows or not covers_shape(index, product.shape, [*turns, *over]):
             return False
         if self.products_below(product, index):
             return False
@@ -240,7 +247,7 @@ class KernelBuilder:
 
     def products_below(self, fold: Reduction, index: Index) -> list[tuple[Reduction, Index]]:
         """The matrix products that a fold's elements are made of."""
-        inside = reductions_of(self.resolved(fold.body(index, fresh(fold.extents))))
+        inside = reductions_of(self.resolved(fold.body(index, new_index(fold.extents))))
         below = [found for inner in inside for found in self.products_below(*inner)]
         return [*below, *(f for f in inside if isinstance(f[0], Matmul))]
 
@@ -278,7 +285,7 @@ class KernelBuilder:
         ):
             # Where more rows are gone through than the fold has, as in a pad, it would read beyond its own.
             fits = all(ix.bounds()[1] < size for ix, size in zip(index, fold.shape, strict=True))
-            rows = plain_rows(index) if fits else None
+            rows = whole_loops(index) if fits else None
             few = math.prod(fold.shape) < _SPLIT_ROWS and math.prod(fold.extents) >= _SPLIT_ELEMENTS
             few = few and not self.cuts
             alone = rows is None or few
@@ -293,7 +300,7 @@ class KernelBuilder:
 
     def nested(self, fold: Reduction, index: Index, rows: set[Var], kernels: list[Kernel]) -> None:
         """Put the folds that a fold's body needs into memory, unless they have its own rows."""
-        body = fold.body(index, fresh(fold.extents))
+        body = fold.body(index, new_index(fold.extents))
         inside = self.rows(body, kernels)
         if inside is not None and inside != rows:
             for inner, _ in reductions_of(self.resolved(body)):
@@ -303,11 +310,11 @@ class KernelBuilder:
         """Put a fold into memory."""
         if fold in self.folded:
             return
-        dtype = fold.stored if isinstance(fold, Matmul) else fold.dtype
+        dtype = fold.stored_dtype if isinstance(fold, Matmul) else fold.dtype
         buffer = self.temporary(fold.shape, dtype)
         if isinstance(fold, Matmul) and fold in self.homes:
             kernel = self.homes[fold]
-            step = kernel.product
+            step = kernel.matmul
             assert step is not None
             made = cast(reduction_result(fold, step.index), dtype)
             kernel.steps.append(Store(buffer, (), buffer.at(step.index), made, kernel.outer))
@@ -385,7 +392,7 @@ class KernelBuilder:
                 elif expr.op == "reduced":
                     fold, index = expr.extra
                     assert isinstance(fold, Reduction)
-                    todo.append(self.resolved(fold.body(index, fresh(fold.extents))))  # type: ignore[arg-type]
+                    todo.append(self.resolved(fold.body(index, new_index(fold.extents))))  # type: ignore[arg-type]
         return loads
 
     def add_folds(self, kernel: Kernel, exprs: Sequence[Expr]) -> None:
@@ -420,7 +427,7 @@ class KernelBuilder:
         """
 
         def swap(e: Expr) -> Expr | None:
-            if e.op not in ("reduced", "scanned", "kept"):
+            if e.op not in ("reduced", "scanned", "materialized"):
                 return None
             held, index = e.extra
             if held in self.folded:
@@ -429,10 +436,10 @@ class KernelBuilder:
             if inline and isinstance(held, Materialized):
                 return self.resolved(held.value.at(index))  # type: ignore[arg-type]
             if isinstance(held, PooledMatmul) and not pools:
-                return self.resolved(held.otherwise(index), inline=inline)  # type: ignore[arg-type]
+                return self.resolved(held.from_memory(index), inline=inline)  # type: ignore[arg-type]
             return None
 
-        return rebuild(expr, swap=swap)
+        return rebuild(expr, replace=swap)
 
     # --- scans ---------------------------------------------------------------------------------------------
 
@@ -450,18 +457,18 @@ class KernelBuilder:
                 self.put_scan(scan, kernels)
                 continue
             chosen = way
-            inside = scan.body(fresh(scan.shape))
+            inside = scan.body(new_index(scan.shape))
             self.materialize_values(inside, kernels)
             for fold, _ in reductions_of(self.resolved(inside)):
                 self.materialise(fold, kernels)
         if chosen is None:
             return False
         for e in walk([element]):
-            if e.op == "kept":
+            if e.op == "materialized":
                 self.materialize_values(e, kernels)
         last, backwards = chosen
         for fold, index in reductions_of(self.resolved(element, inline=False)):
-            self.materialize_values(fold.body(index, fresh(fold.extents)), kernels)
+            self.materialize_values(fold.body(index, new_index(fold.extents)), kernels)
             self.materialise(fold, kernels)
         if not any(e.op == "scanned" for e in walk([self.resolved(element)])):
             return False  # what was put into memory needed it there
@@ -515,13 +522,13 @@ class KernelBuilder:
                 self.put_scan(e.extra[0], kernels)  # type: ignore[arg-type]
             elif e.op == "reduced":
                 fold, index = e.extra
-                self.materialize_values(fold.body(index, fresh(fold.extents)), kernels)  # type: ignore[attr-defined]
-            elif e.op == "kept" and e.extra[0] not in self.folded:
+                self.materialize_values(fold.body(index, new_index(fold.extents)), kernels)  # type: ignore[attr-defined]
+            elif e.op == "materialized" and e.extra[0] not in self.folded:
                 held: Materialized = e.extra[0]  # type: ignore[assignment]
-                inside = held.value.at(fresh(held.value.shape))
+                inside = held.value.at(new_index(held.value.shape))
                 self.materialize_values(inside, kernels)
                 cheap = len(self.reached([self.resolved(expr)])) <= _MOST_LOADS
-                if not held.rows or not (cheap or self.kept_rows(expr, loops) is not None):
+                if not held.fits_row_scratch or not (cheap or self.kept_rows(expr, loops) is not None):
                     self.keep(held, kernels)
 
     def keep(self, held: Materialized, kernels: list[Kernel]) -> None:
@@ -539,18 +546,18 @@ class KernelBuilder:
             loops: of the store, outermost first.
         """
         loops = [v for v in loops if v.extent > 1]
-        found = [e for e in walk([self.resolved(expr, inline=False)]) if e.op in ("kept", "reduced")]
+        found = [e for e in walk([self.resolved(expr, inline=False)]) if e.op in ("materialized", "reduced")]
         if not found or not loops or not self.most_scratch:
             return None
         last = loops[-1]
         for e in found:
             held, index = e.extra
-            if not isinstance(held, Materialized) or not held.rows:
+            if not isinstance(held, Materialized) or not held.fits_row_scratch:
                 return None
             if held.value.shape[-1] * held.value.dtype.itemsize > self.most_scratch:
                 return None
             place: Index = index  # type: ignore[assignment]
-            if plain_rows(place[:-1]) != set(loops[:-1]) or place[-1].variables() != {last}:
+            if whole_loops(place[:-1]) != set(loops[:-1]) or place[-1].variables() != {last}:
                 return None
         return last
 
@@ -565,10 +572,10 @@ class KernelBuilder:
         at = [mapping.get(v, v) for v in loops]
 
         def swap(e: Expr) -> Expr | None:
-            return self.in_scratch(kernel, e.extra[0], e.extra[1]) if e.op == "kept" else None  # type: ignore[arg-type]
+            return self.in_scratch(kernel, e.extra[0], e.extra[1]) if e.op == "materialized" else None  # type: ignore[arg-type]
 
         index = tuple(map(IndexExpr.of, at))
-        expr = rebuild(self.resolved(value.at(index), inline=False), swap=swap)
+        expr = rebuild(self.resolved(value.at(index), inline=False), replace=swap)
         kernel.steps.append(Store(buffer, (last,), buffer.at(index), expr, tuple(at)))
 
     def in_scratch(self, kernel: Kernel, held: Materialized, index: Index) -> Expr:
@@ -608,7 +615,7 @@ def _way(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, bool] | N
     ((loop, step),) = place.terms.items()
     if not isinstance(loop, Var) or loop.extent != scan.shape[scan.axis] or abs(step) != 1:
         return None
-    rows = plain_rows((*index[: scan.axis], *index[scan.axis + 1 :]))
+    rows = whole_loops((*index[: scan.axis], *index[scan.axis + 1 :]))
     if rows != {v for v in loops if v is not loop and v.extent > 1}:
         return None
     return (loop, step < 0) if place.const == (0 if step > 0 else loop.extent - 1) else None
@@ -616,4 +623,4 @@ def _way(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, bool] | N
 
 def _phased(found: Sequence[tuple[Reduction, Index]]) -> dict[Var, IndexExpr]:
     """Loops of which products take quotients and remainders, as two loops each."""
-    return in_parts(ix for fold, index in found if isinstance(fold, Matmul) for ix in index)
+    return split_loops(ix for fold, index in found if isinstance(fold, Matmul) for ix in index)

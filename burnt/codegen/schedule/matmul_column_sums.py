@@ -53,10 +53,10 @@ def fuse_column_sums(kernels: list[Kernel], count: int) -> int:
     Returns:
         the count with those that are new.
     """
-    for kernel in [k for k in kernels if k.product is not None]:
+    for kernel in [k for k in kernels if k.matmul is not None]:
         for sums in kernels[kernels.index(kernel) + 1 :]:
             where = kernels.index(sums)
-            later = {b for k in kernels[kernels.index(kernel) : where] for b in k.written}
+            later = {b for k in kernels[kernels.index(kernel) : where] for b in k.buffers_written}
             found = _found(sums, kernel, later)
             if found is not None:
                 kernels[where : where + 1], count = _join(sums, kernel, found, count)
@@ -90,7 +90,7 @@ def _found(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -> _Sums | No
         later: what is not there yet while the other one runs.
     """
     folds = {(s.reduction, s.index): s for s in sums.steps if isinstance(s, ReductionStep)}
-    if not folds or sums.kind != "reduction" or sums.runs or sums.scratch:
+    if not folds or sums.kind != "reduction" or sums.num_chunks or sums.scratch:
         return None
     joined = [online_of(fold, folds) or fold for fold in folds.values()]
     kinds = {fold.kind if isinstance(fold, OnlineReduction) else fold.reduction.kind for fold in joined}
@@ -107,7 +107,7 @@ def _found(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -> _Sums | No
     ((buffer, place),) = along
     if any(other in later for other, _ in read if other is not buffer):
         return None
-    store, step = stores[buffer], kernel.product
+    store, step = stores[buffer], kernel.matmul
     assert step is not None
     *lead, row, column = step.index
     axes = [[v for v in kernel.outer if v in ix.variables()] for ix in (row, column)]
@@ -115,8 +115,8 @@ def _found(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -> _Sums | No
     sizes, theirs = ([math.prod(v.extent for v in each) for each in pair] for pair in (axes, loops))
     if any(ix.variables() for ix in lead) or sizes != theirs or sizes[0] % ROWS_PER_CHUNK:
         return None
-    steps = [_step_of(store.place, each) for each in axes]
-    alike = steps == [_step_of(place, each) for each in loops] and place.const == store.place.const
+    steps = [_step_of(store.offset, each) for each in axes]
+    alike = steps == [_step_of(place, each) for each in loops] and place.const == store.offset.const
     if None in steps or not alike:
         return None
     value, known = store.value, load(buffer, place)
@@ -129,7 +129,7 @@ def _found(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -> _Sums | No
     mapping: dict[Var, IndexExpr] = {}
     for ours, others in zip(axes, loops, strict=True):
         mapping |= zip(others, unravel(_turn(ours), [v.extent for v in others]), strict=True)
-    elements = [substitute(rebuild(fold.body, swap=swap), mapping) for fold in joined]
+    elements = [substitute(rebuild(fold.body, replace=swap), mapping) for fold in joined]
     return _Sums(joined, elements, sizes[0], axes[1], loops[1])
 
 
@@ -154,7 +154,7 @@ def _turn(loops: Sequence[Var]) -> IndexExpr:
 
 def _join(sums: Kernel, kernel: Kernel, found: _Sums, count: int) -> tuple[list[Kernel], int]:
     """Let a product's kernel make the parts of sums; the kernels that are there in place of the sums'."""
-    kernel.runs = found.rows // ROWS_PER_CHUNK
+    kernel.num_chunks = found.rows // ROWS_PER_CHUNK
     width = math.prod(v.extent for v in found.columns)
     place = _turn(found.columns)
     parts: dict[tuple[str, Expr], Buffer] = {}
@@ -162,14 +162,14 @@ def _join(sums: Kernel, kernel: Kernel, found: _Sums, count: int) -> tuple[list[
     def part_of(kind: str, element: Expr) -> Buffer:
         """A buffer of parts, which the product's kernel fills."""
         if (kind, element) not in parts:
-            size, strides = (kernel.runs, width), (width, 1)
+            size, strides = (kernel.num_chunks, width), (width, 1)
             name = f"t{count + len(parts) + 1}"
-            made = Buffer(name, "between", count + len(parts) + 1, size, strides, element.dtype)
+            made = Buffer(name, "intermediate", count + len(parts) + 1, size, strides, element.dtype)
             kernel.steps.append(PartialSum(made, (), place, element, kernel.outer, kind))
             parts[kind, element] = made
         return parts[kind, element]
 
-    loops, run = found.loops, Var(kernel.runs)
+    loops, run = found.loops, Var(kernel.num_chunks)
     index, shape = tuple(map(IndexExpr.of, loops)), tuple(v.extent for v in loops)
     totals: dict[tuple[object, ...], Expr] = {}
     steps: list[ReductionStep | ScanStep | Store] = []
@@ -182,13 +182,13 @@ def _join(sums: Kernel, kernel: Kernel, found: _Sums, count: int) -> tuple[list[
             if not isinstance(fold, OnlineReduction):
                 return added
             of_squares = part_of("squares", element)
-            total = totals[fold.beside.reduction, fold.beside.index]
+            total = totals[fold.reference.reduction, fold.reference.index]
             a_run, all_rows = (const(1 / n, dtype) for n in (ROWS_PER_CHUNK, found.rows))
             off = _made("sub", _made("mul", added, a_run), _made("mul", total, all_rows))
             about = _made("mul", const(ROWS_PER_CHUNK, dtype), _made("mul", off, off))
             return _made("add", load(of_squares, of_squares.at(at)), about)
 
-        whole = Reduction("sum", shape, (kernel.runs,), element.dtype, body)
+        whole = Reduction("sum", shape, (kernel.num_chunks,), element.dtype, body)
         steps.append(ReductionStep(whole, index, (run,), body(index, (IndexExpr.of(run),))))
         totals[fold.reduction, fold.index] = reduction_result(whole, index)
     count += len(parts)
@@ -198,7 +198,7 @@ def _join(sums: Kernel, kernel: Kernel, found: _Sums, count: int) -> tuple[list[
     if whole_rows:
         for key, total in totals.items():
             count += 1
-            buffer = Buffer(f"t{count}", "between", count, (width,), (1,), total.dtype)
+            buffer = Buffer(f"t{count}", "intermediate", count, (width,), (1,), total.dtype)
             steps.append(Store(buffer, (), _turn(loops), total, tuple(loops)))
             in_memory[key] = load(buffer, _turn(loops))
     for step in stores:
@@ -207,7 +207,7 @@ def _join(sums: Kernel, kernel: Kernel, found: _Sums, count: int) -> tuple[list[
     made = [Kernel("", tuple(loops), steps)]
     for inner in dict.fromkeys(step.inner for step in whole_rows):
         walked = [step for step in whole_rows if step.inner == inner]
-        outer = _by_stride(walked[-1].place, [*sums.outer, *inner])
+        outer = _by_stride(walked[-1].offset, [*sums.outer, *inner])
         for step in walked:
             step.inner = ()
         made.append(Kernel("", tuple(outer), list(walked)))
@@ -216,7 +216,7 @@ def _join(sums: Kernel, kernel: Kernel, found: _Sums, count: int) -> tuple[list[
 
 def _with(known: Mapping[tuple[object, ...], Expr], expr: Expr) -> Expr:
     """With what is known in place of folds."""
-    return rebuild(expr, swap=lambda e: known.get(e.extra) if e.op == "reduced" else None)
+    return rebuild(expr, replace=lambda e: known.get(e.extra) if e.op == "reduced" else None)
 
 
 def _made(op: str, a: Expr, b: Expr) -> Expr:

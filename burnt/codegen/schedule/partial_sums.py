@@ -81,15 +81,15 @@ def _is_sums(kernel: Kernel) -> bool:
 
 def _may_join(sums: Kernel, rows: Kernel, kernels: Sequence[Kernel]) -> bool:
     """Whether they read mostly the same, and neither needs what comes between them."""
-    bytes_of = {b: math.prod(b.shape) * b.dtype.itemsize for b in sums.read}
-    shared = sum(size for b, size in bytes_of.items() if b in rows.read)
+    bytes_of = {b: math.prod(b.shape) * b.dtype.itemsize for b in sums.buffers_read}
+    shared = sum(size for b, size in bytes_of.items() if b in rows.buffers_read)
     if 2 * shared < sum(bytes_of.values()):
         return False
     first, last = sorted((kernels.index(sums), kernels.index(rows)))
     between = kernels[first : last + 1]
     if kernels[first] is sums:
-        return not any(k.read.keys() & sums.written.keys() for k in between)
-    return not any(k.written.keys() & sums.read.keys() for k in between)
+        return not any(k.buffers_read.keys() & sums.buffers_written.keys() for k in between)
+    return not any(k.buffers_written.keys() & sums.buffers_read.keys() for k in between)
 
 
 def _as_rows(rows: Kernel, sums: Kernel) -> dict[Var, IndexExpr] | None:
@@ -118,7 +118,7 @@ def _as_rows(rows: Kernel, sums: Kernel) -> dict[Var, IndexExpr] | None:
 
 def _join(sums: Kernel, rows: Kernel, loops: dict[Var, IndexExpr], runs: int, count: int) -> int:
     turns = math.prod(v.extent for v in rows.outer)
-    rows.runs = rows.runs or min(runs, turns // _SHORTEST)
+    rows.num_chunks = rows.num_chunks or min(runs, turns // _SHORTEST)
     sizes = [v.extent for v in sums.outer]
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     index = tuple(map(IndexExpr.of, sums.outer))
@@ -128,25 +128,25 @@ def _join(sums: Kernel, rows: Kernel, loops: dict[Var, IndexExpr], runs: int, co
     for step in sums.steps:
         if isinstance(step, ReductionStep):
             count += 1
-            shape = (rows.runs, *sizes)
+            shape = (rows.num_chunks, *sizes)
             buffer = Buffer(
-                f"t{count}", "between", count, shape, (math.prod(sizes), *strides), step.body.dtype
+                f"t{count}", "intermediate", count, shape, (math.prod(sizes), *strides), step.body.dtype
             )
             place = buffer.at((IndexExpr(), *(loops[v] for v in sums.outer)))
             rows.steps.append(PartialSum(buffer, inner, place, substitute(step.body, loops), inner))  # type: ignore[arg-type]
-            run = Var(rows.runs)
+            run = Var(rows.num_chunks)
 
             def body(
                 outer: tuple[IndexExpr, ...], over: tuple[IndexExpr, ...], buffer: Buffer = buffer
             ) -> Expr:
                 return load(buffer, buffer.at((*over, *outer)))
 
-            total = Reduction("sum", tuple(sizes), (rows.runs,), step.reduction.dtype, body)
+            total = Reduction("sum", tuple(sizes), (rows.num_chunks,), step.reduction.dtype, body)
             steps.append(ReductionStep(total, index, (run,), body(index, (IndexExpr.of(run),))))
             totals[step.reduction, step.index] = reduction_result(total, index)
         elif isinstance(step, Store):
             step.value = rebuild(
-                step.value, swap=lambda e: totals.get(e.extra) if e.op == "reduced" else None
+                step.value, replace=lambda e: totals.get(e.extra) if e.op == "reduced" else None
             )
             steps.append(step)
     sums.steps = steps

@@ -93,8 +93,8 @@ def arrange(kernel: Kernel) -> None:
 
 def _nest(kernel: Kernel) -> None:
     """Put inner loops with the largest strides outermost, unless places are counted along them."""
-    walked = [place.affine() for expr in walk(kernel.exprs) for place in index_exprs(expr)]
-    walked += [step.place.affine() for step in kernel.steps if isinstance(step, Store)]
+    walked = [place.without_computed() for expr in walk(kernel.exprs) for place in index_exprs(expr)]
+    walked += [step.offset.without_computed() for step in kernel.steps if isinstance(step, Store)]
     counted = [
         set(step.inner)
         for step in kernel.steps
@@ -111,7 +111,7 @@ def lane_of(kernel: Kernel) -> Var | None:
     votes: dict[Var | None, int] = {}
     inner = {v for step in kernel.steps for v in step.inner}
     loads = [e.extra for e in walk(kernel.exprs) if e.op == "load"]
-    stores = [(step.buffer, step.place) for step in kernel.steps if isinstance(step, Store)]
+    stores = [(step.buffer, step.offset) for step in kernel.steps if isinstance(step, Store)]
     for buffer, place in (*loads, *stores):
         assert isinstance(buffer, Buffer)
         assert isinstance(place, IndexExpr)
@@ -142,7 +142,7 @@ def simplify_one_hot_sum(kernel: Kernel) -> None:
             s for s in kernel.steps if not (isinstance(s, ReductionStep) and (s.reduction, s.index) in picked)
         ]
         for step in kernel.steps:
-            _set(step, rebuild(_expr(step), swap=swap))
+            _set(step, rebuild(_expr(step), replace=swap))
         inner = {step.inner for step in kernel.steps}
         if len(inner) == 1 and not any(isinstance(step, ReductionStep) for step in kernel.steps):
             # Nothing holds the rows together any more.
@@ -197,7 +197,7 @@ def hoist_reciprocal(kernel: Kernel) -> None:
 
     for step in kernel.steps:
         if isinstance(step, Store):
-            step.value = rebuild(step.value, swap=swap)
+            step.value = rebuild(step.value, replace=swap)
 
 
 def cache_shared_exprs(kernel: Kernel, scratch: int) -> None:
@@ -248,7 +248,7 @@ def cache_shared_exprs(kernel: Kernel, scratch: int) -> None:
             result = _result_of(groups[others[-1]], inner, dtype)
             if result is None or result.buffer in lent:
                 continue
-            buffer, place = result.buffer, result.place
+            buffer, place = result.buffer, result.offset
             lent.add(buffer)
         back = load(buffer, place)
         if dtype != e.dtype:
@@ -280,18 +280,18 @@ def fuse_online_reductions(
             continue
         if _gains(made, kernel, joins):
             kernel.steps.remove(step)
-            kernel.steps.insert(kernel.steps.index(made.beside) + 1, made)
+            kernel.steps.insert(kernel.steps.index(made.reference) + 1, made)
 
 
 def _gains(step: OnlineReduction, kernel: Kernel, joins: OnlineThresholds) -> bool:
     """Whether two passes would take longer."""
     loads = {e.extra: e.dtype.itemsize for e in walk([step.body]) if e.op == "load"}
-    row = sum(loads.values()) * step.turns
+    row = sum(loads.values()) * step.iterations
     if lane_of(kernel) is not None:
         return row * LANES >= joins.columns
     if step.kind == "squares" and row * math.prod(v.extent for v in kernel.outer) < joins.total:
         return False
-    straight = row // step.turns * step.inner[-1].extent
+    straight = row // step.iterations * step.inner[-1].extent
     return straight >= (joins.exp if step.kind == "exp" else joins.squares)
 
 
@@ -308,7 +308,7 @@ def online_of(
             finite, other = True, other.args[2]
     elif body.op == "mul" and body.args[0] is body.args[1] and body.args[0].op == "sub":
         kind, (x, other) = "squares", body.args[0].args
-        if other.op != "div" or not _counts(other.args[1], step.turns):
+        if other.op != "div" or not _counts(other.args[1], step.iterations):
             return None
         other = other.args[0]
     else:
@@ -357,7 +357,7 @@ def _result_of(
     """A store of a pass in whose place an element of a dtype can lie for each of its turns."""
     for step in steps:
         fits = type(step) is Store and step.buffer.dtype == dtype and step.buffer.role != "local"
-        if fits and variables([load(step.buffer, step.place)]) >= set(inner):  # type: ignore[union-attr]
+        if fits and variables([load(step.buffer, step.offset)]) >= set(inner):  # type: ignore[union-attr]
             return step  # type: ignore[return-value]
     return None
 
@@ -382,7 +382,7 @@ def _set(step: ReductionStep | ScanStep | Store, expr: Expr) -> None:
 
 
 def _swap(step: ReductionStep | Store, old: Expr, new: Expr) -> None:
-    _set(step, rebuild(_expr(step), swap=lambda e: new if e is old else None))
+    _set(step, rebuild(_expr(step), replace=lambda e: new if e is old else None))
 
 
 def _is_dear(expr: Expr, inner: tuple[Var, ...]) -> bool:

@@ -151,7 +151,7 @@ def _lent(
 ) -> list[int]:
     """The positions of results that a backward is given: not more large tensors are read for that."""
     found: list[int] = []
-    (output,) = (n for n in forward.whole.graph.nodes if n.op == "output")
+    (output,) = (n for n in forward.composite_graph.graph.nodes if n.op == "output")
     makers = [n.target if isinstance(n, Node) else None for n in output.args[0]]
 
     def read(kept: set[Node]) -> int:

@@ -30,7 +30,7 @@ from burnt.codegen.ir import (
     unravel,
     walk,
 )
-from burnt.codegen.ir.loops import dense, flat, fresh, in_parts
+from burnt.codegen.ir.loops import contiguous_strides, merge_splits, new_index, split_loops
 from burnt.codegen.lower import LOWERINGS, Scalar, Unlowered
 from burnt.codegen.lower.matmul import (
     MATMUL_LOWERINGS,
@@ -251,7 +251,7 @@ class _Scheduler:
         lighter: dict[torch.fx.Node, Value] = {}
         for factor, along in zip(operands_of(node), (-1, -2), strict=False):
             value = self.env[factor]
-            if is_cheap_operand(value.at(fresh(value.shape))):
+            if is_cheap_operand(value.at(new_index(value.shape))):
                 continue
             light = (
                 self.hoist_row_statistics(value, len(value.shape) + along) if node.target in MM_OPS else None
@@ -285,13 +285,13 @@ class _Scheduler:
         known = self.light.get((id(value), along))
         if known is not None:
             return known[1]
-        index = fresh(value.shape)
+        index = new_index(value.shape)
         term = index[along].variables()
         dear = expensive_row_parts(value.at(index), term)
         # Rows of a tensor of more axes are loops of their own, as its folds have them.
-        parts = in_parts(ix for e in walk(dear) if e.op == "reduced" for ix in e.extra[1])  # type: ignore[attr-defined]
+        parts = split_loops(ix for e in walk(dear) if e.op == "reduced" for ix in e.extra[1])  # type: ignore[attr-defined]
         if parts:
-            index = tuple(ix.replaced(parts) for ix in index)
+            index = tuple(ix.substitute(parts) for ix in index)
             dear = expensive_row_parts(value.at(index), term)
         axes = [tuple(v for v in ix.terms if isinstance(v, Var)) for ix in index]
         loops = [v for axis, each in enumerate(axes) if axis != along for v in each]
@@ -300,7 +300,7 @@ class _Scheduler:
         shape = tuple(v.extent for v in loops)
         loaded: dict[Expr, Expr] = {}
         made: list[tuple[Buffer, Value]] = []
-        probe = self.probes.setdefault(shape, fresh(shape))
+        probe = self.probes.setdefault(shape, new_index(shape))
         for e in dear:
 
             def at(other: Index, e: Expr = e) -> Expr:
@@ -312,7 +312,7 @@ class _Scheduler:
                 buffer = self.grouping.temporary(shape, e.dtype)
                 made.append((buffer, Value(shape, e.dtype, at)))
             loaded[e] = load(buffer, buffer.at(tuple(map(IndexExpr.of, loops))))
-        light = rebuild(value.at(index), swap=loaded.get)
+        light = rebuild(value.at(index), replace=loaded.get)
         if not is_cheap_operand(light):
             return None
 
@@ -320,7 +320,7 @@ class _Scheduler:
             mapping: dict[Var, IndexExpr] = {}
             for each, ix in zip(axes, other, strict=True):
                 mapping |= zip(each, unravel(ix, [v.extent for v in each]), strict=True) if each else {}
-            return rebuild(substitute(light, mapping), lambda ix: flat(ix, {}))
+            return rebuild(substitute(light, mapping), lambda ix: merge_splits(ix, {}))
 
         self.pending += made
         self.statistics |= {statistic.at(probe): buffer for buffer, statistic in made}
@@ -344,7 +344,7 @@ class _Scheduler:
         if not isinstance(made, Value) or id(made) in self.in_memory or not made.numel:
             return made
         # One index for all values of a shape: what was asked for it before is known.
-        index = self.probes.setdefault(made.shape, fresh(made.shape))
+        index = self.probes.setdefault(made.shape, new_index(made.shape))
         if not _too_large(made.at(index)):
             return made
         self.realized(made, node)
@@ -420,17 +420,21 @@ class _Scheduler:
         strides = tuple(meta.stride()) if described is None else described[0]
         held = self.in_memory.get(id(value))
         # What becomes of an argument must not be seen in a result that was the argument before.
-        before = held is not None and held[1].position in self.traced.changed and node.op != "placeholder"
+        before = held is not None and held[1].position in self.traced.mutated and node.op != "placeholder"
         if held is not None and held[1].strides == strides and not (before and held[1].role == "input"):
             return held[1]
         if self.is_viewed(node, alone=True) and strides == tuple(meta.stride()):
             return self.view(node)
         shape = tuple(meta.shape)
-        while node.target in VIEWS and strides == dense(shape) and reductions_of(value.at(fresh(shape))):
+        while (
+            node.target in VIEWS
+            and strides == contiguous_strides(shape)
+            and reductions_of(value.at(new_index(shape)))
+        ):
             # It lies in memory as what it is a view of, whose axes are more likely those of its folds' rows.
             node = node.args[0]
             value, shape = self.env[node], tuple(node.meta["val"].shape)
-            strides = dense(shape)
+            strides = contiguous_strides(shape)
         buffer = Buffer(f"y{position}", "output", position, shape, strides, meta.dtype)
         if shape != tuple(meta.shape):
             self.viewed[buffer] = tuple(meta.shape)

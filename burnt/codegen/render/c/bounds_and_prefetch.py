@@ -70,7 +70,7 @@ def split_row_index(
     loop, first, stop = span
     step = place.stride(loop)
     reach = sum((size - 1) * stride for size, stride in zip(buffer.shape, buffer.strides, strict=True))
-    if step is None or step < 0 or step * (stop - 1 - first) > reach or place.computed():
+    if step is None or step < 0 or step * (stop - 1 - first) > reach or place.computed_exprs():
         return None
     along = IndexExpr({loop: step})
     return place - along, IndexExpr(const=-step * first), along
@@ -138,7 +138,7 @@ def next_reduction_rows(lead: Var, last: Var, exprs: Sequence[Expr]) -> list[tup
         buffer, place = e.extra
         assert isinstance(buffer, Buffer)
         assert isinstance(place, IndexExpr)
-        advance = 0 if place.computed() else place.stride(lead) or 0
+        advance = 0 if place.computed_exprs() else place.stride(lead) or 0
         if buffer.role != "local" and place.stride(last) == 1 and advance > last.extent:
             rows[buffer, place - IndexExpr.of(last) + advance] = None
     sizes = [last.extent * buffer.dtype.itemsize for buffer, _ in rows]
@@ -167,8 +167,8 @@ def next_output_rows(kernel: Kernel, stores: Sequence[Store], last: Var) -> list
         if type(step) is not Store or step.buffer.role == "local" or len(step.inner) != 1:
             continue
         (along,) = step.inner
-        is_full = along.extent == last.extent and not step.place.computed()
-        if is_full and step.place.stride(along) == 1:
-            rows[step.buffer, step.place - IndexExpr.of(along)] = None
+        is_full = along.extent == last.extent and not step.offset.computed_exprs()
+        if is_full and step.offset.stride(along) == 1:
+            rows[step.buffer, step.offset - IndexExpr.of(along)] = None
     sizes = [last.extent * buffer.dtype.itemsize for buffer, _ in rows]
     return list(rows) if sizes and min(sizes) >= _MIN_ROW_BYTES and sum(sizes) <= _MAX_ROW_BYTES else []

@@ -232,18 +232,18 @@ class ExprPrinter:
     def emit_store(self, step: Store, name: str) -> None:
         """Emit the line that stores an element, or adds it to a partial sum."""
         if isinstance(step, PartialSum):
-            self.emit(f"{self.partial_sums[step]}[{self.index_text(step.place)}] += {name};")
+            self.emit(f"{self.partial_sums[step]}[{self.index_text(step.offset)}] += {name};")
             return
         buffer = step.buffer
         value = name
-        if (buffer, step.place) in self.f32_copies:
-            self.emit(f"{self.f32_copies[buffer, step.place]} = {name};")
+        if (buffer, step.offset) in self.f32_copies:
+            self.emit(f"{self.f32_copies[buffer, step.offset]} = {name};")
             return
         if buffer.dtype in SIXTEEN_BIT_FLOATS:
             value = f"{SIXTEEN_BIT_FLOATS[buffer.dtype]}_of_f32({name})"
         elif buffer.dtype == torch.bool:
             value = f"(uint8_t)({name} != 0)"
-        self.emit(f"{self.element_text(buffer, step.place)} = {value};")
+        self.emit(f"{self.element_text(buffer, step.offset)} = {value};")
 
     def element_text(self, buffer: Buffer, place: IndexExpr) -> str:
         """Return the C of a buffer's element; for a local buffer, the element of the current lane."""
@@ -277,8 +277,8 @@ class ExprPrinter:
         low, _ = atom.inner.bounds()
         inner = self.index_text(atom.inner)
         if low < 0:
-            return f"floor_{'div' if atom.kind == '/' else 'mod'}({inner}, {mark_step(atom.by)})"
-        return f"(({inner}) {atom.kind} {mark_step(atom.by)})"
+            return f"floor_{'div' if atom.kind == '/' else 'mod'}({inner}, {mark_step(atom.divisor)})"
+        return f"(({inner}) {atom.kind} {mark_step(atom.divisor)})"
 
     def loop_name(self, var: Var) -> str:
         """Return a loop's variable name. Numbered by first use, so that equal kernels give equal text."""

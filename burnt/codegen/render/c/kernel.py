@@ -179,7 +179,7 @@ class _KernelPrinter(ExprPrinter):
         inner = max((math.prod(v.extent for v in step.inner) for step in kernel.steps), default=1)
         if kernel.kind == "scan":
             self.emit_scan_kernel(num_iterations * inner >= _MIN_PARALLEL)
-        elif kernel.runs:
+        elif kernel.num_chunks:
             self.emit_partial_sum_kernel(parallel=num_iterations * inner >= _MIN_PARALLEL)
         elif kernel.kind == "elementwise":
             self.emit_elementwise_kernel(num_iterations)
@@ -197,7 +197,7 @@ class _KernelPrinter(ExprPrinter):
                 split=split and inner * self.tile_width >= _MIN_PARALLEL,
             )
         head = [f"void {kernel.name}(const burnt_arg *a)", "{"]
-        written = kernel.written
+        written = kernel.buffers_written
         for buffer in self.used_buffers:
             only = "" if buffer in written else "const "
             head.append(
@@ -324,7 +324,9 @@ class _KernelPrinter(ExprPrinter):
             )
             self.open_loop(last, "right", ends[last])
             if is_float16:
-                start = self.element_text(buffer, e.extra[1].replaced({transposed_loop: IndexExpr.of(down)}))  # type: ignore[attr-defined]
+                start = self.element_text(
+                    buffer, e.extra[1].substitute({transposed_loop: IndexExpr.of(down)})
+                )  # type: ignore[attr-defined]
                 self.emit(f"f32_of_f16_row({name}[{row}], &{start}, {ends[transposed_loop]} - down);")
             else:
                 self.emit("#pragma omp simd")
@@ -425,7 +427,7 @@ class _KernelPrinter(ExprPrinter):
         at_block_start = {last: IndexExpr.of(block_start)}
         for i, group in enumerate(words):
             (seed,) = self.emit_exprs([group.seed])
-            w, start = f"w{i}", self.index_text(group.first.replaced(at_block_start))
+            w, start = f"w{i}", self.index_text(group.first.substitute(at_block_start))
             self.emit(f"const int64_t {w}_from = {start};")
             self.emit(f"uint32_t {w}[{size * group.step + group.reach + 8}];")
             count = f"({w}_from % 4 + (end - block) * {group.step} + {group.reach + 3}) / 4"
@@ -456,7 +458,7 @@ class _KernelPrinter(ExprPrinter):
                 return e.extra in self.f32_copies
             return e.op != "checked"
 
-        only_f32_copies = all((step.buffer, step.place) in self.f32_copies for step in stores)
+        only_f32_copies = all((step.buffer, step.offset) in self.f32_copies for step in stores)
         return only_f32_copies and all(map(is_harmless, walk([step.value for step in stores])))
 
     def emit_f32_copies(
@@ -477,7 +479,10 @@ class _KernelPrinter(ExprPrinter):
         kind, count = ("strip", "") if is_full else ("row", ", end - block")
         store_lines = []
         for i, (buffer, place) in enumerate(dict.fromkeys([*loads, *stored])):
-            row, start = f"h{i}", self.element_text(buffer, place.replaced({last: IndexExpr.of(block_start)}))
+            row, start = (
+                f"h{i}",
+                self.element_text(buffer, place.substitute({last: IndexExpr.of(block_start)})),
+            )
             self.emit(f"float {row}[{size}] __attribute__((aligned(64)));")
             if (buffer, place) in loads:
                 self.emit(f"f32_of_f16_{kind}({row}, &{start}{count});")
@@ -539,7 +544,7 @@ class _KernelPrinter(ExprPrinter):
         num_iterations = mark_size(math.prod(v.extent for v in kernel.outer))
         if parallel:
             self.emit("#pragma omp parallel for schedule(static)")
-        self.emit(f"for (int64_t chunk = 0; chunk < {mark_size(kernel.runs)}; chunk++) {{")
+        self.emit(f"for (int64_t chunk = 0; chunk < {mark_size(kernel.num_chunks)}; chunk++) {{")
         self.depth += 1
         for i, step in enumerate(sums):
             self.partial_sums[step] = f"s{i}_block"
@@ -548,8 +553,8 @@ class _KernelPrinter(ExprPrinter):
             self.emit(f"{C_TYPES[step.buffer.dtype]} s{i}_block[{capacity}] __attribute__((aligned(64)));")
             self.emit(f"double s{i}[{capacity}] __attribute__((aligned(64)));")
             self.emit(f"for (int64_t j = 0; j < {mark_size(count)}; j++) s{i}[j] = s{i}_block[j] = 0;")
-        self.emit(f"const int64_t stop = (chunk + 1) * {num_iterations} / {mark_size(kernel.runs)};")
-        first = f"chunk * {num_iterations} / {mark_size(kernel.runs)}"
+        self.emit(f"const int64_t stop = (chunk + 1) * {num_iterations} / {mark_size(kernel.num_chunks)};")
+        first = f"chunk * {num_iterations} / {mark_size(kernel.num_chunks)}"
         self.emit(f"for (int64_t block = {first}; block < stop; block += {_LANE_SUM_BLOCK}) {{")
         self.depth += 1
         self.emit(f"const int64_t end = block + {_LANE_SUM_BLOCK} < stop ? block + {_LANE_SUM_BLOCK} : stop;")
@@ -977,7 +982,7 @@ def _find_float16_rows(
     for e in unguarded(exprs):
         if e.op == "load" and not e.args:
             all_accesses[0].append(e.extra)  # type: ignore[arg-type]
-    all_accesses[1] += [(step.buffer, step.place) for step in stores if type(step) is Store]
+    all_accesses[1] += [(step.buffer, step.offset) for step in stores if type(step) is Store]
 
     def is_row(buffer: Buffer, place: IndexExpr) -> bool:
         return buffer.dtype == torch.float16 and buffer.role != "local" and place.stride(loop) == 1

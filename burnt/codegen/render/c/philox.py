@@ -44,7 +44,7 @@ def find_random_words(loop: Var, exprs: Sequence[Expr]) -> list[RandomWords]:
         seed, place = e.args[0], e.args[1].extra[0]
         assert isinstance(place, IndexExpr)
         step = place.stride(loop)
-        if step is not None and 0 < step <= _MAX_STEP and not place.computed() and seed.op == "load":
+        if step is not None and 0 < step <= _MAX_STEP and not place.computed_exprs() and seed.op == "load":
             groups.setdefault((seed, e.extra[0], place - place.const), {})[e] = place.const
     result = []
     for (seed, stream, place), counters in groups.items():

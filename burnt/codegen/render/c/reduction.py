@@ -79,7 +79,7 @@ class Accumulator:
         # A vectorised max reduction ignores NaN, so a flag records it. Lanes compare elements one by one.
         self.has_nan_flag = bool(self.comparison) and is_floating and not lanes
         self.propagates_nan = bool(self.comparison) and is_floating
-        self.index_type = "int32_t" if step.turns < 2**31 else "int64_t"
+        self.index_type = "int32_t" if step.iterations < 2**31 else "int64_t"
 
     def declarations(self, level: str, chunks: int = 0) -> list[str]:
         """Return the declarations of a level's variables; arrays over chunks or lanes are uninitialized."""
@@ -286,7 +286,7 @@ class OnlineExpSum(Accumulator):
     def final_text(self) -> str:
         """Return the total, or its limit where the maximum is infinite or NaN."""
         maximum = self.maximum.result_text()
-        limit = f"exp_f64({maximum})" if self.step.finite else f"(double){maximum} - {maximum}"
+        limit = f"exp_f64({maximum})" if self.step.ignores_infinite_max else f"(double){maximum} - {maximum}"
         return f"sum_or_limit({self.name}_total{self.lane_index('total')}, {maximum}, {limit})"
 
     def result_definition(self) -> list[str]:
@@ -393,7 +393,7 @@ class OnlineSquareSum(Accumulator):
         """Return the sum of squared differences from the mean itself."""
         lane = self.lane_index("total")
         diff_sum = f"{self.name}_total_sum{lane}"
-        return f"{self.name}_total{lane} - {diff_sum} * {diff_sum} / {mark_size(self.step.turns)}"
+        return f"{self.name}_total{lane} - {diff_sum} * {diff_sum} / {mark_size(self.step.iterations)}"
 
     def result_definition(self) -> list[str]:
         """Return the lines that define the reduction's own name as its result, where there are no lanes."""
@@ -415,7 +415,7 @@ def create_accumulators(
         elif reduction.kind == "squares":
             accs[reduction] = OnlineSquareSum(reduction, f"r{i}", lanes, block_lanes)
         else:
-            accs[reduction] = OnlineExpSum(reduction, f"r{i}", lanes, block_lanes, accs[reduction.beside])
+            accs[reduction] = OnlineExpSum(reduction, f"r{i}", lanes, block_lanes, accs[reduction.reference])
     return list(accs.values())
 
 

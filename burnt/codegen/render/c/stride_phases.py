@@ -28,14 +28,14 @@ def index_period(loop: Var, stores: Sequence[Store]) -> int:
     1 if no index is divided along the loop, or if the period would be too long.
     """
     period = 1
-    for place in (*_load_indices(stores), *(step.place for step in stores)):
+    for place in (*_load_indices(stores), *(step.offset for step in stores)):
         for atom in _nested_splits(place):
             if loop not in atom.inner.variables():
                 continue
             step = atom.inner.stride(loop)
             if step is None:
                 return 1
-            period = math.lcm(period, atom.by // math.gcd(step, atom.by))
+            period = math.lcm(period, atom.divisor // math.gcd(step, atom.divisor))
     draws_random = any(e.op in ("uniform", "random") for e in walk([step.value for step in stores]))
     return period if period <= min(_MAX_PERIOD, loop.extent // 2) and not draws_random else 1
 
@@ -72,8 +72,8 @@ def _nested_splits(place: IndexExpr) -> Iterator[Split]:
 def _substitute(step: Store, loop: Var, place: IndexExpr) -> Store:
     """Return a store with the loop's index replaced, and without the tests that become constant."""
     mapping = {loop: place}
-    value = rebuild(step.value, lambda ix: ix.replaced(mapping), _simplify_known_tests)
-    return dataclasses.replace(step, place=step.place.replaced(mapping), value=value)
+    value = rebuild(step.value, lambda ix: ix.substitute(mapping), _simplify_known_tests)
+    return dataclasses.replace(step, offset=step.offset.substitute(mapping), value=value)
 
 
 def _simplify_known_tests(e: Expr) -> Expr | None:

@@ -142,7 +142,7 @@ class ExprPrinter:
             value = f"{MEMORY_TYPES[buffer.dtype]}({name})"
         elif buffer.dtype == torch.bool and step.value.dtype != torch.bool:
             value = f"{name} != 0"
-        self.emit(f"{buffer.name}[{self.index_text(step.place)}] = {value};")
+        self.emit(f"{buffer.name}[{self.index_text(step.offset)}] = {value};")
 
     def index_text(self, ix: IndexExpr) -> str:
         """Return the text of an index."""
@@ -164,9 +164,9 @@ class ExprPrinter:
         low, _ = atom.inner.bounds()
         inner = self.index_text(atom.inner)
         if low < 0:
-            kind, by = ("div" if atom.kind == "/" else "mod"), f"{self.index_type}({mark_step(atom.by)})"
+            kind, by = ("div" if atom.kind == "/" else "mod"), f"{self.index_type}({mark_step(atom.divisor)})"
             return f"floor_{kind}({self.index_type}({inner}), {by})"
-        return f"(({inner}) {atom.kind} {mark_step(atom.by)})"
+        return f"(({inner}) {atom.kind} {mark_step(atom.divisor)})"
 
     def loop_name(self, var: Var) -> str:
         """Return a loop's variable name. Numbered by first use, so that equal kernels give equal text."""

@@ -262,7 +262,7 @@ class _ElementwisePrinter(_DispatchPrinter):
 
     def takes_four_elements(self, last: Var) -> bool:
         """Whether there are many elements and all accesses are contiguous along the last loop."""
-        index_exprs_used = [step.place for step in self.kernel.steps if isinstance(step, Store)]
+        index_exprs_used = [step.offset for step in self.kernel.steps if isinstance(step, Store)]
         index_exprs_used += [p for e in walk(self.kernel.exprs) for p in index_exprs(e)]
         is_large = math.prod(v.extent for v in self.kernel.outer) >= _MANY_ELEMENTS
         return is_large and all(place.stride(last) in (0, 1) for place in index_exprs_used)
@@ -436,9 +436,9 @@ class _ReductionPrinter(_DispatchPrinter):
     def count_text(self, step: ReductionStep, chunk: str) -> str:
         """Return the text of the number of iterations of a chunk, as a float, at least 1."""
         if self.layout.num_chunks == 1:
-            return f"float({mark_size(step.turns)})"
-        chunk_size = mark_size(-(-step.turns // self.layout.num_chunks))
-        total = f"long({mark_size(step.turns)})" if self.wide else mark_size(step.turns)
+            return f"float({mark_size(step.iterations)})"
+        chunk_size = mark_size(-(-step.iterations // self.layout.num_chunks))
+        total = f"long({mark_size(step.iterations)})" if self.wide else mark_size(step.iterations)
         return (
             f"float(max(min(({chunk} + 1) * {chunk_size}, {total}) - {chunk} * {chunk_size}, "
             f"{self.index_type}(1)))"
@@ -490,10 +490,10 @@ class _ReductionPrinter(_DispatchPrinter):
         values = self.load_chunk_results(state, rows)
         online_sum = None
         if isinstance(step, OnlineReduction):
-            reference = self.reduction_results[step.beside.reduction, step.beside.index]
+            reference = self.reduction_results[step.reference.reduction, step.reference.index]
             online_sum = OnlineSum(step, state, reference)
             (chunk_reference,) = self.load_chunk_results(
-                ReductionState.of(step.beside, reference, self.index_type), rows
+                ReductionState.of(step.reference, reference, self.index_type), rows
             )
             values = [online_sum.rescale_chunk(values[0], chunk_reference, self.count_text(step, "part"))]
         self.emit_all(state.add(values[0], "0") if len(values) == 1 else state.merge(values))
@@ -664,7 +664,7 @@ def _needs_64_bit_indices(kernel: Kernel) -> bool:
         return total
 
     largest = [reach(p) for e in walk(kernel.exprs) for p in index_exprs(e)]
-    largest += [reach(step.place) for step in kernel.steps if isinstance(step, Store)]
+    largest += [reach(step.offset) for step in kernel.steps if isinstance(step, Store)]
     num_iterations = [
         math.prod(v.extent for v in loops) for loops in (kernel.outer, *(s.inner for s in kernel.steps))
     ]

@@ -159,12 +159,16 @@ class OnlineSum:
         """Return the text of a chunk's sum relative to the maximum or mean of all chunks."""
         if self.is_exp:
             return f"rescale_exp_sum({value}, {chunk_reference}, {self.reference})"
-        mean = f"{self.reference} / float({mark_size(self.step.turns)})"
+        mean = f"{self.reference} / float({mark_size(self.step.iterations)})"
         return f"shift_square_sum({value}, {count}, {chunk_reference} / {count}, {mean})"
 
     def handle_non_finite(self) -> list[str]:
         """Return the lines that set the result where the maximum is infinite or NaN."""
         if not self.is_exp:
             return []
-        limit = f"exp_f32({self.reference})" if self.step.finite else f"{self.reference} - {self.reference}"
+        limit = (
+            f"exp_f32({self.reference})"
+            if self.step.ignores_infinite_max
+            else f"{self.reference} - {self.reference}"
+        )
         return [f"{self.name} = abs_f32({self.reference}) < INFINITY ? {self.name} : {limit};"]

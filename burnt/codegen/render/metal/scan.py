@@ -96,7 +96,7 @@ def select_scan_lane(kernel: Kernel) -> Var | None:
     """Return the outer loop along which most accesses are contiguous; None if that is the scans' own loop."""
     votes: dict[Var, int] = {}
     for step in kernel.steps:
-        indices = [step.place] if isinstance(step, Store) else []
+        indices = [step.offset] if isinstance(step, Store) else []
         exprs = [step.value if isinstance(step, Store) else step.body]
         indices += [e.extra[1] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]
         for place in indices:
