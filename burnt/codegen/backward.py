@@ -18,7 +18,7 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.frontend.trace import PLANNING, Traced, is_random, trace, why_unsupported
 from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
-from burnt.codegen.schedule.saved_tensors import taking
+from burnt.codegen.schedule.saved_tensors import with_saved_inputs
 from burnt.errors import CacheError, UnsupportedError
 
 __all__ = ["BackwardPlan", "Differentiable", "derive", "derived_plan"]
@@ -33,13 +33,13 @@ class Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, forward: CompiledPlan, numbers: Sequence[float], *tensors: Tensor) -> Any:
         """Run the plan on its tensors, captured ones last."""
-        seed = forward.draw()
+        seed = forward.draw_seed()
         made = forward(tensors, numbers, seed)
         ctx.forward, ctx.numbers = forward, numbers
         facts = forward.traced.results
         outputs, saved = made[: len(facts)], made[len(facts) :]
         ctx.seeded = seed is not None
-        lent = [outputs[i] for i in forward.saved.lent]
+        lent = [outputs[i] for i in forward.saved.reused_results]
         ctx.save_for_backward(*tensors, *saved, *lent, *(() if seed is None else (seed,)))
         constant = [o for o, fact in zip(outputs, facts, strict=True) if fact is not None and not fact[1]]
         ctx.mark_non_differentiable(*constant)
@@ -97,7 +97,7 @@ def _layout(tensor: Tensor) -> _Layout:
 
 def _planned(ctx: Any, tensors: Sequence[Tensor], wanted: tuple[bool, ...]) -> BackwardPlan | None:
     """The plan of the wanted gradients, made at the first call; None where there can be none."""
-    plans: dict[tuple[bool, ...], BackwardPlan | None] = ctx.forward.backward
+    plans: dict[tuple[bool, ...], BackwardPlan | None] = ctx.forward.backward_plans
     if wanted not in plans:
         with PLANNING:
             if wanted not in plans:
@@ -110,14 +110,14 @@ def _made(
     forward: CompiledPlan, tensors: Sequence[Tensor], wanted: tuple[bool, ...], layouts: Sequence[_Layout]
 ) -> BackwardPlan | None:
     """A plan with cotangents, tensors, what was saved and numbers in, and the wanted gradients out."""
-    traced = forward.derived.pop(wanted, None)
+    traced = forward.backward_traces.pop(wanted, None)
     if traced is None:
         traced = _derived(forward.traced, tensors, wanted, layouts, forward.device)
     if traced is None:
         return None
     with torch.no_grad():
-        given = forward.saved.all(forward.traced)
-        traced = taking(traced, forward.traced, given, forward.target.torch_is_best)
+        given = forward.saved.all_nodes(forward.traced)
+        traced = with_saved_inputs(traced, forward.traced, given, forward.target.why_eager)
         # Tensors that the function itself makes of Python numbers.
         constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
         try:
@@ -138,7 +138,7 @@ def _made(
 def derived_plan(forward: CompiledPlan, tensors: Sequence[Tensor]) -> BackwardPlan | None:
     """The plan of the gradients that tensors want, of a forward that was not run; None if there is none."""
     wanted = tuple(t.requires_grad for t in tensors)
-    if wanted not in forward.derived:
+    if wanted not in forward.backward_traces:
         return None
     with PLANNING:
         return _made(forward, tensors, wanted, [])

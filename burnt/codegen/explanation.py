@@ -16,9 +16,9 @@ from burnt.codegen.backward import derived_plan
 from burnt.codegen.function import Function, Planned
 from burnt.codegen.ir import Buffer, Kernel, OnlineReduction, ReductionStep, ScanStep, Store, walk
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
-from burnt.codegen.runtime.target import Built
+from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.targets import TARGETS
-from burnt.codegen.schedule.scheduler import NO_COPY, Call, Plan
+from burnt.codegen.schedule.scheduler import VIEW_OPS, Call, Plan
 from burnt.errors import ConfigError
 
 __all__ = ["Explanation", "Step", "explain"]
@@ -165,11 +165,11 @@ def explain(
         ]
         wanted = [t for t in tensors if t.requires_grad]
         torch.autograd.grad(results, wanted, [torch.ones_like(r) for r in results], allow_unused=True)
-        plan = planned.forward.backward.get(tuple(t.requires_grad for t in tensors))
+        plan = planned.forward.backward_plans.get(tuple(t.requires_grad for t in tensors))
         if plan is not None:
             backward = _explained(plan.plan, _seconds(plan.plan) if timed else None)
     with torch.no_grad():
-        seconds = planned.forward.times(tensors, numbers) if timed else None
+        seconds = planned.forward.time_steps(tensors, numbers) if timed else None
     return dataclasses.replace(_explained(planned.forward, seconds), backward=backward)
 
 
@@ -188,10 +188,10 @@ def _elsewhere(function: Function, args: Sequence[Any], name: str) -> Explanatio
     if target is None:
         raise ConfigError(f"there is no target {name!r}", expected=", ".join(TARGETS), found=name)
 
-    def printed(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
-        return Built("", target.show(list(kernels), numbers), dict.fromkeys(kernels, _not_here))
+    def printed(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> BuiltKernels:
+        return BuiltKernels("", target.show(list(kernels), numbers), dict.fromkeys(kernels, _not_here))
 
-    shown = dataclasses.replace(target, build=printed, missing=lambda: None)
+    shown = dataclasses.replace(target, build=printed, why_unavailable=lambda: None)
     planned = Function(function.fn, target=shown).planned(*args)
     if planned.forward is None:
         return Explanation((), planned.fallback_reason)
@@ -215,7 +215,7 @@ def _seconds(compiled: CompiledPlan) -> list[float]:
         )
         for b in compiled.plan.inputs
     ]
-    return compiled.times(tensors, [0.5] * len(compiled.plan.numbers))
+    return compiled.time_steps(tensors, [0.5] * len(compiled.plan.numbers))
 
 
 def _explained(compiled: CompiledPlan, seconds: Sequence[float] | None) -> Explanation:
@@ -231,10 +231,10 @@ def _step(step: Kernel | Call, plan: Plan) -> Step:
     if isinstance(step, Call):
         moved = [*step.inputs.values(), *(b for b in step.outputs if b is not None)]
         name = str(step.node.target)
-        if step.node.target in NO_COPY:
+        if step.node.target in VIEW_OPS:
             return Step(name, "view", (name.split(".")[1],), 0, "torch's own call reads or makes its memory")
         return Step(
-            name, "library", (name.split(".")[1],), _bytes(moved), f"torch's own call serves: {step.why}"
+            name, "library", (name.split(".")[1],), _bytes(moved), f"torch's own call serves: {step.reason}"
         )
     exprs = [s.value if isinstance(s, Store) else s.body for s in step.steps]
     moved = [e.extra[0] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]

@@ -43,7 +43,7 @@ from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
 from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.targets import target_of
-from burnt.codegen.schedule.saved_tensors import Saved, returning, worth_saving
+from burnt.codegen.schedule.saved_tensors import SavedTensors, select_saved_tensors, with_saved_outputs
 from burnt.codegen.schedule.scheduler import Call
 from burnt.errors import CacheError, DefinitionError, FusionError, UnsupportedError
 
@@ -320,13 +320,13 @@ class Function(InlinedWhenTraced):
         if self._origin is None or self.target is None:
             return None
         planned = self._origin.planned(*args)
-        built = None if planned.forward is None else planned.forward.on(self.target)
+        built = None if planned.forward is None else planned.forward.with_target(self.target)
         return planned._replace(forward=built)
 
     def _build_plan(self, args: Sequence[Any], tensors: Sequence[Tensor], held: list[Any]) -> Planned:
         target = self.target or (target_of(tensors[0].device) if tensors else C)
-        if self.lowered and self.target is None and isinstance(target, Target) and target.products:
-            target = dataclasses.replace(target, products=why_always_library_call)
+        if self.lowered and self.target is None and isinstance(target, Target) and target.why_eager_matmul:
+            target = dataclasses.replace(target, why_eager_matmul=why_always_library_call)
         reason = target if isinstance(target, str) else None
         reason = reason or unsuited_callable(self.fn) or self._unsuited(tensors) or unsuited_captures(held)
         if isinstance(target, str) or reason is not None:
@@ -353,10 +353,16 @@ class Function(InlinedWhenTraced):
             return Planned(None, captured, held, found.why, served=found)
         device = tensors[0].device if tensors else torch.device("cpu")
         derived = derive(traced, given, device) if wants_gradient else None
-        saved = worth_saving(traced, derived, target.torch_is_best) if derived is not None else Saved([], [])
+        saved = (
+            select_saved_tensors(traced, derived, target.why_eager)
+            if derived is not None
+            else SavedTensors([], [])
+        )
         try:
             with torch.no_grad():
-                forward = CompiledPlan(returning(traced, saved.nodes), captured, self.name, target, device)
+                forward = CompiledPlan(
+                    with_saved_outputs(traced, saved.nodes), captured, self.name, target, device
+                )
         except UnsupportedError as error:
             return self._plain(str(error), held)
         except RecursionError:
@@ -370,7 +376,7 @@ class Function(InlinedWhenTraced):
             return self._plain(reason, held)
         forward.saved = saved
         if derived is not None:
-            forward.derived[tuple(t.requires_grad for t in given)] = derived
+            forward.backward_traces[tuple(t.requires_grad for t in given)] = derived
         if self.single and len(forward.plan.steps) != 1:
             raise FusionError(
                 f"{self.name} does not come out as one kernel",

@@ -41,7 +41,7 @@ from burnt.codegen.render.c.reduction import MOVES, Accumulator, Exponentials, S
 from burnt.codegen.render.c.scan import lane_of_scans, states
 from burnt.codegen.render.c.stride_phases import period_of, phases
 from burnt.codegen.render.shape_params import mark_size
-from burnt.codegen.schedule.passes import LANES, lane_of, unguarded
+from burnt.codegen.schedule.passes import LANES, lane_loop, unconditional_exprs
 
 __all__ = ["print_kernels"]
 
@@ -160,7 +160,7 @@ class _Printer(Elements):
         elif kernel.kind == "elementwise":
             self.elementwise(turns)
         else:
-            self.lane = lane_of(kernel)
+            self.lane = lane_loop(kernel)
             count, split = turns, turns < _FEW
             if self.lane is not None:
                 self.tile = self.width(inner, _TILE)
@@ -249,7 +249,7 @@ class _Printer(Elements):
     def across(self, lead: Sequence[Var], last: Var, stores: Sequence[Store]) -> Var | None:
         """The loop along which what is loaded lies, where stores go along another one."""
         found: dict[Var, list[Expr]] = {}
-        for e in unguarded([step.value for step in stores]):
+        for e in unconditional_exprs([step.value for step in stores]):
             if e.op != "load" or e.args or e.extra[1].stride(last) in (None, 0, 1):  # type: ignore[attr-defined]
                 continue
             for v in lead:
@@ -307,7 +307,7 @@ class _Printer(Elements):
         first: list[Expr] = []
         if has_neighbours(stores):
             # Between two choices by the same test they would come under it (`LOADS_UNDER_TESTS`).
-            first = [e for e in unguarded(values) if e.op == "load" and not e.args]
+            first = [e for e in unconditional_exprs(values) if e.op == "load" and not e.args]
         names = self.exprs(values, first)
         for step, name in zip(stores, names, strict=True):
             self.put(step, name)
@@ -358,7 +358,7 @@ class _Printer(Elements):
     def hoist(self, last: Var, span: tuple[int, int], stores: Sequence[Store]) -> list[str]:
         """Begin to gather what is the same for all turns of a loop; the lines before."""
         before, self.lines, self.hoisted, self.uniform, self.lifted = self.lines, [], [], {}, {}
-        self.sure = {e for e in unguarded([step.value for step in stores]) if e.op == "load"}
+        self.sure = {e for e in unconditional_exprs([step.value for step in stores]) if e.op == "load"}
         self.span, self.outside = (last, *span), self.depth
         return before
 
@@ -897,7 +897,7 @@ def _halves(
 ) -> tuple[list[tuple[Buffer, IndexExpr]], list[tuple[Buffer, IndexExpr]]]:
     """What a loop loads for some expressions, and stores, of float16, an element after the other."""
     found: list[list[tuple[Buffer, IndexExpr]]] = [[], []]
-    for e in unguarded(exprs):
+    for e in unconditional_exprs(exprs):
         if e.op == "load" and not e.args:
             found[0].append(e.extra)  # type: ignore[arg-type]
     found[1] += [(step.buffer, step.place) for step in stores if type(step) is Store]
