@@ -94,14 +94,14 @@ def _kernel(kernel: Kernel) -> str:
     lines = [f"kernel, {kernel.kind}:{_loops(kernel.outer)}"]
     for step in kernel.steps:
         if isinstance(step, Store):
-            index = step.place
+            index = step.offset
             lines.append(f"  {step.buffer.name}[{index}]{_loops(step.inner)} = {_expr(step.value, results)}")
             continue
         reduction = step.scan if isinstance(step, ScanStep) else step.reduction
         name = f"r{len(results)}"
         body = _expr(step.body, results)
         if isinstance(step, OnlineReduction):
-            body = f"{step.kind} of {body}, about {results[step.beside.reduction, step.beside.index]}"
+            body = f"{step.kind} of {body}, about {results[step.reference.reduction, step.reference.index]}"
         results[reduction, step.index] = name
         lines.append(f"  {name} = {reduction.kind}{_loops(step.inner)} of {body}")
     names: dict[str, str] = {}

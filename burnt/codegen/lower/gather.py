@@ -20,7 +20,7 @@ from burnt.codegen.ir import (
     IndexExpr,
     Reduction,
     Value,
-    bounds_checked,
+    checked_value,
     index_value,
     reduction_result,
 )
@@ -58,7 +58,7 @@ def checked_index(index: Expr, check: Check, reported: Expr | None = None) -> In
         ),
         torch.bool,
     )
-    valid = bounds_checked(check, is_in_range, reported, const(0, torch.int64), reported)
+    valid = checked_value(check, is_in_range, reported, const(0, torch.int64), reported)
     if check.low:
         is_negative = Expr.make("lt", (valid, const(0, torch.int64)), torch.bool)
         valid = Expr.make(
@@ -71,7 +71,7 @@ def element_at(x: Value, index: Sequence[IndexExpr]) -> Expr:
     """Return an element at computed indices; indices that the element ignores are checked, too."""
     result = x.at(tuple(index))
     for axis, ix in enumerate(index):
-        if not ix.computed():
+        if not ix.computed_exprs():
             continue
         at_zero = x.at((*index[:axis], IndexExpr(), *index[axis + 1 :]))
         if at_zero is result:  # the axis is expanded, so the element does not use the index

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from burnt.codegen.ir import Check, Expr, Index, Value, bounds_checked
+from burnt.codegen.ir import Check, Expr, Index, Value, checked_value
 from burnt.codegen.lower.registry import Scalar, Unlowered, const, lowered, operand, overloads, pointwise
 
 aten = torch.ops.aten
@@ -43,7 +43,7 @@ def divide(meta: torch.Tensor, kind: str, op: str, a: Any, b: Any) -> Value:
             divisor, is_minus_one = y, None
         else:
             reported = const(0, torch.int64)
-            divisor = bounds_checked(check, binary("ne", y, zero), y, one, reported)
+            divisor = checked_value(check, binary("ne", y, zero), y, one, reported)
             is_minus_one = binary("eq", divisor, const(-1, dtype)) if dtype.is_signed else None
             if is_minus_one is not None:
                 divisor = where(is_minus_one, one, divisor)

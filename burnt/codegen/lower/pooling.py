@@ -51,7 +51,7 @@ _MAX_RECOMPUTED_OPS = 24
 _EXPENSIVE_OPS = frozenset({
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh",
     "asin", "acos", "atan", "asinh", "acosh", "atanh", "erf", "erfc", "sigmoid", "pow", "atan2", "fmod",
-    "remainder", "reduced", "kept", "scanned", "uniform", "random",
+    "remainder", "reduced", "materialized", "scanned", "uniform", "random",
 })  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def materialize_if_expensive(x: Value) -> Value:
     nodes = list(walk([element]))
     if len(nodes) <= _MAX_RECOMPUTED_OPS and not any(e.op in _EXPENSIVE_OPS for e in nodes):
         return x
-    node = Materialized(x, rows=False)
+    node = Materialized(x, fits_row_scratch=False)
     return Value(x.shape, x.dtype, lambda index: materialized(node, index))
 
 
@@ -242,7 +242,7 @@ def _materialize_rows(x: Value, windows: Windows, fill: Expr) -> Value:
             range_conditions((input_index, windows.size)), x.at((*index[:-1], input_index)), fill
         )
 
-    node = Materialized(Value((*x.shape[:-1], windows.span), x.dtype, at), rows=True)
+    node = Materialized(Value((*x.shape[:-1], windows.span), x.dtype, at), fits_row_scratch=True)
     return Value(node.value.shape, x.dtype, lambda index: materialized(node, index))
 
 
@@ -700,7 +700,7 @@ def _avg_pool_backward(
             value = _sum_over_windows(value, axis, w)
     if not _is_identity(last):
         if any(w.taps > 1 for w in leading):
-            node = Materialized(value, rows=True)
+            node = Materialized(value, fits_row_scratch=True)
             value = Value(value.shape, math_dtype, lambda index: materialized(node, index))
         value = _sum_over_windows(value, len(meta.shape) - 1, last)
     return _to_dtype(Value(tuple(meta.shape), math_dtype, value.at), meta.dtype)

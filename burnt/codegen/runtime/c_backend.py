@@ -79,7 +79,7 @@ def _parametrize_sizes(template: str, first: int) -> tuple[str, tuple[int, ...]]
 def _show_c(kernels: Sequence[Kernel], numbers: Sequence[int]) -> dict[Kernel, str]:
     from burnt.codegen.render.c.kernel import print_kernels
 
-    buffers = dict.fromkeys(b for kernel in kernels for b in (*kernel.read, *kernel.written))
+    buffers = dict.fromkeys(b for kernel in kernels for b in (*kernel.buffers_read, *kernel.buffers_written))
     source = with_constant_sizes(print_kernels(kernels, list(buffers), numbers))
     return {kernel: _extract_function(source, kernel.name) for kernel in kernels}
 

@@ -57,7 +57,7 @@ class CompiledPlan:
         if device.type == "cpu":
             memory.enable_by_default()
         self.traced = traced
-        self.changed = traced.changed
+        self.mutated = traced.mutated
         self.backward_plans: dict[tuple[bool, ...], Any] = {}  # by which inputs require gradients
         self.backward_traces: dict[tuple[bool, ...], Traced] = {}  # the same; traces not scheduled yet
         self.saved = SavedTensors([], [])  # what the backward takes from this plan
@@ -77,7 +77,7 @@ class CompiledPlan:
         computed: dict[Buffer, None] = {}
         for step in self.plan.steps:
             if isinstance(step, Kernel):
-                computed |= step.written
+                computed |= step.buffers_written
             else:
                 # No kernel writes a buffer without elements, but a call takes it all the same.
                 computed |= {b: None for b in (*step.inputs.values(), *step.outputs) if b is not None}
@@ -93,10 +93,10 @@ class CompiledPlan:
         self.new_outputs = [
             self.allocation(b) for b in computed if b not in self.plan.inputs and b not in call_outputs
         ]
-        written = {b for k in self.kernels for b in k.written} | call_outputs | {*self.plan.inputs}
+        written = {b for k in self.kernels for b in k.buffers_written} | call_outputs | {*self.plan.inputs}
         self.unwritten = [(self.slots[b], self.allocation(b)) for b in computed if b not in written]
         self.prepared_steps = [] if self.single_launcher is not None else self.prepare_steps()
-        Expr.forget()
+        Expr.clear_interned()
 
     def build_kernels(self) -> None:
         """Compile the kernels for the target."""
@@ -118,9 +118,9 @@ class CompiledPlan:
         """
         other = copy.copy(self)
         other.target = target
-        Expr.recall([expr for kernel in self.kernels for expr in kernel.exprs])
+        Expr.restore_interned([expr for kernel in self.kernels for expr in kernel.exprs])
         other.build_kernels()
-        Expr.forget()
+        Expr.clear_interned()
         other.backward_plans = {
             needs_grad: None if plan is None else plan._replace(plan=plan.plan.with_target(target))
             for needs_grad, plan in self.backward_plans.items()
@@ -132,7 +132,7 @@ class CompiledPlan:
         """Return the steps, each with the buffers to allocate before it and to release after it."""
         prepared_steps, allocated = [], {*self.plan.inputs}
         for step in self.plan.steps:
-            outputs = step.written if isinstance(step, Kernel) else ()
+            outputs = step.buffers_written if isinstance(step, Kernel) else ()
             new = [b for b in outputs if b not in allocated]
             allocated.update(outputs)
             allocate = [(self.slots[b], self.allocation(b)) for b in new]
@@ -189,12 +189,12 @@ class CompiledPlan:
         results = [
             memory[r] if r is not None else c for r, c in zip(self.results, self.constants, strict=True)
         ]
-        return self.write_back(tensors, results) if self.changed else results
+        return self.write_back(tensors, results) if self.mutated else results
 
     def write_back(self, tensors: Sequence[Tensor], results: list[Any]) -> list[Any]:
         """Copy the new values of arguments changed in place into them; return the other results."""
-        count = len(results) - len(self.changed)
-        for position, result in zip(self.changed, results[count:], strict=True):
+        count = len(results) - len(self.mutated)
+        for position, result in zip(self.mutated, results[count:], strict=True):
             tensors[position].copy_(result)
         return results[:count]
 
@@ -341,7 +341,7 @@ def _buffers_of(step: Kernel | Call) -> set[Buffer]:
     """Return the buffers that a step reads or writes."""
     if isinstance(step, Call):
         return {*step.inputs.values(), *(b for b in step.outputs if b is not None)}
-    return {*step.read, *step.written}
+    return {*step.buffers_read, *step.buffers_written}
 
 
 def debug_log_plan(plan: CompiledPlan) -> None:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from burnt.codegen.frontend.trace import PLANNING
+from burnt.codegen.frontend.trace import PLANNING_LOCK
 from burnt.codegen.ir import Buffer, Expr, Kernel
 from burnt.codegen.render.triton.configs import AnyConfig, is_risky, neighbouring_configs, why_too_large
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
@@ -76,10 +76,10 @@ class Job(NamedTuple):
 
 def jobs_of(kernel: Kernel, config: AnyConfig) -> list[Job]:
     """Return the jobs that compile a scheduled kernel, for tensors with aligned addresses."""
-    with PLANNING:
-        Expr.recall(kernel.exprs)
+    with PLANNING_LOCK:
+        Expr.restore_interned(kernel.exprs)
         printed = print_kernel(kernel, config)
-        Expr.forget()
+        Expr.clear_interned()
 
     def describe(argument: Any) -> str | int | None:
         if isinstance(argument, Buffer | Workspace):
@@ -197,9 +197,9 @@ def choices_of(kernels: Sequence[Kernel], limits: Limits) -> list[Choice]:
     The nearest candidates of all kernels come first, the risky ones last. Kernels with less than a sixteenth
     of the work of the largest one have no candidates.
     """
-    with PLANNING:
+    with PLANNING_LOCK:
         structures = {kernel.name: structure_of(kernel) for kernel in kernels}
-        Expr.forget()
+        Expr.clear_interned()
     work_of = {name: structure.work for name, structure in structures.items()}
     expensive = [name for name in structures if 16 * work_of[name] >= max(work_of.values())]
     found = [

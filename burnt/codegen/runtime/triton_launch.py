@@ -53,7 +53,7 @@ def build(
     launch: dict[Kernel, Launcher] = {}
     for kernel in kernels:
         config = blocks.get(kernel.name)
-        if config is None or isinstance(config, MatmulConfig) != (kernel.product is not None):
+        if config is None or isinstance(config, MatmulConfig) != (kernel.matmul is not None):
             config = choose(structure_of(kernel))  # not given, or for the other kind of kernel
         printed = print_kernel(kernel, config)
         texts[kernel] = printed.text
@@ -114,8 +114,8 @@ def _choose_by_alignment(
     kernel: Kernel, slots: dict[Buffer, int], with_descriptors: Launcher, without_descriptors: Launcher
 ) -> Launcher:
     """Return a launcher that uses tensor descriptors if all of a matmul's inputs are 16-byte aligned."""
-    assert kernel.product is not None
-    read_buffers = {e.extra[0] for e in walk([kernel.product.body]) if e.op == "load"}
+    assert kernel.matmul is not None
+    read_buffers = {e.extra[0] for e in walk([kernel.matmul.body]) if e.op == "load"}
     read_slots = [slots[buffer] for buffer in read_buffers]  # type: ignore[index]  # a load's first is its buffer
 
     def launch(memory: Sequence[torch.Tensor | None], values: Sequence[float]) -> None:

@@ -37,7 +37,14 @@ from burnt.codegen.ir import (
     scan_result,
     walk,
 )
-from burnt.codegen.ir.loops import collapse, covers, dense, fresh, in_parts, plain_rows
+from burnt.codegen.ir.loops import (
+    contiguous_strides,
+    covers_shape,
+    merge_adjacent_loops,
+    new_index,
+    split_loops,
+    whole_loops,
+)
 from burnt.codegen.lower.registry import cast
 from burnt.codegen.schedule.matmul_column_sums import fuse_column_sums
 from burnt.codegen.schedule.partial_sums import combine_partial_sums
@@ -101,9 +108,9 @@ class KernelBuilder:
     ) -> Buffer:
         """Return a new buffer between kernels and calls, contiguous unless strides are given."""
         self.num_buffers += 1
-        strides = dense(shape) if strides is None else strides
+        strides = contiguous_strides(shape) if strides is None else strides
         return Buffer(
-            f"t{self.num_buffers}", "between", self.num_buffers, tuple(shape), tuple(strides), dtype
+            f"t{self.num_buffers}", "intermediate", self.num_buffers, tuple(shape), tuple(strides), dtype
         )
 
     def build_kernels(
@@ -133,7 +140,7 @@ class KernelBuilder:
                 cache_shared_exprs(kernel, self.scratch_bytes)
                 if self.online_thresholds is not None:
                     fuse_online_reductions(kernel, self.online_thresholds, computed_twice)
-            collapse(kernel)
+            merge_adjacent_loops(kernel)
         self.matmul_kernels.clear()
         return built
 
@@ -190,7 +197,7 @@ class KernelBuilder:
         split = _split_loops(reductions)
         if split:
             # The matmul is read at quotients and remainders of these loops: make two loops of each.
-            store_index = tuple(ix.replaced(split) for ix in store_index)
+            store_index = tuple(ix.substitute(split) for ix in store_index)
             loops = [part for v in loops for part in (split[v].terms if v in split else [v])]  # type: ignore[misc]
             reductions = reductions_of(self.resolve(value.at(store_index)))
         place = buffer.at(store_index)
@@ -198,7 +205,7 @@ class KernelBuilder:
         chosen: tuple[Reduction, Index] | None = None
         if all(isinstance(reduction, Matmul) for reduction, _ in reductions):
             at_one_index = [(f, i) for f, i in reductions if all(g is not f or j == i for g, j in reductions)]
-            chosen = next(((f, i) for f, i in at_one_index if covers(i, f.shape, outer)), None)
+            chosen = next(((f, i) for f, i in at_one_index if covers_shape(i, f.shape, outer)), None)
         for reduction, index in reductions:
             for inner, _ in self.matmuls_inside(reduction, index):
                 self.materialize_reduction(inner, kernels)
@@ -213,17 +220,17 @@ class KernelBuilder:
             kernel = self.matmul_kernels[matmul] = Kernel("", tuple(outer), [])
             kernels.append(kernel)
         mapping = {v: IndexExpr.of(w) for v, w in zip(outer, kernel.outer, strict=False)}
-        step = kernel.product
+        step = kernel.matmul
         if step is not None:
             same_loops = [v.extent for v in outer] == [v.extent for v in kernel.outer]
-            same_loops = same_loops and step.index == tuple(ix.replaced(mapping) for ix in index)
+            same_loops = same_loops and step.index == tuple(ix.substitute(mapping) for ix in index)
             reads = {e.extra[0] for e in self.loads_in([self.resolve(value.at(store_index))])}
             later = kernels[kernels.index(kernel) :]
             written = {s.buffer for k in later for s in k.steps if isinstance(s, Store)}
             if not same_loops or reads & written:
                 self.materialize_reduction(matmul, kernels)
                 return False
-        store_index = tuple(ix.replaced(mapping) for ix in store_index)
+        store_index = tuple(ix.substitute(mapping) for ix in store_index)
         element = self.resolve(value.at(store_index))
         self.add_reductions(kernel, [element])
         axis_loops = tuple(next(iter(mapping[v].terms)) if v in mapping else v for v in loops)
@@ -241,7 +248,7 @@ class KernelBuilder:
 
         def only_reduction(expr: Expr) -> tuple[Reduction, Index] | None:
             """Return the single reduction in an expression; None if there are more, or scans or the like."""
-            found = [e for e in walk([expr]) if e.op in ("reduced", "scanned", "kept")]
+            found = [e for e in walk([expr]) if e.op in ("reduced", "scanned", "materialized")]
             return found[0].extra if len(found) == 1 and found[0].op == "reduced" else None  # type: ignore[return-value]
 
         found = only_reduction(self.resolve(value.at(store_index), inline=False, keep_pooled=True))
@@ -260,7 +267,7 @@ class KernelBuilder:
             (v for v in loops if v.extent > 1), key=lambda v: -buffer.at(store_index).terms.get(v, 0)
         )
         in_rows = set(window) <= index[-2].variables()
-        if not in_rows or not covers(index, matmul.shape, [*outer, *window]):
+        if not in_rows or not covers_shape(index, matmul.shape, [*outer, *window]):
             return False
         if self.matmuls_inside(matmul, index):
             return False
@@ -276,7 +283,7 @@ class KernelBuilder:
 
     def matmuls_inside(self, reduction: Reduction, index: Index) -> list[tuple[Reduction, Index]]:
         """Return the matmuls that a reduction's body reads, directly or inside other reductions."""
-        inside = reductions_of(self.resolve(reduction.body(index, fresh(reduction.extents))))
+        inside = reductions_of(self.resolve(reduction.body(index, new_index(reduction.extents))))
         nested = [found for inner in inside for found in self.matmuls_inside(*inner)]
         return [*nested, *(f for f in inside if isinstance(f[0], Matmul))]
 
@@ -318,7 +325,7 @@ class KernelBuilder:
         ):
             # Loops over more rows than the reduction has, as in a pad, would make it read out of bounds.
             fits = all(ix.bounds()[1] < size for ix, size in zip(index, reduction.shape, strict=True))
-            rows = plain_rows(index) if fits else None
+            rows = whole_loops(index) if fits else None
             is_split = (
                 math.prod(reduction.shape) < _MAX_SPLIT_ROWS
                 and math.prod(reduction.extents) >= _MIN_SPLIT_ELEMENTS
@@ -338,7 +345,7 @@ class KernelBuilder:
         self, reduction: Reduction, index: Index, rows: set[Var], kernels: list[Kernel]
     ) -> None:
         """Materialize the reductions in a reduction's body, unless they are over the same rows."""
-        body = reduction.body(index, fresh(reduction.extents))
+        body = reduction.body(index, new_index(reduction.extents))
         inside = self.reduction_rows(body, kernels)
         if inside is not None and inside != rows:
             for inner, _ in reductions_of(self.resolve(body)):
@@ -348,11 +355,11 @@ class KernelBuilder:
         """Store a reduction in memory, in its matmul's kernel if there is one, or else in a new kernel."""
         if reduction in self.buffer_of:
             return
-        dtype = reduction.stored if isinstance(reduction, Matmul) else reduction.dtype
+        dtype = reduction.stored_dtype if isinstance(reduction, Matmul) else reduction.dtype
         buffer = self.new_temporary(reduction.shape, dtype)
         if isinstance(reduction, Matmul) and reduction in self.matmul_kernels:
             kernel = self.matmul_kernels[reduction]
-            step = kernel.product
+            step = kernel.matmul
             assert step is not None
             result = cast(reduction_result(reduction, step.index), dtype)
             kernel.steps.append(Store(buffer, (), buffer.at(step.index), result, kernel.outer))
@@ -432,7 +439,7 @@ class KernelBuilder:
                 elif expr.op == "reduced":
                     reduction, index = expr.extra
                     assert isinstance(reduction, Reduction)
-                    todo.append(self.resolve(reduction.body(index, fresh(reduction.extents))))  # type: ignore[arg-type]
+                    todo.append(self.resolve(reduction.body(index, new_index(reduction.extents))))  # type: ignore[arg-type]
         return loads
 
     def add_reductions(self, kernel: Kernel, exprs: Sequence[Expr]) -> None:
@@ -470,7 +477,7 @@ class KernelBuilder:
         """
 
         def swap(e: Expr) -> Expr | None:
-            if e.op not in ("reduced", "scanned", "kept"):
+            if e.op not in ("reduced", "scanned", "materialized"):
                 return None
             held, index = e.extra
             if held in self.buffer_of:
@@ -479,10 +486,10 @@ class KernelBuilder:
             if inline and isinstance(held, Materialized):
                 return self.resolve(held.value.at(index))  # type: ignore[arg-type]
             if isinstance(held, PooledMatmul) and not keep_pooled:
-                return self.resolve(held.otherwise(index), inline=inline)  # type: ignore[arg-type]
+                return self.resolve(held.from_memory(index), inline=inline)  # type: ignore[arg-type]
             return None
 
-        return rebuild(expr, swap=swap)
+        return rebuild(expr, replace=swap)
 
     # --- scans ---------------------------------------------------------------------------------------------
 
@@ -505,18 +512,18 @@ class KernelBuilder:
                 self.materialize_scan(scan, kernels)
                 continue
             chosen = direction
-            inside = scan.body(fresh(scan.shape))
+            inside = scan.body(new_index(scan.shape))
             self.materialize_values(inside, kernels)
             for reduction, _ in reductions_of(self.resolve(inside)):
                 self.materialize_reduction(reduction, kernels)
         if chosen is None:
             return False
         for e in walk([element]):
-            if e.op == "kept":
+            if e.op == "materialized":
                 self.materialize_values(e, kernels)
         scan_loop, is_reversed = chosen
         for reduction, index in reductions_of(self.resolve(element, inline=False)):
-            self.materialize_values(reduction.body(index, fresh(reduction.extents)), kernels)
+            self.materialize_values(reduction.body(index, new_index(reduction.extents)), kernels)
             self.materialize_reduction(reduction, kernels)
         if not any(e.op == "scanned" for e in walk([self.resolve(element)])):
             return False  # the values materialized above read the scans, which are now in memory too
@@ -575,13 +582,15 @@ class KernelBuilder:
                 self.materialize_scan(e.extra[0], kernels)  # type: ignore[arg-type]
             elif e.op == "reduced":
                 reduction, index = e.extra
-                self.materialize_values(reduction.body(index, fresh(reduction.extents)), kernels)  # type: ignore[attr-defined]
-            elif e.op == "kept" and e.extra[0] not in self.buffer_of:
+                self.materialize_values(reduction.body(index, new_index(reduction.extents)), kernels)  # type: ignore[attr-defined]
+            elif e.op == "materialized" and e.extra[0] not in self.buffer_of:
                 materialized: Materialized = e.extra[0]  # type: ignore[assignment]
-                inside = materialized.value.at(fresh(materialized.value.shape))
+                inside = materialized.value.at(new_index(materialized.value.shape))
                 self.materialize_values(inside, kernels)
                 is_cheap = len(self.loads_in([self.resolve(expr)])) <= _MAX_INLINE_LOADS
-                if not materialized.rows or not (is_cheap or self.scratch_row_loop(expr, loops) is not None):
+                if not materialized.fits_row_scratch or not (
+                    is_cheap or self.scratch_row_loop(expr, loops) is not None
+                ):
                     self.materialize_value(materialized, kernels)
 
     def materialize_value(self, materialized: Materialized, kernels: list[Kernel]) -> None:
@@ -602,18 +611,18 @@ class KernelBuilder:
             loops: of the store, outermost first.
         """
         loops = [v for v in loops if v.extent > 1]
-        found = [e for e in walk([self.resolve(expr, inline=False)]) if e.op in ("kept", "reduced")]
+        found = [e for e in walk([self.resolve(expr, inline=False)]) if e.op in ("materialized", "reduced")]
         if not found or not loops or not self.scratch_bytes:
             return None
         row_loop = loops[-1]
         for e in found:
             materialized, index = e.extra
-            if not isinstance(materialized, Materialized) or not materialized.rows:
+            if not isinstance(materialized, Materialized) or not materialized.fits_row_scratch:
                 return None
             if materialized.value.shape[-1] * materialized.value.dtype.itemsize > self.scratch_bytes:
                 return None
             place: Index = index  # type: ignore[assignment]
-            if plain_rows(place[:-1]) != set(loops[:-1]) or place[-1].variables() != {row_loop}:
+            if whole_loops(place[:-1]) != set(loops[:-1]) or place[-1].variables() != {row_loop}:
                 return None
         return row_loop
 
@@ -628,10 +637,10 @@ class KernelBuilder:
         axis_loops = [mapping.get(v, v) for v in loops]
 
         def swap(e: Expr) -> Expr | None:
-            return self.load_from_scratch(kernel, e.extra[0], e.extra[1]) if e.op == "kept" else None  # type: ignore[arg-type]
+            return self.load_from_scratch(kernel, e.extra[0], e.extra[1]) if e.op == "materialized" else None  # type: ignore[arg-type]
 
         index = tuple(map(IndexExpr.of, axis_loops))
-        expr = rebuild(self.resolve(value.at(index), inline=False), swap=swap)
+        expr = rebuild(self.resolve(value.at(index), inline=False), replace=swap)
         kernel.steps.append(Store(buffer, (row_loop,), buffer.at(index), expr, tuple(axis_loops)))
 
     def load_from_scratch(self, kernel: Kernel, materialized: Materialized, index: Index) -> Expr:
@@ -678,7 +687,7 @@ def _scan_loop(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, boo
     ((loop, step),) = place.terms.items()
     if not isinstance(loop, Var) or loop.extent != scan.shape[scan.axis] or abs(step) != 1:
         return None
-    rows = plain_rows((*index[: scan.axis], *index[scan.axis + 1 :]))
+    rows = whole_loops((*index[: scan.axis], *index[scan.axis + 1 :]))
     if rows != {v for v in loops if v is not loop and v.extent > 1}:
         return None
     return (loop, step < 0) if place.const == (0 if step > 0 else loop.extent - 1) else None
@@ -686,4 +695,4 @@ def _scan_loop(scan: Scan, index: Index, loops: Sequence[Var]) -> tuple[Var, boo
 
 def _split_loops(reductions: Sequence[tuple[Reduction, Index]]) -> dict[Var, IndexExpr]:
     """Split each loop at whose quotient and remainder a matmul is read into two loops."""
-    return in_parts(ix for reduction, index in reductions if isinstance(reduction, Matmul) for ix in index)
+    return split_loops(ix for reduction, index in reductions if isinstance(reduction, Matmul) for ix in index)

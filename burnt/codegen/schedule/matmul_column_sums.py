@@ -53,10 +53,10 @@ def fuse_column_sums(kernels: list[Kernel], num_buffers: int) -> int:
     Returns:
         The number of temporary buffers, with the new ones.
     """
-    for kernel in [k for k in kernels if k.product is not None]:
+    for kernel in [k for k in kernels if k.matmul is not None]:
         for sums in kernels[kernels.index(kernel) + 1 :]:
             position = kernels.index(sums)
-            later = {b for k in kernels[kernels.index(kernel) : position] for b in k.written}
+            later = {b for k in kernels[kernels.index(kernel) : position] for b in k.buffers_written}
             column_sums = _match_column_sums(sums, kernel, later)
             if column_sums is not None:
                 kernels[position : position + 1], num_buffers = _fuse(sums, kernel, column_sums, num_buffers)
@@ -90,7 +90,7 @@ def _match_column_sums(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -
         later: buffers that are not written yet when the matmul runs.
     """
     reductions = {(s.reduction, s.index): s for s in sums.steps if isinstance(s, ReductionStep)}
-    if not reductions or sums.kind != "reduction" or sums.runs or sums.scratch:
+    if not reductions or sums.kind != "reduction" or sums.num_chunks or sums.scratch:
         return None
     sum_steps = [as_online_reduction(reduction, reductions) or reduction for reduction in reductions.values()]
     kinds = {
@@ -110,7 +110,7 @@ def _match_column_sums(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -
     ((buffer, place),) = varying
     if any(other in later for other, _ in read if other is not buffer):
         return None
-    store, step = stores[buffer], kernel.product
+    store, step = stores[buffer], kernel.matmul
     assert step is not None
     *lead, row, column = step.index
     axes = [[v for v in kernel.outer if v in ix.variables()] for ix in (row, column)]
@@ -118,9 +118,9 @@ def _match_column_sums(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -
     sizes, other_sizes = ([math.prod(v.extent for v in each) for each in pair] for pair in (axes, loops))
     if any(ix.variables() for ix in lead) or sizes != other_sizes or sizes[0] % ROWS_PER_CHUNK:
         return None
-    steps = [_common_stride(store.place, each) for each in axes]
+    steps = [_common_stride(store.offset, each) for each in axes]
     same_layout = (
-        steps == [_common_stride(place, each) for each in loops] and place.const == store.place.const
+        steps == [_common_stride(place, each) for each in loops] and place.const == store.offset.const
     )
     if None in steps or not same_layout:
         return None
@@ -136,7 +136,7 @@ def _match_column_sums(sums: Kernel, kernel: Kernel, later: Container[Buffer]) -
         mapping |= zip(
             other_loops, unravel(_linear_index(own_loops), [v.extent for v in other_loops]), strict=True
         )
-    elements = [substitute(rebuild(reduction.body, swap=swap), mapping) for reduction in sum_steps]
+    elements = [substitute(rebuild(reduction.body, replace=swap), mapping) for reduction in sum_steps]
     return _ColumnSums(sum_steps, elements, sizes[0], axes[1], loops[1])
 
 
@@ -163,7 +163,7 @@ def _fuse(
     sums: Kernel, kernel: Kernel, column_sums: _ColumnSums, num_buffers: int
 ) -> tuple[list[Kernel], int]:
     """Add partial sums to a matmul's kernel; return the kernels that replace the sums' kernel."""
-    kernel.runs = column_sums.rows // ROWS_PER_CHUNK
+    kernel.num_chunks = column_sums.rows // ROWS_PER_CHUNK
     width = math.prod(v.extent for v in column_sums.columns)
     place = _linear_index(column_sums.columns)
     partials: dict[tuple[str, Expr], Buffer] = {}
@@ -171,14 +171,16 @@ def _fuse(
     def partial_buffer(kind: str, element: Expr) -> Buffer:
         """Return the buffer of partial sums of an element; the matmul's kernel writes it."""
         if (kind, element) not in partials:
-            size, strides = (kernel.runs, width), (width, 1)
+            size, strides = (kernel.num_chunks, width), (width, 1)
             name = f"t{num_buffers + len(partials) + 1}"
-            partial = Buffer(name, "between", num_buffers + len(partials) + 1, size, strides, element.dtype)
+            partial = Buffer(
+                name, "intermediate", num_buffers + len(partials) + 1, size, strides, element.dtype
+            )
             kernel.steps.append(PartialSum(partial, (), place, element, kernel.outer, kind))
             partials[kind, element] = partial
         return partials[kind, element]
 
-    loops, chunk = column_sums.loops, Var(kernel.runs)
+    loops, chunk = column_sums.loops, Var(kernel.num_chunks)
     index, shape = tuple(map(IndexExpr.of, loops)), tuple(v.extent for v in loops)
     totals: dict[tuple[object, ...], Expr] = {}
     steps: list[ReductionStep | ScanStep | Store] = []
@@ -193,7 +195,7 @@ def _fuse(
             if not isinstance(reduction, OnlineReduction):
                 return partial_sum
             squares_buffer = partial_buffer("squares", element)
-            total = totals[reduction.beside.reduction, reduction.beside.index]
+            total = totals[reduction.reference.reduction, reduction.reference.index]
             inverse_chunk, inverse_rows = (const(1 / n, dtype) for n in (ROWS_PER_CHUNK, column_sums.rows))
             deviation = _binary(
                 "sub", _binary("mul", partial_sum, inverse_chunk), _binary("mul", total, inverse_rows)
@@ -201,7 +203,7 @@ def _fuse(
             correction = _binary("mul", const(ROWS_PER_CHUNK, dtype), _binary("mul", deviation, deviation))
             return _binary("add", load(squares_buffer, squares_buffer.at(part_index)), correction)
 
-        total_sum = Reduction("sum", shape, (kernel.runs,), element.dtype, body)
+        total_sum = Reduction("sum", shape, (kernel.num_chunks,), element.dtype, body)
         steps.append(ReductionStep(total_sum, index, (chunk,), body(index, (IndexExpr.of(chunk),))))
         totals[reduction.reduction, reduction.index] = reduction_result(total_sum, index)
     num_buffers += len(partials)
@@ -211,7 +213,7 @@ def _fuse(
     if row_stores:
         for key, total in totals.items():
             num_buffers += 1
-            buffer = Buffer(f"t{num_buffers}", "between", num_buffers, (width,), (1,), total.dtype)
+            buffer = Buffer(f"t{num_buffers}", "intermediate", num_buffers, (width,), (1,), total.dtype)
             steps.append(Store(buffer, (), _linear_index(loops), total, tuple(loops)))
             in_memory[key] = load(buffer, _linear_index(loops))
     for step in stores:
@@ -220,7 +222,7 @@ def _fuse(
     replacements = [Kernel("", tuple(loops), steps)]
     for inner in dict.fromkeys(step.inner for step in row_stores):
         same_loops = [step for step in row_stores if step.inner == inner]
-        outer = _sort_by_stride(same_loops[-1].place, [*sums.outer, *inner])
+        outer = _sort_by_stride(same_loops[-1].offset, [*sums.outer, *inner])
         for step in same_loops:
             step.inner = ()
         replacements.append(Kernel("", tuple(outer), list(same_loops)))
@@ -229,7 +231,7 @@ def _fuse(
 
 def _replace_reductions(known: Mapping[tuple[object, ...], Expr], expr: Expr) -> Expr:
     """Replace reductions by known expressions."""
-    return rebuild(expr, swap=lambda e: known.get(e.extra) if e.op == "reduced" else None)
+    return rebuild(expr, replace=lambda e: known.get(e.extra) if e.op == "reduced" else None)
 
 
 def _binary(op: str, a: Expr, b: Expr) -> Expr:

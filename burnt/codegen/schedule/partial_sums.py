@@ -83,15 +83,15 @@ def _is_column_sum(kernel: Kernel) -> bool:
 
 def _can_fuse(sums: Kernel, rows: Kernel, kernels: Sequence[Kernel]) -> bool:
     """Whether the kernels mostly read the same, and none between them reads or writes what would be moved."""
-    bytes_of = {b: math.prod(b.shape) * b.dtype.itemsize for b in sums.read}
-    shared = sum(size for b, size in bytes_of.items() if b in rows.read)
+    bytes_of = {b: math.prod(b.shape) * b.dtype.itemsize for b in sums.buffers_read}
+    shared = sum(size for b, size in bytes_of.items() if b in rows.buffers_read)
     if 2 * shared < sum(bytes_of.values()):
         return False
     first, last = sorted((kernels.index(sums), kernels.index(rows)))
     between = kernels[first : last + 1]
     if kernels[first] is sums:
-        return not any(k.read.keys() & sums.written.keys() for k in between)
-    return not any(k.written.keys() & sums.read.keys() for k in between)
+        return not any(k.buffers_read.keys() & sums.buffers_written.keys() for k in between)
+    return not any(k.buffers_written.keys() & sums.buffers_read.keys() for k in between)
 
 
 def _map_loops(rows: Kernel, sums: Kernel) -> dict[Var, IndexExpr] | None:
@@ -124,7 +124,7 @@ def _map_loops(rows: Kernel, sums: Kernel) -> dict[Var, IndexExpr] | None:
 def _fuse(sums: Kernel, rows: Kernel, loops: dict[Var, IndexExpr], max_chunks: int, num_buffers: int) -> int:
     """Add partial sums to the kernel of the rows, and make the sums' kernel add them up."""
     iterations = math.prod(v.extent for v in rows.outer)
-    rows.runs = rows.runs or min(max_chunks, iterations // _MIN_CHUNK_ROWS)
+    rows.num_chunks = rows.num_chunks or min(max_chunks, iterations // _MIN_CHUNK_ROWS)
     sizes = [v.extent for v in sums.outer]
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     index = tuple(map(IndexExpr.of, sums.outer))
@@ -134,10 +134,10 @@ def _fuse(sums: Kernel, rows: Kernel, loops: dict[Var, IndexExpr], max_chunks: i
     for step in sums.steps:
         if isinstance(step, ReductionStep):
             num_buffers += 1
-            shape = (rows.runs, *sizes)
+            shape = (rows.num_chunks, *sizes)
             buffer = Buffer(
                 f"t{num_buffers}",
-                "between",
+                "intermediate",
                 num_buffers,
                 shape,
                 (math.prod(sizes), *strides),
@@ -145,19 +145,19 @@ def _fuse(sums: Kernel, rows: Kernel, loops: dict[Var, IndexExpr], max_chunks: i
             )
             place = buffer.at((IndexExpr(), *(loops[v] for v in sums.outer)))
             rows.steps.append(PartialSum(buffer, inner, place, substitute(step.body, loops), inner))  # type: ignore[arg-type]
-            chunk = Var(rows.runs)
+            chunk = Var(rows.num_chunks)
 
             def body(
                 outer: tuple[IndexExpr, ...], over: tuple[IndexExpr, ...], buffer: Buffer = buffer
             ) -> Expr:
                 return load(buffer, buffer.at((*over, *outer)))
 
-            total = Reduction("sum", tuple(sizes), (rows.runs,), step.reduction.dtype, body)
+            total = Reduction("sum", tuple(sizes), (rows.num_chunks,), step.reduction.dtype, body)
             steps.append(ReductionStep(total, index, (chunk,), body(index, (IndexExpr.of(chunk),))))
             totals[step.reduction, step.index] = reduction_result(total, index)
         elif isinstance(step, Store):
             step.value = rebuild(
-                step.value, swap=lambda e: totals.get(e.extra) if e.op == "reduced" else None
+                step.value, replace=lambda e: totals.get(e.extra) if e.op == "reduced" else None
             )
             steps.append(step)
     sums.steps = steps

@@ -101,8 +101,8 @@ def _order_loops(kernel: Kernel) -> None:
 
     Their result counts elements in the loops' original order.
     """
-    places = [place.affine() for expr in walk(kernel.exprs) for place in index_exprs(expr)]
-    places += [step.place.affine() for step in kernel.steps if isinstance(step, Store)]
+    places = [place.without_computed() for expr in walk(kernel.exprs) for place in index_exprs(expr)]
+    places += [step.offset.without_computed() for step in kernel.steps if isinstance(step, Store)]
     ordered = [
         set(step.inner)
         for step in kernel.steps
@@ -123,7 +123,7 @@ def lane_loop(kernel: Kernel) -> Var | None:
     votes: dict[Var | None, int] = {}
     inner = {v for step in kernel.steps for v in step.inner}
     loads = [e.extra for e in walk(kernel.exprs) if e.op == "load"]
-    stores = [(step.buffer, step.place) for step in kernel.steps if isinstance(step, Store)]
+    stores = [(step.buffer, step.offset) for step in kernel.steps if isinstance(step, Store)]
     for buffer, place in (*loads, *stores):
         assert isinstance(buffer, Buffer)
         assert isinstance(place, IndexExpr)
@@ -159,7 +159,7 @@ def simplify_one_hot_sum(kernel: Kernel) -> None:
             if not (isinstance(s, ReductionStep) and (s.reduction, s.index) in elements)
         ]
         for step in kernel.steps:
-            _set_expr(step, rebuild(_expr_of(step), swap=swap))
+            _set_expr(step, rebuild(_expr_of(step), replace=swap))
         inner = {step.inner for step in kernel.steps}
         if len(inner) == 1 and not any(isinstance(step, ReductionStep) for step in kernel.steps):
             # No reduction is left: the inner loops can be outer loops.
@@ -214,7 +214,7 @@ def hoist_reciprocal(kernel: Kernel) -> None:
 
     for step in kernel.steps:
         if isinstance(step, Store):
-            step.value = rebuild(step.value, swap=swap)
+            step.value = rebuild(step.value, replace=swap)
 
 
 def cache_shared_exprs(kernel: Kernel, scratch_bytes: int) -> None:
@@ -265,7 +265,7 @@ def cache_shared_exprs(kernel: Kernel, scratch_bytes: int) -> None:
             result = _find_reusable_store(groups[others[-1]], inner, dtype)
             if result is None or result.buffer in reused_buffers:
                 continue
-            buffer, place = result.buffer, result.place
+            buffer, place = result.buffer, result.offset
             reused_buffers.add(buffer)
         loaded = load(buffer, place)
         if dtype != e.dtype:
@@ -297,13 +297,13 @@ def fuse_online_reductions(
             continue
         if _is_faster_online(online, kernel, thresholds):
             kernel.steps.remove(step)
-            kernel.steps.insert(kernel.steps.index(online.beside) + 1, online)
+            kernel.steps.insert(kernel.steps.index(online.reference) + 1, online)
 
 
 def _is_faster_online(step: OnlineReduction, kernel: Kernel, thresholds: OnlineThresholds) -> bool:
     """Whether one pass is faster than two, by the target's thresholds."""
     loads = {e.extra: e.dtype.itemsize for e in walk([step.body]) if e.op == "load"}
-    row_bytes = sum(loads.values()) * step.turns
+    row_bytes = sum(loads.values()) * step.iterations
     if lane_loop(kernel) is not None:
         return row_bytes * LANES >= thresholds.column_tile_bytes
     if (
@@ -311,7 +311,7 @@ def _is_faster_online(step: OnlineReduction, kernel: Kernel, thresholds: OnlineT
         and row_bytes * math.prod(v.extent for v in kernel.outer) < thresholds.squares_total_bytes
     ):
         return False
-    innermost_bytes = row_bytes // step.turns * step.inner[-1].extent
+    innermost_bytes = row_bytes // step.iterations * step.inner[-1].extent
     return innermost_bytes >= (
         thresholds.exp_row_bytes if step.kind == "exp" else thresholds.squares_row_bytes
     )
@@ -330,7 +330,7 @@ def as_online_reduction(
             finite, other = True, other.args[2]
     elif body.op == "mul" and body.args[0] is body.args[1] and body.args[0].op == "sub":
         kind, (x, other) = "squares", body.args[0].args
-        if other.op != "div" or not _is_count(other.args[1], step.turns):
+        if other.op != "div" or not _is_count(other.args[1], step.iterations):
             return None
         other = other.args[0]
     else:
@@ -379,7 +379,7 @@ def _find_reusable_store(
     """Return a store whose place can first hold another value of this dtype, for each inner iteration."""
     for step in steps:
         fits = type(step) is Store and step.buffer.dtype == dtype and step.buffer.role != "local"
-        if fits and variables([load(step.buffer, step.place)]) >= set(inner):  # type: ignore[union-attr]
+        if fits and variables([load(step.buffer, step.offset)]) >= set(inner):  # type: ignore[union-attr]
             return step  # type: ignore[return-value]
     return None
 
@@ -404,7 +404,7 @@ def _set_expr(step: ReductionStep | ScanStep | Store, expr: Expr) -> None:
 
 
 def _replace_expr(step: ReductionStep | Store, old: Expr, new: Expr) -> None:
-    _set_expr(step, rebuild(_expr_of(step), swap=lambda e: new if e is old else None))
+    _set_expr(step, rebuild(_expr_of(step), replace=lambda e: new if e is old else None))
 
 
 def _is_expensive(expr: Expr, inner: tuple[Var, ...]) -> bool:

@@ -155,7 +155,7 @@ def _select_reused_results(
 ) -> list[int]:
     """Return the positions of results that the backward reuses without reading more large tensors."""
     found: list[int] = []
-    (output,) = (n for n in forward.whole.graph.nodes if n.op == "output")
+    (output,) = (n for n in forward.composite_graph.graph.nodes if n.op == "output")
     producing_ops = [n.target if isinstance(n, Node) else None for n in output.args[0]]
 
     def num_large_reads(available: set[Node]) -> int:

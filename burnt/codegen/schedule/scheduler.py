@@ -31,7 +31,7 @@ from burnt.codegen.ir import (
     unravel,
     walk,
 )
-from burnt.codegen.ir.loops import dense, flat, fresh, in_parts
+from burnt.codegen.ir.loops import contiguous_strides, merge_splits, new_index, split_loops
 from burnt.codegen.lower import LOWERINGS, Scalar, Unlowered
 from burnt.codegen.lower.matmul import (
     MATMUL_LOWERINGS,
@@ -274,7 +274,7 @@ class _Scheduler:
         hoisted: dict[torch.fx.Node, Value] = {}
         for operand, axis in zip(operands_of(node), (-1, -2), strict=False):
             value = self.env[operand]
-            if is_cheap_operand(value.at(fresh(value.shape))):
+            if is_cheap_operand(value.at(new_index(value.shape))):
                 continue
             cheap = (
                 self.hoist_row_statistics(value, len(value.shape) + axis) if node.target in MM_OPS else None
@@ -311,13 +311,13 @@ class _Scheduler:
         known = self.hoisted.get((id(value), reduced_axis))
         if known is not None:
             return known[1]
-        index = fresh(value.shape)
+        index = new_index(value.shape)
         reduced_loops = index[reduced_axis].variables()
         expensive = expensive_row_parts(value.at(index), reduced_loops)
         # Reductions of a reshaped tensor have a loop for each of its axes: use the same loops here.
-        parts = in_parts(ix for e in walk(expensive) if e.op == "reduced" for ix in e.extra[1])  # type: ignore[attr-defined]
+        parts = split_loops(ix for e in walk(expensive) if e.op == "reduced" for ix in e.extra[1])  # type: ignore[attr-defined]
         if parts:
-            index = tuple(ix.replaced(parts) for ix in index)
+            index = tuple(ix.substitute(parts) for ix in index)
             expensive = expensive_row_parts(value.at(index), reduced_loops)
         axes = [tuple(v for v in ix.terms if isinstance(v, Var)) for ix in index]
         loops = [v for axis, each in enumerate(axes) if axis != reduced_axis for v in each]
@@ -326,7 +326,7 @@ class _Scheduler:
         shape = tuple(v.extent for v in loops)
         loads: dict[Expr, Expr] = {}
         new: list[tuple[Buffer, Value]] = []
-        probe = self.probe_indices.setdefault(shape, fresh(shape))
+        probe = self.probe_indices.setdefault(shape, new_index(shape))
         for e in expensive:
 
             def at(other: Index, e: Expr = e) -> Expr:
@@ -338,7 +338,7 @@ class _Scheduler:
                 buffer = self.builder.new_temporary(shape, e.dtype)
                 new.append((buffer, Value(shape, e.dtype, at)))
             loads[e] = load(buffer, buffer.at(tuple(map(IndexExpr.of, loops))))
-        cheap = rebuild(value.at(index), swap=loads.get)
+        cheap = rebuild(value.at(index), replace=loads.get)
         if not is_cheap_operand(cheap):
             return None
 
@@ -346,7 +346,7 @@ class _Scheduler:
             mapping: dict[Var, IndexExpr] = {}
             for each, ix in zip(axes, other, strict=True):
                 mapping |= zip(each, unravel(ix, [v.extent for v in each]), strict=True) if each else {}
-            return rebuild(substitute(cheap, mapping), lambda ix: flat(ix, {}))
+            return rebuild(substitute(cheap, mapping), lambda ix: merge_splits(ix, {}))
 
         self.pending += new
         self.statistics |= {statistic.at(probe): buffer for buffer, statistic in new}
@@ -370,7 +370,7 @@ class _Scheduler:
         if not isinstance(value, Value) or id(value) in self.in_memory or not value.numel:
             return value
         # One index for all values of a shape, so that expressions are found in the cache.
-        index = self.probe_indices.setdefault(value.shape, fresh(value.shape))
+        index = self.probe_indices.setdefault(value.shape, new_index(value.shape))
         if not _is_too_large(value.at(index)):
             return value
         self.materialize(value, node)
@@ -454,19 +454,21 @@ class _Scheduler:
         strides = tuple(meta.stride()) if fact is None else fact[0]
         held = self.in_memory.get(id(value))
         # A result that was an argument must not show the argument's later in-place change.
-        is_changed = held is not None and held[1].position in self.traced.changed and node.op != "placeholder"
+        is_changed = held is not None and held[1].position in self.traced.mutated and node.op != "placeholder"
         if held is not None and held[1].strides == strides and not (is_changed and held[1].role == "input"):
             return held[1]
         if self.is_free_view(node, exclusive=True) and strides == tuple(meta.stride()):
             return self.add_view(node)
         shape = tuple(meta.shape)
         while (
-            node.target in RESHAPE_OPS and strides == dense(shape) and reductions_of(value.at(fresh(shape)))
+            node.target in RESHAPE_OPS
+            and strides == contiguous_strides(shape)
+            and reductions_of(value.at(new_index(shape)))
         ):
             # Store what the reshape reads: its axes are more likely the rows of its reductions.
             node = node.args[0]
             value, shape = self.env[node], tuple(node.meta["val"].shape)
-            strides = dense(shape)
+            strides = contiguous_strides(shape)
         buffer = Buffer(f"y{position}", "output", position, shape, strides, meta.dtype)
         if shape != tuple(meta.shape):
             self.result_shapes[buffer] = tuple(meta.shape)

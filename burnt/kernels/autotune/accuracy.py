@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from burnt.codegen.precision import rounding
+from burnt.codegen.precision import matmul_eps
 from burnt.errors import DefinitionError
 from burnt.kernels.interface.results import (
     aliases,
@@ -251,7 +251,7 @@ class ReferenceResult:
                 continue
             finite = theirs.isfinite() & exact.isfinite()
             error = (theirs.double() - exact.double()).abs()[finite]
-            ulp = rounding(ours.dtype) if self.has_matmul else torch.finfo(ours.dtype).eps
+            ulp = matmul_eps(ours.dtype) if self.has_matmul else torch.finfo(ours.dtype).eps
             slack = 4 * ulp * self.largest
             tolerance = (4 * float(error.max()) if error.numel() else 0.0) + slack
             difference = (ours.double() - exact.double()).abs()[finite]

@@ -255,8 +255,8 @@ class Op(InlinedWhenTraced, Generic[P, R]):
         entry = self._entries.get(signature)
         if entry is None:
             return self._first_call(signature, args)
-        if call_args is not None and recent.wants(call_args):
-            recent.put(call_args, build_guard(self.parameters, args), entry)
+        if call_args is not None and recent.has_room(call_args):
+            recent.add(call_args, build_guard(self.parameters, args), entry)
         return self._run_entry(entry, args)
 
     def _run_entry(self, entry: Entry, args: Sequence[Any]) -> Any:

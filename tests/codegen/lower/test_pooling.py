@@ -361,7 +361,7 @@ def test_torch_scatters_where_it_is_faster() -> None:
         F.max_pool2d(x, *window).sum().backward()
         torch.testing.assert_close(x.grad, expected)
     text = str(explain(fused, x, timed=False))
-    assert "it scatters where we would gather" in text
+    assert "it scatters, which is faster than a generated gather here" in text
 
 
 def test_an_argument_used_only_for_its_shape_is_not_computed() -> None:
@@ -381,7 +381,7 @@ def test_torch_serves_windows_of_uneven_sizes_with_gradients() -> None:
         assert any(isinstance(step, Call) for step in backward.plan.steps)
         (pool(theirs, 4) * 2).sum().backward()
         torch.testing.assert_close(ours.grad, theirs.grad)
-        assert "windows of uneven sizes" in str(explain(fused, ours, timed=False)) or pool is None
+        assert "windows of different sizes" in str(explain(fused, ours, timed=False)) or pool is None
     even = fuse(lambda x: F.adaptive_avg_pool2d(x, (5, 13)))
     assert kinds(backward_of(even, x.clone().requires_grad_())) == ["elementwise"]
 

@@ -100,7 +100,7 @@ def test_one_is_another_form_than_many():
 
 
 def test_a_function_forgets_its_oldest_plans(monkeypatch):
-    monkeypatch.setattr(function, "_MOST_PLANS", 6)
+    monkeypatch.setattr(function, "_MAX_ENTRIES", 6)
     fused = Function(lambda x: x * 2)
     for rows in range(2, 22):
         assert fused(torch.ones(rows)).sum() == 2 * rows

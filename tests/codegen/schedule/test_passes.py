@@ -220,9 +220,9 @@ def test_a_norms_gradients_are_one_pass_and_a_small_one(shape: tuple[int, ...], 
     x, weight, bias = (randn(*s, seed=i, dtype=dtype) for i, s in enumerate((shape, shape[-1:], shape[-1:])))
     function = check(layer_norm, x, weight, bias)
     big, small = kernels(backward_of(function))
-    assert big.runs == min(64, x.numel() // shape[-1] // 16)
+    assert big.num_chunks == min(64, x.numel() // shape[-1] // 16)
     assert sum(isinstance(step, PartialSum) for step in big.steps) == 2
-    assert all(b.shape[0] == big.runs for b in small.read)
+    assert all(b.shape[0] == big.num_chunks for b in small.buffers_read)
 
 
 def test_sums_join_elementwise_kernels() -> None:
@@ -231,7 +231,7 @@ def test_sums_join_elementwise_kernels() -> None:
     assert [k.kind for k in kernels(backward_of(function))] == ["reduction", "reduction"]
     # With few rows they are not worth it.
     function = check(fn, randn(20, 70), randn(70, seed=1), randn(70, seed=2))
-    assert not any(k.runs for k in kernels(backward_of(function)))
+    assert not any(k.num_chunks for k in kernels(backward_of(function)))
 
 
 def test_sums_of_squares_of_the_same_extents() -> None:
@@ -310,7 +310,7 @@ def test_a_result_that_torch_keeps_is_lent(name: str, dtype: torch.dtype) -> Non
     assert forward_of(function).saved.reused_results == [0]
     # Neither the input nor a statistic is read: the gradient of the result and the result are.
     (kernel,) = kernels(backward_of(function))
-    assert sorted(b.position for b in kernel.read) == [0, 2]
+    assert sorted(b.position for b in kernel.buffers_read) == [0, 2]
     assert "exp" not in backward_of(function).source.partition("void ")[2].partition("backward_0(")[2]
 
 

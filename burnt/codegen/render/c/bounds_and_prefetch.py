@@ -62,7 +62,7 @@ def row_of(
     loop, first, stop = span
     step = place.stride(loop)
     reach = sum((size - 1) * stride for size, stride in zip(buffer.shape, buffer.strides, strict=True))
-    if step is None or step < 0 or step * (stop - 1 - first) > reach or place.computed():
+    if step is None or step < 0 or step * (stop - 1 - first) > reach or place.computed_exprs():
         return None
     along = IndexExpr({loop: step})
     return place - along, IndexExpr(const=-step * first), along
@@ -127,7 +127,7 @@ def next_parts(lead: Var, last: Var, exprs: Sequence[Expr]) -> list[tuple[Buffer
         buffer, place = e.extra
         assert isinstance(buffer, Buffer)
         assert isinstance(place, IndexExpr)
-        advance = 0 if place.computed() else place.stride(lead) or 0
+        advance = 0 if place.computed_exprs() else place.stride(lead) or 0
         if buffer.role != "local" and place.stride(last) == 1 and advance > last.extent:
             found[buffer, place - IndexExpr.of(last) + advance] = None
     sizes = [last.extent * buffer.dtype.itemsize for buffer, _ in found]
@@ -156,8 +156,8 @@ def rows_to_write(kernel: Kernel, stores: Sequence[Store], last: Var) -> list[tu
         if type(step) is not Store or step.buffer.role == "local" or len(step.inner) != 1:
             continue
         (along,) = step.inner
-        whole = along.extent == last.extent and not step.place.computed()
-        if whole and step.place.stride(along) == 1:
-            found[step.buffer, step.place - IndexExpr.of(along)] = None
+        whole = along.extent == last.extent and not step.offset.computed_exprs()
+        if whole and step.offset.stride(along) == 1:
+            found[step.buffer, step.offset - IndexExpr.of(along)] = None
     sizes = [last.extent * buffer.dtype.itemsize for buffer, _ in found]
     return list(found) if sizes and min(sizes) >= _ROW and sum(sizes) <= _PARTS_FETCHED else []

@@ -214,18 +214,18 @@ class Elements:
     def put(self, step: Store, name: str) -> None:
         """A line that stores an element, or adds it to a partial sum."""
         if isinstance(step, PartialSum):
-            self.line(f"{self.partials[step]}[{self.place(step.place)}] += {name};")
+            self.line(f"{self.partials[step]}[{self.place(step.offset)}] += {name};")
             return
         buffer = step.buffer
         value = name
-        if (buffer, step.place) in self.halves:
-            self.line(f"{self.halves[buffer, step.place]} = {name};")
+        if (buffer, step.offset) in self.halves:
+            self.line(f"{self.halves[buffer, step.offset]} = {name};")
             return
         if buffer.dtype in SHORT:
             value = f"{SHORT[buffer.dtype]}_of_f32({name})"
         elif buffer.dtype == torch.bool:
             value = f"(uint8_t)({name} != 0)"
-        self.line(f"{self.element(buffer, step.place)} = {value};")
+        self.line(f"{self.element(buffer, step.offset)} = {value};")
 
     def element(self, buffer: Buffer, place: IndexExpr) -> str:
         """An element of a buffer; of a local one, that of the lane."""
@@ -257,8 +257,8 @@ class Elements:
         low, _ = atom.inner.bounds()
         inner = self.place(atom.inner)
         if low < 0:
-            return f"floor_{'div' if atom.kind == '/' else 'mod'}({inner}, {mark_step(atom.by)})"
-        return f"(({inner}) {atom.kind} {mark_step(atom.by)})"
+            return f"floor_{'div' if atom.kind == '/' else 'mod'}({inner}, {mark_step(atom.divisor)})"
+        return f"(({inner}) {atom.kind} {mark_step(atom.divisor)})"
 
     def named(self, var: Var) -> str:
         """A loop's name: numbered as they turn up, so that the same kernel is the same text."""

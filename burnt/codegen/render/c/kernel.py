@@ -155,7 +155,7 @@ class _Printer(Elements):
         inner = max((math.prod(v.extent for v in step.inner) for step in kernel.steps), default=1)
         if kernel.kind == "scan":
             self.scans(turns * inner >= _PARALLEL)
-        elif kernel.runs:
+        elif kernel.num_chunks:
             self.runs(parallel=turns * inner >= _PARALLEL)
         elif kernel.kind == "elementwise":
             self.elementwise(turns)
@@ -170,7 +170,7 @@ class _Printer(Elements):
                     self.tile = self.width(inner, _TILE_OF_CHUNKS)
             self.turns(parallel=turns * inner >= _PARALLEL, split=split and inner * self.tile >= _PARALLEL)
         head = [f"void {kernel.name}(const burnt_arg *a)", "{"]
-        written = kernel.written
+        written = kernel.buffers_written
         for buffer in self.used:
             only = "" if buffer in written else "const "
             head.append(
@@ -284,7 +284,7 @@ class _Printer(Elements):
             self.line(f"{'float' if half else MEMORY[buffer.dtype]} {name}[{_SQUARE}][{_SQUARE + 1}];")
             self.loop(last, "right", ends[last])
             if half:
-                start = self.element(buffer, e.extra[1].replaced({across: IndexExpr.of(down)}))  # type: ignore[attr-defined]
+                start = self.element(buffer, e.extra[1].substitute({across: IndexExpr.of(down)}))  # type: ignore[attr-defined]
                 self.line(f"f32_of_f16_row({name}[{row}], &{start}, {ends[across]} - down);")
             else:
                 self.line("#pragma omp simd")
@@ -376,7 +376,7 @@ class _Printer(Elements):
         here = {last: IndexExpr.of(begin)}
         for i, group in enumerate(words):
             (seed,) = self.exprs([group.seed])
-            w, start = f"w{i}", self.place(group.first.replaced(here))
+            w, start = f"w{i}", self.place(group.first.substitute(here))
             self.line(f"const int64_t {w}_from = {start};")
             self.line(f"uint32_t {w}[{size * group.step + group.reach + 8}];")
             count = f"({w}_from % 4 + (end - block) * {group.step} + {group.reach + 3}) / 4"
@@ -407,7 +407,7 @@ class _Printer(Elements):
                 return e.extra in self.halves
             return e.op != "checked"
 
-        written = all((step.buffer, step.place) in self.halves for step in stores)
+        written = all((step.buffer, step.offset) in self.halves for step in stores)
         return written and all(map(is_harmless, walk([step.value for step in stores])))
 
     def rows_of_floats(
@@ -428,7 +428,7 @@ class _Printer(Elements):
         form, count = ("strip", "") if whole else ("row", ", end - block")
         after = []
         for i, (buffer, place) in enumerate(dict.fromkeys([*loads, *stored])):
-            row, start = f"h{i}", self.element(buffer, place.replaced({last: IndexExpr.of(begin)}))
+            row, start = f"h{i}", self.element(buffer, place.substitute({last: IndexExpr.of(begin)}))
             self.line(f"float {row}[{size}] __attribute__((aligned(64)));")
             if (buffer, place) in loads:
                 self.line(f"f32_of_f16_{form}({row}, &{start}{count});")
@@ -488,7 +488,7 @@ class _Printer(Elements):
         turns = mark_size(math.prod(v.extent for v in kernel.outer))
         if parallel:
             self.line("#pragma omp parallel for schedule(static)")
-        self.line(f"for (int64_t run = 0; run < {mark_size(kernel.runs)}; run++) {{")
+        self.line(f"for (int64_t run = 0; run < {mark_size(kernel.num_chunks)}; run++) {{")
         self.depth += 1
         for i, step in enumerate(sums):
             self.partials[step] = f"s{i}_part"
@@ -497,8 +497,8 @@ class _Printer(Elements):
             self.line(f"{C_TYPES[step.buffer.dtype]} s{i}_part[{room}] __attribute__((aligned(64)));")
             self.line(f"double s{i}[{room}] __attribute__((aligned(64)));")
             self.line(f"for (int64_t j = 0; j < {mark_size(count)}; j++) s{i}[j] = s{i}_part[j] = 0;")
-        self.line(f"const int64_t stop = (run + 1) * {turns} / {mark_size(kernel.runs)};")
-        first = f"run * {turns} / {mark_size(kernel.runs)}"
+        self.line(f"const int64_t stop = (run + 1) * {turns} / {mark_size(kernel.num_chunks)};")
+        first = f"run * {turns} / {mark_size(kernel.num_chunks)}"
         self.line(f"for (int64_t block = {first}; block < stop; block += {_BLOCK_OF_LANES}) {{")
         self.depth += 1
         self.line(f"const int64_t end = block + {_BLOCK_OF_LANES} < stop ? block + {_BLOCK_OF_LANES} : stop;")
@@ -900,7 +900,7 @@ def _halves(
     for e in unconditional_exprs(exprs):
         if e.op == "load" and not e.args:
             found[0].append(e.extra)  # type: ignore[arg-type]
-    found[1] += [(step.buffer, step.place) for step in stores if type(step) is Store]
+    found[1] += [(step.buffer, step.offset) for step in stores if type(step) is Store]
 
     def is_row(buffer: Buffer, place: IndexExpr) -> bool:
         return buffer.dtype == torch.float16 and buffer.role != "local" and place.stride(loop) == 1

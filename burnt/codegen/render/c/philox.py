@@ -44,7 +44,7 @@ def words_of(loop: Var, exprs: Sequence[Expr]) -> list[Words]:
         seed, place = e.args[0], e.args[1].extra[0]
         assert isinstance(place, IndexExpr)
         step = place.stride(loop)
-        if step is not None and 0 < step <= _MOST_STEPS and not place.computed() and seed.op == "load":
+        if step is not None and 0 < step <= _MOST_STEPS and not place.computed_exprs() and seed.op == "load":
             groups.setdefault((seed, e.extra[0], place - place.const), {})[e] = place.const
     found = []
     for (seed, stream, place), counters in groups.items():

@@ -76,7 +76,7 @@ class Accumulator:
         # A vector's maximum does not see NaN; lanes do, one by one.
         self.flagged = bool(self.sign) and floating and not lanes
         self.sees_nan = bool(self.sign) and floating
-        self.place_type = "int32_t" if step.turns < 2**31 else "int64_t"
+        self.place_type = "int32_t" if step.iterations < 2**31 else "int64_t"
 
     def declared(self, level: str, chunks: int = 0) -> list[str]:
         """Variables of a level; arrays over chunks, or lanes, are not set yet."""
@@ -276,7 +276,7 @@ class Exponentials(Accumulator):
     def settled(self) -> str:
         """The whole, where the largest element may be infinite or NaN."""
         peak = self.beside.text()
-        otherwise = f"exp_f64({peak})" if self.step.finite else f"(double){peak} - {peak}"
+        otherwise = f"exp_f64({peak})" if self.step.ignores_infinite_max else f"(double){peak} - {peak}"
         return f"of_infinity({self.name}_whole{self.at('whole')}, {peak}, {otherwise})"
 
     def ended(self) -> list[str]:
@@ -378,7 +378,7 @@ class Squares(Accumulator):
         """The squares about the mean itself."""
         at = self.at("whole")
         total = f"{self.name}_whole_sum{at}"
-        return f"{self.name}_whole{at} - {total} * {total} / {mark_size(self.step.turns)}"
+        return f"{self.name}_whole{at} - {total} * {total} / {mark_size(self.step.iterations)}"
 
     def ended(self) -> list[str]:
         """The result of a fold without lanes, under the fold's own name."""
@@ -400,7 +400,7 @@ def accumulators(
         elif fold.kind == "squares":
             made[fold] = Squares(fold, f"r{i}", lanes, part_lanes)
         else:
-            made[fold] = Exponentials(fold, f"r{i}", lanes, part_lanes, made[fold.beside])
+            made[fold] = Exponentials(fold, f"r{i}", lanes, part_lanes, made[fold.reference])
     return list(made.values())
 
 

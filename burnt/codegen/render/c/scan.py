@@ -90,7 +90,7 @@ def lane_of_scans(kernel: Kernel) -> tuple[Var | None, int, bool]:
     """
     votes: dict[Var, int] = {}
     for step in kernel.steps:
-        found = [step.place] if isinstance(step, Store) else []
+        found = [step.offset] if isinstance(step, Store) else []
         exprs = [step.value if isinstance(step, Store) else step.body]
         found += [e.extra[1] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]
         for place in found:

@@ -27,14 +27,14 @@ def period_of(loop: Var, stores: Sequence[Store]) -> int:
     1 where nothing is divided along the loop, or where no short period helps.
     """
     period = 1
-    for place in (*_places(stores), *(step.place for step in stores)):
+    for place in (*_places(stores), *(step.offset for step in stores)):
         for atom in _splits(place):
             if loop not in atom.inner.variables():
                 continue
             step = atom.inner.stride(loop)
             if step is None:
                 return 1
-            period = math.lcm(period, atom.by // math.gcd(step, atom.by))
+            period = math.lcm(period, atom.divisor // math.gcd(step, atom.divisor))
     drawn = any(e.op in ("uniform", "random") for e in walk([step.value for step in stores]))
     return period if period <= min(_LONGEST, loop.extent // 2) and not drawn else 1
 
@@ -71,8 +71,8 @@ def _splits(place: IndexExpr) -> Iterator[Split]:
 def _moved(step: Store, loop: Var, place: IndexExpr) -> Store:
     """A store at another place of a loop, without the tests that are known there."""
     mapping = {loop: place}
-    value = rebuild(step.value, lambda ix: ix.replaced(mapping), _known)
-    return dataclasses.replace(step, place=step.place.replaced(mapping), value=value)
+    value = rebuild(step.value, lambda ix: ix.substitute(mapping), _known)
+    return dataclasses.replace(step, offset=step.offset.substitute(mapping), value=value)
 
 
 def _known(e: Expr) -> Expr | None:

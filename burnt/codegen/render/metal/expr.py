@@ -137,7 +137,7 @@ class Elements:
             value = f"{MEMORY[buffer.dtype]}({name})"
         elif buffer.dtype == torch.bool and step.value.dtype != torch.bool:
             value = f"{name} != 0"
-        self.line(f"{buffer.name}[{self.place(step.place)}] = {value};")
+        self.line(f"{buffer.name}[{self.place(step.offset)}] = {value};")
 
     def place(self, ix: IndexExpr) -> str:
         """An index as text."""
@@ -159,9 +159,9 @@ class Elements:
         low, _ = atom.inner.bounds()
         inner = self.place(atom.inner)
         if low < 0:
-            kind, by = ("div" if atom.kind == "/" else "mod"), f"{self.index}({mark_step(atom.by)})"
+            kind, by = ("div" if atom.kind == "/" else "mod"), f"{self.index}({mark_step(atom.divisor)})"
             return f"floor_{kind}({self.index}({inner}), {by})"
-        return f"(({inner}) {atom.kind} {mark_step(atom.by)})"
+        return f"(({inner}) {atom.kind} {mark_step(atom.divisor)})"
 
     def named(self, var: Var) -> str:
         """A loop's name: numbered as they turn up, so that the same kernel is the same text."""

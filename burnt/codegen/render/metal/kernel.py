@@ -254,7 +254,7 @@ class _Elementwise(_Printer):
 
     def takes_four(self, last: Var) -> bool:
         """Whether memory runs along the last loop everywhere, so that neighbours are worth a thread."""
-        walked = [step.place for step in self.kernel.steps if isinstance(step, Store)]
+        walked = [step.offset for step in self.kernel.steps if isinstance(step, Store)]
         walked += [p for e in walk(self.kernel.exprs) for p in index_exprs(e)]
         many = math.prod(v.extent for v in self.kernel.outer) >= _MANY
         return many and all(place.stride(last) in (0, 1) for place in walked)
@@ -418,9 +418,9 @@ class _Folding(_Printer):
     def turns_of(self, step: ReductionStep, chunk: str) -> str:
         """How many turns a chunk has, as a float that can be divided by."""
         if self.shape.chunks == 1:
-            return f"float({mark_size(step.turns)})"
-        part = mark_size(-(-step.turns // self.shape.chunks))
-        whole = f"long({mark_size(step.turns)})" if self.wide else mark_size(step.turns)
+            return f"float({mark_size(step.iterations)})"
+        part = mark_size(-(-step.iterations // self.shape.chunks))
+        whole = f"long({mark_size(step.iterations)})" if self.wide else mark_size(step.iterations)
         return f"float(max(min(({chunk} + 1) * {part}, {whole}) - {chunk} * {part}, {self.index}(1)))"
 
     def together(self, state: ReductionState) -> None:
@@ -463,9 +463,9 @@ class _Folding(_Printer):
         found = self.parts(state, rows)
         other = None
         if isinstance(step, OnlineReduction):
-            beside = self.folds[step.beside.reduction, step.beside.index]
+            beside = self.folds[step.reference.reduction, step.reference.index]
             other = OnlineSum(step, state, beside)
-            (reference,) = self.parts(ReductionState.of(step.beside, beside, self.index), rows)
+            (reference,) = self.parts(ReductionState.of(step.reference, beside, self.index), rows)
             found = [other.of_part(found[0], reference, self.turns_of(step, "part"))]
         self.line_all(state.taking(found[0], "0") if len(found) == 1 else state.merging(found))
         self.close()
@@ -624,7 +624,7 @@ def _is_wide(kernel: Kernel) -> bool:
         return total
 
     found = [reach(p) for e in walk(kernel.exprs) for p in index_exprs(e)]
-    found += [reach(step.place) for step in kernel.steps if isinstance(step, Store)]
+    found += [reach(step.offset) for step in kernel.steps if isinstance(step, Store)]
     turns = [math.prod(v.extent for v in loops) for loops in (kernel.outer, *(s.inner for s in kernel.steps))]
     # A loop steps past its end by a team's width at most, and chunks are rounded up.
     return max([*found, *(t + _CHUNKS * _GROUP for t in turns)]) >= 1 << 31

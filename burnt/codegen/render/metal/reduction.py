@@ -150,12 +150,14 @@ class OnlineSum:
         """A chunk's, about what all of them have found."""
         if self.of_exp:
             return f"moved_exp({part}, {reference}, {self.beside})"
-        whole = f"{self.beside} / float({mark_size(self.step.turns)})"
+        whole = f"{self.beside} / float({mark_size(self.step.iterations)})"
         return f"moved_squares({part}, {turns}, {reference} / {turns}, {whole})"
 
     def settled(self) -> list[str]:
         """Where the largest element is infinite or NaN."""
         if not self.of_exp:
             return []
-        otherwise = f"exp_f32({self.beside})" if self.step.finite else f"{self.beside} - {self.beside}"
+        otherwise = (
+            f"exp_f32({self.beside})" if self.step.ignores_infinite_max else f"{self.beside} - {self.beside}"
+        )
         return [f"{self.name} = abs_f32({self.beside}) < INFINITY ? {self.name} : {otherwise};"]

@@ -94,7 +94,7 @@ def lane_of_scans(kernel: Kernel) -> Var | None:
     """The outer loop that memory runs along in most of what scans read and write; None where it is theirs."""
     votes: dict[Var, int] = {}
     for step in kernel.steps:
-        found = [step.place] if isinstance(step, Store) else []
+        found = [step.offset] if isinstance(step, Store) else []
         exprs = [step.value if isinstance(step, Store) else step.body]
         found += [e.extra[1] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]
         for place in found:

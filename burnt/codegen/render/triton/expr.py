@@ -360,7 +360,7 @@ class Elements:
         """A line that stores a block."""
         buffer = step.buffer
         self.buffers[buffer] = None
-        place = self.place(step.place, EVERYWHERE)
+        place = self.place(step.offset, EVERYWHERE)
         text = self.typed(value, buffer.dtype)
         if buffer.dtype in _SHORT:
             text += f".to({_SHORT[buffer.dtype]})"
@@ -383,7 +383,7 @@ class Elements:
         for atom, c in ix.terms.items():
             if isinstance(atom, Split):
                 inner = self.place(atom.inner, guard)
-                text, by = inner.text, self.size(atom.by)
+                text, by = inner.text, self.size(atom.divisor)
                 if atom.inner.bounds()[0] < 0:
                     name = self.helper("index_div" if atom.kind == "/" else "index_mod")
                     text = f"{name}({text}, {by})"

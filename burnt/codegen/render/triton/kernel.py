@@ -53,7 +53,7 @@ __all__ = [
 
 def structure_of(kernel: Kernel) -> AnyStructure:
     """What the choice of a kernel's block sizes depends on."""
-    return matmul_structure(kernel) if kernel.product is not None else Layout(kernel).form()
+    return matmul_structure(kernel) if kernel.matmul is not None else Layout(kernel).form()
 
 
 def print_kernel(kernel: Kernel, config: AnyConfig) -> TritonSource:
@@ -369,7 +369,7 @@ class _Printer(Elements):
         named = {step: f"a{first + k}" for k, step in enumerate(folds)}
         for later, name in online.items():
             # Before the other fold knows the elements.
-            self.accumulate_beside(later, name, named[later.beside])
+            self.accumulate_beside(later, name, named[later.reference])
         for step, how in zip(folds, hows, strict=True):
             if step not in online:
                 self.accumulate(how, named[step], self.masked(how, self.visit(step.body)))
@@ -382,13 +382,13 @@ class _Printer(Elements):
         for k, (step, how) in enumerate(zip(folds, hows, strict=True)):
             name = results[step]
             if isinstance(step, OnlineReduction):
-                self.moved(step, named[step], named[step.beside], results[step.beside])
+                self.moved(step, named[step], named[step.reference], results[step.reference])
             made = self.folded(how, [f"a{first + k}{suffix}" for suffix, _, _ in how.parts], name)
             if self.chunked:
                 self.leave(how, made, len(self.earlier) + k)
                 continue
             if isinstance(step, OnlineReduction):
-                self.settled(step, name, results[step.beside])
+                self.settled(step, name, results[step.reference])
             self.folds[step.reduction, step.index] = self.finished(how, made, name)
 
     def accumulate(self, how: _Accumulator, name: str, blocks: Sequence[str]) -> None:
@@ -404,7 +404,7 @@ class _Printer(Elements):
 
     def accumulate_beside(self, step: OnlineReduction, name: str, beside: str) -> None:
         """A tile's elements into a sum whose lanes are about what the other fold's lanes have come to."""
-        other = _Accumulator(step.beside, self.wide)
+        other = _Accumulator(step.reference, self.wide)
         (block,) = self.masked(other, self.visit(step.body))
         if step.kind == "exp":
             self.line(f"{name} = {self.helper('add_exp')}({name}, {beside}, {block})")
@@ -418,7 +418,7 @@ class _Printer(Elements):
         if step.kind == "exp":
             self.line(f"{name} = {self.helper('moved_exp')}({name}, {beside}, {whole})")
             return
-        first, end = ("chunk * length", "end") if self.chunked else ("0", self.size(step.turns))
+        first, end = ("chunk * length", "end") if self.chunked else ("0", self.size(step.iterations))
         lanes = f"tl.arange(0, {self.block})" + ("[None, :]" if self.layout.rows else "")
         kind = TL[step.body.dtype]
         self.line(
@@ -431,7 +431,7 @@ class _Printer(Elements):
     def settled(self, step: OnlineReduction, name: str, peak: str) -> None:
         """What a sum of exponentials is where the largest element is infinite or NaN."""
         if step.kind == "exp":
-            otherwise = f"{self.helper('exp')}({peak})" if step.finite else f"{peak} - {peak}"
+            otherwise = f"{self.helper('exp')}({peak})" if step.ignores_infinite_max else f"{peak} - {peak}"
             self.line(f'{name} = tl.where(tl.abs({peak}) < float("inf"), {name}, {otherwise})')
 
     # --- scans --------------------------------------------------------------------------------------------
@@ -503,11 +503,11 @@ class _Printer(Elements):
         number, step = self.earlier[key]
         how, whole = _Accumulator(step, self.wide), ""
         if isinstance(step, OnlineReduction):
-            beside = (step.beside.reduction, step.beside.index)
+            beside = (step.reference.reduction, step.reference.index)
             whole = (self.folds[beside] if beside in self.folds else self.gathered(beside)).text
         blocks, name = self.parts(how, number), f"r{len(self.folds)}"
         if isinstance(step, OnlineReduction):
-            (other,) = self.parts(_Accumulator(step.beside, self.wide), self.earlier[beside][0])
+            (other,) = self.parts(_Accumulator(step.reference, self.wide), self.earlier[beside][0])
             self.line(f"{name}_parts = {blocks[0]}")
             self.line(f"{name}_beside = {other}")
             self.moved_parts(step, name, whole)

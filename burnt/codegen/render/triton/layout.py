@@ -86,16 +86,16 @@ class Layout:
                 mapping = dict(zip(step.inner, map(IndexExpr.of, space.vars(step.inner)), strict=True))
                 inner = space.vars(step.inner)
                 if isinstance(step, OnlineReduction):
-                    body, beside = substitute(step.body, mapping), folds[step.beside]
-                    step = dataclasses.replace(step, inner=inner, body=body, beside=beside)
+                    body, beside = substitute(step.body, mapping), folds[step.reference]
+                    step = dataclasses.replace(step, inner=inner, body=body, reference=beside)
                 elif isinstance(step, ReductionStep):
                     fold = ReductionStep(step.reduction, step.index, inner, substitute(step.body, mapping))
                     folds[step], step = fold, fold
                 elif isinstance(step, ScanStep):
-                    index = tuple(ix.replaced(mapping) for ix in step.index)
+                    index = tuple(ix.substitute(mapping) for ix in step.index)
                     step = ScanStep(step.scan, index, inner, substitute(step.body, mapping))
                 else:
-                    place, value = step.place.replaced(mapping), substitute(step.value, mapping)
+                    place, value = step.offset.substitute(mapping), substitute(step.value, mapping)
                     step = Store(step.buffer, inner, place, value, step.loops)
             self.steps.append(step)
 
@@ -127,7 +127,7 @@ class Layout:
             for e in walk([computed(step)]):
                 if e.op == "load" and along & e.extra[1].variables():  # type: ignore[attr-defined]
                     walked[e.extra[0]] = None  # type: ignore[index]
-            if isinstance(step, Store) and along & step.place.variables():
+            if isinstance(step, Store) and along & step.offset.variables():
                 walked[step.buffer] = None
         return TileStructure(
             rows=math.prod(v.extent for v in self.rows),
@@ -187,7 +187,7 @@ class Layout:
             along = set(step.inner) if self.folds else set(outer[-1:])
             placed: list[IndexExpr] = [e.extra[1] for e in walk([computed(step)]) if e.op == "load"]  # type: ignore[misc]
             if isinstance(step, Store):
-                placed.append(step.place)
+                placed.append(step.offset)
             for place in placed:
                 # What is the same for a whole row is no walk along memory.
                 if not place.variables() & along:
@@ -213,7 +213,7 @@ class Layout:
         found = [
             reach(place, beyond) for s in self.steps for e in walk([computed(s)]) for place in index_exprs(e)
         ]
-        found += [reach(s.place, beyond) for s in self.steps if isinstance(s, Store)]
+        found += [reach(s.offset, beyond) for s in self.steps if isinstance(s, Store)]
         found += [math.prod(v.extent for v in self.kernel.outer) + config.rows]
         found += [s.total + config.cols * (config.chunks + 1) for s in self.spaces.values()]
         return max(found) > FAR

@@ -67,7 +67,7 @@ class _Product:
     """
 
     def __init__(self, kernel: Kernel) -> None:
-        step = kernel.product
+        step = kernel.matmul
         assert step is not None
         self.kernel, self.step = kernel, step
         *lead, row, column = step.index
@@ -78,7 +78,7 @@ class _Product:
         # A factor that needed no conversion is the bare element.
         self.left, self.right = step.body.args
         assert isinstance(step.reduction, Matmul)
-        self.stored, self.precision = step.reduction.stored, dot_precision(step.reduction.precision)
+        self.stored, self.precision = step.reduction.stored_dtype, dot_precision(step.reduction.precision)
         self.sums = [s for s in kernel.steps if isinstance(s, PartialSum)]
         folds = [s for s in kernel.steps if isinstance(s, ReductionStep)]
         self.pool = next((s for s in folds if isinstance(s.reduction, PooledMatmul)), None)
@@ -143,7 +143,7 @@ class _Product:
         found = [rows * columns, terms + config.split * config.bk]
         for expr in walk(self.kernel.exprs):
             found += [reach(place, beyond) for place in index_exprs(expr)]
-        found += [reach(s.place, beyond) for s in (*self.stores, *self.pooled)]
+        found += [reach(s.offset, beyond) for s in (*self.stores, *self.pooled)]
         return max(found) > FAR
 
 
@@ -389,7 +389,7 @@ class _Piece(Elements):
     def put_part(self, step: PartialSum, value: TileValue) -> None:
         """Lines that store the sums of runs of rows."""
         self.buffers[step.buffer] = None
-        place, width = self.place(step.place, EVERYWHERE), self.size(step.buffer.shape[1])
+        place, width = self.place(step.offset, EVERYWHERE), self.size(step.buffer.shape[1])
         given = f"{self.typed(value, step.value.dtype)}, row, in_row, in_column, {step.buffer.name}"
         self.line(f"add_runs({given}, {place.text}, {width}, {ROWS_PER_CHUNK}, {step.kind == 'squares'})")
 

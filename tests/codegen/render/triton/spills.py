@@ -95,7 +95,7 @@ def products() -> dict[tuple[str, str], Kernel]:
     found = {}
     for fn, args in calls:
         for kernel in planned(fn, *args, gradients=True, products=True):
-            if kernel.product is not None:
+            if kernel.matmul is not None:
                 form = structure_of(kernel)
                 found[kernel.name, f"{form.rows}x{form.columns}x{form.terms}"] = kernel
     return found

@@ -410,7 +410,7 @@ def farthest(tensors: Sequence[Tensor]) -> int:
 @functools.cache
 def product_of(name: str, above: bool) -> Kernel:
     fn, *args = PRODUCTS[name]
-    return next(k for k in planned(fn, args[above]) if k.product is not None)
+    return next(k for k in planned(fn, args[above]) if k.matmul is not None)
 
 
 def configs_of(name: str, above: bool) -> list[MatmulConfig]:
@@ -455,7 +455,7 @@ def test_lanes_beyond_the_end_of_a_product_do_not_overflow(strides: tuple[int, i
     shape = (33, 64) if strides[1] == 1 else (64, 33)
     x, w = strided(shape, strides), meta(64, shape[1])
     assert farthest([x]) < END < 63 * max(strides)
-    (kernel,) = (k for k in planned(linear, [x, w, meta(64)]) if k.product is not None)
+    (kernel,) = (k for k in planned(linear, [x, w, meta(64)]) if k.matmul is not None)
     for launch in launches_of(print_kernel(kernel, select_config(structure_of(kernel)))):
         assert not check(launch).overflows
 

@@ -126,7 +126,7 @@ def test_compiled_ahead_in_float16(name: str, target: str, tmp_path: Path) -> No
 def fits_and_multiplies(name: str, dtype: torch.dtype, target: str, tmp_path: Path) -> None:
     fn, args = CASES[name]
     args = tuple(a.to(dtype) for a in args)
-    kernels = [k for k in planned(fn, *args, products=True) if k.product is not None]
+    kernels = [k for k in planned(fn, *args, products=True) if k.matmul is not None]
     assert len(kernels) == 1
     (kernel,) = kernels
     limits = Limits(
@@ -157,7 +157,7 @@ def fits_and_multiplies(name: str, dtype: torch.dtype, target: str, tmp_path: Pa
 )
 def test_programs_that_make_several_tiles(name: str, target: str, tmp_path: Path) -> None:
     fn, args = CASES[name]
-    (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
+    (kernel,) = (k for k in planned(fn, *args, products=True) if k.matmul is not None)
     limits = Limits(132, shared=SHARED[target])
     config = next(
         c
@@ -181,7 +181,7 @@ def test_every_block_size_with_specialized_warps_that_is_offered(target: str, tm
         pytest.skip(f"Triton {triton.__version__} is offered none")
     for name in ("gelu", "batches", "few rows"):
         fn, args = CASES[name]
-        (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
+        (kernel,) = (k for k in planned(fn, *args, products=True) if k.matmul is not None)
         limits = Limits(132, shared=SHARED[target], copies=True, specializes=True)
         form = structure_of(kernel)
         offered = [c for c in neighbouring_configs(form, limits) if str(c).endswith(" ws")]
@@ -208,7 +208,7 @@ def test_every_block_size_with_specialized_warps_that_is_offered(target: str, tm
 def test_every_block_size_that_is_offered(target: str, name: str, dtype: torch.dtype) -> None:
     """Compiled as the tuner does it, by a pool of processes, with whatever that device has units for."""
     fn, args = CASES[name]
-    (kernel,) = (k for k in planned(fn, *(a.to(dtype) for a in args), products=True) if k.product is not None)
+    (kernel,) = (k for k in planned(fn, *(a.to(dtype) for a in args), products=True) if k.matmul is not None)
     rocm = target.startswith("gfx")
     machine = TARGETS[target]
     limits = Limits(132, lanes=machine.warp_size, shared=SHARED[target], rocm=rocm)
@@ -238,7 +238,7 @@ COPYING = [
 )
 def test_factors_that_are_copied_by_units_of_their_own(name: str, target: str, tmp_path: Path) -> None:
     fn, args = CASES[name]
-    (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
+    (kernel,) = (k for k in planned(fn, *args, products=True) if k.matmul is not None)
     limits = Limits(132, shared=SHARED[target], copies=True, specializes=True)
     offered = [
         c
@@ -261,7 +261,7 @@ def test_what_is_offered_of_copies() -> None:
     """To devices that have units for them, and for factors that lie in memory as descriptors can tell."""
 
     def offered(fn: Callable[..., Tensor], *args: Tensor, **given: bool) -> set[tuple[bool, bool]]:
-        (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
+        (kernel,) = (k for k in planned(fn, *args, products=True) if k.matmul is not None)
         found = neighbouring_configs(structure_of(kernel), Limits(132, shared=227 << 10, **given))
         return {(c.descriptors, c.specialized) for c in found if isinstance(c, MatmulConfig)}
 
@@ -281,7 +281,7 @@ def test_what_is_offered_of_copies() -> None:
 @pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])
 def test_specialized_warps_come_last_and_only_where_they_compile(version: str) -> None:
     fn, args = CASES["gelu"]
-    two = [k for k in planned(fn, *args, products=True, gradients=True) if k.product is not None][:2]
+    two = [k for k in planned(fn, *args, products=True, gradients=True) if k.matmul is not None][:2]
     limits = Limits(132, shared=227 << 10, copies=True, specializes=can_specialize_warps(version))
     offered = neighbouring_configs(structure_of(two[0]), limits)
     assert offered[0] == select_config(structure_of(two[0]), limits)
@@ -317,7 +317,7 @@ MEANT = {
 def test_float32_is_multiplied_as_was_set(
     name: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(precision, "_rocm", lambda: target if target.startswith("gfx") else None)
+    monkeypatch.setattr(precision, "_rocm_architecture", lambda: target if target.startswith("gfx") else None)
     with precision.multiplying(name):
         args = torch.randn(256, 128), torch.randn(256, 128), torch.randn(256)
         (kernel,) = planned(gelu_of_linear, *args, products=True)
@@ -331,7 +331,7 @@ def test_float32_is_multiplied_as_was_set(
 def test_block_sizes_of_a_table_are_compiled_in_other_processes() -> None:
     """What the tuner asks for, by the text that a table holds."""
     fn, args = CASES["few rows"]
-    (kernel,) = (k for k in planned(fn, *args) if k.product is not None)
+    (kernel,) = (k for k in planned(fn, *args) if k.matmul is not None)
     jobs = jobs_of(kernel, parse_config("64x64x64 w4 s3 k4"))
     assert [job.name for job in jobs] == [f"{kernel.name}_part0", kernel.name]
     assert jobs[0].constants == {"BM": 64, "BN": 64, "BK": 64}
