@@ -18,7 +18,7 @@ from torch import Tensor
 from burnt import _torch
 from burnt.codegen.frontend.trace import PLANNING_LOCK, Traced, is_random, trace, why_unsupported
 from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
-from burnt.codegen.schedule.saved_tensors import taking
+from burnt.codegen.schedule.saved_tensors import with_saved_inputs
 from burnt.errors import CacheError, UnsupportedError
 
 __all__ = ["BackwardPlan", "Differentiable", "derive", "derived_plan"]
@@ -34,13 +34,13 @@ class Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, forward: CompiledPlan, numbers: Sequence[float], *tensors: Tensor) -> Any:
         """Run the plan on tensor arguments, then captured tensors, and save what the backward needs."""
-        seed = forward.draw()
+        seed = forward.draw_seed()
         outputs_and_saved = forward(tensors, numbers, seed)
         ctx.forward, ctx.numbers = forward, numbers
         results = forward.traced.results
         outputs, saved = outputs_and_saved[: len(results)], outputs_and_saved[len(results) :]
         ctx.has_seed = seed is not None
-        saved_outputs = [outputs[i] for i in forward.saved.lent]
+        saved_outputs = [outputs[i] for i in forward.saved.reused_results]
         ctx.save_for_backward(*tensors, *saved, *saved_outputs, *(() if seed is None else (seed,)))
         constant = [o for o, r in zip(outputs, results, strict=True) if r is not None and not r[1]]
         ctx.mark_non_differentiable(*constant)
@@ -98,7 +98,7 @@ def _layout(tensor: Tensor) -> _Layout:
 
 def _get_plan(ctx: Any, tensors: Sequence[Tensor], needs_grad: tuple[bool, ...]) -> BackwardPlan | None:
     """Return the plan for these gradients, built at the first call; None if none can be built."""
-    plans: dict[tuple[bool, ...], BackwardPlan | None] = ctx.forward.backward
+    plans: dict[tuple[bool, ...], BackwardPlan | None] = ctx.forward.backward_plans
     if needs_grad not in plans:
         with PLANNING_LOCK:
             if needs_grad not in plans:
@@ -114,14 +114,14 @@ def _build_plan(
     layouts: Sequence[_Layout],
 ) -> BackwardPlan | None:
     """Build the plan that computes the gradients from grad_outs, tensors, saved tensors and numbers."""
-    traced = forward.derived.pop(needs_grad, None)
+    traced = forward.backward_traces.pop(needs_grad, None)
     if traced is None:
         traced = _trace_backward(forward.traced, tensors, needs_grad, layouts, forward.device)
     if traced is None:
         return None
     with torch.no_grad():
-        saved = forward.saved.all(forward.traced)
-        traced = taking(traced, forward.traced, saved, forward.target.torch_is_best)
+        saved = forward.saved.all_nodes(forward.traced)
+        traced = with_saved_inputs(traced, forward.traced, saved, forward.target.why_eager)
         # Tensors that the function itself creates from Python numbers.
         constants = [cast("Tensor", getattr(traced.graph, name)) for name in traced.captured]
         try:
@@ -142,7 +142,7 @@ def _build_plan(
 def derived_plan(forward: CompiledPlan, tensors: Sequence[Tensor]) -> BackwardPlan | None:
     """Build the backward plan of a forward plan that was not run; None if it has none."""
     needs_grad = tuple(t.requires_grad for t in tensors)
-    if needs_grad not in forward.derived:
+    if needs_grad not in forward.backward_traces:
         return None
     with PLANNING_LOCK:
         return _build_plan(forward, tensors, needs_grad, [])

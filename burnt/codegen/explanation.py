@@ -16,9 +16,9 @@ from burnt.codegen.backward import derived_plan
 from burnt.codegen.function import CacheEntry, Function
 from burnt.codegen.ir import Buffer, Kernel, OnlineReduction, ReductionStep, ScanStep, Store, walk
 from burnt.codegen.runtime.compiled_plan import CompiledPlan
-from burnt.codegen.runtime.target import Built
+from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.targets import TARGETS
-from burnt.codegen.schedule.scheduler import NO_COPY, Call, Plan
+from burnt.codegen.schedule.scheduler import VIEW_OPS, Call, Plan
 from burnt.errors import ConfigError
 
 __all__ = ["Explanation", "Step", "explain"]
@@ -171,11 +171,11 @@ def explain(
         ]
         inputs = [t for t in tensors if t.requires_grad]
         torch.autograd.grad(results, inputs, [torch.ones_like(r) for r in results], allow_unused=True)
-        plan = entry.forward.backward.get(tuple(t.requires_grad for t in tensors))
+        plan = entry.forward.backward_plans.get(tuple(t.requires_grad for t in tensors))
         if plan is not None:
             backward = _explain_plan(plan.plan, _measure(plan.plan) if timed else None)
     with torch.no_grad():
-        seconds = entry.forward.times(tensors, numbers) if timed else None
+        seconds = entry.forward.time_steps(tensors, numbers) if timed else None
     return dataclasses.replace(_explain_plan(entry.forward, seconds), backward=backward)
 
 
@@ -194,10 +194,10 @@ def _explain_for_target(function: Function, args: Sequence[Any], name: str) -> E
     if target is None:
         raise ConfigError(f"there is no target {name!r}", expected=", ".join(TARGETS), found=name)
 
-    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
-        return Built("", target.show(list(kernels), numbers), dict.fromkeys(kernels, _refuse_to_run))
+    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> BuiltKernels:
+        return BuiltKernels("", target.show(list(kernels), numbers), dict.fromkeys(kernels, _refuse_to_run))
 
-    source_only = dataclasses.replace(target, build=build, missing=lambda: None)
+    source_only = dataclasses.replace(target, build=build, why_unavailable=lambda: None)
     entry = Function(function.fn, target=source_only).cache_entry(*args)
     if entry.forward is None:
         return Explanation((), entry.fallback_reason)
@@ -221,7 +221,7 @@ def _measure(compiled: CompiledPlan) -> list[float]:
         )
         for b in compiled.plan.inputs
     ]
-    return compiled.times(tensors, [0.5] * len(compiled.plan.numbers))
+    return compiled.time_steps(tensors, [0.5] * len(compiled.plan.numbers))
 
 
 def _explain_plan(compiled: CompiledPlan, seconds: Sequence[float] | None) -> Explanation:
@@ -237,10 +237,14 @@ def _explain_step(step: Kernel | Call, plan: Plan) -> Step:
     if isinstance(step, Call):
         buffers = [*step.inputs.values(), *(b for b in step.outputs if b is not None)]
         name = str(step.node.target)
-        if step.node.target in NO_COPY:
+        if step.node.target in VIEW_OPS:
             return Step(name, "view", (name.split(".")[1],), 0, "a torch call reads or returns its memory")
         return Step(
-            name, "library", (name.split(".")[1],), _num_bytes(buffers), f"torch's call is used: {step.why}"
+            name,
+            "library",
+            (name.split(".")[1],),
+            _num_bytes(buffers),
+            f"torch's call is used: {step.reason}",
         )
     exprs = [s.value if isinstance(s, Store) else s.body for s in step.steps]
     buffers = [e.extra[0] for e in walk(exprs) if e.op == "load"]  # type: ignore[misc]

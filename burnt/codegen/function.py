@@ -47,7 +47,7 @@ from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.compiled_plan import CompiledPlan, debug_log, debug_log_plan, warn_fallback
 from burnt.codegen.runtime.target import Target
 from burnt.codegen.runtime.targets import target_of
-from burnt.codegen.schedule.saved_tensors import Saved, returning, worth_saving
+from burnt.codegen.schedule.saved_tensors import SavedTensors, select_saved_tensors, with_saved_outputs
 from burnt.codegen.schedule.scheduler import Call
 from burnt.errors import CacheError, DefinitionError, FusionError, UnsupportedError
 
@@ -341,7 +341,7 @@ class Function(InlinedWhenTraced):
         if self._origin is None or self.target is None:
             return None
         entry = self._origin.cache_entry(*args)
-        forward = None if entry.forward is None else entry.forward.on(self.target)
+        forward = None if entry.forward is None else entry.forward.with_target(self.target)
         return entry._replace(forward=forward)
 
     def _build_entry(
@@ -349,8 +349,8 @@ class Function(InlinedWhenTraced):
     ) -> CacheEntry:
         """Trace, schedule and compile for these arguments, or find why the eager function must run."""
         target = self.target or (target_of(tensors[0].device) if tensors else C)
-        if self.lowered and self.target is None and isinstance(target, Target) and target.products:
-            target = dataclasses.replace(target, products=why_always_library_call)
+        if self.lowered and self.target is None and isinstance(target, Target) and target.why_eager_matmul:
+            target = dataclasses.replace(target, why_eager_matmul=why_always_library_call)
         reason = target if isinstance(target, str) else None
         reason = (
             reason
@@ -380,11 +380,15 @@ class Function(InlinedWhenTraced):
             return CacheEntry(None, captured_tensors, captured_objects, calls.why, eager_calls=calls)
         device = tensors[0].device if tensors else torch.device("cpu")
         derived = derive(traced, inputs, device) if needs_grad else None
-        saved = worth_saving(traced, derived, target.torch_is_best) if derived is not None else Saved([], [])
+        saved = (
+            select_saved_tensors(traced, derived, target.why_eager)
+            if derived is not None
+            else SavedTensors([], [])
+        )
         try:
             with torch.no_grad():
                 forward = CompiledPlan(
-                    returning(traced, saved.nodes), captured_tensors, self.name, target, device
+                    with_saved_outputs(traced, saved.nodes), captured_tensors, self.name, target, device
                 )
         except UnsupportedError as error:
             return self._fallback(str(error), captured_objects)
@@ -401,7 +405,7 @@ class Function(InlinedWhenTraced):
             return self._fallback(reason, captured_objects)
         forward.saved = saved
         if derived is not None:
-            forward.derived[tuple(t.requires_grad for t in inputs)] = derived
+            forward.backward_traces[tuple(t.requires_grad for t in inputs)] = derived
         if self.single and len(forward.plan.steps) != 1:
             raise FusionError(
                 f"{self.name} cannot be compiled to a single kernel",

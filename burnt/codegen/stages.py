@@ -58,12 +58,12 @@ def stages(fn: Callable[..., Any], *args: Any, target: str = "c") -> Stages:
     plan = schedule(
         traced,
         captured,
-        scratch=to.scratch,
-        runs=to.runs,
-        cuts=to.cuts,
-        joins=to.joins,
-        torch_is_best=to.torch_is_best,
-        products=to.products,
+        scratch_bytes=to.scratch_bytes,
+        max_chunks=to.max_chunks,
+        splits_passes=to.splits_passes,
+        online_thresholds=to.online_thresholds,
+        why_eager=to.why_eager,
+        why_eager_matmul=to.why_eager_matmul,
     )
     kernels = [step for step in plan.steps if isinstance(step, Kernel)]
     for i, kernel in enumerate(kernels):

@@ -27,7 +27,7 @@ from burnt.codegen.runtime import c_library
 from burnt.codegen.runtime.c_backend import C
 from burnt.codegen.runtime.c_compiler import find_compiler
 from burnt.codegen.runtime.metal_backend import METAL
-from burnt.codegen.runtime.target import Built, Target
+from burnt.codegen.runtime.target import BuiltKernels, Target
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.errors import UnsupportedError
 from tests.codegen.programs import program
@@ -42,13 +42,15 @@ def planned(seed: int, target: Target) -> tuple[list[Kernel], Sequence[Buffer], 
     """The kernels of a program, the buffers and the numbers that they take."""
     found: list[tuple[list[Kernel], Sequence[Buffer], Sequence[int]]] = []
 
-    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> BuiltKernels:
         found.append((list(kernels), buffers, numbers))
-        return Built("", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels})
+        return BuiltKernels(
+            "", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels}
+        )
 
     fn, args = program(seed, "far").built()
     tensors = [a for a in args if isinstance(a, Tensor)]
-    target = dataclasses.replace(target, build=build, missing=lambda: None)
+    target = dataclasses.replace(target, build=build, why_unavailable=lambda: None)
     # Not by a call: of a device that nothing runs on, no signature is made.
     made: CacheEntry = Function(fn, target=target)._build_entry(args, tensors, [])
     if made.fallback_reason is not None and "cannot be traced" not in made.fallback_reason:

@@ -156,11 +156,13 @@ def _send_to_triton() -> None:
     from burnt.codegen.render.triton.configs import parse_config, select_config
     from burnt.codegen.render.triton.matmul_config import HOPPER
     from burnt.codegen.runtime import targets, triton_backend, triton_launch
-    from burnt.codegen.runtime.target import Built
+    from burnt.codegen.runtime.target import BuiltKernels
     from burnt.kernels.ops.rnn import layer, loop_triton
     from burnt.kernels.optim import foreach, foreach_triton
 
-    def build(kernels: Any, buffers: Any, numbers: Any, blocks: Mapping[str, str] | None = None) -> Built:
+    def build(
+        kernels: Any, buffers: Any, numbers: Any, blocks: Mapping[str, str] | None = None
+    ) -> BuiltKernels:
         given = {name: parse_config(text) for name, text in (blocks or {}).items()}
         return triton_launch.build(
             kernels, buffers, numbers, choose=lambda form: select_config(form, HOPPER), blocks=given
@@ -169,6 +171,6 @@ def _send_to_triton() -> None:
     triton_backend._build_triton = build
     null = dataclasses.replace(targets.TRITON, build=build)
     targets.BY_DEVICE["cpu"] = null
-    triton_launch._scratch = lambda size, alignment, stream: torch.empty(size, dtype=torch.int8)
+    triton_launch._allocate_workspace = lambda size, alignment, stream: torch.empty(size, dtype=torch.int8)
     layer._loop = lambda x: loop_triton
     foreach.HostPasses = foreach_triton.DevicePasses  # type: ignore[misc]

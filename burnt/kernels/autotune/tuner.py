@@ -209,7 +209,7 @@ def lookup_measurements(key: str) -> Measurements:
         if store is not None:
             rows, wrong = [*rows, *store.rows(key)], [*wrong, *store.wrong(prefix)]
     except CacheError as error:  # an unreadable table must not stop a program
-        build_cache.note(str(error))
+        build_cache.add_note(str(error))
     rows = [*rows, *(row for row in _unsaved_rows.values() if row.key == key)]
     wrong = [*wrong, *(r for r in _unsaved_rows.values() if r.status == "wrong" and r.key.startswith(prefix))]
     by_config = {row.config: row for row in rows}
@@ -267,7 +267,7 @@ def _save(rows: Sequence[Row], store: TuningDatabase | None) -> None:
     except CacheError as error:
         if store is not None:
             raise
-        build_cache.note(str(error))
+        build_cache.add_note(str(error))
     # This process can still use the measurements.
     _unsaved_rows.update({(row.key, row.config): row for row in rows})
 
@@ -278,7 +278,7 @@ def _store() -> TuningDatabase | None:
     try:
         return TuningDatabase()
     except CacheError as error:
-        build_cache.note(str(error))
+        build_cache.add_note(str(error))
         if not _warned:
             _warned = True
             warnings.warn(

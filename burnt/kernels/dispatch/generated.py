@@ -14,7 +14,7 @@ from torch import Tensor
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Kernel
 from burnt.codegen.runtime.targets import target_of
-from burnt.codegen.runtime.triton_backend import TRITON, are_blocks, with_blocks
+from burnt.codegen.runtime.triton_backend import TRITON, are_block_sizes, with_block_sizes
 from burnt.kernels.interface.candidate import Alternative, Candidate
 from burnt.kernels.interface.results import results_and_gradients
 from burnt.kernels.interface.static_args import PartialReference, StaticArg
@@ -74,7 +74,7 @@ class Generated(Candidate):
         key = (function, *sorted(config.items()))
         function_with_blocks = self.functions_with_blocks.get(key)
         if function_with_blocks is None:
-            function_with_blocks = self.functions_with_blocks[key] = function.on(with_blocks(config))
+            function_with_blocks = self.functions_with_blocks[key] = function.on(with_block_sizes(config))
         return function_with_blocks, positions
 
     def kernels(self, args: Sequence[Any]) -> list[Kernel]:
@@ -88,12 +88,12 @@ class Generated(Candidate):
         if plan is None:
             return []
         if (
-            not plan.backward
+            not plan.backward_plans
             and torch.is_grad_enabled()
             and any(isinstance(a, Tensor) and a.requires_grad for a in args)
         ):
             results_and_gradients(function, dynamic_args)
-        backward = [planned.plan.kernels for planned in plan.backward.values() if planned is not None]
+        backward = [planned.plan.kernels for planned in plan.backward_plans.values() if planned is not None]
         return [*plan.kernels, *itertools.chain(*backward)]
 
     def alternatives(self, args: Sequence[Any]) -> list[Alternative]:
@@ -104,7 +104,9 @@ class Generated(Candidate):
             from burnt.codegen.runtime.triton_compile_pool import choices_of, limits_of
 
             block_choices = choices_of(self.kernels(args), limits_of(device))
-            alternatives += [Alternative({c.kernel: c.blocks}, c.left_out, c.risky) for c in block_choices]
+            alternatives += [
+                Alternative({c.kernel: c.blocks}, c.skip_reason, c.is_risky) for c in block_choices
+            ]
         return alternatives
 
     def accepts(self, config: dict[str, Any] | None, args: Sequence[Any]) -> bool:
@@ -112,7 +114,7 @@ class Generated(Candidate):
         if config is None:
             return True
         device = next(a.device for a in args if isinstance(a, Tensor))
-        return target_of(device) is TRITON and are_blocks(config)
+        return target_of(device) is TRITON and are_block_sizes(config)
 
     def suggest_config(self, timed: Sequence[tuple[dict[str, Any] | None, float]]) -> dict[str, Any] | None:
         """Combine the fastest block sizes of each kernel, if those of several kernels beat the default."""

@@ -82,7 +82,9 @@ def test_gathers(name: str) -> None:
         results.append((made, [a.grad for a in wanted]))
     torch.testing.assert_close(results[1], results[0], equal_nan=True)
     if kernels is not None:
-        ((made,),) = [e.forward.backward.values() for e in fused._entries.values() if e.forward.backward]
+        ((made,),) = [
+            e.forward.backward_plans.values() for e in fused._entries.values() if e.forward.backward_plans
+        ]
         assert [isinstance(s, Kernel) for s in made.plan.plan.steps] == [True] * kernels
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler h
 
 
 # Generate pooling also where torch's kernel is known to be faster.
-GENERATED = dataclasses.replace(C, torch_is_best=lambda node: None)
+GENERATED = dataclasses.replace(C, why_eager=lambda node: None)
 
 
 def values(*shape: int, seed: int = 0, odd: bool = False, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -60,7 +60,7 @@ def same(fn: Callable[..., Any], x: Tensor, *, single: bool = True, rtol: float 
         made[0].backward(pull)
         expected[0].backward(pull)
         torch.testing.assert_close(ours.grad, theirs.grad, equal_nan=True, rtol=10 * rtol, atol=10 * rtol)
-        ((backward),) = plans[0].backward.values()
+        ((backward),) = plans[0].backward_plans.values()
         assert backward is not None
         assert not any(isinstance(step, Call) for step in backward.plan.plan.steps)
     return plans[1]
@@ -333,7 +333,7 @@ def backward_of(fused: Function, x: Tensor) -> CompiledPlan:
     first.sum().backward()
     plan = fused.plan(x)
     assert plan is not None
-    (backward,) = plan.backward.values()
+    (backward,) = plan.backward_plans.values()
     return backward.plan
 
 
@@ -392,7 +392,7 @@ def test_returned_indices_are_reused_by_the_gradient() -> None:
         fused = fuse(lambda x, wanted=wanted: F.max_pool2d(x, 3, 2, 1, return_indices=True)[wanted])
         backward = backward_of(fused, x)
         plan = fused.plan(x)
-        assert (saved_dtypes(plan), plan.saved.lent) == (
+        assert (saved_dtypes(plan), plan.saved.reused_results) == (
             ([], [1]) if wanted == slice(None) else ([torch.int32], [])
         )
         assert kinds(backward) == ["elementwise"]

@@ -154,7 +154,7 @@ def test_the_gradient_of_a_sum_is_one_scan() -> None:
     fused(x).sum().backward()
     plan = fused.plan(x)
     assert plan is not None
-    (backward,) = plan.backward.values()
+    (backward,) = plan.backward_plans.values()
     assert kinds(backward.plan) == ["scan"]
 
 

@@ -31,7 +31,7 @@ from burnt.codegen.render.triton.tile_config import (
     why_too_large,
 )
 from burnt.codegen.runtime import triton_compile_pool
-from burnt.codegen.runtime.triton_backend import TRITON, with_blocks
+from burnt.codegen.runtime.triton_backend import TRITON, with_block_sizes
 from burnt.codegen.runtime.triton_compile_pool import Job, Pool, choices_of, jobs_of, limits_of
 from burnt.errors import CompileError
 from burnt.kernels.ops.attention import flash, flash_config, flash_triton
@@ -81,12 +81,12 @@ def test_a_launch_finds_what_was_compiled(pool: Pool, blocks: TileConfig | None)
         with driven(H200):
             if blocks is not None:
                 names = [kernel.name for kernel in plan.kernels]
-                plan = planned.on(with_blocks(dict.fromkeys(names, str(blocks)))).plan(*given)
+                plan = planned.on(with_block_sizes(dict.fromkeys(names, str(blocks)))).plan(*given)
                 assert plan is not None
             memory = [torch.empty(0)] * len(plan.slots)
             for buffer, slot in plan.slots.items():
                 memory[slot] = torch.empty(buffer.shape, dtype=buffer.dtype)
-            for launch in plan.launch.values():
+            for launch in plan.launchers.values():
                 for call in _calls(launch):
                     tensors = [memory[s] for s in call.buffers] + _works(call)
                     # There is no device that it could be loaded to.
@@ -104,7 +104,7 @@ def _calls(launch):  # type: ignore[no-untyped-def]
 
 
 def _works(call):  # type: ignore[no-untyped-def]
-    works = [torch.empty(w.size, dtype=w.dtype) for w in call.works]
+    works = [torch.empty(w.size, dtype=w.dtype) for w in call.workspaces]
     return [*works, *[torch.zeros(1, dtype=torch.int64)] * call.may_fail]
 
 
@@ -230,7 +230,7 @@ def test_closing_ends_processes_and_cancels(pool: Pool) -> None:
 
 
 def test_processes_end_when_there_is_no_work(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_compile_pool, "_IDLE", 0.05)
+    monkeypatch.setattr(triton_compile_pool, "_IDLE_SECONDS", 0.05)
     pool.submit([job(GOOD)]).result(120)
     end = time.monotonic() + 60
     while pool._processes and time.monotonic() < end:

@@ -55,7 +55,7 @@ from burnt.codegen.render.c.reduction import (
 from burnt.codegen.render.c.scan import create_scan_states, select_scan_lane
 from burnt.codegen.render.c.stride_phases import index_period, unroll_period
 from burnt.codegen.render.shape_params import mark_size
-from burnt.codegen.schedule.passes import LANES, lane_of, unguarded
+from burnt.codegen.schedule.passes import LANES, lane_loop, unconditional_exprs
 
 __all__ = ["print_kernels"]
 
@@ -184,7 +184,7 @@ class _KernelPrinter(ExprPrinter):
         elif kernel.kind == "elementwise":
             self.emit_elementwise_kernel(num_iterations)
         else:
-            self.lane = lane_of(kernel)
+            self.lane = lane_loop(kernel)
             count, split = num_iterations, num_iterations < _FEW_ITERATIONS
             if self.lane is not None:
                 self.tile_width = self.select_tile_width(inner, _TILE_WIDTH)
@@ -284,7 +284,7 @@ class _KernelPrinter(ExprPrinter):
         These loads become `transposed_loads`.
         """
         candidates: dict[Var, list[Expr]] = {}
-        for e in unguarded([step.value for step in stores]):
+        for e in unconditional_exprs([step.value for step in stores]):
             if e.op != "load" or e.args or e.extra[1].stride(last) in (None, 0, 1):  # type: ignore[attr-defined]
                 continue
             for v in lead:
@@ -324,9 +324,8 @@ class _KernelPrinter(ExprPrinter):
             )
             self.open_loop(last, "right", ends[last])
             if is_float16:
-                start = self.element_text(
-                    buffer, e.extra[1].substitute({transposed_loop: IndexExpr.of(down)})
-                )  # type: ignore[attr-defined]
+                offset: IndexExpr = e.extra[1]  # type: ignore[assignment]
+                start = self.element_text(buffer, offset.substitute({transposed_loop: IndexExpr.of(down)}))
                 self.emit(f"f32_of_f16_row({name}[{row}], &{start}, {ends[transposed_loop]} - down);")
             else:
                 self.emit("#pragma omp simd")
@@ -350,7 +349,7 @@ class _KernelPrinter(ExprPrinter):
         first: list[Expr] = []
         if has_adjacent_stores(stores):
             # Between two selects by the same test, gcc would move these loads under it (`GUARDED_LOADS`).
-            first = [e for e in unguarded(values) if e.op == "load" and not e.args]
+            first = [e for e in unconditional_exprs(values) if e.op == "load" and not e.args]
         value_names = self.emit_exprs(values, first)
         for step, name in zip(stores, value_names, strict=True):
             self.emit_store(step, name)
@@ -409,7 +408,8 @@ class _KernelPrinter(ExprPrinter):
             {},
             {},
         )
-        self.unconditional_loads = {e for e in unguarded([step.value for step in stores]) if e.op == "load"}
+        exprs = unconditional_exprs([step.value for step in stores])
+        self.unconditional_loads = {e for e in exprs if e.op == "load"}
         self.span, self.hoist_depth = (last, *span), self.depth
         return saved
 
@@ -979,7 +979,7 @@ def _find_float16_rows(
 ) -> tuple[list[tuple[Buffer, IndexExpr]], list[tuple[Buffer, IndexExpr]]]:
     """Return the float16 loads of expressions, and the float16 stores, that are contiguous along a loop."""
     all_accesses: list[list[tuple[Buffer, IndexExpr]]] = [[], []]
-    for e in unguarded(exprs):
+    for e in unconditional_exprs(exprs):
         if e.op == "load" and not e.args:
             all_accesses[0].append(e.extra)  # type: ignore[arg-type]
     all_accesses[1] += [(step.buffer, step.offset) for step in stores if type(step) is Store]

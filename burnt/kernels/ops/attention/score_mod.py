@@ -20,7 +20,7 @@ from burnt import _torch
 from burnt.codegen.function import Function
 from burnt.codegen.ir import Buffer, Expr, Kernel, Store
 from burnt.codegen.render.triton.expr import EVERYWHERE, TL, Elements, TileValue
-from burnt.codegen.runtime.target import Built
+from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.targets import target_of
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.errors import BurntError, InputTypeError, InputValueError
@@ -110,7 +110,7 @@ class _Printed:
         self.captured: tuple[Tensor, ...] = ()
         self._launched = False
         self.traced = Function(
-            fn, target=dataclasses.replace(TRITON, build=self._build, missing=lambda: None)
+            fn, target=dataclasses.replace(TRITON, build=self._build, why_unavailable=lambda: None)
         )
 
     def at(self, device: torch.device) -> tuple[Any, tuple[Tensor, ...]] | None:
@@ -128,7 +128,9 @@ class _Printed:
 
         return load(self.text)[self.name], self.captured
 
-    def _build(self, kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+    def _build(
+        self, kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]
+    ) -> BuiltKernels:
         """Print instead of building; a launch notes which tensors there are."""
         text, used = self._text(kernels)
         places = [n for n, buffer in enumerate(buffers) if buffer in used]
@@ -138,7 +140,7 @@ class _Printed:
             self.captured = tuple(by_buffer[b] for b in used)  # type: ignore[misc]
             self.text, self._launched = text, not numbers
 
-        return Built("", dict.fromkeys(kernels, ""), dict.fromkeys(kernels, launch))
+        return BuiltKernels("", dict.fromkeys(kernels, ""), dict.fromkeys(kernels, launch))
 
     def _text(self, kernels: Sequence[Kernel]) -> tuple[str | None, list[Buffer]]:
         steps = [step for kernel in kernels for step in kernel.steps]

@@ -149,4 +149,6 @@ def shader(source: str) -> Library:
     return Library(source)
 
 
-METAL_SHIM = dataclasses.replace(METAL, build=functools.partial(build_metal, shader), missing=lambda: None)
+METAL_SHIM = dataclasses.replace(
+    METAL, build=functools.partial(build_metal, shader), why_unavailable=lambda: None
+)

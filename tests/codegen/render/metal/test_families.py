@@ -148,7 +148,10 @@ def check(name: str, dtype: torch.dtype, target: Target = METAL_SHIM) -> None:
         assert float((found.double() - exact).abs().max()) <= tolerance
     plan = fused.plan(*[a.clone().requires_grad_() if a.is_floating_point() else a for a in given])
     assert plan is not None, fused.fallback_reason(*given)
-    steps = [*plan.plan.steps, *(step for made in plan.backward.values() for step in made.plan.plan.steps)]
+    steps = [
+        *plan.plan.steps,
+        *(step for made in plan.backward_plans.values() for step in made.plan.plan.steps),
+    ]
     assert all(isinstance(step, Kernel) for step in steps) == (name not in SCATTERED)
 
 

@@ -18,7 +18,7 @@ from tests.codegen.render.metal.shim import METAL_SHIM
 
 pytestmark = pytest.mark.skipif(shim.COMPILER is None, reason="no C++ compiler here to run Metal with")
 
-ALWAYS = dataclasses.replace(METAL_SHIM, joins=OnlineThresholds())
+ALWAYS = dataclasses.replace(METAL_SHIM, online_thresholds=OnlineThresholds())
 
 
 @pytest.fixture

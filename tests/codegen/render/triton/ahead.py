@@ -23,7 +23,7 @@ from burnt.codegen.render.triton.configs import select_config
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.source import FailedFlag, ScalarArg, TritonSource, Workspace
 from burnt.codegen.render.triton.tile_config import Limits
-from burnt.codegen.runtime.target import Built
+from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.codegen.runtime.triton_launch import load
 
@@ -115,17 +115,19 @@ def planned(
     """
     found: list[Kernel] = []
 
-    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> Built:
+    def build(kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]) -> BuiltKernels:
         found.extend(kernels)
-        return Built("", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels})
+        return BuiltKernels(
+            "", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels}
+        )
 
     inputs = [
         a.detach().requires_grad_() if gradients and isinstance(a, Tensor) and a.is_floating_point() else a
         for a in args
     ]
-    target = dataclasses.replace(TRITON, build=build, missing=lambda: None)
+    target = dataclasses.replace(TRITON, build=build, why_unavailable=lambda: None)
     if products:
-        target = dataclasses.replace(target, products=lambda node: None)
+        target = dataclasses.replace(target, why_eager_matmul=lambda node: None)
     made = Function(fn, target=target)(*inputs)
     if gradients:
         roots = [r for r in (made if isinstance(made, tuple) else (made,)) if r.requires_grad]

@@ -22,7 +22,7 @@ from tests.codegen.compare import Verdict, compare
 
 def always(config: MatmulConfig | None = None) -> Target:
     """Every product is a kernel, of these block sizes."""
-    target = dataclasses.replace(TRITON, products=lambda node: None)
+    target = dataclasses.replace(TRITON, why_eager_matmul=lambda node: None)
     if config is None:
         return target
 

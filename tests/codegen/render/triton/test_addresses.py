@@ -36,7 +36,7 @@ from burnt.codegen.render.triton import matmul as triton_matmul
 from burnt.codegen.render.triton.configs import select_config
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.matmul_config import MatmulConfig
-from burnt.codegen.runtime.target import Built
+from burnt.codegen.runtime.target import BuiltKernels
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.kernels.ops.attention import flash_triton
 from burnt.kernels.ops.attention.flash_config import FlashConfig
@@ -320,11 +320,15 @@ def planned(fn: Callable[..., Any], args: Sequence[Tensor]) -> list[Kernel]:
     """The kernels of a function of tensors without memory; every product is one."""
     found: list[Kernel] = []
 
-    def build(kernels: Sequence[Kernel], *_: object) -> Built:
+    def build(kernels: Sequence[Kernel], *_: object) -> BuiltKernels:
         found.extend(kernels)
-        return Built("", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels})
+        return BuiltKernels(
+            "", dict.fromkeys(kernels, ""), {k: lambda memory, numbers: None for k in kernels}
+        )
 
-    target = dataclasses.replace(TRITON, build=build, missing=lambda: None, products=lambda node: None)
+    target = dataclasses.replace(
+        TRITON, build=build, why_unavailable=lambda: None, why_eager_matmul=lambda node: None
+    )
     # Not by a call: of a device that nothing runs on, no signature is made.
     made = Function(fn, target=target)._build_plan(args, list(args), [])
     assert made.fallback_reason is None, made.fallback_reason

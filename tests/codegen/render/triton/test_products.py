@@ -26,7 +26,7 @@ from burnt.codegen.render.triton.configs import (
 from burnt.codegen.render.triton.kernel import print_kernel, structure_of
 from burnt.codegen.render.triton.matmul_config import MatmulConfig, MatmulStructure
 from burnt.codegen.render.triton.tile_config import Limits
-from burnt.codegen.runtime.triton_backend import are_blocks
+from burnt.codegen.runtime.triton_backend import are_block_sizes
 from burnt.codegen.runtime.triton_compile_pool import Pool, can_specialize_warps, choices_of, jobs_of
 from tests.codegen.render.triton.ahead import SHARED, TARGETS, compiled, limits_of, planned
 
@@ -292,7 +292,7 @@ def test_specialized_warps_come_last_and_only_where_they_compile(version: str) -
     choices = choices_of(two, limits)
     assert {choice.kernel for choice in choices} == {kernel.name for kernel in two}
     risky = [choice.blocks.endswith(" ws") for choice in choices]
-    assert risky == [choice.risky for choice in choices] == sorted(risky)
+    assert risky == [choice.is_risky for choice in choices] == sorted(risky)
     assert any(risky) == (version == "3.7.1")
 
 
@@ -364,7 +364,7 @@ def test_others_are_near_and_written_as_tables_hold_them() -> None:
         found = neighbouring_configs(form)
         assert found[0] == select_config(form)
         assert len(found) == len(set(found)) > 5
-        assert are_blocks({f"linear_{i}": str(config) for i, config in enumerate(found)})
+        assert are_block_sizes({f"linear_{i}": str(config) for i, config in enumerate(found)})
 
 
 def test_exact_factors_have_small_steps_where_no_unit_multiplies_them() -> None:

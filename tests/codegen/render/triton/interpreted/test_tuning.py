@@ -16,7 +16,7 @@ from burnt.codegen.function import Function
 from burnt.codegen.render.triton.kernel import structure_of
 from burnt.codegen.render.triton.tile_config import Limits, neighbouring_configs, why_too_large
 from burnt.codegen.runtime import triton_compile_pool
-from burnt.codegen.runtime.triton_backend import TRITON, with_blocks
+from burnt.codegen.runtime.triton_backend import TRITON, with_block_sizes
 from burnt.kernels.autotune import database
 from burnt.kernels.autotune.database import TuningDatabase
 from burnt.kernels.autotune.tuner import tune
@@ -52,15 +52,18 @@ def test_all_block_sizes_compute_the_same(name: str) -> None:
     _results(fused, args)
     plan = fused.plan(*args)
     assert plan is not None
-    made = [*plan.kernels, *(k for b in plan.backward.values() if b is not None for k in b.plan.kernels)]
+    made = [
+        *plan.kernels,
+        *(k for b in plan.backward_plans.values() if b is not None for k in b.plan.kernels),
+    ]
     for kernel in made:
         form = structure_of(kernel)
         for blocks in neighbouring_configs(form)[1::3]:
-            sized = fused.on(with_blocks({kernel.name: str(blocks)}))
+            sized = fused.on(with_block_sizes({kernel.name: str(blocks)}))
             found = _results(sized, args)
             known = sized.plan(*args)
             assert known is not None
-            built = [known, *(b.plan for b in known.backward.values() if b is not None)]
+            built = [known, *(b.plan for b in known.backward_plans.values() if b is not None)]
             assert len(built) == 2
             assert {id(p.target) for p in built} == {id(sized.target)}
             for ours, theirs in zip(found, exact, strict=True):
