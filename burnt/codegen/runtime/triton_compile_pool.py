@@ -142,16 +142,16 @@ def limits_of(device: torch.device) -> Limits:
         # Four SIMD units with 512 registers for each lane; a wavefront takes half of them at the most.
         shared = found.shared_memory_per_block
         registers = 2048 * found.warp_size
-        return Limits(found.multi_processor_count, registers, 256, shared, found.warp_size, rocm=True)
+        return Limits(found.multi_processor_count, registers, 256, shared, found.warp_size, is_rocm=True)
     # What a block has is what it may have without asking for more, as Triton does; 1 KiB is the driver's.
     shared = found.shared_memory_per_multiprocessor - 1024
     copies = found.major >= 9
     return Limits(
         found.multi_processor_count,
-        shared=shared,
-        lanes=found.warp_size,
-        copies=copies,
-        specializes=copies and can_specialize_warps(_triton_version()),
+        shared_memory=shared,
+        warp_size=found.warp_size,
+        has_tma=copies,
+        can_specialize_warps=copies and can_specialize_warps(_triton_version()),
     )
 
 

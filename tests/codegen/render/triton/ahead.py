@@ -48,8 +48,8 @@ def limits_of(target: str) -> Limits:
     """What a device of this architecture has for programs; an H100's multiprocessors, or an MI300's."""
     if target.startswith("gfx"):
         lanes = TARGETS[target].warp_size
-        return Limits(304, 2048 * lanes, 256, SHARED[target], lanes, rocm=True)
-    return Limits(132, shared=SHARED[target])
+        return Limits(304, 2048 * lanes, 256, SHARED[target], lanes, is_rocm=True)
+    return Limits(132, shared_memory=SHARED[target])
 
 
 @dataclasses.dataclass(frozen=True)

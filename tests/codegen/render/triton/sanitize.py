@@ -139,7 +139,7 @@ def main() -> None:
             imported = {name for name in vars(device_math) if name in space and name[0] != "_"}
             space |= dict.fromkeys(imported - {"tl", "triton"}, lambda a, *_: a)
             # What a product's kernel calls is looked at with it.
-            for name in re.findall(r"^def (\w+(?<!_left)(?<!_right)(?<!_tail))\(", text, re.M):
+            for name in re.findall(r"^def (\w+(?<!_left)(?<!_right)(?<!_epilogue))\(", text, re.M):
                 space[name] = sanitized(space[name])
             traced[text] = space
         return traced[text]

@@ -484,7 +484,7 @@ def test_offsets_of_other_generated_kernels(name: str) -> None:
 def test_generated_kernels_translate_with_64_bits(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a kernel does: what a loop carries keeps its type."""
     for module in (triton_layout, triton_expr, triton_matmul):
-        monkeypatch.setattr(module, "FAR", -1)
+        monkeypatch.setattr(module, "INT32_INDEX_LIMIT", -1)
     texts = [
         translated(launch).text for printed in printed_of(case, "bf16") for launch in launches_of(printed)
     ]

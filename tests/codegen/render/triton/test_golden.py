@@ -90,7 +90,7 @@ def test_a_text_serves_other_shapes():
 def test_block_sizes_can_be_chosen_for_a_kernel():
     (kernel,) = planned(softmax, torch.zeros(50, 5000))
     form = structure_of(kernel)
-    assert (form.rows, form.cols, form.across, form.folds) == (50, 5000, False, True)
+    assert (form.rows, form.cols, form.is_column_major, form.has_inner_loop) == (50, 5000, False, True)
     usual = print_kernel(kernel, select_config(form))
     other = print_kernel(kernel, TileConfig(4, 8192, 8, 1))
     assert other.text == usual.text

@@ -116,15 +116,15 @@ SHARED = """
 import torch, triton
 from tests.null import driver
 driver.install()
-from burnt.codegen.render.triton.matmul_config import ProductConfig
+from burnt.codegen.render.triton.matmul_config import MatmulConfig
 from burnt.codegen.function import Function
 from tests.codegen.render.triton.products import always
 
 a, b = torch.zeros(256, 512).bfloat16(), torch.zeros(512, 256).bfloat16()
-fits = Function(lambda a, b: torch.relu(a @ b), target=always(ProductConfig.of("128x128x64 w8 s3")))
+fits = Function(lambda a, b: torch.relu(a @ b), target=always(MatmulConfig.of("128x128x64 w8 s3")))
 fits(a, b)
 assert driver.last_launch().shared > 48 << 10
-large = Function(lambda a, b: torch.relu(a @ b), target=always(ProductConfig.of("256x256x128 w8 s4")))
+large = Function(lambda a, b: torch.relu(a @ b), target=always(MatmulConfig.of("256x256x128 w8 s4")))
 import warnings
 warnings.simplefilter("error")
 try:

@@ -30,7 +30,7 @@ from burnt.codegen.runtime.triton_backend import are_blocks
 from burnt.codegen.runtime.triton_compile_pool import Pool, can_specialize_warps, choices_of, jobs_of
 from tests.codegen.render.triton.ahead import SHARED, TARGETS, compiled, limits_of, planned
 
-H200 = Limits(132, shared=227 << 10)
+H200 = Limits(132, shared_memory=227 << 10)
 UNITS = {"sm_80": "mma.sync", "sm_90": "wgmma.mma_async", "sm_100": "tcgen05.mma", "sm_120": "mma.sync"}
 
 
@@ -130,7 +130,10 @@ def fits_and_multiplies(name: str, dtype: torch.dtype, target: str, tmp_path: Pa
     assert len(kernels) == 1
     (kernel,) = kernels
     limits = Limits(
-        132, lanes=TARGETS[target].warp_size, shared=SHARED[target], rocm=target.startswith("gfx")
+        132,
+        warp_size=TARGETS[target].warp_size,
+        shared_memory=SHARED[target],
+        is_rocm=target.startswith("gfx"),
     )
     config = select_config(structure_of(kernel), limits)
     for found in compiled([print_kernel(kernel, config)], target, tmp_path):
@@ -158,7 +161,7 @@ def fits_and_multiplies(name: str, dtype: torch.dtype, target: str, tmp_path: Pa
 def test_programs_that_make_several_tiles(name: str, target: str, tmp_path: Path) -> None:
     fn, args = CASES[name]
     (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
-    limits = Limits(132, shared=SHARED[target])
+    limits = Limits(132, shared_memory=SHARED[target])
     config = next(
         c
         for c in neighbouring_configs(structure_of(kernel), limits)
@@ -182,7 +185,7 @@ def test_every_block_size_with_specialized_warps_that_is_offered(target: str, tm
     for name in ("gelu", "batches", "few rows"):
         fn, args = CASES[name]
         (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
-        limits = Limits(132, shared=SHARED[target], copies=True, specializes=True)
+        limits = Limits(132, shared_memory=SHARED[target], has_tma=True, can_specialize_warps=True)
         form = structure_of(kernel)
         offered = [c for c in neighbouring_configs(form, limits) if str(c).endswith(" ws")]
         assert offered
@@ -211,8 +214,8 @@ def test_every_block_size_that_is_offered(target: str, name: str, dtype: torch.d
     (kernel,) = (k for k in planned(fn, *(a.to(dtype) for a in args), products=True) if k.product is not None)
     rocm = target.startswith("gfx")
     machine = TARGETS[target]
-    limits = Limits(132, lanes=machine.warp_size, shared=SHARED[target], rocm=rocm)
-    limits = dataclasses.replace(limits, copies=not rocm, specializes=not rocm)
+    limits = Limits(132, warp_size=machine.warp_size, shared_memory=SHARED[target], is_rocm=rocm)
+    limits = dataclasses.replace(limits, has_tma=not rocm, can_specialize_warps=not rocm)
     form = structure_of(kernel)
     offered = [
         config for config in neighbouring_configs(form, limits) if why_too_large(form, config, limits) is None
@@ -239,7 +242,7 @@ COPYING = [
 def test_factors_that_are_copied_by_units_of_their_own(name: str, target: str, tmp_path: Path) -> None:
     fn, args = CASES[name]
     (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
-    limits = Limits(132, shared=SHARED[target], copies=True, specializes=True)
+    limits = Limits(132, shared_memory=SHARED[target], has_tma=True, can_specialize_warps=True)
     offered = [
         c
         for c in neighbouring_configs(structure_of(kernel), limits)
@@ -262,14 +265,14 @@ def test_what_is_offered_of_copies() -> None:
 
     def offered(fn: Callable[..., Tensor], *args: Tensor, **given: bool) -> set[tuple[bool, bool]]:
         (kernel,) = (k for k in planned(fn, *args, products=True) if k.product is not None)
-        found = neighbouring_configs(structure_of(kernel), Limits(132, shared=227 << 10, **given))
+        found = neighbouring_configs(structure_of(kernel), Limits(132, shared_memory=227 << 10, **given))
         return {(c.descriptors, c.specialized) for c in found if isinstance(c, MatmulConfig)}
 
     fn, args = CASES["gelu"]
-    assert offered(fn, *args, copies=True) == {(False, False), (True, False)}
+    assert offered(fn, *args, has_tma=True) == {(False, False), (True, False)}
     both = {"copies": True, "specializes": True}
     assert offered(fn, *args, **both) == {(False, False), (True, False), (True, True)}
-    assert offered(fn, *args) == offered(fn, *args, rocm=True) == {(False, False)}
+    assert offered(fn, *args) == offered(fn, *args, is_rocm=True) == {(False, False)}
     fn, args = CASES["residual"]  # of which one factor is computed
     assert offered(fn, *args, **both) == {(False, False), (True, False)}
     fn, args = CASES["convolution"]
@@ -282,7 +285,9 @@ def test_what_is_offered_of_copies() -> None:
 def test_specialized_warps_come_last_and_only_where_they_compile(version: str) -> None:
     fn, args = CASES["gelu"]
     two = [k for k in planned(fn, *args, products=True, gradients=True) if k.product is not None][:2]
-    limits = Limits(132, shared=227 << 10, copies=True, specializes=can_specialize_warps(version))
+    limits = Limits(
+        132, shared_memory=227 << 10, has_tma=True, can_specialize_warps=can_specialize_warps(version)
+    )
     offered = neighbouring_configs(structure_of(two[0]), limits)
     assert offered[0] == select_config(structure_of(two[0]), limits)
     last = [str(config).endswith(" ws") for config in offered]
@@ -321,7 +326,9 @@ def test_float32_is_multiplied_as_was_set(
     with precision.multiplying(name):
         args = torch.randn(256, 128), torch.randn(256, 128), torch.randn(256)
         (kernel,) = planned(gelu_of_linear, *args, products=True)
-        limits = Limits(132, lanes=TARGETS[target].warp_size, shared=SHARED[target], rocm=target[0] == "g")
+        limits = Limits(
+            132, warp_size=TARGETS[target].warp_size, shared_memory=SHARED[target], is_rocm=target[0] == "g"
+        )
         (found,) = compiled(
             [print_kernel(kernel, select_config(structure_of(kernel), limits))], target, tmp_path
         )
@@ -334,7 +341,7 @@ def test_block_sizes_of_a_table_are_compiled_in_other_processes() -> None:
     (kernel,) = (k for k in planned(fn, *args) if k.product is not None)
     jobs = jobs_of(kernel, parse_config("64x64x64 w4 s3 k4"))
     assert [job.name for job in jobs] == [f"{kernel.name}_part0", kernel.name]
-    assert jobs[0].constants == {"BM": 64, "BN": 64, "BK": 64}
+    assert jobs[0].constants == {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64}
     assert jobs[0].options == {"num_warps": 4, "num_stages": 3}
 
 
@@ -354,9 +361,9 @@ def test_picked_blocks_fit() -> None:
         assert isinstance(config, MatmulConfig)
         assert parse_config(str(config)) == config
         assert why_too_large(form, config, H200) is None, (form, config)
-        assert config.bm < 4 * form.rows
-        assert config.bn < 4 * form.columns
-        assert config.split == 1 or config.split * config.bk <= form.terms
+        assert config.block_m < 4 * form.rows
+        assert config.block_n < 4 * form.columns
+        assert config.split == 1 or config.split * config.block_k <= form.terms
 
 
 def test_others_are_near_and_written_as_tables_hold_them() -> None:
@@ -369,10 +376,10 @@ def test_others_are_near_and_written_as_tables_hold_them() -> None:
 
 def test_exact_factors_have_small_steps_where_no_unit_multiplies_them() -> None:
     """There a thread holds all that a step multiplies; CDNA has units for float32."""
-    form, cdna = MatmulStructure(1, 4096, 4096, 4096, 4, exact=True), limits_of("gfx942")
+    form, cdna = MatmulStructure(1, 4096, 4096, 4096, 4, is_exact=True), limits_of("gfx942")
     assert str(select_config(form)) == "128x128x16 w8 s3"
     assert str(select_config(form, limits_of("gfx1100"))) == "128x128x16 w8 s2"
-    assert select_config(form, cdna) == select_config(dataclasses.replace(form, exact=False), cdna)
+    assert select_config(form, cdna) == select_config(dataclasses.replace(form, is_exact=False), cdna)
     # Of factors that are computed, too, smaller tiles.
     assert str(select_config(dataclasses.replace(form, read=5))) == "64x128x16 w8 s3"
 
@@ -388,7 +395,7 @@ def test_exact_factors_have_small_steps_where_no_unit_multiplies_them() -> None:
             args = torch.ones(256, 128, dtype=dtype), torch.ones(128, 128, dtype=dtype)
             found = structure_of(planned(fn, *args, products=True)[0])
         assert isinstance(found, MatmulStructure)
-        assert found.exact == exact, (name, dtype)
+        assert found.is_exact == exact, (name, dtype)
 
 
 def test_few_tiles_share_their_terms() -> None:
@@ -408,7 +415,7 @@ def test_few_tiles_share_their_terms() -> None:
     ],
 )
 def test_no_block_sizes(text: str) -> None:
-    with pytest.raises(ValueError, match="expected those of a product, as in '128x128x64 w8 s3'"):
+    with pytest.raises(ValueError, match="expected those of a matmul, such as '128x128x64 w8 s3'"):
         parse_config(text)
 
 

@@ -89,7 +89,7 @@ def steps(
         shown = explain(Function(fn, target=always()), *args, timed=False)
     shown = shown.backward if backward else shown
     assert shown is not None
-    return [(s.kind, "add_runs(" in shown.source(s.name)) for s in shown.steps]
+    return [(s.kind, "store_row_sums(" in shown.source(s.name)) for s in shown.steps]
 
 
 @pytest.mark.parametrize(

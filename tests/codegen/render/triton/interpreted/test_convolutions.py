@@ -206,7 +206,7 @@ def test_the_gradient_of_a_weight_is_the_same_from_run_to_run(
 def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     from burnt.codegen.render.triton import matmul as triton_matmul
 
-    monkeypatch.setattr(triton_matmul, "FAR", 10)
+    monkeypatch.setattr(triton_matmul, "INT32_INDEX_LIMIT", 10)
     check("residual block", torch.float32, always(MatmulConfig.of("16x32x16 w4 s2 k2")), gradients=False)
 
 

@@ -103,7 +103,7 @@ def test_nothing_is_read_again(name: str) -> None:
     shown = explain(Function(fn, target=always()), *arguments(name, torch.float32), timed=False)
     kinds = [step.kind for step in shown.steps]
     assert len(kinds) == kernels, kinds
-    assert "by_window(" in shown.source(shown.steps[0].name)
+    assert "group_rows(" in shown.source(shown.steps[0].name)
 
 
 @pytest.mark.parametrize(
@@ -142,4 +142,4 @@ def test_other_windows_read_the_product(pool: Callable[[Tensor], Tensor]) -> Non
     args = arguments("strips", torch.float32)
     agree("other", fn, args, always(), gradients=False)
     shown = explain(Function(fn, target=always()), *args, timed=False)
-    assert not any("by_window(" in shown.source(step.name) for step in shown.steps)
+    assert not any("group_rows(" in shown.source(step.name) for step in shown.steps)

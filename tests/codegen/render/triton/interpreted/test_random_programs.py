@@ -79,7 +79,7 @@ def test_other_block_sizes(config: TileConfig) -> None:
 
 
 def test_indices_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_layout, "FAR", 10)
+    monkeypatch.setattr(triton_layout, "INT32_INDEX_LIMIT", 10)
     run(range(600, 606))
 
 

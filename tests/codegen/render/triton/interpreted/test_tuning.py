@@ -22,7 +22,7 @@ from burnt.kernels.autotune.database import TuningDatabase
 from burnt.kernels.autotune.tuner import tune
 from burnt.kernels.interface import tuning_key
 
-H200 = Limits(132, shared=227 << 10)
+H200 = Limits(132, shared_memory=227 << 10)
 
 
 def rms_norm(x, r, w):

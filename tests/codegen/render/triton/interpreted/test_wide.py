@@ -56,7 +56,7 @@ PRODUCTS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is."""
     for module in (triton_layout, triton_expr, triton_matmul):
-        monkeypatch.setattr(module, "FAR", -1)
+        monkeypatch.setattr(module, "INT32_INDEX_LIMIT", -1)
 
 
 @pytest.mark.parametrize("blocks", [None, TileConfig(2, 64), TileConfig(1, 32, chunks=4)], ids=str)
