@@ -189,7 +189,7 @@ class _TilePrinter(ExprPrinter):
         self.partial_reductions = {(step.reduction, step.index): (i, step) for i, step in enumerate(earlier)}
         self.is_chunked = self.config.chunks > 1 and any(step.inner for group in groups for step in group)
         self.emit_program_indices()
-        for group in [[step for several in groups for step in several]] if layout.column_loops else groups:
+        for group in [[step for steps in groups for step in steps]] if layout.column_loops else groups:
             space = layout.space_of(group[0])
             if space is not None and (self.is_chunked or space.total > self.config.cols):
                 self.emit_loop(space, group)
