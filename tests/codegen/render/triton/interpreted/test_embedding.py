@@ -1,4 +1,4 @@
-"""The gradient of an embedding's table: runs within parts, over parts, and over parts of parts."""
+"""The gradient of an embedding table: equal keys within chunks, across chunks, and across levels of chunks."""
 
 import pytest
 import torch

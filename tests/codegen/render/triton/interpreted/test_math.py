@@ -1,4 +1,4 @@
-"""The math of generated Triton kernels: accuracy over all floats, and torch's special values."""
+"""Accuracy of Triton device math over all floats, and torch's special values."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_pairs_exactly(name):
 
 @pytest.mark.parametrize("name", ["fmod", "remainder", "trunc_div", "floor_div"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_division_with_rest(name, dtype):
+def test_division_with_remainder(name, dtype):
     x, y = (t.to(dtype) for t in pairs(4096))
     usual = (x / y).abs() < 2.0**60
     keep = usual | (x / y).isnan() | x.isinf() | y.isinf() | (y == 0)
