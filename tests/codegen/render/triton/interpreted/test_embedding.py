@@ -1,4 +1,4 @@
-"""The gradient of an embedding table: equal keys within chunks, across chunks, and across levels of chunks."""
+"""The gradient of an embedding table: equal keys within a chunk, across chunks, and across chunk levels."""
 
 import pytest
 import torch
