@@ -143,17 +143,17 @@ def limits_of(device: torch.device) -> Limits:
         # them.
         shared = found.shared_memory_per_block
         registers = 2048 * found.warp_size
-        return Limits(found.multi_processor_count, registers, 256, shared, found.warp_size, rocm=True)
+        return Limits(found.multi_processor_count, registers, 256, shared, found.warp_size, is_rocm=True)
     # Triton opts in to the maximum shared memory per block: all of a multiprocessor's but 1 KiB for the
     # driver.
     shared = found.shared_memory_per_multiprocessor - 1024
     copies = found.major >= 9
     return Limits(
         found.multi_processor_count,
-        shared=shared,
-        lanes=found.warp_size,
-        copies=copies,
-        specializes=copies and can_specialize_warps(_triton_version()),
+        shared_memory=shared,
+        warp_size=found.warp_size,
+        has_tma=copies,
+        can_specialize_warps=copies and can_specialize_warps(_triton_version()),
     )
 
 

@@ -40,7 +40,7 @@ from tests.codegen.render.triton.ahead import TARGETS, compiled, driven, planned
 
 pytestmark = pytest.mark.timeout(300)
 H200 = TARGETS["sm_90"]
-HOPPER = Limits(132, shared=227 << 10, copies=True)
+HOPPER = Limits(132, shared_memory=227 << 10, has_tma=True)
 GOOD = """import triton
 import triton.language as tl
 @triton.jit
@@ -277,7 +277,7 @@ def test_what_is_tried_spills_no_registers_and_what_is_left_out_is_heavy(name: s
             (found,) = compiled([print_kernel(kernel, blocks)], "sm_90", tmp_path)[:1]
             # A few bytes of stack are no spill of what is walked.
             assert found.spilled <= 16 or "registers" in str(why_too_large(form, blocks, HOPPER)), str(blocks)
-            assert found.shared <= HOPPER.shared
+            assert found.shared <= HOPPER.shared_memory
         # No more than that: what has 512 elements a thread takes ptxas minutes.
         crowded = dataclasses.replace(
             select_config(form), cols=min(4096, next_power_of_two(form.cols)), rows=1, warps=1
@@ -300,13 +300,13 @@ def test_limits_are_read_off_the_device(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(triton, "__version__", "3.6.0")
     assert limits_of(torch.device("cuda")) == HOPPER
     monkeypatch.setattr(triton, "__version__", "3.7.1")
-    assert limits_of(torch.device("cuda")) == dataclasses.replace(HOPPER, specializes=True)
+    assert limits_of(torch.device("cuda")) == dataclasses.replace(HOPPER, can_specialize_warps=True)
     h200.major = 8
-    assert limits_of(torch.device("cuda")) == dataclasses.replace(HOPPER, copies=False)
+    assert limits_of(torch.device("cuda")) == dataclasses.replace(HOPPER, has_tma=False)
     mi300 = SimpleNamespace(multi_processor_count=304, shared_memory_per_block=64 << 10, warp_size=64)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: mi300)
     monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert limits_of(torch.device("cuda")) == Limits(304, 131_072, 256, 64 << 10, 64, rocm=True)
+    assert limits_of(torch.device("cuda")) == Limits(304, 131_072, 256, 64 << 10, 64, is_rocm=True)
 
 
 def test_kernels_that_do_little_are_left_alone() -> None:

@@ -1,6 +1,6 @@
 """Numerics of generated Triton kernels, run by Triton's interpreter.
 
-The interpreter is chosen when Triton is imported, so its tests have processes of their own.
+The interpreter is selected when Triton is imported, so its tests run in their own processes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILES = sorted(path.name for path in FOLDER.glob("test_*.py"))
 
 def run(file: str, *options: str, seconds: float) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    # Coverage of the outer run would be mixed up with this one's.
+    # Do not mix this process's coverage with the outer run's.
     environment.pop("COV_CORE_SOURCE", None)
     command = [
         sys.executable,
@@ -35,12 +35,14 @@ def run(file: str, *options: str, seconds: float) -> None:
         str(FOLDER / file),
         *options,
     ]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds)
-    assert done.returncode in (0, 5), done.stdout[-6000:] + done.stderr[-2000:]
-    assert done.returncode == 0 or "full" in options, f"{file} holds no tests"
+    result = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds
+    )
+    assert result.returncode in (0, 5), result.stdout[-6000:] + result.stderr[-2000:]
+    assert result.returncode == 0 or "full" in options, f"{file} holds no tests"
 
 
-# Minutes each. At every change the gate's programs fold several ways, all of them with one size of blocks.
+# Minutes each. The random programs, which run on every change, cover several kinds of reductions.
 RARELY = {"test_online.py", "test_tuning.py"}
 
 

@@ -1,4 +1,4 @@
-"""Block sizes as configurations: all compute the same; the tuner's way from the first to the choice."""
+"""Block sizes as configs: all compute the same results; the tuner from candidates to a choice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from burnt.kernels.autotune.database import TuningDatabase
 from burnt.kernels.autotune.tuner import tune
 from burnt.kernels.interface import tuning_key
 
-H200 = Limits(132, shared=227 << 10)
+H200 = Limits(132, shared_memory=227 << 10)
 
 
 def rms_norm(x, r, w):
@@ -117,7 +117,7 @@ def op(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     kernels.pin({})
 
 
-def test_from_alternatives_to_the_choice(op: Any) -> None:
+def test_tuning_end_to_end(op: Any) -> None:
     x = torch.randn(8, 128, requires_grad=True)
     alternatives = op.candidates["generated"].alternatives([x])
     assert alternatives[0].config is None
@@ -152,7 +152,7 @@ def test_from_alternatives_to_the_choice(op: Any) -> None:
 def test_a_table_from_another_machine_of_the_same_name(
     op: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Measured there, exported into the package, and chosen by here with nothing measured."""
+    """A table that was measured there and exported into the package is used here without measuring."""
     gpu = "cuda NVIDIA Imaginary 9000 sm_90, triton 3.6"
     monkeypatch.setattr(tuning_key, "machine_name", lambda kind, index=0: gpu)
     x = torch.randn(8, 128, requires_grad=True)
@@ -173,7 +173,7 @@ def test_a_table_from_another_machine_of_the_same_name(
     assert op.chosen(x).why == "heuristic"
 
 
-def test_block_sizes_that_are_none_are_not_taken(op: Any) -> None:
+def test_invalid_block_sizes_are_ignored(op: Any) -> None:
     x = torch.randn(8, 128)
     key = op.chosen(x).key
     for text in (
@@ -188,21 +188,21 @@ def test_block_sizes_that_are_none_are_not_taken(op: Any) -> None:
     assert op.chosen(x).why == "pinned"
 
 
-def test_quick_tries_a_handful(op: Any) -> None:
+def test_quick_mode_tries_few(op: Any) -> None:
     x = torch.randn(8, 128)
     rows = [row for row in tune(op, [x], "quick", clock=Clock()) if row.status != "pruned"]
     assert 6 < len(rows) <= 14
     assert "quick" not in {row.note for row in rows}
 
 
-def test_what_is_known_is_not_tried_again(op: Any) -> None:
+def test_known_results_are_not_measured_again(op: Any) -> None:
     x = torch.randn(8, 128)
     rows = tune(op, [x], "quick", clock=Clock())
     again = tune(op, [x], "quick", clock=Clock(), known=rows)
     assert {row.status for row in again} <= {"pruned"}
 
 
-def test_estimates_leave_the_picked_sizes_alone() -> None:
+def test_selected_configs_are_not_too_large() -> None:
     for fn, *shapes in CASES.values():
         plan = Function(fn, target=TRITON).plan(*[torch.randn(s) for s in shapes])
         assert plan is not None
