@@ -28,7 +28,7 @@ __all__ = [
     "jobs_of",
     "problem_of",
     "tables_of",
-    "why_not_here",
+    "unsupported_reason",
 ]
 
 _MOST = 256  # of a head's size
@@ -151,10 +151,10 @@ def _why_not(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
     target = target_of(q.device)
     if isinstance(target, str):
         return target
-    return why_not_here(q, k, v, *rest)
+    return unsupported_reason(q, k, v, *rest)
 
 
-def why_not_here(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
+def unsupported_reason(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
     """Why the kernels cannot compute it, wherever they would run."""
     mask, _, _, bottom_right, _, _, slopes, lengths, q_starts, *_ = rest
     if 0 in (q.numel(), k.numel(), v.numel()):

@@ -25,10 +25,15 @@ from burnt.codegen.runtime.targets import target_of
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.errors import BurntError, InputTypeError, InputValueError
 from burnt.kernels.interface.tuning_key import wants_gradient
-from burnt.kernels.ops.attention.chunked import Kernels, kernels_of, tiled
-from burnt.kernels.ops.attention.flash import Flash, configs_of, dense, problem_of, why_not_here
+from burnt.kernels.ops.attention.chunked import TileKernels, make_tile_kernels, tiled_attention
+from burnt.kernels.ops.attention.flash import Flash, configs_of, dense, problem_of, unsupported_reason
 from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig
-from burnt.kernels.ops.attention.reference import Score, defined, dot_product_attention, scored
+from burnt.kernels.ops.attention.reference import (
+    ScoreMod,
+    apply_score,
+    dot_product_attention,
+    eager_attention,
+)
 
 __all__ = ["Scored", "attention_with_score", "check_score", "flash_with_score"]
 
@@ -104,7 +109,7 @@ class _Printed:
         name: of the Triton function.
     """
 
-    def __init__(self, fn: Score, name: str) -> None:
+    def __init__(self, fn: ScoreMod, name: str) -> None:
         self.name = name
         self.text: str | None = None
         self.captured: tuple[Tensor, ...] = ()
@@ -154,7 +159,7 @@ class _Printed:
 class Scored:
     """A function of the scores, and what was made of it."""
 
-    def __init__(self, score: Score) -> None:
+    def __init__(self, score: ScoreMod) -> None:
         def value(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return score(s, b, h, i, j).to(s.dtype).expand_as(s) + 0.0
 
@@ -162,7 +167,7 @@ class Scored:
             made, pull = torch.func.vjp(lambda x: score(x, b, h, i, j).to(x.dtype).expand_as(x), s)[:2]
             return pull(torch.ones_like(made))[0] + s * 0.0  # type: ignore[no-any-return]
 
-        self.kernels: Kernels = kernels_of(score)
+        self.kernels: TileKernels = make_tile_kernels(score)
         self.value, self.derivative = _Printed(value, "score"), _Printed(derivative, "slope")
 
     def printed(self, device: torch.device, gradients: bool) -> tuple[Any, Any, tuple[Any, ...]] | None:
@@ -182,11 +187,11 @@ class Scored:
 
 
 @functools.lru_cache(maxsize=_MOST_KNOWN)
-def _known(score: Score) -> Scored:
+def _known(score: ScoreMod) -> Scored:
     return Scored(score)
 
 
-def attention_with_score(score: Score, *args: Any) -> Tensor:
+def attention_with_score(score: ScoreMod, *args: Any) -> Tensor:
     """`dot_product_attention` with a function of the scores: by Triton, by tiles, or by the definition.
 
     Args:
@@ -205,16 +210,22 @@ def attention_with_score(score: Score, *args: Any) -> Tensor:
         return _plain(score, rest)(q, k, v)
     scored = _known(score)
     able = q.is_cuda and q.dtype != torch.float64 and not isinstance(target_of(q.device), str)
-    if able and softcap is None and slopes is None and why_not_here(*args) is None:
+    if able and softcap is None and slopes is None and unsupported_reason(*args) is None:
         sizes = configs_of(q, k, v, rest[0], scored=True)[0]
         made = flash_with_score(scored, score, *args, blocks={n: FlashConfig.of(sizes[n]) for n in KERNELS})
         if made is not None:
             return made
-    return tiled(*args, kernels=scored.kernels, plain=_plain(score, rest))
+    return tiled_attention(*args, kernels=scored.kernels, eager=_plain(score, rest))
 
 
 def flash_with_score(
-    scored: Scored, score: Score, q: Tensor, k: Tensor, v: Tensor, *rest: Any, blocks: dict[str, FlashConfig]
+    scored: Scored,
+    score: ScoreMod,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *rest: Any,
+    blocks: dict[str, FlashConfig],
 ) -> Tensor | None:
     """By Triton's kernels; None where the function cannot be printed for them."""
     from burnt.kernels.ops.attention import flash_triton
@@ -237,7 +248,7 @@ _SPREADS = (1.0, 30.0, 1e4)  # of the scores that it is tried on: a threshold ma
 _CLOSE = 1e-4
 
 
-def check_score(score: Score, shape: Sequence[int], device: torch.device) -> None:
+def check_score(score: ScoreMod, shape: Sequence[int], device: torch.device) -> None:
     """A function of the scores is one, and elementwise: what a part of the scores becomes is the same alone.
 
     It is tried on a few scores, once for as many axes as have several, where that can be waited for.
@@ -267,7 +278,7 @@ _SIGNATURE = "score(s, b, h, i, j): of scores, and of the indices of batch, head
 
 
 @functools.lru_cache(maxsize=_MOST_KNOWN)
-def _probe(score: Score, shape: tuple[int, ...], device: torch.device) -> None:
+def _probe(score: ScoreMod, shape: tuple[int, ...], device: torch.device) -> None:
     try:
         inspect.signature(score).bind(*range(_GIVEN))
     except TypeError as error:
@@ -293,17 +304,17 @@ def _probe(score: Score, shape: tuple[int, ...], device: torch.device) -> None:
             )
 
 
-def _is_elementwise(score: Score, shape: tuple[int, ...], device: torch.device, spread: float) -> Tensor:
+def _is_elementwise(score: ScoreMod, shape: tuple[int, ...], device: torch.device, spread: float) -> Tensor:
     """Whether each end of each axis becomes the same alone, ``[]``."""
     generator = torch.Generator().manual_seed(0)
     s = (torch.randn(shape, generator=generator) * spread).to(device)
     places = [torch.arange(n, dtype=torch.int32, device=device) for n in shape]
-    whole = scored(score, s, places)
+    whole = apply_score(score, s, places)
     alike = []
     for axis, size in enumerate(shape):
         for at in {0, size - 1}:
             part = [p[at : at + 1] if n == axis else p for n, p in enumerate(places)]
-            alone = scored(score, s.narrow(axis, at, 1), part)
+            alone = apply_score(score, s.narrow(axis, at, 1), part)
             same = torch.isclose(alone, whole.narrow(axis, at, 1), _CLOSE, _CLOSE, equal_nan=True)
             alike.append(same.all())
     return torch.stack(alike).all()
@@ -312,13 +323,13 @@ def _is_elementwise(score: Score, shape: tuple[int, ...], device: torch.device, 
 # --- the definition ---------------------------------------------------------------------------------------
 
 
-def _plain(score: Score, rest: Sequence[Any]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def _plain(score: ScoreMod, rest: Sequence[Any]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The definition as a function of queries, keys and values."""
-    definition: Any = defined
-    return lambda q, k, v: definition(q, k, v, *rest, score)
+    reference: Any = eager_attention
+    return lambda q, k, v: reference(q, k, v, *rest, score)
 
 
-def _captured(score: Score) -> list[Tensor]:
+def _captured(score: ScoreMod) -> list[Tensor]:
     """The tensors that a function captures by itself."""
     if not inspect.isfunction(score):
         return []

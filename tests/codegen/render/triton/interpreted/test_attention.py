@@ -12,7 +12,7 @@ from burnt.kernels.ops.attention import flash_triton
 from burnt.kernels.ops.attention.flash import flash
 from burnt.kernels.ops.attention.flash_config import FlashConfig
 from burnt.kernels.ops.attention.flash_triton import Problem, launches
-from burnt.kernels.ops.attention.reference import defined, dot_product_attention
+from burnt.kernels.ops.attention.reference import dot_product_attention, eager_attention
 from burnt.kernels.ops.attention.score_mod import Scored, flash_with_score
 from tests.kernels.ops.attention.by_hand import attention_by_hand
 
@@ -173,7 +173,7 @@ def test_a_function_that_hides_by_a_number_far_from_zero() -> None:
         assert made is not None, "it was not printed"
         return made
 
-    exact = results(lambda q, k, v: defined(q, k, v, *rest, score), tensors, {})
+    exact = results(lambda q, k, v: eager_attention(q, k, v, *rest, score), tensors, {})
     for found, right in zip(results(ours, tensors, {}), exact, strict=True):
         within(found, right.double(), torch.float32, 2.0)
 
