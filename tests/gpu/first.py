@@ -140,7 +140,7 @@ def flash(size: int, options: dict[str, Any], dtype: torch.dtype, device: torch.
     """Flash attention and its gradients; 517 queries and keys are no multiple of a block."""
     from burnt.codegen.render.triton.matmul_config import HOPPER
     from burnt.kernels.ops.attention import flash_triton
-    from burnt.kernels.ops.attention.flash import problem_of
+    from burnt.kernels.ops.attention.flash import make_problem
     from burnt.kernels.ops.attention.flash_config import select_config
 
     definition = kernels.dot_product_attention.reference
@@ -153,8 +153,8 @@ def flash(size: int, options: dict[str, Any], dtype: torch.dtype, device: torch.
         options["lengths"] = torch.tensor(options["lengths"], device=device)
 
     def ours() -> Sequence[Tensor]:
-        problem = problem_of(q, k, **options)
-        blocks = select_config(size, dtype.itemsize, HOPPER, scored=problem.score is not None)
+        problem = make_problem(q, k, **options)
+        blocks = select_config(size, dtype.itemsize, HOPPER, has_score=problem.score is not None)
         out, lse = flash_triton.forward(q, k, v, problem, blocks)
         found = flash_triton.backward(grad_out, q, k, v, out, lse, problem, blocks)
         return [out, *(t for t in found if t is not None)]

@@ -41,7 +41,7 @@ from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.kernels.ops.attention import flash_triton
 from burnt.kernels.ops.attention.flash_config import FlashConfig
 from burnt.kernels.ops.attention.flash_triton import Problem
-from burnt.kernels.ops.attention.score_mod import Scored
+from burnt.kernels.ops.attention.score_mod import CompiledScore
 from burnt.kernels.ops.embedding import backward_triton
 from burnt.kernels.ops.rnn import loop_triton
 from burnt.kernels.optim.foreach_c import ADAM, MOMENTUM, MUON, SGD
@@ -112,15 +112,15 @@ def far_rows(stride: int, rows: int = 700) -> Tensor:
 @functools.cache
 def bias_of(size: int) -> Any:
     bias = meta(64, size, dtype=torch.float32)
-    return Scored(lambda s, b, h, i, j: s + bias[i % 64, j])
+    return CompiledScore(lambda s, b, h, i, j: s + bias[i % 64, j])
 
 
 def scored(size: int) -> None:
     """A score function that looks up a tensor of the user's own."""
-    found = bias_of(size).printed(torch.device("meta"), gradients=True)
+    found = bias_of(size).triton_functions(torch.device("meta"), gradients=True)
     assert found is not None
     x = heads(1000, 64)
-    attention(x, x, x, Problem(1.0, score=found[0], slope=found[1], args=found[2]))
+    attention(x, x, x, Problem(1.0, score=found[0], score_grad=found[1], args=found[2]))
 
 
 def masked(size: int, dtype: torch.dtype) -> None:
@@ -138,15 +138,30 @@ def sloped(rows: int) -> None:
     args = (30.0, meta(64, dtype=torch.float32), -5)
     kernels = flash_triton
     attention(
-        x, x, x, Problem(1.0, high=1, score=kernels.capped_sloped, slope=kernels.capped_slope, args=args)
+        x,
+        x,
+        x,
+        Problem(
+            1.0, high=1, score=kernels.softcap_alibi_score, score_grad=kernels.softcap_score_grad, args=args
+        ),
     )
 
 
 def functions(rows: int) -> None:
     """The other functions of scores; dropout, which counts elements."""
     x, kernels, seed = heads(rows, 64, 64), flash_triton, meta(dtype=torch.int64)
-    attention(x, x, x, Problem(1.0, score=kernels.capped, slope=kernels.capped_slope, args=(30.0, x, 0)))
-    attention(x, x, x, Problem(1.0, score=kernels.sloped, slope=kernels.one, args=(1.0, meta(64), 0)))
+    attention(
+        x,
+        x,
+        x,
+        Problem(1.0, score=kernels.softcap_score, score_grad=kernels.softcap_score_grad, args=(30.0, x, 0)),
+    )
+    attention(
+        x,
+        x,
+        x,
+        Problem(1.0, score=kernels.alibi_score, score_grad=kernels.unit_score_grad, args=(1.0, meta(64), 0)),
+    )
     attention(x, x, x, Problem(1.0, dropout=0.1, seed=seed, low=-2000, high=2000))
 
 
@@ -486,7 +501,9 @@ def test_generated_kernels_translate_with_64_bits(case: str, monkeypatch: pytest
     for module in (triton_layout, triton_expr, triton_matmul):
         monkeypatch.setattr(module, "FAR", -1)
     texts = [
-        translated(launch).text for printed in printed_of(case, "bf16") for launch in launches_of(printed)
+        translated(launch).text
+        for triton_functions in printed_of(case, "bf16")
+        for launch in launches_of(triton_functions)
     ]
     assert any("xi64>" in text for text in texts)
 
