@@ -241,7 +241,7 @@ def optimizer_case(step: Any, torchs_own: Any, begin: list[Tensor]) -> Case:
 
 def embedding(dtype: torch.dtype, device: torch.device) -> Case:
     """The gradient of a table of which one row is asked for by half of the indices."""
-    from burnt.kernels.ops.embedding.backward_triton import summed
+    from burnt.kernels.ops.embedding.backward_triton import sum_rows_by_key
 
     count, rows, columns = 5000, 997, 770
     indices = torch.arange(count) * 7919 % rows
@@ -251,7 +251,7 @@ def embedding(dtype: torch.dtype, device: torch.device) -> Case:
 
     def ours() -> Sequence[Tensor]:
         keys, order = torch.sort(indices, stable=True)
-        return [summed(grad_out, keys, order, rows, -1)]
+        return [sum_rows_by_key(grad_out, keys, order, rows, -1)]
 
     def theirs() -> Sequence[Tensor]:
         return [torch.ops.aten.embedding_dense_backward(grad_out, indices, rows, -1, False)]

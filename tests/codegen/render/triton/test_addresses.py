@@ -234,7 +234,7 @@ def recurrent(batch: int, steps: int, width: int) -> None:
 
 def embedded(rows: int) -> None:
     indices = meta(rows, dtype=torch.int64)
-    backward_triton.summed(meta(rows, 1024), indices, indices, rows, -1)
+    backward_triton.sum_rows_by_key(meta(rows, 1024), indices, indices, rows, -1)
 
 
 OTHERS = {

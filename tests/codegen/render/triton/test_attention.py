@@ -91,7 +91,7 @@ def test_what_is_picked_fits_and_is_the_first_configuration() -> None:
                 assert listed[0] == {name: str(blocks) for name, blocks in picked.items()}
                 assert len({tuple(c.items()) for c in listed}) == len(listed)
                 assert all(FlashConfig.of(text) is not None for config in listed for text in config.values())
-    with pytest.raises(ValueError, match="expected such as"):
+    with pytest.raises(ValueError, match="expected a text such as"):
         FlashConfig.of("64 w4")
 
 

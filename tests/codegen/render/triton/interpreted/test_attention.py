@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from burnt.kernels.ops.attention.flash_attention import flash_attention
 from torch import Tensor
 
 from burnt.kernels.ops.attention import flash_triton
+from burnt.kernels.ops.attention.flash import flash_attention
 from burnt.kernels.ops.attention.flash_config import FlashConfig
 from burnt.kernels.ops.attention.flash_triton import Problem, launches
 from burnt.kernels.ops.attention.reference import dot_product_attention, eager_attention
