@@ -387,7 +387,7 @@ def _run_chunks(
             gradients: Iterable[tuple[slice, Tensor]]
             if x.is_cpu:
                 parts = _ClassParts(x[rows], weight, bias, target[rows], rest)
-                losses.append(parts.losses(keep=weights is not None))
+                losses.append(parts.losses(save_logits=weights is not None))
                 gradients = parts.gradients(weights) if weights is not None else ()
             elif weights is None:
                 losses.append(row_losses(_logits(x[rows], weight, bias), target[rows], *rest))

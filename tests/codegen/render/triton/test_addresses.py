@@ -255,7 +255,7 @@ CASES = ATTENTION | OTHERS
 
 def loaded(size: int) -> dict[str, tuple[int, int]]:
     """What tables hold: keys or queries of attention, tensors of an optimizer."""
-    return {"first": (0, size), "past": (0, size), "owners": (0, 1)}
+    return {"begin_table": (0, size), "end_table": (0, size), "owners": (0, 1)}
 
 
 @functools.cache

@@ -35,7 +35,7 @@ def runs(kind: str, count: int, rows: int) -> torch.Tensor:
 def test_rows_are_added_up_by_key(
     count: int, rows: int, columns: int, kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backward_triton, "_LENGTH", 8)  # rounds, without many indices
+    monkeypatch.setattr(backward_triton, "_PART_LENGTH", 8)  # rounds, without many indices
     indices = runs(kind, count, rows)
     g = torch.randn(count, columns, generator=torch.Generator().manual_seed(1)).to(dtype)
     keys, order = torch.sort(indices, stable=True)
