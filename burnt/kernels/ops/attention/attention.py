@@ -1,8 +1,7 @@
 """`attention`, the public function: converts its options, draws a dropout seed, and calls the op.
 
 The op `dot_product_attention` is in `burnt.kernels.ops.attention.reference`; its candidates are in `chunked`
-(one tile of queries at a time, any device) and `flash` (Triton). Calls with a score function go to
-`score_mod`.
+(tiles of queries, any device) and `flash` (Triton). Calls with a score function go to `score_mod`.
 
 Axes: B batch, H query heads, K key and value heads (H is a multiple of K), L queries, S keys, D head size of
 queries and keys, E head size of values, N packed sequences.

@@ -44,8 +44,7 @@ _CAUSAL_TILES = (
 # softcap (1.6 at 8 causal heads of 2048; 0.8 at 2 x 12 of 512). Tiles multiply 16-bit inputs in float32:
 # where torch has fast 16-bit matmuls, tiles with a softcap only pay off for their memory.
 _MIN_SCORES_DROPOUT, _MIN_SCORES_SOFTCAP, _MIN_SCORES_SOFTCAP_16_BIT = 1 << 12, 1 << 24, 1 << 26
-# Number of keys from which a window of an eighth of them is faster in tiles than with a mask, which skips
-# none.
+# Number of keys from which tiles beat a mask (which skips nothing) for a window of an eighth of the keys.
 _MIN_KEYS_WINDOW, _MIN_KEYS_WINDOW_16_BIT = 1 << 11, 1 << 13
 
 

@@ -18,8 +18,7 @@ derivative are parameters of the kernels:
 Legend: M is a tile's queries, N its keys, D the head size of queries and keys, E that of values; a suffix
 gives a tensor's axes, as in `k_ND`. The blocks BLOCK_D and BLOCK_E are powers of two; PAD_D and PAD_E say
 that they exceed the head sizes. `row` and `column` are the indices of a tile's queries and keys; `rows` and
-`keys` are their totals. WIDE: indices need 64 bits. Exponentials and logarithms, also in `lse`, are to base
-2.
+`keys` are their totals. WIDE: indices need 64 bits. Exponentials and logarithms (`lse`) are to base 2.
 
 LARGE_SCORES: scores may be as large as finfo.min, which masks use, because a mask is added or there is a
 score function. Multiplying by log2(e) could then overflow to infinity, so scores stay in natural units until

@@ -1,5 +1,4 @@
-"""`dot_product_attention`, the op behind `burnt.kernels.attention`: input checks, eager reference, torch's
-SDPA.
+"""`dot_product_attention`, the op behind `burnt.kernels.attention`: checks, eager reference, torch's SDPA.
 
 Causal masks, sliding windows, lengths and packed sequences all limit a query to one interval of keys, which
 `intervals` computes. The candidates read only these intervals and skip the keys outside them.
@@ -439,8 +438,7 @@ def _library(
     if mask is None:
         out = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped)
         return to_blhe_memory(out)
-    # Let a query that sees no key see all of them, since torch may return NaN otherwise; zero its output
-    # below.
+    # Let a query that sees no key see all of them, since torch may return NaN otherwise; zero its output later.
     if _is_bool_mask(mask):
         no_keys = ~mask.any(-1, keepdim=True)
         mask = mask | no_keys
