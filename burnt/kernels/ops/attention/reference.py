@@ -438,7 +438,7 @@ def _library(
     if mask is None:
         out = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped)
         return to_blhe_memory(out)
-    # Let a query that sees no key see all of them, since torch may return NaN otherwise; zero its output later.
+    # Let a query that sees no key see all of them, as torch may return NaN otherwise; zero its output later.
     if _is_bool_mask(mask):
         no_keys = ~mask.any(-1, keepdim=True)
         mask = mask | no_keys
