@@ -140,7 +140,7 @@ def flash(size: int, options: dict[str, Any], dtype: torch.dtype, device: torch.
     """Flash attention and its gradients; 517 queries and keys are no multiple of a block."""
     from burnt.codegen.render.triton.matmul_config import HOPPER
     from burnt.kernels.ops.attention import flash_triton
-    from burnt.kernels.ops.attention.flash import problem_of
+    from burnt.kernels.ops.attention.flash import make_problem
     from burnt.kernels.ops.attention.flash_config import select_config
 
     definition = kernels.dot_product_attention.reference
@@ -153,8 +153,8 @@ def flash(size: int, options: dict[str, Any], dtype: torch.dtype, device: torch.
         options["lengths"] = torch.tensor(options["lengths"], device=device)
 
     def ours() -> Sequence[Tensor]:
-        problem = problem_of(q, k, **options)
-        blocks = select_config(size, dtype.itemsize, HOPPER, scored=problem.score is not None)
+        problem = make_problem(q, k, **options)
+        blocks = select_config(size, dtype.itemsize, HOPPER, has_score=problem.score is not None)
         out, lse = flash_triton.forward(q, k, v, problem, blocks)
         found = flash_triton.backward(grad_out, q, k, v, out, lse, problem, blocks)
         return [out, *(t for t in found if t is not None)]
@@ -241,7 +241,7 @@ def optimizer_case(step: Any, torchs_own: Any, begin: list[Tensor]) -> Case:
 
 def embedding(dtype: torch.dtype, device: torch.device) -> Case:
     """The gradient of a table of which one row is asked for by half of the indices."""
-    from burnt.kernels.ops.embedding.backward_triton import summed
+    from burnt.kernels.ops.embedding.backward_triton import sum_rows_by_key
 
     count, rows, columns = 5000, 997, 770
     indices = torch.arange(count) * 7919 % rows
@@ -251,7 +251,7 @@ def embedding(dtype: torch.dtype, device: torch.device) -> Case:
 
     def ours() -> Sequence[Tensor]:
         keys, order = torch.sort(indices, stable=True)
-        return [summed(grad_out, keys, order, rows, -1)]
+        return [sum_rows_by_key(grad_out, keys, order, rows, -1)]
 
     def theirs() -> Sequence[Tensor]:
         return [torch.ops.aten.embedding_dense_backward(grad_out, indices, rows, -1, False)]

@@ -1,1 +1,1 @@
-"""The ops, a file or a package per family."""
+"""The ops, one file or package per family."""

@@ -124,8 +124,8 @@ def test_a_launch_of_attention_finds_what_was_compiled(pool: Pool, name: str) ->
     q, k, v = (torch.randn(2, 900, 4, 64).bfloat16().transpose(1, 2).requires_grad_() for _ in range(3))
     bound = list(dot_product_attention.bind((q, k, v), VARIANTS[name]))
     blocks = flash_config.select_config(64, 2, HOPPER)
-    pool.submit_once(flash.jobs_of(blocks, *bound)).result(240)
-    problem = flash.problem_of(q, k, *bound[3:])
+    pool.submit_once(flash.compile_jobs(blocks, *bound)).result(240)
+    problem = flash.make_problem(q, k, *bound[3:])
     launches = flash_triton.launches(q, k, v, problem, blocks, gradients=True)
     assert list(launches) == ["forward", "dots", "keys", "queries"]
     found: list[bool] = []

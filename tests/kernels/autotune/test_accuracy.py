@@ -54,7 +54,7 @@ CASES: dict[str, Callable[[], list[Any]]] = {
 def test_parts_make_up_the_whole(name: str, heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     args = CASES[name]()
     whole = ReferenceResult(dot_product_attention, args)
-    monkeypatch.setattr(definition, "_MOST_SCORES", heads * args[0].shape[2] * args[1].shape[2])
+    monkeypatch.setattr(definition, "_MAX_PART_SCORES", heads * args[0].shape[2] * args[1].shape[2])
     parts = definition._parts(*args)
     assert parts is not None or heads >= args[0].shape[0] * args[0].shape[1]
     counted = torch.zeros(args[0].shape[:2])
@@ -78,7 +78,7 @@ def test_parts_make_up_the_whole(name: str, heads: int, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("at", range(6))
 def test_what_is_wrong_in_any_part_is_found(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(definition, "_MOST_SCORES", 20 * 33)
+    monkeypatch.setattr(definition, "_MAX_PART_SCORES", 20 * 33)
     args = arguments(2, 3, 3, 20, 33)
     truth = ReferenceResult(dot_product_attention, args)
 
@@ -120,7 +120,7 @@ def test_the_memory_of_a_reference_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     head = 256 * 256 * 8
     whole = peak_of(lambda: ReferenceResult(dot_product_attention, args))
     assert whole > 5 * 16 * head
-    monkeypatch.setattr(definition, "_MOST_SCORES", 2 * 256 * 256)
+    monkeypatch.setattr(definition, "_MAX_PART_SCORES", 2 * 256 * 256)
     parts = peak_of(lambda: ReferenceResult(dot_product_attention, args))
     results = 2 * sum(a.numel() * 8 for a in args[:3]) + 2 * 2 * 8 * 256 * 8 * 8
     assert parts < 8 * 2 * head + 2 * results, (parts, whole)

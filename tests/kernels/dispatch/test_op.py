@@ -588,17 +588,17 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "label too large": (
         lambda: kernels.cross_entropy(LOGITS, LABELS + 6),
         lambda: F.cross_entropy(LOGITS, LABELS + 6),
-        "a label is no class",
+        "a label is not a class",
     ),
     "label below 0": (
         lambda: kernels.cross_entropy(LOGITS, LABELS - 2),
         lambda: F.cross_entropy(LOGITS, LABELS - 2),
-        "a label is no class",
+        "a label is not a class",
     ),
     "batch of another size": (
         lambda: kernels.cross_entropy(LOGITS, LABELS[:3]),
         lambda: F.cross_entropy(LOGITS, LABELS[:3]),
-        "the target does not fit the logits",
+        "the target does not match the logits",
     ),
     "labels as floats": (
         lambda: kernels.cross_entropy(LOGITS, LABELS.float()),
@@ -608,22 +608,22 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "labels of another dtype": (
         lambda: kernels.cross_entropy(LOGITS, LABELS.int()),
         lambda: F.cross_entropy(LOGITS, LABELS.int()),
-        "labels of this dtype",
+        "the labels have the wrong dtype",
     ),
     "reduction": (
         lambda: kernels.cross_entropy(LOGITS, LABELS, reduction="max"),
         lambda: F.cross_entropy(LOGITS, LABELS, reduction="max"),
-        "knows no reduction 'max'",
+        "has no reduction 'max'",
     ),
     "smoothing": (
         lambda: kernels.cross_entropy(LOGITS, LABELS, label_smoothing=2.0),
         lambda: F.cross_entropy(LOGITS, LABELS, label_smoothing=2.0),
-        "the label smoothing is no share",
+        "the label smoothing is out of range",
     ),
     "class weights": (
         lambda: kernels.cross_entropy(LOGITS, LABELS, W[:3]),
         lambda: F.cross_entropy(LOGITS, LABELS, W[:3]),
-        "the weight does not fit the classes",
+        "the weight does not match the classes",
     ),
     "probability": (
         lambda: kernels.dropout(X, 1.5),
@@ -640,12 +640,12 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "index": (
         lambda: kernels.embedding(LABELS, W[:8].view(4, 2)),
         lambda: F.embedding(LABELS, W[:8].view(4, 2)),
-        "an index has no embedding",
+        "an index is outside the embedding table",
     ),
     "indices that are none": (
         lambda: kernels.embedding(X, X),
         lambda: F.embedding(X, X),
-        "indices of this dtype",
+        "the indices of an embedding have the wrong dtype",
     ),
 }
 

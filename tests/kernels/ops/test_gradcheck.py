@@ -62,8 +62,8 @@ def candidates() -> Iterator[Any]:
 def test_gradients_by_differences(
     op: Op[..., Any], candidate: Candidate, args: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_linear_cross_entropy, "_CHUNK", {"cpu": 1})
-    monkeypatch.setattr(fused_linear_cross_entropy, "_LEAST_ROWS", 2)  # three chunks
+    monkeypatch.setattr(fused_linear_cross_entropy, "_CHUNK_BYTES", {"cpu": 1})
+    monkeypatch.setattr(fused_linear_cross_entropy, "_MIN_ROWS", 2)  # three chunks
     call = bind_candidate(op, candidate, None, args)
     tensors = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
 

@@ -1,4 +1,4 @@
-"""The candidate ``flash`` of attention: the kernels of `flash_triton`, with gradients."""
+"""The candidate ``flash`` of attention: launches the kernels of `flash_triton`, with gradients."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from burnt.kernels.ops.attention.flash_triton import Problem
 
 __all__ = [
-    "Flash",
-    "configs_of",
-    "dense",
-    "flash",
-    "jobs_of",
-    "problem_of",
-    "tables_of",
-    "why_not_here",
+    "FlashAttention",
+    "candidate_configs",
+    "compile_jobs",
+    "flash_attention",
+    "interval_tables",
+    "make_problem",
+    "unit_last_stride",
+    "unsupported_reason",
 ]
 
-_MOST = 256  # of a head's size
+_MAX_HEAD_SIZE = 256
 
 
-def problem_of(
+def make_problem(
     q: Tensor,
     k: Tensor,
     mask: Tensor | None = None,
@@ -50,19 +50,19 @@ def problem_of(
     dropout: float = 0.0,
     seed: Tensor | None = None,
 ) -> Problem:
-    """What the kernels are told, of the op's arguments."""
+    """Convert the op's arguments to the kernels' `Problem`."""
     from burnt.kernels.ops.attention import flash_triton as kernels
 
     shift = k.shape[2] - q.shape[2] if bottom_right else 0
-    score, slope = None, None
+    score, score_grad = None, None
     if softcap is not None:
-        score, slope = kernels.capped, kernels.capped_slope
+        score, score_grad = kernels.softcap_score, kernels.softcap_score_grad
     if slopes is not None:
-        score = kernels.sloped if softcap is None else kernels.capped_sloped
-        slope = slope or kernels.one
+        score = kernels.alibi_score if softcap is None else kernels.softcap_alibi_score
+        score_grad = score_grad or kernels.unit_score_grad
     tables = None
     if lengths is not None or q_starts is not None:
-        tables = tables_of(q, k, before, after, bottom_right, lengths, q_starts, k_starts)
+        tables = interval_tables(q, k, before, after, bottom_right, lengths, q_starts, k_starts)
     if mask is not None:
         mask = mask.detach().expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     return kernels.Problem(
@@ -72,39 +72,41 @@ def problem_of(
         tables=tables,
         mask=mask,
         score=score,
-        slope=slope,
+        score_grad=score_grad,
         args=(0,) if score is None else (softcap or 1.0, q if slopes is None else slopes.detach(), shift),
         dropout=dropout,
         seed=seed,
-        # Scores are too sensitive for the precision of bfloat16.
-        precision=dot_precision("tf32" if (multiplied := precision()) == "flex32" else multiplied),
+        # Scores need more precision than bfloat16.
+        precision=dot_precision(
+            "tf32" if (matmul_precision := precision()) == "flex32" else matmul_precision
+        ),
     )
 
 
-def tables_of(q: Tensor, k: Tensor, *limits: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """From where to where each query sees, and from where to where the queries are that see each key.
+def interval_tables(q: Tensor, k: Tensor, *limits: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the interval of keys that each query sees, and the interval of queries that see each key.
 
     Args:
         q: ``[B, H, L, D]``.
         k: ``[B, K, S, D]``.
-        limits: the rest of what `intervals` is given.
+        limits: the other arguments of `intervals`.
 
     Returns:
-        ``[B or 1, L]``, twice, and ``[B or 1, S]``, twice, int32.
+        Begin and end of the keys, ``[B or 1, L]``, and begin and end of the queries, ``[B or 1, S]``; int32.
     """
-    _, first, past = (t.contiguous() for t in intervals(q, k, *limits))
-    # Both ends grow with the query: those that see key j are those that end after it, and have begun.
-    key = torch.arange(k.shape[2], device=k.device).expand(len(first), -1).contiguous()
+    _, begin, end = (t.contiguous() for t in intervals(q, k, *limits))
+    # Both bounds are non-decreasing in the query, so the queries that see key j are an interval too.
+    key = torch.arange(k.shape[2], device=k.device).expand(len(begin), -1).contiguous()
     return (
-        first.to(torch.int32),
-        past.to(torch.int32),
-        torch.searchsorted(past, key, right=True, out_int32=True),
-        torch.searchsorted(first, key, right=True, out_int32=True),
+        begin.to(torch.int32),
+        end.to(torch.int32),
+        torch.searchsorted(end, key, right=True, out_int32=True),
+        torch.searchsorted(begin, key, right=True, out_int32=True),
     )
 
 
-class Flash(torch.autograd.Function):
-    """Attention in the autograd graph; it keeps its arguments, its results and a number for each query."""
+class FlashAttention(torch.autograd.Function):
+    """The autograd function; it saves q, k, v, the output and the logsumexp of each query."""
 
     @staticmethod
     def forward(
@@ -114,114 +116,144 @@ class Flash(torch.autograd.Function):
         v: Tensor,
         problem: Problem,
         blocks: Mapping[str, FlashConfig],
-        plain: Any,
+        eager: Any,
     ) -> Tensor:
-        """Run the kernel. `plain` is the same of queries, keys and values in plain torch."""
+        """Run the forward kernel. `eager` is the same function of q, k and v in eager torch."""
         from burnt.kernels.ops.attention import flash_triton as kernels
 
         out, lse = kernels.forward(q, k, v, problem, blocks)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.problem, ctx.blocks, ctx.plain = problem, blocks, plain
+        ctx.problem, ctx.blocks, ctx.eager = problem, blocks, eager
         return out
 
     @staticmethod
     @_torch.without_autocast()
-    def backward(ctx: Any, pull: Tensor) -> Any:
-        """Run its kernels; for second derivatives, those of the definition."""
+    def backward(ctx: Any, grad_out: Tensor) -> Any:
+        """Run the backward kernels; second derivatives are those of `eager`."""
         from burnt.kernels.ops.attention import flash_triton as kernels
 
         q, k, v, out, lse = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
+        needs_grad = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():
-            inputs = [t for t, w in zip((q, k, v), wanted, strict=True) if w]
-            found = iter(torch.autograd.grad(ctx.plain(q, k, v), inputs, pull, create_graph=True))
-            return (*(next(found) if w else None for w in wanted), None, None, None)
-        made = kernels.backward(
-            dense(pull), q, k, v, out, lse, ctx.problem, ctx.blocks, (wanted[0], wanted[1] or wanted[2])
+            inputs = [t for t, needed in zip((q, k, v), needs_grad, strict=True) if needed]
+            grad_iter = iter(torch.autograd.grad(ctx.eager(q, k, v), inputs, grad_out, create_graph=True))
+            return (*(next(grad_iter) if needed else None for needed in needs_grad), None, None, None)
+        grads = kernels.backward(
+            unit_last_stride(grad_out),
+            q,
+            k,
+            v,
+            out,
+            lse,
+            ctx.problem,
+            ctx.blocks,
+            (needs_grad[0], needs_grad[1] or needs_grad[2]),
         )
-        return (*(g if w else None for g, w in zip(made, wanted, strict=True)), None, None, None)
+        return (
+            *(g if needed else None for g, needed in zip(grads, needs_grad, strict=True)),
+            None,
+            None,
+            None,
+        )
 
 
-def dense(tensor: Tensor) -> Tensor:
-    """The tensor, the elements of a head next to each other."""
+def unit_last_stride(tensor: Tensor) -> Tensor:
+    """Return the tensor, copied if its last stride is not 1."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _why_not(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
+def _unsupported_reason(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
     target = target_of(q.device)
     if isinstance(target, str):
         return target
-    return why_not_here(q, k, v, *rest)
+    return unsupported_reason(q, k, v, *rest)
 
 
-def why_not_here(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
-    """Why the kernels cannot compute it, wherever they would run."""
+def unsupported_reason(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> str | None:
+    """Return why the kernels do not support a call, whatever the device; None if they do."""
     mask, _, _, bottom_right, _, _, slopes, lengths, q_starts, *_ = rest
     if 0 in (q.numel(), k.numel(), v.numel()):
         return "an empty tensor"
-    if max(q.shape[3], v.shape[3]) > _MOST:
-        return f"heads of more than {_MOST}"
+    if max(q.shape[3], v.shape[3]) > _MAX_HEAD_SIZE:
+        return f"a head size above {_MAX_HEAD_SIZE}"
     if wants_gradient(mask, slopes):
-        return "a gradient of mask or slopes is wanted"
+        return "mask or slopes require a gradient"
     if slopes is not None and (q_starts is not None or (lengths is not None and bottom_right)):
-        return "slopes, whose distances are counted anew for each sequence"
+        return "slopes with packed sequences, or with lengths and bottom_right"
     return None
 
 
 def _configs(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Sequence[dict[str, str]]:
     softcap, slopes = rest[5:7]
-    return configs_of(q, k, v, rest[0], scored=softcap is not None or slopes is not None)
+    return candidate_configs(q, k, v, rest[0], has_score=softcap is not None or slopes is not None)
 
 
-def configs_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scored: bool) -> list[dict[str, str]]:
-    """Block sizes worth measuring on the device of these.
+def candidate_configs(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, has_score: bool
+) -> list[dict[str, str]]:
+    """Return the block sizes worth measuring on the tensors' device.
 
     Args:
         q: ``[B, H, L, D]``.
         k: ``[B, K, S, D]``.
         v: ``[B, K, S, E]``.
-        mask: the op's.
-        scored: whether there is a function of the scores.
+        mask: as in the op.
+        has_score: whether there is a score function.
     """
     from burnt.codegen.runtime.triton_compile_pool import limits_of
 
     kernels = ["forward"]
     if wants_gradient(q, k, v):
         kernels += ["keys"] * (k.requires_grad or v.requires_grad) + ["queries"] * q.requires_grad
-    added = mask is not None and mask.dtype != torch.bool
+    has_additive_mask = mask is not None and mask.dtype != torch.bool
     width = max(q.shape[3], v.shape[3])
-    return configs(width, q.element_size(), limits_of(q.device), kernels, added=added, scored=scored)
+    return configs(
+        width,
+        q.element_size(),
+        limits_of(q.device),
+        kernels,
+        has_additive_mask=has_additive_mask,
+        has_score=has_score,
+    )
 
 
-def _compiles(config: Mapping[str, str], q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Future[None] | None:
+def _start_compiling(
+    config: Mapping[str, str], q: Tensor, k: Tensor, v: Tensor, *rest: Any
+) -> Future[None] | None:
     from burnt.codegen.runtime.triton_compile_pool import pool_of
 
-    jobs = jobs_of({name: FlashConfig.of(config[name]) for name in KERNELS}, q, k, v, *rest)
+    jobs = compile_jobs({name: FlashConfig.of(config[name]) for name in KERNELS}, q, k, v, *rest)
     return pool_of(torch.cuda.current_device() if q.device.index is None else q.device.index).submit_once(
         jobs
     )
 
 
-def jobs_of(blocks: Mapping[str, FlashConfig], q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Job]:
-    """What `flash` launches for these arguments, and its backward where they want gradients, to be compiled.
+def compile_jobs(blocks: Mapping[str, FlashConfig], q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Job]:
+    """Return the compile jobs for all launches of a call, including its backward if inputs require gradients.
 
     Args:
         blocks: block sizes of all kernels.
-        q: as in `flash`.
-        k: keys.
-        v: values.
+        q: as in `flash_attention`.
+        k: as in `flash_attention`.
+        v: as in `flash_attention`.
         rest: the op's other arguments.
     """
     from burnt.codegen.runtime.triton_compile_pool import job_of
     from burnt.kernels.ops.attention import flash_triton as kernels
 
-    wanted = (q.requires_grad, k.requires_grad or v.requires_grad)
-    problem = problem_of(q, k, *rest)
-    # Without memory: nothing is allocated for results.
-    shapes = [dense(t.detach()) for t in (q, k, v)]
-    given = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in shapes]
+    needs_grad = (q.requires_grad, k.requires_grad or v.requires_grad)
+    problem = make_problem(q, k, *rest)
+    # On the meta device: nothing is allocated for the results.
+    inputs = [unit_last_stride(t.detach()) for t in (q, k, v)]
+    meta_inputs = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in inputs]
     launches = kernels.launches(
-        given[0], given[1], given[2], problem, blocks, gradients=wants_gradient(q, k, v), wanted=wanted
+        meta_inputs[0],
+        meta_inputs[1],
+        meta_inputs[2],
+        problem,
+        blocks,
+        gradients=wants_gradient(q, k, v),
+        needs_grad=needs_grad,
     )
     return [
         job_of(launch.kernel, launch.arguments, launch.constants, launch.options)
@@ -233,22 +265,22 @@ def jobs_of(blocks: Mapping[str, FlashConfig], q: Tensor, k: Tensor, v: Tensor, 
     "flash",
     devices=["cuda"],
     dtypes=[torch.float16, torch.bfloat16, torch.float32],
-    when=_why_not,
+    when=_unsupported_reason,
     configs=_configs,
-    compiles=_compiles,
+    compiles=_start_compiling,
     differentiable=True,
 )
 def _(*args: Any, config: Mapping[str, str]) -> Tensor:
-    return flash(*args, blocks={name: FlashConfig.of(config[name]) for name in KERNELS})
+    return flash_attention(*args, blocks={name: FlashConfig.of(config[name]) for name in KERNELS})
 
 
-def flash(
+def flash_attention(
     q: Tensor, k: Tensor, v: Tensor, *rest: Any, blocks: Mapping[str, FlashConfig], **options: Any
 ) -> Tensor:
-    """`dot_product_attention` by Triton's kernels.
+    """Compute `dot_product_attention` with the Triton kernels.
 
     Args:
-        q: ``[B, H, L, D]``, float16, bfloat16 or float32; none of the three is empty.
+        q: ``[B, H, L, D]``, float16, bfloat16 or float32; q, k and v must not be empty.
         k: ``[B, K, S, D]``.
         v: ``[B, K, S, E]``.
         rest: the op's other arguments.
@@ -257,12 +289,14 @@ def flash(
     """
     from burnt.kernels.ops.attention import flash_triton as kernels
 
-    problem = problem_of(q, k, *rest, **options)
-    q, k, v = dense(q), dense(k), dense(v)
+    problem = make_problem(q, k, *rest, **options)
+    q, k, v = unit_last_stride(q), unit_last_stride(k), unit_last_stride(v)
     if not wants_gradient(q, k, v):
         return kernels.forward(q, k, v, problem, blocks)[0]
 
-    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return dot_product_attention.reference(q, k, v, *rest, **options)
 
-    return Flash.apply(q, k, v, problem, blocks, plain)  # type: ignore[no-any-return, no-untyped-call]
+    return FlashAttention.apply(  # type: ignore[no-any-return, no-untyped-call]
+        q, k, v, problem, blocks, eager
+    )

@@ -1,4 +1,4 @@
-"""Block sizes of flash attention in Triton: what is picked without measuring, and what else may be better."""
+"""Block sizes of the FlashAttention kernels: the default for each GPU, and candidates for the tuner."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class FlashConfig:
     """Block sizes of a kernel.
 
     Args:
-        m: queries of a tile.
-        n: its keys.
-        warps: of a program.
-        stages: steps of its loop that are under way at once.
+        m: queries per tile.
+        n: keys per tile.
+        warps: warps per program.
+        stages: pipeline stages of the loop over blocks.
 
     >>> str(FlashConfig(128, 64, warps=8, stages=3)), FlashConfig.of("64x32 w4 s2")
     ('128x64 w8 s3', FlashConfig(m=64, n=32, warps=4, stages=2))
@@ -38,24 +38,24 @@ class FlashConfig:
 
     @classmethod
     def of(cls, text: str) -> FlashConfig:
-        """The block sizes that a text names.
+        """Parse block sizes from their `str`.
 
         Raises:
-            ValueError: it names none.
+            ValueError: the text is not of that form.
         """
         found = re.fullmatch(r"(\d+)x(\d+) w(\d+) s(\d+)", text)
         if found is None:
-            raise ValueError(f"block sizes {text!r}: expected such as '128x64 w8 s3'")
+            raise ValueError(f"block sizes {text!r}: expected a text such as '128x64 w8 s3'")
         return cls(*map(int, found.groups()))
 
 
-# By kernel: for the wider of a head's sizes in keys and values, at most this, block sizes. Found by compiling
-# for the targets: the largest tiles of a few that leave all in registers and shared memory. RDNA's wide heads
-# do not fit even into the smallest ones, and spill: tests/codegen/render/triton/spills.txt lists what does.
-# What carries more beside a tile of scores has rows of its own where the others would spill: `added` for a
-# mask that is added, `scored` for a function of the scores.
+# Block sizes by kernel, then by the largest head size (the larger of keys and values) that they serve. Found
+# by compiling for the targets: the largest of a few tiles that do not spill registers and fit in shared
+# memory. On RDNA, large heads spill even with the smallest tiles: tests/codegen/render/triton/spills.txt
+# lists the spills. Variants that hold more per tile have their own rows where the usual ones would spill:
+# `added` for an additive mask, `scored` for a score function.
 _Table = dict[str, dict[int, FlashConfig]]
-_HOPPER: _Table = {  # and what comes after: products of several warps at once, read from shared memory
+_HOPPER: _Table = {  # and later: several warps share a matmul, which reads its operands from shared memory
     "forward": {
         64: FlashConfig(128, 64, 8, 3),
         128: FlashConfig(128, 64, 8, 3),
@@ -129,7 +129,7 @@ _CDNA_FLOAT32: _Table = {  # 4 warps have twice the registers of 8 each
     "keys": _FLOAT32["keys"] | {256: FlashConfig(16, 16, 4, 1)},
     "queries": _FLOAT32["queries"] | {256: FlashConfig(16, 16, 4, 1)},
 }
-_RDNA_FLOAT32: _Table = {  # which has no matrix products of float32: all terms are in registers
+_RDNA_FLOAT32: _Table = {  # RDNA has no float32 matrix instructions: all operands are in registers
     "forward": {
         64: FlashConfig(32, 16, 8, 1),
         128: FlashConfig(16, 16, 8, 1),
@@ -142,20 +142,20 @@ _RDNA_FLOAT32: _Table = {  # which has no matrix products of float32: all terms 
         256: FlashConfig(16, 16, 16, 1),
     },
 }
-_LARGE_SHARED = 200 << 10
+_HOPPER_SHARED_BYTES = 200 << 10
 
 
 def select_config(
-    size: int, itemsize: int, limits: Limits, *, added: bool = False, scored: bool = False
+    size: int, itemsize: int, limits: Limits, *, has_additive_mask: bool = False, has_score: bool = False
 ) -> dict[str, FlashConfig]:
-    """Block sizes of all kernels, without measuring.
+    """Return the default block sizes of all kernels, without measuring.
 
     Args:
-        size: the wider of a head's sizes in keys and in values, 256 at most.
-        itemsize: bytes of an element.
-        limits: what the device has.
-        added: whether a mask is added to the scores.
-        scored: whether there is a function of them.
+        size: the larger head size of keys and values, at most 256.
+        itemsize: bytes per element.
+        limits: resources of the device.
+        has_additive_mask: whether a mask is added to the scores.
+        has_score: whether there is a score function.
 
     >>> select_config(128, 2, Limits(132, shared_memory=227 << 10))["forward"]
     FlashConfig(m=128, n=64, warps=8, stages=3)
@@ -166,31 +166,34 @@ def select_config(
     elif limits.is_rocm:
         table = _RDNA if rdna else _CDNA
     else:
-        table = _HOPPER if limits.shared_memory >= _LARGE_SHARED else _AMPERE
-    width = next(known for known in (64, 128, 256) if size <= known)
-    found = {"dots": FlashConfig(16 if itemsize == 4 else 32, 16, 4, 1)}
-    kinds = [kind for kind, present in (("added", added), ("scored", scored)) if present]
+        table = _HOPPER if limits.shared_memory >= _HOPPER_SHARED_BYTES else _AMPERE
+    width = next(limit for limit in (64, 128, 256) if size <= limit)
+    configs = {"dots": FlashConfig(16 if itemsize == 4 else 32, 16, 4, 1)}
+    variants = [
+        variant for variant, is_present in (("added", has_additive_mask), ("scored", has_score)) if is_present
+    ]
     for kernel in ("forward", "keys", "queries"):
         blocks = table[kernel][width]
-        for kind in kinds:
-            blocks = table.get(f"{kernel}, {kind}", {}).get(width, blocks)
-        while blocks.stages > 1 and shared(kernel, blocks, width, itemsize) > limits.shared_memory:
+        for variant in variants:
+            blocks = table.get(f"{kernel}, {variant}", {}).get(width, blocks)
+        limit = limits.shared_memory
+        while blocks.stages > 1 and shared_memory_bytes(kernel, blocks, width, itemsize) > limit:
             blocks = dataclasses.replace(blocks, stages=blocks.stages - 1)
-        found[kernel] = blocks
-    return found
+        configs[kernel] = blocks
+    return configs
 
 
-def shared(kernel: str, blocks: FlashConfig, width: int, itemsize: int) -> int:
-    """Bytes of shared memory, about: what stays, and what is read ahead for each step under way."""
-    stays, moves = (blocks.n, blocks.m) if kernel == "keys" else (blocks.m, blocks.n)
-    there = 1 if kernel == "forward" else 2
-    return (there * stays + 2 * moves * blocks.stages) * next_power_of_two(width) * itemsize
+def shared_memory_bytes(kernel: str, blocks: FlashConfig, width: int, itemsize: int) -> int:
+    """Estimate the shared memory in bytes: resident tensors, and the blocks loaded by each pipeline stage."""
+    resident, streamed = (blocks.n, blocks.m) if kernel == "keys" else (blocks.m, blocks.n)
+    resident_tensors = 1 if kernel == "forward" else 2
+    return (resident_tensors * resident + 2 * streamed * blocks.stages) * next_power_of_two(width) * itemsize
 
 
-def held(kernel: str, blocks: FlashConfig, width: int) -> int:
-    """Numbers that a program holds for certain: a tile of scores, and the sums that it adds to."""
-    sums = blocks.n * 2 * width if kernel == "keys" else blocks.m * width
-    return sums + blocks.m * blocks.n
+def min_accumulator_elements(kernel: str, blocks: FlashConfig, width: int) -> int:
+    """Return how many numbers a program holds at least: a tile of scores and the accumulators."""
+    accumulators = blocks.n * 2 * width if kernel == "keys" else blocks.m * width
+    return accumulators + blocks.m * blocks.n
 
 
 def configs(
@@ -199,42 +202,47 @@ def configs(
     limits: Limits,
     kernels: Sequence[str] = ("forward", "keys", "queries"),
     *,
-    added: bool = False,
-    scored: bool = False,
+    has_additive_mask: bool = False,
+    has_score: bool = False,
 ) -> list[dict[str, str]]:
-    """Block sizes worth measuring, as the tuner's table has them: the picked ones, then others of one kernel.
+    """Return block sizes worth measuring, as text: the default, then variations of one kernel at a time.
 
-    The kernels take turns, so that as many of each are among the first few.
+    The kernels alternate, so that the first few choices include variations of each.
 
     Args:
-        size: the wider of a head's sizes in keys and in values, 256 at most.
-        itemsize: bytes of an element.
-        limits: what the device has.
-        kernels: those that run; the others' block sizes are the picked ones.
-        added: as for `select_config`.
-        scored: as for `select_config`.
+        size: the larger head size of keys and values, at most 256.
+        itemsize: bytes per element.
+        limits: resources of the device.
+        kernels: the kernels that run; the others keep their default block sizes.
+        has_additive_mask: as in `select_config`.
+        has_score: as in `select_config`.
 
     >>> configs(64, 2, Limits(132, shared_memory=227 << 10))[0]["forward"]
     '128x64 w8 s3'
     """
-    picked = select_config(size, itemsize, limits, added=added, scored=scored)
-    others: list[list[dict[str, FlashConfig]]] = []
+    default = select_config(size, itemsize, limits, has_additive_mask=has_additive_mask, has_score=has_score)
+    neighbours: list[list[dict[str, FlashConfig]]] = []
     for kernel in kernels:
-        own = picked[kernel]
-        others.append([])
+        current = default[kernel]
+        neighbours.append([])
         for change in (
-            {"n": own.n * 2}, {"n": own.n // 2}, {"m": own.m * 2}, {"m": own.m // 2},
-            {"warps": own.warps * 2}, {"warps": own.warps // 2}, {"stages": own.stages + 1},
-            {"stages": own.stages - 1},
+            {"n": current.n * 2}, {"n": current.n // 2}, {"m": current.m * 2}, {"m": current.m // 2},
+            {"warps": current.warps * 2}, {"warps": current.warps // 2}, {"stages": current.stages + 1},
+            {"stages": current.stages - 1},
         ):  # fmt: skip
-            other = dataclasses.replace(own, **change)
-            fits = min(other.m, other.n) >= 16 and max(other.m, other.n) <= 256 and other.stages >= 1
-            room = shared(kernel, other, next_power_of_two(size), itemsize) <= limits.shared_memory
-            threads = other.warps * limits.warp_size
-            most = min(limits.max_registers, limits.registers // threads)
-            room = room and held(kernel, other, next_power_of_two(size)) <= most * threads
-            if fits and room and 2 <= other.warps <= 16 and other.stages <= 5:
-                others[-1].append({**picked, kernel: other})
-    turns = itertools.chain.from_iterable(itertools.zip_longest(*others))
-    found = [picked, *(sizes for sizes in turns if sizes is not None)]
-    return [{name: str(blocks) for name, blocks in sizes.items()} for sizes in found]
+            config = dataclasses.replace(current, **change)
+            fits = min(config.m, config.n) >= 16 and max(config.m, config.n) <= 256 and config.stages >= 1
+            shared = shared_memory_bytes(kernel, config, next_power_of_two(size), itemsize)
+            has_room = shared <= limits.shared_memory
+            threads = config.warps * limits.warp_size
+            max_registers = min(limits.max_registers, limits.registers // threads)
+            has_room = (
+                has_room
+                and min_accumulator_elements(kernel, config, next_power_of_two(size))
+                <= max_registers * threads
+            )
+            if fits and has_room and 2 <= config.warps <= 16 and config.stages <= 5:
+                neighbours[-1].append({**default, kernel: config})
+    interleaved = itertools.chain.from_iterable(itertools.zip_longest(*neighbours))
+    all_configs = [default, *(choice for choice in interleaved if choice is not None)]
+    return [{name: str(blocks) for name, blocks in choice.items()} for choice in all_configs]

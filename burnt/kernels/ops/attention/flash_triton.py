@@ -1,22 +1,29 @@
-"""Flash attention in Triton: forward and backward, of queries that each see an interval of the keys.
+"""FlashAttention in Triton, forward and backward, where each query sees an interval of the keys.
 
-The forward goes through the keys by blocks with a running maximum and sum of exponentials (Dao et al., 2022;
-Milakov and Gimelshein, 2018) and keeps the logarithm of each query's sum. The backward is three kernels, none
-of which adds to what another one has written, so that its results are the same from run to run: a dot product
-for each query, gradients of keys and values (a program a block of keys), gradients of queries.
+The forward loops over blocks of keys with a running row maximum and sum of exponentials (Dao et al., 2022;
+Milakov and Gimelshein, 2018) and stores each query's logsumexp, `lse`. The backward has three kernels. None
+accumulates into another's output, so results are the same from run to run: `backward_dots` computes delta,
+the row sum of ``grad_out * out``; `backward_keys` computes dk and dv, one program per block of keys;
+`backward_queries` computes dq.
 
-Keys that all queries of a tile see are gone through without a test; those at the edges of what they see, with
-one. What lies outside is not gone through. Scores and their derivatives are functions that come along:
+Each loop over blocks has up to three parts: blocks at the edges of the intervals test every key (EDGE),
+blocks that all rows of the tile see need no test, and blocks outside are skipped. The score function and its
+derivative are parameters of the kernels:
 
-    score(s, b, h, i, j, args)    what becomes of scores `s` of query i and key j
-    slope(s, b, h, i, j, args)    its derivative by `s`
+    score(s, b, h, i, j, args)         the new scores, given the scores `s` of query i and key j
+    score_grad(s, b, h, i, j, args)    its derivative with respect to `s`
 
-`i` and `j` are blocks that broadcast to the tile, either way round. Legend: M a tile's queries, N its keys, D
-and E sizes of heads, which blocks may exceed. Exponents are of 2: `lse` is a logarithm to that base.
+`i` and `j` broadcast to the tile, in either orientation.
 
-FAR: scores may be as far from zero as finfo.min, which masks are made of, since a mask is added or there is a
-function. There they stay natural until their maximum is taken from them, lest the factor makes infinities of
-them, and `lse` has two rows a head, maxima and logarithms of sums: added up, nothing of the latter were left.
+Legend: M is a tile's queries, N its keys, D the head size of queries and keys, E that of values; a suffix
+gives a tensor's axes, as in `k_ND`. The blocks BLOCK_D and BLOCK_E are powers of two; PAD_D and PAD_E say
+that they exceed the head sizes. `row` and `column` are the indices of a tile's queries and keys; `rows` and
+`keys` are their totals. WIDE: indices need 64 bits. Exponentials and logarithms (`lse`) are to base 2.
+
+LARGE_SCORES: scores may be as large as finfo.min, which masks use, because a mask is added or there is a
+score function. Multiplying by log2(e) could then overflow to infinity, so scores stay in natural units until
+the row maximum is subtracted. `lse` then has two rows per head, row maxima and logarithms of sums: in their
+sum, the logarithm would be lost.
 """
 
 from __future__ import annotations
@@ -36,29 +43,29 @@ from burnt.kernels.ops.attention.flash_config import FlashConfig
 __all__ = [
     "Launch",
     "Problem",
+    "alibi_score",
     "backward",
     "backward_dots",
     "backward_keys",
     "backward_queries",
-    "capped",
-    "capped_slope",
-    "capped_sloped",
     "forward",
     "forward_kernel",
     "launches",
-    "one",
-    "sloped",
+    "softcap_alibi_score",
+    "softcap_score",
+    "softcap_score_grad",
+    "unit_score_grad",
 ]
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-# --- parts of all kernels ---------------------------------------------------------------------------------
+# --- shared by all kernels --------------------------------------------------------------------------------
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton has no annotations
-def _sized(size, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A size that indices are computed from, in as many bits as these need."""
+def _as_index(size, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return a size in the integer type that indices need."""
     if WIDE:
         return tl.full([], 0, tl.int64) + size
     else:
@@ -66,55 +73,71 @@ def _sized(size, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _load(base, row, column, stride, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A tile of a matrix; zeros outside of it, where ROWS and COLUMNS say that it may reach there."""
-    place = base + row[:, None] * stride + column[None, :]
-    if ROWS:
-        if COLUMNS:
-            return tl.load(place, mask=(row < rows)[:, None] & (column < columns)[None, :], other=0.0)
+def _load_tile(  # type: ignore[no-untyped-def]
+    base, row, column, stride, rows, columns, CHECK_ROWS: tl.constexpr, CHECK_COLUMNS: tl.constexpr
+):
+    """Load a tile of a matrix; with CHECK_ROWS or CHECK_COLUMNS, elements outside of the matrix are zero."""
+    pointers = base + row[:, None] * stride + column[None, :]
+    if CHECK_ROWS:
+        if CHECK_COLUMNS:
+            return tl.load(pointers, mask=(row < rows)[:, None] & (column < columns)[None, :], other=0.0)
         else:
-            return tl.load(place, mask=(row < rows)[:, None], other=0.0)
+            return tl.load(pointers, mask=(row < rows)[:, None], other=0.0)
     else:
-        if COLUMNS:
-            return tl.load(place, mask=(column < columns)[None, :], other=0.0)
+        if CHECK_COLUMNS:
+            return tl.load(pointers, mask=(column < columns)[None, :], other=0.0)
         else:
-            return tl.load(place)
+            return tl.load(pointers)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _seen(i, first, past, low, high, size, LEFT: tl.constexpr, RIGHT: tl.constexpr, TABLE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What `i` sees: from the tables, or from `i + low` (if LEFT) to before `i + high` (if RIGHT)."""
-    if TABLE:
-        return tl.load(first + i), tl.load(past + i)
+def _visible_interval(  # type: ignore[no-untyped-def]
+    i,
+    begin_table,
+    end_table,
+    low,
+    high,
+    size,
+    HAS_LOW: tl.constexpr,
+    HAS_HIGH: tl.constexpr,
+    HAS_TABLES: tl.constexpr,
+):
+    """Return the interval that `i` sees: from the tables, or ``[i + low, i + high)`` if there are limits."""
+    if HAS_TABLES:
+        return tl.load(begin_table + i), tl.load(end_table + i)
     else:
         begin = i * 0
         end = begin + size
-        if LEFT:
+        if HAS_LOW:
             begin = tl.minimum(tl.maximum(i + low, 0), size)
-        if RIGHT:
+        if HAS_HIGH:
             end = tl.minimum(tl.maximum(i + high, 0), size)
         return begin, end
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _spans(  # type: ignore[no-untyped-def]
+def _block_ranges(  # type: ignore[no-untyped-def]
     start,
     rows,
-    first,
-    past,
+    begin_table,
+    end_table,
     low,
     high,
     size,
-    LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
-    TABLE: tl.constexpr,
+    HAS_LOW: tl.constexpr,
+    HAS_HIGH: tl.constexpr,
+    HAS_TABLES: tl.constexpr,
     TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Where a tile's loop over blocks begins, from where to where all of the tile sees all, where it ends."""
+    """Return where a tile's loop begins, the range of blocks that need no test, and where the loop ends."""
     last = tl.minimum(start + TILE, rows) - 1
-    begin, inner_end = _seen(start, first, past, low, high, size, LEFT, RIGHT, TABLE)
-    inner_begin, end = _seen(last, first, past, low, high, size, LEFT, RIGHT, TABLE)
+    begin, inner_end = _visible_interval(
+        start, begin_table, end_table, low, high, size, HAS_LOW, HAS_HIGH, HAS_TABLES
+    )
+    inner_begin, end = _visible_interval(
+        last, begin_table, end_table, low, high, size, HAS_LOW, HAS_HIGH, HAS_TABLES
+    )
     begin = begin // BLOCK * BLOCK
     end = tl.maximum((end + BLOCK - 1) // BLOCK * BLOCK, begin)
     inner_begin = tl.minimum((inner_begin + BLOCK - 1) // BLOCK * BLOCK, end)
@@ -123,16 +146,16 @@ def _spans(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _scores(  # type: ignore[no-untyped-def]
-    products,
+def _compute_scores(  # type: ignore[no-untyped-def]
+    qk,
     scale,
     mask,
     b,
     h,
     i,
     j,
-    in_i,
-    in_j,
+    valid_i,
+    valid_j,
     i_stride,
     j_stride,
     args,
@@ -140,79 +163,81 @@ def _scores(  # type: ignore[no-untyped-def]
     MASK: tl.constexpr,
     EDGE: tl.constexpr,
 ):
-    """Scores with the mask: 1 is boolean, 2 is added. They are to the base of 2 if they are not FAR."""
-    FAR: tl.constexpr = score is not None or MASK == 2
-    if not FAR:
-        s = products * (scale * _LOG2_E)
+    """Return masked scores (MASK 1: boolean, 2: additive), in base-2 units unless LARGE_SCORES."""
+    LARGE_SCORES: tl.constexpr = score is not None or MASK == 2
+    if not LARGE_SCORES:
+        s = qk * (scale * _LOG2_E)
     else:
-        s = products * scale
+        s = qk * scale
         if score is not None:
             s = score(s, b, h, i, j, args)
     if MASK != 0:
-        place = mask + i * i_stride + j * j_stride
+        pointers = mask + i * i_stride + j * j_stride
         if EDGE:
-            given = tl.load(place, mask=in_i & in_j, other=0)
+            mask_value = tl.load(pointers, mask=valid_i & valid_j, other=0)
         else:
-            given = tl.load(place, mask=in_i, other=0)
+            mask_value = tl.load(pointers, mask=valid_i, other=0)
         if MASK == 1:
-            s = tl.where(given != 0, s, float("-inf"))
+            s = tl.where(mask_value != 0, s, float("-inf"))
         else:
-            s += given.to(tl.float32)
+            s += mask_value.to(tl.float32)
     return s
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _raised(difference, FAR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The exponential of a difference of scores."""
-    if FAR:
+def _exp_difference(difference, LARGE_SCORES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the exponential of a difference of scores."""
+    if LARGE_SCORES:
         return tl.exp2(difference * _LOG2_E)
     else:
         return tl.exp2(difference)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _weights(s, top, log, FAR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Scores as weights, from what is known of their queries; `top` is all of it where they are not far."""
-    if FAR:
-        return tl.exp2((s - top) * _LOG2_E - log)
+def _softmax_weights(s, row_max, log_sum, LARGE_SCORES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the softmax weights of scores; without LARGE_SCORES, `row_max` is the whole logsumexp."""
+    if LARGE_SCORES:
+        return tl.exp2((s - row_max) * _LOG2_E - log_sum)
     else:
-        return tl.exp2(s - top)
+        return tl.exp2(s - row_max)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _known(lse, row, rows, EDGE: tl.constexpr, FAR: tl.constexpr):  # type: ignore[no-untyped-def]
-    """What is known of queries: maxima and logarithms, or what they add up to, twice."""
+def _load_lse(lse, row, rows, EDGE: tl.constexpr, LARGE_SCORES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load row maxima and logarithms of sums; without LARGE_SCORES, their sum as both."""
     if EDGE:
-        top = tl.load(lse + row, mask=row < rows, other=float("inf"))
+        row_max = tl.load(lse + row, mask=row < rows, other=float("inf"))
     else:
-        top = tl.load(lse + row)
-    log = top
-    if FAR:
+        row_max = tl.load(lse + row)
+    log_sum = row_max
+    if LARGE_SCORES:
         if EDGE:
-            log = tl.load(lse + rows + row, mask=row < rows, other=0.0)
+            log_sum = tl.load(lse + rows + row, mask=row < rows, other=0.0)
         else:
-            log = tl.load(lse + rows + row)
-    return top, log
+            log_sum = tl.load(lse + rows + row)
+    return row_max, log_sum
 
 
 @triton.jit
-def _stays(word, dropout):  # type: ignore[no-untyped-def]
+def _keep_words(word, dropout):  # type: ignore[no-untyped-def]
     return ((word >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08 >= dropout).to(tl.int8)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _kept(seed, head, query, start, dropout, M: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Which weights of a tile ``[M, N]`` dropout leaves: `burnt.kernels.ops.attention.reference.kept`."""
-    group = (start // 4 + tl.arange(0, N // 4)).to(tl.uint32)[None, :]
+def _dropout_mask(  # type: ignore[no-untyped-def]
+    seed, head, query, start, dropout, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Return the dropout mask of a tile ``[M, N]``, as `reference.dropout_mask` defines it."""
+    group = (start // 4 + tl.arange(0, BLOCK_N // 4)).to(tl.uint32)[None, :]
     row = query.to(tl.uint32)[:, None]
     zero = group * 0 + row * 0
     words = tl.philox(tl.load(seed).to(tl.uint64), zero + group, zero + row, zero + head.to(tl.uint32), zero)
-    even = tl.join(_stays(words[0], dropout), _stays(words[2], dropout))
-    odd = tl.join(_stays(words[1], dropout), _stays(words[3], dropout))
-    return tl.reshape(tl.join(even, odd), [M, N]) != 0
+    even = tl.join(_keep_words(words[0], dropout), _keep_words(words[2], dropout))
+    odd = tl.join(_keep_words(words[1], dropout), _keep_words(words[3], dropout))
+    return tl.reshape(tl.join(even, odd), [BLOCK_M, BLOCK_N]) != 0
 
 
-# --- scores ---------------------------------------------------------------------------------------------
+# --- score functions --------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -221,33 +246,33 @@ def _tanh(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def capped(s, b, h, i, j, args):  # type: ignore[no-untyped-def]
-    """``softcap * tanh(s / softcap)``; args: softcap."""
+def softcap_score(s, b, h, i, j, args):  # type: ignore[no-untyped-def]
+    """Return ``softcap * tanh(s / softcap)``; args: softcap."""
     return _tanh(s / args[0]) * args[0]
 
 
 @triton.jit
-def capped_slope(s, b, h, i, j, args):  # type: ignore[no-untyped-def]
-    """The derivative of `capped`, and of `capped_sloped`."""
+def softcap_score_grad(s, b, h, i, j, args):  # type: ignore[no-untyped-def]
+    """Return the derivative of `softcap_score` and of `softcap_alibi_score`."""
     t = _tanh(s / args[0])
     return 1.0 - t * t
 
 
 @triton.jit
-def sloped(s, b, h, i, j, args):  # type: ignore[no-untyped-def]
-    """ALiBi; args: softcap, slopes, the shift of queries among keys."""
+def alibi_score(s, b, h, i, j, args):  # type: ignore[no-untyped-def]
+    """Subtract the ALiBi bias; args: softcap, slopes, position of query 0 among the keys."""
     return s - tl.load(args[1] + h).to(tl.float32) * tl.abs(i + args[2] - j).to(tl.float32)
 
 
 @triton.jit
-def capped_sloped(s, b, h, i, j, args):  # type: ignore[no-untyped-def]
-    """Both."""
-    return sloped(capped(s, b, h, i, j, args), b, h, i, j, args)
+def softcap_alibi_score(s, b, h, i, j, args):  # type: ignore[no-untyped-def]
+    """Apply the softcap, then ALiBi."""
+    return alibi_score(softcap_score(s, b, h, i, j, args), b, h, i, j, args)
 
 
 @triton.jit
-def one(s, b, h, i, j, args):  # type: ignore[no-untyped-def]
-    """The derivative of `sloped`."""
+def unit_score_grad(s, b, h, i, j, args):  # type: ignore[no-untyped-def]
+    """Return the derivative of `alibi_score`."""
     return s * 0.0 + 1.0
 
 
@@ -255,11 +280,11 @@ def one(s, b, h, i, j, args):  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _forward_part(  # type: ignore[no-untyped-def]
-    sums,
-    total,
-    top,
-    queries,
+def _accumulate_forward(  # type: ignore[no-untyped-def]
+    acc,
+    row_sum,
+    row_max,
+    q_MD,
     k,
     v,
     mask,
@@ -272,10 +297,10 @@ def _forward_part(  # type: ignore[no-untyped-def]
     row,
     rows,
     keys,
-    first_M,
-    past_M,
-    k_row,
-    v_row,
+    begin_M,
+    end_M,
+    k_stride,
+    v_stride,
     mask_strides,
     d_size,
     e_size,
@@ -286,45 +311,45 @@ def _forward_part(  # type: ignore[no-untyped-def]
     MASK: tl.constexpr,
     DROPOUT: tl.constexpr,
     EDGE: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    D_ODD: tl.constexpr,
-    E_ODD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PAD_D: tl.constexpr,
+    PAD_E: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """What the keys from `begin` to `end` add to a tile of queries."""
-    FAR: tl.constexpr = score is not None or MASK == 2
-    for start in range(begin, end, N):
-        column = start + tl.arange(0, N)
+    """Accumulate the keys from `begin` to `end` into the output of a tile of queries."""
+    LARGE_SCORES: tl.constexpr = score is not None or MASK == 2
+    for start in range(begin, end, BLOCK_N):
+        column = start + tl.arange(0, BLOCK_N)
         if WIDE:
             column = column.to(tl.int64)
         i, j = row[:, None], column[None, :]
-        k_ND = _load(k, column, tl.arange(0, D), k_row, keys, d_size, EDGE, D_ODD)
-        s = tl.dot(queries, tl.trans(k_ND), input_precision=PRECISION)
-        s = _scores(
+        k_ND = _load_tile(k, column, tl.arange(0, BLOCK_D), k_stride, keys, d_size, EDGE, PAD_D)
+        s = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
+        s = _compute_scores(
             s, scale, mask, b, h, i, j, i < rows, j < keys, mask_strides[2], mask_strides[3], args, score,
             MASK, EDGE,
         )  # fmt: skip
         if EDGE:
-            s = tl.where((j >= first_M[:, None]) & (j < past_M[:, None]), s, float("-inf"))
-        higher = tl.maximum(top, tl.max(s, 1))
-        base = higher
+            s = tl.where((j >= begin_M[:, None]) & (j < end_M[:, None]), s, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(s, 1))
+        safe_max = new_max
         if EDGE or MASK != 0 or score is not None:
-            # A query that has seen nothing yet.
-            base = tl.where(higher == float("-inf"), 0.0, higher)
-        p = _raised(s - base[:, None], FAR)
-        shrink = _raised(top - base, FAR)
-        total = total * shrink + tl.sum(p, 1)
-        sums = sums * shrink[:, None]
+            # A query that has seen no key yet would subtract -inf from -inf.
+            safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+        p = _exp_difference(s - safe_max[:, None], LARGE_SCORES)
+        rescale = _exp_difference(row_max - safe_max, LARGE_SCORES)
+        row_sum = row_sum * rescale + tl.sum(p, 1)
+        acc = acc * rescale[:, None]
         if DROPOUT:
-            p = tl.where(_kept(seed, head, row, start, dropout, M, N), p, 0.0)
-        v_NE = _load(v, column, tl.arange(0, E), v_row, keys, e_size, EDGE, E_ODD)
-        sums = tl.dot(p.to(v_NE.dtype), v_NE, sums, input_precision=PRECISION)
-        top = higher
-    return sums, total, top
+            p = tl.where(_dropout_mask(seed, head, row, start, dropout, BLOCK_M, BLOCK_N), p, 0.0)
+        v_NE = _load_tile(v, column, tl.arange(0, BLOCK_E), v_stride, keys, e_size, EDGE, PAD_E)
+        acc = tl.dot(p.to(v_NE.dtype), v_NE, acc, input_precision=PRECISION)
+        row_max = new_max
+    return acc, row_sum, row_max
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -333,11 +358,11 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     k,  # [B, H / GROUP, S, D]
     v,  # [B, H / GROUP, S, E]
     mask,  # [B, H, L, S], uint8 if MASK is 1, floats if it is 2
-    first,  # [B, L] int32, if TABLE
-    past,
+    begin_table,  # [B, L] int32, if HAS_TABLES: the keys that each query sees
+    end_table,
     seed,
     out,  # [B, H, L, E]
-    lse,  # [B, H, L] float32, or [B, H, 2 * L] if FAR
+    lse,  # [B, H, L] float32, or [B, H, 2 * L] if LARGE_SCORES
     q_strides,
     k_strides,
     v_strides,
@@ -357,25 +382,25 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     score: tl.constexpr,
     GROUP: tl.constexpr,
     MASK: tl.constexpr,
-    LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
-    TABLE: tl.constexpr,
+    HAS_LOW: tl.constexpr,
+    HAS_HIGH: tl.constexpr,
+    HAS_TABLES: tl.constexpr,
     DROPOUT: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    D_ODD: tl.constexpr,
-    E_ODD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PAD_D: tl.constexpr,
+    PAD_E: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A program makes a tile of one head's queries; the last ones, which see most, come first."""
-    rows, keys = _sized(rows, WIDE), _sized(keys, WIDE)
-    tiles = tl.cdiv(rows, M)
+    """Compute a tile of one head's queries per program; the last tiles, which see most keys, start first."""
+    rows, keys = _as_index(rows, WIDE), _as_index(keys, WIDE)
+    num_tiles = tl.cdiv(rows, BLOCK_M)
     program = tl.program_id(0)
-    start = (tiles - 1 - program % tiles) * M
-    head = program // tiles
+    start = (num_tiles - 1 - program % num_tiles) * BLOCK_M
+    head = program // num_tiles
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
     scale, dropout = tl.full([], scale, tl.float32), tl.full([], dropout, tl.float32)
     q += b * q_strides[0] + h * q_strides[1]
@@ -383,52 +408,56 @@ def forward_kernel(  # type: ignore[no-untyped-def]
     v += b * v_strides[0] + h // GROUP * v_strides[1]
     out += b * out_strides[0] + h * out_strides[1]
     mask += b * mask_strides[0] + h * mask_strides[1]
-    first += b * table_stride
-    past += b * table_stride
-    row = start + tl.arange(0, M)
-    begin, inner_begin, inner_end, end = _spans(
-        start, rows, first, past, low, high, keys, LEFT, RIGHT, TABLE, M, N
+    begin_table += b * table_stride
+    end_table += b * table_stride
+    row = start + tl.arange(0, BLOCK_M)
+    begin, inner_begin, inner_end, end = _block_ranges(
+        start, rows, begin_table, end_table, low, high, keys, HAS_LOW, HAS_HIGH, HAS_TABLES, BLOCK_M, BLOCK_N
     )
-    first_M, past_M = _seen(tl.minimum(row, rows - 1), first, past, low, high, keys, LEFT, RIGHT, TABLE)
+    begin_M, end_M = _visible_interval(
+        tl.minimum(row, rows - 1), begin_table, end_table, low, high, keys, HAS_LOW, HAS_HIGH, HAS_TABLES
+    )
     if WIDE:
         row = row.to(tl.int64)
-    q_MD = _load(q, row, tl.arange(0, D), q_strides[2], rows, d_size, True, D_ODD)
-    sums = tl.zeros([M, E], tl.float32)
-    total = tl.zeros([M], tl.float32)
-    top = tl.full([M], float("-inf"), tl.float32)
-    if LEFT or TABLE:
-        sums, total, top = _forward_part(
-            sums, total, top, q_MD, k, v, mask, seed, begin, inner_begin, b, h, head, row, rows, keys,
-            first_M, past_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale, dropout, args,
-            score, MASK, DROPOUT, True, M, N, D, E, D_ODD, E_ODD, WIDE, PRECISION,
+    q_MD = _load_tile(q, row, tl.arange(0, BLOCK_D), q_strides[2], rows, d_size, True, PAD_D)
+    acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    row_sum = tl.zeros([BLOCK_M], tl.float32)
+    row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    if HAS_LOW or HAS_TABLES:
+        acc, row_sum, row_max = _accumulate_forward(
+            acc, row_sum, row_max, q_MD, k, v, mask, seed, begin, inner_begin, b, h, head, row, rows, keys,
+            begin_M, end_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale, dropout, args,
+            score, MASK, DROPOUT, True, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D, PAD_E, WIDE, PRECISION,
         )  # fmt: skip
-    sums, total, top = _forward_part(
-        sums, total, top, q_MD, k, v, mask, seed, inner_begin, inner_end, b, h, head, row, rows, keys,
-        first_M, past_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale, dropout, args,
-        score, MASK, DROPOUT, False, M, N, D, E, D_ODD, E_ODD, WIDE, PRECISION,
+    acc, row_sum, row_max = _accumulate_forward(
+        acc, row_sum, row_max, q_MD, k, v, mask, seed, inner_begin, inner_end, b, h, head, row, rows, keys,
+        begin_M, end_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale, dropout, args,
+        score, MASK, DROPOUT, False, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D, PAD_E, WIDE, PRECISION,
     )  # fmt: skip
-    sums, total, top = _forward_part(
-        sums, total, top, q_MD, k, v, mask, seed, inner_end, end, b, h, head, row, rows, keys,
-        first_M, past_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale, dropout, args,
-        score, MASK, DROPOUT, True, M, N, D, E, D_ODD, E_ODD, WIDE, PRECISION,
+    acc, row_sum, row_max = _accumulate_forward(
+        acc, row_sum, row_max, q_MD, k, v, mask, seed, inner_end, end, b, h, head, row, rows, keys,
+        begin_M, end_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale, dropout, args,
+        score, MASK, DROPOUT, True, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D, PAD_E, WIDE, PRECISION,
     )  # fmt: skip
-    nothing = total == 0.0
-    share = 1.0 / tl.where(nothing, 1.0, total)
+    no_keys = row_sum == 0.0
+    inv_sum = 1.0 / tl.where(no_keys, 1.0, row_sum)
     if DROPOUT:
-        share = tl.where(dropout < 1.0, share / (1.0 - dropout), 0.0)
-    made = tl.where(nothing[:, None], 0.0, sums * share[:, None])
-    column = tl.arange(0, E)
-    place = out + row[:, None] * out_strides[2] + column[None, :]
-    tl.store(place, made.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < e_size)[None, :])
-    # Of a query that sees nothing the exponentials are to be none in the backward.
-    log = tl.log2(tl.where(nothing, 1.0, total))
+        inv_sum = tl.where(dropout < 1.0, inv_sum / (1.0 - dropout), 0.0)
+    out_ME = tl.where(no_keys[:, None], 0.0, acc * inv_sum[:, None])
+    column = tl.arange(0, BLOCK_E)
+    pointers = out + row[:, None] * out_strides[2] + column[None, :]
+    tl.store(
+        pointers, out_ME.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < e_size)[None, :]
+    )
+    # For a query that sees no key, an infinite row maximum makes its weights zero in the backward.
+    log_sum = tl.log2(tl.where(no_keys, 1.0, row_sum))
     if score is not None or MASK == 2:
         lse += head.to(tl.int64) * 2 * rows
-        tl.store(lse + rows + row, log, mask=row < rows)
+        tl.store(lse + rows + row, log_sum, mask=row < rows)
     else:
         lse += head.to(tl.int64) * rows
-        top += log
-    tl.store(lse + row, tl.where(nothing, float("inf"), top), mask=row < rows)
+        row_max += log_sum
+    tl.store(lse + row, tl.where(no_keys, float("inf"), row_max), mask=row < rows)
 
 
 # --- backward ---------------------------------------------------------------------------------------------
@@ -436,45 +465,47 @@ def forward_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def backward_dots(  # type: ignore[no-untyped-def]
-    pull,  # [B, H, L, E]: the cotangent of out
+    grad_out,  # [B, H, L, E]
     out,
-    dots,  # [B, H, L] float32
-    pull_strides,
+    delta,  # [B, H, L] float32
+    grad_out_strides,
     out_strides,
     heads,
     rows,
     e_size,
-    M: tl.constexpr,
-    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
 ):
-    """For each query the dot product of its result and the result's cotangent."""
-    rows = _sized(rows, True)
-    tiles = tl.cdiv(rows, M)
-    head = tl.program_id(0) // tiles
+    """Compute delta, the sum of ``grad_out * out`` for each query."""
+    rows = _as_index(rows, True)
+    num_tiles = tl.cdiv(rows, BLOCK_M)
+    head = tl.program_id(0) // num_tiles
     b, h = (head // heads).to(tl.int64), (head % heads).to(tl.int64)
-    row = (tl.program_id(0) % tiles * M + tl.arange(0, M)).to(tl.int64)
-    column = tl.arange(0, E)
-    inside = (row < rows)[:, None] & (column < e_size)[None, :]
-    pull += b * pull_strides[0] + h * pull_strides[1]
+    row = (tl.program_id(0) % num_tiles * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    column = tl.arange(0, BLOCK_E)
+    in_bounds = (row < rows)[:, None] & (column < e_size)[None, :]
+    grad_out += b * grad_out_strides[0] + h * grad_out_strides[1]
     out += b * out_strides[0] + h * out_strides[1]
-    g = tl.load(pull + row[:, None] * pull_strides[2] + column[None, :], mask=inside, other=0.0)
-    o = tl.load(out + row[:, None] * out_strides[2] + column[None, :], mask=inside, other=0.0)
-    made = tl.sum(g.to(tl.float32) * o.to(tl.float32), 1)
-    tl.store(dots + head.to(tl.int64) * rows + row, made, mask=row < rows)
+    grad_out_ME = tl.load(
+        grad_out + row[:, None] * grad_out_strides[2] + column[None, :], mask=in_bounds, other=0.0
+    )
+    out_ME = tl.load(out + row[:, None] * out_strides[2] + column[None, :], mask=in_bounds, other=0.0)
+    delta_M = tl.sum(grad_out_ME.to(tl.float32) * out_ME.to(tl.float32), 1)
+    tl.store(delta + head.to(tl.int64) * rows + row, delta_M, mask=row < rows)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _keys_part(  # type: ignore[no-untyped-def]
-    of_k,
-    of_v,
+def _accumulate_dk_dv(  # type: ignore[no-untyped-def]
+    dk,
+    dv,
     k_ND,
     v_NE,
     q,
-    pull,
+    grad_out,
     mask,
     seed,
     lse,
-    dots,
+    delta,
     begin,
     end,
     b,
@@ -484,10 +515,10 @@ def _keys_part(  # type: ignore[no-untyped-def]
     column,
     rows,
     keys,
-    first_N,
-    past_N,
-    q_row,
-    pull_row,
+    begin_N,
+    end_N,
+    q_stride,
+    grad_out_stride,
     mask_strides,
     d_size,
     e_size,
@@ -495,54 +526,56 @@ def _keys_part(  # type: ignore[no-untyped-def]
     dropout,
     args,
     score: tl.constexpr,
-    slope: tl.constexpr,
+    score_grad: tl.constexpr,
     MASK: tl.constexpr,
     DROPOUT: tl.constexpr,
     EDGE: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    D_ODD: tl.constexpr,
-    E_ODD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PAD_D: tl.constexpr,
+    PAD_E: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """What the queries from `begin` to `end` add to the gradients of a block of keys and values."""
-    FAR: tl.constexpr = score is not None or MASK == 2
-    for start in range(begin, end, M):
-        row = start + tl.arange(0, M)
+    """Accumulate the queries from `begin` to `end` into the gradients of a block of keys and values."""
+    LARGE_SCORES: tl.constexpr = score is not None or MASK == 2
+    for start in range(begin, end, BLOCK_M):
+        row = start + tl.arange(0, BLOCK_M)
         if WIDE:
             row = row.to(tl.int64)
         i, j = row[None, :], column[:, None]
-        q_MD = _load(q, row, tl.arange(0, D), q_row, rows, d_size, EDGE, D_ODD)
-        products = tl.dot(k_ND, tl.trans(q_MD), input_precision=PRECISION)
-        s = _scores(
-            products, scale, mask, b, h, i, j, i < rows, j < keys, mask_strides[2], mask_strides[3], args,
+        q_MD = _load_tile(q, row, tl.arange(0, BLOCK_D), q_stride, rows, d_size, EDGE, PAD_D)
+        qk = tl.dot(k_ND, tl.trans(q_MD), input_precision=PRECISION)
+        s = _compute_scores(
+            qk, scale, mask, b, h, i, j, i < rows, j < keys, mask_strides[2], mask_strides[3], args,
             score, MASK, True,
         )  # fmt: skip
-        top_M, log_M = _known(lse, row, rows, EDGE, FAR)
+        row_max_M, log_sum_M = _load_lse(lse, row, rows, EDGE, LARGE_SCORES)
         if EDGE:
-            dots_M = tl.load(dots + row, mask=row < rows, other=0.0)
+            delta_M = tl.load(delta + row, mask=row < rows, other=0.0)
         else:
-            dots_M = tl.load(dots + row)
-        p = _weights(s, top_M[None, :], log_M[None, :], FAR)
+            delta_M = tl.load(delta + row)
+        p = _softmax_weights(s, row_max_M[None, :], log_sum_M[None, :], LARGE_SCORES)
         if EDGE:
-            p = tl.where((i >= first_N[:, None]) & (i < past_N[:, None]), p, 0.0)
-        pull_ME = _load(pull, row, tl.arange(0, E), pull_row, rows, e_size, EDGE, E_ODD)
-        of_p = tl.dot(v_NE, tl.trans(pull_ME), input_precision=PRECISION)
+            p = tl.where((i >= begin_N[:, None]) & (i < end_N[:, None]), p, 0.0)
+        grad_out_ME = _load_tile(
+            grad_out, row, tl.arange(0, BLOCK_E), grad_out_stride, rows, e_size, EDGE, PAD_E
+        )
+        dp = tl.dot(v_NE, tl.trans(grad_out_ME), input_precision=PRECISION)
         dropped = p
         if DROPOUT:
-            stays = tl.trans(_kept(seed, head, row, key_start, dropout, M, N))
-            larger = tl.where(dropout < 1.0, 1.0 / (1.0 - dropout), 0.0)
-            dropped = tl.where(stays, p * larger, 0.0)
-            of_p = tl.where(stays, of_p * larger, 0.0)
-        of_v = tl.dot(dropped.to(pull_ME.dtype), pull_ME, of_v, input_precision=PRECISION)
-        of_s = p * (of_p - dots_M[None, :])
+            keep = tl.trans(_dropout_mask(seed, head, row, key_start, dropout, BLOCK_M, BLOCK_N))
+            keep_scale = tl.where(dropout < 1.0, 1.0 / (1.0 - dropout), 0.0)
+            dropped = tl.where(keep, p * keep_scale, 0.0)
+            dp = tl.where(keep, dp * keep_scale, 0.0)
+        dv = tl.dot(dropped.to(grad_out_ME.dtype), grad_out_ME, dv, input_precision=PRECISION)
+        ds = p * (dp - delta_M[None, :])
         if score is not None:
-            of_s = tl.where(p > 0.0, of_s * slope(products * scale, b, h, i, j, args), 0.0)
-        of_k = tl.dot(of_s.to(q_MD.dtype), q_MD, of_k, input_precision=PRECISION)
-    return of_k, of_v
+            ds = tl.where(p > 0.0, ds * score_grad(qk * scale, b, h, i, j, args), 0.0)
+        dk = tl.dot(ds.to(q_MD.dtype), q_MD, dk, input_precision=PRECISION)
+    return dk, dv
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -551,21 +584,21 @@ def backward_keys(  # type: ignore[no-untyped-def]
     k,
     v,
     mask,
-    first,  # [B, S] int32, if TABLE: which queries see a key
-    past,
+    begin_table,  # [B, S] int32, if HAS_TABLES: the queries that see each key
+    end_table,
     seed,
-    pull,  # [B, H, L, E]
+    grad_out,  # [B, H, L, E]
     lse,  # as of the forward
-    dots,
-    of_k,  # [B, H / GROUP, S, D]
-    of_v,
+    delta,
+    dk,  # [B, H / GROUP, S, D]
+    dv,
     q_strides,
     k_strides,
     v_strides,
-    pull_strides,
+    grad_out_strides,
     mask_strides,
-    of_k_strides,
-    of_v_strides,
+    dk_strides,
+    dv_strides,
     table_stride,
     heads,
     rows,
@@ -578,93 +611,95 @@ def backward_keys(  # type: ignore[no-untyped-def]
     dropout,
     args,
     score: tl.constexpr,
-    slope: tl.constexpr,
+    score_grad: tl.constexpr,
     GROUP: tl.constexpr,
     MASK: tl.constexpr,
-    LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
-    TABLE: tl.constexpr,
+    HAS_LOW: tl.constexpr,
+    HAS_HIGH: tl.constexpr,
+    HAS_TABLES: tl.constexpr,
     DROPOUT: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    D_ODD: tl.constexpr,
-    E_ODD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PAD_D: tl.constexpr,
+    PAD_E: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A program makes the gradients of a block of one head's keys and values, of all heads that share it."""
-    rows, keys = _sized(rows, WIDE), _sized(keys, WIDE)
-    tiles = tl.cdiv(keys, N)
-    start = tl.program_id(0) % tiles * N
-    shared = tl.program_id(0) // tiles
-    b, kh = (shared // (heads // GROUP)).to(tl.int64), (shared % (heads // GROUP)).to(tl.int64)
+    """Compute dk and dv of one block per program, summed over the query heads that share the key head."""
+    rows, keys = _as_index(rows, WIDE), _as_index(keys, WIDE)
+    num_tiles = tl.cdiv(keys, BLOCK_N)
+    start = tl.program_id(0) % num_tiles * BLOCK_N
+    kv_program = tl.program_id(0) // num_tiles
+    b, kv_head = (kv_program // (heads // GROUP)).to(tl.int64), (kv_program % (heads // GROUP)).to(tl.int64)
     scale, dropout = tl.full([], scale, tl.float32), tl.full([], dropout, tl.float32)
-    k += b * k_strides[0] + kh * k_strides[1]
-    v += b * v_strides[0] + kh * v_strides[1]
-    of_k += b * of_k_strides[0] + kh * of_k_strides[1]
-    of_v += b * of_v_strides[0] + kh * of_v_strides[1]
-    first += b * table_stride
-    past += b * table_stride
-    column = start + tl.arange(0, N)
-    begin, inner_begin, inner_end, end = _spans(
-        start, keys, first, past, low, high, rows, LEFT, RIGHT, TABLE, N, M
+    k += b * k_strides[0] + kv_head * k_strides[1]
+    v += b * v_strides[0] + kv_head * v_strides[1]
+    dk += b * dk_strides[0] + kv_head * dk_strides[1]
+    dv += b * dv_strides[0] + kv_head * dv_strides[1]
+    begin_table += b * table_stride
+    end_table += b * table_stride
+    column = start + tl.arange(0, BLOCK_N)
+    begin, inner_begin, inner_end, end = _block_ranges(
+        start, keys, begin_table, end_table, low, high, rows, HAS_LOW, HAS_HIGH, HAS_TABLES, BLOCK_N, BLOCK_M
     )
-    first_N, past_N = _seen(tl.minimum(column, keys - 1), first, past, low, high, rows, LEFT, RIGHT, TABLE)
+    begin_N, end_N = _visible_interval(
+        tl.minimum(column, keys - 1), begin_table, end_table, low, high, rows, HAS_LOW, HAS_HIGH, HAS_TABLES
+    )
     if WIDE:
         column = column.to(tl.int64)
-    k_ND = _load(k, column, tl.arange(0, D), k_strides[2], keys, d_size, True, D_ODD)
-    v_NE = _load(v, column, tl.arange(0, E), v_strides[2], keys, e_size, True, E_ODD)
-    sums_k = tl.zeros([N, D], tl.float32)
-    sums_v = tl.zeros([N, E], tl.float32)
-    FAR: tl.constexpr = score is not None or MASK == 2
-    for member in range(GROUP):
-        h = kh * GROUP + member
+    k_ND = _load_tile(k, column, tl.arange(0, BLOCK_D), k_strides[2], keys, d_size, True, PAD_D)
+    v_NE = _load_tile(v, column, tl.arange(0, BLOCK_E), v_strides[2], keys, e_size, True, PAD_E)
+    dk_acc = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv_acc = tl.zeros([BLOCK_N, BLOCK_E], tl.float32)
+    LARGE_SCORES: tl.constexpr = score is not None or MASK == 2
+    for group_index in range(GROUP):
+        h = kv_head * GROUP + group_index
         head = b * heads + h
         q_h = q + b * q_strides[0] + h * q_strides[1]
-        pull_h = pull + b * pull_strides[0] + h * pull_strides[1]
+        grad_out_h = grad_out + b * grad_out_strides[0] + h * grad_out_strides[1]
         mask_h = mask + b * mask_strides[0] + h * mask_strides[1]
-        lse_h, dots_h = lse + head * (2 * rows if FAR else rows), dots + head * rows
-        if LEFT or TABLE:
-            sums_k, sums_v = _keys_part(
-                sums_k, sums_v, k_ND, v_NE, q_h, pull_h, mask_h, seed, lse_h, dots_h, begin, inner_begin, b,
-                h, head, start, column, rows, keys, first_N, past_N, q_strides[2], pull_strides[2],
-                mask_strides, d_size, e_size, scale, dropout, args, score, slope, MASK, DROPOUT, True, M, N,
-                D, E, D_ODD, E_ODD, WIDE, PRECISION,
+        lse_h, delta_h = lse + head * (2 * rows if LARGE_SCORES else rows), delta + head * rows
+        if HAS_LOW or HAS_TABLES:
+            dk_acc, dv_acc = _accumulate_dk_dv(
+                dk_acc, dv_acc, k_ND, v_NE, q_h, grad_out_h, mask_h, seed, lse_h, delta_h, begin, inner_begin,
+                b, h, head, start, column, rows, keys, begin_N, end_N, q_strides[2], grad_out_strides[2],
+                mask_strides, d_size, e_size, scale, dropout, args, score, score_grad, MASK, DROPOUT, True,
+                BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D, PAD_E, WIDE, PRECISION,
             )  # fmt: skip
-        sums_k, sums_v = _keys_part(
-            sums_k, sums_v, k_ND, v_NE, q_h, pull_h, mask_h, seed, lse_h, dots_h, inner_begin, inner_end, b,
-            h, head, start, column, rows, keys, first_N, past_N, q_strides[2], pull_strides[2],
-            mask_strides, d_size, e_size, scale, dropout, args, score, slope, MASK, DROPOUT, False, M, N,
-            D, E, D_ODD, E_ODD, WIDE, PRECISION,
+        dk_acc, dv_acc = _accumulate_dk_dv(
+            dk_acc, dv_acc, k_ND, v_NE, q_h, grad_out_h, mask_h, seed, lse_h, delta_h, inner_begin, inner_end,
+            b, h, head, start, column, rows, keys, begin_N, end_N, q_strides[2], grad_out_strides[2],
+            mask_strides, d_size, e_size, scale, dropout, args, score, score_grad, MASK, DROPOUT, False,
+            BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D, PAD_E, WIDE, PRECISION,
         )  # fmt: skip
-        sums_k, sums_v = _keys_part(
-            sums_k, sums_v, k_ND, v_NE, q_h, pull_h, mask_h, seed, lse_h, dots_h, inner_end, end, b,
-            h, head, start, column, rows, keys, first_N, past_N, q_strides[2], pull_strides[2],
-            mask_strides, d_size, e_size, scale, dropout, args, score, slope, MASK, DROPOUT, True, M, N,
-            D, E, D_ODD, E_ODD, WIDE, PRECISION,
+        dk_acc, dv_acc = _accumulate_dk_dv(
+            dk_acc, dv_acc, k_ND, v_NE, q_h, grad_out_h, mask_h, seed, lse_h, delta_h, inner_end, end, b, h,
+            head, start, column, rows, keys, begin_N, end_N, q_strides[2], grad_out_strides[2], mask_strides,
+            d_size, e_size, scale, dropout, args, score, score_grad, MASK, DROPOUT, True, BLOCK_M, BLOCK_N,
+            BLOCK_D, BLOCK_E, PAD_D, PAD_E, WIDE, PRECISION,
         )  # fmt: skip
-    inside = (column < keys)[:, None]
-    d, e = tl.arange(0, D)[None, :], tl.arange(0, E)[None, :]
-    place = of_k + column[:, None] * of_k_strides[2] + d
-    tl.store(place, (sums_k * scale).to(of_k.dtype.element_ty), mask=inside & (d < d_size))
-    place = of_v + column[:, None] * of_v_strides[2] + e
-    tl.store(place, sums_v.to(of_v.dtype.element_ty), mask=inside & (e < e_size))
+    in_bounds = (column < keys)[:, None]
+    d, e = tl.arange(0, BLOCK_D)[None, :], tl.arange(0, BLOCK_E)[None, :]
+    pointers = dk + column[:, None] * dk_strides[2] + d
+    tl.store(pointers, (dk_acc * scale).to(dk.dtype.element_ty), mask=in_bounds & (d < d_size))
+    pointers = dv + column[:, None] * dv_strides[2] + e
+    tl.store(pointers, dv_acc.to(dv.dtype.element_ty), mask=in_bounds & (e < e_size))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _queries_part(  # type: ignore[no-untyped-def]
-    of_q,
+def _accumulate_dq(  # type: ignore[no-untyped-def]
+    dq,
     q_MD,
-    pull_ME,
+    grad_out_ME,
     k,
     v,
     mask,
     seed,
-    top_M,
-    log_M,
-    dots_M,
+    row_max_M,
+    log_sum_M,
+    delta_M,
     begin,
     end,
     b,
@@ -673,10 +708,10 @@ def _queries_part(  # type: ignore[no-untyped-def]
     row,
     rows,
     keys,
-    first_M,
-    past_M,
-    k_row,
-    v_row,
+    begin_M,
+    end_M,
+    k_stride,
+    v_stride,
     mask_strides,
     d_size,
     e_size,
@@ -684,45 +719,47 @@ def _queries_part(  # type: ignore[no-untyped-def]
     dropout,
     args,
     score: tl.constexpr,
-    slope: tl.constexpr,
+    score_grad: tl.constexpr,
     MASK: tl.constexpr,
     DROPOUT: tl.constexpr,
     EDGE: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    D_ODD: tl.constexpr,
-    E_ODD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PAD_D: tl.constexpr,
+    PAD_E: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """What the keys from `begin` to `end` add to the gradient of a tile of queries."""
-    FAR: tl.constexpr = score is not None or MASK == 2
-    for start in range(begin, end, N):
-        column = start + tl.arange(0, N)
+    """Accumulate the keys from `begin` to `end` into the gradient of a tile of queries."""
+    LARGE_SCORES: tl.constexpr = score is not None or MASK == 2
+    for start in range(begin, end, BLOCK_N):
+        column = start + tl.arange(0, BLOCK_N)
         if WIDE:
             column = column.to(tl.int64)
         i, j = row[:, None], column[None, :]
-        k_ND = _load(k, column, tl.arange(0, D), k_row, keys, d_size, EDGE, D_ODD)
-        v_NE = _load(v, column, tl.arange(0, E), v_row, keys, e_size, EDGE, E_ODD)
-        products = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
-        s = _scores(
-            products, scale, mask, b, h, i, j, i < rows, j < keys, mask_strides[2], mask_strides[3], args,
+        k_ND = _load_tile(k, column, tl.arange(0, BLOCK_D), k_stride, keys, d_size, EDGE, PAD_D)
+        v_NE = _load_tile(v, column, tl.arange(0, BLOCK_E), v_stride, keys, e_size, EDGE, PAD_E)
+        qk = tl.dot(q_MD, tl.trans(k_ND), input_precision=PRECISION)
+        s = _compute_scores(
+            qk, scale, mask, b, h, i, j, i < rows, j < keys, mask_strides[2], mask_strides[3], args,
             score, MASK, EDGE,
         )  # fmt: skip
-        p = _weights(s, top_M[:, None], log_M[:, None], FAR)
+        p = _softmax_weights(s, row_max_M[:, None], log_sum_M[:, None], LARGE_SCORES)
         if EDGE:
-            p = tl.where((j >= first_M[:, None]) & (j < past_M[:, None]), p, 0.0)
-        of_p = tl.dot(pull_ME, tl.trans(v_NE), input_precision=PRECISION)
+            p = tl.where((j >= begin_M[:, None]) & (j < end_M[:, None]), p, 0.0)
+        dp = tl.dot(grad_out_ME, tl.trans(v_NE), input_precision=PRECISION)
         if DROPOUT:
-            larger = tl.where(dropout < 1.0, 1.0 / (1.0 - dropout), 0.0)
-            of_p = tl.where(_kept(seed, head, row, start, dropout, M, N), of_p * larger, 0.0)
-        of_s = p * (of_p - dots_M[:, None])
+            keep_scale = tl.where(dropout < 1.0, 1.0 / (1.0 - dropout), 0.0)
+            dp = tl.where(
+                _dropout_mask(seed, head, row, start, dropout, BLOCK_M, BLOCK_N), dp * keep_scale, 0.0
+            )
+        ds = p * (dp - delta_M[:, None])
         if score is not None:
-            of_s = tl.where(p > 0.0, of_s * slope(products * scale, b, h, i, j, args), 0.0)
-        of_q = tl.dot(of_s.to(k_ND.dtype), k_ND, of_q, input_precision=PRECISION)
-    return of_q
+            ds = tl.where(p > 0.0, ds * score_grad(qk * scale, b, h, i, j, args), 0.0)
+        dq = tl.dot(ds.to(k_ND.dtype), k_ND, dq, input_precision=PRECISION)
+    return dq
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -731,19 +768,19 @@ def backward_queries(  # type: ignore[no-untyped-def]
     k,
     v,
     mask,
-    first,
-    past,
+    begin_table,
+    end_table,
     seed,
-    pull,  # [B, H, L, E]
+    grad_out,  # [B, H, L, E]
     lse,  # as of the forward
-    dots,
-    of_q,  # [B, H, L, D]
+    delta,
+    dq,  # [B, H, L, D]
     q_strides,
     k_strides,
     v_strides,
-    pull_strides,
+    grad_out_strides,
     mask_strides,
-    of_q_strides,
+    dq_strides,
     table_stride,
     heads,
     rows,
@@ -756,89 +793,98 @@ def backward_queries(  # type: ignore[no-untyped-def]
     dropout,
     args,
     score: tl.constexpr,
-    slope: tl.constexpr,
+    score_grad: tl.constexpr,
     GROUP: tl.constexpr,
     MASK: tl.constexpr,
-    LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
-    TABLE: tl.constexpr,
+    HAS_LOW: tl.constexpr,
+    HAS_HIGH: tl.constexpr,
+    HAS_TABLES: tl.constexpr,
     DROPOUT: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    D: tl.constexpr,
-    E: tl.constexpr,
-    D_ODD: tl.constexpr,
-    E_ODD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PAD_D: tl.constexpr,
+    PAD_E: tl.constexpr,
     WIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A program makes the gradient of a tile of one head's queries."""
-    rows, keys = _sized(rows, WIDE), _sized(keys, WIDE)
-    tiles = tl.cdiv(rows, M)
+    """Compute the gradient of a tile of one head's queries per program."""
+    rows, keys = _as_index(rows, WIDE), _as_index(keys, WIDE)
+    num_tiles = tl.cdiv(rows, BLOCK_M)
     program = tl.program_id(0)
-    start = (tiles - 1 - program % tiles) * M
-    head = (program // tiles).to(tl.int64)
+    start = (num_tiles - 1 - program % num_tiles) * BLOCK_M
+    head = (program // num_tiles).to(tl.int64)
     b, h = head // heads, head % heads
     scale, dropout = tl.full([], scale, tl.float32), tl.full([], dropout, tl.float32)
     q += b * q_strides[0] + h * q_strides[1]
     k += b * k_strides[0] + h // GROUP * k_strides[1]
     v += b * v_strides[0] + h // GROUP * v_strides[1]
-    pull += b * pull_strides[0] + h * pull_strides[1]
-    of_q += b * of_q_strides[0] + h * of_q_strides[1]
+    grad_out += b * grad_out_strides[0] + h * grad_out_strides[1]
+    dq += b * dq_strides[0] + h * dq_strides[1]
     mask += b * mask_strides[0] + h * mask_strides[1]
-    first += b * table_stride
-    past += b * table_stride
-    row = start + tl.arange(0, M)
-    begin, inner_begin, inner_end, end = _spans(
-        start, rows, first, past, low, high, keys, LEFT, RIGHT, TABLE, M, N
+    begin_table += b * table_stride
+    end_table += b * table_stride
+    row = start + tl.arange(0, BLOCK_M)
+    begin, inner_begin, inner_end, end = _block_ranges(
+        start, rows, begin_table, end_table, low, high, keys, HAS_LOW, HAS_HIGH, HAS_TABLES, BLOCK_M, BLOCK_N
     )
-    first_M, past_M = _seen(tl.minimum(row, rows - 1), first, past, low, high, keys, LEFT, RIGHT, TABLE)
+    begin_M, end_M = _visible_interval(
+        tl.minimum(row, rows - 1), begin_table, end_table, low, high, keys, HAS_LOW, HAS_HIGH, HAS_TABLES
+    )
     if WIDE:
         row = row.to(tl.int64)
-    q_MD = _load(q, row, tl.arange(0, D), q_strides[2], rows, d_size, True, D_ODD)
-    pull_ME = _load(pull, row, tl.arange(0, E), pull_strides[2], rows, e_size, True, E_ODD)
-    FAR: tl.constexpr = score is not None or MASK == 2
-    top_M, log_M = _known(lse + head * (2 * rows if FAR else rows), row, rows, True, FAR)
-    dots_M = tl.load(dots + head * rows + row, mask=row < rows, other=0.0)
-    sums = tl.zeros([M, D], tl.float32)
-    if LEFT or TABLE:
-        sums = _queries_part(
-            sums, q_MD, pull_ME, k, v, mask, seed, top_M, log_M, dots_M, begin, inner_begin, b, h, head,
-            row, rows, keys, first_M, past_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale,
-            dropout, args, score, slope, MASK, DROPOUT, True, M, N, D, E, D_ODD, E_ODD, WIDE, PRECISION,
+    q_MD = _load_tile(q, row, tl.arange(0, BLOCK_D), q_strides[2], rows, d_size, True, PAD_D)
+    grad_out_ME = _load_tile(
+        grad_out, row, tl.arange(0, BLOCK_E), grad_out_strides[2], rows, e_size, True, PAD_E
+    )
+    LARGE_SCORES: tl.constexpr = score is not None or MASK == 2
+    row_max_M, log_sum_M = _load_lse(
+        lse + head * (2 * rows if LARGE_SCORES else rows), row, rows, True, LARGE_SCORES
+    )
+    delta_M = tl.load(delta + head * rows + row, mask=row < rows, other=0.0)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if HAS_LOW or HAS_TABLES:
+        acc = _accumulate_dq(
+            acc, q_MD, grad_out_ME, k, v, mask, seed, row_max_M, log_sum_M, delta_M, begin, inner_begin, b, h,
+            head, row, rows, keys, begin_M, end_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size,
+            scale, dropout, args, score, score_grad, MASK, DROPOUT, True, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E,
+            PAD_D, PAD_E, WIDE, PRECISION,
         )  # fmt: skip
-    sums = _queries_part(
-        sums, q_MD, pull_ME, k, v, mask, seed, top_M, log_M, dots_M, inner_begin, inner_end, b, h, head,
-        row, rows, keys, first_M, past_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale,
-        dropout, args, score, slope, MASK, DROPOUT, False, M, N, D, E, D_ODD, E_ODD, WIDE, PRECISION,
+    acc = _accumulate_dq(
+        acc, q_MD, grad_out_ME, k, v, mask, seed, row_max_M, log_sum_M, delta_M, inner_begin, inner_end, b, h,
+        head, row, rows, keys, begin_M, end_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size,
+        scale, dropout, args, score, score_grad, MASK, DROPOUT, False, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E,
+        PAD_D, PAD_E, WIDE, PRECISION,
     )  # fmt: skip
-    sums = _queries_part(
-        sums, q_MD, pull_ME, k, v, mask, seed, top_M, log_M, dots_M, inner_end, end, b, h, head,
-        row, rows, keys, first_M, past_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale,
-        dropout, args, score, slope, MASK, DROPOUT, True, M, N, D, E, D_ODD, E_ODD, WIDE, PRECISION,
+    acc = _accumulate_dq(
+        acc, q_MD, grad_out_ME, k, v, mask, seed, row_max_M, log_sum_M, delta_M, inner_end, end, b, h, head,
+        row, rows, keys, begin_M, end_M, k_strides[2], v_strides[2], mask_strides, d_size, e_size, scale,
+        dropout, args, score, score_grad, MASK, DROPOUT, True, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, PAD_D,
+        PAD_E, WIDE, PRECISION,
     )  # fmt: skip
-    d = tl.arange(0, D)[None, :]
-    place = of_q + row[:, None] * of_q_strides[2] + d
-    tl.store(place, (sums * scale).to(of_q.dtype.element_ty), mask=(row < rows)[:, None] & (d < d_size))
+    d = tl.arange(0, BLOCK_D)[None, :]
+    pointers = dq + row[:, None] * dq_strides[2] + d
+    tl.store(pointers, (acc * scale).to(dq.dtype.element_ty), mask=(row < rows)[:, None] & (d < d_size))
 
 
 # --- launches ---------------------------------------------------------------------------------------------
 
 
 class Problem(NamedTuple):
-    """What is computed, but for the tensors of queries, keys and values.
+    """An attention call, apart from the tensors q, k and v.
 
     Args:
-        scale: of the scores.
-        low, high: a query i sees keys from ``i + low`` to before ``i + high``; None for all.
-        tables: ``[B or 1, L]`` int32 twice, from where to where queries see; and the same ``[B or 1, S]`` of
-            which queries see a key. In place of `low` and `high`.
-        mask: ``[B, H, L, S]`` by strides, boolean or floating.
-        score, slope: functions of the scores as above, or None.
-        args: what they are given; one element at the least, if there are functions.
-        dropout: the probability of a zero.
+        scale: factor of the scores.
+        low, high: query i sees keys ``[i + low, i + high)``; None for no limit.
+        tables: four int32 tensors, in place of `low` and `high`: begin and end of the keys that each query
+            sees, ``[B or 1, L]``, and begin and end of the queries that see each key, ``[B or 1, S]``.
+        mask: ``[B, H, L, S]`` with any strides, boolean or floating point.
+        score, score_grad: Triton functions as above, or None.
+        args: arguments of both, a tuple of at least one element if there are functions.
+        dropout: probability of a zero.
         seed: ``[]``, int64, if there is dropout.
-        precision: of products of float32.
+        precision: of float32 matmuls.
     """
 
     scale: float
@@ -847,73 +893,73 @@ class Problem(NamedTuple):
     tables: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
     mask: Tensor | None = None
     score: Any = None
-    slope: Any = None
+    score_grad: Any = None
     args: tuple[Any, ...] = (0,)
     dropout: float = 0.0
     seed: Tensor | None = None
     precision: str = "ieee"
 
     @property
-    def far(self) -> bool:
-        """Whether scores may be far from zero, as in the kernels."""
+    def has_large_scores(self) -> bool:
+        """LARGE_SCORES of the kernels."""
         return self.score is not None or (self.mask is not None and self.mask.dtype != torch.bool)
 
 
 class Launch(NamedTuple):
-    """A kernel with all that it is given.
+    """A kernel launch.
 
     Args:
         kernel: the Triton function.
-        programs: how many.
+        num_programs: size of the grid.
         arguments: tensors, strides, numbers and functions, by position.
-        constants: what it is compiled for, by name.
-        blocks: warps and stages.
+        constants: values of the ``tl.constexpr`` parameters, by name.
+        blocks: number of warps and stages.
     """
 
     kernel: Any
-    programs: int
+    num_programs: int
     arguments: tuple[Any, ...]
     constants: dict[str, Any]
     blocks: FlashConfig
 
     @property
     def options(self) -> dict[str, int]:
-        """Options of the compilation."""
+        """Compile options."""
         return {"num_warps": self.blocks.warps, "num_stages": self.blocks.stages}
 
     def __call__(self) -> None:
-        """Launch it."""
-        self.kernel[(self.programs,)](*self.arguments, **self.constants, **self.options)
+        """Launch the kernel."""
+        self.kernel[(self.num_programs,)](*self.arguments, **self.constants, **self.options)
 
 
-def _launch(
-    kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any], blocks: FlashConfig
+def _make_launch(
+    kernel: Any, num_programs: int, arguments: tuple[Any, ...], constants: dict[str, Any], blocks: FlashConfig
 ) -> Launch:
-    """A launch. Only here is it decided whether 32 bits do for indices: by all of a kernel's arguments."""
-    known = {**constants, "M": blocks.m, "N": blocks.n, "WIDE": _reaches_far(arguments)}
-    given = {name: known[name] for name in _constants_of(kernel) if name in known}
-    return Launch(kernel, programs, arguments, given, blocks)
+    """Build a launch; all of its arguments decide whether indices need 64 bits."""
+    values = {**constants, "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "WIDE": _needs_int64(arguments)}
+    used = {name: values[name] for name in _constant_names(kernel) if name in values}
+    return Launch(kernel, num_programs, arguments, used, blocks)
 
 
 @functools.cache
-def _constants_of(kernel: Any) -> tuple[str, ...]:
+def _constant_names(kernel: Any) -> tuple[str, ...]:
     return tuple(name for name in kernel.arg_names if name.isupper())
 
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, blocks: Mapping[str, FlashConfig]
 ) -> tuple[Tensor, Tensor]:
-    """The results ``[B, H, L, E]``, heads inside in memory, and `lse`, ``[B, H, L]``; FAR ``[B, H, 2 * L]``.
+    """Return the output ``[B, H, L, E]``, stored as ``[B, L, H, E]``, and `lse`, ``[B, H, L or 2 * L]``.
 
     Args:
-        q: ``[B, H, L, D]``; the last stride of all three is 1, and none of them is empty.
+        q: ``[B, H, L, D]``; q, k and v have a last stride of 1 and are not empty.
         k: ``[B, K, S, D]``.
         v: ``[B, K, S, E]``.
-        problem: the rest.
-        blocks: of the kernel ``"forward"``.
+        problem: the other options.
+        blocks: block sizes of the kernel ``"forward"``.
     """
     launch, out, lse = _forward(q, k, v, problem, blocks)
-    with _on(q):
+    with _device_guard(q):
         launch()
     return out, lse
 
@@ -921,20 +967,20 @@ def forward(
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, problem: Problem, blocks: Mapping[str, FlashConfig]
 ) -> tuple[Launch, Tensor, Tensor]:
-    """The launch of the forward, and what it writes."""
+    """Return the forward launch and the tensors that it writes."""
     batch, heads, rows, _ = q.shape
     out = q.new_empty(batch, rows, heads, v.shape[3]).transpose(1, 2)
-    lse = q.new_empty(batch, heads, 2 * rows if problem.far else rows, dtype=torch.float32)
-    (tensors, strides, numbers), constants = _arguments(q, k, v, problem, of_keys=False)
-    given = (
+    lse = q.new_empty(batch, heads, 2 * rows if problem.has_large_scores else rows, dtype=torch.float32)
+    (tensors, strides, numbers), constants = _common_arguments(q, k, v, problem, over_keys=False)
+    arguments = (
         *tensors, out, lse, *strides[:3], _strides(out), *strides[3:], *numbers, problem.score
     )  # fmt: skip
-    programs = triton.cdiv(rows, blocks["forward"].m) * batch * heads
-    return _launch(forward_kernel, programs, given, constants, blocks["forward"]), out, lse
+    num_programs = triton.cdiv(rows, blocks["forward"].m) * batch * heads
+    return _make_launch(forward_kernel, num_programs, arguments, constants, blocks["forward"]), out, lse
 
 
 def backward(
-    pull: Tensor,
+    grad_out: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -942,30 +988,30 @@ def backward(
     lse: Tensor,
     problem: Problem,
     blocks: Mapping[str, FlashConfig],
-    wanted: tuple[bool, bool] = (True, True),
+    needs_grad: tuple[bool, bool] = (True, True),
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of queries, keys and values.
+    """Return the gradients of q, k and v.
 
     Args:
-        pull: the cotangent of `out`; its last stride is 1.
-        q: as in `forward`, as k and v.
-        k: keys.
-        v: values.
-        out: what `forward` returned, as `lse`.
-        lse: logarithms.
-        problem: the rest.
-        blocks: of the kernels ``"dots"``, ``"keys"`` and ``"queries"``.
-        wanted: whether the gradient of queries is, and those of keys and values.
+        grad_out: the gradient of `out`; its last stride is 1.
+        q: as in `forward`.
+        k: as in `forward`.
+        v: as in `forward`.
+        out: from `forward`.
+        lse: from `forward`.
+        problem: the other options.
+        blocks: block sizes of the kernels ``"dots"``, ``"keys"`` and ``"queries"``.
+        needs_grad: whether dq is needed, and whether dk and dv are.
     """
-    launches, gradients = _backward(pull, q, k, v, out, lse, problem, blocks, wanted)
-    with _on(q):
+    launches, gradients = _backward(grad_out, q, k, v, out, lse, problem, blocks, needs_grad)
+    with _device_guard(q):
         for launch in launches:
             launch()
     return gradients
 
 
 def _backward(
-    pull: Tensor,
+    grad_out: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -973,39 +1019,50 @@ def _backward(
     lse: Tensor,
     problem: Problem,
     blocks: Mapping[str, FlashConfig],
-    wanted: tuple[bool, bool],
+    needs_grad: tuple[bool, bool],
 ) -> tuple[list[Launch], tuple[Tensor | None, Tensor | None, Tensor | None]]:
-    """The launches of the backward, in order, and the gradients that they write."""
-    batch, heads, rows, size = q.shape
-    keys, wide = v.shape[2:]
-    dots = lse.new_empty(batch, heads, rows)
-    of_q = of_k = of_v = None
-    chosen = blocks["dots"]
-    arguments: tuple[Any, ...] = (pull, out, dots, _strides(pull), _strides(out), heads, rows, wide)
-    programs = triton.cdiv(rows, chosen.m) * batch * heads
-    launches = [_launch(backward_dots, programs, arguments, {"E": _power(wide)}, chosen)]
-    functions = (problem.score, problem.slope)
-    if wanted[1]:
-        # As the keys lie: often parts of one tensor with the heads inside.
-        of_k = k.new_empty(batch, keys, k.shape[1], size).transpose(1, 2)
-        of_v = v.new_empty(batch, keys, k.shape[1], wide).transpose(1, 2)
-        (tensors, strides, numbers), constants = _arguments(q, k, v, problem, of_keys=True)
+    """Return the backward launches, in order, and the gradients that they write."""
+    batch, heads, rows, head_size = q.shape
+    keys, value_size = v.shape[2:]
+    delta = lse.new_empty(batch, heads, rows)
+    dq = dk = dv = None
+    config = blocks["dots"]
+    arguments: tuple[Any, ...] = (
+        grad_out,
+        out,
+        delta,
+        _strides(grad_out),
+        _strides(out),
+        heads,
+        rows,
+        value_size,
+    )
+    num_programs = triton.cdiv(rows, config.m) * batch * heads
+    launches = [
+        _make_launch(backward_dots, num_programs, arguments, {"BLOCK_E": _padded_size(value_size)}, config)
+    ]
+    functions = (problem.score, problem.score_grad)
+    if needs_grad[1]:
+        # Stored as [B, S, K, D], like the keys, which are often parts of one packed tensor.
+        dk = k.new_empty(batch, keys, k.shape[1], head_size).transpose(1, 2)
+        dv = v.new_empty(batch, keys, k.shape[1], value_size).transpose(1, 2)
+        (tensors, strides, numbers), constants = _common_arguments(q, k, v, problem, over_keys=True)
         arguments = (
-            *tensors, pull, lse, dots, of_k, of_v, *strides[:3], _strides(pull), strides[3], _strides(of_k),
-            _strides(of_v), strides[4], *numbers, *functions,
+            *tensors, grad_out, lse, delta, dk, dv, *strides[:3], _strides(grad_out), strides[3],
+            _strides(dk), _strides(dv), strides[4], *numbers, *functions,
         )  # fmt: skip
-        programs = triton.cdiv(keys, blocks["keys"].n) * batch * k.shape[1]
-        launches.append(_launch(backward_keys, programs, arguments, constants, blocks["keys"]))
-    if wanted[0]:
-        of_q = q.new_empty(batch, rows, heads, size).transpose(1, 2)
-        (tensors, strides, numbers), constants = _arguments(q, k, v, problem, of_keys=False)
+        num_programs = triton.cdiv(keys, blocks["keys"].n) * batch * k.shape[1]
+        launches.append(_make_launch(backward_keys, num_programs, arguments, constants, blocks["keys"]))
+    if needs_grad[0]:
+        dq = q.new_empty(batch, rows, heads, head_size).transpose(1, 2)
+        (tensors, strides, numbers), constants = _common_arguments(q, k, v, problem, over_keys=False)
         arguments = (
-            *tensors, pull, lse, dots, of_q, *strides[:3], _strides(pull), strides[3], _strides(of_q),
+            *tensors, grad_out, lse, delta, dq, *strides[:3], _strides(grad_out), strides[3], _strides(dq),
             strides[4], *numbers, *functions,
         )  # fmt: skip
-        programs = triton.cdiv(rows, blocks["queries"].m) * batch * heads
-        launches.append(_launch(backward_queries, programs, arguments, constants, blocks["queries"]))
-    return launches, (of_q, of_k, of_v)
+        num_programs = triton.cdiv(rows, blocks["queries"].m) * batch * heads
+        launches.append(_make_launch(backward_queries, num_programs, arguments, constants, blocks["queries"]))
+    return launches, (dq, dk, dv)
 
 
 def launches(
@@ -1016,79 +1073,79 @@ def launches(
     blocks: Mapping[str, FlashConfig],
     *,
     gradients: bool = False,
-    wanted: tuple[bool, bool] = (True, True),
+    needs_grad: tuple[bool, bool] = (True, True),
 ) -> dict[str, Launch]:
-    """What `forward` and, where gradients are wanted, `backward` launch, by the names of `KERNELS`.
+    """Return the launches of `forward` and, with `gradients`, of `backward`, by the names in `KERNELS`.
 
     Args:
         q: as in `forward`; on the meta device nothing is allocated.
-        k: keys.
-        v: values.
-        problem: the rest.
-        blocks: of all kernels.
-        gradients: whether the backward's are listed too.
-        wanted: as in `backward`.
+        k: as in `forward`.
+        v: as in `forward`.
+        problem: the other options.
+        blocks: block sizes of all kernels.
+        gradients: whether to include the backward.
+        needs_grad: as in `backward`.
     """
     launch, out, lse = _forward(q, k, v, problem, blocks)
-    found = [launch]
+    found_launches = [launch]
     if gradients:
-        found += _backward(out, q, k, v, out, lse, problem, blocks, wanted)[0]
+        found_launches += _backward(out, q, k, v, out, lse, problem, blocks, needs_grad)[0]
     names = {
         forward_kernel: "forward",
         backward_dots: "dots",
         backward_keys: "keys",
         backward_queries: "queries",
     }
-    return {names[each.kernel]: each for each in found}
+    return {names[item.kernel]: item for item in found_launches}
 
 
-def _arguments(
-    q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, of_keys: bool
+def _common_arguments(
+    q: Tensor, k: Tensor, v: Tensor, problem: Problem, *, over_keys: bool
 ) -> tuple[tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, ...]], dict[str, Any]]:
-    """What all kernels are given: tensors, strides and numbers; and constants that depend on these.
+    """Return what all kernels take: tensors, strides and numbers, and the constants that depend on them.
 
     Args:
-        q: queries; any of what a kernel reads.
-        k: keys.
-        v: values.
-        problem: the rest.
-        of_keys: whether the kernel goes by keys, and wants to know which queries see them.
+        q: as in `forward`.
+        k: as in `forward`.
+        v: as in `forward`.
+        problem: the other options.
+        over_keys: whether programs own blocks of keys, and need the interval of queries that see each key.
     """
     mask = q if problem.mask is None else problem.mask
     mask_strides = (0, 0, 0, 0) if problem.mask is None else tuple(mask.stride())
-    kind = 0 if problem.mask is None else 1 if mask.dtype == torch.bool else 2
-    if kind == 1:
+    mask_kind = 0 if problem.mask is None else 1 if mask.dtype == torch.bool else 2
+    if mask_kind == 1:
         mask = mask.view(torch.uint8)
     low, high, tables = problem.low, problem.high, (q, q)
     if problem.tables is not None:
-        tables = problem.tables[2:] if of_keys else problem.tables[:2]
-    elif of_keys:
+        tables = problem.tables[2:] if over_keys else problem.tables[:2]
+    elif over_keys:
         # Query i sees key j where i + low <= j < i + high.
         low, high = None if high is None else 1 - high, None if low is None else 1 - low
-    # A limit beyond all queries or keys is as good as one at their end, and does not overflow when added.
-    length, size = (k.shape[2], q.shape[2]) if of_keys else (q.shape[2], k.shape[2])
+    # Clamp limits beyond all queries or keys, so that adding them to an index does not overflow.
+    length, size = (k.shape[2], q.shape[2]) if over_keys else (q.shape[2], k.shape[2])
     low, high = (None if limit is None else min(max(limit, -length), size) for limit in (low, high))
     table_stride = 0 if problem.tables is None or len(tables[0]) == 1 else tables[0].stride(0)
-    size, wide = q.shape[3], v.shape[3]
-    d, e = _power(size), _power(wide)
+    size, value_size = q.shape[3], v.shape[3]
+    block_d, block_e = _padded_size(size), _padded_size(value_size)
     tensors = (q, k, v, mask, *tables, q if problem.seed is None else problem.seed)
     strides = (_strides(q), _strides(k), _strides(v), mask_strides, table_stride)
-    # Floats stay floats for Triton: it would take a whole number for an integer.
+    # Convert to float: Triton would compile an int parameter for a whole number.
     numbers = (
-        q.shape[1], q.shape[2], k.shape[2], size, wide, low or 0, high or 0, float(problem.scale),
+        q.shape[1], q.shape[2], k.shape[2], size, value_size, low or 0, high or 0, float(problem.scale),
         float(problem.dropout), problem.args,
     )  # fmt: skip
     constants = {
         "GROUP": q.shape[1] // k.shape[1],
-        "MASK": kind,
-        "LEFT": low is not None,
-        "RIGHT": high is not None,
-        "TABLE": problem.tables is not None,
+        "MASK": mask_kind,
+        "HAS_LOW": low is not None,
+        "HAS_HIGH": high is not None,
+        "HAS_TABLES": problem.tables is not None,
         "DROPOUT": problem.seed is not None,
-        "D": d,
-        "E": e,
-        "D_ODD": d != size,
-        "E_ODD": e != wide,
+        "BLOCK_D": block_d,
+        "BLOCK_E": block_e,
+        "PAD_D": block_d != size,
+        "PAD_E": block_e != value_size,
         "PRECISION": problem.precision if q.dtype == torch.float32 else "ieee",
     }
     return (tensors, strides, numbers), constants
@@ -1098,37 +1155,37 @@ def _strides(tensor: Tensor) -> tuple[int, int, int]:
     return tensor.stride(0), tensor.stride(1), tensor.stride(2)
 
 
-def _power(size: int) -> int:
+def _padded_size(size: int) -> int:
     return max(16, int(triton.next_power_of_2(size)))
 
 
-_PADDING = 512
-"""What an index may be beyond the end of an axis: a block, or a head's size as a power of two."""
+_INDEX_MARGIN = 512
+"""How far an index may run past the end of an axis: a block, or a padded head size."""
 
 
-def _reaches_far(arguments: Sequence[Any]) -> bool:
-    """Whether indices of a kernel need 64 bits.
+def _needs_int64(arguments: Sequence[Any]) -> bool:
+    """Whether a kernel's indices need 64 bits.
 
-    Batches and heads are 64-bit in any case; what is added within a head is not. Every tensor among the
-    arguments counts, read or written, and all sizes.
+    Offsets of batches and heads always have 64 bits; only those within a head count. Checks all tensors among
+    the arguments, read or written, and all sizes.
     """
-    most = 2 * _PADDING
-    tensors: dict[int, Tensor] = {}  # by identity: q stands in for an optional tensor that is absent
+    largest = 2 * _INDEX_MARGIN
+    tensors: dict[int, Tensor] = {}  # by identity: q is passed in place of absent optional tensors
     for argument in arguments:
         if isinstance(argument, int):
-            most += abs(argument)
+            largest += abs(argument)
         elif isinstance(argument, Tensor):
             tensors[id(argument)] = argument
         elif isinstance(argument, tuple):
-            tensors |= {id(each): each for each in argument if isinstance(each, Tensor)}
+            tensors |= {id(item): item for item in argument if isinstance(item, Tensor)}
     for tensor in tensors.values():
         shape, strides = tensor.shape, tensor.stride()
-        reach = 0
+        extent = 0
         for axis in range(max(min(2, len(shape) - 1), 0), len(shape)):
-            reach += (shape[axis] + _PADDING) * abs(strides[axis])
-        most = max(most, reach)
-    return most > 2**31 - 1
+            extent += (shape[axis] + _INDEX_MARGIN) * abs(strides[axis])
+        largest = max(largest, extent)
+    return largest > 2**31 - 1
 
 
-def _on(tensor: Tensor) -> Any:
+def _device_guard(tensor: Tensor) -> Any:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()

@@ -1,10 +1,10 @@
-"""The op beneath `burnt.kernels.attention`: `dot_product_attention`, its definition and torch's own call.
+"""`dot_product_attention`, the op behind `burnt.kernels.attention`: checks, eager reference, torch's SDPA.
 
-What a query sees of the keys by its place (causal, sliding window, lengths, packed sequences) is one interval
-of keys for each query: `intervals`. Candidates ask for nothing else, and skip what lies outside.
+Causal masks, sliding windows, lengths and packed sequences all limit a query to one interval of keys, which
+`intervals` computes. The candidates read only these intervals and skip the keys outside them.
 
-Axes: B batch, H heads of the queries, K heads of keys and values (H is a multiple of K), L queries, S keys,
-D and E sizes of a head in queries and keys, and in values; N sequences that are packed into one.
+Axes: B batch, H query heads, K key and value heads (H is a multiple of K), L queries, S keys, D head size of
+queries and keys, E head size of values, N packed sequences.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from burnt.kernels.interface.tuning_key import wants_gradient
 
 __all__ = [
     "Intervals",
-    "Score",
-    "check_numbers",
-    "defined",
+    "ScoreMod",
+    "apply_score",
+    "check_scalars",
     "dot_product_attention",
+    "dropout_mask",
+    "eager_attention",
     "intervals",
-    "is_causal_alone",
-    "kept",
-    "recorded",
-    "scored",
+    "is_plain_causal",
+    "traceable_attention",
 ]
 
-_NAME = "dot_product_attention"
+_OP_NAME = "dot_product_attention"
 
-Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""What becomes of scores: of them, and of the indices of batch, head, query and key, int32."""
+ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""``score(s, b, h, i, j)``: maps scores and int32 batch, head, query and key indices to new scores."""
 
 
 class Intervals(NamedTuple):
-    """Which keys each query sees: those from `first` to before `past`, both ``[B or 1, L]``, int64.
+    """The half-open interval of keys ``[begin, end)`` that each query sees; all ``[B or 1, L]``, int64.
 
-    `at`, of the same shape, is the query's own place among the keys, which windows and distances count from.
+    `position` is the query's own position among the keys: windows and distances are counted from it.
     """
 
-    at: Tensor
-    first: Tensor
-    past: Tensor
+    position: Tensor
+    begin: Tensor
+    end: Tensor
 
 
 def intervals(
@@ -64,89 +64,97 @@ def intervals(
     q_starts: Tensor | None,
     k_starts: Tensor | None,
 ) -> Intervals:
-    """Which keys each query sees by its place; both ends grow with the query's index.
+    """Return the keys each query sees by its position; both bounds are non-decreasing in the query index.
 
     Args:
         q: ``[B, H, L, D]``.
         k: ``[B, K, S, D]``.
-        before: how many keys before its own place a query sees; None for all.
-        after: how many after it; 0 is causal.
-        bottom_right: the last query has the last key's place; otherwise the first has the first one's.
-        lengths: ``[B]``, how many keys there are.
-        q_starts: ``[N + 1]``, where packed sequences of queries begin, and where the last ends.
-        k_starts: the same of their keys.
+        before: number of keys before its own position that a query sees; None for all.
+        after: number of keys after it; 0 is causal.
+        bottom_right: align the last query with the last key, instead of the first with the first.
+        lengths: ``[B]``, number of valid keys.
+        q_starts: ``[N + 1]``, start offsets of packed query sequences, and the end of the last one.
+        k_starts: the same for the keys.
 
     >>> x = torch.zeros(1, 1, 3, 1)
     >>> intervals(x, x, 1, 0, False, None, None, None)[1:]
     (tensor([[0, 0, 1]]), tensor([[1, 2, 3]]))
     """
     queries, keys = q.shape[2], k.shape[2]
-    place = torch.arange(queries, device=q.device)[None]
+    index = torch.arange(queries, device=q.device)[None]
     if q_starts is not None and k_starts is not None:
-        starts, of_keys = q_starts.to(torch.int64), k_starts.to(torch.int64).clamp(0, keys)
-        which = (place[0, :, None] >= starts[None, 1:-1]).sum(1)
-        q_first, q_past, first, past = (
-            t[which][None] for t in (starts[:-1], starts[1:], of_keys[:-1], of_keys[1:])
+        starts, key_starts = q_starts.to(torch.int64), k_starts.to(torch.int64).clamp(0, keys)
+        sequence = (index[0, :, None] >= starts[None, 1:-1]).sum(1)
+        q_begin, q_end, key_begin, key_end = (
+            t[sequence][None] for t in (starts[:-1], starts[1:], key_starts[:-1], key_starts[1:])
         )
-        at = place - q_first + first
+        position = index - q_begin + key_begin
         if bottom_right:
-            at = at + (past - first) - (q_past - q_first)
-        # What belongs to no sequence sees nothing.
-        first = torch.where(place >= q_past, past, first)
-        past = torch.where(place < q_first, first, past)
+            position = position + (key_end - key_begin) - (q_end - q_begin)
+        # Queries outside every sequence see no keys.
+        key_begin = torch.where(index >= q_end, key_end, key_begin)
+        key_end = torch.where(index < q_begin, key_begin, key_end)
     else:
-        first = torch.zeros_like(place)
-        past = first + keys if lengths is None else lengths.to(torch.int64).clamp(0, keys)[:, None] + first
-        first = first.expand_as(past)
-        at = place + (past - queries) if bottom_right else place.expand_as(past)
-    begin = first if before is None else torch.minimum(torch.maximum(at - before, first), past)
-    end = past if after is None else torch.minimum(torch.maximum(at + after + 1, begin), past)
-    return Intervals(at, begin, end)
+        key_begin = torch.zeros_like(index)
+        key_end = (
+            key_begin + keys
+            if lengths is None
+            else lengths.to(torch.int64).clamp(0, keys)[:, None] + key_begin
+        )
+        key_begin = key_begin.expand_as(key_end)
+        position = index + (key_end - queries) if bottom_right else index.expand_as(key_end)
+    begin = (
+        key_begin if before is None else torch.minimum(torch.maximum(position - before, key_begin), key_end)
+    )
+    end = key_end if after is None else torch.minimum(torch.maximum(position + after + 1, begin), key_end)
+    return Intervals(position, begin, end)
 
 
-def kept(seed: Tensor, shape: Sequence[int], dropout: float, rows: int = 0, columns: int = 0) -> Tensor:
-    """Which attention weights dropout leaves: booleans that are a function of a seed and a weight's place.
+def dropout_mask(
+    seed: Tensor, shape: Sequence[int], dropout: float, first_query: int = 0, first_key: int = 0
+) -> Tensor:
+    """Return a boolean mask, True for attention weights that dropout keeps.
 
-    Philox4x32-10 (Salmon et al., 2011) under the seed. Four keys that are neighbours share the counter
-    ``(key // 4, query, head of all of the batch, 0)``; a weight stays where the upper 24 bits of its word are
-    ``dropout`` or more of their range.
+    It depends only on the seed and a weight's indices: Philox4x32-10 (Salmon et al., 2011) keyed by the seed.
+    Four adjacent keys share the counter ``(key // 4, query, batch * heads + head, 0)``; a weight is kept if
+    the upper 24 bits of its word, as a fraction of their range, are ``dropout`` or more.
 
     Args:
         seed: ``[]``, int64.
-        shape: ``[B, H, queries, keys]`` of the part that is wanted.
-        dropout: the probability of a zero.
-        rows: the first query of the part.
-        columns: its first key, a multiple of 4.
+        shape: ``[B, H, queries, keys]`` of the requested part.
+        dropout: probability of a zero.
+        first_query: first query of the part.
+        first_key: its first key, a multiple of 4.
     """
     batch, heads, queries, keys = shape
-    device, half = seed.device, 0xFFFFFFFF
-    groups = (keys + 3) // 4
+    device, low_32 = seed.device, 0xFFFFFFFF
+    num_groups = (keys + 3) // 4
     head = torch.arange(batch * heads, device=device).view(batch, heads, 1, 1)
-    query = torch.arange(rows, rows + queries, device=device).view(-1, 1)
-    group = torch.arange(columns // 4, columns // 4 + groups, device=device)
-    nothing = head * 0 + query * 0 + group * 0
-    words = [nothing + group, nothing + query, nothing + head, nothing]
-    low, high = seed & half, (seed >> 32) & half
-    for turn in range(10):
+    query = torch.arange(first_query, first_query + queries, device=device).view(-1, 1)
+    group = torch.arange(first_key // 4, first_key // 4 + num_groups, device=device)
+    zero = head * 0 + query * 0 + group * 0
+    words = [zero + group, zero + query, zero + head, zero]
+    low, high = seed & low_32, (seed >> 32) & low_32
+    for step in range(10):
         a, b = words[0] * 0xD2511F53, words[2] * 0xCD9E8D57  # 64 bits, whatever their sign says
         words = [
-            ((b >> 32) & half) ^ words[1] ^ ((low + turn * 0x9E3779B9) & half),
-            b & half,
-            ((a >> 32) & half) ^ words[3] ^ ((high + turn * 0xBB67AE85) & half),
-            a & half,
+            ((b >> 32) & low_32) ^ words[1] ^ ((low + step * 0x9E3779B9) & low_32),
+            b & low_32,
+            ((a >> 32) & low_32) ^ words[3] ^ ((high + step * 0xBB67AE85) & low_32),
+            a & low_32,
         ]
-    drawn = torch.stack(words, -1).flatten(-2)[..., :keys] >> 8
-    return drawn.to(torch.float32) * 2.0**-24 >= dropout
+    random_bits = torch.stack(words, -1).flatten(-2)[..., :keys] >> 8
+    return random_bits.to(torch.float32) * 2.0**-24 >= dropout
 
 
-# --- what does not fit ------------------------------------------------------------------------------------
+# --- input checks -----------------------------------------------------------------------------------------
 
 
-def _refuse(
+def _raise_error(
     what: str, expected: object, found: object, hint: str | None = None, *, value: bool = False
 ) -> None:
-    kind = InputValueError if value else InputRuntimeError
-    raise kind(what, where="burnt.kernels.attention", expected=expected, found=found, hint=hint)
+    error = InputValueError if value else InputRuntimeError
+    raise error(what, where="burnt.kernels.attention", expected=expected, found=found, hint=hint)
 
 
 def _check(
@@ -166,84 +174,109 @@ def _check(
     dropout: float,
     seed: Tensor | None,
 ) -> None:
-    more = {"mask": mask, "slopes": slopes, "lengths": lengths, "q_starts": q_starts, "k_starts": k_starts}
-    check_one_device(_NAME, q=q, k=k, v=v, seed=seed, **more)
-    check_floating(_NAME, q=q, k=k, v=v, slopes=slopes)
-    check_one_dtype(_NAME, q=q, k=k, v=v)
+    optional = {
+        "mask": mask,
+        "slopes": slopes,
+        "lengths": lengths,
+        "q_starts": q_starts,
+        "k_starts": k_starts,
+    }
+    check_one_device(_OP_NAME, q=q, k=k, v=v, seed=seed, **optional)
+    check_floating(_OP_NAME, q=q, k=k, v=v, slopes=slopes)
+    check_one_dtype(_OP_NAME, q=q, k=k, v=v)
     _check_shapes(q, k, v)
     batch, heads, queries, keys = q.shape[0], q.shape[1], q.shape[2], k.shape[2]
     if mask is not None:
         if mask.dtype != torch.bool and not mask.is_floating_point():
-            hint = "mask != 0 lets a query see what an integer mask marks with 1"
-            _refuse("a mask of attention is boolean or floating", "bool: True is seen; floats are added",
-                    mask.dtype, hint)  # fmt: skip
+            hint = "for an integer mask with 1 for visible keys, pass mask != 0"
+            _raise_error(
+                "the attention mask must be boolean or floating point",
+                "bool (True: visible) or float (added to the scores)",
+                mask.dtype,
+                hint,
+            )
         shape = (batch, heads, queries, keys)
         fits = mask.dim() <= 4 and all(
             m in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)
         )
         if not fits:
-            _refuse(
-                "the mask does not fit queries and keys", f"what broadcasts to {shape}", tuple(mask.shape)
+            _raise_error(
+                "the mask does not broadcast to the scores",
+                f"a shape that broadcasts to {shape}",
+                tuple(mask.shape),
             )
-    for name, many in ("before", before), ("after", after):
-        if many is not None and many < 0:
-            _refuse(f"{name} counts keys", "0 or more, or None", many, value=True)
-    for name, tensor, wanted in (("slopes", slopes, heads), ("lengths", lengths, batch)):
-        if tensor is not None and tuple(tensor.shape) != (wanted,):
-            _refuse(f"{name} of attention have another shape", (wanted,), tuple(tensor.shape))
+    for name, count in ("before", before), ("after", after):
+        if count is not None and count < 0:
+            _raise_error(f"{name} must not be negative", "0 or more keys, or None", count, value=True)
+    for name, tensor, length in (("slopes", slopes, heads), ("lengths", lengths, batch)):
+        if tensor is not None and tuple(tensor.shape) != (length,):
+            _raise_error(f"{name} of attention have the wrong shape", (length,), tuple(tensor.shape))
     for name, tensor in ("lengths", lengths), ("q_starts", q_starts), ("k_starts", k_starts):
         if tensor is not None and tensor.dtype not in (torch.int32, torch.int64):
-            _refuse(f"{name} of attention are no indices", "int32 or int64", tensor.dtype, f"{name}.long()")
+            _raise_error(
+                f"{name} of attention must be integers", "int32 or int64", tensor.dtype, f"{name}.long()"
+            )
     _check_packed(batch, lengths, q_starts, k_starts)
-    check_numbers(softcap, dropout)
+    check_scalars(softcap, dropout)
     if seed is None and dropout > 0:
-        hint = "attention(..., dropout=p) draws one"
-        _refuse("dropout draws its numbers from a seed", "seed=", "none", hint, value=True)
+        hint = "burnt.kernels.attention(..., dropout=p) draws a seed itself"
+        _raise_error("dropout needs a seed", "seed=", "none", hint, value=True)
     if seed is not None and (seed.dtype != torch.int64 or seed.dim()):
-        _refuse("the seed of dropout is one integer", "int64 []", f"{seed.dtype} {list(seed.shape)}")
+        _raise_error("the dropout seed must be one integer", "int64 []", f"{seed.dtype} {list(seed.shape)}")
 
 
-def check_numbers(softcap: float | None, dropout: float) -> None:
-    """What is looked at in each call: numbers are no part of what a call is known by.
+def check_scalars(softcap: float | None, dropout: float) -> None:
+    """Check softcap and dropout on every call: their values are not part of a call's signature.
 
     Raises:
-        InputValueError: there is no such cap or probability.
+        InputValueError: the cap is not positive, or the probability is not in 0 to 1.
     """
     if softcap is not None and not softcap > 0:
-        _refuse("a cap of the scores is none", "a number above 0, or None", softcap, value=True)
+        _raise_error("softcap must be positive", "a number above 0, or None", softcap, value=True)
     if not 0 <= dropout <= 1:
-        _refuse("the probability of dropout is none", "a number from 0 to 1", dropout, value=True)
+        _raise_error("the dropout probability is out of range", "a number from 0 to 1", dropout, value=True)
 
 
-def _look(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
-    """Lengths and starts lie among queries and keys."""
+def _check_values(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> None:
+    """Check that lengths and sequence starts are within the queries and keys."""
     lengths, q_starts, k_starts = rest[7:10]
     if lengths is not None and lengths.numel():
-        least, most = (int(n) for n in torch.aminmax(lengths))
-        if least < 0 or most > k.shape[2]:
-            _refuse("lengths of attention are not among the keys", f"0 to {k.shape[2]}",
-                    least if least < 0 else most, value=True)  # fmt: skip
+        smallest, largest = (int(n) for n in torch.aminmax(lengths))
+        if smallest < 0 or largest > k.shape[2]:
+            _raise_error(
+                "lengths of attention are out of range",
+                f"0 to {k.shape[2]}",
+                smallest if smallest < 0 else largest,
+                value=True,
+            )
     for name, starts, count in ("q_starts", q_starts, q.shape[2]), ("k_starts", k_starts, k.shape[2]):
         if starts is None:
             continue
-        ends = int(starts[0]), int(starts[-1])
-        if ends[0] < 0 or ends[1] > count or bool((starts.diff() < 0).any()):
-            expected = f"numbers from 0 to {count}, none less than the one before"
-            _refuse(f"{name} of attention are not in order", expected, starts.tolist(), value=True)
+        bounds = int(starts[0]), int(starts[-1])
+        if bounds[0] < 0 or bounds[1] > count or bool((starts.diff() < 0).any()):
+            expected = f"non-decreasing numbers from 0 to {count}"
+            _raise_error(f"{name} of attention are invalid offsets", expected, starts.tolist(), value=True)
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     found = f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4:
-        _refuse("attention is of batches of heads", "q [B, H, L, D], k [B, K, S, D], v [B, K, S, E]", found,
-                "x.unflatten(-1, (heads, -1)).transpose(1, 2) makes heads of [B, L, heads * D]")  # fmt: skip
+        _raise_error(
+            "q, k and v of attention must have 4 axes",
+            "q [B, H, L, D], k [B, K, S, D], v [B, K, S, E]",
+            found,
+            "x.unflatten(-1, (heads, -1)).transpose(1, 2) splits [B, L, heads * D] into heads",
+        )
     if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
-        _refuse(
-            "queries, keys and values do not fit", "q [B, H, L, D], k [B, K, S, D], v [B, K, S, E]", found
+        _raise_error(
+            "the shapes of q, k and v do not match", "q [B, H, L, D], k [B, K, S, D], v [B, K, S, E]", found
         )
     if (k.shape[1] == 0 and q.shape[1]) or (k.shape[1] and q.shape[1] % k.shape[1]):
-        _refuse("heads of the queries cannot share heads of the keys evenly", "H, a multiple of K",
-                f"{q.shape[1]} and {k.shape[1]}")  # fmt: skip
+        _raise_error(
+            "the number of query heads is not a multiple of the number of key heads",
+            "H, a multiple of K",
+            f"{q.shape[1]} and {k.shape[1]}",
+        )
 
 
 def _check_packed(
@@ -251,23 +284,30 @@ def _check_packed(
 ) -> None:
     if (q_starts is None) != (k_starts is None):
         given = "q_starts" if k_starts is None else "k_starts"
-        _refuse("packed sequences have starts of queries and of keys", "both, or none", f"{given} alone",
-                "k_starts=q_starts, where a sequence attends to itself")  # fmt: skip
+        _raise_error(
+            "packed sequences need both q_starts and k_starts",
+            "both or neither",
+            f"only {given}",
+            "for self-attention, pass k_starts=q_starts",
+        )
     if q_starts is None or k_starts is None:
         return
     if q_starts.dim() != 1 or q_starts.shape != k_starts.shape or q_starts.shape[0] < 2:
-        _refuse("starts of packed sequences have another shape", "[N + 1] both, N of at least 1",
-                f"q_starts {list(q_starts.shape)}, k_starts {list(k_starts.shape)}")  # fmt: skip
+        _raise_error(
+            "q_starts and k_starts have the wrong shape",
+            "[N + 1] for both, with N at least 1",
+            f"q_starts {list(q_starts.shape)}, k_starts {list(k_starts.shape)}",
+        )
     if batch != 1 or lengths is not None:
         found = f"a batch of {batch}" if batch != 1 else "lengths as well"
-        _refuse("packed sequences lie in a batch of one", "q [1, H, L, D], and no lengths", found)
+        _raise_error("packed sequences need a batch of one", "q [1, H, L, D], and no lengths", found)
 
 
-# --- the definition ---------------------------------------------------------------------------------------
+# --- reference and torch's SDPA ---------------------------------------------------------------------------
 
 
 def _examples(device: torch.device) -> list[tuple[object, ...]]:
-    made: list[tuple[object, ...]] = []
+    examples: list[tuple[object, ...]] = []
     for batch, heads, kv, length, size, more in [
         (2, 12, 12, 512, 64, ()),
         (2, 12, 12, 512, 64, (None, None, 0)),
@@ -276,11 +316,11 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
     ]:
         q = torch.randn(batch, heads, length, size, device=device)
         k, v = (torch.randn(batch, kv, length, size, device=device) for _ in "kv")
-        made.append((q, k, v, *more))
-    return made
+        examples.append((q, k, v, *more))
+    return examples
 
 
-def seen(
+def visible_mask(
     q: Tensor,
     k: Tensor,
     before: int | None,
@@ -290,12 +330,12 @@ def seen(
     q_starts: Tensor | None,
     k_starts: Tensor | None,
 ) -> Tensor | None:
-    """Which keys each query sees by its place as booleans, ``[B or 1, 1, L, S]``; None where it is all."""
+    """Return `intervals` as a boolean mask, ``[B or 1, 1, L, S]``; None where every query sees every key."""
     if before is None and after is None and lengths is None and q_starts is None:
         return None
-    _, first, past = intervals(q, k, before, after, bottom_right, lengths, q_starts, k_starts)
+    _, begin, end = intervals(q, k, before, after, bottom_right, lengths, q_starts, k_starts)
     key = torch.arange(k.shape[2], device=k.device)
-    return ((key >= first[..., None]) & (key < past[..., None]))[:, None]
+    return ((key >= begin[..., None]) & (key < end[..., None]))[:, None]
 
 
 def distances(
@@ -306,25 +346,25 @@ def distances(
     q_starts: Tensor | None,
     k_starts: Tensor | None,
 ) -> Tensor:
-    """How far apart queries and keys are, ``[B or 1, 1, L, S]``."""
-    at = intervals(q, k, None, None, bottom_right, lengths, q_starts, k_starts).at
-    return (at[..., None] - torch.arange(k.shape[2], device=k.device)).abs()[:, None]
+    """Return the distance between each query's position and each key, ``[B or 1, 1, L, S]``."""
+    position = intervals(q, k, None, None, bottom_right, lengths, q_starts, k_starts).position
+    return (position[..., None] - torch.arange(k.shape[2], device=k.device)).abs()[:, None]
 
 
-def heads_inside(made: Tensor) -> Tensor:
-    """``[B, H, L, E]`` that lies in memory as ``[B, L, H, E]``: joining the heads is a view."""
-    return made.transpose(1, 2).contiguous().transpose(1, 2)
+def to_blhe_memory(out: Tensor) -> Tensor:
+    """Store ``[B, H, L, E]`` in memory as ``[B, L, H, E]``, so that joining the heads is a view."""
+    return out.transpose(1, 2).contiguous().transpose(1, 2)
 
 
-# Maxima of a query's scores beyond which torch's own call is not taken for gradients. Its fused backward has
-# of a query the maximum plus the logarithm of the sum as one float32: from here on that is off by 1e-4 or
-# more, and with it what the weights sum to. Beside finfo.min, with which masks hide a query's every key, the
-# logarithm is lost. (On GPUs the forward, too, may be NaN for such queries: pytorch/pytorch#110213.)
-_FAR = 1e3
+# Row maxima beyond which gradients do not use torch's SDPA. Its fused backward stores a query's logsumexp
+# (the row maximum plus the logarithm of the sum) as one float32: from here on that is off by 1e-4 or more,
+# and so is the sum of the weights. For a query whose every key is masked by finfo.min, the logarithm is lost
+# entirely. (On GPUs the forward may also be NaN for such queries: pytorch/pytorch#110213.)
+_MAX_EXACT_SCORE = 1e3
 
 
-def _can_look(*tensors: Tensor | None) -> bool:
-    """Whether values are there to be looked at, without waiting for a device."""
+def _can_read_values(*tensors: Tensor | None) -> bool:
+    """Whether values can be read now, without waiting for a device."""
     return (
         not torch.compiler.is_compiling()
         and _torch.is_plain_call()
@@ -332,12 +372,12 @@ def _can_look(*tensors: Tensor | None) -> bool:
     )
 
 
-def _narrowed(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores, in their dtype: what is no infinity stays none."""
-    least = torch.finfo(dtype).min
-    if least <= torch.finfo(mask.dtype).min:
+def _cast_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast an additive mask to the scores' dtype; finite values stay finite."""
+    lowest = torch.finfo(dtype).min
+    if lowest <= torch.finfo(mask.dtype).min:
         return mask.to(dtype)
-    return torch.where(mask == -torch.inf, mask, mask.clamp(min=least)).to(dtype)
+    return torch.where(mask == -torch.inf, mask, mask.clamp(min=lowest)).to(dtype)
 
 
 def _library(
@@ -357,64 +397,70 @@ def _library(
     dropout: float = 0.0,
     seed: Tensor | None = None,
 ) -> Tensor:
-    """torch's own call, with one mask for all that it has no arguments for."""
-    place = bottom_right, lengths, q_starts, k_starts
+    """Call torch's SDPA, with one mask for all options that it does not have."""
+    alignment = bottom_right, lengths, q_starts, k_starts
     _check_packed(q.shape[0], lengths, q_starts, k_starts)
-    # Elsewhere a mask may hold anything, and to look would be to wait: with gradients the definition serves.
-    can_look = _can_look(q, k, v, mask)
-    exact = wants_gradient(q, k, v, mask, slopes)
-    unknown = exact and mask is not None and not _is_bool(mask) and not can_look
-    if unknown or softcap is not None or seed is not None or 0 in (q.numel(), k.numel(), v.numel()):
+    # Other devices would have to be waited for to read a mask: with gradients, use the reference instead.
+    can_read = _can_read_values(q, k, v, mask)
+    needs_exact = wants_gradient(q, k, v, mask, slopes)
+    has_unknown_mask = needs_exact and mask is not None and not _is_bool_mask(mask) and not can_read
+    if has_unknown_mask or softcap is not None or seed is not None or 0 in (q.numel(), k.numel(), v.numel()):
         return dot_product_attention.reference(
-            q, k, v, mask, before, after, bottom_right, scale, softcap, slopes, *place[1:], dropout, seed
+            q, k, v, mask, before, after, bottom_right, scale, softcap, slopes,
+            *alignment[1:], dropout, seed,
         )  # fmt: skip
     grouped = q.shape[1] != k.shape[1]
-    if is_causal_alone(q, k, mask, before, after, slopes, *place):
-        made = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
-        return heads_inside(made)
-    given = mask
-    visible = seen(q, k, before, after, *place)
-    if mask is not None and not _is_bool(mask):
-        exact = exact or mask.dtype.itemsize > q.dtype.itemsize
-        mask = _narrowed(mask, q.dtype)
+    if is_plain_causal(q, k, mask, before, after, slopes, *alignment):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+        return to_blhe_memory(out)
+    original_mask = mask
+    visible = visible_mask(q, k, before, after, *alignment)
+    if mask is not None and not _is_bool_mask(mask):
+        needs_exact = needs_exact or mask.dtype.itemsize > q.dtype.itemsize
+        mask = _cast_mask(mask, q.dtype)
     if slopes is not None:
-        bias = (slopes.view(-1, 1, 1) * -distances(q, k, *place)).to(q.dtype)
+        bias = (slopes.view(-1, 1, 1) * -distances(q, k, *alignment)).to(q.dtype)
         mask = (
-            bias if mask is None else torch.where(mask, bias, -torch.inf) if _is_bool(mask) else mask + bias
+            bias
+            if mask is None
+            else torch.where(mask, bias, -torch.inf)
+            if _is_bool_mask(mask)
+            else mask + bias
         )
     if visible is not None:
         mask = (
             visible
             if mask is None
             else mask & visible
-            if _is_bool(mask)
+            if _is_bool_mask(mask)
             else torch.where(visible, mask, -torch.inf)
         )
     if mask is None:
-        made = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped)
-        return heads_inside(made)
-    # A query that sees nothing is let see all, so that no path of torch's makes NaN of it; then it is zero.
-    if _is_bool(mask):
-        nothing = ~mask.any(-1, keepdim=True)
-        mask = mask | nothing
+        out = F.scaled_dot_product_attention(q, k, v, scale=scale, enable_gqa=grouped)
+        return to_blhe_memory(out)
+    # Let a query that sees no key see all of them, as torch may return NaN otherwise; zero its output later.
+    if _is_bool_mask(mask):
+        no_keys = ~mask.any(-1, keepdim=True)
+        mask = mask | no_keys
     else:
-        top = mask.detach().amax(-1, keepdim=True)
-        nothing = top == -torch.inf
-        if exact and can_look and bool(((top.abs() > _FAR) & ~nothing).any()):
+        row_max = mask.detach().amax(-1, keepdim=True)
+        no_keys = row_max == -torch.inf
+        if needs_exact and can_read and bool(((row_max.abs() > _MAX_EXACT_SCORE) & ~no_keys).any()):
             return dot_product_attention.reference(
-                q, k, v, given, before, after, bottom_right, scale, softcap, slopes, *place[1:], dropout, seed
+                q, k, v, original_mask, before, after, bottom_right, scale, softcap, slopes,
+                *alignment[1:], dropout, seed,
             )  # fmt: skip
-        mask = mask.masked_fill(nothing, 0.0)
+        mask = mask.masked_fill(no_keys, 0.0)
     mask = mask.view((1,) * (4 - mask.dim()) + tuple(mask.shape))
-    made = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
-    return heads_inside(torch.where(nothing, 0.0, made))
+    out = F.scaled_dot_product_attention(q, k, v, mask, scale=scale, enable_gqa=grouped)
+    return to_blhe_memory(torch.where(no_keys, 0.0, out))
 
 
-def _is_bool(mask: Tensor) -> bool:
+def _is_bool_mask(mask: Tensor) -> bool:
     return mask.dtype == torch.bool
 
 
-def is_causal_alone(
+def is_plain_causal(
     q: Tensor,
     k: Tensor,
     mask: Tensor | None,
@@ -426,7 +472,7 @@ def is_causal_alone(
     q_starts: Tensor | None,
     k_starts: Tensor | None,
 ) -> bool:
-    """Whether torch's own causal attention is all that is asked for."""
+    """Whether torch's ``is_causal=True`` covers all options of this call."""
     aligned = not bottom_right or q.shape[2] == k.shape[2]
     others = (mask, before, slopes, lengths, q_starts, k_starts)
     return after == 0 and aligned and all(other is None for other in others)
@@ -438,52 +484,57 @@ def _library_best(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> bool:
 
 
 def _autocast(dtype: torch.dtype, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Any, ...]:
-    """Masks and slopes are added to scores, which are float32 anyway."""
+    """Cast q, k and v alone: masks and slopes are added to the scores, which are float32 anyway."""
     return (*cast_all(dtype, q, k, v), *rest)
 
 
-_MOST_SCORES = 1 << 25
-"""Scores of a part: the reference holds five times as many in float64 at once, 1.3 GB."""
+_MAX_PART_SCORES = 1 << 25
+"""Scores per part: the reference holds five times as many in float64 at once, 1.3 GB."""
 
 
 def _parts(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> list[Part] | None:
-    """Some heads, of some batches, at a time; one head at the least."""
+    """Split a call for the accuracy check into groups of batches and heads, at least one head each."""
     slopes, lengths, seed = rest[5], rest[6], rest[10]
     batch, heads, queries, _ = q.shape
-    most = max(_MOST_SCORES // max(queries * k.shape[2], 1), 1)
-    # Dropout's weights depend on the number of a head.
-    if seed is not None or most >= batch * heads or not heads:
+    max_heads = max(_MAX_PART_SCORES // max(queries * k.shape[2], 1), 1)
+    # The dropout mask depends on the head's index.
+    if seed is not None or max_heads >= batch * heads or not heads:
         return None
     group = heads // k.shape[1]
-    # All heads, or all that share some keys, or some of those.
-    step = heads if most >= heads else most // group * group or most
-    batches = max(most // heads, 1)
-    found = []
-    for b in range(0, batch, batches):
+    # All heads, or whole groups that share key heads, or some heads of one group.
+    head_step = heads if max_heads >= heads else max_heads // group * group or max_heads
+    batch_step = max(max_heads // heads, 1)
+    parts = []
+    for b in range(0, batch, batch_step):
         begin = 0
         while begin < heads:
-            end = min(begin + step, heads if step >= group else (begin // group + 1) * group)
-            of_b, of_h = slice(b, min(b + batches, batch)), slice(begin, end)
-            of_k = slice(begin // group, (end - 1) // group + 1)
-            of_mask = None if mask is None else _of_broadcast(mask, (of_b, of_h))
-            of_rest = (
-                *(None,) * 5, None if slopes is None else (of_h,), None if lengths is None else (of_b,),
+            end = min(begin + head_step, heads if head_step >= group else (begin // group + 1) * group)
+            b_slice, h_slice = slice(b, min(b + batch_step, batch)), slice(begin, end)
+            kv_slice = slice(begin // group, (end - 1) // group + 1)
+            mask_slice = None if mask is None else _broadcast_slices(mask, (b_slice, h_slice))
+            rest_slices = (
+                *(None,) * 5, None if slopes is None else (h_slice,), None if lengths is None else (b_slice,),
                 *(None,) * (len(rest) - 7),
             )  # fmt: skip
-            found.append(Part(((of_b, of_h), (of_b, of_k), (of_b, of_k), of_mask, *of_rest), ((of_b, of_h),)))
+            parts.append(
+                Part(
+                    ((b_slice, h_slice), (b_slice, kv_slice), (b_slice, kv_slice), mask_slice, *rest_slices),
+                    ((b_slice, h_slice),),
+                )
+            )
             begin = end
-    return found
+    return parts
 
 
-def _of_broadcast(mask: Tensor, index: tuple[slice, slice]) -> tuple[slice, ...]:
-    """The part of a mask that broadcasts to a part of ``[B, H, L, S]``."""
+def _broadcast_slices(mask: Tensor, index: tuple[slice, slice]) -> tuple[slice, ...]:
+    """Return the slices of a mask that broadcast to a part of ``[B, H, L, S]``."""
     axes = range(max(mask.dim() - 4, 0), mask.dim() - 2)
     return tuple(slice(None) if mask.shape[axis] == 1 else index[axis + 4 - mask.dim()] for axis in axes)
 
 
 @op(
     check=_check,
-    look=_look,
+    look=_check_values,
     always_looks=True,
     examples=_examples,
     library=_library,
@@ -508,35 +559,35 @@ def dot_product_attention(
     dropout: float = 0.0,
     seed: Tensor | None = None,
 ) -> Tensor:
-    """The op beneath `attention`, whose options it has in canonical form.
+    """Compute scaled dot-product attention: the op behind `attention`, with its options in canonical form.
 
     Args:
         q: ``[B, H, L, D]``, float16, bfloat16, float32 or float64.
         k: ``[B, K, S, D]``.
         v: ``[B, K, S, E]``.
-        mask: broadcasts to ``[B, H, L, S]``; boolean, True where a key is seen, or added to the scores.
-        before: how many keys before its own place a query sees; None for all.
-        after: how many after it; 0 is causal.
-        bottom_right: places are counted from the last query and the last key.
-        scale: of the scores; None is ``1 / sqrt(D)``.
+        mask: broadcasts to ``[B, H, L, S]``; boolean (True: visible), or added to the scores.
+        before: number of keys before its own position that a query sees; None for all.
+        after: number of keys after it; 0 is causal.
+        bottom_right: align the last query with the last key, instead of the first with the first.
+        scale: factor of the scores; None is ``1 / sqrt(D)``.
         softcap: scores `s` become ``softcap * tanh(s / softcap)``.
-        slopes: ``[H]``, ALiBi: the distance of query and key, times a slope, is taken from the scores.
-        lengths: ``[B]``, how many keys there are.
-        q_starts: ``[N + 1]``, where packed sequences of queries begin, and where the last ends.
-        k_starts: the same of their keys.
-        dropout: the probability of dropping a weight.
-        seed: ``[]``, int64, of dropout (`kept`).
+        slopes: ``[H]``, ALiBi: the distance of query and key times the slope is subtracted from the scores.
+        lengths: ``[B]``, number of valid keys.
+        q_starts: ``[N + 1]``, start offsets of packed query sequences, and the end of the last one.
+        k_starts: the same for the keys.
+        dropout: probability of dropping a weight.
+        seed: ``[]``, int64, of the dropout mask (`dropout_mask`).
 
     Returns:
-        ``[B, H, L, E]``, as `q`, in memory ``[B, L, H, E]``.
+        ``[B, H, L, E]`` in the dtype of `q`, stored as ``[B, L, H, E]``.
     """
-    return defined(
+    return eager_attention(
         q, k, v, mask, before, after, bottom_right, scale, softcap, slopes, lengths, q_starts, k_starts,
         dropout, seed,
     )  # fmt: skip
 
 
-def defined(
+def eager_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -552,62 +603,69 @@ def defined(
     k_starts: Tensor | None,
     dropout: float,
     seed: Tensor | None,
-    score: Score | None = None,
+    score: ScoreMod | None = None,
 ) -> Tensor:
-    """`dot_product_attention` in plain torch, with a function of the scores between softcap and slopes."""
-    if (narrow := autocast_dtype(q.device.type)) is not None:
-        q, k, v = cast_all(narrow, q, k, v)
-    inside = torch.promote_types(q.dtype, torch.float32)
-    place = bottom_right, lengths, q_starts, k_starts
+    """Compute `dot_product_attention` in eager torch, with an optional score function after the softcap."""
+    if (autocast_to := autocast_dtype(q.device.type)) is not None:
+        q, k, v = cast_all(autocast_to, q, k, v)
+    compute_dtype = torch.promote_types(q.dtype, torch.float32)
+    alignment = bottom_right, lengths, q_starts, k_starts
     groups = q.shape[1] // max(k.shape[1], 1)
     keys, values = (t.repeat_interleave(groups, 1) if groups > 1 else t for t in (k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = q.to(inside) @ keys.to(inside).transpose(-2, -1) * scale
+    scores = q.to(compute_dtype) @ keys.to(compute_dtype).transpose(-2, -1) * scale
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
     if score is not None:
-        places = [torch.arange(n, dtype=torch.int32, device=q.device) for n in scores.shape]
-        scores = scored(score, scores, places)
+        indices = [torch.arange(n, dtype=torch.int32, device=q.device) for n in scores.shape]
+        scores = apply_score(score, scores, indices)
     if slopes is not None:
-        scores = scores - slopes.to(inside).view(-1, 1, 1) * distances(q, k, *place)
+        scores = scores - slopes.to(compute_dtype).view(-1, 1, 1) * distances(q, k, *alignment)
     if mask is not None:
-        scores = torch.where(mask, scores, -torch.inf) if _is_bool(mask) else scores + mask.to(inside)
-    visible = seen(q, k, before, after, *place)
+        scores = (
+            torch.where(mask, scores, -torch.inf) if _is_bool_mask(mask) else scores + mask.to(compute_dtype)
+        )
+    visible = visible_mask(q, k, before, after, *alignment)
     if visible is not None:
         scores = torch.where(visible, scores, -torch.inf)
-    # A softmax over nothing is NaN, and so is its gradient; here it is zeros.
-    nothing = (scores == -torch.inf).all(-1, keepdim=True)
-    weights = torch.where(nothing, 0.0, torch.where(nothing, 0.0, scores).softmax(-1))
+    # A softmax over no keys is NaN, and so is its gradient; return zeros instead.
+    no_keys = (scores == -torch.inf).all(-1, keepdim=True)
+    weights = torch.where(no_keys, 0.0, torch.where(no_keys, 0.0, scores).softmax(-1))
     if seed is not None:
-        stays = kept(seed, (*q.shape[:3], k.shape[2]), dropout)
-        weights = torch.where(stays, weights * (1 / (1 - dropout) if dropout < 1 else 0.0), 0.0)
-    return heads_inside((weights @ values.to(inside)).to(q.dtype))
+        keep = dropout_mask(seed, (*q.shape[:3], k.shape[2]), dropout)
+        weights = torch.where(keep, weights * (1 / (1 - dropout) if dropout < 1 else 0.0), 0.0)
+    return to_blhe_memory((weights @ values.to(compute_dtype)).to(q.dtype))
 
 
-def scored(score: Score, s: Tensor, places: Sequence[Tensor]) -> Tensor:
-    """What becomes of scores ``[B, H, L, S]``, for the indices along each axis.
+def apply_score(score: ScoreMod, s: Tensor, indices: Sequence[Tensor]) -> Tensor:
+    """Apply a score function to scores ``[B, H, L, S]``, given the indices along each axis.
 
     Raises:
-        InputTypeError: the function returns something else than a tensor.
-        InputValueError: it is of another shape.
+        InputTypeError: the function does not return a tensor.
+        InputValueError: the result does not broadcast to the scores' shape.
     """
-    b, h, i, j = places
-    made: object = score(s, b[:, None, None, None], h[:, None, None], i[:, None], j)
-    if not isinstance(made, Tensor):
+    b, h, i, j = indices
+    result: object = score(s, b[:, None, None, None], h[:, None, None], i[:, None], j)
+    if not isinstance(result, Tensor):
         raise InputTypeError(
-            "a score of attention returns no tensor",
+            "the score function of attention does not return a tensor",
             where="burnt.kernels.attention",
-            expected="the scores, of the shape of its first argument",
-            found=f"{type(made).__name__}: {made!r:.60}",
+            expected="scores of the same shape as its first argument",
+            found=f"{type(result).__name__}: {result!r:.60}",
         )
-    shape = (1,) * (s.dim() - made.dim()) + tuple(made.shape)
+    shape = (1,) * (s.dim() - result.dim()) + tuple(result.shape)
     if len(shape) != s.dim() or any(n not in (1, m) for n, m in zip(shape, s.shape, strict=True)):
-        _refuse("a score of attention returns another shape", f"{list(s.shape)}, that of its first argument",
-                list(made.shape), "a score is elementwise: it sums over no axis", value=True)  # fmt: skip
-    return made.to(s.dtype).expand_as(s)
+        _raise_error(
+            "the score function of attention returns the wrong shape",
+            f"{list(s.shape)}, the shape of its first argument",
+            list(result.shape),
+            "a score function is elementwise: it must not reduce over an axis",
+            value=True,
+        )
+    return result.to(s.dtype).expand_as(s)
 
 
-def recorded(*args: Any) -> Tensor:
-    """The op where calls are recorded: torch's own call, which compilers know, where it has the options."""
+def traceable_attention(*args: Any) -> Tensor:
+    """Compute attention under tracing: by torch's SDPA where it has the options, else by the op."""
     softcap, seed = args[8], args[14]
     return (_library if softcap is None and seed is None else dot_product_attention)(*args)

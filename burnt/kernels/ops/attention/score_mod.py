@@ -1,8 +1,8 @@
-"""Attention with a function of the scores, of the user's own, in the manner of torch's flex_attention.
+"""Attention with the user's score function, like torch's flex_attention.
 
-The function is traced on a tile and printed as a Triton function that the flash kernel takes, as its
-derivative is. What cannot be (it comes out as more than one elementwise kernel, say) goes by tiles, and what
-it captures gets gradients from the definition alone.
+The function and its derivative are traced on a tile and printed as Triton functions, which the flash kernels
+take as parameters. A function that cannot be printed (one that needs more than one elementwise kernel, say)
+runs in the tiled candidate. If captured tensors require gradients, the eager reference runs instead.
 """
 
 from __future__ import annotations
@@ -25,20 +25,31 @@ from burnt.codegen.runtime.targets import target_of
 from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.errors import BurntError, InputTypeError, InputValueError
 from burnt.kernels.interface.tuning_key import wants_gradient
-from burnt.kernels.ops.attention.chunked import Kernels, kernels_of, tiled
-from burnt.kernels.ops.attention.flash import Flash, configs_of, dense, problem_of, why_not_here
+from burnt.kernels.ops.attention.chunked import TileKernels, make_tile_kernels, tiled_attention
+from burnt.kernels.ops.attention.flash import (
+    FlashAttention,
+    candidate_configs,
+    make_problem,
+    unit_last_stride,
+    unsupported_reason,
+)
 from burnt.kernels.ops.attention.flash_config import KERNELS, FlashConfig
-from burnt.kernels.ops.attention.reference import Score, defined, dot_product_attention, scored
+from burnt.kernels.ops.attention.reference import (
+    ScoreMod,
+    apply_score,
+    dot_product_attention,
+    eager_attention,
+)
 
-__all__ = ["Scored", "attention_with_score", "check_score", "flash_with_score"]
+__all__ = ["CompiledScore", "attention_with_score", "check_score", "flash_with_score"]
 
-_ROWS, _COLUMNS = 32, 48  # of the tile that is traced: sizes that no index has by chance
-_MOST_KNOWN = 64  # functions of the scores, and what was made of them
-_GIVEN = 5  # arguments of a score function; buffers after them are what it captures
+_TRACE_ROWS, _TRACE_COLUMNS = 32, 48  # size of the traced tile: no index has these sizes by chance
+_CACHE_SIZE = 64  # score functions
+_NUM_ARGUMENTS = 5  # of a score function; later buffers are captured tensors
 
 
-class _Text(ExprPrinter):
-    """A Triton function of a tile's elements: ``name(s, b, h, i, j, args)``."""
+class _ScorePrinter(ExprPrinter):
+    """Prints the Triton function ``name(s, b, h, i, j, args)`` of a tile's elements."""
 
     _ARGUMENTS = (
         TileValue("s", "RC"),
@@ -52,63 +63,61 @@ class _Text(ExprPrinter):
         super().__init__(None, name)  # type: ignore[arg-type]  # it has no loops of its own
 
     def load(self, expr: Expr, guard: TileValue) -> TileValue:
-        """An argument, or what is looked up in a tensor that the function captures."""
+        """Return an argument, or load from a captured tensor."""
         buffer: Buffer = expr.extra[0]  # type: ignore[assignment]
-        if buffer.position < _GIVEN:
+        if buffer.position < _NUM_ARGUMENTS:
             return self._ARGUMENTS[buffer.position]
         self.buffers[buffer] = None
-        place = self.index_text(expr.extra[1], guard)  # type: ignore[arg-type]
-        axes = "".join(a for a in "RC" if a in place.axes or a in guard.axes)
-        where, mask = f"{buffer.name} + ({place.text})", ""
+        index = self.index_text(expr.extra[1], guard)  # type: ignore[arg-type]
+        axes = "".join(a for a in "RC" if a in index.axes or a in guard.axes)
+        pointer, mask = f"{buffer.name} + ({index.text})", ""
         if guard.text:
-            # Addresses have the shape of their tests.
-            where += f" + ({guard.text}).to(tl.int32) * 0"
+            # Pointers must have the shape of their mask.
+            pointer += f" + ({guard.text}).to(tl.int32) * 0"
             mask = f", mask={guard.text}, other=0"
-        return self.define(f"tl.load({where}{mask}){self.widening_cast(buffer)}", axes)
+        return self.define(f"tl.load({pointer}{mask}){self.widening_cast(buffer)}", axes)
 
     def bounds_check(self, expr: Expr, guard: TileValue) -> TileValue:
-        """A look-up outside of its tensor finds the first element: tiles reach beyond what there is."""
-        test, value, otherwise, _ = (self.visit(a, guard) for a in expr.args)
-        return self.select(test, value, otherwise, expr.dtype)
+        """Gather with a bounds check: out of range, as in a tile's padding, read the first element."""
+        in_bounds, value, default, _ = (self.visit(a, guard) for a in expr.args)
+        return self.select(in_bounds, value, default, expr.dtype)
 
     def block_shape(self, axes: str) -> str:
-        raise BurntError("a tile may lie either way round", where=self.name)
+        raise BurntError("a score function must not depend on the tile's orientation", where=self.name)
 
     def size_arg(self, value: int) -> str:
         return str(value)
 
-    def index_as_dtype(self, place: TileValue, dtype: torch.dtype) -> str:
-        number = place.text.removeprefix("-").isdecimal()
-        return (
-            f"tl.full([], {place.text}, {TL_DTYPES[dtype]})"
-            if number
-            else super().index_as_dtype(place, dtype)
-        )
+    def index_as_dtype(self, index: TileValue, dtype: torch.dtype) -> str:
+        is_literal = index.text.removeprefix("-").isdecimal()
+        if not is_literal:
+            return super().index_as_dtype(index, dtype)
+        return f"tl.full([], {index.text}, {TL_DTYPES[dtype]})"
 
     def text(self, value: Expr) -> str:
-        """The module of the function."""
-        made = self.visit(value, NO_GUARD)
+        """Return the source of a module with the function."""
+        result = self.visit(value, NO_GUARD)
         helpers = (
             f"from burnt.codegen.render.triton.device_math import {', '.join(sorted(self.helpers))}\n"
             * bool(self.helpers)
         )
         captured = [f"    {b.name} = args[{n}]" for n, b in enumerate(self.buffers)]
-        # Indices may be of 64 bits; what is made of them was traced with 32.
+        # The kernels' indices may have 64 bits, but the function was traced with 32.
         narrow = [f"    {name} = {name}.to(tl.int32)" for name in "bhij"]
         lines = [f"def {self.name}(s, b, h, i, j, args):", *narrow, *captured, *self.lines]
-        head = f"import triton\nimport triton.language as tl\n{helpers}\n\n@triton.jit\n"
-        return head + "\n".join([*lines, f"    return {made.text}", ""])
+        header = f"import triton\nimport triton.language as tl\n{helpers}\n\n@triton.jit\n"
+        return header + "\n".join([*lines, f"    return {result.text}", ""])
 
 
-class _Printed:
-    """A function of a tile as a Triton function; traced once, or again where what it captures has changed.
+class _TritonScore:
+    """A function of a tile as a Triton function; traced once, and again when captured tensors change.
 
     Args:
-        fn: of scores and indices.
-        name: of the Triton function.
+        fn: function of scores and indices.
+        name: name of the Triton function.
     """
 
-    def __init__(self, fn: Score, name: str) -> None:
+    def __init__(self, fn: ScoreMod, name: str) -> None:
         self.name = name
         self.text: str | None = None
         self.captured: tuple[Tensor, ...] = ()
@@ -117,16 +126,16 @@ class _Printed:
             fn, target=dataclasses.replace(TRITON, build=self._build, why_unavailable=lambda: None)
         )
 
-    def at(self, device: torch.device) -> tuple[Any, tuple[Tensor, ...]] | None:
-        """The Triton function, and the tensors that it is given; None where it cannot be printed."""
-        s = torch.empty(_ROWS, _COLUMNS, device=device)
-        shapes = (1, 1), (1, 1), (_ROWS, 1), (1, _COLUMNS)
-        self.captured, before = (), self.text
+    def load_function(self, device: torch.device) -> tuple[Any, tuple[Tensor, ...]] | None:
+        """Return the Triton function and its captured tensors; None if it cannot be printed."""
+        s = torch.empty(_TRACE_ROWS, _TRACE_COLUMNS, device=device)
+        shapes = (1, 1), (1, 1), (_TRACE_ROWS, 1), (1, _TRACE_COLUMNS)
+        self.captured, previous_text = (), self.text
         self._launched = False
         with torch.no_grad():
             self.traced(s, *[torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes])
         if not self._launched or self.text is None:
-            self.text = before
+            self.text = previous_text
             return None
         from burnt.codegen.runtime.triton_launch import load
 
@@ -135,68 +144,70 @@ class _Printed:
     def _build(
         self, kernels: Sequence[Kernel], buffers: Sequence[Buffer], numbers: Sequence[int]
     ) -> BuiltKernels:
-        """Print instead of building; a launch notes which tensors there are."""
-        text, used = self._text(kernels)
-        places = [n for n, buffer in enumerate(buffers) if buffer in used]
+        """Print the kernel instead of building it; its launch records the captured tensors."""
+        text, used = self._print_kernels(kernels)
+        used_positions = [n for n, buffer in enumerate(buffers) if buffer in used]
 
         def launch(memory: Sequence[Tensor | None], values: Sequence[float]) -> None:
-            by_buffer = {buffers[n]: memory[n] for n in places}
+            by_buffer = {buffers[n]: memory[n] for n in used_positions}
             self.captured = tuple(by_buffer[b] for b in used)  # type: ignore[misc]
             self.text, self._launched = text, not numbers
 
         return BuiltKernels("", dict.fromkeys(kernels, ""), dict.fromkeys(kernels, launch))
 
-    def _text(self, kernels: Sequence[Kernel]) -> tuple[str | None, list[Buffer]]:
+    def _print_kernels(self, kernels: Sequence[Kernel]) -> tuple[str | None, list[Buffer]]:
         steps = [step for kernel in kernels for step in kernel.steps]
         if len(steps) != 1 or type(steps[0]) is not Store or steps[0].inner:
             return None, []
-        printer = _Text(self.name)
+        printer = _ScorePrinter(self.name)
         try:
             return printer.text(steps[0].value), list(printer.buffers)
-        except (BurntError, KeyError):  # an index of the tile's own, or what Triton has no text for
+        except (BurntError, KeyError):  # it reads the tile's own index, or an op has no Triton code
             return None, []
 
 
-class Scored:
-    """A function of the scores, and what was made of it."""
+class CompiledScore:
+    """A score function with its tile kernels, its Triton function and its Triton derivative."""
 
-    def __init__(self, score: Score) -> None:
+    def __init__(self, score: ScoreMod) -> None:
         def value(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return score(s, b, h, i, j).to(s.dtype).expand_as(s) + 0.0
 
         def derivative(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            made, pull = torch.func.vjp(lambda x: score(x, b, h, i, j).to(x.dtype).expand_as(x), s)[:2]
-            return pull(torch.ones_like(made))[0] + s * 0.0  # type: ignore[no-any-return]
+            result, vjp = torch.func.vjp(lambda x: score(x, b, h, i, j).to(x.dtype).expand_as(x), s)[:2]
+            return vjp(torch.ones_like(result))[0] + s * 0.0  # type: ignore[no-any-return]
 
-        self.kernels: Kernels = kernels_of(score)
-        self.value, self.derivative = _Printed(value, "score"), _Printed(derivative, "slope")
+        self.kernels: TileKernels = make_tile_kernels(score)
+        self.value, self.derivative = _TritonScore(value, "score"), _TritonScore(derivative, "score_grad")
 
-    def printed(self, device: torch.device, gradients: bool) -> tuple[Any, Any, tuple[Any, ...]] | None:
-        """Both as Triton functions, and what they are given; None where one cannot be."""
-        value = self.value.at(device)
+    def triton_functions(
+        self, device: torch.device, gradients: bool
+    ) -> tuple[Any, Any, tuple[Any, ...]] | None:
+        """Return the function, its derivative and their arguments; None if one cannot be printed."""
+        value = self.value.load_function(device)
         if value is None:
             return None
         if not gradients:
             return value[0], None, value[1] or (0,)
-        derivative = self.derivative.at(device)
+        derivative = self.derivative.load_function(device)
         if derivative is None:
             return None
-        # Both are given one tuple: that of the derivative begins with what the function itself captures.
+        # Both get the same tuple, so the derivative may capture only the function's first tensors, in order.
         if [t.data_ptr() for t in derivative[1]] == [t.data_ptr() for t in value[1][: len(derivative[1])]]:
             return value[0], derivative[0], value[1] or (0,)
         return None
 
 
-@functools.lru_cache(maxsize=_MOST_KNOWN)
-def _known(score: Score) -> Scored:
-    return Scored(score)
+@functools.lru_cache(maxsize=_CACHE_SIZE)
+def _compiled_score(score: ScoreMod) -> CompiledScore:
+    return CompiledScore(score)
 
 
-def attention_with_score(score: Score, *args: Any) -> Tensor:
-    """`dot_product_attention` with a function of the scores: by Triton, by tiles, or by the definition.
+def attention_with_score(score: ScoreMod, *args: Any) -> Tensor:
+    """Compute `dot_product_attention` with a score function: by flash, tiled or eager attention.
 
     Args:
-        score: of scores and the indices of batch, head, query and key; as in `attention`.
+        score: the score function, as in `attention`.
         args: the op's arguments.
     """
     q, k, v, *rest = args
@@ -206,127 +217,137 @@ def attention_with_score(score: Score, *args: Any) -> Tensor:
         op.look(*args)
     softcap, slopes = rest[5:7]
     check_score(score, (*q.shape[:3], k.shape[2]), q.device)
-    empty = 0 in (q.numel(), k.numel(), v.numel())
-    if empty or wants_gradient(rest[0], slopes, *_captured(score)) or not _torch.is_plain_call():
-        return _plain(score, rest)(q, k, v)
-    scored = _known(score)
-    able = q.is_cuda and q.dtype != torch.float64 and not isinstance(target_of(q.device), str)
-    if able and softcap is None and slopes is None and why_not_here(*args) is None:
-        sizes = configs_of(q, k, v, rest[0], scored=True)[0]
-        made = flash_with_score(scored, score, *args, blocks={n: FlashConfig.of(sizes[n]) for n in KERNELS})
-        if made is not None:
-            return made
-    return tiled(*args, kernels=scored.kernels, plain=_plain(score, rest))
+    is_empty = 0 in (q.numel(), k.numel(), v.numel())
+    if is_empty or wants_gradient(rest[0], slopes, *_captured_tensors(score)) or not _torch.is_plain_call():
+        return _eager_function(score, rest)(q, k, v)
+    compiled = _compiled_score(score)
+    can_use_flash = q.is_cuda and q.dtype != torch.float64 and not isinstance(target_of(q.device), str)
+    if can_use_flash and softcap is None and slopes is None and unsupported_reason(*args) is None:
+        config = candidate_configs(q, k, v, rest[0], has_score=True)[0]
+        out = flash_with_score(compiled, score, *args, blocks={n: FlashConfig.of(config[n]) for n in KERNELS})
+        if out is not None:
+            return out
+    return tiled_attention(*args, kernels=compiled.kernels, eager=_eager_function(score, rest))
 
 
 def flash_with_score(
-    scored: Scored, score: Score, q: Tensor, k: Tensor, v: Tensor, *rest: Any, blocks: dict[str, FlashConfig]
+    compiled: CompiledScore,
+    score: ScoreMod,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *rest: Any,
+    blocks: dict[str, FlashConfig],
 ) -> Tensor | None:
-    """By Triton's kernels; None where the function cannot be printed for them."""
+    """Compute attention with the flash kernels; None if the score function cannot be printed for them."""
     from burnt.kernels.ops.attention import flash_triton
 
-    printed = scored.printed(q.device, wants_gradient(q, k, v))
-    if printed is None:
+    functions = compiled.triton_functions(q.device, wants_gradient(q, k, v))
+    if functions is None:
         return None
-    value, derivative, given = printed
-    problem = problem_of(q, k, *rest)._replace(score=value, slope=derivative, args=given)
-    q, k, v = dense(q), dense(k), dense(v)
+    value, derivative, score_args = functions
+    problem = make_problem(q, k, *rest)._replace(score=value, score_grad=derivative, args=score_args)
+    q, k, v = unit_last_stride(q), unit_last_stride(k), unit_last_stride(v)
     if not wants_gradient(q, k, v):
         return flash_triton.forward(q, k, v, problem, blocks)[0]
-    return Flash.apply(q, k, v, problem, blocks, _plain(score, rest))  # type: ignore[no-any-return, no-untyped-call]
+    return FlashAttention.apply(  # type: ignore[no-any-return, no-untyped-call]
+        q, k, v, problem, blocks, _eager_function(score, rest)
+    )
 
 
-# --- what a function of the scores must be ----------------------------------------------------------------
+# --- checks of score functions ----------------------------------------------------------------------------
 
-_PROBED = 3  # indices of each axis that a function is tried on
-_SPREADS = (1.0, 30.0, 1e4)  # of the scores that it is tried on: a threshold may lie anywhere
-_CLOSE = 1e-4
+_PROBE_SIZE = 3  # indices per axis that a function is tested on
+_PROBE_SCALES = (1.0, 30.0, 1e4)  # several magnitudes of scores, since a function may have a threshold
+_PROBE_TOLERANCE = 1e-4
 
 
-def check_score(score: Score, shape: Sequence[int], device: torch.device) -> None:
-    """A function of the scores is one, and elementwise: what a part of the scores becomes is the same alone.
+def check_score(score: ScoreMod, shape: Sequence[int], device: torch.device) -> None:
+    """Check that a score function is elementwise: each part of the scores must give the same result alone.
 
-    It is tried on a few scores, once for as many axes as have several, where that can be waited for.
+    The function is called with up to three indices per axis, once per such shape, unless the device cannot be
+    waited for.
 
     Args:
         score: the function.
-        shape: of the scores, ``[B, H, L, S]``.
-        device: where they are.
+        shape: shape of the scores, ``[B, H, L, S]``.
+        device: their device.
 
     Raises:
-        InputTypeError: it cannot be called with five tensors, or does not return one.
-        InputValueError: it returns something that is not of the scores' shape, or a score that depends on
-            others.
+        InputTypeError: it cannot be called with five tensors, or does not return a tensor.
+        InputValueError: the result has another shape than the scores, or a score depends on others.
     """
     if not callable(score):
         raise InputTypeError(
-            "a score of attention is a function",
+            "the score of attention must be a function",
             where="burnt.kernels.attention",
             expected=_SIGNATURE,
             found=f"{type(score).__name__}: {score!r:.60}",
         )
     if device.type != "meta" and not (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-        _probe(score, tuple(min(size, _PROBED) for size in shape), device)
+        _probe(score, tuple(min(size, _PROBE_SIZE) for size in shape), device)
 
 
-_SIGNATURE = "score(s, b, h, i, j): of scores, and of the indices of batch, head, query and key"
+_SIGNATURE = "score(s, b, h, i, j), given scores and the indices of batch, head, query and key"
 
 
-@functools.lru_cache(maxsize=_MOST_KNOWN)
-def _probe(score: Score, shape: tuple[int, ...], device: torch.device) -> None:
+@functools.lru_cache(maxsize=_CACHE_SIZE)
+def _probe(score: ScoreMod, shape: tuple[int, ...], device: torch.device) -> None:
     try:
-        inspect.signature(score).bind(*range(_GIVEN))
+        inspect.signature(score).bind(*range(_NUM_ARGUMENTS))
     except TypeError as error:
         found = f"{getattr(score, '__name__', score)}{inspect.signature(score)}: {error}"
-        what = "a score of attention takes five arguments"
+        what = "the score function of attention must take five arguments"
         raise InputTypeError(
             what, where="burnt.kernels.attention", expected=_SIGNATURE, found=found
         ) from None
-    except ValueError:  # no signature is known: the call shows whether it takes them
+    except ValueError:  # no signature available: the call will show whether it takes them
         pass
     if 0 in shape:
         return
     with torch.no_grad():
-        alike = [_is_elementwise(score, shape, device, spread) for spread in _SPREADS]
-        if not torch.stack(alike).all():
+        checks = [_is_elementwise(score, shape, device, spread) for spread in _PROBE_SCALES]
+        if not torch.stack(checks).all():
             raise InputValueError(
-                "a score of attention depends on other scores",
+                "the score function of attention depends on other scores",
                 where="burnt.kernels.attention",
-                expected="an elementwise function: of a score, of its indices, and of what it captures",
-                found=f"{getattr(score, '__name__', score)}, which gives a part of the scores something else "
-                "when it is given that part alone (a sum, a sort, a shift, or random numbers)",
-                hint="masks, slopes and windows are arguments of attention",
+                expected="an elementwise function of a score, its indices and captured tensors",
+                found=f"{getattr(score, '__name__', score)}, whose result for a part of the scores changes "
+                "when it is called with that part alone (it reduces, sorts, shifts or draws random numbers)",
+                hint="for masks, slopes and windows, use the arguments of attention",
             )
 
 
-def _is_elementwise(score: Score, shape: tuple[int, ...], device: torch.device, spread: float) -> Tensor:
-    """Whether each end of each axis becomes the same alone, ``[]``."""
+def _is_elementwise(score: ScoreMod, shape: tuple[int, ...], device: torch.device, spread: float) -> Tensor:
+    """Return whether the first and last index of each axis give the same result alone, ``[]``."""
     generator = torch.Generator().manual_seed(0)
     s = (torch.randn(shape, generator=generator) * spread).to(device)
-    places = [torch.arange(n, dtype=torch.int32, device=device) for n in shape]
-    whole = scored(score, s, places)
-    alike = []
+    indices = [torch.arange(n, dtype=torch.int32, device=device) for n in shape]
+    full = apply_score(score, s, indices)
+    checks = []
     for axis, size in enumerate(shape):
-        for at in {0, size - 1}:
-            part = [p[at : at + 1] if n == axis else p for n, p in enumerate(places)]
-            alone = scored(score, s.narrow(axis, at, 1), part)
-            same = torch.isclose(alone, whole.narrow(axis, at, 1), _CLOSE, _CLOSE, equal_nan=True)
-            alike.append(same.all())
-    return torch.stack(alike).all()
+        for position in {0, size - 1}:
+            part_indices = [p[position : position + 1] if n == axis else p for n, p in enumerate(indices)]
+            part = apply_score(score, s.narrow(axis, position, 1), part_indices)
+            same = torch.isclose(
+                part, full.narrow(axis, position, 1), _PROBE_TOLERANCE, _PROBE_TOLERANCE, equal_nan=True
+            )
+            checks.append(same.all())
+    return torch.stack(checks).all()
 
 
-# --- the definition ---------------------------------------------------------------------------------------
+# --- the eager reference ----------------------------------------------------------------------------------
 
 
-def _plain(score: Score, rest: Sequence[Any]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The definition as a function of queries, keys and values."""
-    definition: Any = defined
-    return lambda q, k, v: definition(q, k, v, *rest, score)
+def _eager_function(score: ScoreMod, rest: Sequence[Any]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return the eager reference as a function of q, k and v."""
+    reference: Any = eager_attention
+    return lambda q, k, v: reference(q, k, v, *rest, score)
 
 
-def _captured(score: Score) -> list[Tensor]:
-    """The tensors that a function captures by itself."""
+def _captured_tensors(score: ScoreMod) -> list[Tensor]:
+    """Return the tensors that a function captures directly."""
     if not inspect.isfunction(score):
         return []
-    found = inspect.getclosurevars(score)
-    return [t for t in (*found.nonlocals.values(), *found.globals.values()) if isinstance(t, Tensor)]
+    captured = inspect.getclosurevars(score)
+    return [t for t in (*captured.nonlocals.values(), *captured.globals.values()) if isinstance(t, Tensor)]

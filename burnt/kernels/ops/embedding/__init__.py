@@ -1,6 +1,6 @@
 """Embedding.
 
-embedding        the op
-backward         the gradient of the table, summed in a fixed order, in C
+embedding        the op and its candidates
+backward         the table's gradient in C, summed in a fixed order
 backward_triton  the same in Triton
 """

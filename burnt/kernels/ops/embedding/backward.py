@@ -1,11 +1,11 @@
-"""The gradient of an embedding's table: the cotangent's rows, added up by index in one fixed order.
+"""The gradient of an embedding table in C: rows of grad_output, summed by index in a fixed order.
 
-Indices are sorted, stably, so that what goes to one row of the table is a *run* of neighbours. The sorted
-list is cut into *parts* of equal length, whatever the runs: a padding token that is half of the batch costs
-no more than as many others. A part adds up its runs one after the other. A run that it has to itself goes to
-the table; of those that it shares with the parts before or after, it keeps the sum aside, and these are added
-up in order at the end. Where parts begin depends on the number of indices alone, so that the result does not
-depend on the number of threads. Here in C, for CUDA in `burnt.kernels.ops.embedding.backward_triton`.
+The indices are sorted (stably), so that the entries for one row of the table are a contiguous *run*. The
+sorted list is split into *parts* of equal length regardless of runs, so that a padding token that is half of
+the batch costs no more than as many other entries. Each part sums its runs one after the other. A run within
+one part is written to the table; a run that crosses parts is stored as partial sums, which are added in order
+at the end. Parts depend only on the number of indices, so the result does not depend on the number of
+threads. For CUDA see `burnt.kernels.ops.embedding.backward_triton`.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from torch import Tensor
 from burnt.codegen.render.c import prelude
 from burnt.codegen.runtime import c_library
 
-__all__ = ["embedding_gradient", "supported"]
+__all__ = ["embedding_gradient", "is_supported"]
 
-_SHORTEST, _MOST_PARTS = 64, 256
+_MIN_PART_LENGTH, _MAX_PARTS = 64, 256
 
-# How an element is read and written, by the names of `burnt.codegen.render.c.prelude`'s conversions.
-_TYPES: dict[torch.dtype, tuple[str, str, str]] = {
+# C type, load and store expressions of an element, with the conversions of `burnt.codegen.render.c.prelude`.
+_C_TYPES: dict[torch.dtype, tuple[str, str, str]] = {
     torch.float64: ("double", "(x)", "(x)"),
     torch.float32: ("float", "(double)(x)", "(float)(x)"),
     torch.bfloat16: ("uint16_t", "(double)f32_of_bf16(x)", "bf16_of_f32((float)(x))"),
     torch.float16: ("uint16_t", "(double)f32_of_f16(x)", "f16_of_f32((float)(x))"),
 }
 
-# Sums are in double: as in generated kernels, the only rounding that shows is the last one. The table is
-# zeroed as a whole, which is one stream, and rows of the cotangent are asked for ahead, since sorting has put
-# them out of order: without either, ATen's is faster.
+# Sums are in double and rounded once, as in generated kernels. The table is zeroed first, in one sequential
+# stream, and rows of grad_output are prefetched, since sorting makes their order random: without either, ATen
+# is faster.
 _SOURCE = r"""
 #include <string.h>
 
-enum { TILE = 256, AHEAD = 6 }; /* columns whose sums stay in the first cache; rows */
+enum { TILE = 256, AHEAD = 6 }; /* columns whose sums stay in the L1 cache; rows to prefetch */
 
-static inline void ask_for(const element *row, int64_t d)
+static inline void prefetch_row(const element *row, int64_t d)
 {
     for (int64_t k = 0; k < d; k += 64 / (int64_t)sizeof(element)) __builtin_prefetch(row + k);
 }
@@ -51,8 +51,8 @@ void embedding_gradient(const burnt_arg *a)
     const int64_t *restrict keys = a[1].p;  /* [count], sorted: a row of the table */
     const int64_t *restrict order = a[2].p; /* [count]: the row of g that goes there */
     element *restrict y = a[3].p;           /* [rows, d] */
-    double *restrict shared = a[4].p;       /* [parts, 2, d]: of a run that began before, and of one that
-                                               begins here and goes on */
+    double *restrict partial = a[4].p;      /* [parts, 2, d]: sums of a run that began in an earlier part, and
+                                               of one that continues in the next */
     const int64_t count = a[5].i, d = a[6].i, rows = a[7].i, padding = a[8].i, length = a[9].i;
     const int64_t parts = (count + length - 1) / length, block = 4096;
     #pragma omp parallel
@@ -69,10 +69,10 @@ void embedding_gradient(const burnt_arg *a)
                 const int64_t key = keys[i];
                 for (next = i + 1; next < end && keys[next] == key; next++) {}
                 if (key == padding) continue;
-                if (i + AHEAD < end) ask_for(g + order[i + AHEAD] * d, d);
+                if (i + AHEAD < end) prefetch_row(g + order[i + AHEAD] * d, d);
                 const int before = i == begin && i > 0 && keys[i - 1] == key;
                 const int after = next == end && end < count && keys[end] == key;
-                double *aside = before ? shared + 2 * part * d : after ? shared + (2 * part + 1) * d : 0;
+                double *aside = before ? partial + 2 * part * d : after ? partial + (2 * part + 1) * d : 0;
                 if (!aside && next == i + 1) {
                     memcpy(y + key * d, g + order[i] * d, (size_t)d * sizeof(element));
                     continue;
@@ -87,22 +87,22 @@ void embedding_gradient(const burnt_arg *a)
                         const element *restrict g2 = g + order[j + 2] * d + c;
                         const element *restrict g3 = g + order[j + 3] * d + c;
                         for (int64_t n = j + 4; n < j + 8 && n < end; n++)
-                            ask_for(g + order[n] * d + c, width);
+                            prefetch_row(g + order[n] * d + c, width);
                         #pragma omp simd
                         for (int64_t k = 0; k < width; k++)
-                            sum[k] = sum[k] + LOADED(g0[k]) + LOADED(g1[k]) + LOADED(g2[k]) + LOADED(g3[k]);
+                            sum[k] = sum[k] + LOAD(g0[k]) + LOAD(g1[k]) + LOAD(g2[k]) + LOAD(g3[k]);
                     }
                     for (; j < next; j++) {
                         const element *restrict g0 = g + order[j] * d + c;
                         #pragma omp simd
-                        for (int64_t k = 0; k < width; k++) sum[k] += LOADED(g0[k]);
+                        for (int64_t k = 0; k < width; k++) sum[k] += LOAD(g0[k]);
                     }
                     if (aside) {
                         memcpy(aside + c, sum, (size_t)width * sizeof(double));
                     } else {
                         element *restrict to = y + key * d + c;
                         #pragma omp simd
-                        for (int64_t k = 0; k < width; k++) to[k] = STORED(sum[k]);
+                        for (int64_t k = 0; k < width; k++) to[k] = STORE(sum[k]);
                     }
                 }
             }
@@ -110,34 +110,34 @@ void embedding_gradient(const burnt_arg *a)
         #pragma omp for schedule(static)
         for (int64_t part = 0; part < parts - 1; part++) {
             const int64_t begin = part * length, end = begin + length, key = keys[end - 1];
-            /* The part where a run begins adds up what the following ones have of it. */
+            /* The part where a run begins adds the partial sums of the following parts. */
             if (keys[end] != key || key == padding || (begin > 0 && keys[begin - 1] == key)) continue;
-            double *restrict sum = shared + (2 * part + 1) * d;
+            double *restrict sum = partial + (2 * part + 1) * d;
             for (int64_t other = part + 1; other < parts && keys[other * length] == key; other++)
-                for (int64_t k = 0; k < d; k++) sum[k] += shared[2 * other * d + k];
-            for (int64_t k = 0; k < d; k++) y[key * d + k] = STORED(sum[k]);
+                for (int64_t k = 0; k < d; k++) sum[k] += partial[2 * other * d + k];
+            for (int64_t k = 0; k < d; k++) y[key * d + k] = STORE(sum[k]);
         }
     }
 }
 """
 
 
-def supported(dtype: torch.dtype) -> bool:
-    """Whether gradients of this dtype are added up here."""
-    return dtype in _TYPES
+def is_supported(dtype: torch.dtype) -> bool:
+    """Whether `embedding_gradient` supports a dtype."""
+    return dtype in _C_TYPES
 
 
-def embedding_gradient(cotangent: Tensor, indices: Tensor, rows: int, padding_idx: int | None) -> Tensor:
-    """What the cotangent of ``table[indices]`` makes of the table.
+def embedding_gradient(grad_output: Tensor, indices: Tensor, rows: int, padding_idx: int | None) -> Tensor:
+    """Return the gradient of ``table`` for the result ``table[indices]``.
 
     Args:
-        cotangent: ``[*, d]``, of a floating-point dtype, on a CPU or a CUDA device.
-        indices: ``[*]``, int64 or int32, all of them rows of the table.
-        rows: of the table.
-        padding_idx: the row that gets no gradient; negative counts from the end.
+        grad_output: ``[*, d]``, of a floating-point dtype, on a CPU or a CUDA device.
+        indices: ``[*]``, int64 or int32, in 0 to ``rows - 1``.
+        rows: number of rows of the table.
+        padding_idx: row that gets no gradient; negative counts from the end.
 
     Returns:
-        ``[rows, d]``, as the cotangent; the same from run to run, whatever the number of threads.
+        ``[rows, d]`` in the dtype of `grad_output`; the same from run to run, whatever the number of threads.
 
     >>> embedding_gradient(torch.ones(3, 2), torch.tensor([0, 2, 2]), 3, None)
     tensor([[1., 1.],
@@ -145,26 +145,26 @@ def embedding_gradient(cotangent: Tensor, indices: Tensor, rows: int, padding_id
             [2., 2.]])
     """
     keys, order = torch.sort(indices.reshape(-1), stable=True)
-    columns = cotangent.shape[-1]
-    given = cotangent.reshape(indices.numel(), columns).contiguous()
+    columns = grad_output.shape[-1]
+    grad_rows = grad_output.reshape(indices.numel(), columns).contiguous()
     padding = -1 if padding_idx is None else padding_idx % rows
-    if given.is_cuda:
+    if grad_rows.is_cuda:
         from burnt.kernels.ops.embedding import backward_triton
 
-        return backward_triton.summed(given, keys, order, rows, padding)
+        return backward_triton.sum_rows_by_key(grad_rows, keys, order, rows, padding)
     keys = keys.to(torch.int64)
-    length = max(_SHORTEST, -(-len(keys) // _MOST_PARTS))
-    made = given.new_empty(rows, columns)
-    shared = torch.empty(2 * -(-len(keys) // length), columns, dtype=torch.float64)
-    tensors = [t.data_ptr() for t in (given, keys, order, made, shared)]
-    _launcher(given.dtype)(*tensors, len(keys), columns, rows, padding, length)
-    return made
+    length = max(_MIN_PART_LENGTH, -(-len(keys) // _MAX_PARTS))
+    grad_weight = grad_rows.new_empty(rows, columns)
+    partial_sums = torch.empty(2 * -(-len(keys) // length), columns, dtype=torch.float64)
+    tensors = [t.data_ptr() for t in (grad_rows, keys, order, grad_weight, partial_sums)]
+    _load_kernel(grad_rows.dtype)(*tensors, len(keys), columns, rows, padding, length)
+    return grad_weight
 
 
 @cache
-def _launcher(dtype: torch.dtype) -> Callable[..., Any]:
-    element, loaded, stored = _TYPES[dtype]
-    types = f"typedef {element} element;\n#define LOADED(x) {loaded}\n#define STORED(x) {stored}\n"
+def _load_kernel(dtype: torch.dtype) -> Callable[..., Any]:
+    element, load, store = _C_TYPES[dtype]
+    types = f"typedef {element} element;\n#define LOAD(x) {load}\n#define STORE(x) {store}\n"
     source = c_library.PREAMBLE + prelude.source() + types + _SOURCE
     return c_library.launcher(
         c_library.load(source, ["embedding_gradient"])["embedding_gradient"], pointers=5, ints=5

@@ -1,6 +1,7 @@
-"""The cross entropy of each row of logits, alone or with its gradient, as fused functions.
+"""Fused functions for the cross-entropy of each row of logits, with or without its gradient.
 
-Also by some of the classes after others, where not all logits of a row are there at a time.
+`partial_statistics` and `partial_gradient` do the same with a subset of the classes at a time, for callers
+that never hold all logits of a row.
 """
 
 from __future__ import annotations
@@ -10,41 +11,53 @@ from torch import Tensor
 
 from burnt.codegen import fuse
 
-__all__ = ["figures_of_part", "gradient_of_part", "losses_and_gradient", "losses_of", "number_of"]
+__all__ = ["loss_divisor", "losses_and_gradient", "partial_gradient", "partial_statistics", "row_losses"]
 
 
-def number_of(target: Tensor, ignored: int, reduction: str, dtype: torch.dtype) -> Tensor:
-    """What a sum of losses is divided by, in the dtype that losses of logits are computed in."""
-    inside = torch.promote_types(dtype, torch.float32)
-    one = torch.ones((), dtype=inside, device=target.device)
-    return (target != ignored).sum().to(inside) if reduction == "mean" else one
+def loss_divisor(target: Tensor, ignore_index: int, reduction: str, dtype: torch.dtype) -> Tensor:
+    """Return the divisor of a sum of losses, in the dtype that losses are computed in."""
+    compute_dtype = torch.promote_types(dtype, torch.float32)
+    one = torch.ones((), dtype=compute_dtype, device=target.device)
+    return (target != ignore_index).sum().to(compute_dtype) if reduction == "mean" else one
 
 
 def _losses(
-    logits: Tensor, target: Tensor, ignored: int, smoothed: bool, smoothing: float, squared: bool, z: float
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    has_smoothing: bool,
+    label_smoothing: float,
+    has_z_loss: bool,
+    z_loss: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The loss of each row, its logarithm of the sum of exponentials, the softmax, and which rows count."""
-    inside = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    top = inside.amax(1, keepdim=True)
-    raised = torch.exp(inside - top)
-    sums = raised.sum(1, keepdim=True)
-    total = (top + torch.log(sums)).squeeze(1)
-    counts = target != ignored
-    label = torch.where(counts, target, 0)
-    loss = total - inside.gather(1, label.unsqueeze(1)).squeeze(1)
-    if smoothed:
-        loss = (1 - smoothing) * loss + smoothing * (total - inside.mean(1))
-    if squared:
-        loss = loss + z * total * total
-    return torch.where(counts, loss, 0.0), total, raised / sums, counts
+    """Return the loss, logsumexp and softmax of each row, and whether its label is not ignored."""
+    wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    row_max = wide_logits.amax(1, keepdim=True)
+    exp_logits = torch.exp(wide_logits - row_max)
+    exp_sums = exp_logits.sum(1, keepdim=True)
+    lse = (row_max + torch.log(exp_sums)).squeeze(1)
+    is_counted = target != ignore_index
+    label = torch.where(is_counted, target, 0)
+    loss = lse - wide_logits.gather(1, label.unsqueeze(1)).squeeze(1)
+    if has_smoothing:
+        loss = (1 - label_smoothing) * loss + label_smoothing * (lse - wide_logits.mean(1))
+    if has_z_loss:
+        loss = loss + z_loss * lse * lse
+    return torch.where(is_counted, loss, 0.0), lse, exp_logits / exp_sums, is_counted
 
 
 @fuse
-def losses_of(
-    logits: Tensor, target: Tensor, ignored: int, smoothed: bool, smoothing: float, squared: bool, z: float
+def row_losses(
+    logits: Tensor,
+    target: Tensor,
+    ignore_index: int,
+    has_smoothing: bool,
+    label_smoothing: float,
+    has_z_loss: bool,
+    z_loss: float,
 ) -> Tensor:
-    """The loss of each row of logits ``[rows, classes]``; 0 where the label is the ignored one."""
-    return _losses(logits, target, ignored, smoothed, smoothing, squared, z)[0]
+    """Return the loss of each row of logits ``[rows, classes]``; 0 where the label is `ignore_index`."""
+    return _losses(logits, target, ignore_index, has_smoothing, label_smoothing, has_z_loss, z_loss)[0]
 
 
 @fuse
@@ -52,76 +65,84 @@ def losses_and_gradient(
     logits: Tensor,
     target: Tensor,
     scale: Tensor,
-    ignored: int,
-    smoothed: bool,
-    smoothing: float,
-    squared: bool,
-    z: float,
+    ignore_index: int,
+    has_smoothing: bool,
+    label_smoothing: float,
+    has_z_loss: bool,
+    z_loss: float,
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each row, and the gradient of the rows' sum, weighted by `scale`, for the logits."""
-    loss, total, share, counts = _losses(logits, target, ignored, smoothed, smoothing, squared, z)
-    if squared:
-        share = share * (1 + 2 * z * total).unsqueeze(1)
-    # In 32 bits, as wide as a logit, where classes are that few.
+    """Return the loss of each row, and the logits' gradient of the losses' sum weighted by `scale`."""
+    loss, lse, softmax, is_counted = _losses(
+        logits, target, ignore_index, has_smoothing, label_smoothing, has_z_loss, z_loss
+    )
+    if has_z_loss:
+        softmax = softmax * (1 + 2 * z_loss * lse).unsqueeze(1)
+    # Class indices of 32 bits are as wide as a float32 logit.
     dtype = torch.int32 if logits.shape[1] < 1 << 31 else torch.int64
     classes = torch.arange(logits.shape[1], dtype=dtype, device=logits.device)
-    at_label = (classes == target.to(dtype).unsqueeze(1)).to(total.dtype)
-    if smoothed:
-        at_label = at_label * (1 - smoothing) + smoothing / logits.shape[1]
-    gradient = (share - at_label) * scale.unsqueeze(1)
-    return loss, torch.where(counts.unsqueeze(1), gradient, 0.0).to(logits.dtype)
+    target_probabilities = (classes == target.to(dtype).unsqueeze(1)).to(lse.dtype)
+    if has_smoothing:
+        target_probabilities = (
+            target_probabilities * (1 - label_smoothing) + label_smoothing / logits.shape[1]
+        )
+    gradient = (softmax - target_probabilities) * scale.unsqueeze(1)
+    return loss, torch.where(is_counted.unsqueeze(1), gradient, 0.0).to(logits.dtype)
 
 
-# --- of some of the classes -------------------------------------------------------------------------------
+# --- a subset of the classes at a time --------------------------------------------------------------------
 
 
 @fuse
-def figures_of_part(logits: Tensor, label: Tensor, smoothed: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What the losses of rows need of some of their logits.
+def partial_statistics(
+    logits: Tensor, label: Tensor, has_smoothing: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what the rows' losses need to know about a subset of the classes.
 
     Args:
-        logits: ``[rows, classes of the part]``.
-        label: ``[rows]``, int64, counted from the part's first class; of other parts any number.
-        smoothed: whether the sum of the logits is wanted.
+        logits: ``[rows, classes of the subset]``.
+        label: ``[rows]``, int64, relative to the first class of the subset; out of range for other classes.
+        has_smoothing: whether to compute the sum of the logits.
 
     Returns:
-        the largest logit of each row; the sum of exponentials beside it, NaN where it is infinite; the logit
-        of the label, 0 where that is in another part; the sum of the logits, or what stands for it.
+        The largest logit of each row; the sum of exponentials relative to it, NaN where it is infinite; the
+        label's logit, 0 where the label is in another subset; the sum of the logits, if `has_smoothing`.
     """
-    inside = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    top = inside.amax(1, keepdim=True)
-    here = (label >= 0) & (label < logits.shape[1])
-    at_label = inside.gather(1, torch.where(here, label, 0).unsqueeze(1)).squeeze(1)
-    at_label = torch.where(here, at_label, 0.0)
-    total = inside.sum(1) if smoothed else at_label
-    return top.squeeze(1), torch.exp(inside - top).sum(1), at_label, total
+    wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    row_max = wide_logits.amax(1, keepdim=True)
+    is_in_part = (label >= 0) & (label < logits.shape[1])
+    label_logit = wide_logits.gather(1, torch.where(is_in_part, label, 0).unsqueeze(1)).squeeze(1)
+    label_logit = torch.where(is_in_part, label_logit, 0.0)
+    logit_sum = wide_logits.sum(1) if has_smoothing else label_logit
+    return row_max.squeeze(1), torch.exp(wide_logits - row_max).sum(1), label_logit, logit_sum
 
 
 @fuse
-def gradient_of_part(
+def partial_gradient(
     logits: Tensor,
     label: Tensor,
-    top: Tensor,
-    factor: Tensor,
+    row_max: Tensor,
+    softmax_scale: Tensor,
     scale: Tensor,
-    counts: Tensor,
-    at_label: float,
-    elsewhere: float,
+    is_counted: Tensor,
+    label_probability: float,
+    base_probability: float,
 ) -> Tensor:
-    """The gradient of the rows' weighted sum for some of their logits.
+    """Return the gradient of the losses' weighted sum for the logits of a subset of the classes.
 
     Args:
-        logits, label: as those of `figures_of_part`.
-        top: the largest logit of each row, of all parts.
-        factor: what an exponential beside it is multiplied by to be a share of the sum.
+        logits, label: as in `partial_statistics`.
+        row_max: the largest logit of each row, over all classes.
+        softmax_scale: factor that turns ``exp(logits - row_max)`` into the softmax (times the z-loss term).
         scale: the weight of each row.
-        counts: the rows whose label is not the ignored one.
-        at_label: what the target is at the label beyond what it is elsewhere.
-        elsewhere: what it is there.
+        is_counted: whether the row's label is not `ignore_index`.
+        label_probability: what label smoothing leaves to the label, on top of `base_probability`.
+        base_probability: target probability of every class.
     """
-    inside = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    share = torch.exp(inside - top.unsqueeze(1)) * factor.unsqueeze(1)
+    wide_logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    softmax = torch.exp(wide_logits - row_max.unsqueeze(1)) * softmax_scale.unsqueeze(1)
     classes = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
-    target = (classes == label.to(torch.int32).unsqueeze(1)).to(inside.dtype) * at_label + elsewhere
-    gradient = (share - target) * scale.unsqueeze(1)
-    return torch.where(counts.unsqueeze(1), gradient, 0.0).to(logits.dtype)
+    probabilities = (classes == label.to(torch.int32).unsqueeze(1)).to(
+        wide_logits.dtype
+    ) * label_probability + base_probability
+    gradient = (softmax - probabilities) * scale.unsqueeze(1)
+    return torch.where(is_counted.unsqueeze(1), gradient, 0.0).to(logits.dtype)

@@ -1,11 +1,11 @@
-"""The loss of a language model's last layer without its logits: `linear_cross_entropy`.
+"""`linear_cross_entropy`: the loss of a language model's last layer, without all logits in memory.
 
-The candidate ``chunked`` goes through the rows a few at a time: logits of a chunk, their loss and its
-gradient, which is multiplied into the gradients at once. What lives at a time is one chunk of logits, not
-all. On a GPU one kernel makes the loss and the gradient; on a CPU a chunk is gone through by some of the
-classes after others, whose logits are in a cache when the loss looks at them, and whose gradient is when it
-is multiplied. Where the mean or the sum is wanted, the gradients are there when the forward is done (as in
-Liger-Kernel; Hsu et al., 2024); where each row's loss is, the backward makes the logits again.
+The candidate ``chunked`` processes a chunk of rows at a time: it computes the chunk's logits, their loss and
+its gradient, and multiplies that into the gradients of x and weight at once, so that only one chunk of logits
+is in memory. On a GPU one kernel computes loss and gradient. On a CPU a chunk is split further by classes, so
+that logits and their gradients are still in cache when they are read. With a mean or sum reduction, the
+gradients are computed during the forward (as in Liger-Kernel; Hsu et al., 2024); with ``"none"``, the
+backward recomputes the logits.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from burnt.kernels.interface.autocast import autocast_dtype, cast_all
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.loss.cross_entropy_rows import (
-    figures_of_part,
-    gradient_of_part,
+    loss_divisor,
     losses_and_gradient,
-    losses_of,
-    number_of,
+    partial_gradient,
+    partial_statistics,
+    row_losses,
 )
-from burnt.kernels.ops.loss.loss import check_labels, check_reduction, cross_entropy, look_at_labels
+from burnt.kernels.ops.loss.loss import check_label_range, check_labels, check_reduction, cross_entropy
 from burnt.kernels.ops.matmul import matmul
 
 __all__ = ["linear_cross_entropy"]
 
-# Bytes of a chunk's logits. On a CPU each chunk adds to all of the weight's gradient, and few rows are slow
-# to multiply; but all of a chunk's memory is to be less than 15 % of the 310 MiB that torch's calls take
-# beyond inputs and gradients (1024 rows, 512 wide, 32000 classes): 12 to 13 %. On a GPU, what keeps it busy,
-# twice.
-_CHUNK = {"cpu": 33 << 20}
-_CHUNK_ELSEWHERE = 256 << 20
-_LEAST_ROWS = 64
-# Bytes of the weight, and of logits, that are multiplied at once on a CPU: a library may make a copy of them.
-_PART = 4 << 20
-_LEAST_CLASSES = 1024  # but of logits no fewer
-# Logits below which torch's calls are as fast.
-_LARGE = 1 << 20
+# Bytes of a chunk's logits. On a CPU, larger is faster: each chunk adds to the whole gradient of the weight,
+# and matmuls with few rows are slow. But a chunk must take less than 15 % of the 310 MiB that torch's calls
+# take beyond inputs and gradients (1024 rows, 512 wide, 32000 classes): it takes 12 to 13 %. On a GPU: twice
+# what keeps it busy.
+_CHUNK_BYTES = {"cpu": 33 << 20}
+_DEFAULT_CHUNK_BYTES = 256 << 20
+_MIN_ROWS = 64
+# Bytes of the weight, and of logits, in one matmul on a CPU: the library may copy them.
+_PART_BYTES = 4 << 20
+_MIN_CLASSES = 1024  # per matmul, whatever the bytes of logits
+# Number of logits below which torch's calls are as fast.
+_MIN_LOGITS = 1 << 20
 
 
 def _check(
@@ -68,14 +68,14 @@ def _check(
     check_one_dtype(name, x=x, weight=weight, bias=bias)
     if weight.dim() != 2 or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
         raise InputRuntimeError(
-            "x and weight do not fit each other",
+            "the shapes of x and weight do not match",
             where=f"burnt.kernels.{name}",
             expected="x [*, d] and weight [classes, d]",
             found=f"x {list(x.shape)}, weight {list(weight.shape)}",
         )
     if bias is not None and list(bias.shape) != [weight.shape[0]]:
         raise InputRuntimeError(
-            "the bias does not fit the classes",
+            "the bias does not match the classes",
             where=f"burnt.kernels.{name}",
             expected=[weight.shape[0]],
             found=list(bias.shape),
@@ -83,29 +83,31 @@ def _check(
     check_labels(name, target, tuple(x.shape[:-1]), flat=True)
 
 
-def _look(x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, ignore_index: int, *_: Any) -> None:
-    look_at_labels("linear_cross_entropy", target, weight.shape[0], ignore_index)
+def _check_label_range(
+    x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, ignore_index: int, *_: Any
+) -> None:
+    check_label_range("linear_cross_entropy", target, weight.shape[0], ignore_index)
 
 
 def _examples(device: torch.device) -> list[tuple[object, ...]]:
-    made: list[tuple[object, ...]] = []
+    examples: list[tuple[object, ...]] = []
     for rows, width, classes in [(1024, 512, 32000), (256, 64, 1000), (5, 7, 11)]:
         x = torch.randn(rows, width, device=device)
         weight = torch.randn(classes, width, device=device) / width**0.5
         target = torch.randint(classes, (rows,), device=device)
-        made.append((x, weight, target, None, -100, "mean", 0.0, 0.0, False))
-    return made
+        examples.append((x, weight, target, None, -100, "mean", 0.0, 0.0, False))
+    return examples
 
 
 def _autocast(
     dtype: torch.dtype, x: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, *rest: Any
 ) -> tuple[Any, ...]:
-    """As torch has it: a product in the dtype of autocast, and its loss in float32."""
+    """Cast like torch: the matmul in autocast's dtype, the loss in float32."""
     x, weight, bias = cast_all(dtype, x, weight, bias)
     return x, weight, target, bias, *rest[:-1], True
 
 
-@op(check=_check, look=_look, examples=_examples, autocast=_autocast)
+@op(check=_check, look=_check_label_range, examples=_examples, autocast=_autocast)
 def linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -117,27 +119,27 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     in_float32: bool = False,
 ) -> Tensor:
-    r"""Cross entropy of the logits :math:`x W^\top + b`, which need not exist all at a time.
+    r"""Compute the cross-entropy of the logits :math:`x W^\top + b`, without storing all of them at once.
 
     Args:
         x: ``[*, d]``, of a floating-point dtype.
         weight: ``[classes, d]``, of the same dtype.
         target: labels ``[*]``, int64.
         bias: ``[classes]``.
-        ignore_index: label whose rows count neither in the sum nor in the mean.
+        ignore_index: label of rows that are excluded from the sum and the mean.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         label_smoothing: share of the target that is spread over all classes, 0 to 1.
         z_loss: weight of the squared logarithm of the partition function (`cross_entropy`).
-        in_float32: give the loss in float32 where `x` has 16 bits, as that of logits that were cast.
+        in_float32: whether to return the loss in float32 if `x` has 16 bits, like the loss of cast logits.
 
     Returns:
-        ``[]``, or with ``"none"`` the labels' shape, in the dtype of `x`, or in float32; under autocast in
-        float32.
+        ``[]``, or with ``"none"`` the labels' shape, in the dtype of `x`; in float32 with `in_float32` and
+        under autocast.
 
     Raises:
-        InputIndexError: a label that is no class, on the CPU.
-        InputRuntimeError: shapes, dtypes or devices do not fit each other.
-        InputValueError: another reduction.
+        InputIndexError: a label is not a class (on the CPU).
+        InputRuntimeError: the shapes, dtypes or devices do not match.
+        InputValueError: the reduction is unknown.
 
     As `cross_entropy` of `torch.nn.functional.linear`.
 
@@ -156,82 +158,82 @@ def linear_cross_entropy(
 # --- chunks -----------------------------------------------------------------------------------------------
 
 
-def _parts(weight: Tensor, rows: int) -> list[slice]:
-    """Classes that are multiplied together: a product with all may take as much memory as the weight."""
+def _class_slices(weight: Tensor, rows: int) -> list[slice]:
+    """Split the classes into matmuls: one over all of them may take as much memory as the weight."""
     classes, width = weight.shape
     step = classes
     if weight.is_cpu:
-        of_weight, of_logits = (_PART // (n * weight.element_size()) for n in (width, rows))
-        step = max(min(of_weight, max(of_logits, _LEAST_CLASSES)), _LEAST_ROWS)
+        by_weight, by_logits = (_PART_BYTES // (n * weight.element_size()) for n in (width, rows))
+        step = max(min(by_weight, max(by_logits, _MIN_CLASSES)), _MIN_ROWS)
     return [slice(first, first + step) for first in range(0, classes, step)]
 
 
-def _by_torch(into: Tensor, factor: Tensor) -> bool:
-    """Whether torch's library puts a product where it belongs, and is the better one on this CPU."""
-    wide = into.dtype in (torch.float32, torch.float64)
-    return into.is_cpu and into.dtype == factor.dtype and wide and not processor().mkl_is_slow
+def _use_torch_mm(into: Tensor, operand: Tensor) -> bool:
+    """Whether to use `torch.mm` with ``out=``, which is faster on this CPU and writes without a copy."""
+    is_wide = into.dtype in (torch.float32, torch.float64)
+    return into.is_cpu and into.dtype == operand.dtype and is_wide and not processor().mkl_is_slow
 
 
-def _put(into: Tensor, left: Tensor, right: Tensor) -> None:
-    """Make `into` a product."""
-    if _by_torch(into, left):
+def _matmul_into(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """Set `into` to ``left @ right``."""
+    if _use_torch_mm(into, left):
         torch.mm(left, right, out=into)
     else:
         into.copy_(matmul(left, right))
 
 
-def _add(into: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add a product."""
-    if _by_torch(into, left) or (into.dtype == left.dtype and not into.is_cpu):
+def _add_matmul(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add ``left @ right`` to `into`."""
+    if _use_torch_mm(into, left) or (into.dtype == left.dtype and not into.is_cpu):
         torch.addmm(into, left, right, out=into)
     else:
         into += matmul(left, right)
 
 
 def _logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    made: Tensor = matmul(x, weight.t())
-    return made if bias is None else made.add_(bias)
+    logits: Tensor = matmul(x, weight.t())
+    return logits if bias is None else logits.add_(bias)
 
 
-class _Sums:
-    """The gradients of what logits are made of, while chunks add to them; those that are wanted."""
+class _GradientSums:
+    """The gradients of x, weight and bias that are needed, accumulated over chunks."""
 
-    def __init__(self, tensors: Sequence[Tensor | None], wanted: Sequence[bool]) -> None:
+    def __init__(self, tensors: Sequence[Tensor | None], needs_grad: Sequence[bool]) -> None:
         x, weight, bias = tensors
         assert x is not None
         assert weight is not None
-        # Many 16-bit sums, each rounded, would be none.
-        inside = self.inside = torch.promote_types(x.dtype, torch.float32)
-        self.x = torch.empty_like(x, dtype=_kept(x.dtype)) if wanted[0] else None
-        self.weight = torch.empty_like(weight, dtype=inside) if wanted[1] else None
-        self.bias = torch.zeros_like(bias, dtype=inside) if bias is not None and wanted[2] else None
-        self.of = weight
+        # Accumulated in 16 bits, the sum over many chunks would lose its precision.
+        sum_dtype = self.sum_dtype = torch.promote_types(x.dtype, torch.float32)
+        self.x = torch.empty_like(x, dtype=_unscaled_dtype(x.dtype)) if needs_grad[0] else None
+        self.weight = torch.empty_like(weight, dtype=sum_dtype) if needs_grad[1] else None
+        self.bias = torch.zeros_like(bias, dtype=sum_dtype) if bias is not None and needs_grad[2] else None
+        self.projection = weight
 
     def add(self, rows: slice, x: Tensor, gradients: Iterable[tuple[slice, Tensor]]) -> None:
-        """Add what a chunk's gradient makes, which comes by some of the classes after others."""
-        of_x = None
+        """Add a chunk's logit gradients, given one subset of the classes at a time."""
+        grad_x = None
         if self.x is not None:
-            whole = self.x.dtype == self.inside
-            of_x = self.x[rows] if whole else self.x.new_empty(x.shape, dtype=self.inside)
+            is_sum_dtype = self.x.dtype == self.sum_dtype
+            grad_x = self.x[rows] if is_sum_dtype else self.x.new_empty(x.shape, dtype=self.sum_dtype)
         for i, (part, gradient) in enumerate(gradients):
-            if of_x is not None:
-                (_add if i else _put)(of_x, gradient, self.of[part])
+            if grad_x is not None:
+                (_add_matmul if i else _matmul_into)(grad_x, gradient, self.projection[part])
             if self.weight is not None:
-                (_add if rows.start else _put)(self.weight[part], gradient.t(), x)
+                (_add_matmul if rows.start else _matmul_into)(self.weight[part], gradient.t(), x)
             if self.bias is not None:
                 self.bias[part] += gradient.sum(0, dtype=self.bias.dtype)
             del gradient
-        if self.x is not None and of_x is not None and of_x.dtype != self.x.dtype:
-            self.x[rows] = of_x
+        if self.x is not None and grad_x is not None and grad_x.dtype != self.x.dtype:
+            self.x[rows] = grad_x
 
     def results(self) -> list[Tensor | None]:
-        """The gradients, in their tensors' dtypes; those in float16, scaled later, in float32."""
-        dtype = _kept(self.of.dtype)
+        """Return the gradients in the inputs' dtype, or in float32 for float16, which is scaled later."""
+        dtype = _unscaled_dtype(self.projection.dtype)
         return [None if t is None else t.to(dtype) for t in (self.x, self.weight, self.bias)]
 
 
-class _Parts:
-    """A chunk of logits on a CPU, by some of the classes after others: each is used while in a cache."""
+class _ClassParts:
+    """A chunk of logits on a CPU, split by classes so that each part is used while it is in cache."""
 
     def __init__(
         self,
@@ -242,53 +244,60 @@ class _Parts:
         settings: tuple[int, bool, float, bool, float],
     ):
         self.x, self.weight, self.bias, self.target = x, weight, bias, target
-        self.ignored, self.smoothed, self.smoothing, self.squared, self.z = settings
-        self.parts = _parts(weight, len(x))
+        self.ignore_index, self.has_smoothing, self.label_smoothing, self.has_z_loss, self.z_loss = settings
+        self.parts = _class_slices(weight, len(x))
         self.logits: list[Tensor] = []
 
-    def losses(self, keep: bool) -> Tensor:
-        """The loss of each row; the logits are kept for the gradient, or not."""
-        found = []
+    def losses(self, save_logits: bool) -> Tensor:
+        """Return the loss of each row; save the logits for the gradient if `save_logits`."""
+        statistics = []
         for part in self.parts:
             logits = _logits(self.x, self.weight[part], None if self.bias is None else self.bias[part])
-            found.append(figures_of_part(logits, self.target - part.start, self.smoothed))
-            if keep:
+            statistics.append(partial_statistics(logits, self.target - part.start, self.has_smoothing))
+            if save_logits:
                 self.logits.append(logits)
-        tops, sums, at_label, totals = (torch.stack(several) for several in zip(*found, strict=True))
-        self.top = tops.amax(0)
-        # Where all of a part is -inf it adds nothing, unless all of the row is: then it is NaN, as torch's.
-        sums = torch.where(tops == -torch.inf, 0.0, sums * torch.exp(tops - self.top))
-        self.sums = torch.where(self.top == -torch.inf, torch.nan, sums.sum(0))
-        self.total = self.top + torch.log(self.sums)
-        loss = self.total - at_label.sum(0)
-        if self.smoothed:
-            mean = totals.sum(0) / len(self.weight)
-            loss = (1 - self.smoothing) * loss + self.smoothing * (self.total - mean)
-        if self.squared:
-            loss = loss + self.z * self.total * self.total
-        return torch.where(self.target != self.ignored, loss, 0.0)
+        part_max, part_sums, label_logits, logit_sums = (
+            torch.stack(several) for several in zip(*statistics, strict=True)
+        )
+        self.row_max = part_max.amax(0)
+        # A part that is all -inf adds nothing; a row that is all -inf is NaN, as in torch.
+        part_sums = torch.where(part_max == -torch.inf, 0.0, part_sums * torch.exp(part_max - self.row_max))
+        self.sums = torch.where(self.row_max == -torch.inf, torch.nan, part_sums.sum(0))
+        self.lse = self.row_max + torch.log(self.sums)
+        loss = self.lse - label_logits.sum(0)
+        if self.has_smoothing:
+            mean_logit = logit_sums.sum(0) / len(self.weight)
+            loss = (1 - self.label_smoothing) * loss + self.label_smoothing * (self.lse - mean_logit)
+        if self.has_z_loss:
+            loss = loss + self.z_loss * self.lse * self.lse
+        return torch.where(self.target != self.ignore_index, loss, 0.0)
 
     def gradients(self, scale: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Classes, and the gradient of the weighted sum of the losses for their logits, which go."""
-        factor = (1 + 2 * self.z * self.total) / self.sums if self.squared else 1 / self.sums
-        at_label, elsewhere = 1 - self.smoothing, self.smoothing / len(self.weight)
-        counts = self.target != self.ignored
+        """Yield classes and the gradient of the losses' weighted sum for their logits; frees the logits."""
+        softmax_scale = (1 + 2 * self.z_loss * self.lse) / self.sums if self.has_z_loss else 1 / self.sums
+        label_probability, base_probability = (
+            1 - self.label_smoothing,
+            self.label_smoothing / len(self.weight),
+        )
+        is_counted = self.target != self.ignore_index
         for i, part in enumerate(self.parts):
-            logits, self.logits[i] = self.logits[i], self.top
-            rows = self.top, factor, scale, counts
-            made = gradient_of_part(logits, self.target - part.start, *rows, at_label, elsewhere)
-            del logits  # its memory is for the products
-            yield part, made
-            del made
+            logits, self.logits[i] = self.logits[i], self.row_max
+            row_args = self.row_max, softmax_scale, scale, is_counted
+            gradient = partial_gradient(
+                logits, self.target - part.start, *row_args, label_probability, base_probability
+            )
+            del logits  # free its memory for the matmuls
+            yield part, gradient
+            del gradient
 
 
-def _kept(dtype: torch.dtype) -> torch.dtype:
-    """What gradients are of until the loss' own is known: float16 has too few small numbers."""
+def _unscaled_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of gradients before they are multiplied by grad_output: float16 would underflow."""
     return torch.float32 if dtype == torch.float16 else dtype
 
 
-class _Chunked(torch.autograd.Function):
-    """The loss, and gradients that are made with it, or made when they are asked for."""
+class _ChunkedLoss(torch.autograd.Function):
+    """The autograd function; gradients are computed in the forward, or in the backward for ``"none"``."""
 
     @staticmethod
     def forward(
@@ -297,76 +306,79 @@ class _Chunked(torch.autograd.Function):
         weight: Tensor,
         target: Tensor,
         bias: Tensor | None,
-        ignored: int,
+        ignore_index: int,
         reduction: str,
-        smoothing: float,
-        z: float,
+        label_smoothing: float,
+        z_loss: float,
         in_float32: bool,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, target, bias)
-        ctx.settings = ignored, reduction, smoothing, z
+        ctx.settings = ignore_index, reduction, label_smoothing, z_loss
         ctx.in_float32 = in_float32
-        wanted = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
-        count = number_of(target, ignored, reduction, x.dtype)
+        needs_grad = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
+        count = loss_divisor(target, ignore_index, reduction, x.dtype)
         scale = None
-        if any(wanted) and reduction != "none":
-            # What is divided by the number of rows would be nothing in float16: it is divided at the end.
-            late = x.dtype == torch.float16
-            scale = (torch.ones_like(count) if late else 1 / count).expand(target.shape)
-        losses, ctx.made = _through((x, weight, bias), target, scale, wanted, ctx.settings)
-        made = losses if reduction == "none" else losses.sum() / count
-        return made if in_float32 else made.to(x.dtype)
+        if any(needs_grad) and reduction != "none":
+            # Divided by the number of rows, float16 gradients would underflow: divide in the backward.
+            divide_later = x.dtype == torch.float16
+            scale = (torch.ones_like(count) if divide_later else 1 / count).expand(target.shape)
+        losses, ctx.unscaled_gradients = _run_chunks(
+            (x, weight, bias), target, scale, needs_grad, ctx.settings
+        )
+        loss = losses if reduction == "none" else losses.sum() / count
+        return loss if in_float32 else loss.to(x.dtype)
 
     @staticmethod
     @_torch.without_autocast()
-    def backward(ctx: Any, cotangent: Tensor) -> Any:
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
         x, weight, target, bias = ctx.saved_tensors
-        ignored, reduction, smoothing, z = ctx.settings
-        wanted = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
-        if torch.is_grad_enabled():  # a second derivative is wanted: that of the definition
-            inputs = [t for t, asked in zip((x, weight, bias), wanted, strict=True) if asked]
-            settings = ignored, reduction, smoothing, z, ctx.in_float32
+        ignore_index, reduction, label_smoothing, z_loss = ctx.settings
+        needs_grad = [ctx.needs_input_grad[i] for i in (0, 1, 3)]
+        if torch.is_grad_enabled():  # for second derivatives, use the reference
+            inputs = [t for t, needed in zip((x, weight, bias), needs_grad, strict=True) if needed]
+            settings = ignore_index, reduction, label_smoothing, z_loss, ctx.in_float32
             loss = linear_cross_entropy.reference(x, weight, target, bias, *settings)
-            found = iter(torch.autograd.grad(loss, inputs, cotangent, create_graph=True))
-            made = [next(found) if asked else None for asked in wanted]
-            return made[0], made[1], None, made[2], *[None] * 5
-        # They are given away: another backward through the same graph makes them again.
-        made, ctx.made = ctx.made, []
-        if not made:
-            scale = (cotangent.reshape(-1) / number_of(target, ignored, reduction, x.dtype)).expand(
+            grad_iter = iter(torch.autograd.grad(loss, inputs, grad_output, create_graph=True))
+            gradients = [next(grad_iter) if needed else None for needed in needs_grad]
+            return gradients[0], gradients[1], None, gradients[2], *[None] * 5
+        # The gradients are scaled in place: another backward through the same graph recomputes them.
+        gradients, ctx.unscaled_gradients = ctx.unscaled_gradients, []
+        if not gradients:
+            scale = (grad_output.reshape(-1) / loss_divisor(target, ignore_index, reduction, x.dtype)).expand(
                 target.shape
             )
-            _, made = _through((x, weight, bias), target, scale, wanted, ctx.settings)
+            _, gradients = _run_chunks((x, weight, bias), target, scale, needs_grad, ctx.settings)
         else:
-            factor = cotangent
+            factor = grad_output
             if x.dtype == torch.float16:
-                factor = cotangent / number_of(target, ignored, reduction, x.dtype)
-                # Where no row counts gradients stay zeros, though the factor is a number by 0, or infinite.
-                factor = torch.where((target != ignored).any(), factor, 0.0)
+                factor = grad_output / loss_divisor(target, ignore_index, reduction, x.dtype)
+                # If all labels are ignored, the factor is infinite or NaN, but gradients must stay zero.
+                factor = torch.where((target != ignore_index).any(), factor, 0.0)
             if not (factor.is_cpu and factor == 1):
-                made = [None if t is None else t.mul_(factor) for t in made]
-        made = [None if t is None else t.to(x.dtype) for t in made]
-        return made[0], made[1], None, made[2], *[None] * 5
+                gradients = [None if t is None else t.mul_(factor) for t in gradients]
+        gradients = [None if t is None else t.to(x.dtype) for t in gradients]
+        return gradients[0], gradients[1], None, gradients[2], *[None] * 5
 
 
-def _through(
+def _run_chunks(
     tensors: Sequence[Tensor | None],
     target: Tensor,
     scale: Tensor | None,
-    wanted: Sequence[bool],
+    needs_grad: Sequence[bool],
     settings: tuple[int, str, float, float],
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """The loss of each row, and where rows have weights, the gradients of the weighted sum; else none."""
+    """Return the loss of each row, and with `scale` the gradients of their weighted sum (else ``[]``)."""
     x, weight, bias = (None if t is None else t.detach() for t in tensors)
     assert x is not None
     assert weight is not None
-    ignored, _, smoothing, z = settings
-    rest = ignored, bool(smoothing), float(smoothing), bool(z), float(z)
+    ignore_index, _, label_smoothing, z_loss = settings
+    rest = ignore_index, bool(label_smoothing), float(label_smoothing), bool(z_loss), float(z_loss)
     chunk = max(
-        _CHUNK.get(x.device.type, _CHUNK_ELSEWHERE) // (weight.shape[0] * x.dtype.itemsize), _LEAST_ROWS
+        _CHUNK_BYTES.get(x.device.type, _DEFAULT_CHUNK_BYTES) // (weight.shape[0] * x.dtype.itemsize),
+        _MIN_ROWS,
     )
-    chunk = -(-len(x) // -(-len(x) // chunk))  # as even as can be
-    sums = None if scale is None else _Sums((x, weight, bias), wanted)
+    chunk = -(-len(x) // -(-len(x) // chunk))  # make the chunks even
+    sums = None if scale is None else _GradientSums((x, weight, bias), needs_grad)
     losses: list[Tensor] = []
     with torch.no_grad():
         for first in range(0, len(x), chunk):
@@ -374,11 +386,11 @@ def _through(
             weights = None if scale is None else scale[rows].contiguous()
             gradients: Iterable[tuple[slice, Tensor]]
             if x.is_cpu:
-                parts = _Parts(x[rows], weight, bias, target[rows], rest)
-                losses.append(parts.losses(keep=weights is not None))
+                parts = _ClassParts(x[rows], weight, bias, target[rows], rest)
+                losses.append(parts.losses(save_logits=weights is not None))
                 gradients = parts.gradients(weights) if weights is not None else ()
             elif weights is None:
-                losses.append(losses_of(_logits(x[rows], weight, bias), target[rows], *rest))
+                losses.append(row_losses(_logits(x[rows], weight, bias), target[rows], *rest))
             else:
                 logits = _logits(x[rows], weight, bias)
                 loss, gradient = losses_and_gradient(logits, target[rows], weights, *rest)
@@ -387,18 +399,18 @@ def _through(
                 del logits, gradient
             if sums is not None:
                 sums.add(rows, x[rows], gradients)
-            gradients = ()  # before the next chunk's logits are made
+            gradients = ()  # free them before the next chunk's logits are computed
     return torch.cat(losses), [] if sums is None else sums.results()
 
 
-def _why_not_chunked(x: Tensor, weight: Tensor, *rest: Any) -> str | None:
+def _unsupported_reason(x: Tensor, weight: Tensor, *rest: Any) -> str | None:
     return "an empty tensor" if not (x.numel() and weight.numel()) else None
 
 
 @linear_cross_entropy.candidate(
     "chunked",
-    when=_why_not_chunked,
-    best=lambda x, weight, *_: x.numel() // x.shape[-1] * weight.shape[0] >= _LARGE,
+    when=_unsupported_reason,
+    best=lambda x, weight, *_: x.numel() // x.shape[-1] * weight.shape[0] >= _MIN_LOGITS,
     differentiable=True,
 )
 def _chunked(
@@ -413,9 +425,9 @@ def _chunked(
     in_float32: bool,
 ) -> Tensor:
     if not wants_gradient(x, weight, bias):
-        # A function of autograd's is told of parameters, not of `torch.no_grad`.
+        # Inside an autograd function, needs_input_grad ignores `torch.no_grad`.
         x, weight, bias = x.detach(), weight.detach(), None if bias is None else bias.detach()
-    made: Tensor = _Chunked.apply(  # type: ignore[no-untyped-call]
+    loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         x.reshape(-1, x.shape[-1]),
         weight,
         target.reshape(-1),
@@ -426,4 +438,4 @@ def _chunked(
         z_loss,
         in_float32,
     )
-    return made.reshape(target.shape) if reduction == "none" else made
+    return loss.reshape(target.shape) if reduction == "none" else loss

@@ -1,7 +1,7 @@
-"""Losses.
+"""`cross_entropy`, and the checks of labels that losses share.
 
-On a CPU the gradient of a mean or a sum of cross entropies is made with the loss, while a row's exponentials
-are at hand: the backward, as long as nothing but the loss itself is differentiated, has nothing to compute.
+On a CPU, the candidate ``with gradient`` computes the gradient of a mean or sum together with the loss, while
+each row's exponentials are in cache; the backward then only scales it.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
 from burnt.kernels.interface.eager_rules import is_double
 from burnt.kernels.interface.tuning_key import wants_gradient
-from burnt.kernels.ops.loss.cross_entropy_rows import losses_and_gradient, number_of
+from burnt.kernels.ops.loss.cross_entropy_rows import loss_divisor, losses_and_gradient
 
-__all__ = ["check_labels", "check_reduction", "cross_entropy", "look_at_labels"]
+__all__ = ["check_label_range", "check_labels", "check_reduction", "cross_entropy"]
 
 _REDUCTIONS = ("mean", "sum", "none")
-# Logits below which torch's calls are as fast.
-_LARGE = 1 << 18
+# Number of logits below which torch's calls are as fast.
+_MIN_LOGITS = 1 << 18
 
 
 def check_reduction(name: str, reduction: str, label_smoothing: float) -> None:
-    """What a loss is reduced by, and how its targets are smoothed, is known."""
+    """Check the reduction and the label smoothing of a loss."""
     if reduction not in _REDUCTIONS:
         raise InputValueError(
-            f"{name} knows no reduction {reduction!r}",
+            f"{name} has no reduction {reduction!r}",
             where=f"burnt.kernels.{name}",
             expected=", ".join(map(repr, _REDUCTIONS)),
             found=repr(reduction),
         )
     if not 0 <= label_smoothing <= 1:
         raise InputRuntimeError(
-            "the label smoothing is no share",
+            "the label smoothing is out of range",
             where=f"burnt.kernels.{name}",
             expected="a number from 0 to 1",
             found=label_smoothing,
@@ -47,20 +47,20 @@ def check_reduction(name: str, reduction: str, label_smoothing: float) -> None:
 
 
 def check_labels(name: str, target: Tensor, shape: tuple[int, ...], *, flat: bool = False) -> None:
-    """Labels are of a shape, and can be looked up; `flat`: torch would look at their number alone."""
+    """Check the shape and dtype of labels; `flat`: the error class depends on their number, as in torch."""
     if tuple(target.shape) != shape:
-        sized = bool(shape) and target.dim() > 0
-        other = target.numel() != math.prod(shape) if flat else target.shape[:1] != shape[:1]
-        kind = InputValueError if sized and other else InputRuntimeError
-        raise kind(
-            "the labels do not fit what they are of",
+        has_batch = bool(shape) and target.dim() > 0
+        differs = target.numel() != math.prod(shape) if flat else target.shape[:1] != shape[:1]
+        error = InputValueError if has_batch and differs else InputRuntimeError
+        raise error(
+            "the labels have the wrong shape",
             where=f"burnt.kernels.{name}",
             expected=f"labels of shape {shape}",
             found=f"{target.dtype} of shape {tuple(target.shape)}",
         )
     if target.dtype not in (torch.int64, torch.uint8):
         raise InputRuntimeError(
-            "labels of this dtype are not looked up",
+            "the labels have the wrong dtype",
             where=f"burnt.kernels.{name}",
             expected="int64 (or uint8)",
             found=target.dtype,
@@ -83,20 +83,20 @@ def _check(
     check_one_device("cross_entropy", logits=logits, target=target, weight=weight)
     shape, axis = tuple(logits.shape), min(1, logits.dim() - 1)
     probabilities = target.is_floating_point()
-    labels = shape[:axis] + shape[axis + 1 :]
-    wanted = shape if probabilities else labels
-    if not probabilities and logits.dim() and tuple(target.shape) == wanted:
-        check_labels("cross_entropy", target, wanted)
-    elif logits.dim() == 0 or tuple(target.shape) != wanted:
-        # torch's class differs: a batch of another size is a ValueError.
-        sized = logits.dim() > 0 and target.dim() > 0
-        kind = InputValueError if sized and target.shape[:1] != shape[:1] else InputRuntimeError
-        raise kind(
-            "the target does not fit the logits",
+    label_shape = shape[:axis] + shape[axis + 1 :]
+    expected_shape = shape if probabilities else label_shape
+    if not probabilities and logits.dim() and tuple(target.shape) == expected_shape:
+        check_labels("cross_entropy", target, expected_shape)
+    elif logits.dim() == 0 or tuple(target.shape) != expected_shape:
+        # As in torch, another batch size is a ValueError.
+        has_batch = logits.dim() > 0 and target.dim() > 0
+        error = InputValueError if has_batch and target.shape[:1] != shape[:1] else InputRuntimeError
+        raise error(
+            "the target does not match the logits",
             where=where,
-            expected=f"labels of shape {labels}, or probabilities of shape {shape}",
+            expected=f"labels of shape {label_shape}, or probabilities of shape {shape}",
             found=f"{target.dtype} of shape {tuple(target.shape)}",
-            hint="classes are the second axis of the logits: logits.movedim(-1, 1)?"
+            hint="classes must be the second axis of the logits: logits.movedim(-1, 1)?"
             if logits.dim() > 2
             else None,
         )
@@ -104,14 +104,14 @@ def _check(
         check_one_dtype("cross_entropy", logits=logits, weight=weight)
     if weight is not None and tuple(weight.shape) != (shape[axis],):
         raise InputRuntimeError(
-            "the weight does not fit the classes",
+            "the weight does not match the classes",
             where=where,
             expected=f"[{shape[axis]}]",
             found=tuple(weight.shape),
         )
 
 
-def _look(
+def _check_label_values(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
@@ -121,23 +121,23 @@ def _look(
     z_loss: float,
 ) -> None:
     if not target.is_floating_point():
-        look_at_labels("cross_entropy", target, logits.shape[min(1, logits.dim() - 1)], ignore_index)
+        check_label_range("cross_entropy", target, logits.shape[min(1, logits.dim() - 1)], ignore_index)
 
 
-def look_at_labels(name: str, target: Tensor, classes: int, ignore_index: int) -> None:
-    """Every label that counts is a class."""
+def check_label_range(name: str, target: Tensor, classes: int, ignore_index: int) -> None:
+    """Check that every label is a class or `ignore_index`."""
     if not target.numel():
         return
     smallest, largest = (int(t) for t in torch.aminmax(target))
     if smallest >= 0 and largest < classes:
         return
-    kept = target[target != ignore_index]
-    if not kept.numel():
+    counted = target[target != ignore_index]
+    if not counted.numel():
         return
-    smallest, largest = (int(t) for t in torch.aminmax(kept))
+    smallest, largest = (int(t) for t in torch.aminmax(counted))
     if smallest < 0 or largest >= classes:
         raise InputIndexError(
-            "a label is no class",
+            "a label is not a class",
             where=f"burnt.kernels.{name}",
             expected=f"labels from 0 to {classes - 1}, or ignore_index, which is {ignore_index}",
             found=f"labels from {smallest} to {largest}",
@@ -162,37 +162,37 @@ def _library(
         reduction=reduction,
         label_smoothing=label_smoothing,
     )
-    return loss + _z_part(logits, target, ignore_index, reduction, z_loss) if z_loss else loss
+    return loss + _z_loss_term(logits, target, ignore_index, reduction, z_loss) if z_loss else loss
 
 
-def _z_part(logits: Tensor, target: Tensor, ignore_index: int, reduction: str, z_loss: float) -> Tensor:
+def _z_loss_term(logits: Tensor, target: Tensor, ignore_index: int, reduction: str, z_loss: float) -> Tensor:
     axis = min(1, logits.dim() - 1)
-    part = torch.logsumexp(logits, axis).square() * z_loss
-    count: Tensor | int = part.numel()
+    term = torch.logsumexp(logits, axis).square() * z_loss
+    count: Tensor | int = term.numel()
     if not target.is_floating_point():
-        counted = target != ignore_index
-        part = torch.where(counted, part, 0.0)
-        count = counted.sum()
+        is_counted = target != ignore_index
+        term = torch.where(is_counted, term, 0.0)
+        count = is_counted.sum()
     if reduction == "none":
-        return part
-    return part.sum() if reduction == "sum" else part.sum() / count
+        return term
+    return term.sum() if reduction == "sum" else term.sum() / count
 
 
 def _examples(device: torch.device) -> list[tuple[object, ...]]:
-    made: list[tuple[object, ...]] = []
+    examples: list[tuple[object, ...]] = []
     for rows, classes in [(512, 32000), (4096, 4096), (64, 10), (7, 53)]:
         logits = torch.randn(rows, classes, device=device)
         target = torch.randint(classes, (rows,), device=device)
-        made.append((logits, target, None, -100, "mean", 0.0, 0.0))
+        examples.append((logits, target, None, -100, "mean", 0.0, 0.0))
     smoothed = torch.randn(3, 11, 5, device=device), torch.randint(11, (3, 5), device=device)
-    made.append((*smoothed, torch.rand(11, device=device), 3, "sum", 0.1, 1e-2))
-    return made
+    examples.append((*smoothed, torch.rand(11, device=device), 3, "sum", 0.1, 1e-2))
+    return examples
 
 
-# Probabilities take torch's.
+# For class probabilities, torch's call is the best.
 @op(
     check=_check,
-    look=_look,
+    look=_check_label_values,
     library=_library,
     examples=_examples,
     library_best=lambda logits, target, *_: (
@@ -208,112 +208,120 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> Tensor:
-    r"""Cross entropy of logits and classes, or class probabilities.
+    r"""Compute the cross-entropy of logits and labels, or class probabilities.
 
     .. math:: \ell_n = -w_{t_n} \log \mathrm{softmax}(x_n)_{t_n} + z \, (\log \sum_c e^{x_{n c}})^2
 
     Args:
         logits: ``[batch, classes, *]`` or ``[classes]``, of a floating-point dtype.
-        target: labels ``[batch, *]`` or ``[]``, int64, or probabilities, as the logits.
-        weight: ``[classes]``, of each class.
-        ignore_index: label whose elements count neither in the sum nor in the mean.
+        target: labels ``[batch, *]`` or ``[]``, int64, or probabilities of the logits' shape.
+        weight: ``[classes]``, weight of each class.
+        ignore_index: label of elements that are excluded from the sum and the mean.
         reduction: ``"mean"`` divides the sum by the weights of the labels; ``"sum"``; or ``"none"``.
         label_smoothing: share of the target that is spread over all classes, 0 to 1.
         z_loss: weight of the squared logarithm of the partition function, which keeps logits from drifting;
-            its mean is over the elements that count, unweighted.
+            its mean is unweighted, over the elements that are not ignored.
 
     Returns:
         ``[]``, or with ``"none"`` the labels' shape, in the logits' dtype.
 
     Raises:
-        InputIndexError: a label that is no class, on the CPU; a GPU reports it later, as a failed assertion,
+        InputIndexError: a label is not a class (on the CPU); a GPU reports it later, as a failed assertion,
             or not at all.
-        InputRuntimeError: shapes, dtypes or devices do not fit each other.
-        InputValueError: another reduction, or as many labels as there are no logits for.
+        InputRuntimeError: the shapes, dtypes or devices do not match.
+        InputValueError: the reduction is unknown, or logits and labels differ in batch size.
 
     As `torch.nn.functional.cross_entropy`; the z-loss is that of Chowdhery et al., 2022.
 
     >>> cross_entropy(torch.zeros(2, 10), torch.tensor([3, 7]))
     tensor(2.3026)
     """
-    weight = None if weight is None else weight.detach()  # it has no gradient in torch either
+    weight = None if weight is None else weight.detach()  # no gradient, as in torch
     if target.is_floating_point():
         loss = F.cross_entropy(logits, target, weight, reduction=reduction, label_smoothing=label_smoothing)
-        return loss + _z_part(logits, target, ignore_index, reduction, z_loss) if z_loss else loss
-    # In float32: a mean of 16-bit losses would be rounded at every step.
-    inside = torch.promote_types(logits.dtype, torch.float32)
-    single = logits.dim() == 1  # where torch's definition looks at the label's value
+        return loss + _z_loss_term(logits, target, ignore_index, reduction, z_loss) if z_loss else loss
+    # Compute in float32: a mean of 16-bit losses would be rounded at every step.
+    compute_dtype = torch.promote_types(logits.dtype, torch.float32)
+    is_single = logits.dim() == 1  # without a batch, torch would read the label's value
     loss = F.cross_entropy(
-        logits.to(inside).unsqueeze(0) if single else logits.to(inside),
-        target.unsqueeze(0) if single else target,
-        None if weight is None else weight.to(inside),
+        logits.to(compute_dtype).unsqueeze(0) if is_single else logits.to(compute_dtype),
+        target.unsqueeze(0) if is_single else target,
+        None if weight is None else weight.to(compute_dtype),
         ignore_index=ignore_index,
         reduction=reduction,
         label_smoothing=label_smoothing,
     )
-    loss = (loss.squeeze(0) if single and reduction == "none" else loss).to(logits.dtype)
-    return loss + _z_part(logits, target, ignore_index, reduction, z_loss) if z_loss else loss
+    loss = (loss.squeeze(0) if is_single and reduction == "none" else loss).to(logits.dtype)
+    return loss + _z_loss_term(logits, target, ignore_index, reduction, z_loss) if z_loss else loss
 
 
-# --- the gradient with the loss ---------------------------------------------------------------------------
+# --- loss and gradient in one pass ------------------------------------------------------------------------
 
 
-class _WithGradient(torch.autograd.Function):
-    """The mean or the sum of losses, whose gradient is made with it; another one, when it is asked for."""
+class _LossWithGradient(torch.autograd.Function):
+    """The autograd function of a mean or sum of losses, whose gradient is computed in the forward."""
 
     @staticmethod
     def forward(
-        ctx: Any, logits: Tensor, target: Tensor, ignored: int, reduction: str, smoothing: float, z: float
+        ctx: Any,
+        logits: Tensor,
+        target: Tensor,
+        ignore_index: int,
+        reduction: str,
+        label_smoothing: float,
+        z_loss: float,
     ) -> Tensor:
         ctx.save_for_backward(logits, target)
-        ctx.settings = ignored, reduction, smoothing, z
-        count = number_of(target, ignored, reduction, logits.dtype)
-        rest = ignored, bool(smoothing), float(smoothing), bool(z), float(z)
+        ctx.settings = ignore_index, reduction, label_smoothing, z_loss
+        count = loss_divisor(target, ignore_index, reduction, logits.dtype)
+        rest = ignore_index, bool(label_smoothing), float(label_smoothing), bool(z_loss), float(z_loss)
         scale = (1 / count).expand(target.shape).contiguous()
-        losses, ctx.made = losses_and_gradient(logits.detach(), target, scale, *rest)
-        made: Tensor = (losses.sum() / count).to(logits.dtype)
-        return made
+        losses, ctx.gradient = losses_and_gradient(logits.detach(), target, scale, *rest)
+        loss: Tensor = (losses.sum() / count).to(logits.dtype)
+        return loss
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Any:
+    def backward(ctx: Any, grad_output: Tensor) -> Any:
         logits, target = ctx.saved_tensors
-        ignored, reduction, smoothing, z = ctx.settings
-        # It is given away: another backward through the same graph makes it again.
-        made, ctx.made = ctx.made, None
-        if torch.is_grad_enabled() or made is None:
-            given = logits if torch.is_grad_enabled() else logits.detach().requires_grad_()
+        ignore_index, reduction, label_smoothing, z_loss = ctx.settings
+        # The gradient is scaled in place: another backward through the same graph recomputes it.
+        gradient, ctx.gradient = ctx.gradient, None
+        if torch.is_grad_enabled() or gradient is None:
+            leaf = logits if torch.is_grad_enabled() else logits.detach().requires_grad_()
             with torch.enable_grad():
-                loss = cross_entropy.reference(given, target, None, ignored, reduction, smoothing, z)
-            (made,) = torch.autograd.grad(loss, [given], cotangent, create_graph=torch.is_grad_enabled())
-        elif cotangent != 1:
-            made.mul_(cotangent)
-        return made, *[None] * 5
+                loss = cross_entropy.reference(
+                    leaf, target, None, ignore_index, reduction, label_smoothing, z_loss
+                )
+            (gradient,) = torch.autograd.grad(loss, [leaf], grad_output, create_graph=torch.is_grad_enabled())
+        elif grad_output != 1:
+            gradient.mul_(grad_output)
+        return gradient, *[None] * 5
 
 
-def _why_without(
+def _unsupported_reason(
     logits: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, *_: Any
 ) -> str | None:
     if target.is_floating_point() or weight is not None:
-        return "probabilities, or weights of classes"
+        return "class probabilities, or class weights"
     if logits.dim() != 2 or not logits.numel():
-        return "logits are not [batch, classes], or there are none"
+        return "logits are not [batch, classes], or are empty"
     if reduction == "none":
-        return "each loss has a gradient of its own"
+        return "no reduction: each loss has its own gradient"
     if logits.dtype == torch.float16:
-        return "float16, in which a mean's gradient is too small before a loss is scaled"
-    return None if wants_gradient(logits) else "no gradient is wanted"
+        return "float16, where a mean's gradient underflows before it is scaled"
+    return None if wants_gradient(logits) else "no gradient is needed"
 
 
-# Two threads of a Zen 3: 2.2 to 2.3 times as fast as torch's with backward, where two passes with
-# exponentials each were 1.8 (512 x 32000, 4096 x 4096: `benchmarks/kernels.py --rows cross_entropy`).
+# Two threads of a Zen 3: 2.2 to 2.3 times as fast as torch's with backward; two passes that each compute the
+# exponentials are 1.8 times (512 x 32000, 4096 x 4096: `benchmarks/kernels.py --rows cross_entropy`).
 @cross_entropy.candidate(
     "with gradient",
     devices=["cpu"],
-    when=_why_without,
-    best=lambda logits, *_: logits.numel() >= _LARGE and not is_double(logits),
+    when=_unsupported_reason,
+    best=lambda logits, *_: logits.numel() >= _MIN_LOGITS and not is_double(logits),
     differentiable=True,
 )
-def _with_gradient(
+def _loss_with_gradient(
     logits: Tensor,
     target: Tensor,
     weight: Tensor | None,
@@ -323,4 +331,4 @@ def _with_gradient(
     z_loss: float,
 ) -> Tensor:
     settings = ignore_index, reduction, label_smoothing, z_loss
-    return _WithGradient.apply(logits, target, *settings)  # type: ignore[no-any-return, no-untyped-call]
+    return _LossWithGradient.apply(logits, target, *settings)  # type: ignore[no-any-return, no-untyped-call]

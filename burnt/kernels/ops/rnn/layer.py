@@ -1,9 +1,9 @@
-"""A layer of `burnt.kernels.ops.rnn.rnn` around a loop of ours: what is no loop is one product over all
-steps.
+"""The candidate ``steps`` of a recurrent layer: a hand-written loop over time between matmuls over all steps.
 
-The inputs' share of the gates is one product before the loop. Backward, the loop makes the gates' gradients
-alone; those of both weights and of the inputs are products of all steps after it. The loop itself is C on a
-CPU (`burnt.kernels.ops.rnn.loop_c`), Triton on a GPU (`burnt.kernels.ops.rnn.loop_triton`).
+Before the loop, one matmul computes the inputs' contribution to the gates of all steps. In the backward, the
+loop computes only the gates' gradients; those of both weights and of the inputs are matmuls over all steps
+after it. The loop is C on a CPU (`burnt.kernels.ops.rnn.loop_c`) and Triton on a GPU
+(`burnt.kernels.ops.rnn.loop_triton`).
 """
 
 from __future__ import annotations
@@ -21,74 +21,74 @@ from burnt.codegen.runtime.targets import target_of
 from burnt.kernels.interface.tuning_key import wants_gradient
 from burnt.kernels.ops.matmul import linear, matmul
 
-__all__ = ["DTYPES", "run", "why_not", "within"]
+__all__ = ["DTYPES", "run_layer", "unsupported_reason", "zero_padding"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def why_not(x: Tensor, weight_ih: Tensor, weight_hh: Tensor, *rest: Any) -> str | None:
-    """Why a layer cannot be run here, or None."""
+def unsupported_reason(x: Tensor, weight_ih: Tensor, weight_hh: Tensor, *rest: Any) -> str | None:
+    """Return why this candidate cannot run a layer, or None."""
     if not (x.numel() and weight_hh.numel()):
         return "an empty tensor"
     target = target_of(x.device)
     return target if isinstance(target, str) else None
 
 
-def within(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """``[B, T, n]`` with zeros beyond each sequence: a gradient of zero does not hide what is not finite."""
+def zero_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Return ``[B, T, n]`` with zeros as padding: NaN there would stay NaN even with a gradient of zero."""
     if lengths is None:
         return x
     beyond = torch.arange(x.shape[1], device=x.device) >= lengths.unsqueeze(1)
     return x.masked_fill(beyond.unsqueeze(2), 0.0)
 
 
-def run(
+def run_layer(
     kind: str,
     reference: Callable[..., tuple[Tensor, ...]],
     x: Tensor,
     weights: Sequence[Tensor | None],
-    start: Sequence[Tensor | None],
+    initial: Sequence[Tensor | None],
     lengths: Tensor | None,
     reverse: bool,
 ) -> tuple[Tensor, ...]:
-    """A layer; autograd follows.
+    """Compute a layer, with autograd.
 
     Args:
         kind: ``"lstm"`` or ``"gru"``.
-        reference: of the layer, for second derivatives.
+        reference: the layer's eager reference, for second derivatives.
         x, lengths, reverse: as in `burnt.kernels.lstm_layer`.
         weights: weight_ih, weight_hh, bias_ih, bias_hh.
-        start: states to begin with.
+        initial: initial states.
 
     Returns:
         Outputs and last states.
     """
-    if wants_gradient(x, *weights, *start):
-        made: tuple[Tensor, ...] = _Steps.apply(  # type: ignore[no-untyped-call]
-            kind, reference, x, *weights, lengths, reverse, *start
+    if wants_gradient(x, *weights, *initial):
+        outputs: tuple[Tensor, ...] = _StepsFunction.apply(  # type: ignore[no-untyped-call]
+            kind, reference, x, *weights, lengths, reverse, *initial
         )
-        return made
+        return outputs
     with torch.no_grad():
-        output, _, _, last = _forward(kind, x, weights, start, lengths, reverse, keep=False)
+        output, _, _, last = _forward(kind, x, weights, initial, lengths, reverse, save=False)
     return output.to(x.dtype), *(state.to(x.dtype) for state in last)
 
 
-def _loop(x: Tensor) -> ModuleType:
-    """What has `forward_steps` and `backward_steps` for a device."""
+def _loop_module(x: Tensor) -> ModuleType:
+    """Return the module with `forward_steps` and `backward_steps` for the tensor's device."""
     return importlib.import_module(f"burnt.kernels.ops.rnn.loop_{'triton' if x.is_cuda else 'c'}")
 
 
-def _inside(x: Tensor) -> torch.dtype:
-    """What is computed with: on a CPU, where 16 bits are slow but in products, float32."""
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype to compute in: float32 on a CPU, where 16 bits are slow except in matmuls."""
     return torch.float32 if x.is_cpu else x.dtype
 
 
 def _steps_first(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``[B, T, n]`` as rows ``[T * B, n]``."""
+    """Return ``[B, T, n]`` as rows ``[T * B, n]``."""
     return x.transpose(0, 1).to(dtype).reshape(-1, x.shape[2]).contiguous()
 
 
-def _as(dtype: torch.dtype, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _cast_tensors(dtype: torch.dtype, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if t is None else t.to(dtype).contiguous() for t in tensors]
 
 
@@ -96,33 +96,33 @@ def _forward(
     kind: str,
     x: Tensor,
     weights: Sequence[Tensor | None],
-    start: Sequence[Tensor | None],
+    initial: Sequence[Tensor | None],
     lengths: Tensor | None,
     reverse: bool,
-    keep: bool,
+    save: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None, list[Tensor]]:
-    """Outputs ``[B, T, H]``, gates, what is kept beside them, and the last states, as the loop makes them."""
-    inside = _inside(x)
-    weight_ih, weight_hh, bias_ih, bias_hh = _as(inside, weights)
+    """Return outputs ``[B, T, H]``, gates, the loop's other saved tensor, and the last states."""
+    compute_dtype = _compute_dtype(x)
+    weight_ih, weight_hh, bias_ih, bias_hh = _cast_tensors(compute_dtype, weights)
     assert weight_ih is not None
     assert weight_hh is not None
-    bias, of_last = bias_ih, None
+    bias, bias_n = bias_ih, None
     width = weight_hh.shape[1]
     if kind == "gru":
-        of_last = x.new_zeros(width, dtype=inside) if bias_hh is None else bias_hh[2 * width :]
+        bias_n = x.new_zeros(width, dtype=compute_dtype) if bias_hh is None else bias_hh[2 * width :]
     if bias_ih is not None and bias_hh is not None:
         bias = bias_ih.clone()
-        given = bias_hh[: 2 * width] if kind == "gru" else bias_hh
-        bias[: len(given)] += given
-    gates = linear(_steps_first(x, inside), weight_ih, bias).view(x.shape[1], x.shape[0], -1)
-    output, kept, last = _loop(x).forward_steps(
-        kind, gates, weight_hh, of_last, _as(inside, start), lengths, reverse, keep
+        recurrent_bias = bias_hh[: 2 * width] if kind == "gru" else bias_hh
+        bias[: len(recurrent_bias)] += recurrent_bias
+    gates = linear(_steps_first(x, compute_dtype), weight_ih, bias).view(x.shape[1], x.shape[0], -1)
+    output, saved, last = _loop_module(x).forward_steps(
+        kind, gates, weight_hh, bias_n, _cast_tensors(compute_dtype, initial), lengths, reverse, save
     )
-    return output, gates, kept, last
+    return output, gates, saved, last
 
 
-class _Steps(torch.autograd.Function):
-    """A layer and its gradients."""
+class _StepsFunction(torch.autograd.Function):
+    """The autograd function of a layer."""
 
     @staticmethod
     def forward(
@@ -136,111 +136,125 @@ class _Steps(torch.autograd.Function):
         bias_hh: Tensor | None,
         lengths: Tensor | None,
         reverse: bool,
-        *start: Tensor | None,
+        *initial: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        # Not a parameter any more, whose packed copy would be kept until it changes, with every step.
+        # Detach: matmul caches a packed copy of a parameter until it changes, and each step changes it.
         weights = [None if w is None else w.detach() for w in (weight_ih, weight_hh, bias_ih, bias_hh)]
-        output, gates, kept, last = _forward(kind, x, weights, start, lengths, reverse, keep=True)
-        made = output.to(x.dtype)
-        states = output if made is not output else None  # as they are, not rounded
+        output, gates, saved, last = _forward(kind, x, weights, initial, lengths, reverse, save=True)
+        rounded = output.to(x.dtype)
+        unrounded = output if rounded is not output else None  # in the compute dtype
         ctx.save_for_backward(
-            x, weight_ih, weight_hh, bias_ih, bias_hh, lengths, gates, kept, made, states, *start
+            x, weight_ih, weight_hh, bias_ih, bias_hh, lengths, gates, saved, rounded, unrounded, *initial
         )
         ctx.kind, ctx.reference, ctx.reverse = kind, reference, reverse
         ctx.set_materialize_grads(False)
-        return made, *(state.to(x.dtype) for state in last)
+        return rounded, *(state.to(x.dtype) for state in last)
 
     @staticmethod
     @_torch.without_autocast()
-    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        x, weight_ih, weight_hh, bias_ih, bias_hh, lengths, gates, kept, made, states, *start = (
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> Any:
+        x, weight_ih, weight_hh, bias_ih, bias_hh, lengths, gates, saved, rounded, unrounded, *initial = (
             ctx.saved_tensors
         )
-        needs = ctx.needs_input_grad
-        wanted = (*needs[2:7], *needs[9:])
-        if torch.is_grad_enabled():  # a second derivative is wanted: that of the definition
-            args = (x, weight_ih, weight_hh, bias_ih, bias_hh, *start)
+        needs_input_grad = ctx.needs_input_grad
+        needs_grad = (*needs_input_grad[2:7], *needs_input_grad[9:])
+        if torch.is_grad_enabled():  # for second derivatives, use the reference
+            args = (x, weight_ih, weight_hh, bias_ih, bias_hh, *initial)
             results = ctx.reference(*args, lengths, ctx.reverse)
-            pairs = [(r, c) for r, c in zip(results, cotangents, strict=True) if c is not None]
-            pulled = torch.autograd.grad(
+            pairs = [(r, g) for r, g in zip(results, grad_outputs, strict=True) if g is not None]
+            grads = torch.autograd.grad(
                 [r for r, _ in pairs],
-                [a for a, w in zip(args, wanted, strict=True) if w],
-                [c for _, c in pairs],
+                [a for a, needed in zip(args, needs_grad, strict=True) if needed],
+                [g for _, g in pairs],
                 create_graph=True,
                 allow_unused=True,
             )
-            left = iter(pulled)
-            found = [next(left) if w else None for w in wanted]
+            remaining = iter(grads)
+            all_grads = [next(remaining) if needed else None for needed in needs_grad]
         else:
-            saved = x, weight_ih, weight_hh, lengths, gates, kept, made if states is None else states
-            found = _gradients(ctx.kind, ctx.reverse, saved, start, cotangents, wanted)
-        return None, None, *found[:5], None, None, *found[5:]
+            tensors = (
+                x,
+                weight_ih,
+                weight_hh,
+                lengths,
+                gates,
+                saved,
+                rounded if unrounded is None else unrounded,
+            )
+            all_grads = _gradients(ctx.kind, ctx.reverse, tensors, initial, grad_outputs, needs_grad)
+        return None, None, *all_grads[:5], None, None, *all_grads[5:]
 
 
 def _gradients(
     kind: str,
     reverse: bool,
-    saved: Sequence[Any],
-    start: Sequence[Tensor | None],
-    cotangents: Sequence[Tensor | None],
-    wanted: Sequence[bool],
+    tensors: Sequence[Any],
+    initial: Sequence[Tensor | None],
+    grad_outputs: Sequence[Tensor | None],
+    needs_grad: Sequence[bool],
 ) -> list[Tensor | None]:
-    """Gradients of x, both weights, both biases and the first states, of those that are wanted."""
-    x, weight_ih, weight_hh, lengths, gates, kept, output = saved
-    inside = gates.dtype
-    of_output, *of_last = [None if c is None else c.to(inside) for c in cotangents]
-    if of_output is not None and of_output.stride(-1) != 1:
-        of_output = of_output.contiguous()
-    begin = _as(inside, start)
-    of_input, of_state, of_start = _loop(x).backward_steps(
+    """Return the gradients of x, both weights, both biases and the initial states; None if not needed."""
+    x, weight_ih, weight_hh, lengths, gates, saved, output = tensors
+    compute_dtype = gates.dtype
+    grad_output, *grad_last = [None if c is None else c.to(compute_dtype) for c in grad_outputs]
+    if grad_output is not None and grad_output.stride(-1) != 1:
+        grad_output = grad_output.contiguous()
+    initial_states = _cast_tensors(compute_dtype, initial)
+    grad_input_gates, grad_state_gates, grad_initial = _loop_module(x).backward_steps(
         kind,
         gates,
-        kept,
+        saved,
         output.transpose(0, 1),
-        weight_hh.to(inside).contiguous(),
-        begin,
+        weight_hh.to(compute_dtype).contiguous(),
+        initial_states,
         lengths,
         reverse,
-        None if of_output is None else of_output.transpose(0, 1),
-        [None if c is None else c.contiguous() for c in of_last],
+        None if grad_output is None else grad_output.transpose(0, 1),
+        [None if c is None else c.contiguous() for c in grad_last],
     )
-    rows, columns = of_input.flatten(0, 1), of_input.shape[2]
-    found: list[Tensor | None] = [None] * 5
-    if wanted[0]:
-        made = matmul(rows, weight_ih.to(inside))
-        found[0] = made.view(x.shape[1], x.shape[0], -1).transpose(0, 1)
-    if wanted[1]:
-        found[1] = _of_weights(rows, _steps_first(within(x, lengths), inside))
-    if wanted[2]:
-        found[2] = _of_states(of_state, output.transpose(0, 1), begin[0], lengths, reverse)
-    if wanted[3]:
-        found[3] = rows.sum(0)
-    if wanted[4]:
-        found[4] = found[3] if of_state is of_input and wanted[3] else of_state.view(-1, columns).sum(0)
-    found += [g if w else None for g, w in zip(of_start, wanted[5:], strict=True)]
-    return [None if g is None else g.to(x.dtype) for g in found]
+    rows, columns = grad_input_gates.flatten(0, 1), grad_input_gates.shape[2]
+    grads: list[Tensor | None] = [None] * 5
+    if needs_grad[0]:
+        grad_x = matmul(rows, weight_ih.to(compute_dtype))
+        grads[0] = grad_x.view(x.shape[1], x.shape[0], -1).transpose(0, 1)
+    if needs_grad[1]:
+        grads[1] = _weight_gradient(rows, _steps_first(zero_padding(x, lengths), compute_dtype))
+    if needs_grad[2]:
+        grads[2] = _recurrent_weight_gradient(
+            grad_state_gates, output.transpose(0, 1), initial_states[0], lengths, reverse
+        )
+    if needs_grad[3]:
+        grads[3] = rows.sum(0)
+    if needs_grad[4]:
+        grads[4] = (
+            grads[3]
+            if grad_state_gates is grad_input_gates and needs_grad[3]
+            else grad_state_gates.view(-1, columns).sum(0)
+        )
+    grads += [g if needed else None for g, needed in zip(grad_initial, needs_grad[5:], strict=True)]
+    return [None if g is None else g.to(x.dtype) for g in grads]
 
 
-def _of_weights(gradient: Tensor, rows: Tensor) -> Tensor:
-    """``gradient.T @ rows``."""
-    if gradient.shape[1] < rows.shape[1] or not rows.is_cpu:
-        return matmul(gradient.t(), rows)
-    # oneDNN is faster where the result has more columns than rows: 11.7 ms, not 13.6, for 256 x 2048 x 1024.
-    return matmul(rows.t(), gradient).t().contiguous()
+def _weight_gradient(grad_gates: Tensor, rows: Tensor) -> Tensor:
+    """Return ``grad_gates.T @ rows``."""
+    if grad_gates.shape[1] < rows.shape[1] or not rows.is_cpu:
+        return matmul(grad_gates.t(), rows)
+    # oneDNN is faster if the result has more columns than rows: 11.7 ms, not 13.6, for 256 x 2048 x 1024.
+    return matmul(rows.t(), grad_gates).t().contiguous()
 
 
-def _of_states(
-    gradient: Tensor, output: Tensor, start: Tensor | None, lengths: Tensor | None, reverse: bool
+def _recurrent_weight_gradient(
+    grad_gates: Tensor, output: Tensor, initial: Tensor | None, lengths: Tensor | None, reverse: bool
 ) -> Tensor:
-    """The gradient of the recurrent weights: of each step's gates, with the states that it began with."""
-    later, before = (gradient[:-1], output[1:]) if reverse else (gradient[1:], output[:-1])
-    made = _of_weights(later.flatten(0, 1), before.flatten(0, 1))
-    if start is None:
-        return made
+    """Return the gradient of the recurrent weights, from each step's gate gradients and previous state."""
+    later, previous = (grad_gates[:-1], output[1:]) if reverse else (grad_gates[1:], output[:-1])
+    grad_weight = _weight_gradient(later.flatten(0, 1), previous.flatten(0, 1))
+    if initial is None:
+        return grad_weight
     if not reverse:
-        first = gradient[0]
+        first = grad_gates[0]
     elif lengths is None:
-        first = gradient[-1]
-    else:  # outputs beyond a sequence are zero, and have added nothing
-        first = gradient[lengths - 1, torch.arange(len(lengths), device=lengths.device)]
-    return made.addmm_(first.t(), start)
+        first = grad_gates[-1]
+    else:  # outputs after a sequence's end are zero and contributed nothing above
+        first = grad_gates[lengths - 1, torch.arange(len(lengths), device=lengths.device)]
+    return grad_weight.addmm_(first.t(), initial)

@@ -1,9 +1,9 @@
-"""The steps of a recurrent layer in C: the whole sequence in one call, forward and backward.
+"""The loop over the steps of a recurrent layer in C: the whole sequence in one call, forward and backward.
 
-Sequences of a batch know nothing of each other: threads share them out, a *chunk* of rows each, and go
-through all steps without waiting for one another. A step is a product of the chunk's states with the
-recurrent weights, which were packed for it, and the cell. Each row is summed up in the same order whatever
-its chunk, so that results do not depend on the number of threads.
+The sequences of a batch are independent: each thread takes *chunks* of rows through all steps without waiting
+for the others. A step is a matmul of the chunk's states with the packed recurrent weights, followed by the
+cell. Each row is summed in the same order whatever its chunk, so results do not depend on the number of
+threads.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from burnt.codegen.runtime import c_library
 
 __all__ = ["backward_steps", "forward_steps"]
 
-_MOST = 12  # rows of a chunk, which states and sums in registers are laid out for
+_MAX_CHUNK_ROWS = 12  # the C code's state buffers and register tiles are sized for it
 
-# Layouts: T steps, B rows, d hidden units, G gates. `product` multiplies rows of states with packed weights:
-# panels of PANEL columns, each of them as long as the states. Rows of a chunk beyond the last one are zeros.
+# Layouts: T steps, B rows, d hidden units, G gates. `product` multiplies rows of states by packed weights:
+# panels of PANEL columns, each as long as the states. Unused rows of a chunk are zeros.
 _STEPS = r"""
 #include <string.h>
 
 #if defined(__AVX512F__)
-enum { LANES = 16, TALL = 12 }; /* rows whose sums fit into registers, two vectors each */
+enum { LANES = 16, TALL = 12 }; /* rows whose accumulators fit in registers, two vectors each */
 #elif defined(__AVX__)
 enum { LANES = 8, TALL = 6 };
 #else
@@ -76,7 +76,7 @@ static void product(int64_t rows, int64_t terms, int64_t columns, const float *a
         }
 }
 
-/* A panel of the weights w(k, n) = w[k * down + n * across]. */
+/* Pack a panel of the weights w(k, n) = w[k * down + n * across]. */
 static void pack(int64_t panel, int64_t terms, int64_t columns, const float *w, int64_t down, int64_t across,
                  float *packed)
 {
@@ -91,15 +91,16 @@ static void pack(int64_t panel, int64_t terms, int64_t columns, const float *w, 
 void forward_steps(const burnt_arg *a)
 {
     const float *restrict w = a[0].p;         /* [G d, d] */
-    const float *restrict bias = a[1].p;      /* [d] or none: of what the state adds to the last gate */
-    float *restrict gates = a[2].p;           /* [T, B, G d]: what the input adds; then, if kept, the gates */
+    const float *restrict bias = a[1].p;      /* [d] or none: recurrent bias of a GRU's last gate */
+    float *restrict gates = a[2].p;           /* [T, B, G d]: the inputs' part; then, if saved, the gates */
     const float *h0 = a[3].p, *c0 = a[4].p;   /* [B, d] or none: zeros */
     const int64_t *lengths = a[5].p;          /* [B] or none: T */
     float *restrict y = a[6].p;               /* [T, B, d] */
-    float *restrict kept = a[7].p;            /* [T, B, d] or none */
+    float *restrict saved = a[7].p;           /* [T, B, d] or none */
     float *restrict h_n = a[8].p, *restrict c_n = a[9].p; /* [B, d] */
     float *packed = a[10].p, *work = a[11].p;
-    const int64_t T = a[12].i, B = a[13].i, d = a[14].i, reverse = a[15].i, chunk = a[16].i, room = a[17].i;
+    const int64_t T = a[12].i, B = a[13].i, d = a[14].i, reverse = a[15].i, chunk = a[16].i;
+    const int64_t work_size = a[17].i;
     const int64_t columns = GATES * d, z_row = panels_of(columns) * PANEL, chunks = (B + chunk - 1) / chunk;
     #pragma omp parallel
     {
@@ -108,8 +109,8 @@ void forward_steps(const burnt_arg *a)
         #pragma omp for schedule(static)
         for (int64_t n = 0; n < chunks; n++) {
             const int64_t first = n * chunk, rows = first + chunk < B ? chunk : B - first;
-            float *h = work + n * room, *c = h + MOST * d, *z = c + MOST * d;
-            memset(h, 0, (size_t)(2 * MOST * d) * sizeof(float));
+            float *h = work + n * work_size, *c = h + MAX_ROWS * d, *z = c + MAX_ROWS * d;
+            memset(h, 0, (size_t)(2 * MAX_ROWS * d) * sizeof(float));
             if (h0) memcpy(h, h0 + first * d, (size_t)(rows * d) * sizeof(float));
             if (c0) memcpy(c, c0 + first * d, (size_t)(rows * d) * sizeof(float));
             for (int64_t step = 0; step < T; step++) {
@@ -121,9 +122,9 @@ void forward_steps(const burnt_arg *a)
                         memset(y + at * d, 0, (size_t)d * sizeof(float));
                         continue;
                     }
-                    if (kept)
+                    if (saved)
                         forward_cell(d, z + r * z_row, bias, gates + at * columns, h + r * d, c + r * d,
-                                     y + at * d, kept + at * d, 1);
+                                     y + at * d, saved + at * d, 1);
                     else
                         forward_cell(d, z + r * z_row, bias, gates + at * columns, h + r * d, c + r * d,
                                      y + at * d, 0, 0);
@@ -139,19 +140,19 @@ void backward_steps(const burnt_arg *a)
 {
     const float *restrict w = a[0].p;       /* [G d, d] */
     const float *restrict gates = a[1].p;   /* [T, B, G d] */
-    const float *restrict kept = a[2].p;    /* [T, B, d] */
-    const float *before = a[3].p;           /* [T, B, d]: what a cell needs of the state that it began with is
-                                               that of the step before it */
-    const float *start = a[4].p;            /* [B, d] or none: zeros; before the first step */
+    const float *restrict saved = a[2].p;   /* [T, B, d] */
+    const float *previous = a[3].p;         /* [T, B, d]: c (LSTM) or h (GRU); a cell reads that of the
+                                               previous step */
+    const float *initial = a[4].p;          /* [B, d] or none: zeros; the state before the first step */
     const int64_t *lengths = a[5].p;        /* [B] or none: T */
     const float *dy = a[6].p;               /* [T, B, d] by strides, or none: zeros */
     const float *dh_n = a[7].p, *dc_n = a[8].p; /* [B, d] or none: zeros */
-    float *restrict d_input = a[9].p;       /* [T, B, G d]: of what the input adds to the gates */
-    float *restrict d_state = a[10].p;      /* [T, B, G d]: of what the state adds, where that is another */
+    float *restrict d_input = a[9].p;       /* [T, B, G d]: of the inputs' part of the gates */
+    float *restrict d_state = a[10].p;      /* [T, B, G d] or none: of the states' part, for a GRU */
     float *restrict dh_0 = a[11].p, *restrict dc_0 = a[12].p; /* [B, d] */
     float *packed = a[13].p, *work = a[14].p;
-    const int64_t T = a[15].i, B = a[16].i, d = a[17].i, reverse = a[18].i, chunk = a[19].i, room = a[20].i;
-    const int64_t dy_step = a[21].i, dy_row = a[22].i;
+    const int64_t T = a[15].i, B = a[16].i, d = a[17].i, reverse = a[18].i, chunk = a[19].i;
+    const int64_t work_size = a[20].i, dy_step = a[21].i, dy_row = a[22].i;
     const int64_t terms = GATES * d, z_row = panels_of(d) * PANEL, chunks = (B + chunk - 1) / chunk;
     #pragma omp parallel
     {
@@ -160,9 +161,10 @@ void backward_steps(const burnt_arg *a)
         #pragma omp for schedule(static)
         for (int64_t n = 0; n < chunks; n++) {
             const int64_t first = n * chunk, rows = first + chunk < B ? chunk : B - first;
-            float *dh = work + n * room, *dc = dh + MOST * d, *dg = dc + MOST * d, *z = dg + MOST * terms;
-            const float *zeros = z + MOST * z_row;
-            memset(dh, 0, (size_t)(MOST * (2 * d + terms + z_row) + d) * sizeof(float));
+            float *dh = work + n * work_size, *dc = dh + MAX_ROWS * d, *dg = dc + MAX_ROWS * d;
+            float *z = dg + MAX_ROWS * terms;
+            const float *zeros = z + MAX_ROWS * z_row;
+            memset(dh, 0, (size_t)(MAX_ROWS * (2 * d + terms + z_row) + d) * sizeof(float));
             if (dh_n) memcpy(dh, dh_n + first * d, (size_t)(rows * d) * sizeof(float));
             if (dc_n) memcpy(dc, dc_n + first * d, (size_t)(rows * d) * sizeof(float));
             for (int64_t step = 0; step < T; step++) {
@@ -184,9 +186,9 @@ void backward_steps(const burnt_arg *a)
                         #pragma omp simd
                         for (int64_t k = 0; k < d; k++) sum[k] += more[k];
                     }
-                    const float *state = before + (reverse ? at + B : at - B) * d;
-                    if (t == (reverse ? length - 1 : 0)) state = start ? start + row * d : zeros;
-                    backward_cell(d, gates + at * terms, kept + at * d, state, sum, dc + r * d,
+                    const float *state = previous + (reverse ? at + B : at - B) * d;
+                    if (t == (reverse ? length - 1 : 0)) state = initial ? initial + row * d : zeros;
+                    backward_cell(d, gates + at * terms, saved + at * d, state, sum, dc + r * d,
                                   dg + r * terms, d_input + at * terms);
                     if (d_state) memcpy(d_state + at * terms, dg + r * terms, (size_t)terms * sizeof(float));
                 }
@@ -202,14 +204,14 @@ void backward_steps(const burnt_arg *a)
 }
 """
 
-# Gates in torch's order; z is what the state adds to them. `forward_cell` leaves the new state in h and c,
-# `backward_cell` in dh and dc what reaches the state before without a product.
+# Gates are in torch's order; z is the states' part of them. `forward_cell` leaves the new state in h and c;
+# `backward_cell` leaves in dh and dc the part of the previous state's gradient that needs no matmul.
 _LSTM = r"""
 enum { GATES = 4 };
 
 static inline __attribute__((always_inline)) void forward_cell(
     int64_t d, const float *restrict z, const float *bias, float *restrict gates, float *restrict h,
-    float *restrict c, float *restrict y, float *restrict kept, const int keep)
+    float *restrict c, float *restrict y, float *restrict saved, const int save)
 {
     (void)bias;
     #pragma omp simd
@@ -222,29 +224,29 @@ static inline __attribute__((always_inline)) void forward_cell(
         const float state = out * tanh_f32(cell);
         c[k] = cell;
         h[k] = y[k] = state;
-        if (keep) {
+        if (save) {
             gates[k] = in;
             gates[d + k] = forget;
             gates[2 * d + k] = new;
             gates[3 * d + k] = out;
-            kept[k] = cell;
+            saved[k] = cell;
         }
     }
 }
 
 static inline void backward_cell(
-    int64_t d, const float *restrict gates, const float *restrict kept, const float *restrict before,
+    int64_t d, const float *restrict gates, const float *restrict saved, const float *restrict previous,
     float *restrict dh, float *restrict dc, float *restrict dg, float *restrict d_input)
 {
     #pragma omp simd
     for (int64_t k = 0; k < d; k++) {
         const float in = gates[k], forget = gates[d + k], new = gates[2 * d + k], out = gates[3 * d + k];
-        const float cell = tanh_f32(kept[k]), given = dh[k];
-        const float d_cell = dc[k] + given * out * (1.0f - cell * cell);
+        const float cell = tanh_f32(saved[k]), dh_k = dh[k];
+        const float d_cell = dc[k] + dh_k * out * (1.0f - cell * cell);
         d_input[k] = dg[k] = d_cell * new * in * (1.0f - in);
-        d_input[d + k] = dg[d + k] = d_cell * before[k] * forget * (1.0f - forget);
+        d_input[d + k] = dg[d + k] = d_cell * previous[k] * forget * (1.0f - forget);
         d_input[2 * d + k] = dg[2 * d + k] = d_cell * in * (1.0f - new * new);
-        d_input[3 * d + k] = dg[3 * d + k] = given * cell * out * (1.0f - out);
+        d_input[3 * d + k] = dg[3 * d + k] = dh_k * cell * out * (1.0f - out);
         dc[k] = d_cell * forget;
         dh[k] = 0.0f;
     }
@@ -256,39 +258,39 @@ enum { GATES = 3 };
 
 static inline __attribute__((always_inline)) void forward_cell(
     int64_t d, const float *restrict z, const float *restrict bias, float *restrict gates, float *restrict h,
-    float *restrict c, float *restrict y, float *restrict kept, const int keep)
+    float *restrict c, float *restrict y, float *restrict saved, const int save)
 {
     (void)c;
     #pragma omp simd
     for (int64_t k = 0; k < d; k++) {
         const float reset = sigmoid_f32(gates[k] + z[k]);
         const float update = sigmoid_f32(gates[d + k] + z[d + k]);
-        const float told = z[2 * d + k] + bias[k];
-        const float new = tanh_f32(gates[2 * d + k] + reset * told);
+        const float state_n = z[2 * d + k] + bias[k];
+        const float new = tanh_f32(gates[2 * d + k] + reset * state_n);
         h[k] = y[k] = new + update * (h[k] - new);
-        if (keep) {
+        if (save) {
             gates[k] = reset;
             gates[d + k] = update;
             gates[2 * d + k] = new;
-            kept[k] = told;
+            saved[k] = state_n;
         }
     }
 }
 
 static inline void backward_cell(
-    int64_t d, const float *restrict gates, const float *restrict kept, const float *restrict before,
+    int64_t d, const float *restrict gates, const float *restrict saved, const float *restrict previous,
     float *restrict dh, float *restrict dc, float *restrict dg, float *restrict d_input)
 {
     (void)dc;
     #pragma omp simd
     for (int64_t k = 0; k < d; k++) {
-        const float reset = gates[k], update = gates[d + k], new = gates[2 * d + k], given = dh[k];
-        const float d_new = given * (1.0f - update) * (1.0f - new * new);
-        d_input[k] = dg[k] = d_new * kept[k] * reset * (1.0f - reset);
-        d_input[d + k] = dg[d + k] = given * (before[k] - new) * update * (1.0f - update);
+        const float reset = gates[k], update = gates[d + k], new = gates[2 * d + k], dh_k = dh[k];
+        const float d_new = dh_k * (1.0f - update) * (1.0f - new * new);
+        d_input[k] = dg[k] = d_new * saved[k] * reset * (1.0f - reset);
+        d_input[d + k] = dg[d + k] = dh_k * (previous[k] - new) * update * (1.0f - update);
         d_input[2 * d + k] = d_new;
         dg[2 * d + k] = d_new * reset;
-        dh[k] = given * update;
+        dh[k] = dh_k * update;
     }
 }
 """
@@ -299,99 +301,111 @@ def forward_steps(
     gates: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    start: Sequence[Tensor | None],
+    initial: Sequence[Tensor | None],
     lengths: Tensor | None,
     reverse: bool,
-    keep: bool,
+    save: bool,
 ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-    """All steps of a layer.
+    """Run all steps of a layer. All tensors are float32 and contiguous.
 
     Args:
         kind: ``"lstm"`` or ``"gru"``.
-        gates: ``[steps, batch, G d]``, what the inputs and biases add to the gates; changed to the gates
-            themselves with `keep`.
-        weight: ``[G d, d]``, of the states.
-        bias: ``[d]``, of what the state adds to a GRU's last gate.
-        start: states to begin with, ``[batch, d]``: h, and an LSTM's c.
+        gates: ``[steps, batch, G d]``, the contribution of inputs and biases to the gates; overwritten by the
+            gates with `save`.
+        weight: ``[G d, d]``, recurrent weights.
+        bias: ``[d]``, recurrent bias of a GRU's last gate.
+        initial: initial states, ``[batch, d]``: h, and an LSTM's c.
         lengths: ``[batch]``, int64: steps of each sequence.
-        reverse: the last step comes first.
-        keep: for `backward_steps`.
+        reverse: whether to start from the last step.
+        save: whether to save what `backward_steps` needs.
 
-    All are of float32 and contiguous. Returns the outputs ``[batch, steps, d]``, in memory the
-    steps first, what is kept beside the gates
-    (cells of an LSTM, what the state adds to a GRU's last gate), and the last states.
+    Returns:
+        The outputs ``[batch, steps, d]``, stored with the steps first; the saved tensor ``[steps, batch, d]``
+        (an LSTM's cells, or the states' part of a GRU's last gate); and the last states.
     """
     steps, batch, columns = gates.shape
     width = weight.shape[1]
     output = gates.new_empty_strided((batch, steps, width), (width, batch * width, 1))
-    kept = gates.new_empty(steps, batch, width) if keep else None
+    saved = gates.new_empty(steps, batch, width) if save else None
     last = [gates.new_empty(batch, width) for _ in range(2 if kind == "lstm" else 1)]
     chunk, chunks = _chunks(batch)
-    room = _MOST * (2 * width + columns + _MOST_PANEL)
-    packed = gates.new_empty(width * (columns + _MOST_PANEL))
-    work = gates.new_empty(chunks, room)
-    pointers = (weight, bias, gates, *_pair(start), lengths, output, kept, *_pair(last), packed, work)
-    sizes = (steps, batch, width, reverse, chunk, room)
-    _launcher(kind, "forward_steps", len(pointers), len(sizes))(*map(_address, pointers), *sizes)
-    return output, kept, last
+    work_size = _MAX_CHUNK_ROWS * (2 * width + columns + _MAX_PANEL)
+    packed = gates.new_empty(width * (columns + _MAX_PANEL))
+    work = gates.new_empty(chunks, work_size)
+    pointers = (
+        weight,
+        bias,
+        gates,
+        *_two_states(initial),
+        lengths,
+        output,
+        saved,
+        *_two_states(last),
+        packed,
+        work,
+    )
+    sizes = (steps, batch, width, reverse, chunk, work_size)
+    _load_function(kind, "forward_steps", len(pointers), len(sizes))(*map(_address, pointers), *sizes)
+    return output, saved, last
 
 
 def backward_steps(
     kind: str,
     gates: Tensor,
-    kept: Tensor,
+    saved: Tensor,
     output: Tensor,
     weight: Tensor,
-    start: Sequence[Tensor | None],
+    initial: Sequence[Tensor | None],
     lengths: Tensor | None,
     reverse: bool,
-    cotangent: Tensor | None,
-    last: Sequence[Tensor | None],
+    grad_output: Tensor | None,
+    grad_last: Sequence[Tensor | None],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """What cotangents of `forward_steps` make of the gates and the first states.
+    """Run all steps of the backward of `forward_steps`.
 
     Args:
-        kind, weight, start, lengths, reverse: as there.
-        gates, kept, output: what it left; `output` is ``[steps, batch, d]``, contiguous.
-        cotangent: of the outputs, ``[steps, batch, d]``, contiguous along the last axis.
-        last: of the last states.
+        kind, weight, initial, lengths, reverse: as there.
+        gates, saved, output: from there; `output` is ``[steps, batch, d]``, contiguous.
+        grad_output: gradient of the outputs, ``[steps, batch, d]``, contiguous along the last axis.
+        grad_last: gradients of the last states.
 
-    Returns the gradients of what the inputs add to the gates, and of what the states add to them (the same
-    tensor for an LSTM), ``[steps, batch, G d]``; and of the first states.
+    Returns:
+        The gradients of the inputs' and of the states' parts of the gates, ``[steps, batch, G d]`` (one
+        tensor for an LSTM), and of the initial states.
     """
     steps, batch, columns = gates.shape
     width = weight.shape[1]
-    of_input = torch.empty_like(gates)
-    of_state = torch.empty_like(gates) if kind == "gru" else None
-    first = [gates.new_empty(batch, width) for _ in start]
+    grad_input_gates = torch.empty_like(gates)
+    grad_state_gates = torch.empty_like(gates) if kind == "gru" else None
+    grad_initial = [gates.new_empty(batch, width) for _ in initial]
     chunk, chunks = _chunks(batch)
-    room = _MOST * (3 * width + columns + _MOST_PANEL) + width
-    packed = gates.new_empty(columns * (width + _MOST_PANEL))
-    work = gates.new_empty(chunks, room)
-    before = kept if kind == "lstm" else output
+    work_size = _MAX_CHUNK_ROWS * (3 * width + columns + _MAX_PANEL) + width
+    packed = gates.new_empty(columns * (width + _MAX_PANEL))
+    work = gates.new_empty(chunks, work_size)
+    previous = saved if kind == "lstm" else output
     pointers = (
-        weight, gates, kept, before, start[-1], lengths, cotangent, *_pair(last), of_input, of_state,
-        *_pair(first), packed, work,
+        weight, gates, saved, previous, initial[-1], lengths, grad_output, *_two_states(grad_last),
+        grad_input_gates, grad_state_gates, *_two_states(grad_initial), packed, work,
     )  # fmt: skip
-    strides = (0, 0) if cotangent is None else cotangent.stride()[:2]
-    sizes = (steps, batch, width, reverse, chunk, room, *strides)
-    _launcher(kind, "backward_steps", len(pointers), len(sizes))(*map(_address, pointers), *sizes)
-    return of_input, of_input if of_state is None else of_state, first
+    strides = (0, 0) if grad_output is None else grad_output.stride()[:2]
+    sizes = (steps, batch, width, reverse, chunk, work_size, *strides)
+    _load_function(kind, "backward_steps", len(pointers), len(sizes))(*map(_address, pointers), *sizes)
+    return grad_input_gates, grad_input_gates if grad_state_gates is None else grad_state_gates, grad_initial
 
 
-_MOST_PANEL = 32  # columns: packed weights are rounded up to as many
+_MAX_PANEL = 32  # columns that packed weights are rounded up to, at most
 
 
 def _chunks(batch: int) -> tuple[int, int]:
-    """Rows of a chunk, and how many chunks there are: as many for each thread."""
+    """Return the rows per chunk and the number of chunks, which is even over the threads."""
     threads = torch.get_num_threads()
-    count = -(-batch // _MOST)
+    count = -(-batch // _MAX_CHUNK_ROWS)
     count = min(-(-count // threads) * threads, max(batch, 1))
     rows = max(-(-batch // count), 1)
     return rows, -(-batch // rows)
 
 
-def _pair(states: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
+def _two_states(states: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
     return states[0], states[1] if len(states) > 1 else None
 
 
@@ -400,9 +414,9 @@ def _address(tensor: Tensor | None) -> int:
 
 
 @cache
-def _launcher(kind: str, name: str, pointers: int, ints: int) -> Callable[..., Any]:
+def _load_function(kind: str, name: str, pointers: int, ints: int) -> Callable[..., Any]:
     cell = {"lstm": _LSTM, "gru": _GRU}[kind]
-    head = c_library.PREAMBLE + c_library.ALLOW_FMA + prelude.source()
-    source = f"{head}enum {{ MOST = {_MOST} }};\n{cell}{_STEPS}"
+    header = c_library.PREAMBLE + c_library.ALLOW_FMA + prelude.source()
+    source = f"{header}enum {{ MAX_ROWS = {_MAX_CHUNK_ROWS} }};\n{cell}{_STEPS}"
     functions = c_library.load(source, ["forward_steps", "backward_steps"])
     return c_library.launcher(functions[name], pointers=pointers, ints=ints)

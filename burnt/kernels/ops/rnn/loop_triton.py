@@ -1,10 +1,12 @@
-"""The steps of a recurrent layer in Triton: as `burnt.kernels.ops.rnn.loop_c`, forward and backward.
+"""The loop over the steps of a recurrent layer in Triton, with the interface of
+`burnt.kernels.ops.rnn.loop_c`.
 
-Few hidden units: a program takes some rows of the batch through all steps, its states in registers. More:
-the states' product is torch's, a call for each step, and what follows it is one kernel.
+With few hidden units, each program takes some rows of the batch through all steps and holds their states in
+registers (`forward_all`, `backward_all`). With more, each step is one `torch.mm` of the states and one kernel
+(`forward_cell`, `backward_cell`).
 
 Layouts: T steps, B rows, d hidden units, G gates. Cells are computed in float32; states are rounded to the
-dtype of the gates where a product takes them.
+dtype of the gates before a matmul.
 """
 
 from __future__ import annotations
@@ -22,133 +24,135 @@ from burnt.codegen.render.triton.device_math import sigmoid, tanh
 
 __all__ = ["backward_all", "backward_cell", "backward_steps", "forward_all", "forward_cell", "forward_steps"]
 
-_LARGEST = (
-    2 << 10
-)  # bytes of a gate's weights; with more, the registers of some targets do not hold all gates'
-_ROWS = 16  # of a program that takes all steps
-_BLOCK = 256  # elements of a program that takes one
+# Bytes of one gate's weights up to which a program runs all steps: with more, the weights of all gates do not
+# fit in the registers of some targets.
+_MAX_WEIGHT_BYTES = 2 << 10
+_ALL_STEPS_ROWS = 16  # rows per program that runs all steps
+_STEP_BLOCK = 256  # elements per program that runs one step
 
 
 @triton.jit
-def _read(pointer, at, inside):  # type: ignore[no-untyped-def]
-    return tl.load(pointer + at, mask=inside, other=0.0).to(tl.float32)
+def _load_float32(pointer, index, mask):  # type: ignore[no-untyped-def]
+    return tl.load(pointer + index, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _forward_lstm(i, f, g, o, c):  # type: ignore[no-untyped-def]
-    """Gates before their functions, and the cells: the gates, the new cells and states."""
+    """Return the activated gates, new cells and new states, given pre-activation gates and cells."""
     i, f, g, o = sigmoid(i), sigmoid(f), tanh(g), sigmoid(o)
     cell = f * c + i * g
     return i, f, g, o, cell, o * tanh(cell)
 
 
 @triton.jit
-def _backward_lstm(i, f, g, o, cell, before, dh, dc):  # type: ignore[no-untyped-def]
-    """The gradients of the gates before their functions, and of the cells before."""
-    told = tanh(cell)
-    d_cell = dc + dh * o * (1.0 - told * told)
+def _backward_lstm(i, f, g, o, cell, previous_cell, dh, dc):  # type: ignore[no-untyped-def]
+    """Return the gradients of the pre-activation gates and of the previous cells."""
+    tanh_cell = tanh(cell)
+    d_cell = dc + dh * o * (1.0 - tanh_cell * tanh_cell)
     d_i = d_cell * g * i * (1.0 - i)
-    d_f = d_cell * before * f * (1.0 - f)
+    d_f = d_cell * previous_cell * f * (1.0 - f)
     d_g = d_cell * i * (1.0 - g * g)
-    d_o = dh * told * o * (1.0 - o)
+    d_o = dh * tanh_cell * o * (1.0 - o)
     return d_i, d_f, d_g, d_o, d_cell * f
 
 
 @triton.jit
-def _forward_gru(r, z, n, told, h):  # type: ignore[no-untyped-def]
-    """Gates before their functions, `told` by the state to the last one, and the state: gates, new state."""
+def _forward_gru(r, z, n, state_n, h):  # type: ignore[no-untyped-def]
+    """Return the activated gates and new state; `state_n` is the state's part of the last gate."""
     r, z = sigmoid(r), sigmoid(z)
-    n = tanh(n + r * told)
+    n = tanh(n + r * state_n)
     return r, z, n, n + z * (h - n)
 
 
 @triton.jit
-def _backward_gru(r, z, n, told, before, dh):  # type: ignore[no-untyped-def]
-    """The gradients of the gates before their functions, of `told`, and, without a product, of the state."""
+def _backward_gru(r, z, n, state_n, previous_h, dh):  # type: ignore[no-untyped-def]
+    """Return the gradients of the pre-activation gates, `state_n`, and the state (all but its matmul)."""
     d_n = dh * (1.0 - z) * (1.0 - n * n)
-    d_r = d_n * told * r * (1.0 - r)
-    d_z = dh * (before - n) * z * (1.0 - z)
+    d_r = d_n * state_n * r * (1.0 - r)
+    d_z = dh * (previous_h - n) * z * (1.0 - z)
     return d_r, d_z, d_n, d_n * r, dh * z
 
 
-# --- a step -----------------------------------------------------------------------------------------------
+# --- one step ---------------------------------------------------------------------------------------------
 
 
 @triton.jit(do_not_specialize=["t"])  # type: ignore[untyped-decorator]
 def forward_cell(  # type: ignore[no-untyped-def]
-    z,  # [B, G d]: what the state adds to the gates
-    bias,  # [d] or None: of what it adds to a GRU's last
-    gates,  # [T, B, G d]: what the input adds; then, with KEEP, the gates
-    h,  # [B, d]: the states, changed
-    c,  # [B, d], float32: an LSTM's cells, changed
+    z,  # [B, G d]: the states' part of the gates
+    bias,  # [d] or None: recurrent bias of a GRU's last gate
+    gates,  # [T, B, G d]: the inputs' part; with SAVE, overwritten by the gates
+    h,  # [B, d]: the states, updated
+    c,  # [B, d], float32: an LSTM's cells, updated
     lengths,  # [B] or None
     y,  # [T, B, d]
-    kept,  # [T, B, d]: with KEEP, the cells, or what the state added to a GRU's last gate
+    saved,  # [T, B, d]: with SAVE, the cells, or the states' part of a GRU's last gate
     t,
     B,
     d,
     LSTM: tl.constexpr,
-    KEEP: tl.constexpr,
+    SAVE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """All rows of a step; a program takes BLOCK elements."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < tl.full([], 1, tl.int64) * B * d
-    row, k = at // d, at % d
+    """Compute one step of all rows, BLOCK elements per program."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    in_bounds = index < tl.full([], 1, tl.int64) * B * d
+    row, k = index // d, index % d
     step = tl.full([], 0, tl.int64) + t
-    here = inside
+    is_active = in_bounds
     if lengths is not None:
-        here = inside & (step < tl.load(lengths + row, mask=inside, other=0))
+        is_active = in_bounds & (step < tl.load(lengths + row, mask=in_bounds, other=0))
     if LSTM:
-        to = (step * B + row) * 4 * d + k
-        of = row * 4 * d + k
+        gate_index = (step * B + row) * 4 * d + k
+        hidden_index = row * 4 * d + k
         i, f, g, o, cell, state = _forward_lstm(
-            _read(gates, to, here) + _read(z, of, here),
-            _read(gates, to + d, here) + _read(z, of + d, here),
-            _read(gates, to + 2 * d, here) + _read(z, of + 2 * d, here),
-            _read(gates, to + 3 * d, here) + _read(z, of + 3 * d, here),
-            _read(c, at, here),
+            _load_float32(gates, gate_index, is_active) + _load_float32(z, hidden_index, is_active),
+            _load_float32(gates, gate_index + d, is_active) + _load_float32(z, hidden_index + d, is_active),
+            _load_float32(gates, gate_index + 2 * d, is_active)
+            + _load_float32(z, hidden_index + 2 * d, is_active),
+            _load_float32(gates, gate_index + 3 * d, is_active)
+            + _load_float32(z, hidden_index + 3 * d, is_active),
+            _load_float32(c, index, is_active),
         )
-        tl.store(c + at, cell, mask=here)
-        if KEEP:
-            tl.store(gates + to, i, mask=here)
-            tl.store(gates + to + d, f, mask=here)
-            tl.store(gates + to + 2 * d, g, mask=here)
-            tl.store(gates + to + 3 * d, o, mask=here)
-            tl.store(kept + step * B * d + at, cell, mask=here)
+        tl.store(c + index, cell, mask=is_active)
+        if SAVE:
+            tl.store(gates + gate_index, i, mask=is_active)
+            tl.store(gates + gate_index + d, f, mask=is_active)
+            tl.store(gates + gate_index + 2 * d, g, mask=is_active)
+            tl.store(gates + gate_index + 3 * d, o, mask=is_active)
+            tl.store(saved + step * B * d + index, cell, mask=is_active)
     else:
-        to = (step * B + row) * 3 * d + k
-        of = row * 3 * d + k
-        told = _read(z, of + 2 * d, here) + _read(bias, k, here)
+        gate_index = (step * B + row) * 3 * d + k
+        hidden_index = row * 3 * d + k
+        state_n = _load_float32(z, hidden_index + 2 * d, is_active) + _load_float32(bias, k, is_active)
         r, u, n, state = _forward_gru(
-            _read(gates, to, here) + _read(z, of, here),
-            _read(gates, to + d, here) + _read(z, of + d, here),
-            _read(gates, to + 2 * d, here),
-            told,
-            _read(h, at, here),
+            _load_float32(gates, gate_index, is_active) + _load_float32(z, hidden_index, is_active),
+            _load_float32(gates, gate_index + d, is_active) + _load_float32(z, hidden_index + d, is_active),
+            _load_float32(gates, gate_index + 2 * d, is_active),
+            state_n,
+            _load_float32(h, index, is_active),
         )
-        if KEEP:
-            tl.store(gates + to, r, mask=here)
-            tl.store(gates + to + d, u, mask=here)
-            tl.store(gates + to + 2 * d, n, mask=here)
-            tl.store(kept + step * B * d + at, told, mask=here)
-    tl.store(h + at, state, mask=here)
-    tl.store(y + step * B * d + at, tl.where(here, state, 0.0), mask=inside)
+        if SAVE:
+            tl.store(gates + gate_index, r, mask=is_active)
+            tl.store(gates + gate_index + d, u, mask=is_active)
+            tl.store(gates + gate_index + 2 * d, n, mask=is_active)
+            tl.store(saved + step * B * d + index, state_n, mask=is_active)
+    tl.store(h + index, state, mask=is_active)
+    tl.store(y + step * B * d + index, tl.where(is_active, state, 0.0), mask=in_bounds)
 
 
 @triton.jit(do_not_specialize=["t"])  # type: ignore[untyped-decorator]
 def backward_cell(  # type: ignore[no-untyped-def]
-    z,  # [B, d] or None: what the step after, by its product, makes of the states
-    dh,  # [B, d], float32: what else reaches them, changed
-    dc,  # [B, d], float32: of an LSTM's cells, changed
+    z,  # [B, d] or None: the states' gradient from the next step's matmul
+    dh,  # [B, d], float32: the rest of their gradient, updated
+    dc,  # [B, d], float32: gradient of an LSTM's cells, updated
     dy,  # [T, B, d] by strides, or None
     gates,  # [T, B, G d]
-    kept,  # [T, B, d]
-    before,  # [T, B, d]: what a cell needs of the state that it began with is that of the step before it
-    start,  # [B, d] or None: before the first step
+    saved,  # [T, B, d]
+    previous,  # [T, B, d]: c (LSTM) or h (GRU) of all steps; a cell reads that of the step before it
+    initial,  # [B, d] or None: the state before the first step
     lengths,  # [B] or None
-    d_input,  # [T, B, G d]: gradients of what the input adds to the gates
-    d_state,  # [T, B, G d]: of what the state adds to a GRU's
+    d_input,  # [T, B, G d]: gradient of the inputs' part of the gates
+    d_state,  # [T, B, G d]: gradient of the states' part, for a GRU
     t,
     T,
     B,
@@ -159,84 +163,84 @@ def backward_cell(  # type: ignore[no-untyped-def]
     REVERSE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """All rows of a step; a program takes BLOCK elements."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < tl.full([], 1, tl.int64) * B * d
-    row, k = at // d, at % d
+    """Compute one step of all rows, BLOCK elements per program."""
+    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    in_bounds = index < tl.full([], 1, tl.int64) * B * d
+    row, k = index // d, index % d
     step = tl.full([], 0, tl.int64) + t
     length = tl.zeros([BLOCK], tl.int64) + T
     if lengths is not None:
-        length = tl.load(lengths + row, mask=inside, other=0)
-    here = inside & (step < length)
+        length = tl.load(lengths + row, mask=in_bounds, other=0)
+    is_active = in_bounds & (step < length)
     if REVERSE:
-        first = step == length - 1
-        neighbour = (step + 1) * B * d + at
+        is_first = step == length - 1
+        previous_index = (step + 1) * B * d + index
     else:
-        first = step + tl.zeros([BLOCK], tl.int64) == 0
-        neighbour = (step - 1) * B * d + at
-    old = _read(before, neighbour, here & (first == 0))
-    if start is not None:
-        old += _read(start, at, here & first)
-    total = _read(dh, at, inside)
+        is_first = step + tl.zeros([BLOCK], tl.int64) == 0
+        previous_index = (step - 1) * B * d + index
+    previous_state = _load_float32(previous, previous_index, is_active & (is_first == 0))
+    if initial is not None:
+        previous_state += _load_float32(initial, index, is_active & is_first)
+    total = _load_float32(dh, index, in_bounds)
     if z is not None:
-        total += _read(z, at, inside)
-    given = total
+        total += _load_float32(z, index, in_bounds)
+    dh_step = total
     if dy is not None:
-        given += _read(dy, step * dy_step + row * dy_row + k, here)
-    of = step * B * d + at
+        dh_step += _load_float32(dy, step * dy_step + row * dy_row + k, is_active)
+    hidden_index = step * B * d + index
     if LSTM:
-        to = (step * B + row) * 4 * d + k
-        i, f, g, o, cells = _backward_lstm(
-            _read(gates, to, here),
-            _read(gates, to + d, here),
-            _read(gates, to + 2 * d, here),
-            _read(gates, to + 3 * d, here),
-            _read(kept, of, here),
-            old,
-            given,
-            _read(dc, at, here),
+        gate_index = (step * B + row) * 4 * d + k
+        i, f, g, o, dc_previous = _backward_lstm(
+            _load_float32(gates, gate_index, is_active),
+            _load_float32(gates, gate_index + d, is_active),
+            _load_float32(gates, gate_index + 2 * d, is_active),
+            _load_float32(gates, gate_index + 3 * d, is_active),
+            _load_float32(saved, hidden_index, is_active),
+            previous_state,
+            dh_step,
+            _load_float32(dc, index, is_active),
         )
-        tl.store(d_input + to, tl.where(here, i, 0.0), mask=inside)
-        tl.store(d_input + to + d, tl.where(here, f, 0.0), mask=inside)
-        tl.store(d_input + to + 2 * d, tl.where(here, g, 0.0), mask=inside)
-        tl.store(d_input + to + 3 * d, tl.where(here, o, 0.0), mask=inside)
-        tl.store(dc + at, cells, mask=here)
-        tl.store(dh + at, tl.where(here, 0.0, total), mask=inside)
+        tl.store(d_input + gate_index, tl.where(is_active, i, 0.0), mask=in_bounds)
+        tl.store(d_input + gate_index + d, tl.where(is_active, f, 0.0), mask=in_bounds)
+        tl.store(d_input + gate_index + 2 * d, tl.where(is_active, g, 0.0), mask=in_bounds)
+        tl.store(d_input + gate_index + 3 * d, tl.where(is_active, o, 0.0), mask=in_bounds)
+        tl.store(dc + index, dc_previous, mask=is_active)
+        tl.store(dh + index, tl.where(is_active, 0.0, total), mask=in_bounds)
     else:
-        to = (step * B + row) * 3 * d + k
-        r, u, n, told, rest = _backward_gru(
-            _read(gates, to, here),
-            _read(gates, to + d, here),
-            _read(gates, to + 2 * d, here),
-            _read(kept, of, here),
-            old,
-            given,
+        gate_index = (step * B + row) * 3 * d + k
+        r, u, n, state_n, dh_direct = _backward_gru(
+            _load_float32(gates, gate_index, is_active),
+            _load_float32(gates, gate_index + d, is_active),
+            _load_float32(gates, gate_index + 2 * d, is_active),
+            _load_float32(saved, hidden_index, is_active),
+            previous_state,
+            dh_step,
         )
-        tl.store(d_input + to, tl.where(here, r, 0.0), mask=inside)
-        tl.store(d_input + to + d, tl.where(here, u, 0.0), mask=inside)
-        tl.store(d_input + to + 2 * d, tl.where(here, n, 0.0), mask=inside)
-        tl.store(d_state + to, tl.where(here, r, 0.0), mask=inside)
-        tl.store(d_state + to + d, tl.where(here, u, 0.0), mask=inside)
-        tl.store(d_state + to + 2 * d, tl.where(here, told, 0.0), mask=inside)
-        tl.store(dh + at, tl.where(here, rest, total), mask=inside)
+        tl.store(d_input + gate_index, tl.where(is_active, r, 0.0), mask=in_bounds)
+        tl.store(d_input + gate_index + d, tl.where(is_active, u, 0.0), mask=in_bounds)
+        tl.store(d_input + gate_index + 2 * d, tl.where(is_active, n, 0.0), mask=in_bounds)
+        tl.store(d_state + gate_index, tl.where(is_active, r, 0.0), mask=in_bounds)
+        tl.store(d_state + gate_index + d, tl.where(is_active, u, 0.0), mask=in_bounds)
+        tl.store(d_state + gate_index + 2 * d, tl.where(is_active, state_n, 0.0), mask=in_bounds)
+        tl.store(dh + index, tl.where(is_active, dh_direct, total), mask=in_bounds)
 
 
 # --- all steps --------------------------------------------------------------------------------------------
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _weights(weight, gate, d, TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The rows of a gate, ``[d, d]``, or, turned around, the factor of the states."""
+def _load_gate_weights(weight, gate, d, TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load the weights of a gate, ``[d, d]``; TRANSPOSED as the right operand of the states."""
     i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    inside = (i < d) & (j < d)
+    in_bounds = (i < d) & (j < d)
     if TRANSPOSED:
-        return tl.load(weight + (gate * d + j) * d + i, mask=inside, other=0.0)
-    return tl.load(weight + (gate * d + i) * d + j, mask=inside, other=0.0)
+        return tl.load(weight + (gate * d + j) * d + i, mask=in_bounds, other=0.0)
+    return tl.load(weight + (gate * d + i) * d + j, mask=in_bounds, other=0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _times(h, weight, gate, d, TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    w = _weights(weight, gate, d, TRANSPOSED, BLOCK)
+def _matmul_gate(h, weight, gate, d, TRANSPOSED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    w = _load_gate_weights(weight, gate, d, TRANSPOSED, BLOCK)
     return tl.dot(h.to(w.dtype), w, input_precision="ieee")
 
 
@@ -249,73 +253,75 @@ def forward_all(  # type: ignore[no-untyped-def]
     c0,
     lengths,
     y,
-    kept,
+    saved,
     h_n,  # [B, d]
     c_n,
     T,
     B,
     d,
     LSTM: tl.constexpr,
-    KEEP: tl.constexpr,
+    SAVE: tl.constexpr,
     REVERSE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """All steps of ROWS rows; what has no note is as in `forward_cell`."""
+    """Compute all steps of ROWS rows per program; parameters without a comment are as in `forward_cell`."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     k = tl.arange(0, BLOCK)[None, :]
-    inside = (row < B) & (k < d)
-    at = row * d + k
+    in_bounds = (row < B) & (k < d)
+    index = row * d + k
     h = tl.zeros([ROWS, BLOCK], tl.float32)
     c = tl.zeros([ROWS, BLOCK], tl.float32)
     length = tl.zeros([ROWS, BLOCK], tl.int64) + T
     if h0 is not None:
-        h = _read(h0, at, inside)
+        h = _load_float32(h0, index, in_bounds)
     if LSTM and c0 is not None:
-        c = _read(c0, at, inside)
+        c = _load_float32(c0, index, in_bounds)
     if lengths is not None:
-        length = tl.load(lengths + row + 0 * k, mask=inside, other=0)
-    for number in range(T):
-        step = tl.full([], 0, tl.int64) + number
+        length = tl.load(lengths + row + 0 * k, mask=in_bounds, other=0)
+    for iteration in range(T):
+        step = tl.full([], 0, tl.int64) + iteration
         if REVERSE:
             step = T - 1 - step
-        here = inside & (step < length)
+        is_active = in_bounds & (step < length)
         if LSTM:
-            to = (step * B + row) * 4 * d + k
+            gate_index = (step * B + row) * 4 * d + k
             i, f, g, o, cell, state = _forward_lstm(
-                _read(gates, to, here) + _times(h, weight, 0, d, True, BLOCK),
-                _read(gates, to + d, here) + _times(h, weight, 1, d, True, BLOCK),
-                _read(gates, to + 2 * d, here) + _times(h, weight, 2, d, True, BLOCK),
-                _read(gates, to + 3 * d, here) + _times(h, weight, 3, d, True, BLOCK),
+                _load_float32(gates, gate_index, is_active) + _matmul_gate(h, weight, 0, d, True, BLOCK),
+                _load_float32(gates, gate_index + d, is_active) + _matmul_gate(h, weight, 1, d, True, BLOCK),
+                _load_float32(gates, gate_index + 2 * d, is_active)
+                + _matmul_gate(h, weight, 2, d, True, BLOCK),
+                _load_float32(gates, gate_index + 3 * d, is_active)
+                + _matmul_gate(h, weight, 3, d, True, BLOCK),
                 c,
             )
-            c = tl.where(here, cell, c)
-            if KEEP:
-                tl.store(gates + to, i, mask=here)
-                tl.store(gates + to + d, f, mask=here)
-                tl.store(gates + to + 2 * d, g, mask=here)
-                tl.store(gates + to + 3 * d, o, mask=here)
-                tl.store(kept + step * B * d + at, cell, mask=here)
+            c = tl.where(is_active, cell, c)
+            if SAVE:
+                tl.store(gates + gate_index, i, mask=is_active)
+                tl.store(gates + gate_index + d, f, mask=is_active)
+                tl.store(gates + gate_index + 2 * d, g, mask=is_active)
+                tl.store(gates + gate_index + 3 * d, o, mask=is_active)
+                tl.store(saved + step * B * d + index, cell, mask=is_active)
         else:
-            to = (step * B + row) * 3 * d + k
-            told = _times(h, weight, 2, d, True, BLOCK) + _read(bias, k, k < d)
+            gate_index = (step * B + row) * 3 * d + k
+            state_n = _matmul_gate(h, weight, 2, d, True, BLOCK) + _load_float32(bias, k, k < d)
             r, u, n, state = _forward_gru(
-                _read(gates, to, here) + _times(h, weight, 0, d, True, BLOCK),
-                _read(gates, to + d, here) + _times(h, weight, 1, d, True, BLOCK),
-                _read(gates, to + 2 * d, here),
-                told,
+                _load_float32(gates, gate_index, is_active) + _matmul_gate(h, weight, 0, d, True, BLOCK),
+                _load_float32(gates, gate_index + d, is_active) + _matmul_gate(h, weight, 1, d, True, BLOCK),
+                _load_float32(gates, gate_index + 2 * d, is_active),
+                state_n,
                 h,
             )
-            if KEEP:
-                tl.store(gates + to, r, mask=here)
-                tl.store(gates + to + d, u, mask=here)
-                tl.store(gates + to + 2 * d, n, mask=here)
-                tl.store(kept + step * B * d + at, told, mask=here)
-        h = tl.where(here, state, h)
-        tl.store(y + step * B * d + at, tl.where(here, state, 0.0), mask=inside)
-    tl.store(h_n + at, h, mask=inside)
+            if SAVE:
+                tl.store(gates + gate_index, r, mask=is_active)
+                tl.store(gates + gate_index + d, u, mask=is_active)
+                tl.store(gates + gate_index + 2 * d, n, mask=is_active)
+                tl.store(saved + step * B * d + index, state_n, mask=is_active)
+        h = tl.where(is_active, state, h)
+        tl.store(y + step * B * d + index, tl.where(is_active, state, 0.0), mask=in_bounds)
+    tl.store(h_n + index, h, mask=in_bounds)
     if LSTM:
-        tl.store(c_n + at, c, mask=inside)
+        tl.store(c_n + index, c, mask=in_bounds)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -325,9 +331,9 @@ def backward_all(  # type: ignore[no-untyped-def]
     dc_n,
     dy,
     gates,
-    kept,
-    before,
-    start,
+    saved,
+    previous,
+    initial,
     lengths,
     d_input,
     d_state,
@@ -343,98 +349,98 @@ def backward_all(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """All steps of ROWS rows; what has no note is as in `backward_cell`."""
+    """Compute all steps of ROWS rows per program; parameters without a comment are as in `backward_cell`."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     k = tl.arange(0, BLOCK)[None, :]
-    inside = (row < B) & (k < d)
-    at = row * d + k
+    in_bounds = (row < B) & (k < d)
+    index = row * d + k
     dh = tl.zeros([ROWS, BLOCK], tl.float32)
     dc = tl.zeros([ROWS, BLOCK], tl.float32)
     length = tl.zeros([ROWS, BLOCK], tl.int64) + T
     if dh_n is not None:
-        dh = _read(dh_n, at, inside)
+        dh = _load_float32(dh_n, index, in_bounds)
     if LSTM and dc_n is not None:
-        dc = _read(dc_n, at, inside)
+        dc = _load_float32(dc_n, index, in_bounds)
     if lengths is not None:
-        length = tl.load(lengths + row + 0 * k, mask=inside, other=0)
-    for number in range(T):
-        step = tl.full([], 0, tl.int64) + number
+        length = tl.load(lengths + row + 0 * k, mask=in_bounds, other=0)
+    for iteration in range(T):
+        step = tl.full([], 0, tl.int64) + iteration
         if REVERSE:
-            neighbour = (step + 1) * B * d + at
-            first = length - 1 == step
+            previous_index = (step + 1) * B * d + index
+            is_first = length - 1 == step
         else:
             step = T - 1 - step
-            neighbour = (step - 1) * B * d + at
-            first = 0 * length == step
-        here = inside & (step < length)
-        old = _read(before, neighbour, here & (first == 0))
-        if start is not None:
-            old += _read(start, at, here & first)
-        given = dh
+            previous_index = (step - 1) * B * d + index
+            is_first = 0 * length == step
+        is_active = in_bounds & (step < length)
+        previous_state = _load_float32(previous, previous_index, is_active & (is_first == 0))
+        if initial is not None:
+            previous_state += _load_float32(initial, index, is_active & is_first)
+        dh_step = dh
         if dy is not None:
-            given += _read(dy, step * dy_step + row * dy_row + k, here)
-        of = step * B * d + at
+            dh_step += _load_float32(dy, step * dy_step + row * dy_row + k, is_active)
+        hidden_index = step * B * d + index
         if LSTM:
-            to = (step * B + row) * 4 * d + k
-            i, f, g, o, cells = _backward_lstm(
-                _read(gates, to, here),
-                _read(gates, to + d, here),
-                _read(gates, to + 2 * d, here),
-                _read(gates, to + 3 * d, here),
-                _read(kept, of, here),
-                old,
-                given,
+            gate_index = (step * B + row) * 4 * d + k
+            i, f, g, o, dc_previous = _backward_lstm(
+                _load_float32(gates, gate_index, is_active),
+                _load_float32(gates, gate_index + d, is_active),
+                _load_float32(gates, gate_index + 2 * d, is_active),
+                _load_float32(gates, gate_index + 3 * d, is_active),
+                _load_float32(saved, hidden_index, is_active),
+                previous_state,
+                dh_step,
                 dc,
             )
-            i, f = tl.where(here, i, 0.0), tl.where(here, f, 0.0)
-            g, o = tl.where(here, g, 0.0), tl.where(here, o, 0.0)
-            tl.store(d_input + to, i, mask=inside)
-            tl.store(d_input + to + d, f, mask=inside)
-            tl.store(d_input + to + 2 * d, g, mask=inside)
-            tl.store(d_input + to + 3 * d, o, mask=inside)
-            dc = tl.where(here, cells, dc)
-            dh = tl.where(here, 0.0, dh)
-            dh += _times(i, weight, 0, d, False, BLOCK)
-            dh += _times(f, weight, 1, d, False, BLOCK)
-            dh += _times(g, weight, 2, d, False, BLOCK)
-            dh += _times(o, weight, 3, d, False, BLOCK)
+            i, f = tl.where(is_active, i, 0.0), tl.where(is_active, f, 0.0)
+            g, o = tl.where(is_active, g, 0.0), tl.where(is_active, o, 0.0)
+            tl.store(d_input + gate_index, i, mask=in_bounds)
+            tl.store(d_input + gate_index + d, f, mask=in_bounds)
+            tl.store(d_input + gate_index + 2 * d, g, mask=in_bounds)
+            tl.store(d_input + gate_index + 3 * d, o, mask=in_bounds)
+            dc = tl.where(is_active, dc_previous, dc)
+            dh = tl.where(is_active, 0.0, dh)
+            dh += _matmul_gate(i, weight, 0, d, False, BLOCK)
+            dh += _matmul_gate(f, weight, 1, d, False, BLOCK)
+            dh += _matmul_gate(g, weight, 2, d, False, BLOCK)
+            dh += _matmul_gate(o, weight, 3, d, False, BLOCK)
         else:
-            to = (step * B + row) * 3 * d + k
-            r, u, n, told, rest = _backward_gru(
-                _read(gates, to, here),
-                _read(gates, to + d, here),
-                _read(gates, to + 2 * d, here),
-                _read(kept, of, here),
-                old,
-                given,
+            gate_index = (step * B + row) * 3 * d + k
+            r, u, n, state_n, dh_direct = _backward_gru(
+                _load_float32(gates, gate_index, is_active),
+                _load_float32(gates, gate_index + d, is_active),
+                _load_float32(gates, gate_index + 2 * d, is_active),
+                _load_float32(saved, hidden_index, is_active),
+                previous_state,
+                dh_step,
             )
-            r, u = tl.where(here, r, 0.0), tl.where(here, u, 0.0)
-            n, told = tl.where(here, n, 0.0), tl.where(here, told, 0.0)
-            tl.store(d_input + to, r, mask=inside)
-            tl.store(d_input + to + d, u, mask=inside)
-            tl.store(d_input + to + 2 * d, n, mask=inside)
-            tl.store(d_state + to, r, mask=inside)
-            tl.store(d_state + to + d, u, mask=inside)
-            tl.store(d_state + to + 2 * d, told, mask=inside)
-            dh = tl.where(here, rest, dh)
-            dh += _times(r, weight, 0, d, False, BLOCK)
-            dh += _times(u, weight, 1, d, False, BLOCK)
-            dh += _times(told, weight, 2, d, False, BLOCK)
-    tl.store(dh_0 + at, dh, mask=inside)
+            r, u = tl.where(is_active, r, 0.0), tl.where(is_active, u, 0.0)
+            n, state_n = tl.where(is_active, n, 0.0), tl.where(is_active, state_n, 0.0)
+            tl.store(d_input + gate_index, r, mask=in_bounds)
+            tl.store(d_input + gate_index + d, u, mask=in_bounds)
+            tl.store(d_input + gate_index + 2 * d, n, mask=in_bounds)
+            tl.store(d_state + gate_index, r, mask=in_bounds)
+            tl.store(d_state + gate_index + d, u, mask=in_bounds)
+            tl.store(d_state + gate_index + 2 * d, state_n, mask=in_bounds)
+            dh = tl.where(is_active, dh_direct, dh)
+            dh += _matmul_gate(r, weight, 0, d, False, BLOCK)
+            dh += _matmul_gate(u, weight, 1, d, False, BLOCK)
+            dh += _matmul_gate(state_n, weight, 2, d, False, BLOCK)
+    tl.store(dh_0 + index, dh, mask=in_bounds)
     if LSTM:
-        tl.store(dc_0 + at, dc, mask=inside)
+        tl.store(dc_0 + index, dc, mask=in_bounds)
 
 
 # --- launches ---------------------------------------------------------------------------------------------
 
 
-def _block(weight: Tensor) -> int | None:
-    """Columns of a program that takes all steps, where there are few enough hidden units."""
+def _hidden_block(weight: Tensor) -> int | None:
+    """Return the padded hidden size for kernels that run all steps; None if it is too large for them."""
     block = max(16, int(triton.next_power_of_2(weight.shape[1])))
-    return block if block * block * weight.element_size() <= _LARGEST else None
+    return block if block * block * weight.element_size() <= _MAX_WEIGHT_BYTES else None
 
 
-def _on(tensor: Tensor) -> Any:
+def _device_guard(tensor: Tensor) -> Any:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
@@ -443,75 +449,80 @@ def forward_steps(
     gates: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    start: Sequence[Tensor | None],
+    initial: Sequence[Tensor | None],
     lengths: Tensor | None,
     reverse: bool,
-    keep: bool,
+    save: bool,
 ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-    """All steps of a layer: arguments and results as in `burnt.kernels.ops.rnn.loop_c`, of any dtype."""
+    """Run all steps of a layer: arguments and results as in `burnt.kernels.ops.rnn.loop_c`, of any dtype."""
     steps, batch, _ = gates.shape
-    width, lstm, block = weight.shape[1], kind == "lstm", _block(weight)
+    width, lstm, block = weight.shape[1], kind == "lstm", _hidden_block(weight)
     output = gates.new_empty_strided((batch, steps, width), (width, batch * width, 1))
-    kept = gates.new_empty(steps, batch, width) if keep else None
-    with _on(gates):
+    saved = gates.new_empty(steps, batch, width) if save else None
+    with _device_guard(gates):
         if block is not None:
             h, c = gates.new_empty(batch, width), gates.new_empty(batch, width) if lstm else None
-            forward_all[(triton.cdiv(batch, _ROWS),)](
-                weight, bias, gates, start[0], start[1] if lstm else None, lengths, output, kept, h, c,
-                steps, batch, width, lstm, keep, reverse, _ROWS, block,
+            forward_all[(triton.cdiv(batch, _ALL_STEPS_ROWS),)](
+                weight, bias, gates, initial[0], initial[1] if lstm else None, lengths, output, saved, h, c,
+                steps, batch, width, lstm, save, reverse, _ALL_STEPS_ROWS, block,
             )  # fmt: skip
-            return output, kept, [h] if c is None else [h, c]
-        first = gates.new_zeros(batch, width)
-        h = first if start[0] is None else start[0].clone()
+            return output, saved, [h] if c is None else [h, c]
+        zeros = gates.new_zeros(batch, width)
+        h = zeros if initial[0] is None else initial[0].clone()
         c = None
         if lstm:
-            c = torch.zeros_like(first, dtype=torch.float32) if start[1] is None else start[1].float().clone()
-        grid, across = (triton.cdiv(batch * width, _BLOCK),), weight.t()
-        for t in reversed(range(steps)) if reverse else range(steps):
-            z = torch.mm(h, across)
-            forward_cell[grid](
-                z, bias, gates, h, c, lengths, output, kept, t, batch, width, lstm, keep, _BLOCK
+            c = (
+                torch.zeros_like(zeros, dtype=torch.float32)
+                if initial[1] is None
+                else initial[1].float().clone()
             )
-    return output, kept, [h] if c is None else [h, c.to(gates.dtype)]
+        grid, weight_t = (triton.cdiv(batch * width, _STEP_BLOCK),), weight.t()
+        for t in reversed(range(steps)) if reverse else range(steps):
+            z = torch.mm(h, weight_t)
+            forward_cell[grid](
+                z, bias, gates, h, c, lengths, output, saved, t, batch, width, lstm, save, _STEP_BLOCK
+            )
+    return output, saved, [h] if c is None else [h, c.to(gates.dtype)]
 
 
 def backward_steps(
     kind: str,
     gates: Tensor,
-    kept: Tensor,
+    saved: Tensor,
     output: Tensor,
     weight: Tensor,
-    start: Sequence[Tensor | None],
+    initial: Sequence[Tensor | None],
     lengths: Tensor | None,
     reverse: bool,
-    cotangent: Tensor | None,
-    last: Sequence[Tensor | None],
+    grad_output: Tensor | None,
+    grad_last: Sequence[Tensor | None],
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """What cotangents make of the gates and first states, as in `burnt.kernels.ops.rnn.loop_c`."""
+    """Run all steps of the backward, as in `burnt.kernels.ops.rnn.loop_c`."""
     steps, batch, _ = gates.shape
-    width, lstm, block = weight.shape[1], kind == "lstm", _block(weight)
-    of_input = torch.empty_like(gates)
-    of_state = of_input if lstm else torch.empty_like(gates)
-    before = kept if lstm else output
-    strides = (0, 0) if cotangent is None else cotangent.stride()[:2]
-    with _on(gates):
+    width, lstm, block = weight.shape[1], kind == "lstm", _hidden_block(weight)
+    grad_input_gates = torch.empty_like(gates)
+    grad_state_gates = grad_input_gates if lstm else torch.empty_like(gates)
+    previous = saved if lstm else output
+    strides = (0, 0) if grad_output is None else grad_output.stride()[:2]
+    with _device_guard(gates):
         if block is not None:
-            first = [gates.new_empty(batch, width) for _ in start]
-            backward_all[(triton.cdiv(batch, _ROWS),)](
-                weight, last[0], last[1] if lstm else None, cotangent, gates, kept, before, start[-1],
-                lengths, of_input, of_state, first[0], first[-1], steps, batch, width, *strides, lstm,
-                reverse, _ROWS, block,
+            grad_initial = [gates.new_empty(batch, width) for _ in initial]
+            backward_all[(triton.cdiv(batch, _ALL_STEPS_ROWS),)](
+                weight, grad_last[0], grad_last[1] if lstm else None, grad_output, gates, saved, previous,
+                initial[-1], lengths, grad_input_gates, grad_state_gates, grad_initial[0], grad_initial[-1],
+                steps, batch, width, *strides, lstm, reverse, _ALL_STEPS_ROWS, block,
             )  # fmt: skip
-            return of_input, of_state, first
+            return grad_input_gates, grad_state_gates, grad_initial
         zeros = torch.zeros(batch, width, dtype=torch.float32, device=gates.device)
-        carried = [zeros.clone() if g is None else g.float().clone() for g in last]
+        grad_states = [zeros.clone() if g is None else g.float().clone() for g in grad_last]
         z = None
         for t in range(steps) if reverse else reversed(range(steps)):
-            backward_cell[(triton.cdiv(batch * width, _BLOCK),)](
-                z, carried[0], carried[-1], cotangent, gates, kept, before, start[-1], lengths, of_input,
-                of_state, t, steps, batch, width, *strides, lstm, reverse, _BLOCK,
+            backward_cell[(triton.cdiv(batch * width, _STEP_BLOCK),)](
+                z, grad_states[0], grad_states[-1], grad_output, gates, saved, previous, initial[-1], lengths,
+                grad_input_gates, grad_state_gates, t, steps, batch, width, *strides, lstm, reverse,
+                _STEP_BLOCK,
             )  # fmt: skip
-            z = torch.mm(of_state[t], weight)
+            z = torch.mm(grad_state_gates[t], weight)
         assert z is not None
-        carried[0] += z
-    return of_input, of_state, [g.to(gates.dtype) for g in carried]
+        grad_states[0] += z
+    return grad_input_gates, grad_state_gates, [g.to(gates.dtype) for g in grad_states]

@@ -1,8 +1,8 @@
-"""Recurrent layers: `lstm` and `gru` of several layers and directions, and the ops that make one of them.
+"""Recurrent layers: `lstm` and `gru` with several layers and directions, and the ops of one layer.
 
-Axes: B batch, T steps, I input features, H hidden units. Outputs lie in memory with the steps first, as
-torch's do, so that a layer's output is the next one's input as it is. Ours is ``steps``: products of all
-steps around a loop that is written by hand (`burnt.kernels.ops.rnn.layer`).
+Axes: B batch, T steps, I input features, H hidden units. Outputs are stored with the steps first, like
+torch's, so that the next layer reads them without a copy. The candidate ``steps`` is a hand-written loop over
+time between matmuls over all steps (`burnt.kernels.ops.rnn.layer`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.autocast import cast, cast_all
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype, describe
 from burnt.kernels.interface.tuning_key import wants_gradient
-from burnt.kernels.ops.rnn.layer import DTYPES, run, why_not, within
+from burnt.kernels.ops.rnn.layer import DTYPES, run_layer, unsupported_reason, zero_padding
 
 __all__ = ["gru", "gru_layer", "lstm", "lstm_layer"]
 
 _GATES = {"lstm": 4, "gru": 3}
 
 
-# --- what fits --------------------------------------------------------------------------------------------
+# --- input checks -----------------------------------------------------------------------------------------
 
 
 def _check(
@@ -39,49 +39,49 @@ def _check(
     weight_hh: Tensor,
     bias_ih: Tensor | None,
     bias_hh: Tensor | None,
-    start: dict[str, Tensor | None],
+    initial: dict[str, Tensor | None],
     lengths: Tensor | None,
 ) -> None:
     name = f"{kind}_layer"
-    numbers: dict[str, Tensor | None] = {
+    floats: dict[str, Tensor | None] = {
         "x": x, "weight_ih": weight_ih, "weight_hh": weight_hh, "bias_ih": bias_ih, "bias_hh": bias_hh,
-        **start,
+        **initial,
     }  # fmt: skip
-    check_floating(name, **numbers)
-    check_one_device(name, **numbers, lengths=lengths)
-    check_one_dtype(name, **numbers)
+    check_floating(name, **floats)
+    check_one_device(name, **floats, lengths=lengths)
+    check_one_dtype(name, **floats)
     if x.dim() != 3 or not x.shape[1]:
         raise InputRuntimeError(
-            "the input of a recurrent layer has no steps",
+            "the input of a recurrent layer has the wrong shape",
             where=f"burnt.kernels.{name}",
-            expected="[batch, steps, features], at least one step",
+            expected="[batch, steps, features], with at least one step",
             found=list(x.shape),
             hint="x.unsqueeze(0) makes a batch of one sequence" if x.dim() == 2 else None,
         )
     width = weight_hh.shape[-1] if weight_hh.dim() else 0
     gates = _GATES[kind] * width
-    wanted = {
+    shapes = {
         "weight_ih": [gates, x.shape[2]], "weight_hh": [gates, width], "bias_ih": [gates], "bias_hh": [gates],
         "h0": [x.shape[0], width], "c0": [x.shape[0], width], "lengths": [x.shape[0]],
     }  # fmt: skip
-    for argument, tensor in {**numbers, "lengths": lengths}.items():
-        if tensor is not None and argument != "x" and list(tensor.shape) != wanted[argument]:
+    for argument, tensor in {**floats, "lengths": lengths}.items():
+        if tensor is not None and argument != "x" and list(tensor.shape) != shapes[argument]:
             raise InputRuntimeError(
-                f"{argument} of {name} has another shape",
+                f"{argument} of {name} has the wrong shape",
                 where=f"burnt.kernels.{name}",
-                expected=f"{wanted[argument]}, for an input {list(x.shape)} and {width} hidden units",
+                expected=f"{shapes[argument]}, for an input {list(x.shape)} and {width} hidden units",
                 found=list(tensor.shape),
             )
     if (bias_ih is None) != (bias_hh is None):
         raise InputRuntimeError(
-            f"{name} has both biases or none",
+            f"{name} needs both biases or none",
             where=f"burnt.kernels.{name}",
             expected="bias_ih and bias_hh",
-            found=f"bias_{'ih' if bias_hh is None else 'hh'} alone",
+            found=f"only bias_{'ih' if bias_hh is None else 'hh'}",
         )
     if lengths is not None and lengths.dtype != torch.int64:
         raise InputRuntimeError(
-            f"lengths of {name} are of another dtype",
+            f"lengths of {name} have the wrong dtype",
             where=f"burnt.kernels.{name}",
             expected="int64",
             found=lengths.dtype,
@@ -89,13 +89,13 @@ def _check(
         )
 
 
-def _look(name: str, x: Tensor, lengths: Tensor | None) -> None:
+def _check_lengths(name: str, x: Tensor, lengths: Tensor | None) -> None:
     if lengths is None or not lengths.numel():
         return
     smallest, largest = (int(n) for n in torch.aminmax(lengths))
     if smallest < 1 or largest > x.shape[1]:
         raise InputRuntimeError(
-            "a sequence has no steps, or more than the input",
+            "the lengths of a recurrent layer are out of range",
             where=f"burnt.kernels.{name}",
             expected=f"lengths from 1 to {x.shape[1]}",
             found=smallest if smallest < 1 else largest,
@@ -114,37 +114,37 @@ def _check_gru(x: Tensor, w: Tensor, u: Tensor, b: Any, c: Any, h0: Any, lengths
 
 def _examples(kind: str) -> Callable[[torch.device], list[tuple[object, ...]]]:
     def examples(device: torch.device) -> list[tuple[object, ...]]:
-        made: list[tuple[object, ...]] = []
+        cases: list[tuple[object, ...]] = []
         for batch, steps, features, width in [(16, 128, 256, 256), (64, 40, 100, 64), (3, 5, 7, 11)]:
             rows = _GATES[kind] * width
             sizes = [(rows, features), (rows, width), (rows,), (rows,)]
             weights = [torch.empty(size, device=device).uniform_(-1, 1) / width**0.5 for size in sizes]
-            made.append((torch.randn(batch, steps, features, device=device), *weights))
-        return made
+            cases.append((torch.randn(batch, steps, features, device=device), *weights))
+        return cases
 
     return examples
 
 
-def _not_traced() -> None:
-    """Keep the compiler of kernels from a loop whose every step would be kernels of their own."""
+def _forbid_tracing() -> None:
+    """Refuse tracing by the kernel compiler: each step of the loop would become kernels of its own."""
     if is_tracing():
-        raise UnsupportedError("the steps of a recurrent layer are not made into kernels")
+        raise UnsupportedError("the kernel compiler does not unroll the steps of a recurrent layer")
 
 
 def _autocast_gru(dtype: torch.dtype, x: Tensor, *rest: Any) -> tuple[Any, ...]:
-    """As torch has it: all that cuDNN is given is cast; elsewhere states stay as wide as they begin."""
-    begin = x if rest[4] is None else rest[4]
-    return cast_all(dtype if x.is_cuda else torch.promote_types(dtype, begin.dtype), x, *rest)
+    """Cast like torch: everything on CUDA (for cuDNN); elsewhere keep the initial state's wider dtype."""
+    widest = x if rest[4] is None else rest[4]
+    return cast_all(dtype if x.is_cuda else torch.promote_types(dtype, widest.dtype), x, *rest)
 
 
 # --- the ops ----------------------------------------------------------------------------------------------
 
 
-def _by_torch(
+def _torch_rnn(
     kind: str,
     x: Tensor,
     weights: Sequence[Tensor],
-    start: Sequence[Tensor],
+    initial: Sequence[Tensor],
     lengths: Tensor | None,
     *,
     biases: bool,
@@ -153,16 +153,18 @@ def _by_torch(
     dropout: float = 0.0,
     train: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
-    """torch's own call: outputs, and the last states ``[layers * directions, B, H]``."""
-    narrow = None if lengths is not None else _not_by_onednn(kind, x)  # oneDNN takes no packed ones
-    if narrow is not None:
-        given, begin = ([t.to(narrow) for t in tensors] for tensors in (weights, start))
+    """Call `torch.lstm` or `torch.gru`: return outputs, and last states ``[layers * directions, B, H]``."""
+    cast_to = (
+        None if lengths is not None else _dtype_without_onednn(kind, x)
+    )  # oneDNN does not support packed sequences
+    if cast_to is not None:
+        cast_weights, states = ([t.to(cast_to) for t in tensors] for tensors in (weights, initial))
         with torch.autocast("cpu", enabled=False):
-            return _by_torch(
+            return _torch_rnn(
                 kind,
-                x.to(narrow),
-                given,
-                begin,
+                x.to(cast_to),
+                cast_weights,
+                states,
                 lengths,
                 biases=biases,
                 layers=layers,
@@ -173,60 +175,63 @@ def _by_torch(
     call: Any = torch.lstm if kind == "lstm" else torch.gru
     settings = (list(weights), biases, layers, dropout, train, bidirectional)
     if lengths is None:
-        output, *last = call(x, start if kind == "lstm" else start[0], *settings, True)
+        output, *last = call(x, initial if kind == "lstm" else initial[0], *settings, True)
         return output, last
     packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
     assert packed.sorted_indices is not None
     assert packed.unsorted_indices is not None
-    begin = [state.index_select(1, packed.sorted_indices) for state in start]
-    data, *last = call(packed.data, packed.batch_sizes, begin if kind == "lstm" else begin[0], *settings)
+    states = [state.index_select(1, packed.sorted_indices) for state in initial]
+    data, *last = call(packed.data, packed.batch_sizes, states if kind == "lstm" else states[0], *settings)
     output, _ = pad_packed_sequence(packed._replace(data=data), total_length=x.shape[1])
     return output.transpose(0, 1), [state.index_select(1, packed.unsorted_indices) for state in last]
 
 
-def _not_by_onednn(kind: str, x: Tensor) -> torch.dtype | None:
-    """What autocast makes of an LSTM's tensors after torch has picked oneDNN for float32, which raises on
-    processors without instructions for that. For tensors that are of it already torch does not pick it."""
+def _dtype_without_onednn(kind: str, x: Tensor) -> torch.dtype | None:
+    """Return the autocast dtype to cast an LSTM's tensors to before calling torch; None to leave them.
+
+    Given float32 tensors, torch selects oneDNN and casts afterwards, which raises on processors without
+    instructions for that dtype. Given tensors already cast, torch does not select oneDNN.
+    """
     if kind != "lstm" or not x.is_cpu or x.dtype == torch.float64 or not torch.is_autocast_enabled("cpu"):
         return None
-    narrow = torch.get_autocast_dtype("cpu")
-    return None if narrow in processor().onednn else narrow
+    autocast = torch.get_autocast_dtype("cpu")
+    return None if autocast in processor().onednn else autocast
 
 
-def _turned(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Each sequence from its end to its beginning; what comes after it stays."""
+def _reverse_sequences(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Reverse each sequence in time; the padding stays in place."""
     if lengths is None:
         return x.flip(1)
     steps = torch.arange(x.shape[1], device=x.device)
-    left = lengths.unsqueeze(1) - 1 - steps
-    at = torch.where(left >= 0, left, steps).unsqueeze(2).expand_as(x)
-    return x.transpose(0, 1).gather(0, at.transpose(0, 1)).transpose(0, 1)
+    reversed_steps = lengths.unsqueeze(1) - 1 - steps
+    index = torch.where(reversed_steps >= 0, reversed_steps, steps).unsqueeze(2).expand_as(x)
+    return x.transpose(0, 1).gather(0, index.transpose(0, 1)).transpose(0, 1)
 
 
-def _one_by_torch(
+def _torch_layer(
     kind: str,
     x: Tensor,
     weights: Sequence[Tensor | None],
-    start: Sequence[Tensor | None],
+    initial: Sequence[Tensor | None],
     lengths: Tensor | None,
     reverse: bool,
 ) -> tuple[Tensor, ...]:
-    _look(f"{kind}_layer", x, lengths)
-    given = [w for w in weights if w is not None]
-    zeros = x.new_zeros(1, x.shape[0], given[1].shape[1])
-    output, last = _by_torch(
+    _check_lengths(f"{kind}_layer", x, lengths)
+    present = [w for w in weights if w is not None]
+    zeros = x.new_zeros(1, x.shape[0], present[1].shape[1])
+    output, last = _torch_rnn(
         kind,
-        _turned(x, lengths) if reverse else x,
-        given,
-        [zeros if state is None else state.unsqueeze(0) for state in start],
+        _reverse_sequences(x, lengths) if reverse else x,
+        present,
+        [zeros if state is None else state.unsqueeze(0) for state in initial],
         lengths,
-        biases=len(given) == 4,
-        train=wants_gradient(x, *given, *start),
+        biases=len(present) == 4,
+        train=wants_gradient(x, *present, *initial),
     )
-    return _turned(output, lengths) if reverse else output, *(state[0] for state in last)
+    return _reverse_sequences(output, lengths) if reverse else output, *(state[0] for state in last)
 
 
-def _lstm_by_torch(
+def _torch_lstm_layer(
     x: Tensor,
     weight_ih: Tensor,
     weight_hh: Tensor,
@@ -238,10 +243,10 @@ def _lstm_by_torch(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     weights = weight_ih, weight_hh, bias_ih, bias_hh
-    return _one_by_torch("lstm", x, weights, (h0, c0), lengths, reverse)  # type: ignore[return-value]
+    return _torch_layer("lstm", x, weights, (h0, c0), lengths, reverse)  # type: ignore[return-value]
 
 
-def _gru_by_torch(
+def _torch_gru_layer(
     x: Tensor,
     weight_ih: Tensor,
     weight_hh: Tensor,
@@ -252,13 +257,13 @@ def _gru_by_torch(
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
     weights = weight_ih, weight_hh, bias_ih, bias_hh
-    return _one_by_torch("gru", x, weights, (h0,), lengths, reverse)  # type: ignore[return-value]
+    return _torch_layer("gru", x, weights, (h0,), lengths, reverse)  # type: ignore[return-value]
 
 
 @op(
-    library=_lstm_by_torch,
+    library=_torch_lstm_layer,
     check=_check_lstm,
-    look=lambda x, *rest: _look("lstm_layer", x, rest[6]),
+    look=lambda x, *rest: _check_lengths("lstm_layer", x, rest[6]),
     examples=_examples("lstm"),
     autocast=cast_all,
 )
@@ -273,7 +278,7 @@ def lstm_layer(
     lengths: Tensor | None = None,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""One layer of an LSTM in one direction.
+    r"""Compute one layer of an LSTM in one direction.
 
     .. math:: i, f, g, o &= \sigma, \sigma, \tanh, \sigma(x_t W_{ih}^\top + b_{ih}
               + h_{t-1} W_{hh}^\top + b_{hh}) \\
@@ -281,22 +286,22 @@ def lstm_layer(
 
     Args:
         x: ``[B, T, I]``, of a floating-point dtype.
-        weight_ih: ``[4 H, I]``, of the same dtype, as the others; gates i, f, g, o, in this order.
+        weight_ih: ``[4 H, I]``, with gates in the order i, f, g, o; all tensors have the dtype of `x`.
         weight_hh: ``[4 H, H]``.
-        bias_ih: ``[4 H]``, or None, and so `bias_hh`.
+        bias_ih: ``[4 H]``; both biases may be None.
         bias_hh: ``[4 H]``.
-        h0: ``[B, H]``, the state to begin with; None is zeros.
-        c0: ``[B, H]``, the cells to begin with; None is zeros.
-        lengths: ``[B]``, int64: steps of each sequence, 1 to T. Outputs beyond are zero.
-        reverse: the last step of each sequence comes first.
+        h0: ``[B, H]``, the initial state; None is zeros.
+        c0: ``[B, H]``, the initial cell state; None is zeros.
+        lengths: ``[B]``, int64: steps of each sequence, 1 to T. Outputs after them are zero.
+        reverse: whether to start from the last step of each sequence.
 
     Returns:
-        ``[B, T, H]``, the states after each step, and h and c after the last one of each sequence,
-        ``[B, H]``, as `x`. The first has its steps first in memory.
+        The states after each step, ``[B, T, H]``, stored with the steps first, and h and c after the last
+        step of each sequence, ``[B, H]``; all in the dtype of `x`.
 
     Raises:
-        InputRuntimeError: shapes, dtypes or devices do not fit each other, or a length is out of range (on
-            the CPU).
+        InputRuntimeError: the shapes, dtypes or devices do not match, or a length is out of range (on the
+            CPU).
         InputUnsupportedError: not of a floating-point dtype.
 
     As `torch.nn.LSTM` of one layer. Hochreiter and Schmidhuber, 1997; Gers, Schmidhuber and Cummins, 2000.
@@ -306,9 +311,9 @@ def lstm_layer(
     tensor([[[0.3696],
              [0.5453]]])
     """
-    _not_traced()
-    inputs = F.linear(within(x, lengths), weight_ih, bias_ih)
-    # Under autocast the gates are of another dtype than what is given.
+    _forbid_tracing()
+    inputs = F.linear(zero_padding(x, lengths), weight_ih, bias_ih)
+    # Under autocast the gates have another dtype than the inputs.
     zeros = inputs.new_zeros(x.shape[0], weight_hh.shape[1])
     h, c = (zeros if state is None else cast(state, inputs.dtype) for state in (h0, c0))
     outputs: list[Tensor] = []
@@ -320,16 +325,16 @@ def lstm_layer(
             h, c = next_h, next_c
             outputs.append(h)
         else:
-            inside = (lengths > t).unsqueeze(1)
-            h, c = torch.where(inside, next_h, h), torch.where(inside, next_c, c)
-            outputs.append(torch.where(inside, next_h, 0.0))
+            is_active = (lengths > t).unsqueeze(1)
+            h, c = torch.where(is_active, next_h, h), torch.where(is_active, next_c, c)
+            outputs.append(torch.where(is_active, next_h, 0.0))
     return torch.stack(outputs[::-1] if reverse else outputs).transpose(0, 1), h, c
 
 
 @op(
-    library=_gru_by_torch,
+    library=_torch_gru_layer,
     check=_check_gru,
-    look=lambda x, *rest: _look("gru_layer", x, rest[5]),
+    look=lambda x, *rest: _check_lengths("gru_layer", x, rest[5]),
     examples=_examples("gru"),
     autocast=_autocast_gru,
 )
@@ -343,7 +348,7 @@ def gru_layer(
     lengths: Tensor | None = None,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    r"""One layer of gated recurrent units in one direction.
+    r"""Compute one layer of gated recurrent units (GRU) in one direction.
 
     .. math:: r, z &= \sigma(x_t W_{ih}^\top + b_{ih} + h_{t-1} W_{hh}^\top + b_{hh}) \\
               n &= \tanh(x_t W_{in}^\top + b_{in} + r (h_{t-1} W_{hn}^\top + b_{hn})) \\
@@ -351,95 +356,106 @@ def gru_layer(
 
     Args:
         x: ``[B, T, I]``, of a floating-point dtype.
-        weight_ih: ``[3 H, I]``, of the same dtype, as the others; gates r, z, n, in this order.
+        weight_ih: ``[3 H, I]``, with gates in the order r, z, n; all tensors have the dtype of `x`.
         weight_hh: ``[3 H, H]``.
-        bias_ih: ``[3 H]``, or None, and so `bias_hh`.
+        bias_ih: ``[3 H]``; both biases may be None.
         bias_hh: ``[3 H]``.
-        h0: ``[B, H]``, the state to begin with; None is zeros.
-        lengths: ``[B]``, int64: steps of each sequence, 1 to T. Outputs beyond are zero.
-        reverse: the last step of each sequence comes first.
+        h0: ``[B, H]``, the initial state; None is zeros.
+        lengths: ``[B]``, int64: steps of each sequence, 1 to T. Outputs after them are zero.
+        reverse: whether to start from the last step of each sequence.
 
     Returns:
-        ``[B, T, H]``, the states after each step, and the one after the last step of each sequence,
-        ``[B, H]``, as `x`. The first has its steps first in memory.
+        The states after each step, ``[B, T, H]``, stored with the steps first, and the state after the last
+        step of each sequence, ``[B, H]``; both in the dtype of `x`.
 
     Raises:
-        InputRuntimeError: shapes, dtypes or devices do not fit each other, or a length is out of range (on
-            the CPU).
+        InputRuntimeError: the shapes, dtypes or devices do not match, or a length is out of range (on the
+            CPU).
         InputUnsupportedError: not of a floating-point dtype.
 
-    As `torch.nn.GRU` of one layer. Cho et al., 2014; the reset gate comes after the product.
+    As `torch.nn.GRU` of one layer. Cho et al., 2014; the reset gate is applied after the matmul.
 
     >>> weights = torch.ones(3, 2), torch.zeros(3, 1)
     >>> gru_layer(torch.tensor([[[1.0, 0.0], [0.0, 1.0]]]), *weights)[0]
     tensor([[[0.2048],
              [0.3546]]])
     """
-    _not_traced()
-    inputs = F.linear(within(x, lengths), weight_ih, bias_ih)
+    _forbid_tracing()
+    inputs = F.linear(zero_padding(x, lengths), weight_ih, bias_ih)
     h = x.new_zeros(x.shape[0], weight_hh.shape[1]) if h0 is None else h0
     outputs: list[Tensor] = []
     for t in reversed(range(x.shape[1])) if reverse else range(x.shape[1]):
-        of_input = inputs[:, t].chunk(3, 1)
-        of_state = F.linear(h, weight_hh, bias_hh).chunk(3, 1)
-        r, z = (torch.sigmoid(a + b) for a, b in zip(of_input[:2], of_state[:2], strict=True))
-        n = torch.tanh(of_input[2] + r * of_state[2])
+        input_gates = inputs[:, t].chunk(3, 1)
+        state_gates = F.linear(h, weight_hh, bias_hh).chunk(3, 1)
+        r, z = (torch.sigmoid(a + b) for a, b in zip(input_gates[:2], state_gates[:2], strict=True))
+        n = torch.tanh(input_gates[2] + r * state_gates[2])
         next_h = n + z * (h - n)
         if lengths is None:
             h = next_h
             outputs.append(h)
         else:
-            inside = (lengths > t).unsqueeze(1)
-            h = torch.where(inside, next_h, h)
-            outputs.append(torch.where(inside, next_h, 0.0))
+            is_active = (lengths > t).unsqueeze(1)
+            h = torch.where(is_active, next_h, h)
+            outputs.append(torch.where(is_active, next_h, 0.0))
     return torch.stack(outputs[::-1] if reverse else outputs).transpose(0, 1), h
 
 
-# See `_not_traced`.
+# See `_forbid_tracing`.
 lstm_layer.discard("generated")
 gru_layer.discard("generated")
 
 
-# Times as fast as torch's, forward and backward, one thread: LSTMs of 16 x 128 x 256 0.97, 64 x 40 x 64 0.98,
+# Speedup over torch, forward and backward, one thread: LSTMs of 16 x 128 x 256 0.97, 64 x 40 x 64 0.98,
 # 4 x 32 x 64 0.8, 16 x 32 x 1024 1.2; GRUs 1.6, 1.6, 3.4, 1.9. In float16 13, in bfloat16 0.7 and 1.4.
-_LARGE = 1 << 24  # multiplications
-_WIDE = 512
+_MIN_MULTIPLICATIONS = 1 << 24
+_MIN_WIDTH = 512
 
 
-def _best_lstm(x: Tensor, weight_ih: Tensor, weight_hh: Tensor, *rest: Any) -> bool:
-    """oneDNN's is as fast on one thread, but its threads wait for each other at every step.
+def _is_best_lstm(x: Tensor, weight_ih: Tensor, weight_hh: Tensor, *rest: Any) -> bool:
+    """Whether ``steps`` beats oneDNN's LSTM, which is as fast on one thread but synchronizes threads every
+    step.
 
-    With AVX-512 on AMD's processors it is 0.85 to 0.95 times as fast as steps of large batches with their
-    gradients, and 1.0 to 1.2 times elsewhere (two threads of a Zen 5).
+    With AVX-512 on AMD processors oneDNN is 0.85 to 0.95 times as fast as ``steps`` for large batches with
+    gradients, and 1.0 to 1.2 times otherwise (two threads of a Zen 5).
     """
     if x.dtype.itemsize == 2:
-        return x.dtype not in processor().onednn and _best_gru(x)
+        return x.dtype not in processor().onednn and _is_best_gru(x)
     width, threads = weight_hh.shape[1], torch.get_num_threads()
-    large = x[..., 0].numel() * width * (x.shape[2] + width) >= _LARGE
+    is_large = x[..., 0].numel() * width * (x.shape[2] + width) >= _MIN_MULTIPLICATIONS
     if processor().mkl_is_slow:
-        large &= x.shape[0] >= 48 and width >= 256 and wants_gradient(x, weight_ih, weight_hh, *rest)
-    return large and (1 < threads <= x.shape[0] or width >= _WIDE) and _best_gru(x)
+        is_large &= x.shape[0] >= 48 and width >= 256 and wants_gradient(x, weight_ih, weight_hh, *rest)
+    return is_large and (1 < threads <= x.shape[0] or width >= _MIN_WIDTH) and _is_best_gru(x)
 
 
-def _best_gru(x: Tensor, *rest: Any) -> bool:
-    """torch has no GRU of oneDNN's, and runs its ops one by one."""
+def _is_best_gru(x: Tensor, *rest: Any) -> bool:
+    """Whether ``steps`` beats torch's GRU, which does not use oneDNN and runs op by op."""
     return x.is_cpu and torch.get_num_threads() <= 4 * x.shape[0]
 
 
 @lstm_layer.candidate(
-    "steps", devices=["cpu", "cuda"], dtypes=DTYPES, when=why_not, best=_best_lstm, differentiable=True
+    "steps",
+    devices=["cpu", "cuda"],
+    dtypes=DTYPES,
+    when=unsupported_reason,
+    best=_is_best_lstm,
+    differentiable=True,
 )
-def _lstm_by_steps(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _lstm_steps(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *weights, h0, c0, lengths, reverse = rest
-    return run("lstm", lstm_layer.reference, x, weights, (h0, c0), lengths, reverse)
+    return run_layer("lstm", lstm_layer.reference, x, weights, (h0, c0), lengths, reverse)
 
 
 @gru_layer.candidate(
-    "steps", devices=["cpu", "cuda"], dtypes=DTYPES, when=why_not, best=_best_gru, differentiable=True
+    "steps",
+    devices=["cpu", "cuda"],
+    dtypes=DTYPES,
+    when=unsupported_reason,
+    best=_is_best_gru,
+    differentiable=True,
 )
-def _gru_by_steps(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _gru_steps(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *weights, h0, lengths, reverse = rest
-    return run("gru", gru_layer.reference, x, weights, (h0,), lengths, reverse)
+    return run_layer("gru", gru_layer.reference, x, weights, (h0,), lengths, reverse)
 
 
 # --- several layers and directions ------------------------------------------------------------------------
@@ -455,35 +471,34 @@ def lstm(
     dropout: float = 0.0,
     training: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """An LSTM of several layers and one or two directions.
+    """Compute an LSTM with several layers and one or two directions.
 
     Args:
         x: ``[B, T, I]``, of a floating-point dtype.
-        weights: for each layer, and in it for each direction, what `lstm_layer` takes: ``weight_ih,
-            weight_hh``, or these and ``bias_ih, bias_hh``; the order of `torch.nn.LSTM.all_weights`.
-        hx: states h and c to begin with, ``[layers * directions, B, H]``; None is zeros.
-        lengths: ``[B]``, int64: steps of each sequence, 1 to T, in any order. Outputs beyond are zero.
-        bidirectional: layers go through the sequences in both directions, and hand on both outputs side by
-            side.
-        dropout: probability of dropping an output of a layer before the next one.
-        training: whether to drop any.
+        weights: for each layer, and in it for each direction, ``(weight_ih, weight_hh)`` or ``(weight_ih,
+            weight_hh, bias_ih, bias_hh)`` as in `lstm_layer`; the order of `torch.nn.LSTM.all_weights`.
+        hx: initial states h and c, ``[layers * directions, B, H]``; None is zeros.
+        lengths: ``[B]``, int64: steps of each sequence, 1 to T, in any order. Outputs after them are zero.
+        bidirectional: whether layers run in both directions and concatenate both outputs.
+        dropout: probability of dropping an output between layers.
+        training: whether to apply dropout.
 
     Returns:
         ``[B, T, H * directions]``, and the last states h and c, ``[layers * directions, B, H]``.
 
     Raises:
-        InputRuntimeError: shapes, dtypes or devices do not fit each other, or a length is out of range.
-        InputTypeError: `hx` is no pair of tensors.
-        InputValueError: a number of weights that makes no layers.
+        InputRuntimeError: the shapes, dtypes or devices do not match, or a length is out of range.
+        InputTypeError: `hx` is not a pair of tensors.
+        InputValueError: the number of weights does not match the number of directions.
 
-    As `torch.nn.LSTM` with the batch first.
+    As `torch.nn.LSTM` with ``batch_first=True``.
 
     >>> layers = [(torch.ones(4, 2), torch.zeros(4, 1)), (torch.ones(4, 1), torch.zeros(4, 1))]
     >>> output, (h, c) = lstm(torch.ones(3, 5, 2), layers)
     >>> output.shape, h.shape
     (torch.Size([3, 5, 1]), torch.Size([2, 3, 1]))
     """
-    output, last = _stacked("lstm", x, weights, hx, lengths, bidirectional, dropout if training else 0.0)
+    output, last = _run_stack("lstm", x, weights, hx, lengths, bidirectional, dropout if training else 0.0)
     return output, (last[0], last[1])
 
 
@@ -497,25 +512,27 @@ def gru(
     dropout: float = 0.0,
     training: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Gated recurrent units of several layers and one or two directions.
+    """Compute a GRU with several layers and one or two directions.
 
-    Arguments and results are those of `lstm`, with one state instead of two. As `torch.nn.GRU` with the batch
-    first.
+    Arguments and results are those of `lstm`, with one state instead of two. As `torch.nn.GRU` with
+    ``batch_first=True``.
 
     >>> output, h = gru(torch.ones(3, 5, 2), [(torch.ones(3, 2), torch.zeros(3, 1))])
     >>> output.shape, h.shape
     (torch.Size([3, 5, 1]), torch.Size([1, 3, 1]))
     """
-    start = None if hx is None else (hx,)
-    output, last = _stacked("gru", x, weights, start, lengths, bidirectional, dropout if training else 0.0)
+    initial = None if hx is None else (hx,)
+    output, last = _run_stack(
+        "gru", x, weights, initial, lengths, bidirectional, dropout if training else 0.0
+    )
     return output, last[0]
 
 
-def _stacked(
+def _run_stack(
     kind: str,
     x: Tensor,
     weights: Sequence[Sequence[Tensor]],
-    start: Sequence[Tensor] | None,
+    initial: Sequence[Tensor] | None,
     lengths: Tensor | None,
     bidirectional: bool,
     dropout: float,
@@ -524,83 +541,85 @@ def _stacked(
     layers = len(weights) // directions
     if not layers or len(weights) % directions:
         raise InputValueError(
-            "these weights make no layers",
+            "the number of weight tuples does not match the directions",
             where=f"burnt.kernels.{kind}",
             expected=f"{directions} tuples of weights for each layer",
             found=len(weights),
         )
     states = 2 if kind == "lstm" else 1
-    _check_start(kind, start, states)
-    for state in start or ():
+    _check_initial_states(kind, initial, states)
+    for state in initial or ():
         if state.dim() != 3 or len(state) != len(weights):
             raise InputRuntimeError(
-                "states to begin with are not as many as layers and directions",
+                "the initial states do not match the layers and directions",
                 where=f"burnt.kernels.{kind}",
                 expected=[len(weights), x.shape[0], weights[0][1].shape[-1]],
                 found=list(state.shape),
             )
     compiling = torch.compiler.is_compiling()
     if lengths is None and (compiling or (len(weights) > 1 and x.device.type != "cpu")):
-        # Compilers know torch's call, and a GPU's library goes through several layers at a time.
-        return _whole(kind, x, weights, start, layers, bidirectional, dropout)
+        # Compilers know torch's call, and cuDNN runs several layers at once.
+        return _torch_stack(kind, x, weights, initial, layers, bidirectional, dropout)
     layer: Any = lstm_layer if kind == "lstm" else gru_layer
-    of_layer = layer.reference if compiling else layer  # a compiler cannot see through an op
+    run_one = layer.reference if compiling else layer  # a compiler cannot see through an op
     last: list[tuple[Tensor, ...]] = []
-    for at in range(0, len(weights), directions):
+    for first in range(0, len(weights), directions):
         outputs = []
-        for n in range(at, at + directions):
-            begin = [None] * states if start is None else [state[n] for state in start]
-            biases = () if len(weights[n]) > 2 else (None, None)
-            output, *end = of_layer(x, *weights[n], *biases, *begin, lengths, n > at)
+        for index in range(first, first + directions):
+            layer_initial = [None] * states if initial is None else [state[index] for state in initial]
+            biases = () if len(weights[index]) > 2 else (None, None)
+            output, *end = run_one(x, *weights[index], *biases, *layer_initial, lengths, index > first)
             outputs.append(output)
             last.append(tuple(end))
         x = outputs[0]
         if bidirectional:
             x = torch.cat([output.transpose(0, 1) for output in outputs], 2).transpose(0, 1)
-        if dropout and at + directions < len(weights):
+        if dropout and first + directions < len(weights):
             x = F.dropout(x.transpose(0, 1), dropout).transpose(0, 1)
     return x, [torch.stack(state) for state in zip(*last, strict=True)]
 
 
-def _check_start(kind: str, start: object, states: int) -> None:
-    """States to begin with are as many tensors as the layer has, or None."""
-    if start is None:
+def _check_initial_states(kind: str, initial: object, num_states: int) -> None:
+    """Check that the initial states are None, or one tensor per state of the layer."""
+    if initial is None:
         return
-    listed = list(start) if isinstance(start, list | tuple) else []
-    tensors = all(isinstance(state, Tensor) for state in listed)
-    if len(listed) == states and tensors:
+    items = list(initial) if isinstance(initial, list | tuple) else []
+    are_tensors = all(isinstance(state, Tensor) for state in items)
+    if len(items) == num_states and are_tensors:
         return
-    expected = "a pair of tensors, h and c" if states == 2 else "a tensor, h"
-    one = listed[0] if states == 1 and listed else start
-    raise (InputRuntimeError if tensors and listed else InputTypeError)(
-        f"{kind} begins with {'two states' if states == 2 else 'one state'}",
+    expected = "a pair of tensors, h and c" if num_states == 2 else "a tensor, h"
+    shown = items[0] if num_states == 1 and items else initial
+    raise (InputRuntimeError if are_tensors and items else InputTypeError)(
+        f"{kind} takes {'two initial states' if num_states == 2 else 'one initial state'}",
         where=f"burnt.kernels.{kind}",
         expected=f"hx, {expected}: [layers * directions, batch, hidden]",
-        found=f"{type(one).__name__} of {len(one)}" if isinstance(one, list | tuple) else describe(one),
-        hint="hx=(h, c)" if states == 2 and isinstance(start, Tensor) else None,
+        found=f"{type(shown).__name__} of {len(shown)}"
+        if isinstance(shown, list | tuple)
+        else describe(shown),
+        hint="hx=(h, c)" if num_states == 2 and isinstance(initial, Tensor) else None,
     )
 
 
-def _whole(
+def _torch_stack(
     kind: str,
     x: Tensor,
     weights: Sequence[Sequence[Tensor]],
-    start: Sequence[Tensor] | None,
+    initial: Sequence[Tensor] | None,
     layers: int,
     bidirectional: bool,
     dropout: float,
 ) -> tuple[Tensor, list[Tensor]]:
     zeros = x.new_zeros(len(weights), x.shape[0], weights[0][1].shape[1])
     flat = [w for layer in weights for w in layer]
-    return _by_torch(
+    return _torch_rnn(
         kind,
         x,
         flat,
-        [zeros, zeros][: 2 if kind == "lstm" else 1] if start is None else start,
+        [zeros, zeros][: 2 if kind == "lstm" else 1] if initial is None else initial,
         None,
         biases=len(weights[0]) > 2,
         layers=layers,
         bidirectional=bidirectional,
         dropout=dropout,
-        train=dropout > 0 or wants_gradient(x, *flat, *(start or ())),
+        train=dropout > 0 or wants_gradient(x, *flat, *(initial or ())),
     )

@@ -22,10 +22,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mask, added": {"mask": torch.float32},
     "tables": {"tables": True},
     "dropout": {"dropout": 0.1},
-    "softcap": {"high": 1, "score": kernels.capped, "slope": kernels.capped_slope, "args": (30.0, 1, 0)},
+    "softcap": {
+        "high": 1,
+        "score": kernels.softcap_score,
+        "score_grad": kernels.softcap_score_grad,
+        "args": (30.0, 1, 0),
+    },
     "slopes": {
-        "score": kernels.sloped,
-        "slope": kernels.one,
+        "score": kernels.alibi_score,
+        "score_grad": kernels.unit_score_grad,
         "args": (1.0, torch.empty(32, device="meta"), 0),
     },
 }

@@ -89,7 +89,7 @@ def optimized() -> None:
 
 def summed() -> None:
     keys, order = torch.sort(torch.randint(9, (61,)), stable=True)
-    backward_triton.summed(torch.randn(61, 5), keys, order, 9, -1)
+    backward_triton.sum_rows_by_key(torch.randn(61, 5), keys, order, 9, -1)
 
 
 # Hand-written kernels: their module, their names and what launches them.
@@ -152,8 +152,8 @@ def main() -> None:
     if broken is not None:
         return
     foreach.HostPasses = foreach_triton.DevicePasses  # type: ignore[assignment,misc]
-    layer._loop = lambda x: loop_triton  # type: ignore[assignment]
-    layer._inside = lambda x: x.dtype
+    layer._loop_module = lambda x: loop_triton  # type: ignore[assignment]
+    layer._compute_dtype = lambda x: x.dtype
     for name, (module, kernels, run) in WRITTEN.items():
         for kernel in kernels:
             setattr(module, kernel, sanitized(getattr(module, kernel)))

@@ -137,12 +137,12 @@ def compiled_entry(entry: Entry, folder: Path) -> tuple[str, list[Compiled]]:
     size, dtype = int(entry.size), attention.DTYPES[entry.dtype]
     options = attention.VARIANTS[entry.variant]
     added = options.get("mask", torch.bool) != torch.bool
-    selected = select_config(size, dtype.itemsize, limits, added=added, scored="score" in options)
-    blocks = selected[entry.kernel]
-    compiled_kernel = attention.compiled(
-        entry.kernel, blocks, dtype, size, entry.variant, entry.target, folder
+    picked = select_config(
+        size, dtype.itemsize, limits, has_additive_mask=added, has_score="score" in options
     )
-    return str(blocks), [compiled_kernel]
+    blocks = picked[entry.kernel]
+    made = attention.compiled(entry.kernel, blocks, dtype, size, entry.variant, entry.target, folder)
+    return str(blocks), [made]
 
 
 def spill_of(entry: Entry, folder: Path) -> Spill:

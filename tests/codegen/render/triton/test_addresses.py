@@ -42,7 +42,7 @@ from burnt.codegen.runtime.triton_backend import TRITON
 from burnt.kernels.ops.attention import flash_triton
 from burnt.kernels.ops.attention.flash_config import FlashConfig
 from burnt.kernels.ops.attention.flash_triton import Problem
-from burnt.kernels.ops.attention.score_mod import Scored
+from burnt.kernels.ops.attention.score_mod import CompiledScore
 from burnt.kernels.ops.embedding import backward_triton
 from burnt.kernels.ops.rnn import loop_triton
 from burnt.kernels.optim.foreach_c import ADAM, MOMENTUM, MUON, SGD
@@ -113,15 +113,15 @@ def far_rows(stride: int, rows: int = 700) -> Tensor:
 @functools.cache
 def bias_of(size: int) -> Any:
     bias = meta(64, size, dtype=torch.float32)
-    return Scored(lambda s, b, h, i, j: s + bias[i % 64, j])
+    return CompiledScore(lambda s, b, h, i, j: s + bias[i % 64, j])
 
 
 def scored(size: int) -> None:
-    """Attention with a score function that reads a captured tensor."""
-    found = bias_of(size).printed(torch.device("meta"), gradients=True)
+    """A score function that looks up a tensor of the user's own."""
+    found = bias_of(size).triton_functions(torch.device("meta"), gradients=True)
     assert found is not None
     x = heads(1000, 64)
-    attention(x, x, x, Problem(1.0, score=found[0], slope=found[1], args=found[2]))
+    attention(x, x, x, Problem(1.0, score=found[0], score_grad=found[1], args=found[2]))
 
 
 def masked(size: int, dtype: torch.dtype) -> None:
@@ -139,15 +139,30 @@ def sloped(rows: int) -> None:
     args = (30.0, meta(64, dtype=torch.float32), -5)
     kernels = flash_triton
     attention(
-        x, x, x, Problem(1.0, high=1, score=kernels.capped_sloped, slope=kernels.capped_slope, args=args)
+        x,
+        x,
+        x,
+        Problem(
+            1.0, high=1, score=kernels.softcap_alibi_score, score_grad=kernels.softcap_score_grad, args=args
+        ),
     )
 
 
 def functions(rows: int) -> None:
     """Attention with the other score functions, and with dropout, which counts elements."""
     x, kernels, seed = heads(rows, 64, 64), flash_triton, meta(dtype=torch.int64)
-    attention(x, x, x, Problem(1.0, score=kernels.capped, slope=kernels.capped_slope, args=(30.0, x, 0)))
-    attention(x, x, x, Problem(1.0, score=kernels.sloped, slope=kernels.one, args=(1.0, meta(64), 0)))
+    attention(
+        x,
+        x,
+        x,
+        Problem(1.0, score=kernels.softcap_score, score_grad=kernels.softcap_score_grad, args=(30.0, x, 0)),
+    )
+    attention(
+        x,
+        x,
+        x,
+        Problem(1.0, score=kernels.alibi_score, score_grad=kernels.unit_score_grad, args=(1.0, meta(64), 0)),
+    )
     attention(x, x, x, Problem(1.0, dropout=0.1, seed=seed, low=-2000, high=2000))
 
 
@@ -220,7 +235,7 @@ def recurrent(batch: int, steps: int, width: int) -> None:
 
 def embedded(rows: int) -> None:
     indices = meta(rows, dtype=torch.int64)
-    backward_triton.summed(meta(rows, 1024), indices, indices, rows, -1)
+    backward_triton.sum_rows_by_key(meta(rows, 1024), indices, indices, rows, -1)
 
 
 OTHERS = {
@@ -240,8 +255,8 @@ CASES = ATTENTION | OTHERS
 
 
 def loaded(size: int) -> dict[str, tuple[int, int]]:
-    """Ranges of the values in tables: keys or queries of attention, tensors of an optimizer."""
-    return {"first": (0, size), "past": (0, size), "owners": (0, 1)}
+    """What tables hold: keys or queries of attention, tensors of an optimizer."""
+    return {"begin_table": (0, size), "end_table": (0, size), "owners": (0, 1)}
 
 
 @functools.cache
@@ -491,7 +506,9 @@ def test_generated_kernels_translate_with_64_bits(case: str, monkeypatch: pytest
     for module in (triton_layout, triton_expr, triton_matmul):
         monkeypatch.setattr(module, "INT32_INDEX_LIMIT", -1)
     texts = [
-        translated(launch).text for printed in printed_of(case, "bf16") for launch in launches_of(printed)
+        translated(launch).text
+        for triton_functions in printed_of(case, "bf16")
+        for launch in launches_of(triton_functions)
     ]
     assert any("xi64>" in text for text in texts)
 

@@ -37,7 +37,7 @@ def test_a_sample(kernel: str, target: str, variant: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("kernel", ["forward", "keys", "queries"])
 def test_all_options(kernel: str, variant: str, target: str, tmp_path: Path) -> None:
     """float16 and heads of 64, which the list of spills does not have: none is allowed."""
-    carried = {"added": variant == "mask, added", "scored": variant in ("softcap", "slopes")}
+    carried = {"has_additive_mask": variant == "mask, added", "has_score": variant in ("softcap", "slopes")}
     blocks = select_config(64, 2, limits_of(target), **carried)[kernel]
     made = compiled(kernel, blocks, torch.float16, 64, variant, target, tmp_path)
     assert made.spilled == 0, f"{blocks}: {made.spilled} bytes spilled"
@@ -77,7 +77,11 @@ def test_selected_config_fits_and_comes_first() -> None:
             for itemsize in (2, 4):
                 limits = limits_of(target)
                 picked = select_config(size, itemsize, limits)
-                for carried in ({"added": True}, {"scored": True}, {"added": True, "scored": True}):
+                for carried in (
+                    {"has_additive_mask": True},
+                    {"has_score": True},
+                    {"has_additive_mask": True, "has_score": True},
+                ):
                     also = select_config(size, itemsize, limits, **carried)
                     assert configs(size, itemsize, limits, **carried)[0] == {
                         n: str(b) for n, b in also.items()
@@ -87,7 +91,7 @@ def test_selected_config_fits_and_comes_first() -> None:
                 assert listed[0] == {name: str(blocks) for name, blocks in picked.items()}
                 assert len({tuple(c.items()) for c in listed}) == len(listed)
                 assert all(FlashConfig.of(text) is not None for config in listed for text in config.values())
-    with pytest.raises(ValueError, match="expected such as"):
+    with pytest.raises(ValueError, match="expected a text such as"):
         FlashConfig.of("64 w4")
 
 

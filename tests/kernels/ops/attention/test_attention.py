@@ -24,7 +24,7 @@ from burnt.errors import (
 )
 from burnt.kernels import attention
 from burnt.kernels.ops.attention import chunked
-from burnt.kernels.ops.attention.reference import defined, kept, recorded
+from burnt.kernels.ops.attention.reference import dropout_mask, eager_attention, traceable_attention
 from tests.kernels.ops.attention.by_hand import attention_by_hand, uniform
 
 ROOT = Path(__file__).parents[4]
@@ -58,8 +58,8 @@ def close(found: list[Tensor], exact: list[Tensor]) -> None:
 
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked, "_TILE", 1 << 9)
-    monkeypatch.setattr(chunked, "_FEWEST", 3)
+    monkeypatch.setattr(chunked, "_TILE_SCORES", 1 << 9)
+    monkeypatch.setattr(chunked, "_MIN_QUERIES", 3)
 
 
 STARTS = torch.tensor([0, 5, 5, 19, 23], dtype=torch.int32)
@@ -83,7 +83,7 @@ OPTIONS: dict[str, tuple[list[Tensor], dict[str, Any]]] = {
 def test_tiles_beside_a_query_at_a_time(name: str, small_tiles: None) -> None:
     tensors, options = OPTIONS[name]
     close(
-        with_gradients(chunked.tiled, tensors, **options),
+        with_gradients(chunked.tiled_attention, tensors, **options),
         with_gradients(attention_by_hand, tensors, **options),
     )
 
@@ -101,7 +101,7 @@ def test_a_query_that_sees_nothing_gives_zeros_and_gets_no_gradient(small_tiles:
     mask = torch.ones(6, 9, dtype=torch.bool)
     mask[2] = False
     for given in (mask, torch.zeros(6, 9).masked_fill(~mask, -torch.inf)):
-        for fn in (attention, chunked.tiled, OP.reference):
+        for fn in (attention, chunked.tiled_attention, OP.reference):
             out, of_q, of_k, of_v = with_gradients(fn, [q, k, v], mask=given)
             assert out[:, :, 2].eq(0).all()
             assert of_q[:, :, 2].eq(0).all()
@@ -122,7 +122,7 @@ def test_queries_whose_every_key_is_far_from_zero(
     least = torch.finfo(mask.dtype).min
     mask[:, :, 3], mask[:, :, 5], mask[:, :, 6, 3:] = least, max(-1e9, least), least
     mask[:, :, 7], mask[:, :, 8, 1:] = -torch.inf, -torch.inf
-    calls: dict[str, Any] = {"chosen": OP, "recorded": recorded}
+    calls: dict[str, Any] = {"chosen": OP, "recorded": traceable_attention}
 
     def call(*args: Any, **options: Any) -> Tensor:
         return calls.get(name, OP.candidates.get(name))(*OP.bind(args, options))  # type: ignore[no-any-return]
@@ -190,7 +190,7 @@ def test_gradients_of_masks_slopes_and_second_ones() -> None:
     assert torch.autograd.gradcheck(call, (q, k, v, mask, slopes))
 
     def by_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return chunked.tiled(q, k, v, after=0, softcap=1.1)
+        return chunked.tiled_attention(q, k, v, after=0, softcap=1.1)
 
     assert torch.autograd.gradcheck(by_tiles, (q, k, v))
     assert torch.autograd.gradgradcheck(by_tiles, (q, k, v))
@@ -237,7 +237,7 @@ def test_what_is_elementwise_is_taken(name: str, small_tiles: None) -> None:
     none: Any = (None, None, None, False, None, None, None, None, None, None, 0.0, None)
     close(
         with_gradients(lambda v: attention(q, k, v, score=score), [v]),
-        with_gradients(lambda v: defined(q, k, v, *none, score), [v]),
+        with_gradients(lambda v: eager_attention(q, k, v, *none, score), [v]),
     )
 
 
@@ -276,20 +276,23 @@ def test_gradients_where_saved_tensors_have_hooks(
     compiled: bool, small_tiles: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(eager_policy, "_LARGE", 1)  # whether torch's own kernels serve is asked for all sizes
-    tensors, made = heads(2, 23, 17), chunked.kernels_of(None)
+    tensors, made = heads(2, 23, 17), chunked.make_tile_kernels(None)
     if not compiled:
-        made = chunked.Kernels(*(fused.fn for fused in made))
+        made = chunked.TileKernels(*(fused.fn for fused in made))
     wanted = with_gradients(attention_by_hand, tensors, after=0, softcap=1.1)
     with torch.autograd.graph.saved_tensors_hooks(Tensor.clone, Tensor.detach):
-        close(with_gradients(chunked.tiled, tensors, after=0, softcap=1.1, kernels=made), wanted)
+        close(with_gradients(chunked.tiled_attention, tensors, after=0, softcap=1.1, kernels=made), wanted)
 
 
 def test_what_dropout_leaves_is_a_function_of_seed_and_place() -> None:
-    whole = kept(torch.tensor(1 << 50), (2, 3, 5, 10), 0.3)
+    whole = dropout_mask(torch.tensor(1 << 50), (2, 3, 5, 10), 0.3)
     by_hand = [uniform(1 << 50, 3 + 2, 4, j) >= 0.3 for j in range(10)]
     assert whole[1, 2, 4].tolist() == by_hand
-    assert torch.equal(kept(torch.tensor(1 << 50), (2, 3, 2, 6), 0.3, rows=3, columns=4), whole[:, :, 3:, 4:])
-    assert abs(kept(torch.tensor(3), (2, 8, 128, 128), 0.3).double().mean() - 0.7) < 0.003
+    assert torch.equal(
+        dropout_mask(torch.tensor(1 << 50), (2, 3, 2, 6), 0.3, first_query=3, first_key=4),
+        whole[:, :, 3:, 4:],
+    )
+    assert abs(dropout_mask(torch.tensor(3), (2, 8, 128, 128), 0.3).double().mean() - 0.7) < 0.003
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C compiler")
@@ -297,8 +300,8 @@ def test_what_dropout_leaves_is_a_function_of_seed_and_place() -> None:
 def test_the_same_weights_are_dropped_in_c(dropout: float) -> None:
     seed = torch.tensor(987654321987)
     options = chunked._Options(dropout=dropout, seed=seed)
-    found = chunked._stays(options, 5, 7, 8, (2, 3, 1100))
-    assert torch.equal(found, kept(seed, (1, 7, 3, 1100), dropout, 7, 8)[0, 5:])
+    found = chunked._tile_dropout_mask(options, 5, 7, 8, (2, 3, 1100))
+    assert torch.equal(found, dropout_mask(seed, (1, 7, 3, 1100), dropout, 7, 8)[0, 5:])
 
 
 def test_dropout_is_drawn_from_torchs_generator() -> None:
@@ -412,24 +415,24 @@ def test_the_scores_are_never_there_as_a_whole() -> None:
 SAME, TWO, ENDS = [randn(1, 1, 2, 2)] * 3, [randn(2, 1, 2, 2)] * 3, torch.tensor([0, 2])
 WIDER, UNSHARED = ([randn(1, h, 3, 4), *[randn(1, 2, 3, d)] * 2] for h, d in ((2, 5), (3, 4)))
 BAD: dict[str, tuple[type[InputError], Callable[[], Any], str]] = {
-    "rank": (InputRuntimeError, lambda: attention(*[randn(2, 3, 4)] * 3), "batches of heads"),
-    "sizes": (InputRuntimeError, lambda: attention(*WIDER), "do not fit"),
-    "heads": (InputRuntimeError, lambda: attention(*UNSHARED), "share heads"),
+    "rank": (InputRuntimeError, lambda: attention(*[randn(2, 3, 4)] * 3), "must have 4 axes"),
+    "sizes": (InputRuntimeError, lambda: attention(*WIDER), "do not match"),
+    "heads": (InputRuntimeError, lambda: attention(*UNSHARED), "not a multiple"),
     "integers": (InputUnsupportedError, lambda: attention(*[randn(1, 1, 2, 2).long()] * 3), "not defined"),
     "dtypes": (
         InputRuntimeError,
         lambda: attention(SAME[0].float(), *SAME[1:]),
         "different dtypes",
     ),
-    "mask": (InputRuntimeError, lambda: attention(*SAME, randn(3, 2)), "mask does not fit"),
+    "mask": (InputRuntimeError, lambda: attention(*SAME, randn(3, 2)), "does not broadcast"),
     "integer mask": (
         InputRuntimeError,
         lambda: attention(*SAME, torch.ones(2, 2, dtype=torch.int64)),
-        "boolean or floating",
+        "boolean or floating point",
     ),
-    "window": (InputValueError, lambda: attention(*SAME, window=(-1, 0)), "counts keys"),
+    "window": (InputValueError, lambda: attention(*SAME, window=(-1, 0)), "must not be negative"),
     "half a window": (InputTypeError, lambda: attention(*SAME, window=3), r"window=\(3, 3\)"),
-    "a window of fractions": (InputTypeError, lambda: attention(*SAME, window=(0.5, 0)), "is a pair"),
+    "a window of fractions": (InputTypeError, lambda: attention(*SAME, window=(0.5, 0)), "must be a pair"),
     "no cap": (InputValueError, lambda: attention(*SAME, softcap=0.0), "above 0"),
     "another cap": (
         InputValueError,
@@ -439,51 +442,51 @@ BAD: dict[str, tuple[type[InputError], Callable[[], Any], str]] = {
     "negative lengths": (
         InputValueError,
         lambda: attention(*SAME, lengths=torch.tensor([-1])),
-        "among the keys",
+        "out of range",
     ),
     "lengths beyond the keys": (
         InputValueError,
         lambda: attention(*SAME, lengths=torch.tensor([3]), score=capped),
-        "among the keys",
+        "out of range",
     ),
     "unordered starts": (
         InputValueError,
         lambda: attention(*SAME, q_starts=torch.tensor([0, 2, 1]), k_starts=torch.tensor([0, 1, 2])),
-        "q_starts of attention are not in order",
+        "q_starts of attention are invalid",
     ),
     "starts beyond the keys": (
         InputValueError,
         lambda: attention(*SAME, q_starts=ENDS, k_starts=ENDS + 1),
-        "k_starts of attention are not in order",
+        "k_starts of attention are invalid",
     ),
-    "no function": (InputTypeError, lambda: attention(*SAME, score=2.0), "is a function"),
+    "no function": (InputTypeError, lambda: attention(*SAME, score=2.0), "must be a function"),
     "a function of scores alone": (
         InputTypeError,
         lambda: attention(*SAME, score=lambda s: s),
-        "takes five arguments",
+        "must take five arguments",
     ),
     "a function that sums": (
         InputValueError,
         lambda: attention(*SAME, score=lambda s, b, h, i, j: s.sum(-1)),
-        "another shape",
+        "wrong shape",
     ),
     "a function to a number": (
         InputTypeError,
         lambda: attention(*SAME, score=lambda s, b, h, i, j: 1.0),
-        "returns no tensor",
+        "does not return a tensor",
     ),
     "dropout": (InputValueError, lambda: attention(*SAME, dropout=1.5), "probability"),
-    "seed": (InputValueError, lambda: OP(*SAME, dropout=0.5), "from a seed"),
-    "slopes": (InputRuntimeError, lambda: attention(*SAME, slopes=randn(2)), "another shape"),
+    "seed": (InputValueError, lambda: OP(*SAME, dropout=0.5), "needs a seed"),
+    "slopes": (InputRuntimeError, lambda: attention(*SAME, slopes=randn(2)), "wrong shape"),
     "lengths": (
         InputRuntimeError,
         lambda: attention(*SAME, lengths=torch.ones(1)),
-        "no indices",
+        "must be integers",
     ),
     "one kind of starts": (
         InputRuntimeError,
         lambda: attention(*SAME, q_starts=ENDS),
-        "starts of queries and of keys",
+        "both q_starts and k_starts",
     ),
     "packed batches": (
         InputRuntimeError,

@@ -140,6 +140,6 @@ def test_the_sorted_gradient_keeps_nothing_but_the_indices() -> None:
 def test_the_sorted_candidate_says_where_it_makes_no_difference() -> None:
     why_not = kernels.embedding.candidates["sorted"].why_not
     indices, weight = torch.tensor([1]), torch.randn(3, 4)
-    assert "no gradient is wanted" in str(why_not((indices, weight, None)))
+    assert "no gradient is needed" in str(why_not((indices, weight, None)))
     assert why_not((indices, weight.requires_grad_(), None)) is None
     assert "complex64" in str(why_not((indices, weight.detach().to(torch.complex64).requires_grad_(), None)))

@@ -37,9 +37,9 @@ def chunked(*args: Tensor, reduction: str = "mean", smoothing: float = 0.0) -> T
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_linear_cross_entropy, "_CHUNK", {"cpu": 1 << 12})
-    monkeypatch.setattr(fused_linear_cross_entropy, "_LEAST_ROWS", 8)
-    monkeypatch.setattr(fused_linear_cross_entropy, "_PART", 1 << 9)  # eight classes
+    monkeypatch.setattr(fused_linear_cross_entropy, "_CHUNK_BYTES", {"cpu": 1 << 12})
+    monkeypatch.setattr(fused_linear_cross_entropy, "_MIN_ROWS", 8)
+    monkeypatch.setattr(fused_linear_cross_entropy, "_PART_BYTES", 1 << 9)  # eight classes
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -101,7 +101,7 @@ def test_gradients_for_some_of_the_arguments() -> None:
 
 
 def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_linear_cross_entropy, "gradient_of_part", None)
+    monkeypatch.setattr(fused_linear_cross_entropy, "partial_gradient", None)
     x, weight, target, bias = given()
     with torch.no_grad():
         loss = chunked(x, weight, target, bias)

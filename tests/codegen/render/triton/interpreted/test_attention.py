@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from burnt.kernels.ops.attention import flash_triton
-from burnt.kernels.ops.attention.flash import flash
+from burnt.kernels.ops.attention.flash import flash_attention
 from burnt.kernels.ops.attention.flash_config import FlashConfig
 from burnt.kernels.ops.attention.flash_triton import Problem, launches
-from burnt.kernels.ops.attention.reference import defined, dot_product_attention
-from burnt.kernels.ops.attention.score_mod import Scored, flash_with_score
+from burnt.kernels.ops.attention.reference import dot_product_attention, eager_attention
+from burnt.kernels.ops.attention.score_mod import CompiledScore, flash_with_score
 from tests.kernels.ops.attention.by_hand import attention_by_hand
 
 SMALL = {name: FlashConfig(16, 16, 4, 1) for name in ("forward", "dots", "keys", "queries")}
@@ -118,7 +118,7 @@ def compare(name: str, dtype: torch.dtype, blocks: Any) -> None:
         k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for k, v in options.items()
     }
     exact = results(attention_by_hand, [t.double() for t in tensors], wide)
-    found = results(flash, tensors, options, blocks=blocks)
+    found = results(flash_attention, tensors, options, blocks=blocks)
     for ours, right in zip(found, exact, strict=True):
         assert ours.dtype == dtype
         within(ours, right, dtype, 2.0)
@@ -156,7 +156,7 @@ def test_queries_whose_every_key_is_far_from_zero(dtype: torch.dtype, options: d
     mask[..., 3, :], mask[..., 5, :], mask[..., 7, 2:] = torch.finfo(torch.float32).min, -1e9, -1e9
     # In float32, as the definition has it: there the scores of such a query are what rounding leaves.
     exact = results(dot_product_attention.reference, tensors, {"mask": mask, **options})
-    found = results(flash, tensors, {"mask": mask, **options}, blocks=SMALL)
+    found = results(flash_attention, tensors, {"mask": mask, **options}, blocks=SMALL)
     for ours, right in zip(found, exact, strict=True):
         within(ours, right.double(), dtype, 2.0)
 
@@ -169,11 +169,11 @@ def test_a_function_that_hides_by_a_number_far_from_zero() -> None:
     rest = (None, None, None, False, None, None, None, None, None, None, 0.0, None)
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        made = flash_with_score(Scored(score), score, q, k, v, *rest, blocks=SMALL)
+        made = flash_with_score(CompiledScore(score), score, q, k, v, *rest, blocks=SMALL)
         assert made is not None, "it was not printed"
         return made
 
-    exact = results(lambda q, k, v: defined(q, k, v, *rest, score), tensors, {})
+    exact = results(lambda q, k, v: eager_attention(q, k, v, *rest, score), tensors, {})
     for found, right in zip(results(ours, tensors, {}), exact, strict=True):
         within(found, right.double(), torch.float32, 2.0)
 
@@ -181,8 +181,8 @@ def test_a_function_that_hides_by_a_number_far_from_zero() -> None:
 def test_views_are_read_as_they_lie_and_results_are_the_same_from_run_to_run() -> None:
     packed = randn(1, 20, 3, 2, 16).bfloat16()  # [B, L, 3, H, D]
     q, k, v = (packed[:, :, n].transpose(1, 2) for n in range(3))
-    runs = [results(flash, [q, k, v], {"after": 0}, blocks=UNEVEN) for _ in range(2)]
-    dense = results(flash, [t.contiguous() for t in (q, k, v)], {"after": 0}, blocks=UNEVEN)
+    runs = [results(flash_attention, [q, k, v], {"after": 0}, blocks=UNEVEN) for _ in range(2)]
+    dense = results(flash_attention, [t.contiguous() for t in (q, k, v)], {"after": 0}, blocks=UNEVEN)
     for one, two, three in zip(*runs, dense, strict=True):
         assert torch.equal(one, two)
         assert torch.equal(one, three)
@@ -198,8 +198,8 @@ def test_strides_that_32_bits_do_not_hold() -> None:
     tensors, options = options_of("causal")
     exact = results(attention_by_hand, [t.double() for t in tensors], options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flash_triton, "_reaches_far", lambda *_: True)
-        for ours, right in zip(results(flash, tensors, options, blocks=SMALL), exact, strict=True):
+        patch.setattr(flash_triton, "_needs_int64", lambda *_: True)
+        for ours, right in zip(results(flash_attention, tensors, options, blocks=SMALL), exact, strict=True):
             within(ours, right, torch.float32, 2.0)
 
 
@@ -221,7 +221,7 @@ def test_functions_of_the_scores(name: str) -> None:
 
     def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         rest = (None, None, 9, False, None, None, None, None, None, None, 0.0, None)
-        made = flash_with_score(Scored(score), score, q, k, v, *rest, blocks=UNEVEN)
+        made = flash_with_score(CompiledScore(score), score, q, k, v, *rest, blocks=UNEVEN)
         assert made is not None, "it was not printed"
         return made
 
@@ -232,4 +232,4 @@ def test_functions_of_the_scores(name: str) -> None:
 
 def test_a_function_that_is_no_elementwise_kernel_is_not_printed() -> None:
     for score in (lambda s, b, h, i, j: s - s.mean(), lambda s, b, h, i, j: s.sort().values):
-        assert Scored(score).printed(torch.device("cpu"), True) is None
+        assert CompiledScore(score).triton_functions(torch.device("cpu"), True) is None

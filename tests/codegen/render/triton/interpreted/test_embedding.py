@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from burnt.kernels.ops.embedding import backward_triton
-from burnt.kernels.ops.embedding.backward_triton import summed
+from burnt.kernels.ops.embedding.backward_triton import sum_rows_by_key
 
 
 def runs(kind: str, count: int, rows: int) -> torch.Tensor:
@@ -35,7 +35,7 @@ def runs(kind: str, count: int, rows: int) -> torch.Tensor:
 def test_rows_are_added_up_by_key(
     count: int, rows: int, columns: int, kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backward_triton, "_LENGTH", 8)  # rounds, without many indices
+    monkeypatch.setattr(backward_triton, "_PART_LENGTH", 8)  # rounds, without many indices
     indices = runs(kind, count, rows)
     g = torch.randn(count, columns, generator=torch.Generator().manual_seed(1)).to(dtype)
     keys, order = torch.sort(indices, stable=True)
@@ -44,7 +44,7 @@ def test_rows_are_added_up_by_key(
         size = torch.zeros(rows, columns, dtype=torch.float64).index_add_(0, indices, g.double().abs())
         if padding >= 0:
             exact[padding] = 0
-        made = summed(g, keys.int() if padding < 0 else keys, order, rows, padding)
+        made = sum_rows_by_key(g, keys.int() if padding < 0 else keys, order, rows, padding)
         assert made.dtype == dtype
         # Float32 inside: rounded once to a dtype that has fewer bits.
         inside = max(torch.finfo(dtype).eps, 0.0) * exact.abs()
@@ -54,5 +54,8 @@ def test_rows_are_added_up_by_key(
 
 def test_nothing_to_add_up() -> None:
     none = torch.empty(0, dtype=torch.int64)
-    assert summed(torch.ones(0, 3), none, none, 2, -1).tolist() == [[0.0] * 3] * 2
-    assert summed(torch.ones(2, 0), torch.tensor([0, 1]), torch.tensor([1, 0]), 2, -1).shape == (2, 0)
+    assert sum_rows_by_key(torch.ones(0, 3), none, none, 2, -1).tolist() == [[0.0] * 3] * 2
+    assert sum_rows_by_key(torch.ones(2, 0), torch.tensor([0, 1]), torch.tensor([1, 0]), 2, -1).shape == (
+        2,
+        0,
+    )

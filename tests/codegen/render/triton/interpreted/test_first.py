@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU go through the kernels of a GPU."""
-    monkeypatch.setattr(layer, "_loop", lambda x: loop_triton)
+    monkeypatch.setattr(layer, "_loop_module", lambda x: loop_triton)
     monkeypatch.setattr(foreach, "HostPasses", foreach_triton.DevicePasses)
 
 

@@ -49,8 +49,8 @@ def outcome(call: Any, args: list[Any], dtype: torch.dtype, cotangents: int = 3)
 def check(
     kind: str, args: list[Any], monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, **more: Any
 ) -> None:
-    monkeypatch.setattr(layer, "_loop", lambda x: loop_triton)
-    monkeypatch.setattr(layer, "_inside", lambda x: x.dtype)
+    monkeypatch.setattr(layer, "_loop_module", lambda x: loop_triton)
+    monkeypatch.setattr(layer, "_compute_dtype", lambda x: x.dtype)
     exact = outcome(OPS[kind].reference, args, torch.float64, **more)
     theirs = outcome(OPS[kind].reference, args, dtype, **more)
     ours = outcome(OPS[kind].candidates["steps"], args, dtype, **more)
@@ -73,8 +73,8 @@ def check(
 )
 def test_steps(kind: str, way: str, lengths: bool, reverse: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "each":
-        monkeypatch.setattr(loop_triton, "_LARGEST", 0)
-        monkeypatch.setattr(loop_triton, "_BLOCK", 64)
+        monkeypatch.setattr(loop_triton, "_MAX_WEIGHT_BYTES", 0)
+        monkeypatch.setattr(loop_triton, "_STEP_BLOCK", 64)
     args = given(kind, (19, 3, 5, 7), True, True, lengths, reverse)
     check(kind, args, monkeypatch, torch.float32)
 
@@ -91,14 +91,14 @@ def test_shapes_without_bias_or_state(
 @pytest.mark.parametrize("kind", OPS)
 @pytest.mark.parametrize("largest", [0, 1024])
 def test_16_bits(kind: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_triton, "_LARGEST", largest)
+    monkeypatch.setattr(loop_triton, "_MAX_WEIGHT_BYTES", largest)
     check(kind, given(kind, (5, 3, 4, 13), True, True, True, True), monkeypatch, torch.bfloat16)
 
 
 @pytest.mark.parametrize("kind", OPS)
 @pytest.mark.parametrize("largest", [0, 1024])
 def test_outputs_alone(kind: str, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_triton, "_LARGEST", largest)
+    monkeypatch.setattr(loop_triton, "_MAX_WEIGHT_BYTES", largest)
     args = given(kind, (3, 4, 4, 5), True, True, False, False)
     check(kind, args, monkeypatch, torch.float32, cotangents=1)
     with torch.no_grad():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from burnt.codegen.function import Function
 from burnt.codegen.runtime.triton_backend import TRITON
-from burnt.kernels.ops.loss.cross_entropy_rows import losses_and_gradient, losses_of
+from burnt.kernels.ops.loss.cross_entropy_rows import losses_and_gradient, row_losses
 
 IGNORED = 2
 # ignored, smoothed, smoothing, squared, z
@@ -54,7 +54,7 @@ def test_losses_and_their_gradient(name: str, classes: int, dtype: torch.dtype) 
     right = by_definition(exact, target, settings)
     (slope,) = torch.autograd.grad(right, exact, scale.double())
 
-    alone = Function(losses_of.fn, target=TRITON)
+    alone = Function(row_losses.fn, target=TRITON)
     near(alone(logits, target, *settings), right.detach(), torch.float32)
     assert alone.fallback_reason(logits, target, *settings) is None
     both = Function(losses_and_gradient.fn, target=TRITON)
