@@ -18,7 +18,7 @@ from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
 from burnt.kernels.interface.eager_rules import is_double, is_slow_to_widen
 from burnt.kernels.interface.tuning_key import wants_gradient
-from burnt.kernels.ops.activation import activated, check_activation
+from burnt.kernels.ops.activation import apply_activation, check_activation
 
 __all__ = [
     "batch_norm",
@@ -160,7 +160,7 @@ def _library_layer_norm(
     if _is_mixed(x, weight, bias) and (not x.is_cpu or weight is None):  # torch takes others alone
         return layer_norm.reference(x, weight, bias, eps, residual, activation)
     total = x if residual is None else x + residual
-    made = activated(F.layer_norm(total, _last_axes(x, weight, bias), weight, bias, eps), activation)
+    made = apply_activation(F.layer_norm(total, _last_axes(x, weight, bias), weight, bias, eps), activation)
     return made if residual is None else (made, total)
 
 
@@ -228,7 +228,7 @@ def layer_norm(
     """
     total = x if residual is None else x + residual
     axes = list(range(-len(_last_axes(x, weight, bias)), 0))
-    made = activated(_scaled(_standardised(total, axes, eps), weight, bias, x.dtype), activation)
+    made = apply_activation(_scaled(_standardised(total, axes, eps), weight, bias, x.dtype), activation)
     return made if residual is None else (made, total)
 
 
@@ -252,7 +252,7 @@ def _library_rms_norm(
     if _is_mixed(x, weight):  # torch warns that it has no kernel for that
         return rms_norm.reference(x, weight, eps, residual, activation)
     total = x if residual is None else x + residual
-    made = activated(F.rms_norm(total, _last_axes(x, weight, None), weight, eps), activation)
+    made = apply_activation(F.rms_norm(total, _last_axes(x, weight, None), weight, eps), activation)
     return made if residual is None else (made, total)
 
 
@@ -294,7 +294,7 @@ def rms_norm(
     wide = total.to(torch.promote_types(x.dtype, torch.float32))
     eps = torch.finfo(wide.dtype).eps if eps is None else eps
     made = wide * torch.rsqrt(wide.square().mean(axes, keepdim=True) + eps)
-    made = activated(_scaled(made, weight, None, x.dtype), activation)
+    made = apply_activation(_scaled(made, weight, None, x.dtype), activation)
     return made if residual is None else (made, total)
 
 
@@ -372,7 +372,7 @@ def _library_group_norm(
     if _is_mixed(x, weight, bias) and (not x.is_cpu or weight is None):  # torch takes others alone
         return group_norm.reference(x, num_groups, weight, bias, eps, residual, activation)
     made = F.group_norm(x, num_groups, weight, bias, eps)
-    return activated(made if residual is None else made + residual, activation)
+    return apply_activation(made if residual is None else made + residual, activation)
 
 
 def _group_library_best(x: Tensor, *args: object) -> bool:
@@ -427,7 +427,7 @@ def group_norm(
     channels = num_groups, x.shape[1] // num_groups, *[1] * (x.dim() - 2)
     scale, shift = (None if p is None else p.view(channels) for p in (weight, bias))
     made = _scaled(_standardised(x.reshape(shape), list(range(2, len(shape))), eps), scale, shift, x.dtype)
-    made = activated(made if residual is None else made + residual.reshape(shape), activation)
+    made = apply_activation(made if residual is None else made + residual.reshape(shape), activation)
     return made.reshape(x.shape)
 
 
@@ -472,7 +472,7 @@ def _library_training(
     var = torch.zeros_like(mean)
     # With a momentum of 1 the running averages are the batch's statistics.
     made = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
-    return activated(made if residual is None else made + residual, activation), mean, var
+    return apply_activation(made if residual is None else made + residual, activation), mean, var
 
 
 def _is_plain(x: Tensor, *args: object) -> bool:
@@ -544,7 +544,7 @@ def batch_norm_training(
     dtype = weight.dtype if weight is not None else x.dtype
     kept_mean, kept_var = mean.detach().view(-1), var.detach().view(-1) * (count / max(count - 1, 1))
     return (
-        activated(made if residual is None else made + residual, activation),
+        apply_activation(made if residual is None else made + residual, activation),
         kept_mean.to(dtype),
         kept_var.to(dtype),
     )
@@ -584,7 +584,7 @@ def _library_inference(
 ) -> Tensor:
     mean, var = running_mean.detach(), running_var.detach()
     made = F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
-    return activated(made if residual is None else made + residual, activation)
+    return apply_activation(made if residual is None else made + residual, activation)
 
 
 @op(
@@ -631,7 +631,7 @@ def batch_norm_inference(
     var = running_var.detach().to(inside).view(1, -1, *[1] * (x.dim() - 2))
     made = (x.to(inside) - mean) * torch.rsqrt(var + eps)
     made = _scaled(made, _by_channel(weight, x), _by_channel(bias, x), x.dtype)
-    return activated(made if residual is None else made + residual, activation)
+    return apply_activation(made if residual is None else made + residual, activation)
 
 
 def batch_norm(

@@ -548,7 +548,7 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "approximation": (
         lambda: kernels.gelu(X, "sigmoid"),
         lambda: F.gelu(X, approximate="sigmoid"),
-        "gelu knows no approximation 'sigmoid'",
+        "gelu does not support the approximation 'sigmoid'",
     ),
     "weight of another size": (
         lambda: kernels.layer_norm(X, W[:5]),

@@ -26,7 +26,7 @@ from burnt.kernels.interface.checks import (
     check_residual_dtype,
 )
 from burnt.kernels.interface.tuning_key import wants_gradient
-from burnt.kernels.ops.activation import activated, check_activation
+from burnt.kernels.ops.activation import apply_activation, check_activation
 from burnt.kernels.ops.conv.onednn import AxisSizes, Sizes, convolved, each, why_not_onednn, why_not_packed
 
 __all__ = ["conv", "conv_transpose", "folded_norm"]
@@ -341,7 +341,7 @@ def conv(
         # Under autocast the convolution is of another dtype than they.
         plain = plain * _by_channel(scale, axes).to(plain.dtype)
         plain = plain if bias is None else plain + _by_channel(bias, axes).to(plain.dtype)
-    return activated(plain if residual is None else plain + residual, activation)
+    return apply_activation(plain if residual is None else plain + residual, activation)
 
 
 # --- conv on a CPU ----------------------------------------------------------------------------------------
@@ -483,7 +483,7 @@ def conv_transpose(
     """
     transposed = _TRANSPOSED[min(weight.dim(), 5) - 3]
     made = transposed(x, weight, bias, stride, padding, output_padding, groups, dilation)
-    return activated(made, activation)
+    return apply_activation(made, activation)
 
 
 # --- conv_transpose on a CPU ------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from burnt import _torch
 from burnt.device import processor
 from burnt.kernels.interface.tuning_key import wants_gradient
-from burnt.kernels.ops.activation import activated
+from burnt.kernels.ops.activation import apply_activation
 
 __all__ = ["AxisSizes", "Sizes", "convolved", "each", "why_not_onednn", "why_not_packed"]
 
@@ -136,7 +136,7 @@ def convolved(
     if residual is not None:
         made = made.add_(residual)
     if activation != taken:
-        made = made.relu_() if activation == "relu" else activated(made, activation)
+        made = made.relu_() if activation == "relu" else apply_activation(made, activation)
     if signals:
         made = made.squeeze(-2).contiguous()
     return made if batched else made.squeeze(0)
