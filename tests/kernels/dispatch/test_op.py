@@ -553,7 +553,7 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "weight of another size": (
         lambda: kernels.layer_norm(X, W[:5]),
         lambda: F.layer_norm(X, (5,), W[:5]),
-        "the weight of layer_norm does not fit the last axes of x",
+        "the weight of layer_norm does not match the last axes of x",
     ),
     "mixed dtypes": (
         lambda: kernels.layer_norm(X, W.half()),
@@ -573,7 +573,7 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "groups": (
         lambda: kernels.group_norm(X, 7),
         lambda: F.group_norm(X, 7),
-        "cannot be split into as many groups",
+        "cannot be split into equal groups",
     ),
     "one value to train on": (
         lambda: kernels.batch_norm(X[:1], training=True),
@@ -583,7 +583,7 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "averages of another size": (
         lambda: kernels.batch_norm(X, W[:5], W[:5]),
         lambda: F.batch_norm(X, W[:5], W[:5]),
-        "the running_mean of batch_norm does not fit the channels",
+        "the running_mean of batch_norm does not match the channels",
     ),
     "label too large": (
         lambda: kernels.cross_entropy(LOGITS, LABELS + 6),
