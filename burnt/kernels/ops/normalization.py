@@ -51,7 +51,7 @@ def _by_channel(parameter: Tensor | None, x: Tensor) -> Tensor | None:
     return None if parameter is None else parameter.view(1, -1, *[1] * (x.dim() - 2))
 
 
-# --- layer_norm, rms_norm ----------------------------------------------------------------------------------
+# --- layer_norm, rms_norm ---------------------------------------------------------------------------------
 
 
 def _check_last_axis_norm(
@@ -303,7 +303,7 @@ def rms_norm(
     return output if residual is None else (output, total)
 
 
-# --- group_norm, batch_norm --------------------------------------------------------------------------------
+# --- group_norm, batch_norm -------------------------------------------------------------------------------
 
 
 def _check_channel_norm(

@@ -578,7 +578,7 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "one value to train on": (
         lambda: kernels.batch_norm(X[:1], training=True),
         lambda: F.batch_norm(X[:1], None, None, training=True),
-        "trains on more than 1 value",
+        "in training needs more than 1 value",
     ),
     "averages of another size": (
         lambda: kernels.batch_norm(X, W[:5], W[:5]),
@@ -628,7 +628,7 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "probability": (
         lambda: kernels.dropout(X, 1.5),
         lambda: F.dropout(X, 1.5),
-        "the probability of dropout is none",
+        "the probability of dropout is out of range",
     ),
     "window": (
         lambda: kernels.max_pool(torch.ones(1, 1, 2, 2), 5),
