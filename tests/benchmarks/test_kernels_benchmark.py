@@ -258,14 +258,16 @@ def test_steps_of_a_gpu_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("after", [0, 4])
 def test_a_step_that_torch_served_has_no_ratio(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the first, or only once it is timed."""
-    gpu, steps, stepping = (
+    gpu, steps, foreach = (
         module("gpu"),
         module("steps"),
         importlib.import_module("burnt.kernels.optim.foreach"),
     )
-    usual, calls = stepping._why_not, itertools.count()
+    usual, calls = foreach._fallback_reason, itertools.count()
     reason = "a CUDA graph is captured"
-    monkeypatch.setattr(stepping, "_why_not", lambda *args: reason if next(calls) >= after else usual(*args))
+    monkeypatch.setattr(
+        foreach, "_fallback_reason", lambda *args: reason if next(calls) >= after else usual(*args)
+    )
     row = gpu.measure_step(steps.SGD, ["torch", "unfused"], torch.device("cpu"), 5000, 2)
     assert "seconds" not in row
     assert row["rivals"] == {}

@@ -72,7 +72,7 @@ def test_small_and_recorded_ones_are_torchs(calls: list[tuple[Any, ...]]) -> Non
 
 
 def test_other_channels_are_refused() -> None:
-    with pytest.raises(InputRuntimeError, match="x and weight of conv do not have the same channels"):
+    with pytest.raises(InputRuntimeError, match="the channels of x and weight of conv do not match"):
         nn.Conv2d(16, 24, 3)(torch.randn(2, 8, 66, 40))
 
 

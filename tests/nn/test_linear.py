@@ -80,6 +80,7 @@ def test_autocast_computes_in_its_dtype() -> None:
 
 def test_what_does_not_fit_is_said() -> None:
     with pytest.raises(
-        InputRuntimeError, match=r"x and weight of linear do not fit(.|\n)*found +x \[120, 100\]"
+        InputRuntimeError,
+        match=r"the shapes of x and weight of linear do not match(.|\n)*found +x \[120, 100\]",
     ):
         nn.Linear(128, 200)(torch.randn(120, 100))

@@ -1,4 +1,4 @@
-"""Activations, and gated units."""
+"""Activations (`gelu`, `silu`, `relu2`), gated units (`swiglu`, `geglu`), and activations by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from burnt.kernels.interface.checks import check_floating, check_one_device, che
 from burnt.kernels.interface.eager_rules import is_double
 from burnt.kernels.interface.tuning_key import wants_gradient
 
-__all__ = ["ACTIVATIONS", "activated", "geglu", "gelu", "relu2", "silu", "swiglu"]
+__all__ = ["ACTIVATIONS", "apply_activation", "geglu", "gelu", "relu2", "silu", "swiglu"]
 
 
 def _relu2(x: Tensor) -> Tensor:
@@ -33,11 +33,11 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = types.MappingProxyType(
         "hardswish": F.hardswish,
     }
 )
-"""What other ops can end in, by the word for their `activation`."""
+"""Activation functions by name: the values that the argument `activation` of other ops accepts."""
 
 
-def activated(x: Tensor, activation: str | None) -> Tensor:
-    """`x`, or its activation."""
+def apply_activation(x: Tensor, activation: str | None) -> Tensor:
+    """Apply an activation by name; return `x` unchanged if it is None."""
     return x if activation is None else ACTIVATIONS[activation](x)
 
 
@@ -48,15 +48,15 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
 def _check_gelu(x: Tensor, approximate: str) -> None:
     check_floating("gelu", x=x)
     if approximate not in ("none", "tanh"):
-        # torch's class for it, which is not that of a wrong word elsewhere.
-        raise _unknown_approximation("gelu", approximate)
+        # torch raises RuntimeError here, and ValueError for unknown names elsewhere.
+        raise _approximation_error("gelu", approximate)
 
 
-def _unknown_approximation(name: str, approximate: str) -> Exception:
+def _approximation_error(name: str, approximate: str) -> Exception:
     from burnt.errors import InputRuntimeError
 
     return InputRuntimeError(
-        f"{name} knows no approximation {approximate!r}",
+        f"{name} does not support the approximation {approximate!r}",
         where=f"burnt.kernels.{name}",
         expected="'none' (the error function) or 'tanh'",
         found=repr(approximate),
@@ -64,21 +64,24 @@ def _unknown_approximation(name: str, approximate: str) -> Exception:
 
 
 def _gelu_library_best(x: Tensor, approximate: str) -> bool:
-    """torch's takes 0.6 to 0.85 of the time of ours on a Xeon, whose memory keeps up with both.
+    """Whether torch's kernel is expected to be faster than the generated one.
 
-    On a Zen 5 0.6 in bfloat16, and by vectors of 256 bits 0.8 in float32.
+    On a Xeon, where memory bandwidth is not the limit, torch's takes 0.6 to 0.85 of the generated kernel's
+    time; on a Zen 5 0.6 in bfloat16, and 0.8 in float32 with 256-bit vectors.
     """
     if approximate == "tanh":
         return is_double(x)
     cpu = processor()
-    narrow = x.dtype == torch.float32 and not cpu.has_wide_vectors
-    return cpu.vendor == "Intel" or x.dtype in (torch.bfloat16, torch.float64) or narrow
+    is_narrow_float32 = x.dtype == torch.float32 and not cpu.has_wide_vectors
+    return cpu.vendor == "Intel" or x.dtype in (torch.bfloat16, torch.float64) or is_narrow_float32
 
 
 def _geglu_library_best(gate: Tensor, up: Tensor | None, approximate: str) -> bool:
-    """As for `gelu`: in 16 bits torch's two kernels take 0.35 to 0.9 of the time of ours."""
-    of_16_bits = gate.element_size() == 2 and approximate == "none"
-    return is_double(gate) or (of_16_bits and not (processor().has_wide_vectors and wants_gradient(gate, up)))
+    """Whether torch is faster, as for `gelu`: in 16 bits its two kernels take 0.35 to 0.9 of the time."""
+    is_16_bit_erf = gate.element_size() == 2 and approximate == "none"
+    return is_double(gate) or (
+        is_16_bit_erf and not (processor().has_wide_vectors and wants_gradient(gate, up))
+    )
 
 
 @op(
@@ -87,21 +90,21 @@ def _geglu_library_best(gate: Tensor, up: Tensor | None, approximate: str) -> bo
     library_best=_gelu_library_best,
 )
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    r"""The Gaussian error linear unit, :math:`x\,\Phi(x)`.
+    r"""Apply the Gaussian error linear unit, :math:`x\,\Phi(x)`.
 
     Args:
-        x: ``[*]``, of a floating-point dtype.
+        x: ``[*]``, floating-point.
         approximate: ``"none"`` for the error function, ``"tanh"`` for the approximation
             :math:`\frac{x}{2}(1 + \tanh(\sqrt{2/\pi}\,(x + 0.044715\,x^3)))`.
 
     Returns:
-        ``[*]``, as `x`.
+        ``[*]``, the shape and dtype of `x`.
 
     Raises:
-        InputRuntimeError: another approximation.
-        InputUnsupportedError: `x` is not of a floating-point dtype.
+        InputRuntimeError: `approximate` is neither of the two.
+        InputUnsupportedError: `x` is not floating-point.
 
-    As `torch.nn.functional.gelu`. Hendrycks and Gimpel, 2016.
+    Like `torch.nn.functional.gelu`. Hendrycks and Gimpel, 2016.
 
     >>> gelu(torch.tensor([-1.0, 2.0]))
     tensor([-0.1587,  1.9545])
@@ -111,18 +114,18 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
 
 @op(check=lambda x: check_floating("silu", x=x), examples=_examples, library_best=is_double)
 def silu(x: Tensor) -> Tensor:
-    r"""The sigmoid linear unit, or swish: :math:`x\,\sigma(x)`.
+    r"""Apply the sigmoid linear unit (swish), :math:`x\,\sigma(x)`.
 
     Args:
-        x: ``[*]``, of a floating-point dtype.
+        x: ``[*]``, floating-point.
 
     Returns:
-        ``[*]``, as `x`.
+        ``[*]``, the shape and dtype of `x`.
 
     Raises:
-        InputUnsupportedError: `x` is not of a floating-point dtype.
+        InputUnsupportedError: `x` is not floating-point.
 
-    As `torch.nn.functional.silu`. Elfwing et al., 2017.
+    Like `torch.nn.functional.silu`. Elfwing et al., 2017.
 
     >>> silu(torch.tensor([-1.0, 2.0]))
     tensor([-0.2689,  1.7616])
@@ -132,16 +135,16 @@ def silu(x: Tensor) -> Tensor:
 
 @op(check=lambda x: check_floating("relu2", x=x), examples=_examples)
 def relu2(x: Tensor) -> Tensor:
-    """The squared positive part, :math:`\\max(x, 0)^2`.
+    """Apply the squared ReLU, :math:`\\max(x, 0)^2`.
 
     Args:
-        x: ``[*]``, of a floating-point dtype.
+        x: ``[*]``, floating-point.
 
     Returns:
-        ``[*]``, as `x`.
+        ``[*]``, the shape and dtype of `x`.
 
     Raises:
-        InputUnsupportedError: `x` is not of a floating-point dtype.
+        InputUnsupportedError: `x` is not floating-point.
 
     So et al., 2021.
 
@@ -160,11 +163,11 @@ def _check_gate(name: str, gate: Tensor, up: Tensor | None) -> None:
         check_one_dtype(name, gate=gate, up=up)
     elif gate.dim() == 0 or gate.shape[-1] % 2:
         raise InputRuntimeError(
-            f"{name} of one tensor splits its last axis in halves",
+            f"{name} of one tensor needs a last axis of even length, to split it into halves",
             where=f"burnt.kernels.{name}",
             expected="[..., 2 d]",
             found=tuple(gate.shape),
-            hint=f"{name}(gate, up) takes the halves apart",
+            hint=f"{name}(gate, up) takes the halves as two tensors",
         )
 
 
@@ -176,17 +179,17 @@ def _gate_examples(device: torch.device) -> list[tuple[object, ...]]:
 
 @op(check=lambda gate, up: _check_gate("swiglu", gate, up), examples=_gate_examples, library_best=is_double)
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    r"""A linear unit gated by a sigmoid linear one: :math:`\mathrm{silu}(g)\,u`.
+    r"""Multiply `up` by the SiLU of a gate: :math:`\mathrm{silu}(g)\,u`.
 
     Args:
-        gate: ``[*]``; without `up` ``[*, 2 d]``, the gate's half first.
-        up: ``[*]``, of the gate's dtype.
+        gate: ``[*]``; without `up` ``[*, 2 d]``, whose first half is the gate and whose second half is `up`.
+        up: ``[*]``, in the dtype of `gate`.
 
     Returns:
         ``[*]``; without `up` ``[*, d]``.
 
     Raises:
-        InputRuntimeError: shapes, dtypes or devices differ, or an odd axis is to be split.
+        InputRuntimeError: shapes, dtypes or devices differ, or the axis to split has an odd length.
 
     Shazeer, 2020.
 
@@ -201,7 +204,7 @@ def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
 def _check_geglu(gate: Tensor, up: Tensor | None, approximate: str) -> None:
     _check_gate("geglu", gate, up)
     if approximate not in ("none", "tanh"):
-        raise _unknown_approximation("geglu", approximate)
+        raise _approximation_error("geglu", approximate)
 
 
 @op(
@@ -210,19 +213,19 @@ def _check_geglu(gate: Tensor, up: Tensor | None, approximate: str) -> None:
     library_best=_geglu_library_best,
 )
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
-    r"""A linear unit gated by a Gaussian error linear one: :math:`\mathrm{gelu}(g)\,u`.
+    r"""Multiply `up` by the GELU of a gate: :math:`\mathrm{gelu}(g)\,u`.
 
     Args:
-        gate: ``[*]``; without `up` ``[*, 2 d]``, the gate's half first.
-        up: ``[*]``, of the gate's dtype.
+        gate: ``[*]``; without `up` ``[*, 2 d]``, whose first half is the gate and whose second half is `up`.
+        up: ``[*]``, in the dtype of `gate`.
         approximate: as for `gelu`.
 
     Returns:
         ``[*]``; without `up` ``[*, d]``.
 
     Raises:
-        InputRuntimeError: shapes, dtypes or devices differ, an odd axis is to be split, or another
-            approximation is asked for.
+        InputRuntimeError: shapes, dtypes or devices differ, the axis to split has an odd length, or
+            `approximate` is not supported.
 
     Shazeer, 2020.
 
@@ -235,5 +238,9 @@ def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> 
 
 
 def check_activation(name: str, activation: str | None) -> None:
-    """The word for an activation is known."""
+    """Check that an activation is None or a key of `ACTIVATIONS`.
+
+    Raises:
+        InputValueError: it is neither.
+    """
     check_one_of(name, "activation", activation, list(ACTIVATIONS))

@@ -1,4 +1,4 @@
-"""Dropout."""
+"""The op `dropout`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from burnt.kernels.interface.checks import check_floating
 __all__ = ["dropout"]
 
 
-def _check(x: Tensor, p: float, training: bool) -> None:
+def _check_dropout(x: Tensor, p: float, training: bool) -> None:
     if training:
         check_floating("dropout", x=x)
     if not 0 <= p <= 1:
         raise InputValueError(
-            "the probability of dropout is none",
+            "the probability of dropout is out of range",
             where="burnt.kernels.dropout",
             expected="a number from 0 to 1",
             found=p,
@@ -26,27 +26,27 @@ def _check(x: Tensor, p: float, training: bool) -> None:
 
 
 @op(
-    check=_check,
+    check=_check_dropout,
     random=True,
     examples=lambda device: [(torch.randn(s, device=device), 0.1, True) for s in [(2048, 2048), (37, 53)]],
 )
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    r"""Zeroes elements with probability `p`, and scales the rest by :math:`1 / (1 - p)`.
+    r"""Set elements to zero with probability `p`, and scale the others by :math:`1 / (1 - p)`.
 
     Args:
-        x: ``[*]``, of a floating-point dtype; without `training`, of any.
-        p: the probability of a zero, 0 to 1.
-        training: otherwise `x` is returned.
+        x: ``[*]``, floating-point; of any dtype if `training` is False.
+        p: probability of a zero, from 0 to 1.
+        training: if False, `x` is returned.
 
     Returns:
-        as `x`.
+        ``[*]``, the shape and dtype of `x`.
 
     Raises:
-        InputValueError: `p` is no probability.
-        InputUnsupportedError: `x` is not of a floating-point dtype, while training.
+        InputValueError: `p` is not in ``[0, 1]``.
+        InputUnsupportedError: `x` is not floating-point, in training.
 
-    As `torch.nn.functional.dropout`. Generated kernels draw other numbers than torch's for a seed.
-    Srivastava et al., 2014.
+    Like `torch.nn.functional.dropout`, but for the same seed generated kernels draw other random numbers than
+    torch's. Srivastava et al., 2014.
 
     >>> dropout(torch.ones(3), training=False)
     tensor([1., 1., 1.])

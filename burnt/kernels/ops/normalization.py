@@ -1,8 +1,8 @@
-"""Normalisations, each with an optional residual and activation in the same kernel.
+"""Normalization ops, each with an optional residual and activation fused into the kernel.
 
-The residual is where networks have it: `layer_norm` and `rms_norm` add it to their input and return the sum
-as well (pre-norm transformers); `group_norm` and `batch_norm` add it to what they made, before the
-activation (residual blocks of convolutional networks).
+`layer_norm` and `rms_norm` add the residual to their input and return the sum as well, as in pre-norm
+transformers. `group_norm` and `batch_norm` add it to the normalized values, before the activation, as in the
+residual blocks of convolutional networks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from burnt.kernels.dispatch.op import op
 from burnt.kernels.interface.checks import check_floating, check_one_device, check_one_dtype
 from burnt.kernels.interface.eager_rules import is_double, is_slow_to_widen
 from burnt.kernels.interface.tuning_key import wants_gradient
-from burnt.kernels.ops.activation import activated, check_activation
+from burnt.kernels.ops.activation import apply_activation, check_activation
 
 __all__ = [
     "batch_norm",
@@ -30,15 +30,15 @@ __all__ = [
 ]
 
 
-def _standardised(x: Tensor, axes: list[int], eps: float) -> Tensor:
-    """`x` less its mean, divided by its deviation, over axes, in float32 at least."""
+def _standardize(x: Tensor, axes: list[int], eps: float) -> Tensor:
+    """Subtract the mean over the axes and divide by the standard deviation, in float32 or wider."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     var, mean = torch.var_mean(wide, axes, correction=0, keepdim=True)
     return (wide - mean) * torch.rsqrt(var + eps)
 
 
-def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """`x` times a weight plus a bias that broadcast to it, in a dtype."""
+def _scale_and_shift(x: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Multiply by the weight and add the bias, both broadcast to `x`; convert the result to `dtype`."""
     if weight is not None:
         x = x * weight.to(x.dtype)
     if bias is not None:
@@ -47,14 +47,14 @@ def _scaled(x: Tensor, weight: Tensor | None, bias: Tensor | None, dtype: torch.
 
 
 def _by_channel(parameter: Tensor | None, x: Tensor) -> Tensor | None:
-    """``[channels]`` as it broadcasts to ``[batch, channels, *]``."""
+    """View ``[channels]`` so that it broadcasts to ``[batch, channels, *]``."""
     return None if parameter is None else parameter.view(1, -1, *[1] * (x.dim() - 2))
 
 
-# --- over the last axes -----------------------------------------------------------------------------------
+# --- layer_norm, rms_norm ---------------------------------------------------------------------------------
 
 
-def _check_last_axes(
+def _check_last_axis_norm(
     name: str,
     x: Tensor,
     weight: Tensor | None,
@@ -68,16 +68,16 @@ def _check_last_axes(
     if not _torch.is_autocast():
         check_one_dtype(name, x=x, residual=residual)
         _check_parameters(name, x, weight=weight, bias=bias)
-    for what, tensor in ("weight", weight), ("bias", bias):
+    for parameter_name, tensor in ("weight", weight), ("bias", bias):
         if tensor is not None and (
             tensor.dim() == 0 or tensor.dim() > x.dim() or x.shape[-tensor.dim() :] != tensor.shape
         ):
             raise InputRuntimeError(
-                f"the {what} of {name} does not fit the last axes of x",
+                f"the {parameter_name} of {name} does not match the last axes of x",
                 where=f"burnt.kernels.{name}",
-                expected=f"{what} of shape {tuple(x.shape[-max(tensor.dim(), 1) :])}",
+                expected=f"{parameter_name} of shape {tuple(x.shape[-max(tensor.dim(), 1) :])}",
                 found=tuple(tensor.shape),
-                hint=f"the layer before makes {x.shape[-1] if x.dim() else 'no'} features",
+                hint=f"the preceding layer returns {x.shape[-1] if x.dim() else 'no'} features",
             )
     if weight is not None and bias is not None and weight.shape != bias.shape:
         raise InputRuntimeError(
@@ -88,7 +88,7 @@ def _check_last_axes(
         )
     if x.dim() == 0:
         raise InputRuntimeError(
-            f"{name} is over the last axes, and x has none", where=f"burnt.kernels.{name}", found="[]"
+            f"{name} normalizes the last axes, but x has none", where=f"burnt.kernels.{name}", found="[]"
         )
     _check_residual(name, x, residual)
 
@@ -96,7 +96,7 @@ def _check_last_axes(
 def _check_residual(name: str, x: Tensor, residual: Tensor | None) -> None:
     if residual is not None and residual.shape != x.shape:
         raise InputRuntimeError(
-            f"the residual of {name} has another shape than x",
+            f"the residual of {name} has the wrong shape",
             where=f"burnt.kernels.{name}",
             expected=tuple(x.shape),
             found=tuple(residual.shape),
@@ -104,27 +104,27 @@ def _check_residual(name: str, x: Tensor, residual: Tensor | None) -> None:
 
 
 def _check_parameters(name: str, x: Tensor, **parameters: Tensor | None) -> None:
-    """The parameters of a norm are of one dtype: that of `x`, or float32 for `x` of 16 bits."""
-    dtypes = {what: p.dtype for what, p in parameters.items() if p is not None}
+    """Check that the parameters have one dtype: that of `x`, or float32 if `x` has 16 bits."""
+    dtypes = {parameter_name: p.dtype for parameter_name, p in parameters.items() if p is not None}
     allowed = [x.dtype, torch.float32] if x.dtype.itemsize == 2 else [x.dtype]
     first = next(iter(dtypes.values()), x.dtype)
-    for what, dtype in dtypes.items():
+    for parameter_name, dtype in dtypes.items():
         if dtype not in allowed or dtype != first:
             raise InputRuntimeError(
                 f"the arguments of {name} have different dtypes",
                 where=f"burnt.kernels.{name}",
-                expected=f"{what} of {first if first in allowed else x.dtype}, for x of {x.dtype}",
-                found=f"{what} of {dtype}",
-                hint=f"{what}.to({first if first in allowed else x.dtype})",
+                expected=f"{parameter_name} of {first if first in allowed else x.dtype}, for x of {x.dtype}",
+                found=f"{parameter_name} of {dtype}",
+                hint=f"{parameter_name}.to({first if first in allowed else x.dtype})",
             )
 
 
-def _is_mixed(x: Tensor, *parameters: Tensor | None) -> bool:
-    """Whether 16 bits are to be scaled by float32."""
+def _has_wider_parameters(x: Tensor, *parameters: Tensor | None) -> bool:
+    """Whether a parameter has another dtype than `x`: float32 parameters of a 16-bit `x`."""
     return any(p is not None and p.dtype != x.dtype for p in parameters)
 
 
-def _last_axes(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[int, ...]:
+def _normalized_shape(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[int, ...]:
     if weight is not None:
         return tuple(weight.shape)
     return tuple(bias.shape) if bias is not None else tuple(x.shape[-1:])
@@ -138,18 +138,18 @@ def _check_layer_norm(
     residual: Tensor | None,
     activation: str | None,
 ) -> None:
-    _check_last_axes("layer_norm", x, weight, bias, residual, activation)
+    _check_last_axis_norm("layer_norm", x, weight, bias, residual, activation)
 
 
-def _layer_examples(device: torch.device) -> list[tuple[object, ...]]:
-    made: list[tuple[object, ...]] = []
+def _layer_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
+    examples: list[tuple[object, ...]] = []
     for rows, columns in [(4096, 1024), (512, 768), (37, 53)]:
         x, weight, bias = (torch.randn(s, device=device) for s in [(rows, columns), (columns,), (columns,)])
-        made += [(x, weight, bias, 1e-5, None, None), (x, weight, bias, 1e-5, torch.randn_like(x), None)]
-    return made
+        examples += [(x, weight, bias, 1e-5, None, None), (x, weight, bias, 1e-5, torch.randn_like(x), None)]
+    return examples
 
 
-def _library_layer_norm(
+def _torch_layer_norm(
     x: Tensor,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -157,14 +157,16 @@ def _library_layer_norm(
     residual: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    if _is_mixed(x, weight, bias) and (not x.is_cpu or weight is None):  # torch takes others alone
+    if _has_wider_parameters(x, weight, bias) and (not x.is_cpu or weight is None):  # torch rejects these
         return layer_norm.reference(x, weight, bias, eps, residual, activation)
     total = x if residual is None else x + residual
-    made = activated(F.layer_norm(total, _last_axes(x, weight, bias), weight, bias, eps), activation)
-    return made if residual is None else (made, total)
+    output = apply_activation(
+        F.layer_norm(total, _normalized_shape(x, weight, bias), weight, bias, eps), activation
+    )
+    return output if residual is None else (output, total)
 
 
-def _alone(
+def _layer_norm_library_best(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -172,25 +174,26 @@ def _alone(
     residual: Tensor | None,
     activation: str | None,
 ) -> bool:
-    """Neither residual nor activation, or with gradients: where torch's own layer norm is as fast.
+    """Whether torch's layer norm is expected to be at least as fast as the generated kernel.
 
-    Generated, 0.8 to 1.1 times as fast there, 1.1 to 1.5 times with a residual and no gradients. With vectors
-    of 512 bits (Zen 5) 0.95 to 1.9 times without gradients in float32 and bfloat16.
+    With gradients, or without residual and activation, the generated kernel is 0.8 to 1.1 times as fast; with
+    a residual and no gradients 1.1 to 1.5 times; with 512-bit vectors (Zen 5), no gradients, float32 or
+    bfloat16 0.95 to 1.9 times.
     """
     if wants_gradient(x, weight, bias, residual):
         return True
     if residual is not None or activation is not None:
         return x.dtype == torch.float16 or is_slow_to_widen(x)  # 0.5 to 0.9 times as fast
-    wide = processor().has_wide_vectors and x.dtype in (torch.float32, torch.bfloat16)
-    return not wide or _is_mixed(x, weight, bias)
+    has_fast_dtype = processor().has_wide_vectors and x.dtype in (torch.float32, torch.bfloat16)
+    return not has_fast_dtype or _has_wider_parameters(x, weight, bias)
 
 
 @op(
     check=_check_layer_norm,
-    library=_library_layer_norm,
+    library=_torch_layer_norm,
     pair="residual",
-    examples=_layer_examples,
-    library_best=_alone,
+    examples=_layer_norm_examples,
+    library_best=_layer_norm_library_best,
 )
 def layer_norm(
     x: Tensor,
@@ -200,63 +203,65 @@ def layer_norm(
     residual: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Layer normalisation over the last axes, optionally after adding a residual.
+    r"""Apply layer normalization over the last axes, optionally after adding a residual.
 
     .. math:: y = \frac{x - \mu}{\sqrt{\sigma^2 + \epsilon}} \, w + b
 
     Args:
-        x: ``[*, *d]``, of a floating-point dtype.
-        weight: ``[*d]``, one or more of the last axes of `x`; without it (and the bias) the last one is
-            normalised. Of the same dtype, or of float32 where `x` has 16 bits.
-        bias: ``[*d]``, as the weight.
-        eps: added to the variance (biased).
+        x: ``[*, *d]``, floating-point.
+        weight: ``[*d]``, the shape of the last axes of `x`, which are normalized; without weight and bias
+            the last axis is. In the dtype of `x`, or float32 if `x` has 16 bits.
+        bias: ``[*d]``, in the dtype of `weight`.
+        eps: added to the (biased) variance.
         residual: ``[*, *d]``, added to `x` first; the sum is returned too.
-        activation: what the result goes through: a key of `burnt.kernels.ACTIVATIONS`.
+        activation: activation applied to the result, a key of `burnt.kernels.ACTIVATIONS`.
 
     Returns:
-        ``[*, *d]`` in the dtype of `x`, or the pair ``(normalised, sum)`` when a residual is given.
+        ``[*, *d]`` in the dtype of `x`, or the pair ``(normalized, sum)`` if a residual is passed.
 
     Raises:
-        InputRuntimeError: shapes, dtypes or devices do not fit each other.
-        InputValueError: an activation that is not known.
+        InputRuntimeError: shapes, dtypes or devices do not match.
+        InputValueError: `activation` is not a key of `burnt.kernels.ACTIVATIONS`.
 
-    As `torch.nn.functional.layer_norm`, which is told the normalised shape. Statistics are accumulated in
-    float32. Ba, Kiros and Hinton, 2016.
+    Like `torch.nn.functional.layer_norm`, which takes the normalized shape as an argument. Statistics are
+    accumulated in float32. Ba, Kiros and Hinton, 2016.
 
     >>> layer_norm(torch.tensor([1.0, 2.0, 3.0]))
     tensor([-1.2247,  0.0000,  1.2247])
     """
     total = x if residual is None else x + residual
-    axes = list(range(-len(_last_axes(x, weight, bias)), 0))
-    made = activated(_scaled(_standardised(total, axes, eps), weight, bias, x.dtype), activation)
-    return made if residual is None else (made, total)
+    axes = list(range(-len(_normalized_shape(x, weight, bias)), 0))
+    output = apply_activation(
+        _scale_and_shift(_standardize(total, axes, eps), weight, bias, x.dtype), activation
+    )
+    return output if residual is None else (output, total)
 
 
 def _check_rms_norm(
     x: Tensor, weight: Tensor | None, eps: float | None, residual: Tensor | None, activation: str | None
 ) -> None:
-    _check_last_axes("rms_norm", x, weight, None, residual, activation)
+    _check_last_axis_norm("rms_norm", x, weight, None, residual, activation)
 
 
-def _rms_examples(device: torch.device) -> list[tuple[object, ...]]:
-    return [(x, w, 1e-6, residual, None) for x, w, _, _, residual, _ in _layer_examples(device)]
+def _rms_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
+    return [(x, w, 1e-6, residual, None) for x, w, _, _, residual, _ in _layer_norm_examples(device)]
 
 
-def _library_rms_norm(
+def _torch_rms_norm(
     x: Tensor,
     weight: Tensor | None = None,
     eps: float | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    if _is_mixed(x, weight):  # torch warns that it has no kernel for that
+    if _has_wider_parameters(x, weight):  # torch warns that it has no fused kernel for this
         return rms_norm.reference(x, weight, eps, residual, activation)
     total = x if residual is None else x + residual
-    made = activated(F.rms_norm(total, _last_axes(x, weight, None), weight, eps), activation)
-    return made if residual is None else (made, total)
+    output = apply_activation(F.rms_norm(total, _normalized_shape(x, weight, None), weight, eps), activation)
+    return output if residual is None else (output, total)
 
 
-@op(check=_check_rms_norm, library=_library_rms_norm, pair="residual", examples=_rms_examples)
+@op(check=_check_rms_norm, library=_torch_rms_norm, pair="residual", examples=_rms_norm_examples)
 def rms_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -264,44 +269,44 @@ def rms_norm(
     residual: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Root-mean-square normalisation over the last axes, optionally after adding a residual.
+    r"""Apply root-mean-square normalization over the last axes, optionally after adding a residual.
 
     .. math:: y = \frac{x}{\sqrt{\frac{1}{d} \sum_i x_i^2 + \epsilon}} \, w
 
     Args:
-        x: ``[*, *d]``, of a floating-point dtype.
-        weight: ``[*d]``, one or more of the last axes of `x`; without it the last one is normalised. Of the
-            same dtype, or of float32 where `x` has 16 bits.
-        eps: added to the mean square; None is the machine epsilon that torch takes for the dtype of `x`.
+        x: ``[*, *d]``, floating-point.
+        weight: ``[*d]``, the shape of the last axes of `x`, which are normalized; without it the last axis
+            is. In the dtype of `x`, or float32 if `x` has 16 bits.
+        eps: added to the mean square; None is the machine epsilon that torch uses for the dtype of `x`.
         residual: ``[*, *d]``, added to `x` first; the sum is returned too.
-        activation: what the result goes through: a key of `burnt.kernels.ACTIVATIONS`.
+        activation: activation applied to the result, a key of `burnt.kernels.ACTIVATIONS`.
 
     Returns:
-        ``[*, *d]`` in the dtype of `x`, or the pair ``(normalised, sum)`` when a residual is given.
+        ``[*, *d]`` in the dtype of `x`, or the pair ``(normalized, sum)`` if a residual is passed.
 
     Raises:
-        InputRuntimeError: shapes, dtypes or devices do not fit each other.
-        InputValueError: an activation that is not known.
+        InputRuntimeError: shapes, dtypes or devices do not match.
+        InputValueError: `activation` is not a key of `burnt.kernels.ACTIVATIONS`.
 
-    As `torch.nn.functional.rms_norm`, which is told the normalised shape. Statistics are accumulated in
-    float32. Zhang and Sennrich, 2019.
+    Like `torch.nn.functional.rms_norm`, which takes the normalized shape as an argument. Statistics are
+    accumulated in float32. Zhang and Sennrich, 2019.
 
     >>> rms_norm(torch.tensor([3.0, 4.0]))
     tensor([0.8485, 1.1314])
     """
     total = x if residual is None else x + residual
-    axes = list(range(-len(_last_axes(x, weight, None)), 0))
+    axes = list(range(-len(_normalized_shape(x, weight, None)), 0))
     wide = total.to(torch.promote_types(x.dtype, torch.float32))
     eps = torch.finfo(wide.dtype).eps if eps is None else eps
-    made = wide * torch.rsqrt(wide.square().mean(axes, keepdim=True) + eps)
-    made = activated(_scaled(made, weight, None, x.dtype), activation)
-    return made if residual is None else (made, total)
+    output = wide * torch.rsqrt(wide.square().mean(axes, keepdim=True) + eps)
+    output = apply_activation(_scale_and_shift(output, weight, None, x.dtype), activation)
+    return output if residual is None else (output, total)
 
 
-# --- by channel -------------------------------------------------------------------------------------------
+# --- group_norm, batch_norm -------------------------------------------------------------------------------
 
 
-def _check_channels(
+def _check_channel_norm(
     name: str, x: Tensor, activation: str | None, residual: Tensor | None, **others: Tensor | None
 ) -> None:
     check_activation(name, activation)
@@ -310,20 +315,20 @@ def _check_channels(
     _check_residual(name, x, residual)
     if x.dim() < 2:
         raise InputRuntimeError(
-            f"{name} needs a batch and channels",
+            f"{name} needs a batch axis and a channel axis",
             where=f"burnt.kernels.{name}",
             expected="[batch, channels, *]",
             found=tuple(x.shape),
             hint="add a batch axis: x.unsqueeze(0)",
         )
-    for what, tensor in others.items():
+    for parameter_name, tensor in others.items():
         if tensor is not None and tuple(tensor.shape) != (x.shape[1],):
             raise InputRuntimeError(
-                f"the {what} of {name} does not fit the channels of x",
+                f"the {parameter_name} of {name} does not match the channels of x",
                 where=f"burnt.kernels.{name}",
                 expected=f"[{x.shape[1]}], for x of shape {tuple(x.shape)}",
                 found=tuple(tensor.shape),
-                hint="channels are the second axis; x.movedim(-1, 1) where they are last",
+                hint="channels are the second axis; use x.movedim(-1, 1) if they are last",
             )
 
 
@@ -336,31 +341,31 @@ def _check_group_norm(
     residual: Tensor | None,
     activation: str | None,
 ) -> None:
-    _check_channels("group_norm", x, activation, residual, weight=weight, bias=bias)
+    _check_channel_norm("group_norm", x, activation, residual, weight=weight, bias=bias)
     if not _torch.is_autocast():
         check_one_dtype("group_norm", x=x, residual=residual)
         _check_parameters("group_norm", x, weight=weight, bias=bias)
     if num_groups < 1 or x.shape[1] % num_groups:
         raise InputRuntimeError(
-            "the channels cannot be split into as many groups",
+            "the channels of group_norm cannot be split into equal groups",
             where="burnt.kernels.group_norm",
-            expected=f"a divisor of {x.shape[1]} channels",
+            expected=f"num_groups that divides {x.shape[1]} channels",
             found=f"{num_groups} groups",
         )
 
 
-def _group_examples(device: torch.device) -> list[tuple[object, ...]]:
-    made: list[tuple[object, ...]] = []
+def _group_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
+    examples: list[tuple[object, ...]] = []
     for shape, groups in [((8, 64, 56, 56), 32), ((4, 320, 32, 32), 32), ((3, 6, 7, 5), 3)]:
         x, weight, bias = (torch.randn(s, device=device) for s in [shape, (shape[1],), (shape[1],)])
-        made += [
+        examples += [
             (x, groups, weight, bias, 1e-5, None, None),
             (x, groups, weight, bias, 1e-5, torch.randn_like(x), "silu"),
         ]
-    return made
+    return examples
 
 
-def _library_group_norm(
+def _torch_group_norm(
     x: Tensor,
     num_groups: int,
     weight: Tensor | None = None,
@@ -369,26 +374,27 @@ def _library_group_norm(
     residual: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor:
-    if _is_mixed(x, weight, bias) and (not x.is_cpu or weight is None):  # torch takes others alone
+    if _has_wider_parameters(x, weight, bias) and (not x.is_cpu or weight is None):  # torch rejects these
         return group_norm.reference(x, num_groups, weight, bias, eps, residual, activation)
-    made = F.group_norm(x, num_groups, weight, bias, eps)
-    return activated(made if residual is None else made + residual, activation)
+    output = F.group_norm(x, num_groups, weight, bias, eps)
+    return apply_activation(output if residual is None else output + residual, activation)
 
 
-def _group_library_best(x: Tensor, *args: object) -> bool:
-    """Generated, 0.9 times as fast with gradients, and 1.1 to 1.6 times without.
+def _group_norm_library_best(x: Tensor, *args: object) -> bool:
+    """Whether torch's kernel is expected to be faster than the generated one.
 
-    In bfloat16 by vectors of 256 bits 0.8 times, and 0.3 times with exponentials of float64.
+    The generated kernel is 0.9 times as fast with gradients, and 1.1 to 1.6 times without; in bfloat16 with
+    256-bit vectors 0.8 times, and with exponentials in float64 0.3 times.
     """
-    slow = is_slow_to_widen(x) and x.dtype == torch.bfloat16
-    return wants_gradient(x, *args) or slow or (args[-1] is not None and is_double(x))
+    is_slow_bfloat16 = is_slow_to_widen(x) and x.dtype == torch.bfloat16
+    return wants_gradient(x, *args) or is_slow_bfloat16 or (args[-1] is not None and is_double(x))
 
 
 @op(
     check=_check_group_norm,
-    library=_library_group_norm,
-    examples=_group_examples,
-    library_best=_group_library_best,
+    library=_torch_group_norm,
+    examples=_group_norm_examples,
+    library_best=_group_norm_library_best,
 )
 def group_norm(
     x: Tensor,
@@ -399,47 +405,52 @@ def group_norm(
     residual: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor:
-    r"""Normalises groups of channels, each sample by itself.
+    r"""Apply group normalization: normalize each group of channels of each sample.
 
     Args:
-        x: ``[batch, channels, *]``, of a floating-point dtype.
-        num_groups: how many groups the channels are split into.
-        weight: ``[channels]``, of the same dtype, or of float32 where `x` has 16 bits.
-        bias: ``[channels]``, as the weight.
-        eps: added to the variance (biased).
-        residual: as `x`; added to the normalised values, before the activation.
-        activation: what the result goes through: a key of `burnt.kernels.ACTIVATIONS`.
+        x: ``[batch, channels, *]``, floating-point.
+        num_groups: number of groups; it divides the number of channels.
+        weight: ``[channels]``, in the dtype of `x`, or float32 if `x` has 16 bits.
+        bias: ``[channels]``, in the dtype of `weight`.
+        eps: added to the (biased) variance.
+        residual: shape and dtype of `x`; added to the normalized values, before the activation.
+        activation: activation applied to the result, a key of `burnt.kernels.ACTIVATIONS`.
 
     Returns:
-        as `x`.
+        A tensor of the shape and dtype of `x`.
 
     Raises:
-        InputRuntimeError: shapes, dtypes or devices do not fit each other.
-        InputValueError: an activation that is not known.
+        InputRuntimeError: shapes, dtypes or devices do not match.
+        InputValueError: `activation` is not a key of `burnt.kernels.ACTIVATIONS`.
 
-    As `torch.nn.functional.group_norm`. Wu and He, 2018.
+    Like `torch.nn.functional.group_norm`. Wu and He, 2018.
 
     >>> group_norm(torch.tensor([[1.0, 3.0, 2.0, 6.0]]), 2)
     tensor([[-1.0000,  1.0000, -1.0000,  1.0000]])
     """
-    # Split by groups until the end: what is folded and what is stored has the same rows, and is one kernel.
+    # Keep the grouped shape until the end: reduction and output then have the same rows and share one kernel.
     shape = len(x), num_groups, x.shape[1] // num_groups, *x.shape[2:]
     channels = num_groups, x.shape[1] // num_groups, *[1] * (x.dim() - 2)
     scale, shift = (None if p is None else p.view(channels) for p in (weight, bias))
-    made = _scaled(_standardised(x.reshape(shape), list(range(2, len(shape))), eps), scale, shift, x.dtype)
-    made = activated(made if residual is None else made + residual.reshape(shape), activation)
-    return made.reshape(x.shape)
+    output = _scale_and_shift(
+        _standardize(x.reshape(shape), list(range(2, len(shape))), eps), scale, shift, x.dtype
+    )
+    output = apply_activation(output if residual is None else output + residual.reshape(shape), activation)
+    return output.reshape(x.shape)
 
 
-def _batch_examples(device: torch.device) -> list[tuple[object, ...]]:
-    made: list[tuple[object, ...]] = []
+def _batch_norm_examples(device: torch.device) -> list[tuple[object, ...]]:
+    examples: list[tuple[object, ...]] = []
     for shape in [(8, 64, 56, 56), (32, 128), (3, 5, 7, 2)]:
         x, weight, bias = (torch.randn(s, device=device) for s in [shape, (shape[1],), (shape[1],)])
-        made += [(x, weight, bias, 1e-5, None, None), (x, weight, bias, 1e-5, torch.randn_like(x), "relu")]
-    return made
+        examples += [
+            (x, weight, bias, 1e-5, None, None),
+            (x, weight, bias, 1e-5, torch.randn_like(x), "relu"),
+        ]
+    return examples
 
 
-def _check_training(
+def _check_batch_norm_training(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -447,11 +458,11 @@ def _check_training(
     residual: Tensor | None,
     activation: str | None,
 ) -> None:
-    _check_channels("batch_norm", x, activation, residual, weight=weight, bias=bias)
+    _check_channel_norm("batch_norm", x, activation, residual, weight=weight, bias=bias)
     _check_parameters("batch_norm", x, weight=weight, bias=bias)
     if x.numel() // max(x.shape[1], 1) == 1:
         raise InputValueError(
-            "a batch normalisation trains on more than 1 value per channel",
+            "batch_norm in training needs more than 1 value per channel",
             where="burnt.kernels.batch_norm",
             expected="a batch of at least 2, or more than one pixel",
             found=tuple(x.shape),
@@ -459,7 +470,7 @@ def _check_training(
         )
 
 
-def _library_training(
+def _torch_batch_norm_training(
     x: Tensor,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
@@ -470,40 +481,44 @@ def _library_training(
     dtype = weight.dtype if weight is not None else x.dtype
     mean = torch.zeros(x.shape[1], dtype=dtype, device=x.device)
     var = torch.zeros_like(mean)
-    # With a momentum of 1 the running averages are the batch's statistics.
-    made = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
-    return activated(made if residual is None else made + residual, activation), mean, var
+    # With a momentum of 1 torch's running averages become the batch's statistics.
+    output = F.batch_norm(x, mean, var, weight, bias, training=True, momentum=1.0, eps=eps)
+    return apply_activation(output if residual is None else output + residual, activation), mean, var
 
 
-def _is_plain(x: Tensor, *args: object) -> bool:
-    """Neither residual nor activation: generated, 0.7 to 1.0 times as fast by kept averages.
+def _batch_norm_inference_library_best(x: Tensor, *args: object) -> bool:
+    """Whether torch is expected to be at least as fast as the generated kernel with running statistics.
 
-    In 16 bits by vectors of 256 bits 0.8 to 0.9 times, whatever is added.
+    Without residual and activation the generated kernel is 0.7 to 1.0 times as fast; in 16 bits with 256-bit
+    vectors 0.8 to 0.9 times, also with them.
     """
     *_, residual, activation = args
     return (residual is None and activation is None) or is_slow_to_widen(x)
 
 
-def _is_plain_and_innermost(x: Tensor, *args: object) -> bool:
-    """Channels are next to each other, and nothing is added: with gradients 0.6 to 0.8 times as fast.
+def _batch_norm_training_library_best(x: Tensor, *args: object) -> bool:
+    """Whether torch is expected to be faster than the generated kernel with batch statistics.
 
-    Elsewhere 1.0 to 1.7 times, and with an activation 1.0 to 2.0, but for 0.85 to 0.96 of matrices, and 0.6
-    to 0.9 in float16 and, by vectors of 256 bits, in bfloat16.
+    With channels last, no residual and gradients the generated kernel is 0.6 to 0.8 times as fast; otherwise
+    1.0 to 1.7 times, and with an activation 1.0 to 2.0 times. Exceptions: matrices with an activation (0.85
+    to 0.96), float16, and bfloat16 with 256-bit vectors (0.6 to 0.9).
     """
     if x.dtype == torch.float16 or is_slow_to_widen(x):
         return True
     *_, residual, activation = args
-    innermost = x.dim() > 1 and x.stride(1) == 1
+    is_channels_last = x.dim() > 1 and x.stride(1) == 1
     return (
-        innermost and residual is None and (activation is None or (x.dim() == 2 and wants_gradient(x, *args)))
+        is_channels_last
+        and residual is None
+        and (activation is None or (x.dim() == 2 and wants_gradient(x, *args)))
     )
 
 
 @op(
-    check=_check_training,
-    library=_library_training,
-    examples=_batch_examples,
-    library_best=_is_plain_and_innermost,
+    check=_check_batch_norm_training,
+    library=_torch_batch_norm_training,
+    examples=_batch_norm_examples,
+    library_best=_batch_norm_training_library_best,
 )
 def batch_norm_training(
     x: Tensor,
@@ -513,23 +528,26 @@ def batch_norm_training(
     residual: Tensor | None = None,
     activation: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Batch normalisation by the batch's own statistics, of which `batch_norm` keeps averages.
+    """Apply batch normalization with the batch's own statistics, and return these too.
+
+    `batch_norm` updates its running averages with them.
 
     Args:
-        x: ``[batch, channels, *]``, of a floating-point dtype.
+        x: ``[batch, channels, *]``, floating-point.
         weight: ``[channels]``.
         bias: ``[channels]``.
-        eps: added to the variance (biased).
-        residual: as `x`; added to the normalised values, before the activation.
-        activation: what the result goes through: a key of `burnt.kernels.ACTIVATIONS`.
+        eps: added to the (biased) variance.
+        residual: shape and dtype of `x`; added to the normalized values, before the activation.
+        activation: activation applied to the result, a key of `burnt.kernels.ACTIVATIONS`.
 
     Returns:
-        the normalised values as `x`; the mean and the unbiased variance, ``[channels]``, which have no
-        gradients.
+        The normalized values in the shape and dtype of `x`, and the mean and unbiased variance,
+        ``[channels]``, without gradients.
 
     Raises:
-        InputRuntimeError: shapes or devices do not fit each other.
-        InputValueError: one value for each channel, or an activation that is not known.
+        InputRuntimeError: shapes or devices do not match.
+        InputValueError: only one value per channel, or `activation` is not a key of
+            `burnt.kernels.ACTIVATIONS`.
 
     >>> batch_norm_training(torch.tensor([[1.0], [3.0]]))
     (tensor([[-1.0000],
@@ -538,19 +556,19 @@ def batch_norm_training(
     axes = [axis for axis in range(x.dim()) if axis != 1]
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     var, mean = torch.var_mean(wide, axes, correction=0, keepdim=True)
-    made = (wide - mean) * torch.rsqrt(var + eps)
-    made = _scaled(made, _by_channel(weight, x), _by_channel(bias, x), x.dtype)
+    output = (wide - mean) * torch.rsqrt(var + eps)
+    output = _scale_and_shift(output, _by_channel(weight, x), _by_channel(bias, x), x.dtype)
     count = x.numel() // max(x.shape[1], 1)
     dtype = weight.dtype if weight is not None else x.dtype
-    kept_mean, kept_var = mean.detach().view(-1), var.detach().view(-1) * (count / max(count - 1, 1))
+    batch_mean, batch_var = mean.detach().view(-1), var.detach().view(-1) * (count / max(count - 1, 1))
     return (
-        activated(made if residual is None else made + residual, activation),
-        kept_mean.to(dtype),
-        kept_var.to(dtype),
+        apply_activation(output if residual is None else output + residual, activation),
+        batch_mean.to(dtype),
+        batch_var.to(dtype),
     )
 
 
-def _check_inference(
+def _check_batch_norm_inference(
     x: Tensor,
     running_mean: Tensor,
     running_var: Tensor,
@@ -560,19 +578,19 @@ def _check_inference(
     residual: Tensor | None,
     activation: str | None,
 ) -> None:
-    given = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
-    _check_channels("batch_norm", x, activation, residual, **given)
-    _check_parameters("batch_norm", x, **given)
+    tensors = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+    _check_channel_norm("batch_norm", x, activation, residual, **tensors)
+    _check_parameters("batch_norm", x, **tensors)
 
 
-def _inference_examples(device: torch.device) -> list[tuple[object, ...]]:
+def _batch_norm_inference_examples(device: torch.device) -> list[tuple[object, ...]]:
     return [
         (x, torch.randn_like(w), torch.rand_like(w) + 0.5, w, b, eps, residual, activation)  # type: ignore[call-overload]
-        for x, w, b, eps, residual, activation in _batch_examples(device)
+        for x, w, b, eps, residual, activation in _batch_norm_examples(device)
     ]
 
 
-def _library_inference(
+def _torch_batch_norm_inference(
     x: Tensor,
     running_mean: Tensor,
     running_var: Tensor,
@@ -583,15 +601,15 @@ def _library_inference(
     activation: str | None = None,
 ) -> Tensor:
     mean, var = running_mean.detach(), running_var.detach()
-    made = F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
-    return activated(made if residual is None else made + residual, activation)
+    output = F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
+    return apply_activation(output if residual is None else output + residual, activation)
 
 
 @op(
-    check=_check_inference,
-    library=_library_inference,
-    examples=_inference_examples,
-    library_best=_is_plain,
+    check=_check_batch_norm_inference,
+    library=_torch_batch_norm_inference,
+    examples=_batch_norm_inference_examples,
+    library_best=_batch_norm_inference_library_best,
 )
 def batch_norm_inference(
     x: Tensor,
@@ -603,35 +621,35 @@ def batch_norm_inference(
     residual: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor:
-    """Batch normalisation by averages that were kept while training.
+    """Apply batch normalization with the running averages of training.
 
     Args:
-        x: ``[batch, channels, *]``, of a floating-point dtype.
+        x: ``[batch, channels, *]``, floating-point.
         running_mean: ``[channels]``.
         running_var: ``[channels]``.
         weight: ``[channels]``.
         bias: ``[channels]``.
         eps: added to the variance.
-        residual: as `x`; added to the normalised values, before the activation.
-        activation: what the result goes through: a key of `burnt.kernels.ACTIVATIONS`.
+        residual: shape and dtype of `x`; added to the normalized values, before the activation.
+        activation: activation applied to the result, a key of `burnt.kernels.ACTIVATIONS`.
 
     Returns:
-        as `x`.
+        A tensor of the shape and dtype of `x`.
 
     Raises:
-        InputRuntimeError: shapes or devices do not fit each other.
-        InputValueError: an activation that is not known.
+        InputRuntimeError: shapes or devices do not match.
+        InputValueError: `activation` is not a key of `burnt.kernels.ACTIVATIONS`.
 
     >>> batch_norm_inference(torch.tensor([[1.0], [3.0]]), torch.ones(1), torch.ones(1))
     tensor([[0.0000],
             [2.0000]])
     """
-    inside = torch.promote_types(x.dtype, torch.float32)
-    mean = running_mean.detach().to(inside).view(1, -1, *[1] * (x.dim() - 2))
-    var = running_var.detach().to(inside).view(1, -1, *[1] * (x.dim() - 2))
-    made = (x.to(inside) - mean) * torch.rsqrt(var + eps)
-    made = _scaled(made, _by_channel(weight, x), _by_channel(bias, x), x.dtype)
-    return activated(made if residual is None else made + residual, activation)
+    compute_dtype = torch.promote_types(x.dtype, torch.float32)
+    mean = running_mean.detach().to(compute_dtype).view(1, -1, *[1] * (x.dim() - 2))
+    var = running_var.detach().to(compute_dtype).view(1, -1, *[1] * (x.dim() - 2))
+    output = (x.to(compute_dtype) - mean) * torch.rsqrt(var + eps)
+    output = _scale_and_shift(output, _by_channel(weight, x), _by_channel(bias, x), x.dtype)
+    return apply_activation(output if residual is None else output + residual, activation)
 
 
 def batch_norm(
@@ -646,29 +664,31 @@ def batch_norm(
     residual: Tensor | None = None,
     activation: str | None = None,
 ) -> Tensor:
-    r"""Normalises each channel over the batch and all other axes, of any rank.
+    r"""Apply batch normalization: normalize each channel over the batch and all other axes, of any number.
 
     Args:
-        x: ``[batch, channels, *]``, of a floating-point dtype.
-        running_mean: ``[channels]``, updated in place while training; None keeps no average.
-        running_var: ``[channels]``, of the unbiased variance, likewise.
+        x: ``[batch, channels, *]``, floating-point.
+        running_mean: ``[channels]``, updated in place in training; None keeps no running average.
+        running_var: ``[channels]``, average of the unbiased variance; updated likewise.
         weight: ``[channels]``.
         bias: ``[channels]``.
-        training: normalise by the batch's own statistics (`batch_norm_training`), and not by the running ones
-            (`batch_norm_inference`).
+        training: normalize with the batch's own statistics (`batch_norm_training`) instead of the running
+            averages (`batch_norm_inference`).
         momentum: weight of the new batch in the running averages.
-        eps: added to the variance.
-        residual: as `x`; added to the normalised values, before the activation.
-        activation: what the result goes through: a key of `burnt.kernels.ACTIVATIONS`.
+        eps: added to the (biased) variance.
+        residual: shape and dtype of `x`; added to the normalized values, before the activation.
+        activation: activation applied to the result, a key of `burnt.kernels.ACTIVATIONS`.
 
     Returns:
-        as `x`.
+        A tensor of the shape and dtype of `x`.
 
     Raises:
-        InputRuntimeError: shapes or devices do not fit each other, or there are no averages to use.
-        InputValueError: training with one value for each channel, or an activation that is not known.
+        InputRuntimeError: shapes or devices do not match, or the running averages are missing outside of
+            training.
+        InputValueError: training with only one value per channel, or `activation` is not a key of
+            `burnt.kernels.ACTIVATIONS`.
 
-    As `torch.nn.functional.batch_norm`. Ioffe and Szegedy, 2015.
+    Like `torch.nn.functional.batch_norm`. Ioffe and Szegedy, 2015.
 
     >>> mean, var = torch.zeros(1), torch.ones(1)
     >>> batch_norm(torch.tensor([[1.0], [3.0]]), mean, var, training=True), mean, var
@@ -678,19 +698,19 @@ def batch_norm(
     if not training:
         if running_mean is None or running_var is None:
             raise InputRuntimeError(
-                "a batch normalisation that does not train needs running averages",
+                "batch_norm outside of training needs running averages",
                 where="burnt.kernels.batch_norm",
                 expected="running_mean and running_var",
                 found=None,
-                hint="training=True normalises by the batch",
+                hint="training=True uses the batch's own statistics",
             )
         return batch_norm_inference(x, running_mean, running_var, weight, bias, eps, residual, activation)
-    made, mean, var = batch_norm_training(x, weight, bias, eps, residual, activation)
+    output, mean, var = batch_norm_training(x, weight, bias, eps, residual, activation)
     if x.numel() == 0:
-        return made  # there is nothing to average
+        return output  # an empty batch has no statistics
     with torch.no_grad():
         if running_mean is not None:
             running_mean.lerp_(mean.to(running_mean.dtype), momentum)
         if running_var is not None:
             running_var.lerp_(var.to(running_var.dtype), momentum)
-    return made
+    return output

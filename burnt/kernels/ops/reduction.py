@@ -1,4 +1,4 @@
-"""Reductions over any axes."""
+"""Reductions over one, several or all axes: `reduce_sum`, `reduce_max`, `reduce_var` and so on."""
 
 from __future__ import annotations
 
@@ -42,56 +42,57 @@ def _axes(x: Tensor, dim: int | Sequence[int] | None) -> list[int]:
     return [dim] if isinstance(dim, int) else list(dim)
 
 
-def _short_rows(x: Tensor, dim: int | Sequence[int] | None, *rest: object) -> bool:
-    """Rows of a few vectors, where torch's sums and extremes without gradients are up to a third faster.
+def _library_best(x: Tensor, dim: int | Sequence[int] | None, *rest: object) -> bool:
+    """Whether torch's kernel is expected to be faster: for short rows without gradients.
 
-    Else ours are 1 to 2 times as fast, extremes with gradients 1.3 to 4 times, places of extremes along a row
-    1.6 to 2.7 and along columns 6 times, any and all 3 to 25 times (4096 x 1024, two threads).
+    There torch's sums, maxima and minima are up to a third faster. Elsewhere the generated kernels are 1 to 2
+    times as fast, maxima and minima with gradients 1.3 to 4 times, argmax and argmin along rows 1.6 to 2.7
+    and along columns 6 times, any and all 3 to 25 times (4096 x 1024, two threads).
     """
-    last = x.dim() > 0 and _axes(x, dim) in ([-1], [x.dim() - 1])
-    return not wants_gradient(x) and last and 16 <= x.shape[-1] < 512
+    is_last_axis = x.dim() > 0 and _axes(x, dim) in ([-1], [x.dim() - 1])
+    return not wants_gradient(x) and is_last_axis and 16 <= x.shape[-1] < 512
 
 
 def _examples(device: torch.device) -> list[tuple[object, ...]]:
     return [(x, dim, False) for x, dim in _inputs(device)]
 
 
-def _typed_examples(device: torch.device) -> list[tuple[object, ...]]:
+def _examples_with_dtype(device: torch.device) -> list[tuple[object, ...]]:
     return [(x, dim, False, None) for x, dim in _inputs(device)]
 
 
-def _corrected_examples(device: torch.device) -> list[tuple[object, ...]]:
+def _examples_with_correction(device: torch.device) -> list[tuple[object, ...]]:
     return [(x, dim, 1, False) for x, dim in _inputs(device)]
 
 
-def _positions_examples(device: torch.device) -> list[tuple[object, ...]]:
+def _arg_examples(device: torch.device) -> list[tuple[object, ...]]:
     return [(x, dim[0] if len(dim) == 1 else None, False) for x, dim in _inputs(device)]
 
 
-def _flags_examples(device: torch.device) -> list[tuple[object, ...]]:
+def _bool_examples(device: torch.device) -> list[tuple[object, ...]]:
     return [(x > 0, dim, False) for x, dim in _inputs(device)]
 
 
-@op(examples=_typed_examples, library_best=_short_rows)
+@op(examples=_examples_with_dtype, library_best=_library_best)
 def reduce_sum(
     x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The sum.
+    """Compute the sum over axes.
 
     Args:
         x: ``[*]``.
-        dim: the axis or axes; None is all of them.
-        keepdim: keep them, with size 1.
-        dtype: what is computed in and returned; None is that of `x`, for sums and products of integers and
-            booleans int64.
+        dim: the axis or axes to reduce; None reduces all.
+        keepdim: keep the reduced axes, with size 1.
+        dtype: dtype of the computation and the result; None is that of `x`, or int64 for integers and
+            booleans.
 
     Returns:
-        ``[*]`` without the axes.
+        ``[*]`` without the reduced axes.
 
     Raises:
         InputIndexError: `x` has no such axis.
 
-    As `torch.sum`.
+    Like `torch.sum`.
 
     >>> reduce_sum(torch.tensor([1.0, 2.0]))
     tensor(3.)
@@ -99,25 +100,25 @@ def reduce_sum(
     return torch.sum(x, _axes(x, dim), keepdim, dtype=dtype)
 
 
-@op(examples=_typed_examples, library_best=_short_rows)
+@op(examples=_examples_with_dtype, library_best=_library_best)
 def reduce_mean(
     x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The mean.
+    """Compute the mean over axes.
 
     Args:
         x: ``[*]``.
-        dim: the axis or axes; None is all of them.
-        keepdim: keep them, with size 1.
-        dtype: what is computed in and returned; None is that of `x`.
+        dim: the axis or axes to reduce; None reduces all.
+        keepdim: keep the reduced axes, with size 1.
+        dtype: dtype of the computation and the result; None is that of `x`.
 
     Returns:
-        ``[*]`` without the axes.
+        ``[*]`` without the reduced axes.
 
     Raises:
         InputIndexError: `x` has no such axis.
 
-    As `torch.mean`.
+    Like `torch.mean`.
 
     >>> reduce_mean(torch.tensor([1.0, 2.0]))
     tensor(1.5000)
@@ -125,22 +126,22 @@ def reduce_mean(
     return torch.mean(x, _axes(x, dim), keepdim, dtype=dtype)
 
 
-@op(examples=_examples, library_best=_short_rows)
+@op(examples=_examples, library_best=_library_best)
 def reduce_max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-    """The largest element; its gradient is shared by equal ones.
+    """Compute the maximum over axes; the gradient is divided evenly among equal maxima.
 
     Args:
         x: ``[*]``.
-        dim: the axis or axes; None is all of them.
-        keepdim: keep them, with size 1.
+        dim: the axis or axes to reduce; None reduces all.
+        keepdim: keep the reduced axes, with size 1.
 
     Returns:
-        ``[*]`` without the axes.
+        ``[*]`` without the reduced axes.
 
     Raises:
         InputIndexError: `x` has no such axis.
 
-    As `torch.amax`.
+    Like `torch.amax`.
 
     >>> reduce_max(torch.tensor([1.0, 2.0]))
     tensor(2.)
@@ -148,22 +149,22 @@ def reduce_max(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
     return torch.amax(x, _axes(x, dim), keepdim)
 
 
-@op(examples=_examples, library_best=_short_rows)
+@op(examples=_examples, library_best=_library_best)
 def reduce_min(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-    """The smallest element; its gradient is shared by equal ones.
+    """Compute the minimum over axes; the gradient is divided evenly among equal minima.
 
     Args:
         x: ``[*]``.
-        dim: the axis or axes; None is all of them.
-        keepdim: keep them, with size 1.
+        dim: the axis or axes to reduce; None reduces all.
+        keepdim: keep the reduced axes, with size 1.
 
     Returns:
-        ``[*]`` without the axes.
+        ``[*]`` without the reduced axes.
 
     Raises:
         InputIndexError: `x` has no such axis.
 
-    As `torch.amin`.
+    Like `torch.amin`.
 
     >>> reduce_min(torch.tensor([1.0, 2.0]))
     tensor(1.)
@@ -172,56 +173,56 @@ def reduce_min(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
 
 
 @op(
-    examples=lambda device: [(*a, None) for a in _positions_examples(device)],
+    examples=lambda device: [(*a, None) for a in _arg_examples(device)],
 )
 def reduce_prod(
     x: Tensor, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """The product.
+    """Compute the product over one axis or all.
 
     Args:
         x: ``[*]``.
-        dim: the axis; None is all of them.
-        keepdim: keep it, with size 1.
-        dtype: what is computed in and returned; None is that of `x`, for sums and products of integers and
-            booleans int64.
+        dim: the axis to reduce; None reduces all.
+        keepdim: keep the reduced axes, with size 1.
+        dtype: dtype of the computation and the result; None is that of `x`, or int64 for integers and
+            booleans.
 
     Returns:
-        ``[*]`` without the axes.
+        ``[*]`` without the reduced axes.
 
     Raises:
         InputIndexError: `x` has no such axis.
 
-    As `torch.prod`.
+    Like `torch.prod`.
 
     >>> reduce_prod(torch.tensor([3.0, 2.0]))
     tensor(6.)
     """
     if dim is None:
-        made = torch.prod(x, dtype=dtype)
-        return made.view([1] * x.dim()) if keepdim else made
+        product = torch.prod(x, dtype=dtype)
+        return product.view([1] * x.dim()) if keepdim else product
     return torch.prod(x, dim, keepdim, dtype=dtype)
 
 
-@op(examples=_corrected_examples)
+@op(examples=_examples_with_correction)
 def reduce_var(
     x: Tensor, dim: int | Sequence[int] | None = None, correction: int = 1, keepdim: bool = False
 ) -> Tensor:
-    """The variance.
+    """Compute the variance over axes.
 
     Args:
         x: ``[*]``.
-        dim: the axis or axes; None is all of them.
-        correction: what is taken off the number of elements that the squares are divided by.
-        keepdim: keep them, with size 1.
+        dim: the axis or axes to reduce; None reduces all.
+        correction: the sum of squares is divided by the number of elements minus this.
+        keepdim: keep the reduced axes, with size 1.
 
     Returns:
-        ``[*]`` without the axes.
+        ``[*]`` without the reduced axes.
 
     Raises:
         InputIndexError: `x` has no such axis.
 
-    As `torch.var`.
+    Like `torch.var`.
 
     >>> reduce_var(torch.tensor([1.0, 2.0, 3.0]))
     tensor(1.)
@@ -229,25 +230,25 @@ def reduce_var(
     return torch.var(x, _axes(x, dim), correction=correction, keepdim=keepdim)
 
 
-@op(examples=_corrected_examples)
+@op(examples=_examples_with_correction)
 def reduce_std(
     x: Tensor, dim: int | Sequence[int] | None = None, correction: int = 1, keepdim: bool = False
 ) -> Tensor:
-    """The standard deviation.
+    """Compute the standard deviation over axes.
 
     Args:
         x: ``[*]``.
-        dim: the axis or axes; None is all of them.
-        correction: what is taken off the number of elements that the squares are divided by.
-        keepdim: keep them, with size 1.
+        dim: the axis or axes to reduce; None reduces all.
+        correction: the sum of squares is divided by the number of elements minus this.
+        keepdim: keep the reduced axes, with size 1.
 
     Returns:
-        ``[*]`` without the axes.
+        ``[*]`` without the reduced axes.
 
     Raises:
         InputIndexError: `x` has no such axis.
 
-    As `torch.std`.
+    Like `torch.std`.
 
     >>> reduce_std(torch.tensor([1.0, 2.0, 3.0]))
     tensor(1.)
@@ -257,20 +258,20 @@ def reduce_std(
 
 @op(examples=_examples)
 def reduce_logsumexp(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-    """The logarithm of the sum of exponentials.
+    """Compute the logarithm of the sum of exponentials over axes, without overflow.
 
     Args:
         x: ``[*]``.
-        dim: the axis or axes; None is all of them.
-        keepdim: keep them, with size 1.
+        dim: the axis or axes to reduce; None reduces all.
+        keepdim: keep the reduced axes, with size 1.
 
     Returns:
-        ``[*]`` without the axes.
+        ``[*]`` without the reduced axes.
 
     Raises:
         InputIndexError: `x` has no such axis.
 
-    As `torch.logsumexp`.
+    Like `torch.logsumexp`.
 
     >>> reduce_logsumexp(torch.zeros(2))
     tensor(0.6931)
@@ -278,22 +279,22 @@ def reduce_logsumexp(x: Tensor, dim: int | Sequence[int] | None = None, keepdim:
     return torch.logsumexp(x, _axes(x, dim), keepdim)
 
 
-@op(examples=_positions_examples)
+@op(examples=_arg_examples)
 def reduce_argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The position of the largest element, int64, the first of equal ones.
+    """Return the index of the maximum, int64; of equal maxima the first.
 
     Args:
         x: ``[*]``.
-        dim: the axis; None is all of them, and the position in `x` laid flat.
-        keepdim: keep it, with size 1.
+        dim: the axis to reduce; None returns the index into the flattened `x`.
+        keepdim: keep the reduced axes, with size 1.
 
     Returns:
-        ``[*]`` without the axes.
+        ``[*]`` without the reduced axes.
 
     Raises:
         InputIndexError: `x` has no such axis.
 
-    As `torch.argmax`.
+    Like `torch.argmax`.
 
     >>> reduce_argmax(torch.tensor([1.0, 2.0]))
     tensor(1)
@@ -301,22 +302,22 @@ def reduce_argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> T
     return torch.argmax(x, dim, keepdim)
 
 
-@op(examples=_positions_examples)
+@op(examples=_arg_examples)
 def reduce_argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The position of the smallest element, int64, the first of equal ones.
+    """Return the index of the minimum, int64; of equal minima the first.
 
     Args:
         x: ``[*]``.
-        dim: the axis; None is all of them, and the position in `x` laid flat.
-        keepdim: keep it, with size 1.
+        dim: the axis to reduce; None returns the index into the flattened `x`.
+        keepdim: keep the reduced axes, with size 1.
 
     Returns:
-        ``[*]`` without the axes.
+        ``[*]`` without the reduced axes.
 
     Raises:
         InputIndexError: `x` has no such axis.
 
-    As `torch.argmin`.
+    Like `torch.argmin`.
 
     >>> reduce_argmin(torch.tensor([1.0, 2.0]))
     tensor(0)
@@ -324,22 +325,22 @@ def reduce_argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> T
     return torch.argmin(x, dim, keepdim)
 
 
-@op(examples=_flags_examples)
+@op(examples=_bool_examples)
 def reduce_any(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-    """Whether any element is true, or not zero.
+    """Test whether any element along the axes is true (nonzero).
 
     Args:
         x: ``[*]``.
-        dim: the axis or axes; None is all of them.
-        keepdim: keep them, with size 1.
+        dim: the axis or axes to reduce; None reduces all.
+        keepdim: keep the reduced axes, with size 1.
 
     Returns:
-        ``[*]`` without the axes.
+        ``[*]`` without the reduced axes.
 
     Raises:
         InputIndexError: `x` has no such axis.
 
-    As `torch.any`.
+    Like `torch.any`.
 
     >>> reduce_any(torch.tensor([True, False]))
     tensor(True)
@@ -347,22 +348,22 @@ def reduce_any(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
     return torch.any(x, dim=_axes(x, dim), keepdim=keepdim)
 
 
-@op(examples=_flags_examples)
+@op(examples=_bool_examples)
 def reduce_all(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
-    """Whether all elements are true, or not zero.
+    """Test whether all elements along the axes are true (nonzero).
 
     Args:
         x: ``[*]``.
-        dim: the axis or axes; None is all of them.
-        keepdim: keep them, with size 1.
+        dim: the axis or axes to reduce; None reduces all.
+        keepdim: keep the reduced axes, with size 1.
 
     Returns:
-        ``[*]`` without the axes.
+        ``[*]`` without the reduced axes.
 
     Raises:
         InputIndexError: `x` has no such axis.
 
-    As `torch.all`.
+    Like `torch.all`.
 
     >>> reduce_all(torch.tensor([True, False]))
     tensor(False)

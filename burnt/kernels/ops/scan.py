@@ -1,4 +1,4 @@
-"""Cumulative sums and products."""
+"""Cumulative sums and products: `cumsum` and `cumprod`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def _examples(device: torch.device) -> list[tuple[object, ...]]:
 
 @op(examples=_examples)
 def cumsum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """The sums of an axis up to each element.
+    """Compute the cumulative sums along an axis.
 
     Args:
         x: ``[*]``.
         dim: the axis.
-        dtype: what is summed in and returned; None is that of `x`, int64 for integers and booleans.
+        dtype: dtype of the sums and the result; None is that of `x`, or int64 for integers and booleans.
 
     Returns:
-        ``[*]``.
+        ``[*]``, the shape of `x`.
 
     Raises:
         InputIndexError: `x` has no axis `dim`.
 
-    As `torch.cumsum`.
+    Like `torch.cumsum`.
 
     >>> cumsum(torch.tensor([1.0, 2.0, 3.0]), 0)
     tensor([1., 3., 6.])
@@ -39,23 +39,23 @@ def cumsum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     return torch.cumsum(x, dim, dtype=dtype)
 
 
-# torch's gradient looks for zeros, and takes a way of its own around them: no kernel says it.
+# torch's gradient treats zeros in the input separately, which generated kernels do not support.
 @op(examples=_examples, library_best=lambda *args: wants_gradient(*args))
 def cumprod(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """The products of an axis up to each element.
+    """Compute the cumulative products along an axis.
 
     Args:
         x: ``[*]``.
         dim: the axis.
-        dtype: what is multiplied in and returned; None is that of `x`, int64 for integers and booleans.
+        dtype: dtype of the products and the result; None is that of `x`, or int64 for integers and booleans.
 
     Returns:
-        ``[*]``.
+        ``[*]``, the shape of `x`.
 
     Raises:
         InputIndexError: `x` has no axis `dim`.
 
-    As `torch.cumprod`.
+    Like `torch.cumprod`.
 
     >>> cumprod(torch.tensor([1.0, 2.0, 3.0]), 0)
     tensor([1., 2., 6.])

@@ -1,9 +1,9 @@
 """Optimizer steps over lists of tensors.
 
-steps           SGD, Adam, AdamW as users call them
-muon            Muon
-request         a step to be made: hyperparameters and lists of tensors
-foreach         checks, gradient clipping, and who makes the step
-foreach_c       the step in C
-foreach_triton  the step in Triton
+steps           public functions: SGD, Adam, AdamW
+muon            public functions: Muon and its orthogonalization
+request         options common to all steps, and the result of a step
+foreach         input checks, gradient norm and clipping, choice between burnt's kernels and torch's
+foreach_c       the kernels in C
+foreach_triton  the kernels in Triton
 """

@@ -1,8 +1,8 @@
-"""What optimizer steps over lists of tensors share: the request, checks, the choice of who does it, clipping.
+"""Common parts of optimizer steps over lists of tensors: input checks, norm, clipping, choice of candidate.
 
-A step of burnt's goes through `Passes`: the norm when it is made, and then as many updates as the optimizer
-has. `HostPasses` knows on the spot what came out; on a GPU the norm stays there
-(`burnt.kernels.optim.foreach_triton`).
+A step by burnt's kernels goes through `Passes`: its constructor computes the norm of the gradients, and
+`apply_update` runs an update over all tensors, once or more per step. `HostPasses` knows at once whether the
+step is skipped; on a GPU the norm stays on the device (`burnt.kernels.optim.foreach_triton`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from burnt.errors import InputRuntimeError, InputUnsupportedError
 from burnt.kernels.interface.checks import describe
 from burnt.kernels.optim import foreach_c
 from burnt.kernels.optim.foreach_c import Update
-from burnt.kernels.optim.request import TINY, Request, StepResult
+from burnt.kernels.optim.request import CLIP_EPS, Request, StepResult
 
-__all__ = ["HostPasses", "Passes", "check", "check_steps", "fused", "stepped"]
+__all__ = ["HostPasses", "Passes", "can_fuse", "check_lists", "check_steps", "run_step"]
 
-_FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})  # where torch has one kernel for the whole step
+_FUSED = frozenset({"cpu", "cuda", "mps", "xpu"})  # device types with fused steps in torch
 
 
 class Passes(Protocol):
-    """Burnt's passes over the tensors of one step."""
+    """The passes of burnt's kernels over the tensors of one step."""
 
     result: StepResult
 
-    def skips(self, *, wait: bool) -> bool:
-        """Whether nothing is to be changed; False where only a GPU knows, unless it is waited for."""
+    def is_skipped(self, *, wait: bool) -> bool:
+        """Whether the step is skipped. On a GPU it is False without `wait`, which synchronizes."""
 
-    def advance(
+    def apply_update(
         self,
         update: Update,
         columns: Sequence[Sequence[Tensor] | None],
@@ -45,35 +45,38 @@ class Passes(Protocol):
         steps: Sequence[Tensor] | None = None,
         extras: Sequence[int | float] | None = None,
     ) -> None:
-        """Change tensors, unless the step is skipped; `optimizer_c.advance` has the arguments.
+        """Apply an update to the tensors in place, unless the step is skipped.
 
-        `numbers` lack the factor of gradients, which an update that takes gradients has first.
+        The arguments are those of `burnt.kernels.optim.foreach_c.apply_update`, but `numbers` lacks the first
+        one of updates that read gradients: the factor that gradients are multiplied by.
         """
 
 
 class HostPasses:
-    """Passes on the CPU."""
+    """`Passes` on the CPU."""
 
     def __init__(self, request: Request, grads: Sequence[Tensor]) -> None:
-        self._factor, self._skips = 1.0, False
-        norm = None
-        if request.measures:
-            exact = any(g.dtype == torch.float64 for g in grads)
-            total = sum(foreach_c.squares([grads[i] for i in part]) for part in _by_dtype(grads))
+        self._grad_factor, self._is_skipped = 1.0, False
+        norm_tensor = None
+        if request.needs_norm:
+            has_float64 = any(g.dtype == torch.float64 for g in grads)
+            squared_norm = sum(
+                foreach_c.sum_of_squares([grads[i] for i in indices]) for indices in _group_by_dtype(grads)
+            )
             scale = 1.0 if request.grad_scale is None else float(request.grad_scale)
-            length = math.sqrt(total) / scale
-            if request.grad_scale is not None and not math.isfinite(total):
-                # Only squares of float64 overflow a double where their roots are finite.
-                self._skips = not (exact and all(bool(g.isfinite().all()) for g in grads))
-            self._factor = clip_factor(length, request.max_norm) / scale
-            norm = torch.tensor(length, dtype=torch.float64 if exact else torch.float32)
-        self.result = StepResult(norm, _flag(self._skips), "burnt")
+            norm = math.sqrt(squared_norm) / scale
+            if request.grad_scale is not None and not math.isfinite(squared_norm):
+                # The squares of finite elements overflow a double only in float64.
+                self._is_skipped = not (has_float64 and all(bool(g.isfinite().all()) for g in grads))
+            self._grad_factor = clip_factor(norm, request.max_norm) / scale
+            norm_tensor = torch.tensor(norm, dtype=torch.float64 if has_float64 else torch.float32)
+        self.result = StepResult(norm_tensor, _bool_tensor(self._is_skipped), "burnt")
 
-    def skips(self, *, wait: bool) -> bool:
-        """As `Passes`; it is known."""
-        return self._skips
+    def is_skipped(self, *, wait: bool) -> bool:
+        """Whether the step is skipped."""
+        return self._is_skipped
 
-    def advance(
+    def apply_update(
         self,
         update: Update,
         columns: Sequence[Sequence[Tensor] | None],
@@ -83,78 +86,82 @@ class HostPasses:
         steps: Sequence[Tensor] | None = None,
         extras: Sequence[int | float] | None = None,
     ) -> None:
-        """As `Passes`."""
-        if self._skips:
+        """Apply an update, one call per dtype; see `Passes`."""
+        if self._is_skipped:
             return
-        numbers = [self._factor, *numbers] if update.takes_gradients else numbers
-        parts = _by_dtype(next(c for c in columns if c is not None))
-        if len(parts) == 1:
-            foreach_c.advance(update, columns, numbers, options, steps=steps, extras=extras)
+        numbers = [self._grad_factor, *numbers] if update.has_gradients else numbers
+        groups = _group_by_dtype(next(c for c in columns if c is not None))
+        if len(groups) == 1:
+            foreach_c.apply_update(update, columns, numbers, options, steps=steps, extras=extras)
             return
-        for part in parts:
-            foreach_c.advance(
+        for indices in groups:
+            foreach_c.apply_update(
                 update,
-                [None if c is None else [c[i] for i in part] for c in columns],
+                [None if c is None else [c[i] for i in indices] for c in columns],
                 numbers,
                 options,
-                steps=None if steps is None else [steps[i] for i in part],
-                extras=None if extras is None else [extras[i] for i in part],
+                steps=None if steps is None else [steps[i] for i in indices],
+                extras=None if extras is None else [extras[i] for i in indices],
             )
 
 
-def _flag(value: bool) -> Tensor:
+def _bool_tensor(value: bool) -> Tensor:
     return torch.ones((), dtype=torch.bool) if value else torch.zeros((), dtype=torch.bool)
 
 
 def clip_factor(norm: float, max_norm: float | None) -> float:
-    """What gradients are multiplied by to be clipped, as torch's `clip_grad_norm_` has it."""
+    """Return the factor that clips gradients of this norm, as in torch's `clip_grad_norm_`."""
     if max_norm is None or max_norm == math.inf:
         return 1.0
-    factor = max_norm / (norm + TINY)
+    factor = max_norm / (norm + CLIP_EPS)
     return 1.0 if factor > 1.0 else factor
 
 
-def stepped(
+def run_step(
     request: Request,
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
     states: Sequence[Sequence[Tensor]],
-    ours: Callable[[Passes, Sequence[Tensor]], None],
-    torchs: Callable[[list[Tensor]], None],
+    burnt_step: Callable[[Passes, Sequence[Tensor]], None],
+    torch_step: Callable[[list[Tensor]], None],
     steps: Sequence[Tensor] = (),
 ) -> StepResult:
-    """Do a step by whoever serves.
+    """Run a step by burnt's kernels or, if they do not support the arguments, by torch.
 
     Args:
-        request: what is asked for besides.
-        params: and
-        grads: of the step.
-        states: the optimizer's tensors, a list per kind.
-        ours: the step by `Passes`, for gradients that lie as their parameters do.
-        torchs: the step by torch, for gradients that are scaled and clipped.
-        steps: counters.
+        request: the options of the step.
+        params: the parameters.
+        grads: their gradients.
+        states: the optimizer's state, one list of tensors per kind.
+        burnt_step: runs the step with `Passes`; gets gradients with the strides of their parameters.
+        torch_step: runs the step with torch; gets unscaled and clipped gradients.
+        steps: step counters.
 
     Raises:
-        InputUnsupportedError: ``candidate="burnt"`` cannot serve.
+        InputUnsupportedError: ``candidate="burnt"`` does not support the arguments.
     """
-    why = "asked for" if request.candidate == "torch" else _why_not(params, grads, states, steps, request)
-    if why is not None and request.candidate == "burnt":
+    reason = (
+        "requested"
+        if request.candidate == "torch"
+        else _fallback_reason(params, grads, states, steps, request)
+    )
+    if reason is not None and request.candidate == "burnt":
         raise InputUnsupportedError(
-            f"burnt's {request.name} cannot serve",
+            f"the candidate 'burnt' of {request.name} does not support these arguments",
             where=f"burnt.kernels.{request.name}",
-            found=why,
-            hint="candidate=None takes torch's instead",
+            found=reason,
+            hint="with candidate=None torch runs the step instead",
         )
     with torch.no_grad():
-        if why is not None:
-            return _by_torch(request, params, grads, torchs, why)
-        laid_out = [_as_parameter(g, p) for g, p in zip(grads, params, strict=True)]
-        passes = _passes(request, laid_out)
-        ours(passes, laid_out)
+        if reason is not None:
+            return _run_torch_step(request, params, grads, torch_step, reason)
+        aligned_grads = [_match_strides(g, p) for g, p in zip(grads, params, strict=True)]
+        passes = _make_passes(request, aligned_grads)
+        burnt_step(passes, aligned_grads)
         return passes.result
 
 
-def _passes(request: Request, grads: Sequence[Tensor]) -> Passes:
+def _make_passes(request: Request, grads: Sequence[Tensor]) -> Passes:
     if grads and grads[0].is_cuda:
         from burnt.kernels.optim.foreach_triton import DevicePasses
 
@@ -162,45 +169,45 @@ def _passes(request: Request, grads: Sequence[Tensor]) -> Passes:
     return HostPasses(request, grads)
 
 
-def _by_torch(
+def _run_torch_step(
     request: Request,
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
-    torchs: Callable[[list[Tensor]], None],
-    why: str,
+    torch_step: Callable[[list[Tensor]], None],
+    reason: str,
 ) -> StepResult:
-    """A step by torch's functions. With a scale it waits for the device, as torch's scaler does."""
+    """Run a step by torch's functions. With `grad_scale` it synchronizes, as torch's `GradScaler` does."""
     device = params[0].device if params else torch.device("cpu")
-    skipped, norm, moved = torch.zeros((), dtype=torch.bool, device=device), None, list(grads)
-    if request.measures and grads:
+    skipped, norm, clipped = torch.zeros((), dtype=torch.bool, device=device), None, list(grads)
+    if request.needs_norm and grads:
         norm = torch.nn.utils.get_total_norm(grads)
         norm = norm if norm.dtype == torch.float64 else norm.float()
         factor: Tensor | None = None
         if request.grad_scale is not None:
             norm = norm / request.grad_scale
             if not norm.isfinite() and not all(bool(g.isfinite().all()) for g in grads):
-                return StepResult(norm, torch.ones_like(skipped), f"torch: {why}")
+                return StepResult(norm, torch.ones_like(skipped), f"torch: {reason}")
         if request.max_norm is not None and request.max_norm != math.inf:
-            factor = (request.max_norm / (norm + TINY)).clamp(max=1.0)
+            factor = (request.max_norm / (norm + CLIP_EPS)).clamp(max=1.0)
         if request.grad_scale is not None:
             scale = torch.as_tensor(request.grad_scale, dtype=norm.dtype, device=device)
             factor = (1.0 if factor is None else factor) / scale
         if factor is not None:
-            moved = [(g * factor.to(g.device)).to(g.dtype) for g in grads]
-    elif request.measures:
+            clipped = [(g * factor.to(g.device)).to(g.dtype) for g in grads]
+    elif request.needs_norm:
         norm = torch.zeros(())
     if params:
-        torchs(moved)
+        torch_step(clipped)
         if request.ema is not None:
             torch._foreach_lerp_(list(request.ema), list(params), 1 - request.ema_decay)
-    return StepResult(norm, skipped, f"torch: {why}")
+    return StepResult(norm, skipped, f"torch: {reason}")
 
 
-# --- who can serve ----------------------------------------------------------------------------------------
+# --- choice of candidate ----------------------------------------------------------------------------------
 
 
-def fused(*columns: Sequence[Tensor | None]) -> bool:
-    """Whether torch has one kernel for a step of these. On a CPU it takes memory for contiguous, unasked."""
+def can_fuse(*columns: Sequence[Tensor | None]) -> bool:
+    """Whether torch's fused steps support these tensors. On a CPU they treat any tensor as contiguous."""
     return all(
         t is None or (t.is_floating_point() and t.device.type in _FUSED and t.is_contiguous())
         for column in columns
@@ -208,16 +215,16 @@ def fused(*columns: Sequence[Tensor | None]) -> bool:
     )
 
 
-def _why_not(
+def _fallback_reason(
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
     states: Sequence[Sequence[Tensor]],
     steps: Sequence[Tensor],
     request: Request,
 ) -> str | None:
-    """Why burnt's passes cannot serve; None where they can."""
+    """Return why burnt's kernels do not support these arguments; None if they do."""
     if torch.compiler.is_compiling() or not _torch.is_plain_call():
-        return "the step is recorded or transformed"
+        return "the step is traced, compiled or transformed"
     if not params:
         return None
     device = params[0].device
@@ -225,31 +232,29 @@ def _why_not(
     if isinstance(target, str):
         return target
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return "a CUDA graph is captured, which cannot hold where gradients will be"
+        return "a CUDA graph is being captured, and it would keep the present addresses of the gradients"
     others = [*states, *(() if request.ema is None else (request.ema,))]
     for i, p in enumerate(params):
         if p.device != device:
-            return f"tensors on {device} and on {p.device}"
+            return f"parameters on {device} and on {p.device}"
         if p.dtype not in foreach_c.DTYPES or (device.type == "cuda" and p.dtype == torch.float64):
             return f"parameters of {str(p.dtype).removeprefix('torch.')} on {device.type}"
         if type(p) not in (Tensor, torch.nn.Parameter) or type(grads[i]) is not Tensor:
-            return (
-                f"a tensor of the class {(type(p) if type(grads[i]) is Tensor else type(grads[i])).__name__}"
-            )
+            return f"a tensor subclass, {(type(p) if type(grads[i]) is Tensor else type(grads[i])).__name__}"
         dense = p.is_contiguous()
         if not dense and not _is_dense(p):
-            return "a parameter that is a view of a larger tensor, with gaps"
+            return "a parameter that is a view with gaps between its elements"
         for column in others:
             if not (dense and column[i].is_contiguous()) and column[i].stride() != p.stride():
-                return "a state that lies in memory in another order than its parameter"
+                return "a state with other strides than its parameter"
     for step in steps:
         if step.dtype != torch.float32 or step.device != device:
-            return f"a counter of steps that is {describe(step)}"
+            return f"a step counter that is {describe(step)}"
     return None
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether elements lie side by side, in whatever order of the axes."""
+    """Whether the elements fill one block of memory without gaps, in any order of the axes."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:
@@ -259,21 +264,21 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def _as_parameter(grad: Tensor, param: Tensor) -> Tensor:
-    """A gradient with its elements in the parameter's order: autograd may expand or turn it."""
-    alike = (grad.is_contiguous() and param.is_contiguous()) or grad.stride() == param.stride()
-    return grad if alike and not grad.is_neg() else torch.empty_like(param).copy_(grad)
+def _match_strides(grad: Tensor, param: Tensor) -> Tensor:
+    """Return the gradient with the strides of its parameter; autograd may return other ones."""
+    same_layout = (grad.is_contiguous() and param.is_contiguous()) or grad.stride() == param.stride()
+    return grad if same_layout and not grad.is_neg() else torch.empty_like(param).copy_(grad)
 
 
 # --- checks -----------------------------------------------------------------------------------------------
 
 
-def check(request: Request, params: Sequence[Tensor], **lists: Sequence[Tensor | None] | None) -> None:
-    """That lists of tensors fit the parameters, one by one.
+def check_lists(request: Request, params: Sequence[Tensor], **lists: Sequence[Tensor | None] | None) -> None:
+    """Check that each list has one tensor per parameter, of its shape, dtype and device.
 
     Raises:
-        InputRuntimeError: they do not.
-        InputUnsupportedError: parameters or gradients of a kind that no step here takes.
+        InputRuntimeError: one does not.
+        InputUnsupportedError: a parameter is not floating-point, or a tensor is not dense.
     """
     where = f"burnt.kernels.{request.name}"
     if request.ema is not None:
@@ -281,7 +286,7 @@ def check(request: Request, params: Sequence[Tensor], **lists: Sequence[Tensor |
     for name, column in lists.items():
         if column is not None and len(column) != len(params):
             raise InputRuntimeError(
-                f"{name} of {request.name} are not as many as the parameters",
+                f"{name} of {request.name} has the wrong length",
                 where=where,
                 expected=f"{len(params)} tensors, one for each of params",
                 found=f"{len(column)} tensors",
@@ -295,49 +300,51 @@ def check(request: Request, params: Sequence[Tensor], **lists: Sequence[Tensor |
                 where=where,
                 expected="parameters of a floating-point dtype",
                 found=f"params[{i}]: {describe(p)}",
-                hint="torch.view_as_real of them, and of all their lists" if dtype.is_complex else None,
+                hint="pass torch.view_as_real of all tensors" if dtype.is_complex else None,
             )
         for name, column in present:
-            t = column[i]
-            if t is None:
+            tensor = column[i]
+            if tensor is None:
                 continue
-            if t.layout is not torch.strided:
+            if tensor.layout is not torch.strided:
                 raise InputUnsupportedError(
-                    f"{request.name} takes dense tensors",
+                    f"{request.name} supports only dense tensors",
                     where=where,
-                    found=f"{name}[{i}]: {t.layout}",
+                    found=f"{name}[{i}]: {tensor.layout}",
                     hint=f"{name}[{i}].to_dense()",
                 )
-            if t.shape != shape or t.dtype != dtype or t.device != device:
+            if tensor.shape != shape or tensor.dtype != dtype or tensor.device != device:
                 raise InputRuntimeError(
-                    f"{name} of {request.name} do not fit the parameters",
+                    f"{name} of {request.name} does not match the parameters",
                     where=where,
-                    expected=f"{name}[{i}]: {describe(p)}, as params[{i}]",
-                    found=describe(t),
+                    expected=f"{name}[{i}]: {describe(p)}, like params[{i}]",
+                    found=describe(tensor),
                 )
 
 
 def check_steps(request: Request, params: Sequence[Tensor], steps: Sequence[Tensor]) -> None:
-    """That there is a counter for each parameter.
+    """Check that there is one step counter per parameter.
 
     Raises:
-        InputRuntimeError: there is not.
+        InputRuntimeError: there is not, or a counter is not one floating-point number.
     """
-    wrong = next((i for i, s in enumerate(steps) if s.numel() != 1 or not s.is_floating_point()), None)
-    if len(steps) != len(params) or wrong is not None:
+    invalid = next((i for i, s in enumerate(steps) if s.numel() != 1 or not s.is_floating_point()), None)
+    if len(steps) != len(params) or invalid is not None:
         raise InputRuntimeError(
-            f"steps of {request.name} do not count the parameters' steps",
+            f"steps of {request.name} does not match the parameters",
             where=f"burnt.kernels.{request.name}",
-            expected=f"{len(params)} tensors of one number each, float32",
-            found=f"{len(steps)} tensors" if wrong is None else f"steps[{wrong}]: {describe(steps[wrong])}",
+            expected=f"{len(params)} float32 tensors of one element each",
+            found=f"{len(steps)} tensors"
+            if invalid is None
+            else f"steps[{invalid}]: {describe(steps[invalid])}",
         )
 
 
-def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Places of tensors of one dtype each, in order of appearance."""
+def _group_by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Group the indices of tensors by dtype, in order of appearance."""
     if len({t.dtype for t in tensors}) == 1:
         return [list(range(len(tensors)))]
-    parts: dict[torch.dtype, list[int]] = {}
+    groups: dict[torch.dtype, list[int]] = {}
     for i, t in enumerate(tensors):
-        parts.setdefault(t.dtype, []).append(i)
-    return list(parts.values())
+        groups.setdefault(t.dtype, []).append(i)
+    return list(groups.values())

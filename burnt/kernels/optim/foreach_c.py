@@ -1,11 +1,12 @@
-"""Optimizer steps over lists of tensors, in C: one pass for the norm, one for everything else.
+"""Optimizer kernels over lists of tensors in C: `sum_of_squares` for the norm, `apply_update` for the rest.
 
-All tensors are cut into *blocks*, and threads take blocks of whatever tensor comes next: three hundred
-tensors of all sizes keep them as busy as one large one. A call gets a *table* with a row for each tensor, of
-numbers and addresses. Squares are added up in double, by block and then in the order of blocks, so that the
-norm does not depend on the number of threads. Elements of 16 bits are float32 inside.
+The elements of all tensors are divided into *blocks*, which threads process in order whatever tensor they
+belong to: 300 tensors of all sizes use the threads as well as one large tensor. A call gets a *table* with
+one row per tensor, which holds its element count and addresses. Squares are summed in double per block, and
+the blocks in order, so that the norm does not depend on the number of threads. 16-bit elements are computed
+in float32.
 
-What is computed, and why something may not be, is `burnt.kernels.optim.steps`'s matter.
+Input checks and the choice of kernels are in `burnt.kernels.optim.foreach`.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from torch import Tensor
 from burnt.codegen.render.c import prelude
 from burnt.codegen.runtime import c_library
 
-__all__ = ["ADAM", "BLOCK", "DTYPES", "MOMENTUM", "MUON", "SGD", "Update", "advance", "squares"]
+__all__ = ["ADAM", "BLOCK", "DTYPES", "MOMENTUM", "MUON", "SGD", "Update", "apply_update", "sum_of_squares"]
 
-# Elements. Of float32, the blocks of four tensors fill a quarter of a megabyte: a core's own cache.
+# Elements per block. In float32, blocks of four tensors take 256 KiB, which fits a core's own cache.
 BLOCK = 1 << 14
 
-# How elements are kept, what they are computed in, and how rows of them are converted.
+# C types of an element in memory and in computations, and the suffix of its conversion functions.
 DTYPES: dict[torch.dtype, tuple[str, str, str]] = {
     torch.float64: ("double", "double", ""),
     torch.float32: ("float", "float", ""),
@@ -40,13 +41,16 @@ DTYPES: dict[torch.dtype, tuple[str, str, str]] = {
 
 @dataclass(frozen=True)
 class Update:
-    """What a step does to the elements of a tensor.
+    """An elementwise update of parameters and optimizer state.
 
     Args:
-        streams: a letter for each column of tensors, and whether it is written; all are read.
-        numbers: names of the numbers that a call gets, the same for all tensors.
-        constants: C before the loop, of the numbers and of `extra`, what a tensor's row has besides.
-        body: C for the element ``i``.
+        name: name of the C function.
+        streams: one letter per list of tensors; all are read.
+        written: the letters of the lists that are written as well.
+        numbers: names of the scalar arguments, the same for all tensors, separated by spaces.
+        constants: C code before the loop; it may use the numbers and `extra`, the row's number or address of
+            its own tensor.
+        body: C code for the element ``i``.
     """
 
     name: str
@@ -57,96 +61,98 @@ class Update:
     body: str
 
     @property
-    def counts(self) -> bool:
-        """Whether `extra` is the address of a counter of steps, float32, which goes a step further."""
+    def increments_steps(self) -> bool:
+        """Whether `extra` is the address of a float32 step counter, which is incremented."""
         return self.name == "adam"
 
     @property
-    def takes_gradients(self) -> bool:
-        """Whether its first number is what gradients are multiplied by."""
-        return self.numbers.startswith("factor")
+    def has_gradients(self) -> bool:
+        """Whether it reads gradients; its first number is then the factor that they are multiplied by."""
+        return self.numbers.startswith("grad_factor")
 
 
-# The terms, and the order in which they are rounded, are those of torch's fused steps.
+# The formulas and the order of roundings are those of torch's fused steps.
 ADAM = Update(
     "adam",
     "pgmvxe",
     "pmvxe",
-    "factor lr beta1 beta2 eps decay averaging",
+    "grad_factor lr beta1 beta2 eps weight_decay ema_weight",
     r"""
-    const double step = *(const float *)extra; /* of this tensor, which may have begun later than others */
-    const real toward = (real)(1.0 - beta1), rest = (real)(1.0 - beta2), keep = (real)beta2;
-    const real size = (real)(-lr / (1.0 - pow(beta1, step))), root = (real)sqrt(1.0 - pow(beta2, step));
-    const real shrink = (real)(1.0 - lr * decay);
+    const double step = *(const float *)extra; /* of this tensor */
+    const real first_weight = (real)(1.0 - beta1), second_weight = (real)(1.0 - beta2);
+    const real second_decay = (real)beta2;
+    const real step_size = (real)(-lr / (1.0 - pow(beta1, step)));
+    const real bias_correction = (real)sqrt(1.0 - pow(beta2, step));
+    const real shrink = (real)(1.0 - lr * weight_decay);
     """,
     r"""
-    real gradient = g[i] * (real)factor, parameter = p[i];
-    if (DECAY == 1) gradient += parameter * (real)decay;
+    real gradient = g[i] * (real)grad_factor, parameter = p[i];
+    if (DECAY == 1) gradient += parameter * (real)weight_decay;
     if (DECAY == 2) parameter *= shrink;
-    const real first = between(m[i], gradient, toward);
-    const real second = v[i] * keep + rest * gradient * gradient;
+    const real first = lerp(m[i], gradient, first_weight);
+    const real second = v[i] * second_decay + second_weight * gradient * gradient;
     m[i] = first;
     v[i] = second;
     IF_X(const real largest = x[i] > second || x[i] != x[i] ? x[i] : second; x[i] = largest;)
     IF_NOT_X(const real largest = second;)
-    p[i] = parameter + size * first / (square_root(largest) / root + (real)eps);
-    IF_E(e[i] = between(e[i], p[i], (real)averaging);)
+    p[i] = parameter + step_size * first / (square_root(largest) / bias_correction + (real)eps);
+    IF_E(e[i] = lerp(e[i], p[i], (real)ema_weight);)
     """,
 )
 SGD = Update(
     "sgd",
     "pgme",
     "pme",
-    "factor lr momentum dampening decay averaging",
+    "grad_factor lr momentum dampening weight_decay ema_weight",
     r"""
-    /* The first gradient is the momentum, whatever the dampening; what was there is 0. */
-    const real keep = (real)momentum, taken = extra ? (real)1 : (real)(1.0 - dampening);
+    /* In the first step (extra != 0) there is no dampening; the buffer is 0. */
+    const real momentum_decay = (real)momentum, grad_weight = extra ? (real)1 : (real)(1.0 - dampening);
     """,
     r"""
-    real gradient = g[i] * (real)factor;
-    if (DECAY) gradient += p[i] * (real)decay;
-    IF_M(const real moved = m[i] * keep + gradient * taken; m[i] = moved;)
-    IF_M(gradient = NESTEROV ? gradient + moved * keep : moved;)
+    real gradient = g[i] * (real)grad_factor;
+    if (DECAY) gradient += p[i] * (real)weight_decay;
+    IF_M(const real moment = m[i] * momentum_decay + gradient * grad_weight; m[i] = moment;)
+    IF_M(gradient = NESTEROV ? gradient + moment * momentum_decay : moment;)
     p[i] += gradient * (real)-lr;
-    IF_E(e[i] = between(e[i], p[i], (real)averaging);)
+    IF_E(e[i] = lerp(e[i], p[i], (real)ema_weight);)
     """,
 )
-MOMENTUM = Update(  # the first half of Muon: `u` is what is made orthogonal
+MOMENTUM = Update(  # first half of Muon; `u` is the matrix to orthogonalize
     "momentum",
     "ugm",
     "um",
-    "factor momentum",
-    "const real keep = (real)momentum, taken = (real)(1.0 - momentum);",
+    "grad_factor momentum",
+    "const real momentum_decay = (real)momentum, grad_weight = (real)(1.0 - momentum);",
     r"""
-    const real gradient = g[i] * (real)factor, moved = between(m[i], gradient, taken);
-    m[i] = moved;
-    u[i] = NESTEROV ? between(gradient, moved, keep) : moved;
+    const real gradient = g[i] * (real)grad_factor, moment = lerp(m[i], gradient, grad_weight);
+    m[i] = moment;
+    u[i] = NESTEROV ? lerp(gradient, moment, momentum_decay) : moment;
     """,
 )
 MUON = Update(
     "muon",
     "pue",
     "pe",
-    "shrink averaging",
-    "double size; memcpy(&size, &extra, sizeof size);",
+    "shrink ema_weight",
+    "double rate; memcpy(&rate, &extra, sizeof rate);",
     r"""
-    p[i] = p[i] * (real)shrink - (real)size * u[i];
-    IF_E(e[i] = between(e[i], p[i], (real)averaging);)
+    p[i] = p[i] * (real)shrink - (real)rate * u[i];
+    IF_E(e[i] = lerp(e[i], p[i], (real)ema_weight);)
     """,
 )
 
 _SOURCE = r"""
 #include <string.h>
 
-enum { COUNT, FIRST, EXTRA, ADDRESSES }; /* of a row: elements, blocks of the rows before, ... */
+enum { COUNT, FIRST, EXTRA, ADDRESSES }; /* columns: elements, index of the first block, extra, addresses */
 
 static inline real square_root(real x)
 {
     return sizeof(real) == 4 ? __builtin_sqrtf((float)x) : __builtin_sqrt(x);
 }
 
-/* As torch's lerp, which is exact at both ends. */
-static inline real between(real a, real b, real weight)
+/* Like torch's lerp, which is exact at both ends. */
+static inline real lerp(real a, real b, real weight)
 {
     return weight < (real)0.5 ? a + weight * (b - a) : b - ((real)1 - weight) * (b - a);
 }
@@ -180,9 +186,9 @@ static int64_t count_blocks(int64_t *table, int64_t tensors)
     return blocks;
 }
 
-static const int64_t *row_of(const int64_t *table, int64_t tensors, int64_t block)
+static const int64_t *find_row(const int64_t *table, int64_t tensors, int64_t block)
 {
-    int64_t low = 0, high = tensors; /* the last row that begins at the block or before */
+    int64_t low = 0, high = tensors; /* binary search for the last row with FIRST <= block */
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
         if (table[middle * COLUMNS + FIRST] <= block) low = middle; else high = middle;
@@ -216,7 +222,7 @@ void squares(const burnt_arg *a)
     const int64_t tensors = a[3].i, blocks = count_blocks(table, tensors);
     #pragma omp parallel for schedule(dynamic, 4) if (blocks > 4)
     for (int64_t block = 0; block < blocks; block++) {
-        const int64_t *row = row_of(table, tensors, block), from = (block - row[FIRST]) * BLOCK;
+        const int64_t *row = find_row(table, tensors, block), from = (block - row[FIRST]) * BLOCK;
         const int64_t left = row[COUNT] - from;
         partial[block] = squares_of((const element *)row[ADDRESSES] + from, left < BLOCK ? left : BLOCK);
     }
@@ -225,22 +231,22 @@ void squares(const burnt_arg *a)
 """
 
 
-def squares(columns: Sequence[Tensor]) -> float:
-    """The sum of the squares of all elements, in double.
+def sum_of_squares(tensors: Sequence[Tensor]) -> float:
+    """Return the sum of the squares of all elements, accumulated in double.
 
     Args:
-        columns: tensors of one dtype, each of them dense.
+        tensors: dense tensors of one dtype.
     """
-    table = _table([columns], [0] * len(columns))
-    blocks = sum(-(-t.numel() // BLOCK) for t in columns)
+    table = _build_table([tensors], [0] * len(tensors))
+    blocks = sum(-(-t.numel() // BLOCK) for t in tensors)
     partial, total = torch.empty(blocks, dtype=torch.float64), array("d", [0.0])
-    _squares(columns[0].dtype)(
-        table.buffer_info()[0], partial.data_ptr(), total.buffer_info()[0], len(columns)
+    _compile_squares(tensors[0].dtype)(
+        table.buffer_info()[0], partial.data_ptr(), total.buffer_info()[0], len(tensors)
     )
     return total[0]
 
 
-def advance(
+def apply_update(
     update: Update,
     columns: Sequence[Sequence[Tensor] | None],
     numbers: Sequence[float],
@@ -249,42 +255,42 @@ def advance(
     steps: Sequence[Tensor] | None = None,
     extras: Sequence[int | float] | None = None,
 ) -> None:
-    """Change tensors, in place.
+    """Apply an update to lists of tensors in place.
 
     Args:
-        update: what is done.
-        columns: for each of its streams one tensor per parameter, or None where an option lacks it. All are
-            of one dtype; those of a parameter are dense, and have its shape and strides.
-        numbers: the update's, in order.
-        options: macros and their values.
-        steps: float32 counters, one per parameter; each is a step further afterwards.
-        extras: a number per parameter.
+        update: the update.
+        columns: for each stream of the update a list with one tensor per parameter, or None for an optional
+            stream. All tensors have one dtype; those of one parameter are dense, with its shape and strides.
+        numbers: values of the update's numbers, in order.
+        options: C macros and their values.
+        steps: float32 step counters, one per parameter; each is incremented.
+        extras: one number per parameter, the `extra` of its row.
     """
     present = [column for column in columns if column is not None]
     if steps is not None:
         extras = [step.data_ptr() for step in steps]
     count = len(present[0])
-    table = _table(present, [0] * count if extras is None else extras)
+    table = _build_table(present, [0] * count if extras is None else extras)
     letters = "".join(s for s, c in zip(update.streams, columns, strict=True) if c is not None)
-    call = _advance(update, letters, present[0][0].dtype, tuple(options))
+    call = _compile_update(update, letters, present[0][0].dtype, tuple(options))
     call(table.buffer_info()[0], count, *numbers)
-    # Autograd, and whoever keeps something made of a parameter, knows by its version that it has changed.
+    # Autograd and caches of packed weights detect changed tensors by their version.
     written = [c for letter, c in zip(letters, present, strict=True) if letter in update.written]
     torch.autograd.graph.increment_version(chain(*written, steps or ()))
 
 
-def _table(columns: Sequence[Sequence[Tensor]], extras: Sequence[int | float]) -> array[int]:
-    counts = [t.numel() for t in columns[0]]
+def _build_table(columns: Sequence[Sequence[Tensor]], extras: Sequence[int | float]) -> array[int]:
+    sizes = [t.numel() for t in columns[0]]
     bits = [e if isinstance(e, int) else struct.unpack("q", struct.pack("d", e))[0] for e in extras]
     addresses = [[t.data_ptr() for t in column] for column in columns]
-    rows = zip(counts, [0] * len(counts), bits, *addresses, strict=True)
+    rows = zip(sizes, [0] * len(sizes), bits, *addresses, strict=True)
     return array("q", chain.from_iterable(rows))
 
 
-def _types(dtype: torch.dtype, columns: int) -> str:
-    element, real, rows = DTYPES[dtype]
-    if rows:
-        row = f"real x[TILE]; of_{rows}_row(x, from, n);"
+def _common_source(dtype: torch.dtype, columns: int) -> str:
+    element, real, conversion = DTYPES[dtype]
+    if conversion:
+        row = f"real x[TILE]; of_{conversion}_row(x, from, n);"
     else:
         row = "const real *restrict x = from;"
     return (
@@ -292,59 +298,59 @@ def _types(dtype: torch.dtype, columns: int) -> str:
         + c_library.ALLOW_FMA
         + prelude.source()
         + f"typedef {element} element;\ntypedef {real} real;\n"
-        + f"enum {{ COLUMNS = {columns}, BLOCK = {BLOCK}, TILE = {512 if rows else BLOCK} }};\n"
+        + f"enum {{ COLUMNS = {columns}, BLOCK = {BLOCK}, TILE = {512 if conversion else BLOCK} }};\n"
         + f"#define ROW_OF(x, from, n) {row}\n"
         + _SOURCE
     )
 
 
 @cache
-def _squares(dtype: torch.dtype) -> Callable[..., Any]:
-    library = c_library.load(_types(dtype, 4) + _SQUARES, ["squares"])
+def _compile_squares(dtype: torch.dtype) -> Callable[..., Any]:
+    library = c_library.load(_common_source(dtype, 4) + _SQUARES, ["squares"])
     return c_library.launcher(library["squares"], pointers=3, ints=1)
 
 
 @cache
-def _advance(
+def _compile_update(
     update: Update, letters: str, dtype: torch.dtype, options: tuple[tuple[str, int], ...]
 ) -> Callable[..., Any]:
-    rows, names = DTYPES[dtype][2], update.numbers.split()
+    conversion, names = DTYPES[dtype][2], update.numbers.split()
     macros = [f"#define {name} {value}" for name, value in options]
     for letter in "MXE":
-        there, absent = ("__VA_ARGS__", "") if letter.lower() in letters else ("", "__VA_ARGS__")
-        macros += [f"#define IF_{letter}(...) {there}", f"#define IF_NOT_{letter}(...) {absent}"]
+        if_present, if_absent = ("__VA_ARGS__", "") if letter.lower() in letters else ("", "__VA_ARGS__")
+        macros += [f"#define IF_{letter}(...) {if_present}", f"#define IF_NOT_{letter}(...) {if_absent}"]
     numbers = [f"const double {name} = numbers[{i}].f;" for i, name in enumerate(names)]
-    addresses, before, after = [], [], []
+    pointers, loads, stores = [], [], []
     for i, letter in enumerate(letters):
-        constant = "" if letter in update.written else "const "
-        at = f"({constant}element *)row[ADDRESSES + {i}] + from"
-        addresses.append(f"{constant}element *restrict {letter}_ = {at};")
-        if not rows:
-            before.append(f"{constant}real *restrict {letter} = {letter}_ + t;")
+        qualifier = "" if letter in update.written else "const "
+        address = f"({qualifier}element *)row[ADDRESSES + {i}] + from"
+        pointers.append(f"{qualifier}element *restrict {letter}_ = {address};")
+        if not conversion:
+            loads.append(f"{qualifier}real *restrict {letter} = {letter}_ + t;")
             continue
-        before.append(f"real {letter}[TILE]; of_{rows}_row({letter}, {letter}_ + t, width);")
+        loads.append(f"real {letter}[TILE]; of_{conversion}_row({letter}, {letter}_ + t, width);")
         if letter in update.written:
-            after.append(f"{rows}_row({letter}_ + t, {letter}, width);")
+            stores.append(f"{conversion}_row({letter}_ + t, {letter}, width);")
     newline = "\n    "
-    defined = "\n".join(macros)
-    counts = int(update.counts)
+    macro_definitions = "\n".join(macros)
+    step_increment = int(update.increments_steps)
     source = f"""
-{defined}
+{macro_definitions}
 
-static void block_of(const int64_t *row, int64_t from, int64_t n, const burnt_arg *numbers)
+static void update_block(const int64_t *row, int64_t from, int64_t n, const burnt_arg *numbers)
 {{
     const int64_t extra = row[EXTRA];
     {newline.join(numbers)}
     {update.constants}
-    {newline.join(addresses)}
+    {newline.join(pointers)}
     for (int64_t t = 0; t < n; t += TILE) {{
     const int64_t width = n - t < TILE ? n - t : TILE;
-    {newline.join(before)}
+    {newline.join(loads)}
     #pragma omp simd
     for (int64_t i = 0; i < width; i++) {{
     {update.body}
     }}
-    {newline.join(after)}
+    {newline.join(stores)}
     }}
 }}
 
@@ -352,15 +358,15 @@ void {update.name}(const burnt_arg *a)
 {{
     int64_t *table = a[0].p;
     const int64_t tensors = a[1].i, blocks = count_blocks(table, tensors);
-    if ({counts})
+    if ({step_increment})
         for (int64_t t = 0; t < tensors; t++) *(float *)table[t * COLUMNS + EXTRA] += 1.0f;
     #pragma omp parallel for schedule(dynamic, 4) if (blocks > 4)
     for (int64_t block = 0; block < blocks; block++) {{
-        const int64_t *row = row_of(table, tensors, block), from = (block - row[FIRST]) * BLOCK;
+        const int64_t *row = find_row(table, tensors, block), from = (block - row[FIRST]) * BLOCK;
         const int64_t left = row[COUNT] - from;
-        block_of(row, from, left < BLOCK ? left : BLOCK, a + 2);
+        update_block(row, from, left < BLOCK ? left : BLOCK, a + 2);
     }}
 }}
 """
-    library = c_library.load(_types(dtype, 3 + len(letters)) + source, [update.name])
+    library = c_library.load(_common_source(dtype, 3 + len(letters)) + source, [update.name])
     return c_library.launcher(library[update.name], pointers=1, ints=1, floats=len(names))

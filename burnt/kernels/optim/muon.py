@@ -1,7 +1,7 @@
-"""A step of Muon over lists of matrices, and the Newton-Schulz iteration that it goes by.
+"""Muon steps over lists of matrices (`muon_step`), and the Newton-Schulz iteration (`orthogonalized`).
 
-Two updates of burnt's passes, with matrix products between them: the momentum and what is to be made
-orthogonal, and the parameters, their decay and their averages.
+A step is two passes over memory with the iteration's matmuls in between: the first updates the momentum and
+returns the matrices to orthogonalize, the second updates the parameters and their averages.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from burnt.device import processor
 from burnt.errors import InputRuntimeError, InputValueError
 from burnt.kernels.interface.checks import describe
 from burnt.kernels.ops.matmul import matmul
-from burnt.kernels.optim.foreach import Passes, check, stepped
+from burnt.kernels.optim.foreach import Passes, check_lists, run_step
 from burnt.kernels.optim.foreach_c import MOMENTUM, MUON
 from burnt.kernels.optim.request import Request, StepResult
 
-__all__ = ["COEFFICIENTS", "RATES", "muon_step", "orthogonalized"]
+__all__ = ["COEFFICIENTS", "LR_ADJUSTMENTS", "muon_step", "orthogonalized"]
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315
-"""Of K. Jordan: as steep at zero as can be, at the price of singular values between 0.7 and 1.2, not 1."""
-RATES = ("original", "match_rms_adamw")
-"""How a rate follows from a matrix's sides: Jordan's, and that of Liu et al., 2025, for AdamW's rates."""
+"""K. Jordan's: steepest at zero, at the price of singular values between 0.7 and 1.2 instead of 1."""
+LR_ADJUSTMENTS = ("original", "match_rms_adamw")
+"""How the learning rate depends on a matrix's shape: Jordan's rule, and that of Liu et al., 2025, which makes
+AdamW's learning rates usable."""
 
 
 def orthogonalized(
@@ -34,32 +35,33 @@ def orthogonalized(
     steps: int = 5,
     eps: float = 1e-7,
 ) -> Tensor:
-    """About the nearest matrix with orthonormal rows or columns, by a Newton-Schulz iteration of degree 5.
+    """Approximate the nearest matrix with orthonormal rows or columns, by a quintic Newton-Schulz iteration.
 
     Args:
-        matrix: ``[rows, columns]``, of a floating-point dtype.
-        coefficients: of the first, third and fifth power.
-        steps: of the iteration.
-        eps: the least that the matrix is divided by, to have singular values of at most 1.
+        matrix: ``[rows, columns]``, floating-point.
+        coefficients: coefficients of the first, third and fifth power.
+        steps: number of iterations.
+        eps: lower bound of the norm that the matrix is first divided by, to make all singular values at most
+            1.
 
     Returns:
-        ``[rows, columns]``, bfloat16; float32 on a CPU that has no instructions for bfloat16.
+        ``[rows, columns]``, bfloat16; float32 on a CPU without bfloat16 instructions.
 
     >>> orthogonalized(torch.diag(torch.tensor([3.0, 0.5])), steps=6).float().diag() > 0.6
     tensor([True, True])
     """
     a, b, c = coefficients
-    wide = matrix.is_cpu and torch.bfloat16 not in processor().onednn
-    x = matrix.to(torch.float32 if wide else torch.bfloat16)
-    tall = x.shape[0] > x.shape[1]
-    x = x.t() if tall else x
+    use_float32 = matrix.is_cpu and torch.bfloat16 not in processor().onednn
+    x = matrix.to(torch.float32 if use_float32 else torch.bfloat16)
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.t() if is_tall else x
     x = x / x.norm().clamp(min=eps)
     for _ in range(steps):
         square = matmul(x, x.t())
-        # Sums within the products: in bfloat16 they are rounded once.
+        # addmm adds before it rounds to bfloat16, a separate sum would round twice.
         polynomial = torch.addmm(square, square, square, beta=b, alpha=c)
         x = torch.addmm(x, polynomial, x, beta=a)
-    return x.t() if tall else x
+    return x.t() if is_tall else x
 
 
 def muon_step(
@@ -81,30 +83,30 @@ def muon_step(
     ema_decay: float = 0.999,
     candidate: str | None = None,
 ) -> StepResult:
-    """A step of Muon on lists of matrices, in place, with what goes around it.
+    """Take a step of Muon on lists of matrices in place, with optional unscaling, clipping and averaging.
 
     Args:
-        params: ``[rows, columns]`` each; as `adamw_step`, and so are the arguments that are not named here.
-        grads: left as they are.
-        momentum_buffers: running means of the gradients, zeros at first.
-        lr: the learning rate, which is adjusted to a matrix's sides.
-        weight_decay: share of the parameter that is taken off, times `lr`.
-        momentum: decay of the running mean.
-        nesterov: look ahead along the momentum.
-        ns_coefficients: of the iteration (`orthogonalized`).
-        eps: the least that a matrix is divided by.
-        ns_steps: of the iteration, fewer than 100.
+        params: ``[rows, columns]`` each; as in `adamw_step`, like all other arguments unless stated.
+        grads: gradients; not changed.
+        momentum_buffers: running means of the gradients, initially zeros.
+        lr: learning rate, which is adjusted to each matrix's shape.
+        weight_decay: decoupled: the parameter is multiplied by ``1 - lr * weight_decay``.
+        momentum: decay rate of the running mean.
+        nesterov: use Nesterov momentum.
+        ns_coefficients: coefficients of the Newton-Schulz iteration (`orthogonalized`).
+        eps: lower bound of the norm in `orthogonalized`.
+        ns_steps: number of iterations, fewer than 100.
         adjust_lr_fn: ``"original"`` (also None) or ``"match_rms_adamw"``.
-        grad_scale: what the loss was multiplied by.
-        max_norm: limit of the global norm.
-        ema: averages of the parameters.
-        ema_decay: the share that an average keeps.
-        candidate: the one that must be taken.
+        grad_scale: factor that the loss was multiplied by.
+        max_norm: maximum global norm of the gradients.
+        ema: exponential moving averages of the parameters.
+        ema_decay: decay rate of these averages.
+        candidate: ``"burnt"``, ``"torch"`` or None.
 
     Returns:
-        As `adamw_step`, and so are the errors raised.
+        As in `adamw_step`, which also lists the errors raised.
 
-    Jordan et al., 2024, as `torch.optim.Muon`.
+    Like `torch.optim.Muon`; Jordan et al., 2024.
 
     >>> p, g = torch.zeros(2, 2), torch.tensor([[0.0, 3.0], [-3.0, 0.0]])
     >>> result = muon_step([p], [g], [torch.zeros(2, 2)], lr=1.0)
@@ -115,56 +117,56 @@ def muon_step(
     request = Request("muon_step", grad_scale, max_norm, ema, ema_decay, candidate)
     request.check_numbers(lr=lr, momentum=momentum, weight_decay=weight_decay)
     where = "burnt.kernels.muon_step"
-    if adjust_lr_fn is not None and adjust_lr_fn not in RATES:
+    if adjust_lr_fn is not None and adjust_lr_fn not in LR_ADJUSTMENTS:
         raise InputValueError(
-            "muon_step knows no such adjustment of rates",
+            "muon_step does not support this adjust_lr_fn",
             where=where,
-            expected=", ".join(map(repr, RATES)),
+            expected=", ".join(map(repr, LR_ADJUSTMENTS)),
             found=repr(adjust_lr_fn),
         )
     if not 0 <= ns_steps < 100:
         raise InputValueError(
-            "muon_step takes no such number of steps of the iteration",
+            "ns_steps of muon_step is out of range",
             where=where,
-            expected="fewer than 100",
+            expected="a number from 0 to 99",
             found=str(ns_steps),
         )
-    check(request, params, grads=grads, momentum_buffers=momentum_buffers)
+    check_lists(request, params, grads=grads, momentum_buffers=momentum_buffers)
     for i, p in enumerate(params):
         if p.dim() != 2:
             raise InputRuntimeError(
-                "Muon is for matrices",
+                "muon_step supports only matrices",
                 where=where,
                 expected=f"params[{i}]: [rows, columns]",
                 found=describe(p),
-                hint="step what is no matrix, and embeddings, by AdamW",
+                hint="use AdamW for other parameters, and for embeddings",
             )
-    rates = [lr * _adjustment(p, adjust_lr_fn) for p in params]
+    rates = [lr * _lr_factor(p, adjust_lr_fn) for p in params]
 
-    def direction(update: Tensor) -> Tensor:
+    def orthogonalize_update(update: Tensor) -> Tensor:
         return orthogonalized(update, ns_coefficients, ns_steps, eps) if update.numel() else update
 
-    def ours(passes: Passes, grads: Sequence[Tensor]) -> None:
-        if passes.skips(wait=False):
+    def burnt_step(passes: Passes, grads: Sequence[Tensor]) -> None:
+        if passes.is_skipped(wait=False):
             return
         updates = [torch.zeros_like(p) for p in params]
         options = [("NESTEROV", int(nesterov))]
-        passes.advance(MOMENTUM, [updates, grads, momentum_buffers], [momentum], options)
+        passes.apply_update(MOMENTUM, [updates, grads, momentum_buffers], [momentum], options)
         for i, (update, p) in enumerate(zip(updates, params, strict=True)):
-            updates[i] = torch.empty_like(p).copy_(direction(update))
+            updates[i] = torch.empty_like(p).copy_(orthogonalize_update(update))
         numbers = [1 - lr * weight_decay, 1 - ema_decay]
-        passes.advance(MUON, [params, updates, ema], numbers, extras=rates)
+        passes.apply_update(MUON, [params, updates, ema], numbers, extras=rates)
 
-    def torchs(grads: list[Tensor]) -> None:
+    def torch_step(grads: list[Tensor]) -> None:
         for p, gradient, buffer, rate in zip(params, grads, momentum_buffers, rates, strict=True):
             buffer.lerp_(gradient, 1 - momentum)
-            update = direction(gradient.lerp(buffer, momentum) if nesterov else buffer)
+            update = orthogonalize_update(gradient.lerp(buffer, momentum) if nesterov else buffer)
             p.mul_(1 - lr * weight_decay).add_(update.to(p.dtype), alpha=-rate)
 
-    return stepped(request, params, grads, [momentum_buffers], ours, torchs)
+    return run_step(request, params, grads, [momentum_buffers], burnt_step, torch_step)
 
 
-def _adjustment(matrix: Tensor, kind: str | None) -> float:
+def _lr_factor(matrix: Tensor, kind: str | None) -> float:
     rows, columns = matrix.shape
     if kind == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, columns))

@@ -1,4 +1,4 @@
-"""An optimizer step to be made: its hyperparameters, and what it returns."""
+"""Options common to all optimizer steps (`Request`), and the result of a step (`StepResult`)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ __all__ = ["Request", "StepResult"]
 _CANDIDATES = ("burnt", "torch")
 
 
-TINY = 1e-6  # what torch adds to the norm when it clips
+CLIP_EPS = 1e-6  # torch's `clip_grad_norm_` adds this to the norm
 
 
 class StepResult(NamedTuple):
-    """What a step says. Tensors are on the gradients' device, which is not waited for.
+    """The result of a step. Its tensors are on the gradients' device; returning it does not synchronize.
 
     Args:
-        norm: ``[]``, the Euclidean norm of all gradients after `grad_scale` was taken out and before
-            clipping, float32 (float64 where a gradient is); None where neither `max_norm` nor `grad_scale`
-            was given.
-        skipped: ``[]``, bool: nothing was changed, because of a gradient that is NaN or infinite. Only with
-            `grad_scale`.
-        by: the candidate; for torch's also why.
+        norm: ``[]``, the Euclidean norm of all gradients, divided by `grad_scale` and before clipping;
+            float64 if a gradient is, else float32. None if neither `max_norm` nor `grad_scale` was passed.
+        skipped: ``[]``, bool: whether the step changed nothing because a gradient is NaN or infinite. Always
+            False without `grad_scale`.
+        by: the candidate that ran: ``"burnt"``, or ``"torch: "`` and the reason.
     """
 
     norm: Tensor | None
@@ -40,10 +39,10 @@ class StepResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for besides the step; the arguments of the public functions.
+    """Options common to all steps; see the arguments of the same names in `adamw_step`.
 
     Raises:
-        InputValueError: a limit, scale, decay or candidate that cannot be.
+        InputValueError: an option is out of range, or the candidate is unknown.
     """
 
     name: str
@@ -55,39 +54,39 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.candidate is not None and self.candidate not in _CANDIDATES:
-            self._refuse("candidate", ", ".join(map(repr, _CANDIDATES)), repr(self.candidate))
+            self._raise_invalid("candidate", ", ".join(map(repr, _CANDIDATES)), repr(self.candidate))
         if self.max_norm is not None and not self.max_norm >= 0:
-            self._refuse("max_norm", "a limit of at least 0", str(self.max_norm))
+            self._raise_invalid("max_norm", "a limit of at least 0", str(self.max_norm))
         if not 0 <= self.ema_decay <= 1:
-            self._refuse("ema_decay", "a share from 0 to 1", str(self.ema_decay))
+            self._raise_invalid("ema_decay", "a number from 0 to 1", str(self.ema_decay))
         scale = self.grad_scale
         if isinstance(scale, Tensor):
             if scale.numel() != 1:
-                self._refuse("grad_scale", "a number, or a tensor that holds one", describe(scale))
+                self._raise_invalid("grad_scale", "a number, or a tensor with one element", describe(scale))
         elif scale is not None and not (scale > 0 and math.isfinite(scale)):
-            self._refuse("grad_scale", "a positive number", str(scale))
+            self._raise_invalid("grad_scale", "a positive number", str(scale))
 
-    def _refuse(self, what: str, expected: str, found: str) -> None:
+    def _raise_invalid(self, option: str, expected: str, found: str) -> None:
         raise InputValueError(
-            f"{self.name} cannot have this {what}",
+            f"{self.name} does not accept this {option}",
             where=f"burnt.kernels.{self.name}",
             expected=expected,
             found=found,
         )
 
-    def check_numbers(self, *betas: float | Tensor, **least: float | Tensor) -> None:
-        """The numbers of a step: none below zero, and decays of running means below 1, too.
+    def check_numbers(self, *betas: float | Tensor, **nonnegative: float | Tensor) -> None:
+        """Check the hyperparameters of a step: `betas` are in ``[0, 1)``, the others at least 0.
 
         Raises:
-            InputValueError: naming the one that cannot be.
+            InputValueError: one is out of range; names it.
         """
-        for what, value in least.items():
+        for what, value in nonnegative.items():
             if not isinstance(value, Tensor) and not value >= 0:
-                self._refuse(what, "a number of at least 0", str(value))
+                self._raise_invalid(what, "a number of at least 0", str(value))
         if any(not isinstance(beta, Tensor) and not 0 <= beta < 1 for beta in betas):
-            self._refuse("betas", "two shares, of at least 0 and below 1", str(betas))
+            self._raise_invalid("betas", "two numbers, at least 0 and below 1", str(betas))
 
     @property
-    def measures(self) -> bool:
-        """Whether the norm is wanted."""
+    def needs_norm(self) -> bool:
+        """Whether the step computes the norm of the gradients."""
         return self.max_norm is not None or self.grad_scale is not None

@@ -1,12 +1,14 @@
-"""Optimizer steps over lists of tensors, in place: scale, norm, clipping, step and average in two passes.
+"""In-place optimizer steps over lists of tensors: `sgd_step`, `adam_step`, `adamw_step`.
 
-The first pass reads the gradients for their global norm, and is left out where nobody asks for it. The second
-one takes the scale and the clipping into the step itself, and averages the parameters that it has at hand.
-With torch's calls, clipping reads and writes the gradients once more, and the average reads the parameters.
+A step includes unscaling, clipping by the global norm and an exponential moving average of the parameters,
+in two passes over memory. The first reads the gradients to compute their norm; it is omitted if the norm is
+not needed. The second unscales and clips as part of the update, and updates the average. With torch's
+functions, clipping reads and writes the gradients once more, and the average reads the parameters again.
 
-Two candidates: ``burnt`` (`burnt.kernels.optim.foreach_c` on a CPU, `burnt.kernels.optim.foreach_triton` on a
-GPU) and ``torch``, the functions behind `torch.optim`, fused where torch has that. These are no ops of
-``torch.ops.burnt``: they change what they are given, and are not part of a graph.
+There are two candidates: ``burnt`` (`burnt.kernels.optim.foreach_c` on a CPU,
+`burnt.kernels.optim.foreach_triton` on a GPU) and ``torch``, the functions behind `torch.optim`, fused if
+torch has a fused version. These functions are not ops in ``torch.ops.burnt``: they change their arguments,
+and cannot be part of a graph.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from burnt.errors import InputValueError
-from burnt.kernels.optim.foreach import Passes, check, check_steps, fused, stepped
+from burnt.kernels.optim.foreach import Passes, can_fuse, check_lists, check_steps, run_step
 from burnt.kernels.optim.foreach_c import ADAM, SGD
 from burnt.kernels.optim.request import Request, StepResult
 
@@ -42,39 +44,39 @@ def adamw_step(
     ema_decay: float = 0.999,
     candidate: str | None = None,
 ) -> StepResult:
-    """A step of AdamW on lists of tensors, in place, with what goes around it.
+    """Take a step of AdamW on lists of tensors in place, with optional unscaling, clipping and averaging.
 
     Args:
-        params: of any shapes and floating-point dtypes; each list below has a tensor per parameter, of its
-            shape, dtype and device.
-        grads: they are left as they are.
-        exp_avgs: running means of the gradients, zeros at first.
-        exp_avg_sqs: running means of their squares, zeros at first.
-        steps: ``[]`` each, float32: how many steps the parameter has done.
-        max_exp_avg_sqs: the largest of the running means of squares, for amsgrad.
-        lr: the learning rate.
-        betas: decay of the two running means.
+        params: parameters of any shapes and floating-point dtypes. Each list below has one tensor per
+            parameter, of its shape, dtype and device.
+        grads: gradients; not changed.
+        exp_avgs: running means of the gradients, initially zeros.
+        exp_avg_sqs: running means of the squared gradients, initially zeros.
+        steps: ``[]`` each, float32: number of steps taken, incremented.
+        max_exp_avg_sqs: running maxima of `exp_avg_sqs`, for AMSGrad; None for plain AdamW.
+        lr: learning rate.
+        betas: decay rates of the two running means.
         eps: added to the denominator.
-        weight_decay: share of the parameter that is taken off, times the learning rate.
-        grad_scale: what the loss was multiplied by, a number or ``[]``: gradients are divided by it, and a
-            gradient that is NaN or infinite makes the step change nothing.
-        max_norm: gradients are scaled down to this global norm, as `torch.nn.utils.clip_grad_norm_` does;
-            infinity to have the norm alone.
-        ema: averages of the parameters, which move towards the new ones.
-        ema_decay: the share that an average keeps.
-        candidate: ``"burnt"`` or ``"torch"``; None for burnt's where it can serve.
+        weight_decay: decoupled: the parameter is multiplied by ``1 - lr * weight_decay``.
+        grad_scale: factor that the loss was multiplied by, a number or ``[]``. The gradients are divided by
+            it; if one is NaN or infinite, the step is skipped: nothing is changed.
+        max_norm: clip the gradients to this global norm, like `torch.nn.utils.clip_grad_norm_`; infinity
+            computes the norm without clipping.
+        ema: exponential moving averages of the parameters, updated after the step.
+        ema_decay: decay rate of these averages.
+        candidate: ``"burnt"`` or ``"torch"``; None uses burnt's kernels if they support the arguments.
 
     Returns:
-        The norm, whether the step was skipped, and by what it was done.
+        The norm, whether the step was skipped, and the candidate that ran.
 
     Raises:
-        InputRuntimeError: lists, shapes, dtypes or devices do not fit each other.
-        InputUnsupportedError: a parameter is not of a floating-point dtype, or a gradient is sparse, or
-            ``candidate="burnt"`` cannot serve.
-        InputValueError: a rate, limit, scale or decay that cannot be.
+        InputRuntimeError: lengths, shapes, dtypes or devices of the lists do not match.
+        InputUnsupportedError: a parameter is not floating-point, a gradient is sparse, or
+            ``candidate="burnt"`` does not support the arguments.
+        InputValueError: a hyperparameter is out of range.
 
-    Loshchilov and Hutter, 2019, as `torch.optim.AdamW`. Elements of 16 bits are computed in float32 and
-    rounded once, also where they are clipped.
+    Like `torch.optim.AdamW`; Loshchilov and Hutter, 2019. 16-bit elements are computed in float32 and rounded
+    once, also if they are clipped.
 
     >>> p, g = torch.ones(2), torch.tensor([3.0, 4.0])
     >>> zeros = lambda: [torch.zeros(2)]
@@ -84,7 +86,7 @@ def adamw_step(
     """
     request = Request("adamw_step", grad_scale, max_norm, ema, ema_decay, candidate)
     lists = params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps
-    return _adam(request, 2 if weight_decay else 0, *lists, lr, betas, eps, weight_decay)
+    return _adam_step(request, 2 if weight_decay else 0, *lists, lr, betas, eps, weight_decay)
 
 
 def adam_step(
@@ -105,29 +107,29 @@ def adam_step(
     ema_decay: float = 0.999,
     candidate: str | None = None,
 ) -> StepResult:
-    """A step of Adam: as `adamw_step`, with weight decay as a penalty on the loss.
+    """Take a step of Adam: like `adamw_step`, but with weight decay as an L2 penalty on the loss.
 
     Args:
-        params: as there, and so are the others.
-        grads: left as they are.
+        params: as in `adamw_step`, like all other arguments unless stated.
+        grads: gradients; not changed.
         exp_avgs: running means of the gradients.
-        exp_avg_sqs: running means of their squares.
-        steps: counters.
-        max_exp_avg_sqs: for amsgrad.
-        lr: the learning rate.
-        betas: decay of the running means.
+        exp_avg_sqs: running means of the squared gradients.
+        steps: number of steps taken.
+        max_exp_avg_sqs: running maxima of `exp_avg_sqs`, for AMSGrad.
+        lr: learning rate.
+        betas: decay rates of the running means.
         eps: added to the denominator.
         weight_decay: times the parameter, added to the clipped gradient.
-        grad_scale: what the loss was multiplied by.
-        max_norm: limit of the global norm.
-        ema: averages of the parameters.
-        ema_decay: the share that an average keeps.
-        candidate: the one that must be taken.
+        grad_scale: factor that the loss was multiplied by.
+        max_norm: maximum global norm of the gradients.
+        ema: exponential moving averages of the parameters.
+        ema_decay: decay rate of these averages.
+        candidate: ``"burnt"``, ``"torch"`` or None.
 
     Returns:
-        As `adamw_step`, and so are the errors raised.
+        As in `adamw_step`, which also lists the errors raised.
 
-    Kingma and Ba, 2015, as `torch.optim.Adam`.
+    Like `torch.optim.Adam`; Kingma and Ba, 2015.
 
     >>> p, state = torch.ones(1), [[torch.zeros(1)], [torch.zeros(1)], [torch.tensor(0.0)]]
     >>> adam_step([p], [torch.tensor([2.0])], *state, lr=0.1).by, p
@@ -135,7 +137,7 @@ def adam_step(
     """
     request = Request("adam_step", grad_scale, max_norm, ema, ema_decay, candidate)
     lists = params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, steps
-    return _adam(request, 1 if weight_decay else 0, *lists, lr, betas, eps, weight_decay)
+    return _adam_step(request, 1 if weight_decay else 0, *lists, lr, betas, eps, weight_decay)
 
 
 def sgd_step(
@@ -154,28 +156,29 @@ def sgd_step(
     ema_decay: float = 0.999,
     candidate: str | None = None,
 ) -> StepResult:
-    """A step of stochastic gradient descent on lists of tensors, in place, with what goes around it.
+    """Take a step of stochastic gradient descent on lists of tensors in place.
 
     Args:
-        params: as `adamw_step`, and so are the arguments that are not named here.
-        grads: left as they are.
-        momentum_buffers: running sums of gradients, wanted where there is momentum. None stands for a
-            parameter's first step, and is replaced in the list.
-        lr: the learning rate.
-        momentum: decay of the running sum.
-        dampening: share of a new gradient that is held back from it, but for the first.
+        params: as in `adamw_step`, like all other arguments unless stated.
+        grads: gradients; not changed.
+        momentum_buffers: running sums of the gradients; required with momentum. None marks a parameter's
+            first step, and is replaced in the list by a new buffer.
+        lr: learning rate.
+        momentum: decay rate of the running sums.
+        dampening: gradients are multiplied by ``1 - dampening`` before they are added to the running sum,
+            except in the first step.
         weight_decay: times the parameter, added to the clipped gradient.
-        nesterov: look ahead along the momentum.
-        grad_scale: what the loss was multiplied by.
-        max_norm: limit of the global norm.
-        ema: averages of the parameters.
-        ema_decay: the share that an average keeps.
-        candidate: the one that must be taken.
+        nesterov: use Nesterov momentum.
+        grad_scale: factor that the loss was multiplied by.
+        max_norm: maximum global norm of the gradients.
+        ema: exponential moving averages of the parameters.
+        ema_decay: decay rate of these averages.
+        candidate: ``"burnt"``, ``"torch"`` or None.
 
     Returns:
-        As `adamw_step`, and so are the errors raised.
+        As in `adamw_step`, which also lists the errors raised.
 
-    As `torch.optim.SGD`.
+    Like `torch.optim.SGD`.
 
     >>> p, buffers = torch.ones(1), [None]
     >>> for _ in range(2):
@@ -186,23 +189,23 @@ def sgd_step(
     request = Request("sgd_step", grad_scale, max_norm, ema, ema_decay, candidate)
     if momentum and momentum_buffers is None:
         raise InputValueError(
-            "momentum needs buffers",
+            "sgd_step with momentum needs momentum_buffers",
             where="burnt.kernels.sgd_step",
-            expected="momentum_buffers, a list",
-            found=f"momentum={momentum} without any",
-            hint="[None] * len(params) at first",
+            expected="momentum_buffers, a list with one entry per parameter",
+            found=f"momentum={momentum} without momentum_buffers",
+            hint="pass [None] * len(params) in the first step, and the same list in the next ones",
         )
     request.check_numbers(lr=lr, momentum=momentum, weight_decay=weight_decay)
     buffers = momentum_buffers if momentum else None
-    check(request, params, grads=grads, momentum_buffers=buffers)
+    check_lists(request, params, grads=grads, momentum_buffers=buffers)
 
-    def ours(passes: Passes, grads: Sequence[Tensor]) -> None:
-        fresh: list[int | float] | None = None
+    def burnt_step(passes: Passes, grads: Sequence[Tensor]) -> None:
+        is_first: list[int | float] | None = None
         columns: list[Sequence[Tensor] | None] = [params, grads, None, ema]
         if buffers is not None:
-            fresh = [int(b is None) for b in buffers]
-            # A first gradient is not dampened; the next one would be, if this step came to nothing.
-            if passes.skips(wait=dampening != 0 and any(fresh)):
+            is_first = [int(b is None) for b in buffers]
+            # If this first step is skipped, the buffers must stay None, so that the next is not dampened.
+            if passes.is_skipped(wait=dampening != 0 and any(is_first)):
                 return
             buffers[:] = [
                 torch.zeros_like(p) if b is None else b for p, b in zip(params, buffers, strict=True)
@@ -210,18 +213,19 @@ def sgd_step(
             columns[2] = buffers  # type: ignore[assignment]
         numbers = [lr, momentum, dampening, weight_decay, 1 - ema_decay]
         options = [("DECAY", int(weight_decay != 0)), ("NESTEROV", int(nesterov))]
-        passes.advance(SGD, columns, numbers, options, extras=fresh)
+        passes.apply_update(SGD, columns, numbers, options, extras=is_first)
 
-    def torchs(grads: list[Tensor]) -> None:
+    def torch_step(grads: list[Tensor]) -> None:
         from torch.optim.sgd import sgd
 
-        given: list[Tensor | None] = [None] * len(params) if buffers is None else buffers
-        # torch's fused kernel takes the momentum of all parameters to be there, or of none, and of 16 bits it
-        # stores a wrong one on a CPU.
-        alike = len({b is None for b in given}) <= 1
-        right = not momentum or all(p.is_cuda or p.dtype.itemsize > 2 for p in params)
+        torch_buffers: list[Tensor | None] = [None] * len(params) if buffers is None else buffers
+        # torch's fused kernel needs the momentum buffers of all parameters or of none, and on a CPU it stores
+        # wrong 16-bit momentum.
+        all_or_none = len({b is None for b in torch_buffers}) <= 1
+        stores_momentum_correctly = not momentum or all(p.is_cuda or p.dtype.itemsize > 2 for p in params)
         sgd(
-            list(params), grads, given, fused=alike and right and fused(params, grads, given),
+            list(params), grads, torch_buffers,
+            fused=all_or_none and stores_momentum_correctly and can_fuse(params, grads, torch_buffers),
             weight_decay=weight_decay, momentum=momentum, lr=lr, dampening=dampening, nesterov=nesterov,
             maximize=False,
         )  # fmt: skip
@@ -229,12 +233,12 @@ def sgd_step(
     states = (
         [] if buffers is None else [[p if b is None else b for p, b in zip(params, buffers, strict=True)]]
     )
-    return stepped(request, params, grads, states, ours, torchs)
+    return run_step(request, params, grads, states, burnt_step, torch_step)
 
 
-def _adam(
+def _adam_step(
     request: Request,
-    decay: int,
+    decay_mode: int,
     params: Sequence[Tensor],
     grads: Sequence[Tensor],
     exp_avgs: Sequence[Tensor],
@@ -246,26 +250,26 @@ def _adam(
     eps: float,
     weight_decay: float,
 ) -> StepResult:
-    """Adam, with weight decay of no kind (0), as a penalty (1), or decoupled (2)."""
+    """Take a step of Adam. `decay_mode`: 0 no weight decay, 1 L2 penalty, 2 decoupled."""
     request.check_numbers(*betas, lr=lr, eps=eps, weight_decay=weight_decay)
     states = {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs, "max_exp_avg_sqs": max_exp_avg_sqs}
-    check(request, params, grads=grads, **states)
+    check_lists(request, params, grads=grads, **states)
     check_steps(request, params, steps)
-    present = [column for column in states.values() if column is not None]
+    present_states = [column for column in states.values() if column is not None]
 
-    def ours(passes: Passes, grads: Sequence[Tensor]) -> None:
+    def burnt_step(passes: Passes, grads: Sequence[Tensor]) -> None:
         columns = [params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, request.ema]
         numbers = [lr, *betas, eps, weight_decay, 1 - request.ema_decay]
-        passes.advance(ADAM, columns, numbers, [("DECAY", decay)], steps=steps)
+        passes.apply_update(ADAM, columns, numbers, [("DECAY", decay_mode)], steps=steps)
 
-    def torchs(grads: list[Tensor]) -> None:
+    def torch_step(grads: list[Tensor]) -> None:
         from torch.optim.adam import adam
 
         adam(
             list(params), grads, list(exp_avgs), list(exp_avg_sqs), list(max_exp_avg_sqs or []), list(steps),
-            fused=fused(params, grads, *present), decoupled_weight_decay=decay == 2,
+            fused=can_fuse(params, grads, *present_states), decoupled_weight_decay=decay_mode == 2,
             amsgrad=max_exp_avg_sqs is not None,
             beta1=betas[0], beta2=betas[1], lr=lr, weight_decay=weight_decay, eps=eps, maximize=False,
         )  # fmt: skip
 
-    return stepped(request, params, grads, present, ours, torchs, steps=steps)
+    return run_step(request, params, grads, present_states, burnt_step, torch_step, steps=steps)

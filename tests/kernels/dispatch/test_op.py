@@ -548,12 +548,12 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "approximation": (
         lambda: kernels.gelu(X, "sigmoid"),
         lambda: F.gelu(X, approximate="sigmoid"),
-        "gelu knows no approximation 'sigmoid'",
+        "gelu does not support the approximation 'sigmoid'",
     ),
     "weight of another size": (
         lambda: kernels.layer_norm(X, W[:5]),
         lambda: F.layer_norm(X, (5,), W[:5]),
-        "the weight of layer_norm does not fit the last axes of x",
+        "the weight of layer_norm does not match the last axes of x",
     ),
     "mixed dtypes": (
         lambda: kernels.layer_norm(X, W.half()),
@@ -573,17 +573,17 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "groups": (
         lambda: kernels.group_norm(X, 7),
         lambda: F.group_norm(X, 7),
-        "cannot be split into as many groups",
+        "cannot be split into equal groups",
     ),
     "one value to train on": (
         lambda: kernels.batch_norm(X[:1], training=True),
         lambda: F.batch_norm(X[:1], None, None, training=True),
-        "trains on more than 1 value",
+        "in training needs more than 1 value",
     ),
     "averages of another size": (
         lambda: kernels.batch_norm(X, W[:5], W[:5]),
         lambda: F.batch_norm(X, W[:5], W[:5]),
-        "the running_mean of batch_norm does not fit the channels",
+        "the running_mean of batch_norm does not match the channels",
     ),
     "label too large": (
         lambda: kernels.cross_entropy(LOGITS, LABELS + 6),
@@ -628,7 +628,7 @@ BAD: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "probability": (
         lambda: kernels.dropout(X, 1.5),
         lambda: F.dropout(X, 1.5),
-        "the probability of dropout is none",
+        "the probability of dropout is out of range",
     ),
     "window": (
         lambda: kernels.max_pool(torch.ones(1, 1, 2, 2), 5),

@@ -1,4 +1,4 @@
-"""Every op on every candidate beside its definition in float64: results, gradients, strides, odd shapes."""
+"""Every op with every candidate against a definition in float64: results, gradients, dtypes, odd shapes."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def ints(high: int, *shape: int) -> Tensor:
 
 
 def rope_by_hand(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """Complex numbers, turned."""
+    """Rotate by multiplying complex numbers."""
     half = cos.shape[-1]
-    made = x.clone()
+    result = x.clone()
     for i in range(half):
         at = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
-        turned = torch.complex(x[..., at[0]], x[..., at[1]]) * torch.complex(cos[..., i], sin[..., i])
-        columns = [made[..., j] for j in range(x.shape[-1])]
-        columns[at[0]], columns[at[1]] = turned.real, turned.imag
-        made = torch.stack(columns, -1)
-    return made
+        rotated = torch.complex(x[..., at[0]], x[..., at[1]]) * torch.complex(cos[..., i], sin[..., i])
+        columns = [result[..., j] for j in range(x.shape[-1])]
+        columns[at[0]], columns[at[1]] = rotated.real, rotated.imag
+        result = torch.stack(columns, -1)
+    return result
 
 
 def z_loss_by_hand(logits: Tensor, target: Tensor, *rest: Any) -> Tensor:
@@ -52,55 +52,59 @@ def z_loss_by_hand(logits: Tensor, target: Tensor, *rest: Any) -> Tensor:
     return loss + z * (squares.mean() if reduction == "mean" else squares.sum())
 
 
-def conv_by_hand(x: Tensor, weight: Tensor, step: int, pad: int, apart: int, groups: int) -> Tensor:
-    """A sum over the kernel's taps, for any number of axes."""
+def conv_by_hand(x: Tensor, weight: Tensor, step: int, pad: int, dilation: int, groups: int) -> Tensor:
+    """Sum over the elements of the kernel, for any number of axes."""
     axes = weight.dim() - 2
     x = F.pad(x, [pad, pad] * axes)
-    made = 0
+    result = 0
     for tap in itertools.product(*map(range, weight.shape[2:])):
         counts = [
-            (n - apart * (k - 1) - 1) // step + 1 for n, k in zip(x.shape[2:], weight.shape[2:], strict=True)
+            (n - dilation * (k - 1) - 1) // step + 1
+            for n, k in zip(x.shape[2:], weight.shape[2:], strict=True)
         ]
         at = [
-            slice(t * apart, t * apart + step * (n - 1) + 1, step) for t, n in zip(tap, counts, strict=True)
+            slice(t * dilation, t * dilation + step * (n - 1) + 1, step)
+            for t, n in zip(tap, counts, strict=True)
         ]
-        seen = x[(..., *at)].unflatten(1, (groups, -1))
-        taps = weight[(..., *tap)].unflatten(0, (groups, -1))
-        made = made + torch.einsum("bgi...,goi->bgo...", seen, taps).flatten(1, 2)
-    return made
+        windows = x[(..., *at)].unflatten(1, (groups, -1))
+        kernel_element = weight[(..., *tap)].unflatten(0, (groups, -1))
+        result = result + torch.einsum("bgi...,goi->bgo...", windows, kernel_element).flatten(1, 2)
+    return result
 
 
 def transposed_by_hand(
-    x: Tensor, weight: Tensor, step: int, pad: int, more: int, groups: int, apart: int
+    x: Tensor, weight: Tensor, step: int, pad: int, more: int, groups: int, dilation: int
 ) -> Tensor:
-    """Each element of `x` times the kernel, added where it lies."""
+    """Add each element of `x` times the kernel to the output at its position."""
     counts = [
-        (n - 1) * step + apart * (k - 1) + 1 + more
+        (n - 1) * step + dilation * (k - 1) + 1 + more
         for n, k in zip(x.shape[2:], weight.shape[2:], strict=True)
     ]
-    made = x.new_zeros(x.shape[0], weight.shape[1] * groups, *counts)
+    result = x.new_zeros(x.shape[0], weight.shape[1] * groups, *counts)
     for tap in itertools.product(*map(range, weight.shape[2:])):
         at = [
-            slice(t * apart, t * apart + step * (n - 1) + 1, step)
+            slice(t * dilation, t * dilation + step * (n - 1) + 1, step)
             for t, n in zip(tap, x.shape[2:], strict=True)
         ]
-        taps = weight[(..., *tap)].unflatten(0, (groups, -1))
-        added = torch.einsum("bgi...,gio->bgo...", x.unflatten(1, (groups, -1)), taps).flatten(1, 2)
-        placed = torch.zeros_like(made)
-        placed[(..., *at)] = added
-        made = made + placed
-    return made[(..., *[slice(pad, n - pad) for n in counts])]
+        kernel_element = weight[(..., *tap)].unflatten(0, (groups, -1))
+        contribution = torch.einsum(
+            "bgi...,gio->bgo...", x.unflatten(1, (groups, -1)), kernel_element
+        ).flatten(1, 2)
+        placed = torch.zeros_like(result)
+        placed[(..., *at)] = contribution
+        result = result + placed
+    return result[(..., *[slice(pad, n - pad) for n in counts])]
 
 
 def norm_then(norm: Callable[..., Tensor], *rest: Any) -> Callable[..., Any]:
     def run(x: Tensor, *args: Any) -> Any:
         *parameters, residual, activation = args
         total = x if residual is None else x + residual
-        made = norm(total, *parameters)
-        made = {None: lambda t: t, "relu": F.relu, "silu": F.silu, "relu2": lambda t: F.relu(t) ** 2}[
+        result = norm(total, *parameters)
+        result = {None: lambda t: t, "relu": F.relu, "silu": F.silu, "relu2": lambda t: F.relu(t) ** 2}[
             activation
-        ](made)
-        return made if residual is None else (made, total)
+        ](result)
+        return result if residual is None else (result, total)
 
     return run
 
@@ -117,15 +121,15 @@ def rms(x: Tensor, weight: Tensor | None, eps: float | None) -> Tensor:
 def after(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def run(x: Tensor, *args: Any) -> Tensor:
         *parameters, residual, activation = args
-        made = norm(x, *parameters)
-        made = made if residual is None else made + residual
-        return {None: lambda t: t, "relu": F.relu, "silu": F.silu}[activation](made)
+        result = norm(x, *parameters)
+        result = result if residual is None else result + residual
+        return {None: lambda t: t, "relu": F.relu, "silu": F.silu}[activation](result)
 
     return run
 
 
 def recurrent_by_hand(kind: str, x: Tensor, weights: tuple[Tensor, ...], h: Tensor) -> tuple[Tensor, ...]:
-    """torch's layer, the steps first."""
+    """torch's recurrent layer, with the steps as first axis."""
     settings = (weights, True, 1, 0.0, True, False, False)
     if kind == "gru":
         output, last = torch.gru(x.transpose(0, 1), h[None], *settings)
@@ -134,13 +138,13 @@ def recurrent_by_hand(kind: str, x: Tensor, weights: tuple[Tensor, ...], h: Tens
     return output.transpose(0, 1), last[0], cells[0]
 
 
-def plain(**given: Any) -> tuple[Any, ...]:
-    """The options of an attention, those that are given and the defaults of the others."""
+def plain(**options: Any) -> tuple[Any, ...]:
+    """Return all options of an attention in order: those passed, and the defaults of the others."""
     op = kernels.dot_product_attention
-    return tuple(given.get(n, d) for n, d in zip(list(op.positions)[3:], op.defaults[3:], strict=True))
+    return tuple(options.get(n, d) for n, d in zip(list(op.positions)[3:], op.defaults[3:], strict=True))
 
 
-# Op, its arguments, and an independent definition of the same.
+# The op, its arguments, and an independent definition of the op.
 CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
     "softmax": (kernels.softmax, (randn(7, 53), -1, None), lambda x, d, _: torch.softmax(x, d)),
     "softmax, first axis": (kernels.softmax, (randn(7, 5, 3), 0, None), lambda x, d, _: torch.softmax(x, d)),
@@ -504,7 +508,9 @@ CASES: dict[str, tuple[Op[..., Any], tuple[Any, ...], Callable[..., Any]]] = {
 
 
 def test_every_op_is_here() -> None:
-    shipped = {name for name, op in OPS.items() if vars(kernels).get(name) is op}  # others' tests add theirs
+    shipped = {
+        name for name, op in OPS.items() if vars(kernels).get(name) is op
+    }  # tests register further ops
     assert {case[0].name for case in CASES.values()} == shipped - {"dropout"}
 
 
@@ -513,20 +519,20 @@ def flat(results: Any) -> list[Tensor]:
 
 
 def with_gradients(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Tensor]:
-    """Results, and the gradients of what has one, for fixed cotangents."""
+    """Return the results and the gradients of all floating-point arguments, for fixed output gradients."""
     inputs = [a.detach().requires_grad_() if is_float(a) else a for a in args]
     results = flat(fn(*inputs))
-    wanted = [a for a in inputs if is_float(a)]
+    leaves = [a for a in inputs if is_float(a)]
     roots = [r for r in results if r.requires_grad]
     if not roots:
         return [r.detach() for r in results]
-    pulls = [((torch.arange(r.numel()) % 7 - 2.5) / 4).view(r.shape).to(r.dtype) for r in roots]
-    found = torch.autograd.grad(roots, wanted, pulls, allow_unused=True)
-    filled = [torch.zeros_like(a) if g is None else g for a, g in zip(wanted, found, strict=True)]
+    grad_outs = [((torch.arange(r.numel()) % 7 - 2.5) / 4).view(r.shape).to(r.dtype) for r in roots]
+    grads = torch.autograd.grad(roots, leaves, grad_outs, allow_unused=True)
+    filled = [torch.zeros_like(a) if g is None else g for a, g in zip(leaves, grads, strict=True)]
     return [*(r.detach() for r in results), *filled]
 
 
-def with_leaves(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def requiring_grad(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(a.detach().requires_grad_() if is_float(a) else a for a in args)
 
 
@@ -534,92 +540,96 @@ def is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def converted(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+def to_dtype(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
     return tuple(a.to(dtype) if is_float(a) else a for a in args)
 
 
-def through_library(op: Op[..., Any]) -> Callable[..., Any]:
+def call_as_torch_op(op: Op[..., Any]) -> Callable[..., Any]:
     return lambda *args: op.call_torch_op(args)
 
 
-def routes(op: Op[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[str, Callable[..., Any]]]:
+def implementations(op: Op[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "library", op.candidates["library"]
     if find_compiler() is not None and "generated" in op.candidates:
         yield "generated", op.candidates["generated"].bind_config(args)  # type: ignore[attr-defined]
     for name, candidate in op.candidates.items():
         if name not in ("library", "generated") and candidate.why_not(args) is None:
             yield name, candidate
-    yield "torch.ops", through_library(op)
+    yield "torch.ops", call_as_torch_op(op)
     yield "front", op
 
 
-# What runs at every change; the others take a minute each.
+# These run at every change; the others take a minute each.
 SAMPLE = {"softmax", "layer_norm, two axes", "cross_entropy", "rope, partial", "swiglu, packed", "max_pool"}
-# Of attention torch's own call has none on a CPU.
+# Ops without second derivatives; torch's attention has none on a CPU.
 NO_SECOND = {"max_pool", "adaptive_max_pool", "reduce_max", "reduce_min", "dot_product_attention"}
 
 
 ONE_OF_EACH = {case[0].name: name for name, case in reversed(CASES.items())}.values()
 
 
-def sampled(names: Any, others: Any = ()) -> list[Any]:
+def mark_full_except_sample(names: Any, others: Any = ()) -> list[Any]:
     return [n if n in SAMPLE or n in others else pytest.param(n, marks=pytest.mark.full) for n in names]
 
 
-@pytest.mark.parametrize("name", sampled(CASES, ONE_OF_EACH))
-def test_each_candidate_beside_float64(name: str) -> None:
-    beside_float64(name, torch.float32)
+@pytest.mark.parametrize("name", mark_full_except_sample(CASES, ONE_OF_EACH))
+def test_each_candidate_in_float32(name: str) -> None:
+    check_against_float64(name, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("name", sampled(CASES))
+@pytest.mark.parametrize("name", mark_full_except_sample(CASES))
 def test_each_candidate_in_other_dtypes(name: str, dtype: torch.dtype) -> None:
-    beside_float64(name, dtype)
+    check_against_float64(name, dtype)
 
 
 _NORMS = [name for name, case in CASES.items() if case[0].name in ("layer_norm", "rms_norm", "group_norm")]
 
 
-@pytest.mark.parametrize("name", sampled(_NORMS, ONE_OF_EACH))
-def test_norms_scale_16_bits_by_float32(name: str) -> None:
+@pytest.mark.parametrize("name", mark_full_except_sample(_NORMS, ONE_OF_EACH))
+def test_norms_with_16_bit_input_and_float32_parameters(name: str) -> None:
     op, args, _ = CASES[name]
-    given = [
+    mixed_args = [
         arg.float() if parameter in ("weight", "bias") and is_float(arg) else arg
-        for parameter, arg in zip(op.positions, converted(args, torch.bfloat16), strict=True)
+        for parameter, arg in zip(op.positions, to_dtype(args, torch.bfloat16), strict=True)
     ]
-    made = op(*given)
-    assert flat(made)[0].dtype == torch.bfloat16
-    beside_float64(name, torch.bfloat16, tuple(given))
+    result = op(*mixed_args)
+    assert flat(result)[0].dtype == torch.bfloat16
+    check_against_float64(name, torch.bfloat16, tuple(mixed_args))
 
 
-def beside_float64(name: str, dtype: torch.dtype, given: tuple[Any, ...] | None = None) -> None:
+def check_against_float64(name: str, dtype: torch.dtype, call_args: tuple[Any, ...] | None = None) -> None:
     op, args, definition = CASES[name]
-    given = converted(args, dtype) if given is None else given
+    call_args = to_dtype(args, dtype) if call_args is None else call_args
     with Watched() as watched:
-        truth = with_gradients(definition, converted(args, torch.float64))
-    exact = with_gradients(definition, converted(given, torch.float64))
-    eager = with_gradients(op.candidates["library"], given)
+        unrounded = with_gradients(definition, to_dtype(args, torch.float64))
+    expected = with_gradients(definition, to_dtype(call_args, torch.float64))
+    torch_results = with_gradients(op.candidates["library"], call_args)
     eps = torch.finfo(dtype).eps
-    for route, fn in routes(op, with_leaves(given)):
-        made = with_gradients(fn, given)
-        assert len(made) == len(exact) == len(truth), route
-        for i, (ours, theirs, right) in enumerate(zip(made, eager, exact, strict=True)):
-            assert ours.shape == right.shape, (route, i)
-            assert ours.dtype == theirs.dtype, (route, i)
-            if not right.is_floating_point():
-                assert torch.equal(ours, right), (route, i)
+    for implementation, fn in implementations(op, requiring_grad(call_args)):
+        results = with_gradients(fn, call_args)
+        assert len(results) == len(expected) == len(unrounded), implementation
+        for i, (result, torch_result, expected_result) in enumerate(
+            zip(results, torch_results, expected, strict=True)
+        ):
+            assert result.shape == expected_result.shape, (implementation, i)
+            assert result.dtype == torch_result.dtype, (implementation, i)
+            if not expected_result.is_floating_point():
+                assert torch.equal(result, expected_result), (implementation, i)
                 continue
-            tolerance = 4 * float((theirs.double() - right).abs().max()) + 4 * eps * watched.largest
+            tolerance = (
+                4 * float((torch_result.double() - expected_result).abs().max()) + 4 * eps * watched.largest
+            )
             torch.testing.assert_close(
-                ours.double(),
-                right,
+                result.double(),
+                expected_result,
                 rtol=0,
                 atol=tolerance,
-                msg=lambda m, r=route, i=i: f"{r}, result {i}: {m}",
+                msg=lambda m, r=implementation, i=i: f"{r}, result {i}: {m}",
             )
 
 
-@pytest.mark.parametrize("name", sampled(CASES, ONE_OF_EACH))
+@pytest.mark.parametrize("name", mark_full_except_sample(CASES, ONE_OF_EACH))
 def test_torchs_own_checks_of_a_declared_op(name: str) -> None:
     op, args, _ = CASES[name]
     paired = op.pair is not None and args[op.pair] is not None and args[op.pair] is not False
@@ -628,14 +638,16 @@ def test_torchs_own_checks_of_a_declared_op(name: str) -> None:
     torch.library.opcheck(overload, tuple(op.as_schema_args(given)))
 
 
-@pytest.mark.parametrize("name", sampled(n for n in CASES if CASES[n][0].name not in NO_SECOND))
+@pytest.mark.parametrize(
+    "name", mark_full_except_sample(n for n in CASES if CASES[n][0].name not in NO_SECOND)
+)
 def test_second_derivatives(name: str) -> None:
     op, args, definition = CASES[name]
-    given = converted(args, torch.float64)
-    wanted = [a for a in given if is_float(a)]
+    double_args = to_dtype(args, torch.float64)
+    float_args = [a for a in double_args if is_float(a)]
 
     def second(fn: Callable[..., Any]) -> list[Tensor]:
-        inputs = [a.detach().requires_grad_() if is_float(a) else a for a in given]
+        inputs = [a.detach().requires_grad_() if is_float(a) else a for a in double_args]
         leaves = [a for a in inputs if is_float(a)]
         roots = [r for r in flat(fn(*inputs)) if r.requires_grad]
         if not roots:
@@ -646,18 +658,20 @@ def test_second_derivatives(name: str) -> None:
         total = sum((g.sin().sum() for g in first if g is not None), torch.zeros(()))
         if not total.requires_grad:
             return []
-        found = torch.autograd.grad(total, leaves, allow_unused=True)
-        return [torch.zeros_like(a) if g is None else g for a, g in zip(leaves, found, strict=True)]
+        grads = torch.autograd.grad(total, leaves, allow_unused=True)
+        return [torch.zeros_like(a) if g is None else g for a, g in zip(leaves, grads, strict=True)]
 
     expected = second(definition)
-    assert len(expected) in (0, len(wanted))
-    for route, fn in routes(op, with_leaves(given)):
-        for ours, right in zip(second(fn), expected, strict=True):
-            torch.testing.assert_close(ours, right, rtol=1e-6, atol=1e-8, msg=lambda m, r=route: f"{r}: {m}")
+    assert len(expected) in (0, len(float_args))
+    for implementation, fn in implementations(op, requiring_grad(double_args)):
+        for second_grad, expected_grad in zip(second(fn), expected, strict=True):
+            torch.testing.assert_close(
+                grad, expected_grad, rtol=1e-6, atol=1e-8, msg=lambda m, r=implementation: f"{r}: {m}"
+            )
 
 
-def test_torchs_gelu_is_taken_where_its_processor_is_the_one_it_was_tuned_for(processor: str) -> None:
-    """On AMD's that is one of vectors of 256 bits."""
+def test_torchs_gelu_is_chosen_on_the_processors_where_it_is_faster(processor: str) -> None:
+    """Among AMD's processors that is one with 256-bit vectors."""
     x = torch.empty(1 << 20)
     ours = "generated" if find_compiler() is not None else "library"
     assert kernels.gelu.chosen(x).candidate.name == (ours if processor == "AMD AVX-512" else "library")

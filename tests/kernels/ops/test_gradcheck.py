@@ -1,4 +1,4 @@
-"""Gradients of products, convolutions and the loss of a last layer, by differences in float64."""
+"""Gradients of matmuls, convolutions and `linear_cross_entropy` against finite differences in float64."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def candidates() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("op", "candidate", "args"), [*candidates()])
-def test_gradients_by_differences(
+def test_gradients_match_finite_differences(
     op: Op[..., Any], candidate: Candidate, args: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused_linear_cross_entropy, "_CHUNK_BYTES", {"cpu": 1})
@@ -67,18 +67,20 @@ def test_gradients_by_differences(
     call = bind_candidate(op, candidate, None, args)
     tensors = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
 
-    def run(*given: Tensor) -> Tensor:
-        left = iter(given)
-        made: Tensor = call(*[next(left) if isinstance(a, Tensor) and a.requires_grad else a for a in args])
-        return made
+    def run(*tensors_in: Tensor) -> Tensor:
+        leaves = iter(tensors_in)
+        output: Tensor = call(
+            *[next(leaves) if isinstance(a, Tensor) and a.requires_grad else a for a in args]
+        )
+        return output
 
     assert torch.autograd.gradcheck(run, tensors)
 
 
-def test_every_candidate_that_takes_float64_is_here() -> None:
-    there = {(p.values[0].name, p.values[1].name) for p in candidates()}
-    assert {("linear_cross_entropy", "chunked"), ("linear", "library"), ("matmul", "library")} <= there
-    assert {of for of, _ in there} == {
+def test_every_op_is_covered() -> None:
+    checked = {(p.values[0].name, p.values[1].name) for p in candidates()}
+    assert {("linear_cross_entropy", "chunked"), ("linear", "library"), ("matmul", "library")} <= checked
+    assert {of for of, _ in checked} == {
         "linear",
         "matmul",
         "conv",

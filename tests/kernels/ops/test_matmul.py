@@ -1,4 +1,4 @@
-"""Products: what their families of cases do not show."""
+"""`linear`, `matmul` and `bmm`: candidates and cases that `test_families` does not cover."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from tests.processors import BFLOAT16
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
 
 
-def placed(tensor: Tensor) -> list[int]:
+def strides_of_long_axes(tensor: Tensor) -> list[int]:
     return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
 def with_gradients(call: Any, *leaves: Tensor) -> list[Tensor]:
     made = call(*leaves)
-    pull = ((torch.arange(made.numel()) % 7 - 2.5) / 4).view(made.shape).to(made.dtype)
-    wanted = [t for t in leaves if t.requires_grad]
-    return [made.detach(), *(torch.autograd.grad(made, wanted, pull) if wanted else [])]
+    grad_out = ((torch.arange(made.numel()) % 7 - 2.5) / 4).view(made.shape).to(made.dtype)
+    leaves_with_grad = [t for t in leaves if t.requires_grad]
+    return [
+        made.detach(),
+        *(torch.autograd.grad(made, leaves_with_grad, grad_out) if leaves_with_grad else []),
+    ]
 
 
 @needs_onednn
-@pytest.mark.parametrize("trained", [(False, False), (True, False), (True, True)], ids=str)
+@pytest.mark.parametrize("needs_grad", [(False, False), (True, False), (True, True)], ids=str)
 @pytest.mark.parametrize(
     ("a", "b"),
     [
@@ -40,18 +43,18 @@ def with_gradients(call: Any, *leaves: Tensor) -> list[Tensor]:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("turned", [False, True])
-def test_batches_by_onednn(a: Any, b: Any, turned: bool, trained: tuple[bool, bool]) -> None:
+@pytest.mark.parametrize("column_major", [False, True])
+def test_batches_by_onednn(a: Any, b: Any, column_major: bool, needs_grad: tuple[bool, bool]) -> None:
     torch.manual_seed(0)
     left, right = torch.randn(a), torch.randn(b)
-    if turned:
+    if column_major:
         left, right = left.mT.contiguous().mT, right.mT.contiguous().mT
-    left, right = left.requires_grad_(trained[0]), right.requires_grad_(trained[1])
+    left, right = left.requires_grad_(needs_grad[0]), right.requires_grad_(needs_grad[1])
     by_onednn = kernels.matmul.candidates["onednn"]
     assert by_onednn.why_not((left, right)) is None
     ours, theirs = with_gradients(by_onednn, left, right), with_gradients(torch.matmul, left, right)
     wide = [t.detach().double().requires_grad_(t.requires_grad) for t in (left, right)]
-    assert placed(ours[0]) == placed(theirs[0])
+    assert strides_of_long_axes(ours[0]) == strides_of_long_axes(theirs[0])
     for one, exact in zip(ours, with_gradients(torch.matmul, *wide), strict=True):
         torch.testing.assert_close(one, exact.float(), rtol=1e-5, atol=1e-5)
 
@@ -70,7 +73,7 @@ def test_batches_by_onednn_have_second_derivatives() -> None:
 
 
 @needs_onednn
-def test_a_packed_factor_follows_its_changes() -> None:
+def test_a_packed_operand_follows_its_changes() -> None:
     torch.manual_seed(0)
     a, b = torch.randn(2, 6, 8), torch.nn.Parameter(torch.randn(8, 5), requires_grad=False)
     packed = kernels.matmul.candidates["onednn packed"]
@@ -78,13 +81,13 @@ def test_a_packed_factor_follows_its_changes() -> None:
     for _ in range(2):
         torch.testing.assert_close(packed(a, b), a @ b, rtol=1e-5, atol=1e-5)
         b.mul_(2)
-    # The same parameter as the weight of a layer is another layout.
+    # `linear` packs the same parameter in another layout: it is transposed there.
     square = torch.nn.Parameter(torch.randn(8, 8), requires_grad=False)
     layer = kernels.linear.candidates["onednn packed"]
     for _ in range(2):
         torch.testing.assert_close(packed(a, square), a @ square, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(layer(a, square, None, None, None), a @ square.t(), rtol=1e-5, atol=1e-5)
-    assert "a gradient is wanted" in (packed.why_not((a, b.requires_grad_())) or "")
+    assert "a gradient is required" in (packed.why_not((a, b.requires_grad_())) or "")
     assert packed.why_not((a, torch.randn(2, 8, 5))) == "b is a batch or a vector"
 
 
@@ -114,11 +117,12 @@ def test_float16_goes_through_bfloat16_where_the_policy_allows_it(processor: str
             with kernels.multiplying(policy):
                 assert "'flex32' allows it" in (candidate.why_not(args) or "")
         with kernels.multiplying("flex32"):
-            assert "multiplied otherwise" in (candidate.why_not([a.float() for a in args[:2]]) or "")
-            without = None if processor in BFLOAT16 else "no instructions for bfloat16 here"
+            assert "only for float16" in (candidate.why_not([a.float() for a in args[:2]]) or "")
+            without = None if processor in BFLOAT16 else "this processor has no bfloat16 instructions"
             assert candidate.why_not(args) == without
-            assert op.chosen(*args).candidate is not candidate  # until it was measured
-            assert ReferenceResult(op, args).find_error(candidate) is None  # torch can everywhere, if slowly
+            assert op.chosen(*args).candidate is not candidate  # before any measurement
+            # torch supports it on every machine, if slowly.
+            assert ReferenceResult(op, args).find_error(candidate) is None
 
 
 @pytest.mark.parametrize("op", [kernels.linear, kernels.matmul, kernels.bmm], ids=lambda op: op.name)

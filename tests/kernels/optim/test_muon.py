@@ -1,4 +1,4 @@
-"""A step of Muon beside torch's, and the iteration beside singular values."""
+"""`muon_step` against torch's Muon, and `orthogonalized` against singular values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from tests.processors import BFLOAT16
 CANDIDATES = [
     pytest.param(
         "burnt",
-        marks=pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: torch serves"),
+        marks=pytest.mark.skipif(
+            find_compiler() is None, reason="no C compiler works here: torch runs the steps"
+        ),
     ),
     "torch",
 ]
@@ -32,7 +34,7 @@ def drawn(seed: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("shape", [(12, 12), (5, 30), (30, 5), (1, 9)])
-def test_singular_values_come_near_to_one_and_vectors_stay(shape: tuple[int, int]) -> None:
+def test_singular_values_approach_one_and_vectors_are_preserved(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     made = orthogonalized(matrix).double()
     u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
@@ -44,8 +46,8 @@ def test_singular_values_come_near_to_one_and_vectors_stay(shape: tuple[int, int
 
 
 @pytest.mark.parametrize("shape", [(33, 7), (64, 160), (61, 61)])
-def test_in_bfloat16_no_sum_is_rounded_between(shape: tuple[int, int], processor: str) -> None:
-    """torch's sums within its products, too: its error is a third of that of products and sums apart.
+def test_bfloat16_sums_are_fused_into_matmuls(shape: tuple[int, int], processor: str) -> None:
+    """torch fuses these sums as well: its error is a third of that of separate matmuls and sums.
 
     Where oneDNN does not multiply bfloat16 the iteration is in float32.
     """
@@ -77,15 +79,15 @@ def test_in_bfloat16_no_sum_is_rounded_between(shape: tuple[int, int], processor
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_step_beside_that_of_torch(candidate: str, options: Any, dtype: torch.dtype) -> None:
+def test_steps_match_torch(candidate: str, options: Any, dtype: torch.dtype) -> None:
     if dtype == torch.bfloat16 and not options.get("nesterov", True):
-        return  # torch normalises its momentum buffer itself, in place, where it needs no copy in bfloat16
+        return  # torch normalizes its momentum buffer in place if it is bfloat16 already
     p = drawn(0, dtype)
     theirs = [nn.Parameter(t.clone()) for t in p if t.numel()]
     reference = torch.optim.Muon(theirs, lr=0.1, **options)
     buffers, e = [torch.zeros_like(t) for t in p], [torch.zeros_like(t) for t in p]
-    for turn in range(3):
-        g = drawn(turn + 1, dtype)
+    for index in range(3):
+        g = drawn(index + 1, dtype)
         made = muon_step(
             p, g, buffers, lr=0.1, max_norm=5.0, ema=e, ema_decay=0.0, candidate=candidate, **options
         )
@@ -96,7 +98,7 @@ def test_a_step_beside_that_of_torch(candidate: str, options: Any, dtype: torch.
         reference.step()
         assert made.norm is not None
         torch.testing.assert_close(made.norm, norm.float(), rtol=0.01, atol=0.0)
-    # torch's iteration is in bfloat16, of which an element of a direction has 8 bits; three steps of 0.1.
+    # torch iterates in bfloat16, with a significand of 8 bits; three steps with lr = 0.1.
     for ours, other in zip((t for t in p if t.numel()), theirs, strict=True):
         rate = 0.1 * (0.2 * math.sqrt(max(other.shape)) if "match_rms_adamw" in options.values() else 1)
         rate *= math.sqrt(max(1, other.shape[0] / other.shape[1]))
@@ -107,26 +109,26 @@ def test_a_step_beside_that_of_torch(candidate: str, options: Any, dtype: torch.
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES)
-def test_what_is_not_finite_under_a_scale_changes_nothing(candidate: str) -> None:
+def test_a_scaled_gradient_that_is_not_finite_skips_the_step(candidate: str) -> None:
     p, g, m, e = drawn(0), drawn(1), drawn(2), drawn(3)
     g[2][3, 3] = math.nan
-    kept = [*p, *m, *e]
-    before = [t.clone() for t in kept]
+    tensors = [*p, *m, *e]
+    before = [t.clone() for t in tensors]
     assert muon_step(p, g, m, lr=0.1, grad_scale=2.0, ema=e, candidate=candidate).skipped
-    assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
 
 
 def test_bad_input() -> None:
     p = [torch.ones(2, 2)]
-    with pytest.raises(InputRuntimeError, match="step what is no matrix, and embeddings, by AdamW"):
+    with pytest.raises(InputRuntimeError, match="use AdamW for other parameters, and for embeddings"):
         muon_step([torch.ones(3)], [torch.ones(3)], [torch.ones(3)], lr=0.1)
     with pytest.raises(InputValueError, match="'original', 'match_rms_adamw'"):
         muon_step(p, p, p, lr=0.1, adjust_lr_fn="mine")
-    with pytest.raises(InputValueError, match="fewer than 100"):
+    with pytest.raises(InputValueError, match="a number from 0 to 99"):
         muon_step(p, p, p, lr=0.1, ns_steps=100)
 
 
-def test_the_optimizer_goes_on_from_its_record_and_refuses_what_is_no_matrix() -> None:
+def test_the_optimizer_resumes_from_its_record_and_rejects_other_shapes_than_matrices() -> None:
     torch.manual_seed(0)
     whole = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, 3, bias=False))
     model, x = copy.deepcopy(whole), torch.randn(5, 4)

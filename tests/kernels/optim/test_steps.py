@@ -1,4 +1,4 @@
-"""Optimizer steps over lists of tensors, beside plain formulas in float64 and torch's own steps."""
+"""Optimizer steps over lists of tensors against their formulas in float64, and against torch's steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from burnt.errors import InputRuntimeError, InputUnsupportedError, InputValueErr
 from burnt.kernels import adam_step, adamw_step, sgd_step
 from burnt.kernels.optim import foreach_c
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C compiler works here: torch serves")
+pytestmark = pytest.mark.skipif(
+    find_compiler() is None, reason="no C compiler works here: torch runs the steps"
+)
 
 SHAPES = [(0,), (1,), (7,), (), (3, 0, 2), (31, 17), (foreach_c.BLOCK + 1,), (3, 101, 89)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -30,7 +32,7 @@ def drawn(shapes: list[tuple[int, ...]], dtype: torch.dtype, seed: int) -> list[
 
 
 class Exact:
-    """Steps by their formulas, a tensor at a time, in float64, from what the last step has left."""
+    """The steps by their formulas in float64, one tensor at a time, continuing from the rounded results."""
 
     def __init__(self, params: list[Tensor], ema_decay: float = 0.9) -> None:
         self.p = [p.to(torch.float64, copy=True) for p in params]
@@ -40,8 +42,8 @@ class Exact:
         self.e = [p.clone() for p in self.p]
         self.steps, self.ema_decay = 0, ema_decay
 
-    def take(self, **columns: Any) -> None:
-        """The tensors as they are, with what has been rounded of them."""
+    def load(self, **columns: Any) -> None:
+        """Load the rounded tensors that the last step returned."""
         for name, column in columns.items():
             for mine, t in zip(getattr(self, name), column, strict=True):
                 if t is not None:
@@ -96,7 +98,7 @@ class Exact:
 def close(
     made: list[Tensor], exact: list[Tensor], ulps: float, before: Sequence[Tensor] | None = None
 ) -> None:
-    """Within some roundings of the largest number at hand, of those `before` the step, too."""
+    """Assert equality within `ulps` units in the last place of the largest element, including `before`."""
     for a, b, *older in zip(made, exact, *([] if before is None else [before]), strict=True):
         size = max((float(t.abs().max()) for t in (b, *older) if t.numel()), default=0.0)
         assert a.shape == b.shape
@@ -114,10 +116,10 @@ LIMITS: list[dict[str, Any]] = [
 ]
 
 
-def roundings(candidate: str, dtype: torch.dtype) -> int:
-    """How many ulp of the largest number.
+def tolerance_in_ulps(candidate: str, dtype: torch.dtype) -> int:
+    """Return the tolerance in units in the last place.
 
-    torch rounds clipped gradients, averages and more to 16 bits; in float64 the formulas round themselves.
+    torch rounds intermediates such as clipped gradients to 16 bits; in float64 the formulas round as well.
     """
     if candidate == "torch" and dtype.itemsize == 2:
         return 500
@@ -137,17 +139,17 @@ def roundings(candidate: str, dtype: torch.dtype) -> int:
     ],
     ids=["adamw", "no-decay", "adamw-amsgrad", "adam", "adam-amsgrad"],
 )
-def test_adam_beside_its_formulas(candidate: str, dtype: torch.dtype, step: Any, options: Any) -> None:
+def test_adam_matches_its_formulas(candidate: str, dtype: torch.dtype, step: Any, options: Any) -> None:
     options = dict(options)
     amsgrad = options.pop("amsgrad", False)
     p = drawn(SHAPES, dtype, 0)
     exact, e = Exact(p), drawn(SHAPES, dtype, 9)
     m, v, x = ([torch.zeros_like(t) for t in p] for _ in range(3))
     steps = [torch.zeros(()) for _ in p]
-    for turn, limits in enumerate(LIMITS):
-        g = drawn(SHAPES, dtype, turn + 1)
+    for step_index, limits in enumerate(LIMITS):
+        g = drawn(SHAPES, dtype, step_index + 1)
         before = [t.clone() for t in g]
-        exact.take(p=p, m=m, v=v, x=x, e=e)
+        exact.load(p=p, m=m, v=v, x=x, e=e)
         older = [[t.clone() for t in kind] for kind in (p, e, m, v, x)]
         made = step(
             p, g, m, v, steps, x if amsgrad else None,
@@ -159,19 +161,19 @@ def test_adam_beside_its_formulas(candidate: str, dtype: torch.dtype, step: Any,
             options.get("weight_decay", 0.01 if step is adamw_step else 0.0), step is adamw_step, amsgrad,
         )  # fmt: skip
         assert all(torch.equal(a, b) for a, b in zip(g, before, strict=True))
-        assert made.by == ("burnt" if candidate == "burnt" else "torch: asked for")
+        assert made.by == ("burnt" if candidate == "burnt" else "torch: requested")
         assert not made.skipped
         if limits:
             assert float(made.norm) == pytest.approx(exact.norm, rel=4 * torch.finfo(dtype).eps)
         else:
             assert made.norm is None
-        ulps = roundings(candidate, dtype)
+        ulps = tolerance_in_ulps(candidate, dtype)
         pairs = (p, exact.p), (e, exact.e), (m, exact.m), (v, exact.v), (x, exact.x)
         for (ours, theirs), first in zip(pairs, older, strict=True):
             if ours is not x or amsgrad:
-                # An average that changes its sign is less than what it is the sum of.
+                # Where an average changes its sign, its terms are larger than itself.
                 close(ours, theirs, ulps, first)
-        assert all(float(s) == turn + 1 for s in steps)
+        assert all(float(s) == step_index + 1 for s in steps)
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES)
@@ -187,13 +189,13 @@ def test_adam_beside_its_formulas(candidate: str, dtype: torch.dtype, step: Any,
     ],
     ids=lambda o: "-".join(o) or "plain",
 )
-def test_sgd_beside_its_formulas(candidate: str, dtype: torch.dtype, options: Any) -> None:
+def test_sgd_matches_its_formulas(candidate: str, dtype: torch.dtype, options: Any) -> None:
     p = drawn(SHAPES, dtype, 0)
     exact, e = Exact(p), drawn(SHAPES, dtype, 9)
     buffers: list[Tensor | None] = [None] * len(p)
-    for turn, limits in enumerate(LIMITS):
-        g = drawn(SHAPES, dtype, turn + 1)
-        exact.take(p=p, m=buffers, e=e)
+    for step_index, limits in enumerate(LIMITS):
+        g = drawn(SHAPES, dtype, step_index + 1)
+        exact.load(p=p, m=buffers, e=e)
         made = sgd_step(
             p, g, buffers, lr=0.05, ema=e, ema_decay=0.9, candidate=candidate, **options, **limits
         )
@@ -203,7 +205,7 @@ def test_sgd_beside_its_formulas(candidate: str, dtype: torch.dtype, options: An
             options.get("weight_decay", 0.0), options.get("nesterov", False),
         )  # fmt: skip
         assert made.by.startswith(candidate)
-        ulps = roundings(candidate, dtype)
+        ulps = tolerance_in_ulps(candidate, dtype)
         close(p, exact.p, ulps)
         close(e, exact.e, ulps)
         if options.get("momentum"):
@@ -226,7 +228,7 @@ def test_mixed_dtypes_have_one_norm() -> None:
     assert float(made.norm) == pytest.approx(exact.norm, rel=1e-12)
 
 
-def test_many_tensors_of_all_sizes_as_torch_has_them() -> None:
+def test_many_tensors_of_all_sizes_match_torch() -> None:
     shapes = [(int(1.02**i * 3),) for i in range(300)]
     p, g = drawn(shapes, torch.float32, 0), drawn(shapes, torch.float32, 1)
     theirs = [torch.nn.Parameter(t.clone()) for t in p]
@@ -250,11 +252,11 @@ def test_many_tensors_of_all_sizes_as_torch_has_them() -> None:
         torch.testing.assert_close(ours, other.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_tensors_that_lie_in_memory_in_other_ways() -> None:
-    """Parameters in another order of axes, gradients expanded or turned, and views with gaps (torch's)."""
+def test_other_memory_layouts() -> None:
+    """Channels-last and transposed parameters, expanded gradients, and views with gaps (run by torch)."""
     channels_last = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    turned = torch.randn(6, 4).t()
-    p = [channels_last, turned]
+    transposed = torch.randn(6, 4).t()
+    p = [channels_last, transposed]
     g = [torch.randn(1, 3, 1, 1).expand(2, 3, 4, 5), torch.randn(4, 6)]
     exact = Exact(p)
     buffers: list[Tensor | None] = [torch.zeros_like(t) for t in p]
@@ -266,16 +268,16 @@ def test_tensors_that_lie_in_memory_in_other_ways() -> None:
     close(buffers, exact.m, 4)  # type: ignore[arg-type]
     large = torch.arange(12.0).view(3, 4)
     made = sgd_step([large[:, 1]], [torch.ones(3)], lr=1.0)
-    assert made.by == "torch: a parameter that is a view of a larger tensor, with gaps"
+    assert made.by == "torch: a parameter that is a view with gaps between its elements"
     assert large.tolist() == [[0, 0, 2, 3], [4, 4, 6, 7], [8, 8, 10, 11]]
     made = sgd_step([torch.ones(2, 3)], [torch.ones(2, 3)], [torch.zeros(3, 2).t()], lr=1.0, momentum=0.1)
-    assert made.by == "torch: a state that lies in memory in another order than its parameter"
+    assert made.by == "torch: a state with other strides than its parameter"
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_scaled_gradient_that_is_not_finite_changes_nothing(
+def test_a_scaled_gradient_that_is_not_finite_skips_the_step(
     candidate: str, bad: float, dtype: torch.dtype
 ) -> None:
     shapes = [(3,), (40_000,), (2, 2)]
@@ -298,7 +300,7 @@ def test_a_scaled_gradient_that_is_not_finite_changes_nothing(
 
 
 @pytest.mark.parametrize("candidate", CANDIDATES)
-def test_without_a_scale_what_is_not_finite_goes_through_as_in_torch(candidate: str) -> None:
+def test_without_a_scale_nan_and_infinity_propagate_as_in_torch(candidate: str) -> None:
     p, g = [torch.ones(3), torch.ones(2)], [torch.tensor([1.0, math.nan, 2.0]), torch.ones(2)]
     made = sgd_step(p, g, lr=1.0, candidate=candidate)
     assert not made.skipped
@@ -313,29 +315,29 @@ def test_without_a_scale_what_is_not_finite_goes_through_as_in_torch(candidate: 
     assert float(made.norm) == math.inf
 
 
-def test_squares_that_overflow_a_double_are_not_taken_for_gradients_that_are_not_finite() -> None:
+def test_overflowing_squares_of_finite_gradients_do_not_skip_the_step() -> None:
     p, g = [torch.ones(2, dtype=torch.float64)], [torch.tensor([1e200, 1.0], dtype=torch.float64)]
     made = sgd_step(p, g, lr=1e-200, grad_scale=1.0, candidate="burnt")
     assert not made.skipped
     assert p[0].tolist() == pytest.approx([0.0, 1.0], abs=1e-15)
 
 
-def test_the_norm_is_the_same_from_run_to_run_and_whatever_the_number_of_threads() -> None:
+def test_the_norm_does_not_depend_on_the_number_of_threads() -> None:
     g = drawn([(5,), (300_001,), (0,), (16384,), (77_777,)], torch.float64, 0)
-    zeros, threads, found = [torch.zeros_like(t) for t in g], torch.get_num_threads(), set()
+    zeros, threads, norms = [torch.zeros_like(t) for t in g], torch.get_num_threads(), set()
     try:
         for count in (1, 2, 3, 7, 1):
             torch.set_num_threads(count)
             norm = sgd_step(zeros, g, lr=0.0, max_norm=9.0, candidate="burnt").norm
             assert norm is not None
-            found.add(float(norm))
+            norms.add(float(norm))
     finally:
         torch.set_num_threads(threads)
-    assert len(found) == 1
+    assert len(norms) == 1
 
 
-def test_a_changed_parameter_has_another_version() -> None:
-    """Autograd refuses a saved tensor that has changed, and packed weights are packed anew."""
+def test_a_step_increments_tensor_versions() -> None:
+    """So that autograd rejects a changed saved tensor, and packed weights are packed again."""
     weight, x = torch.nn.Parameter(torch.randn(3, 3)), torch.randn(2, 3, requires_grad=True)
     loss = (x @ weight).sum()
     average = torch.zeros(3, 3)
@@ -355,38 +357,38 @@ def test_empty_lists() -> None:
 
 @pytest.mark.full
 def test_more_elements_than_an_int32_counts() -> None:
-    """Memory that was never written costs nothing to read."""
+    """The zeros are pages that the operating system never allocates."""
     count = 2**31 + 5
     zeros = np.zeros(count, np.uint16)
     zeros[-1], zeros[2**31] = 0x4040, 0x4080  # 3 and 4 in bfloat16
     g = torch.from_numpy(zeros).view(torch.bfloat16)
-    assert foreach_c.squares([g]) == 25.0
+    assert foreach_c.sum_of_squares([g]) == 25.0
 
 
-# what is refused
+# Rejected arguments.
 
 
 def arguments() -> tuple[list[Tensor], ...]:
     return tuple([torch.ones(2, 3), torch.ones(4)] for _ in range(4))
 
 
-REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
+REJECTED: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (
         lambda p, g, m, v: adamw_step(p, g[:1], m, v, [torch.zeros(())] * 2, lr=0.1),
         InputRuntimeError,
-        "grads of adamw_step are not as many as the parameters\n  in        burnt.kernels.adamw_step\n"
+        "grads of adamw_step has the wrong length\n  in        burnt.kernels.adamw_step\n"
         "  expected  2 tensors, one for each of params\n  found     1 tensors",
     ),
     (
         lambda p, g, m, v: adamw_step(p, g, m, [v[0], torch.ones(5)], [torch.zeros(())] * 2, lr=0.1),
         InputRuntimeError,
-        "exp_avg_sqs of adamw_step do not fit the parameters\n  in        burnt.kernels.adamw_step\n"
-        "  expected  exp_avg_sqs[1]: float32 (4,) on cpu, as params[1]\n  found     float32 (5,) on cpu",
+        "exp_avg_sqs of adamw_step does not match the parameters\n  in        burnt.kernels.adamw_step\n"
+        "  expected  exp_avg_sqs[1]: float32 (4,) on cpu, like params[1]\n  found     float32 (5,) on cpu",
     ),
     (
         lambda p, g, m, v: sgd_step(p, [g[0], g[1].to("meta")], lr=0.1),
         InputRuntimeError,
-        "expected  grads[1]: float32 (4,) on cpu, as params[1]\n  found     float32 (4,) on meta",
+        "expected  grads[1]: float32 (4,) on cpu, like params[1]\n  found     float32 (4,) on meta",
     ),
     (
         lambda p, g, m, v: sgd_step(p, [g[0].double(), g[1]], lr=0.1),
@@ -396,20 +398,20 @@ REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (
         lambda p, g, m, v: adam_step(p, g, m, v, [torch.zeros(())], lr=0.1),
         InputRuntimeError,
-        "steps of adam_step do not count the parameters' steps",
+        "steps of adam_step does not match the parameters",
     ),
     (
         lambda p, g, m, v: sgd_step(p, g, lr=0.1, momentum=0.9),
         InputValueError,
-        "[None] * len(params) at first",
+        "pass [None] * len(params) in the first step",
     ),
-    (lambda p, g, m, v: sgd_step(p, g, lr=-0.1), InputValueError, "sgd_step cannot have this lr"),
+    (lambda p, g, m, v: sgd_step(p, g, lr=-0.1), InputValueError, "sgd_step does not accept this lr"),
     (lambda p, g, m, v: sgd_step(p, g, lr=math.nan), InputValueError, "found     nan"),
     (lambda p, g, m, v: sgd_step(p, g, m, lr=0.1, momentum=-0.9), InputValueError, "this momentum"),
     (
         lambda p, g, m, v: adamw_step(p, g, m, v, [torch.zeros(())] * 2, lr=-0.1),
         InputValueError,
-        "adamw_step cannot have this lr",
+        "adamw_step does not accept this lr",
     ),
     (
         lambda p, g, m, v: adam_step(p, g, m, v, [torch.zeros(())] * 2, lr=0.1, betas=(0.9, 1.0)),
@@ -429,7 +431,11 @@ REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda p, g, m, v: sgd_step(p, g, lr=0.1, max_norm=-1.0), InputValueError, "a limit of at least 0"),
     (lambda p, g, m, v: sgd_step(p, g, lr=0.1, max_norm=math.nan), InputValueError, "found     nan"),
     (lambda p, g, m, v: sgd_step(p, g, lr=0.1, grad_scale=0.0), InputValueError, "a positive number"),
-    (lambda p, g, m, v: sgd_step(p, g, lr=0.1, grad_scale=torch.ones(2)), InputValueError, "holds one"),
+    (
+        lambda p, g, m, v: sgd_step(p, g, lr=0.1, grad_scale=torch.ones(2)),
+        InputValueError,
+        "with one element",
+    ),
     (lambda p, g, m, v: sgd_step(p, g, lr=0.1, ema=p, ema_decay=1.5), InputValueError, "from 0 to 1"),
     (lambda p, g, m, v: sgd_step(p, g, lr=0.1, candidate="triton"), InputValueError, "'burnt', 'torch'"),
     (
@@ -444,29 +450,29 @@ REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
             p, g, m, v, [torch.zeros((), dtype=torch.float64)] * 2, lr=0.1, candidate="burnt"
         ),
         InputUnsupportedError,
-        "found     a counter of steps that is float64 () on cpu",
+        "found     a step counter that is float64 () on cpu",
     ),
 ]
 
 
-@pytest.mark.parametrize(("call", "kind", "words"), REFUSED)
+@pytest.mark.parametrize(("call", "kind", "words"), REJECTED)
 def test_bad_input(call: Callable[..., Any], kind: type[Exception], words: str) -> None:
-    given = arguments()
-    before = [[t.clone() for t in column] for column in given]
+    args = arguments()
+    before = [[t.clone() for t in column] for column in args]
     with pytest.raises(kind) as caught:
-        call(*given)
+        call(*args)
     assert words in str(caught.value)
-    for column, other in zip(given, before, strict=True):
+    for column, other in zip(args, before, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(column, other, strict=True))
 
 
-def test_where_burnt_cannot_serve_torch_does_and_says_why() -> None:
+def test_torch_runs_unsupported_steps_and_the_reason_is_reported() -> None:
     class Mine(Tensor):
         pass
 
     p = [torch.ones(2).as_subclass(Mine)]
     made = kernels.sgd_step(p, [torch.ones(2)], lr=0.5)
-    assert made.by == "torch: a tensor of the class Mine"
+    assert made.by == "torch: a tensor subclass, Mine"
     assert p[0].tolist() == [0.5, 0.5]
     meta = [torch.ones(2, device="meta")]
     assert kernels.sgd_step(meta, meta, lr=0.5).by == "torch: tensors on meta"

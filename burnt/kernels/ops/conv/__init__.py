@@ -1,5 +1,5 @@
 """Convolutions.
 
-conv    the ops, and their candidates
-onednn  convolutions by oneDNN, with what is fused into them
+conv    the ops `conv` and `conv_transpose`, and their candidates
+onednn  convolutions by oneDNN, with fused activations and packed weights
 """

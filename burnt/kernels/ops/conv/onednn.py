@@ -1,9 +1,10 @@
-"""Convolutions by oneDNN, with what comes after them: what candidates of `burnt.kernels.conv` run on a CPU.
+"""Convolutions by oneDNN with an epilogue: the CPU candidates of `burnt.kernels.conv` and `conv_transpose`.
 
-While training the weight is given as it is, and torch's own gradients follow. Without gradients the
-activations that oneDNN has are in its kernel, and the weight may be put into its own layout once. A residual
-is added after it: within, it makes kernels up to a third slower (8 x 64 to 256 x 56 x 56: 4.3 ms of 3.1, two
-threads of a Zen 5), and never faster. A convolution of one axis is that of images of one row.
+In training the weight is passed in its usual layout, and gradients are torch's. Without gradients oneDNN
+fuses the activations that it supports, and the weight may be converted to oneDNN's own layout once. The
+residual is added after the kernel: fused into it, it makes kernels up to a third slower and never faster
+(8 x 64 to 256 channels x 56 x 56: 4.3 ms instead of 3.1, two threads of a Zen 5). A convolution over one axis
+is computed as one of images with one row.
 """
 
 from __future__ import annotations
@@ -19,32 +20,44 @@ from torch.utils.weak import WeakIdKeyDictionary
 from burnt import _torch
 from burnt.device import processor
 from burnt.kernels.interface.tuning_key import wants_gradient
-from burnt.kernels.ops.activation import activated
+from burnt.kernels.ops.activation import apply_activation
 
-__all__ = ["AxisSizes", "Sizes", "convolved", "each", "why_not_onednn", "why_not_packed"]
+__all__ = [
+    "AxisSizes",
+    "Sizes",
+    "expand_sizes",
+    "onednn_unsupported_reason",
+    "packed_unsupported_reason",
+    "run_convolution",
+]
 
 Sizes = int | Sequence[int]
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-# relu is none of them: oneDNN makes 0 of NaN.
-_TAILS = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", ""),
-          "hardswish": ("hardswish", "")}  # fmt: skip
+# Activations fused by oneDNN. relu is not among them: oneDNN's returns 0 for NaN.
+_ONEDNN_EPILOGUES = {
+    None: ("none", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_tanh": ("gelu", "tanh"),
+    "silu": ("swish", ""),
+    "hardswish": ("hardswish", ""),
+}
 
 
-def each(sizes: Sizes, axes: int) -> list[int]:
-    """A number for every axis."""
-    listed = [sizes] if isinstance(sizes, int) else list(sizes)
-    return listed * axes if len(listed) == 1 else listed
+def expand_sizes(sizes: Sizes, axes: int) -> list[int]:
+    """Return one number per axis."""
+    sizes_list = [sizes] if isinstance(sizes, int) else list(sizes)
+    return sizes_list * axes if len(sizes_list) == 1 else sizes_list
 
 
 class AxisSizes(NamedTuple):
-    """What a convolution is told, for every axis; `more` is the output padding of a transposed one."""
+    """Sizes of a convolution per axis; `output_padding` is None unless it is a transposed one."""
 
     stride: list[int]
     padding: list[int]
     dilation: list[int]
     groups: int
-    more: list[int] | None = None
+    output_padding: list[int] | None = None
 
     @classmethod
     def of(
@@ -54,50 +67,58 @@ class AxisSizes(NamedTuple):
         padding: Sizes,
         dilation: Sizes,
         groups: int,
-        more: Sizes | None = None,
+        output_padding: Sizes | None = None,
     ) -> AxisSizes:
-        """Those for the axes of a weight."""
+        """Build from sizes given as one number or one per axis of the weight."""
         axes = weight.dim() - 2
-        stride, padding, dilation = (each(sizes, axes) for sizes in (stride, padding, dilation))
-        return cls(stride, padding, dilation, groups, None if more is None else each(more, axes))
+        stride, padding, dilation = (expand_sizes(sizes, axes) for sizes in (stride, padding, dilation))
+        return cls(
+            stride,
+            padding,
+            dilation,
+            groups,
+            None if output_padding is None else expand_sizes(output_padding, axes),
+        )
 
-    def of_images(self) -> AxisSizes:
-        """Those of signals, as images of one row."""
-        more = None if self.more is None else [0, *self.more]
-        return AxisSizes([1, *self.stride], [0, *self.padding], [1, *self.dilation], self.groups, more)
+    def as_images(self) -> AxisSizes:
+        """Return the sizes of a one-axis convolution as those of images with one row."""
+        output_padding = None if self.output_padding is None else [0, *self.output_padding]
+        return AxisSizes(
+            [1, *self.stride], [0, *self.padding], [1, *self.dilation], self.groups, output_padding
+        )
 
 
-def why_not_onednn(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> str | None:
-    """Why oneDNN cannot convolve these, or None."""
+def onednn_unsupported_reason(x: Tensor, weight: Tensor, residual: Tensor | None = None) -> str | None:
+    """Return why oneDNN does not support these tensors, or None."""
     if x.dtype not in processor().onednn:
-        return f"no oneDNN here for {str(x.dtype).removeprefix('torch.')}"
+        return f"oneDNN does not support {str(x.dtype).removeprefix('torch.')} on this machine"
     if residual is not None and residual.dtype != x.dtype:
-        return "a residual of another dtype"
+        return "the residual has another dtype than x"
     if weight.dim() == 3 and not weight.is_contiguous():
-        return "a weight of signals that is a view"
+        return "the weight of a one-axis convolution is not contiguous"
     if weight.dim() == 5 and weight[0, 0].numel() == 1 and torch.get_num_threads() == 1:
-        return "a product of voxels, whose result torch lays out otherwise in one thread"
+        return "a 1 x 1 x 1 kernel in one thread, where torch returns another memory layout"
     return None if x.numel() and weight.numel() else "an empty tensor"
 
 
-def why_not_packed(
-    x: Tensor, weight: Tensor, residual: Tensor | None, kept: Sequence[Tensor | None]
+def packed_unsupported_reason(
+    x: Tensor, weight: Tensor, residual: Tensor | None, cached_from: Sequence[Tensor | None]
 ) -> str | None:
-    """Why the weight is not put into a layout of its own, or None; `kept` are the tensors it is made of."""
+    """Return why the weight cannot be packed, or None; `cached_from` are the tensors it is computed from."""
     if x.dim() != weight.dim():
-        return "x is no batch"
-    form = _CHANNELS_LAST.get(x.dim())
-    if form is not None:
-        if not x.is_contiguous(memory_format=form) or x.is_contiguous():
+        return "x has no batch axis"
+    channels_last = _CHANNELS_LAST.get(x.dim())
+    if channels_last is not None:
+        if not x.is_contiguous(memory_format=channels_last) or x.is_contiguous():
             return "x is not channels-last"
-        if residual is not None and not residual.is_contiguous(memory_format=form):
+        if residual is not None and not residual.is_contiguous(memory_format=channels_last):
             return "the residual is not channels-last"
-    if any(t is not None and t.is_inference() for t in kept):
-        return "a weight whose changes cannot be told"
-    return why_not_onednn(x, weight, residual)
+    if any(t is not None and t.is_inference() for t in cached_from):
+        return "changes of the weight cannot be detected (inference tensor)"
+    return onednn_unsupported_reason(x, weight, residual)
 
 
-def convolved(
+def run_convolution(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -107,105 +128,116 @@ def convolved(
     sizes: AxisSizes,
     packed: bool = False,
 ) -> Tensor:
-    """As `burnt.kernels.conv`, or `conv_transpose` where the sizes are of one.
+    """Compute `burnt.kernels.conv`, or `conv_transpose` if the sizes have an output padding.
 
     Args:
-        x: ``[batch, channels, *axes]``, or without batch.
-        weight: as the op has it.
+        x: ``[batch, channels, *axes]``, or without the batch axis.
+        weight: in the shape that the op takes.
         bias: ``[out_channels]``.
         scale: ``[out_channels]``.
-        residual: of the result's shape.
+        residual: in the shape of the result.
         activation: a key of `burnt.kernels.ACTIVATIONS`.
-        sizes: of the axes.
-        packed: whether to put the weight into oneDNN's layout, and keep it so; without gradients alone.
+        sizes: stride, padding and so on.
+        packed: convert the weight to oneDNN's layout and cache it; only without gradients.
     """
-    batched, signals = x.dim() == weight.dim(), weight.dim() == 3
-    if not batched:
+    has_batch, is_one_axis = x.dim() == weight.dim(), weight.dim() == 3
+    if not has_batch:
         x, residual = x.unsqueeze(0), None if residual is None else residual.unsqueeze(0)
-    if signals:
+    if is_one_axis:
         x, residual = x.unsqueeze(-2), None if residual is None else residual.unsqueeze(-2)
-        sizes = sizes.of_images()
-    taken, made = None, x
+        sizes = sizes.as_images()
+    fused_activation, output = None, x
     if wants_gradient(x, weight, bias, scale, residual):
-        weight = _scaled(weight, scale)
-        made = _Convolution.apply(x, weight, bias, sizes)  # type: ignore[no-untyped-call]
+        weight = _scale_weight(weight, scale)
+        output = _Convolution.apply(x, weight, bias, sizes)  # type: ignore[no-untyped-call]
     else:
-        weight = _packed_weight(x, weight, scale, sizes) if packed else _scaled(weight, scale)
-        taken = activation if residual is None and activation in _TAILS else None
-        made = _called(x, weight, bias, sizes, _TAILS[taken])
+        weight = _packed_weight(x, weight, scale, sizes) if packed else _scale_weight(weight, scale)
+        fused_activation = activation if residual is None and activation in _ONEDNN_EPILOGUES else None
+        output = _onednn_conv(x, weight, bias, sizes, _ONEDNN_EPILOGUES[fused_activation])
     if residual is not None:
-        made = made.add_(residual)
-    if activation != taken:
-        made = made.relu_() if activation == "relu" else activated(made, activation)
-    if signals:
-        made = made.squeeze(-2).contiguous()
-    return made if batched else made.squeeze(0)
+        output = output.add_(residual)
+    if activation != fused_activation:
+        output = output.relu_() if activation == "relu" else apply_activation(output, activation)
+    if is_one_axis:
+        output = output.squeeze(-2).contiguous()
+    return output if has_batch else output.squeeze(0)
 
 
-def _scaled(weight: Tensor, scale: Tensor | None) -> Tensor:
-    """A weight as images have it, each of its outputs scaled."""
+def _scale_weight(weight: Tensor, scale: Tensor | None) -> Tensor:
+    """Multiply each output channel by its scale; add an axis to the weight of a one-axis convolution."""
     if scale is not None:
         weight = weight * scale.view(-1, *[1] * (weight.dim() - 1))
     return weight.unsqueeze(-2) if weight.dim() == 3 else weight
 
 
-def _called(
+def _onednn_conv(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     sizes: AxisSizes,
-    tail: tuple[str, str] = _TAILS[None],
+    epilogue: tuple[str, str] = _ONEDNN_EPILOGUES[None],
 ) -> Tensor:
-    stride, padding, dilation, groups, more = sizes
-    if more is None:
-        return _torch.onednn_conv(x, weight, bias, padding, stride, dilation, groups, *tail)
-    return _torch.onednn_conv_transpose(x, weight, bias, padding, more, stride, dilation, groups, *tail)
+    stride, padding, dilation, groups, output_padding = sizes
+    if output_padding is None:
+        return _torch.onednn_conv(x, weight, bias, padding, stride, dilation, groups, *epilogue)
+    return _torch.onednn_conv_transpose(
+        x, weight, bias, padding, output_padding, stride, dilation, groups, *epilogue
+    )
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution of a batch by oneDNN, with torch's gradients."""
+    """Convolution of a batch by oneDNN, with torch's gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sizes: AxisSizes) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.sizes = sizes
-        return _called(x, weight, bias, sizes)
+        return _onednn_conv(x, weight, bias, sizes)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Any:
+    def backward(ctx: Any, grad_out: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        stride, padding, dilation, groups, more = ctx.sizes
-        *wanted, _ = ctx.needs_input_grad
-        found: Sequence[Tensor | None] = (None, None, None)
-        if any(wanted):
-            channels = [cotangent.shape[1]] if wanted[2] else None
-            turned = more is not None, more or [0] * len(padding)
-            found = torch.ops.aten.convolution_backward(
-                cotangent, x, weight, channels, stride, padding, dilation, *turned, groups, wanted
+        stride, padding, dilation, groups, output_padding = ctx.sizes
+        *needs_grad, _ = ctx.needs_input_grad
+        grads: Sequence[Tensor | None] = (None, None, None)
+        if any(needs_grad):
+            bias_sizes = [grad_out.shape[1]] if needs_grad[2] else None
+            transposed_args = output_padding is not None, output_padding or [0] * len(padding)
+            grads = torch.ops.aten.convolution_backward(
+                grad_out,
+                x,
+                weight,
+                bias_sizes,
+                stride,
+                padding,
+                dilation,
+                *transposed_args,
+                groups,
+                needs_grad,
             )
-        return (*found, None)
+        return (*grads, None)
 
 
-_packed: MutableMapping[Tensor, tuple[tuple[object, ...], tuple[Tensor, Tensor | None]]] = (
+_packed_weights: MutableMapping[Tensor, tuple[tuple[object, ...], tuple[Tensor, Tensor | None]]] = (
     WeakIdKeyDictionary()
 )
 
 
 def _packed_weight(x: Tensor, weight: Tensor, scale: Tensor | None, sizes: AxisSizes) -> Tensor:
-    """A scaled weight in oneDNN's layout, best for inputs as the first was; kept until it changes or goes."""
-    state = (_torch.state_of(weight, _uses(x, sizes)), _torch.state_of(scale), str(sizes))
-    known = _packed.get(weight)
-    if known is None or known[0] != state:
-        plain = _scaled(weight.detach(), None if scale is None else scale.detach())
+    """Return the scaled, packed weight for inputs like `x`; it is cached until it changes or is freed."""
+    state = (_torch.state_of(weight, _uses_per_element(x, sizes)), _torch.state_of(scale), str(sizes))
+    entry = _packed_weights.get(weight)
+    if entry is None or entry[0] != state:
+        plain = _scale_weight(weight.detach(), None if scale is None else scale.detach())
         plain = plain.contiguous(memory_format=_CHANNELS_LAST[plain.dim()])
-        stride, padding, dilation, groups, more = sizes
-        made = _torch.onednn_packed_conv(plain, x.shape, padding, stride, dilation, groups, more)
-        # The scale is kept with it: another one might be at its address otherwise.
-        known = _packed[weight] = state, (made, scale)
-    return known[1][0]
+        stride, padding, dilation, groups, output_padding = sizes
+        packed = _torch.onednn_packed_conv(plain, x.shape, padding, stride, dilation, groups, output_padding)
+        # Keep the scale alive: otherwise another one might get its address, and match the state.
+        entry = _packed_weights[weight] = state, (packed, scale)
+    return entry[1][0]
 
 
-def _uses(x: Tensor, sizes: AxisSizes) -> int:
-    """How often a convolution of these uses each element of its weight, about."""
-    places = x.numel() // x.shape[1]
-    return places // math.prod(sizes.stride) if sizes.more is None else places
+def _uses_per_element(x: Tensor, sizes: AxisSizes) -> int:
+    """Estimate how often a convolution uses each element of its weight."""
+    num_positions = x.numel() // x.shape[1]
+    return num_positions // math.prod(sizes.stride) if sizes.output_padding is None else num_positions

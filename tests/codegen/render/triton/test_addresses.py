@@ -210,11 +210,11 @@ def stepped(count: int) -> None:
     p = [meta(count), meta(7)]
     request = Request("step", grad_scale=64.0, max_norm=1.0, ema=None, ema_decay=0.9, candidate=None)
     passes = DevicePasses(request, p)
-    passes.advance(ADAM, [p] * 6, [0.1, 0.9, 0.99, 1e-8, 0.1, 0.1], [("DECAY", 2)], extras=[0, 0])
+    passes.apply_update(ADAM, [p] * 6, [0.1, 0.9, 0.99, 1e-8, 0.1, 0.1], [("DECAY", 2)], extras=[0, 0])
     sgd = [("DECAY", 1), ("NESTEROV", 1)]
-    passes.advance(SGD, [p] * 4, [0.1, 0.9, 0.0, 0.1, 0.1], sgd, extras=[1, 1])
-    passes.advance(MOMENTUM, [p] * 3, [0.9], [("NESTEROV", 1)], extras=[0, 0])
-    passes.advance(MUON, [p] * 3, [0.1, 0.1], extras=[0.5, 0.5])
+    passes.apply_update(SGD, [p] * 4, [0.1, 0.9, 0.0, 0.1, 0.1], sgd, extras=[1, 1])
+    passes.apply_update(MOMENTUM, [p] * 3, [0.9], [("NESTEROV", 1)], extras=[0, 0])
+    passes.apply_update(MUON, [p] * 3, [0.1, 0.1], extras=[0.5, 0.5])
 
 
 def recurrent(batch: int, steps: int, width: int) -> None:
