@@ -666,7 +666,7 @@ def test_second_derivatives(name: str) -> None:
     for implementation, fn in implementations(op, requiring_grad(double_args)):
         for second_grad, expected_grad in zip(second(fn), expected, strict=True):
             torch.testing.assert_close(
-                grad, expected_grad, rtol=1e-6, atol=1e-8, msg=lambda m, r=implementation: f"{r}: {m}"
+                second_grad, expected_grad, rtol=1e-6, atol=1e-8, msg=lambda m, r=implementation: f"{r}: {m}"
             )
 
 
