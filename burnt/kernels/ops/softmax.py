@@ -31,7 +31,7 @@ def _axis_layout(x: Tensor, dim: int) -> tuple[int, int, bool]:
     return length, stride, x.numel() > length * stride
 
 
-def _library_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> bool:
+def _softmax_library_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> bool:
     """Whether torch's kernel is expected to be at least as fast as the generated one.
 
     Along the last axis torch's is vectorized by hand: with gradients it is as fast as the generated kernel.
@@ -49,7 +49,7 @@ def _library_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> bool:
     return x.dtype == torch.float16 or is_narrow_bfloat16 or (length < 128 and stride > 64)
 
 
-def _library_log_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> bool:
+def _log_softmax_library_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> bool:
     """Whether torch's kernel is expected to be at least as fast as the generated one.
 
     The generated kernel is 1.1 to 1.7 times as fast on long rows, in 16 bits and float64 only without
@@ -69,7 +69,7 @@ def _library_log_best(x: Tensor, dim: int, dtype: torch.dtype | None) -> bool:
     return stride > 64 and (has_outer_axes or stride > length)
 
 
-@op(check=_check_softmax, examples=_examples, library_best=_library_best)
+@op(check=_check_softmax, examples=_examples, library_best=_softmax_library_best)
 def softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     r"""Compute the softmax along an axis: :math:`y_i = e^{x_i} / \sum_j e^{x_j}`.
 
@@ -98,7 +98,7 @@ def _check_log_softmax(x: Tensor, dim: int, dtype: torch.dtype | None) -> None:
         check_floating("log_softmax", x=x)
 
 
-@op(check=_check_log_softmax, examples=_examples, library_best=_library_log_best)
+@op(check=_check_log_softmax, examples=_examples, library_best=_log_softmax_library_best)
 def log_softmax(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     r"""Compute the logarithm of the softmax along an axis: :math:`y_i = x_i - \log \sum_j e^{x_j}`.
 
