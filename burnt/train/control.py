@@ -1,7 +1,7 @@
-"""What people ask of a training while it runs, carried out between its steps; and the training's clock.
+"""Run commands (pause, save, stop, ...), executed between training steps; and the training's clock.
 
-The loop calls `Control.obey` after each step and before each batch of a validation. Nothing that arrives
-there stops the training but a `stop`: what cannot be done is refused, with the reason.
+The loop calls `Control.process_commands` after each step and before each validation batch. Only the command
+`stop` ends the training: a command that cannot be executed is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PAUSED_LOOK_SECONDS = 0.05
 
 
 class TrainingClock:
-    """Seconds spent on training steps: it stands still while something else is done.
+    """Measures the seconds spent on training steps; it can be stopped during other work.
 
     >>> clock = TrainingClock()
     >>> with clock.stopped():
@@ -39,13 +39,13 @@ class TrainingClock:
         self._stopped_at: float | None = None
 
     def seconds(self) -> float:
-        """Since the clock was made, without the time that it stood still."""
+        """Return the seconds since the clock was created, without the time it was stopped."""
         now = time.perf_counter() if self._stopped_at is None else self._stopped_at
         return now - self._began
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """The clock stands still; inside another such block nothing changes."""
+        """Stop the clock while the block runs; a nested block has no effect."""
         if self._stopped_at is not None:
             yield
             return
@@ -58,21 +58,21 @@ class TrainingClock:
 
 
 class Control(AbstractContextManager["Control"]):
-    """Carries out the commands that arrive in a run's `control/`, and knows when the training is to end.
+    """Executes the commands that arrive in a run's `control/`, and decides when the training must end.
 
     Args:
-        writer: of the run; every command is answered by an event of kind ``command``.
-        reporter: told what was done.
-        interruption: signals, which end a pause too.
-        position: how far the training has come.
-        schedule: the learning rate of a step, while nobody has set another.
-        learning_rate: one that somebody had set, of a run that is resumed.
-        keeps_checkpoints: whether the run has any.
+        writer: the run's writer; every command is answered by an event of kind ``command``.
+        reporter: shows the answers.
+        interruption: catches signals; a signal also ends a pause.
+        position: the current position of the training.
+        schedule: step -> learning rate, used unless a command set another one.
+        learning_rate: the learning rate that a command set before the run was resumed, or None.
+        keeps_checkpoints: whether the run writes checkpoints.
 
     Attributes:
-        override: the learning rate that somebody set, or None.
-        stopped_by: who asked the training to stop.
-        paused_seconds: how long it was paused in all.
+        override: the learning rate set by a command, or None.
+        stopped_by: the sender of the stop command, or None.
+        paused_seconds: total seconds paused.
     """
 
     def __init__(
@@ -100,17 +100,17 @@ class Control(AbstractContextManager["Control"]):
         self._doing: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
 
     def __enter__(self) -> Self:
-        """A learning rate that the resumed run had is told."""
+        """Record and report the learning rate that a command set before the run was resumed."""
         if self.override is not None:
             self._writer.event("learning_rate", self._position.step, value=self.override)
             self._reporter.message(
-                f"the learning rate is {self.override:g}, as somebody set it in the run so far: "
-                f"`burnt ctl {self._writer.folder} lr auto` goes back to the schedule"
+                f"The learning rate stays at {self.override:g}, set by an earlier command. "
+                f"To return to the schedule: burnt ctl {self._writer.folder} lr auto"
             )
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What has arrived too late is refused."""
+        """Refuse commands that arrived too late."""
         self._tell_signal()
         for found in self._inbox.poll():
             self._answer(found, "refused", "the training has ended")
@@ -118,27 +118,27 @@ class Control(AbstractContextManager["Control"]):
     def attach(
         self, save: Callable[[], None], doing: Callable[[str], AbstractContextManager[object]]
     ) -> None:
-        """Take the loop's ways to write a checkpoint, and to say what it does while a block lasts."""
+        """Set the loop's functions that write a checkpoint and that show an activity while a block runs."""
         self._save, self._doing = save, doing
 
     @property
     def ending(self) -> bool:
-        """Whether a signal or a command wants the training to end."""
+        """Whether a signal or a command requested the end of the training."""
         return self._interruption.signal is not None or self.stopped_by is not None
 
     @property
     def reason(self) -> str:
-        """Who or what ended the training, for the run store."""
+        """Return the signal or the sender that ended the training, as text for the run store."""
         if self._interruption.signal is not None:
             return f"interrupted by {self._interruption.signal.name}"
         return f"stopped by {self.stopped_by}"
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of the step after so many: what somebody set, else the schedule's."""
+        """Return the learning rate after `step` steps: the one set by a command, else the schedule's."""
         return self.schedule(step) if self.override is None else self.override
 
     def obey(self) -> bool:
-        """Carry out what has arrived, and wait while the run is paused; whether the training is to go on."""
+        """Execute new commands and wait while the run is paused; return whether the training continues."""
         for found in self._inbox.poll():
             self._carry_out(found)
         if self._paused:
@@ -151,7 +151,7 @@ class Control(AbstractContextManager["Control"]):
         self._writer.event("paused", self._position.step)
         with self._doing("paused"):
             began = time.perf_counter()
-            # The writer's thread keeps the heartbeat going.
+            # The writer's thread updates the heartbeat meanwhile.
             while self._paused and not self.ending:
                 time.sleep(_PAUSED_LOOK_SECONDS)
                 for found in self._inbox.poll():
@@ -166,9 +166,9 @@ class Control(AbstractContextManager["Control"]):
             return
         match found.kind:
             case _ if self.stopped_by is not None:
-                self._answer(found, "refused", f"the training is being stopped by {self.stopped_by}")
+                self._answer(found, "refused", f"{self.stopped_by} is stopping the training")
             case "pause" if self._paused:
-                self._answer(found, "refused", "the training is paused already")
+                self._answer(found, "refused", "the training is already paused")
             case "pause":
                 self._paused = True
                 self._answer(found, "done")
@@ -182,7 +182,7 @@ class Control(AbstractContextManager["Control"]):
                 kept = (
                     "saving a checkpoint"
                     if self._keeps_checkpoints
-                    else "nothing is saved: the run keeps no checkpoints"
+                    else "nothing is saved, because checkpoints are off for this run"
                 )
                 self._answer(found, "done", kept)
             case "save":
@@ -197,12 +197,12 @@ class Control(AbstractContextManager["Control"]):
 
     def _save_now(self, command: Command) -> None:
         if not self._keeps_checkpoints:
-            self._answer(command, "refused", "the run keeps no checkpoints")
+            self._answer(command, "refused", "checkpoints are off for this run")
             return
         try:
             self._save()
         except (BurntError, OSError) as error:
-            # What is wrong with the loss or the disk ends the training where it would end without this.
+            # A failed save must not end the training earlier than it would end without this command.
             what = error.what if isinstance(error, BurntError) else f"{type(error).__name__}: {error}"
             self._answer(command, "refused", what)
         else:
@@ -222,13 +222,13 @@ class Control(AbstractContextManager["Control"]):
             reason=reason,
             sender=sender,
         )
-        self._writer.flush(timeout=0)  # who asked is waiting
+        self._writer.flush(timeout=0)  # the sender is waiting for the answer
         self._inbox.answered(found.id)
         value = "" if found.value is None else f" {_printable(str(found.value))}"
         what = f"{found.kind}{value}" if found.kind else f"control/{_printable(found.id)}"
-        asked = f" asked for by {_printable(sender)}" if sender else ""
+        asked = f" from {_printable(sender)}" if sender else ""
         if status == "refused":
-            self._reporter.message(f"{what}{asked} is refused: {reason}")
+            self._reporter.message(f"{what}{asked} refused: {reason}")
         else:
             self._reporter.message(
                 f"{what}{asked} at step {self._position.step}" + (f": {reason}" if reason else "")
@@ -241,5 +241,5 @@ class Control(AbstractContextManager["Control"]):
 
 
 def _printable(text: str) -> str:
-    """What somebody else wrote, without what a terminal would obey."""
+    """Return the text with control characters escaped, so that it cannot control the terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,4 +1,4 @@
-"""How a training ended, written to its run: finished, stopped, or crashed and by what."""
+"""Records in the run store how a training ended: finished, stopped, or crashed and why."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["Cause", "Ending", "cause_of"]
 
 Cause = Literal["exception", "nan", "out of memory"]
 
-_MOST_CHARACTERS = 20_000  # of a traceback; recursion makes long ones
+_MOST_CHARACTERS = 20_000  # of a traceback; recursion errors are long
 
-# What allocators say that have no exception class of their own.
+# Messages of allocators that raise a generic RuntimeError.
 _NO_MEMORY = (
     "can't allocate memory",
     "not enough memory",
@@ -29,14 +29,14 @@ _NO_MEMORY = (
 
 
 class Ending(AbstractContextManager["Ending"]):
-    """Closes a run with the state and the reason that the block's end implies; an error is an event as well.
+    """Context manager that closes a run with its end state and reason, and records an error as an event.
 
     Args:
-        writer: of the run.
-        position: how far the training has come.
+        writer: the run's writer.
+        position: the current position of the training.
 
     Attributes:
-        reason: why the training ended, if it was by no error.
+        reason: why the training ended, if no error was raised.
     """
 
     def __init__(self, writer: RunWriter, position: Position) -> None:
@@ -48,21 +48,21 @@ class Ending(AbstractContextManager["Ending"]):
         if error is None:
             self._writer.close("finished" if self.reason == "finished" else "stopped", self.reason)
         elif isinstance(error, KeyboardInterrupt):
-            self._writer.close("stopped", "interrupted at once, nothing saved since the last checkpoint")
+            self._writer.close("stopped", "interrupted at once; nothing was saved after the last checkpoint")
         else:
             self._writer.event("error", self._position.step, **_facts(error))
             self._writer.close("crashed", f"{type(error).__name__}: {error}")
 
 
 def cause_of(error: BaseException) -> Cause:
-    """What kind of an end an error is.
+    """Return the cause of an error: ``"nan"``, ``"out of memory"`` or ``"exception"``.
 
     >>> cause_of(MemoryError()), cause_of(ValueError("no such file"))
     ('out of memory', 'exception')
     """
     seen: set[int] = set()
     known: BaseException | None = error
-    while known is not None and id(known) not in seen:  # what was raised from it may say something else
+    while known is not None and id(known) not in seen:  # the cause is often in the exception that it was raised from
         seen.add(id(known))
         if isinstance(known, NonFiniteError):
             return "nan"

@@ -1,13 +1,13 @@
-"""`MonitorProcess`: the full-screen monitor beside a training, as a process of its own that has the terminal.
+"""`MonitorProcess`: runs the full-screen monitor in a child process that takes over the terminal.
 
-The training is the parent and never waits for its child: a daemon thread does. However the child ends (left
-by a key, crashed, killed, hung, its terminal closed), that thread gives the terminal back to the training,
-which goes on. What the training prints meanwhile goes to ``logs/output.log`` of the run's folder; what the
-monitor has to say about its own failure to ``logs/monitor.log``.
+The training is the parent and never waits for the monitor process: a daemon thread does. However the monitor
+process ends (closed by a key, crashed, killed, hung, its terminal closed), that thread gives the terminal back
+to the training, which continues. Output that the training prints meanwhile goes to ``logs/output.log`` in the
+run folder; the monitor process's own errors go to ``logs/monitor.log``.
 
-The child is ``burnt monitor FOLDER --attached PID --pulse FD``. It writes a byte to the pipe FD about once a
-second, from where it handles keys, so that a silent pipe tells of a program that hangs. It does not get the
-terminal's SIGINT: a Ctrl-C that it reads as a key it sends on to PID, so that the training counts each once.
+The monitor process is ``burnt monitor FOLDER --attached PID --pulse FD``. About once a second it writes a byte to
+the pipe FD, from the thread that handles keys: a silent pipe means that it hangs. It does not receive the
+terminal's SIGINT: it reads Ctrl-C as a key and sends SIGINT to PID, so that the training counts each press once.
 """
 
 from __future__ import annotations
@@ -34,43 +34,41 @@ from burnt.train.terminal import LentTerminal
 __all__ = ["MonitorProcess"]
 
 LOOK_SECONDS = 1.0
-SILENT_LOOKS = (
-    60  # at the lowest priority, beside a training that keeps every core busy, a picture takes long
-)
+SILENT_LOOKS = 60  # drawing is slow at the lowest priority beside a training that uses every core
 STOPPED_LOOKS = 5
 CLOSING_SECONDS = 15.0  # the monitor closes by itself 10 s after the end of the run
 ENDING_SECONDS = 5.0
-FREE_BYTES = 64 << 20  # of the disk with the file for what is printed: on a full one, print would raise
-OUTPUT_BYTES = 256 << 20  # that a training may print there while the monitor shows
+FREE_BYTES = 64 << 20  # disk space that must stay free: on a full disk, print would raise in the training
+OUTPUT_BYTES = 256 << 20  # maximum output of the training while the monitor is open
 
-_FORWARD_LINES = 200  # at a look
+_FORWARD_LINES = 200  # per poll
 _FORWARD_BYTES = 1 << 20
 _REPLAY_BYTES = 1 << 14
 _PROMPT_BYTES = 2048
-# A process group in the background is stopped as a whole, the training with it, when one of it reads from
-# the terminal or sets it up, unless these are blocked.
+# If a process of a background process group reads from the terminal or changes its modes, the whole group, and
+# so the training, is stopped, unless SIGTTIN and SIGTTOU are blocked.
 _BLOCKED = (signal.SIGINT, signal.SIGTTIN, signal.SIGTTOU)
 
 
 def app_command() -> list[str]:
-    """The program, before its arguments."""
-    # -P: a file of the current folder must not be taken for a module of the monitor.
+    """Return the command of the monitor process, without its arguments."""
+    # -P: do not import modules from the current folder.
     return [sys.executable, "-P", "-m", "burnt", "monitor"]
 
 
 class MonitorProcess:
-    """Opens the monitor on a run, in the terminal of this process; made on the main thread.
+    """Opens the monitor on a run, in the terminal of this process. Create it on the main thread.
 
     Args:
-        folder: the run's folder, with its ``logs/``.
-        printed: takes each line that is printed meanwhile; called from a thread.
-        returned: told once, from a thread, when the terminal is back or gone: with a sentence that says why,
-            or with None when that is because of `close`.
+        folder: the run folder, with its ``logs/``.
+        on_line: called from a thread with each line that the training prints while the monitor is open.
+        on_return: called once, from a thread, when the terminal is back or gone: with a message that says why,
+            or with None after `close`.
 
     Attributes:
-        output: the file that what is printed meanwhile goes to.
-        has_output: whether anything was, known when the terminal is back.
-        showing: whether the monitor has the terminal.
+        output: the file that receives the training's output while the monitor is open.
+        has_output: whether anything was printed; valid once the terminal is back.
+        showing: whether the monitor process has the terminal.
     """
 
     def __init__(
@@ -93,11 +91,11 @@ class MonitorProcess:
         self._closing = self._asked = self._beaten = False
 
     def open(self) -> None:
-        """Hand the terminal over. What goes wrong is told to `returned`."""
+        """Start the monitor process and lend it the terminal; errors are passed to `on_return`."""
         try:
             terminal = self._terminal = LentTerminal(self.output)
         except OSError as error:
-            self._returned(f"the monitor cannot be opened: {error}")
+            self._returned(f"Cannot open the monitor: {error}")
             return
         self.showing = True
         reader, writer = os.pipe()
@@ -113,12 +111,12 @@ class MonitorProcess:
             self._tail.close()
             terminal.take_back(tidy=True)
             self.showing = False
-            self._returned(f"the monitor cannot be opened: {error}")
+            self._returned(f"Cannot open the monitor: {error}")
             return
         finally:
             os.close(writer)
         self._stdin = sys.stdin
-        # Kept here as well: `input` of older Pythons goes on using it when it is no longer sys.stdin.
+        # Keep a reference: in older Pythons `input` still uses the object after it was replaced as sys.stdin.
         self._keyboard = sys.stdin = _Keyboard(sys.stdin, self._give_way)
         self._thread = threading.Thread(
             target=self._attend, args=(terminal, reader), name="burnt-monitor", daemon=True
@@ -126,22 +124,22 @@ class MonitorProcess:
         self._thread.start()
 
     def close(self, *, at_once: bool = False) -> None:
-        """The run is over: wait until the monitor has closed, and close it if it does not.
+        """Wait up to 15 s for the user to close the monitor, then terminate the monitor process.
 
         Args:
-            at_once: do not give a person the time to look at it.
+            at_once: terminate it without waiting for the user.
         """
         if not self._open_here():
             return
         self._closing = True
         with self._impatient():
             assert self._thread is not None
-            if self._beaten and not at_once:  # else there is nothing to look at
+            if self._beaten and not at_once:  # before the first pulse there is nothing on the screen
                 self._thread.join(CLOSING_SECONDS)
             self._end()
 
     def hang_up(self) -> None:
-        """The terminal goes away: nothing is to be printed there any more."""
+        """Stop printing to the terminal, because it is being closed."""
         if self._terminal is not None:
             self._terminal.give_up()
 
@@ -167,13 +165,13 @@ class MonitorProcess:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _open_here(self) -> bool:
-        """Whether the monitor is open, and this is its parent and no fork of it."""
+        """Whether the monitor is open and this process, not a fork of it, started it."""
         return self._thread is not None and self._thread.is_alive() and os.getpid() == self._process
 
     def _give_way(self) -> None:
-        """Somebody is about to read from standard input, a debugger perhaps."""
+        """Close the monitor because the training, or a debugger in it, is about to read standard input."""
         if self._open_here():
-            self._why = "the training asks for input, so the monitor is closed. To watch it again: "
+            self._why = "The monitor was closed because the training asks for input. To open it again: "
             self._why += f"burnt monitor {self.folder}"
             self._asked = True
             self._end()
@@ -187,7 +185,7 @@ class MonitorProcess:
 
     @contextlib.contextmanager
     def _impatient(self) -> Iterator[None]:
-        """A signal closes the monitor at once; SIGTERM does then what it did before."""
+        """Let signals close the monitor at once while the block runs; SIGTERM is raised again afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -210,7 +208,7 @@ class MonitorProcess:
     # --- on the daemon thread
 
     def _attend(self, terminal: LentTerminal, pulse: int) -> None:
-        """From the start of the child to its end, whatever that is."""
+        """Watch the monitor process until it ends, then give the terminal back."""
         tail, code, why = _Tail(self._tail, self.output), 1, None
         try:
             hung = self._watch(pulse, tail)
@@ -219,7 +217,7 @@ class MonitorProcess:
             code = self._reap()
             why = self._why or self._explain(code, hung=hung)
             tail.forward(self._printed, last=True)
-        finally:  # whatever fails here, the terminal must come back
+        finally:  # whatever fails above, the terminal must be given back
             self._child.kill()
             self._child.wait()
             os.close(pulse)
@@ -228,14 +226,14 @@ class MonitorProcess:
             self.has_output = self._tail.seek(0, os.SEEK_END) > self._began
             self.showing = False
             if back and not (self._beaten or self._asked or self._closing):
-                self._print_again(_REPLAY_BYTES)  # nothing else was seen meanwhile
+                self._print_again(_REPLAY_BYTES)  # the monitor never drew, so the user has not seen this output
             self._returned(why)
             if back and self._asked:
                 self._print_again(_PROMPT_BYTES)
             self._tail.close()
 
     def _watch(self, pulse: int, tail: _Tail) -> bool:
-        """Until the child ends or hangs; returns whether it hangs."""
+        """Wait until the monitor process ends or hangs; return whether it hangs."""
         silent = stopped = 0
         poll = select.poll()
         poll.register(pulse, select.POLLIN)
@@ -245,35 +243,35 @@ class MonitorProcess:
                     return False
                 silent = stopped = 0
                 if not self._beaten:
-                    # Until its first picture it has the priority that it needs to get there.
+                    # It starts at normal priority, so that it draws its first screen quickly.
                     self._beaten = True
                     give_way(self._child.pid)
             else:
-                # Looks are counted, not seconds: this process may have been stopped together with the child.
+                # Count polls, not seconds: both processes may have been stopped together for a while.
                 silent += 1
                 stopped = stopped + 1 if self._is_stopped() else 0
                 if silent >= SILENT_LOOKS or stopped >= STOPPED_LOOKS:
                     return True
             tail.forward(self._printed)
             if (short := self._short()) is not None and not self._closing:
-                self._why = f"the monitor is closed: {short}; the training goes on, and prints here again"
+                self._why = f"The monitor was closed: {short}. The training continues and prints here again."
                 self._child.terminate()
                 return False
 
     def _short(self) -> str | None:
-        """Why no more can be printed to the file; None if it can."""
+        """Return why the output file must not grow further (disk full, size limit), or None."""
         disk = os.fstatvfs(self._tail.fileno())
         free = disk.f_bavail * disk.f_frsize
-        if disk.f_blocks and free < FREE_BYTES:  # some file systems tell nothing
-            return f"{free >> 20} MiB are left on the disk with {self.output}"
+        if disk.f_blocks and free < FREE_BYTES:  # some file systems report 0 blocks
+            return f"only {free >> 20} MiB are free on the disk with {self.output}"
         if os.fstat(self._tail.fileno()).st_size - self._began > OUTPUT_BYTES:
-            return f"{OUTPUT_BYTES >> 20} MiB were printed to {self.output}"
+            return f"the training printed more than {OUTPUT_BYTES >> 20} MiB to {self.output}"
         return None
 
     def _reap(self) -> int:
         try:
             return self._child.wait(ENDING_SECONDS)
-        except subprocess.TimeoutExpired:  # it has closed the pipe, and goes on
+        except subprocess.TimeoutExpired:  # it closed the pipe but still runs
             self._child.kill()
             return self._child.wait()
 
@@ -286,33 +284,33 @@ class MonitorProcess:
     def _explain(self, code: int, *, hung: bool) -> str | None:
         if self._closing:
             return None
-        again = f"the training goes on. To watch it again: burnt monitor {self.folder}"
+        again = f"The training continues. To open the monitor again: burnt monitor {self.folder}"
         if hung:
-            return f"the monitor did not answer and was ended; {again}"
+            return f"The monitor stopped responding and was killed. {again}"
         if code == 0:
-            return f"the monitor is closed, {again}"
+            return f"Monitor closed. {again}"
         if code < 0:
-            return f"the monitor was ended by {_signal_name(-code)}; {again}"
+            return f"The monitor was ended by {_signal_name(-code)}. {again}"
         failed = "failed" if self._beaten else "could not be opened"
-        return f"the monitor {failed}{self._complaint()}, see {self._log}; {again}"
+        return f"The monitor {failed}{self._complaint()}, see {self._log}. {again}"
 
     def _complaint(self) -> str:
-        """The last line that the child wrote to its standard error: of a traceback, the exception."""
+        """Return the last line of the monitor process's stderr: the exception, if it is a traceback."""
         with self._log.open("rb") as log:
             log.seek(self._log_began)
             lines = [text for line in log.read().split(b"\n") if (text := _as_text(line).strip())]
         return f" ({lines[-1][:300]})" if lines else ""
 
     def _print_again(self, count: int) -> None:
-        """Show the end of what was printed since the monitor was opened."""
+        """Print the last `count` bytes of the output since the monitor was opened."""
         end = self._tail.seek(0, os.SEEK_END)
         self._tail.seek(max(self._began, end - count))
-        with contextlib.suppress(OSError):  # the terminal is gone after all
+        with contextlib.suppress(OSError):  # the terminal is gone
             os.write(1, self._tail.read())
 
 
 class _Tail:
-    """Hands on the lines that are added to a file."""
+    """Forwards the lines that are appended to a file."""
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file = file
@@ -320,7 +318,7 @@ class _Tail:
         self._rest = b""
 
     def forward(self, take: Callable[[str], None], *, last: bool = False) -> None:
-        """The lines since the last call, or the first of very many; `last`: also one without an end."""
+        """Forward at most 200 new lines; with `last`, also an incomplete last line."""
         content = self._rest + self._file.read(_FORWARD_BYTES)
         lines = content.split(b"\n")
         self._rest = b"" if last else lines.pop()[-_REPLAY_BYTES:]
@@ -332,7 +330,7 @@ class _Tail:
 
 
 class _Keyboard:
-    """Standard input that takes the terminal back before it is read from."""
+    """Wraps standard input and calls `before` before each read, so that the terminal can be taken back."""
 
     def __init__(self, stream: Any, before: Callable[[], None]) -> None:
         self._stream = stream
@@ -342,22 +340,22 @@ class _Keyboard:
         return getattr(self._stream, name)
 
     def fileno(self) -> int:
-        """Asked for by `input`, debuggers and whoever reads from the descriptor itself."""
+        """Return the descriptor; `input` and debuggers call this before they read from it."""
         self._before()
         return int(self._stream.fileno())
 
     def read(self, size: int = -1) -> str:
-        """As of a text stream."""
+        """Read like a text stream."""
         self._before()
         return str(self._stream.read(size))
 
     def readline(self, size: int = -1) -> str:
-        """As of a text stream."""
+        """Read like a text stream."""
         self._before()
         return str(self._stream.readline(size))
 
     def readlines(self, hint: int = -1) -> Sequence[str]:
-        """As of a text stream."""
+        """Read like a text stream."""
         self._before()
         lines: list[str] = self._stream.readlines(hint)
         return lines
@@ -371,7 +369,7 @@ class _Keyboard:
 
 
 def _as_text(line: bytes) -> str:
-    """A line as a terminal would have left it: the last state of a progress bar, without colours."""
+    """Return a line as a terminal would show it: only the last state of a progress bar, without colours."""
     text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
     return re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text).rstrip()
 

@@ -1,7 +1,7 @@
-"""The terminal that a training was started in: whether a full screen can be shown there, and lending it.
+"""The training's terminal: checks whether a full-screen program can run in it, and lends it to one.
 
-`LentTerminal` is for a program that draws on the terminal while this process goes on without one: descriptors
-0, 1 and 2 point elsewhere until the terminal is taken back, in whatever state that program left it.
+While a `LentTerminal` is lent to another program, this process continues without a terminal: descriptors 0, 1 and 2
+are redirected until the terminal is taken back and its state restored.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ __all__ = [
 _RESET = b"".join(
     (
         b"\x1b\\",  # ends an escape sequence that was cut off
-        b"\x1b[?2026l",  # no synchronised update under way
+        b"\x1b[?2026l",  # ends a synchronised update
         b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1005l\x1b[?1006l\x1b[?1015l\x1b[?1016l",  # no mouse reports
         b"\x1b[?2004l\x1b[?1004l\x1b[?2048l",  # no bracketed paste, no reports of focus and resizing
         b"\x1b[?7h\x1b[?25h\x1b[0m",  # long lines wrap, the cursor shows, plain text
     )
 )
-# The keyboard's protocol as it was, which is the screen's own, and then the normal screen. Sent a second time
-# both would undo what was there before.
+# Restore the keyboard protocol (each screen has its own), then leave the alternate screen. Send it only once: a
+# second time would undo the state of before the program.
 _LEAVE = b"\x1b[<u\x1b[?1049l\x1b[?25h"
 
 
 def no_terminal() -> str | None:
-    """Why nobody is taken to look at a terminal that standard output leads to; None if somebody may."""
+    """Return why standard output is not an interactive terminal, or None if it is one."""
     if not sys.stdout.isatty():
-        return "standard output is no terminal"
+        return "standard output is not a terminal"
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
-        return "TERM says that the terminal can do nothing"
+        return "TERM is unset, dumb or unknown"
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):
         return "the environment variable CI is set"
     if "PYTEST_CURRENT_TEST" in os.environ:
@@ -55,23 +55,23 @@ def no_terminal() -> str | None:
 
 
 def no_full_screen() -> str | None:
-    """Why the full-screen monitor cannot be opened here; None if it can."""
+    """Return why the full-screen monitor cannot be opened here, or None if it can."""
     reason = no_terminal()
     if reason is not None:
         return reason
     if not os.isatty(0):
-        return "standard input is no terminal"
+        return "standard input is not a terminal"
     if _descriptor(sys.stdout) != 1:
-        return "sys.stdout is not the process's standard output"
+        return "sys.stdout is redirected in Python"
     if threading.current_thread() is not threading.main_thread():
-        return "the training runs outside of the main thread"
+        return "the training does not run on the main thread"
     if importlib.util.find_spec("textual") is None:
         return "textual is not installed"
     return None
 
 
 def in_foreground(descriptor: int) -> bool:
-    """Whether this process belongs to those that the terminal's keyboard is for; without a terminal, no."""
+    """Whether this process is in the terminal's foreground process group; False without a terminal."""
     try:
         return os.tcgetpgrp(descriptor) == os.getpgrp()
     except OSError:
@@ -79,52 +79,52 @@ def in_foreground(descriptor: int) -> bool:
 
 
 def restore_terminal(descriptor: int, attributes: list[Any], *, tidy: bool) -> bool:
-    """Put a terminal's modes back, whatever a full-screen program left behind.
+    """Restore a terminal's modes after a full-screen program.
 
     Args:
-        descriptor: leads to the terminal.
-        attributes: what `termios.tcgetattr` told before.
-        tidy: the program left the alternate screen itself.
+        descriptor: a descriptor of the terminal.
+        attributes: what `termios.tcgetattr` returned before the program started.
+        tidy: whether the program left the alternate screen itself.
 
     Returns:
-        Whether there still is a terminal. One that is another process group's by now is let be.
+        Whether the terminal still exists. If another process group is in the foreground, it is left unchanged.
     """
     try:
         termios.tcgetattr(descriptor)
         if in_foreground(descriptor):
             os.write(descriptor, _RESET if tidy else _RESET + _LEAVE)
             termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
-            termios.tcflush(descriptor, termios.TCIFLUSH)  # reports of the mouse that nobody read
+            termios.tcflush(descriptor, termios.TCIFLUSH)  # discard unread mouse reports
     except (OSError, termios.error):
         return False
     return True
 
 
 def leave_screen(descriptor: int) -> None:
-    """Make a terminal show what it did before a full-screen program; its modes are somebody else's affair."""
-    with contextlib.suppress(OSError):  # it is gone
+    """Leave the alternate screen of a full-screen program, without restoring the terminal's modes."""
+    with contextlib.suppress(OSError):  # the terminal is gone
         os.write(descriptor, _RESET + _LEAVE)
 
 
 class LentTerminal:
-    """Takes standard input, output and error off the terminal, as far as they lead there.
+    """Redirects those of standard input, output and error that are the terminal, so that another program can use it.
 
-    Reading finds the end of the input, and what is printed goes to a file: by Python, by C libraries, and by
-    processes that are started or forked meanwhile.
+    Meanwhile reading from standard input returns end of file, and output goes to a file: that of Python, of C
+    libraries, and of child processes started or forked meanwhile.
 
     Args:
-        output: the file, which is added to.
+        output: the file, opened for appending.
 
     Raises:
         OSError: the file cannot be written, or the terminal is gone.
 
     Attributes:
-        descriptor: leads to the terminal, for the program that it is lent to.
+        descriptor: a descriptor of the terminal, for the program that borrows it.
     """
 
     def __init__(self, output: Path) -> None:
         self._output = output
-        self._lock = threading.RLock()  # a signal's handler may come in between
+        self._lock = threading.RLock()  # reentrant, because a signal handler may interrupt a method
         self._lent = True
         self._taken = [number for number in (0, 1, 2) if os.isatty(number)]
         self._copies = {number: os.dup(number) for number in self._taken}
@@ -140,13 +140,13 @@ class LentTerminal:
             raise
 
     def take_back(self, *, tidy: bool) -> bool:
-        """Put everything back as it was; a second call does nothing.
+        """Restore the terminal and the descriptors; a second call does nothing.
 
         Args:
-            tidy: the other program left the alternate screen itself.
+            tidy: whether the other program left the alternate screen itself.
 
         Returns:
-            Whether there still is a terminal. If not, the descriptors stay where they are.
+            Whether the terminal still exists. If not, the descriptors stay redirected.
         """
         with self._lock:
             if not self._lent:
@@ -162,7 +162,7 @@ class LentTerminal:
             return alive
 
     def give_up(self) -> None:
-        """The terminal is gone or about to go: nothing printed may lead there, or it would be an error."""
+        """Redirect the descriptors because the terminal is closing: printing to it would raise an error."""
         with self._lock:
             if not self._lent:
                 self._divert()
@@ -175,14 +175,14 @@ class LentTerminal:
 
 
 def _flush() -> None:
-    """What was printed goes to where descriptors 1 and 2 lead now."""
+    """Flush Python's and C's standard streams, before descriptors 1 and 2 are redirected."""
     for stream in (sys.stdout, sys.stderr):
-        # A stream in the middle of a print (this may be a signal's handler), closed, or whose reader is gone.
+        # The stream may be in the middle of a print (in a signal handler), closed, or without a reader.
         with contextlib.suppress(RuntimeError, ValueError, OSError):
             stream.flush()
-    # Of C's streams only this one: another may be locked by a thread that waits for input.
+    # Flush only C's stdout: another stream may be locked by a thread that waits for input.
     libc = ctypes.CDLL(None)
-    with contextlib.suppress(ValueError):  # a C library that names it otherwise
+    with contextlib.suppress(ValueError):  # this C library has another name for it
         libc.fflush(ctypes.c_void_p.in_dll(libc, "stdout"))
 
 

@@ -1,4 +1,4 @@
-"""SupervisedTraining: the settings of a training, looked at before the first step, and its run."""
+"""SupervisedTraining: the settings of a training, their checks before the first step, and its run."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ __all__ = ["SupervisedTraining", "TrainingResult", "evaluate"]
 
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-    """What a training came to.
+    """The result of a training.
 
     Args:
-        model: the trained model, as it was after the last step.
+        model: the trained model, in its state after the last step.
         folder: the run folder.
         reason: ``"finished"``, ``"stopped early"``, or ``"stopped"`` by a command.
         position: steps and epochs done.
-        values: the last values by split and name, ``{"valid/loss": 0.1}``.
-        checkpoints: those that are kept, oldest first.
+        values: the last metric values by split and name, ``{"valid/loss": 0.1}``.
+        checkpoints: the checkpoints on disk, oldest first.
     """
 
     model: torch.nn.Module
@@ -64,40 +64,41 @@ class TrainingResult:
 
 
 class SupervisedTraining:
-    """A training on batches with a loss, kept in a run folder.
+    """Trains a Learner's model on batches, and records the run in a folder.
 
     Args:
-        folder: the run folder; one folder is one run.
-        train: a `burnt.data.Loader`, or any iterable of batches that can be gone through again.
+        folder: the run folder; one folder holds one run.
+        train: a `burnt.data.Loader`, or any iterable of batches that can be iterated more than once.
         valid: the same for validation.
         duration: ``"10 epochs"`` or ``"500 steps"``, counted from the start of the run, also when resumed.
-        metrics: what is measured on both splits; the loss always is. Those that are no single number, such as
-            `ConfusionMatrix`, are measured on validation alone.
-        checkpoints: which checkpoints stay, beside those that somebody asks for while it runs: by default the
-            last two and the best by validation loss; None for no checkpoints at all.
+        metrics: metrics to compute on both splits, in addition to the loss. Metrics that are not a single number,
+            such as `ConfusionMatrix`, are computed on the validation split only.
+        checkpoints: which checkpoints to keep, besides those saved by command: by default the last two and the
+            best by validation loss; None turns checkpoints off.
         stopping: an `EarlyStopping`.
         precision: ``"float32"`` or ``"bfloat16"`` (autocast; parameters stay float32).
         strategy: ``"auto"``: one device.
-        monitor: what is shown. ``"tui"``: the full-screen monitor, in a process of its own; what the training
-            prints meanwhile goes to ``logs/output.log`` of the run, and leaving the monitor or closing the
-            terminal does not stop the training. ``"live"``: a bar and a table. ``"plain"``: lines for logs.
-            ``"off"``: nothing. ``"auto"``: the monitor in a terminal, or the live view where textual is not
-            installed, and plain lines elsewhere; the environment variable ``BURNT_MONITOR`` overrides it.
-        device: where to train; the fastest at hand by default.
-        seed: of torch's generators, set before the first step of a new run.
-        clip_norm: limit of the gradients' global norm.
+        monitor: how to show progress. ``"tui"``: the full-screen monitor, in a separate monitor process; output
+            that the training prints meanwhile goes to ``logs/output.log`` in the run folder, and closing the
+            monitor or the terminal does not stop the training. ``"live"``: a progress bar and a table.
+            ``"plain"``: lines for logs. ``"off"``: nothing. ``"auto"``: the monitor in a terminal (the live view
+            if textual is not installed), plain lines elsewhere; the environment variable ``BURNT_MONITOR``
+            overrides it.
+        device: where to train; by default the fastest device available.
+        seed: seed of torch's generators, set before the first step of a new run.
+        clip_norm: maximum global norm of the gradients.
         log_every: steps between two readings of the metrics.
         validate_every: how often to validate.
         checkpoint_every: how often to save.
-        resume: go on with the run that the folder holds, from its newest checkpoint, at the next batch.
-        config: kept in the run's ``config.json``; the Config that built the model by default.
-        check: look at shapes, loss and validation step before the first step.
-        memory_pool: keep large host buffers during the run (`burnt.memory`), unless the environment says no.
+        resume: continue the run in the folder from its newest checkpoint, at the next batch.
+        config: written to the run's ``config.json``; by default the Config that built the model.
+        check: check shapes, loss and validation step before the first step.
+        memory_pool: reuse large host buffers during the run (`burnt.memory`), unless the environment disables it.
 
     Raises:
-        ConfigError, MetricError, DataError, UnsupportedError: a setting that cannot be.
+        ConfigError, MetricError, DataError, UnsupportedError: a setting is invalid.
 
-    The order of what `run` does is in its body; the loop itself is `burnt.train.loop`.
+    The body of `run` shows the order of the steps; the loop itself is in `burnt.train.loop`.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class SupervisedTraining:
         for name, value in (("log_every", log_every), ("clip_norm", clip_norm)):
             if value is not None and not value > 0:
                 raise ConfigError(
-                    "a training cannot be set up so", where=name, expected="above 0", found=value
+                    "a training setting is invalid", where=name, expected="above 0", found=value
                 )
         self.log_every = log_every
         self.clip_norm = clip_norm
@@ -159,14 +160,14 @@ class SupervisedTraining:
                 )
 
     def run(self, learner: Learner) -> TrainingResult:
-        """Train, and return the model and what it came to.
+        """Train, and return the trained model with the results.
 
         Raises:
             ShapeError: the model's shapes do not fit; found before the first step.
             RunError: the folder holds a run (without `resume`), or cannot be written.
-            CheckpointError: the checkpoint to resume from is damaged, or of another model.
+            CheckpointError: the checkpoint to resume from is damaged, or does not fit the model.
             NonFiniteError: the loss became NaN or infinite.
-            Interrupted: a signal came; everything is saved.
+            Interrupted: a signal stopped the training; everything is saved.
         """
         self.reporter = KeptReporter(choose_reporter(self.monitor))
         model = learner.model.to(self.device)
@@ -177,7 +178,7 @@ class SupervisedTraining:
         if self.keepers is not None:
             checkpoints = Checkpoints(self.folder / "checkpoints", self.keepers)
         if self.stopping is not None:
-            self.stopping.reset()  # it may have been in another run
+            self.stopping.reset()  # another run may have used it
         loaded = self._restored(learner, train_metrics, checkpoints)
         position = Position() if loaded is None else loaded.position
         shapes = self._look_before(learner, steps, position) if self.check else {}
@@ -254,12 +255,12 @@ class SupervisedTraining:
                 reason = reason if interruption.signal is not None else "stopped"
         saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
         self.reporter.message(
-            f"{reason} after {position.epoch} epochs, {position.step} steps, {duration_text(seconds)}"
+            f"Training {reason} after {position.epoch} epochs, {position.step} steps, {duration_text(seconds)}."
         )
         self.reporter.message(
             closing_text(self.folder, loop.values, train_metrics, saved, self.keepers or ())
             if not writer.gone
-            else f"nothing is kept of this run: its folder {self.folder} is gone, deleted or moved meanwhile"
+            else f"The run is not saved: its folder {self.folder} was deleted or moved during the training."
         )
         if control.ending and not writer.gone:
             self.reporter.message(self._how_to_resume(position, saved))
@@ -273,12 +274,12 @@ class SupervisedTraining:
     def _restored(
         self, learner: Learner, metrics: Sequence[Metric], checkpoints: Checkpoints | None
     ) -> Loaded | None:
-        """The newest checkpoint of a run that is resumed, with model, optimizer and stopping as it says."""
+        """Load the newest checkpoint of a resumed run into model, optimizer and stopping; None if there is none."""
         newest = checkpoints.newest() if checkpoints is not None and self.resume else None
         if checkpoints is None or newest is None:
             if self.resume:
                 found = "has no checkpoint" if (self.folder / DATABASE).exists() else "holds no run"
-                self.reporter.message(f"{self.folder} {found}: the run starts from the beginning")
+                self.reporter.message(f"{self.folder} {found}: starting from the beginning.")
             return None
         loaded = checkpoints.load(newest, learner.model, metrics)
         document = loaded.document
@@ -287,11 +288,11 @@ class SupervisedTraining:
             self.stopping.load_state(document["stopping"])
         if loaded.position.batch and document["loader"] != self.train.state():
             raise CheckpointError(
-                f"{newest.name} was saved in the middle of an epoch of another loader",
+                f"{newest.name} was saved in the middle of an epoch, with a different loader",
                 where=str(newest),
                 expected=f"train= with {document['loader']}",
                 found=str(self.train.state()),
-                hint="resume with the loader as it was; the next run may have another",
+                hint="resume with the same loader, or start a new run with the new one",
             )
         for name, old, now in (
             ("train=", document["loader"], self.train.state()),
@@ -299,13 +300,13 @@ class SupervisedTraining:
             ("the optimizer", document["built"], repr(learner.optimizer)),
         ):
             if old != now:
-                self.reporter.message(f"{name} differs from the run so far: {old} then, {now} now")
+                self.reporter.message(f"Warning: {name} changed since the checkpoint: was {old}, is now {now}.")
         return loaded
 
     def _look_before(self, learner: Learner, steps: Steps, position: Position) -> Mapping[str, str]:
-        """What would otherwise fail after minutes is made to fail now; no random state is changed.
+        """Run a training and a validation step on one batch, to raise errors before the training starts.
 
-        Returned are the shapes of what the modules return, by path.
+        Random states are restored. Returns the output shapes of the modules, by path.
         """
         rng = RandomStates.capture()
         try:
@@ -332,12 +333,12 @@ class SupervisedTraining:
                 raise BurntError(
                     "the loss depends on no trainable parameter",
                     found=f"{len(trainable)} trainable parameters, none of which the loss reaches",
-                    hint="is the model frozen, or the loss detached, or computed under no_grad?",
+                    hint="check whether the model is frozen, or the loss is detached or computed under no_grad",
                 )
         for line in report.unchecked:
-            self.reporter.message(f"not checked: {line}")
+            self.reporter.message(f"Warning: not checked: {line}")
         for path in report.without_gradient:
-            self.reporter.message(f"the loss does not reach {path}: it will not be trained")
+            self.reporter.message(f"Warning: {path} will not be trained, because the loss does not depend on it.")
         return report.shapes
 
     def _look_at_validation(self, steps: Steps) -> None:
@@ -362,7 +363,7 @@ class SupervisedTraining:
                 "the validation step fails on its first batch",
                 where=f"{type(steps.model).__name__}, {batch!r}"[:200],
                 found=f"{type(error).__name__}: {error}",
-                hint="found before the first training step; nothing was written",
+                hint="this check ran before the first training step; nothing was written",
             ) from error
         finally:
             hook.remove()
@@ -370,7 +371,7 @@ class SupervisedTraining:
             _check_loss(output, "validation")
 
     def _settings(self, learner: Learner) -> dict[str, Any]:
-        """What config.json holds."""
+        """Return the settings to write to config.json."""
         config = self.config if self.config is not None else getattr(learner.model, "_built_by", None)
         return {
             "config": config.to_dict() if isinstance(config, Config) else dict(config or {}),
@@ -383,7 +384,7 @@ class SupervisedTraining:
             "device": str(self.device),
             "loader": self.train.state(),
             "seed": self.seed,
-            # For viewers, who have to know which value is the best.
+            # Viewers need to know which value is the best.
             "metrics": {
                 metric.name: "higher" if metric.higher_is_better else "lower"
                 for metric in self.metrics if metric.higher_is_better is not None
@@ -391,7 +392,7 @@ class SupervisedTraining:
         }  # fmt: skip
 
     def _document(self, learner: Learner, control: Control) -> dict[str, Any]:
-        """What a checkpoint holds beside tensors and position."""
+        """Return the JSON part of a checkpoint: everything but tensors and position."""
         return {
             "loader": self.train.state(),
             "seed": self.seed,
@@ -405,7 +406,7 @@ class SupervisedTraining:
     def _title(self, learner: Learner, position: Position) -> str:
         name = type(learner.model).__name__
         size = inspect.num_params(learner.model)
-        start = f", going on after step {position.step}" if position.step else ""
+        start = f", resuming after step {position.step}" if position.step else ""
         return (
             f"{name}, {size:,} parameters, {self.duration} on {self.device} in {self.precision}, "
             f"run folder {self.folder}{start}"
@@ -413,11 +414,11 @@ class SupervisedTraining:
 
     def _how_to_resume(self, position: Position, saved: Sequence[Saved]) -> str:
         if not saved:
-            return f"stopped after step {position.step}; nothing is saved, as the run has no checkpoints"
-        how = f"to go on from there, run the same again with the folder {self.folder} and resume=True"
-        if all(hasattr(self.config, name) for name in ("folder", "resume")):  # as words for `burnt train`
-            how += f"\nfrom the shell: burnt train ... {shlex.quote(f'folder={self.folder}')} resume=true"
-        return f"stopped after step {position.step}, saved in {saved[-1].path}\n{how}"
+            return f"Stopped after step {position.step}. Nothing is saved: checkpoints are off for this run."
+        how = f"To resume, run the same program with the folder {self.folder} and resume=True."
+        if all(hasattr(self.config, name) for name in ("folder", "resume")):  # `burnt train` can set both
+            how += f"\nFrom the shell: burnt train ... {shlex.quote(f'folder={self.folder}')} resume=true"
+        return f"Stopped after step {position.step}. Saved in {saved[-1].path}\n{how}"
 
 
 def evaluate(
@@ -427,16 +428,16 @@ def evaluate(
     *,
     precision: str = "float32",
 ) -> dict[str, float]:
-    """The values of metrics over batches, by the Learner's validation step.
+    """Compute metrics over batches, using the Learner's validation step.
 
     Args:
         learner: the model and its step; the model stays on its device.
         batches: a loader, or any iterable of batches.
-        metrics: updated in place, after a reset, so that a `ConfusionMatrix` can be asked afterwards.
+        metrics: reset, then updated in place, so that a `ConfusionMatrix` can be read afterwards.
         precision: as in `SupervisedTraining`.
 
     Returns:
-        The values by name, of the loss and of the metrics that are a number.
+        name -> value, for the loss and the metrics that are a single number.
     """
     loader = as_loader(batches, "batches")
     device = next((p.device for p in learner.model.parameters()), torch.device("cpu"))
@@ -451,10 +452,10 @@ def evaluate(
 
 
 def _with_loss(metrics: Iterable[Metric]) -> list[Metric]:
-    """The metrics, the loss first.
+    """Return the metrics with the loss first; add the loss if it is missing.
 
     Raises:
-        MetricError: two have one name.
+        MetricError: an item is not a metric, or two metrics have the same name.
     """
     given = list(metrics)
     other = next((metric for metric in given if not isinstance(metric, Metric)), None)
@@ -470,19 +471,19 @@ def _with_loss(metrics: Iterable[Metric]) -> list[Metric]:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise MetricError(
-            "two metrics have one name",
+            "two metrics have the same name",
             found=repr(twice),
-            hint=f"give one another: Metric(name={twice + '2'!r})",
+            hint=f"rename one of them: Metric(name={twice + '2'!r})",
         )
     return ordered
 
 
 def _no_batches(name: str) -> DataError:
-    return DataError(f"{name}= gave no batches", hint="is its dataset empty? Can it be gone through again?")
+    return DataError(f"{name}= gave no batches", hint="is its dataset empty? Can it be iterated more than once?")
 
 
 def _schedule(learner: Learner) -> str:
-    """The schedule as text that is the same in every process."""
+    """Return the schedule as text that is the same in every process."""
     schedule = learner.schedule
     return repr(schedule) if isinstance(schedule, Config) else getattr(schedule, "__qualname__", "a function")
 
@@ -490,10 +491,10 @@ def _schedule(learner: Learner) -> str:
 def _check_loss(output: StepOutput, kind: str) -> None:
     if not isinstance(output.loss, torch.Tensor) or output.loss.dim() != 0:
         raise ShapeError(
-            f"the loss of the {kind} step is no scalar",
+            f"the loss of the {kind} step is not a scalar",
             expected="a tensor of shape ()",
             found=f"shape {tuple(output.loss.shape)}"
             if isinstance(output.loss, torch.Tensor)
             else type(output.loss).__name__,
-            hint="take its .mean(); reduction='none' keeps one value for each item",
+            hint="reduce it with .mean(); reduction='none' returns one value per item",
         )
