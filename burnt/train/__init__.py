@@ -1,7 +1,7 @@
 """Training: the Learner, the training loop, metrics, checkpoints and the run store.
 
-Public names are imported on first use. Neither this package nor `burnt.train.store` imports torch, so that viewers
-start fast.
+Public names are imported on first use. Neither this package nor `burnt.train.store` imports torch, so that
+viewers start fast.
 """
 
 from __future__ import annotations

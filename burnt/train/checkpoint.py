@@ -1,8 +1,9 @@
 """Checkpoints: everything that a training needs to resume as if it had never stopped.
 
-A checkpoint is a folder ``step-00001200`` with two files: ``model.safetensors``, which `Module.load` can read, and
-``training.safetensors``, which holds the optimizer's state, the metrics' sums, the random states and a JSON
-document with the rest. It is written under a temporary name and then renamed, so it is always complete.
+A checkpoint is a folder ``step-00001200`` with two files: ``model.safetensors``, which `Module.load` can
+read, and ``training.safetensors``, which holds the optimizer's state, the metrics' sums, the random states
+and a JSON document with the rest. It is written under a temporary name and then renamed, so it is always
+complete.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class KeepBest:
 
     def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
         """Return the best checkpoints; the older of two equal ones, and none with NaN."""
-        metric = self.monitored.known(self.metric, "KeepBest")
+        metric = self.monitored.require_metric(self.metric, "KeepBest")
         sign = -1.0 if metric.higher_is_better else 1.0
         key = self.monitored.key
         known = [s for s in saved if key in s.values and s.values[key] == s.values[key]]
@@ -170,8 +171,8 @@ class Checkpoints:
     ) -> Saved:
         """Write a checkpoint, then remove those that no keeper selects.
 
-        `rng`: random states to store, instead of the current ones. `kept`: never remove this checkpoint; this also
-        holds if it replaces a kept checkpoint of the same step.
+        `rng`: random states to store, instead of the current ones. `kept`: never remove this checkpoint; this
+        also holds if it replaces a kept checkpoint of the same step.
 
         Raises:
             OSError: the folder cannot be written or is full; older checkpoints are untouched.
@@ -183,7 +184,7 @@ class Checkpoints:
             tensors |= {f"{kind}/{name}": state for name, state in states.tensors.items()}
         target = self.folder / f"step-{position.step:08d}"
         kept = kept or any(saved.kept for saved in self.saved() if saved.path == target)
-        whole = {
+        full_document = {
             "format": FORMAT,
             "position": dataclasses.asdict(position),
             "values": dict(values),
@@ -194,22 +195,22 @@ class Checkpoints:
             **document,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        for left in self.folder.glob(".tmp-*"):  # left by a killed process
-            shutil.rmtree(left)
-        aside, old = self.folder / f".tmp-{target.name}", self.folder / f".tmp-old-{target.name}"
-        aside.mkdir()
+        for leftover in self.folder.glob(".tmp-*"):  # left by a killed process
+            shutil.rmtree(leftover)
+        temporary, old = self.folder / f".tmp-{target.name}", self.folder / f".tmp-old-{target.name}"
+        temporary.mkdir()
         try:
             config = getattr(model, "_built_by", None)
-            record_of(model, config=config).save(aside / _MODEL)
-            write_tensors(aside / _TRAINING, tensors, whole)
-            sync_folder(aside)
+            record_of(model, config=config).save(temporary / _MODEL)
+            write_tensors(temporary / _TRAINING, tensors, full_document)
+            sync_folder(temporary)
             if target.exists():
                 # An earlier attempt saved the same step.
                 target.rename(old)
-            aside.rename(target)
+            temporary.rename(target)
             sync_folder(self.folder)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             if old.exists() and not target.exists():
                 old.rename(target)
             raise
@@ -233,9 +234,9 @@ class Checkpoints:
 
     def _remove(self, path: Path) -> None:
         # Rename first, so that a partly removed folder is not mistaken for a checkpoint.
-        aside = path.with_name(f".tmp-old-{path.name}")
-        path.rename(aside)
-        shutil.rmtree(aside)
+        temporary = path.with_name(f".tmp-old-{path.name}")
+        path.rename(temporary)
+        shutil.rmtree(temporary)
 
     def load(self, path: Path, model: torch.nn.Module, metrics: Sequence[Metric]) -> Loaded:
         """Load a checkpoint into a model and its metrics, and return its other parts.
@@ -247,7 +248,7 @@ class Checkpoints:
         try:
             record = Record.load(path / _MODEL)
         except (RecordError, OSError) as error:
-            raise _damaged(path, error) from error
+            raise _damaged_error(path, error) from error
         try:
             load_into(model, record)
         except RecordError as error:
@@ -267,9 +268,11 @@ class Checkpoints:
                 metric.total = total.to(device)
                 metric.count = document["metrics"][metric.name]
         options = document["optimizer"]
-        optimizer = OptimizerRecord(options["class"], options["options"], _under("optimizer/", tensors))
+        optimizer = OptimizerRecord(
+            options["class"], options["options"], _select_prefix("optimizer/", tensors)
+        )
         rng, epoch_rng = (
-            RandomStates(_under(f"{kind}/", tensors), document[kind]) for kind in ("rng", "epoch_rng")
+            RandomStates(_select_prefix(f"{kind}/", tensors), document[kind]) for kind in ("rng", "epoch_rng")
         )
         return Loaded(optimizer, Position(**document["position"]), rng, epoch_rng, document)
 
@@ -278,7 +281,7 @@ def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         tensors, document = read_tensors(path / _TRAINING)
     except (RecordError, OSError) as error:
-        raise _damaged(path, error) from error
+        raise _damaged_error(path, error) from error
     if document is None or not isinstance(document.get("format"), int):
         document = {"format": 0}
     if document["format"] > FORMAT:
@@ -290,11 +293,11 @@ def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             hint="it was written by a newer burnt: upgrade burnt",
         )
     if not document.keys() >= _KEYS:
-        raise _damaged(path, CheckpointError(f"its {_TRAINING} is not a checkpoint"))
+        raise _damaged_error(path, CheckpointError(f"its {_TRAINING} is not a checkpoint"))
     return tensors, document
 
 
-def _damaged(path: Path, error: Exception) -> CheckpointError:
+def _damaged_error(path: Path, error: Exception) -> CheckpointError:
     others = sorted(p.name for p in path.parent.glob("step-*") if p != path)
     inner = error if isinstance(error, RecordError) else None
     return CheckpointError(
@@ -308,5 +311,5 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
     )
 
 
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

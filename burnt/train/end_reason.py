@@ -16,10 +16,10 @@ __all__ = ["Cause", "Ending", "cause_of"]
 
 Cause = Literal["exception", "nan", "out of memory"]
 
-_MOST_CHARACTERS = 20_000  # of a traceback; recursion errors are long
+_MAX_TRACEBACK_CHARACTERS = 20_000  # of a traceback; recursion errors are long
 
 # Messages of allocators that raise a generic RuntimeError.
-_NO_MEMORY = (
+_OUT_OF_MEMORY_MESSAGES = (
     "can't allocate memory",
     "not enough memory",
     "out of memory",
@@ -50,7 +50,7 @@ class Ending(AbstractContextManager["Ending"]):
         elif isinstance(error, KeyboardInterrupt):
             self._writer.close("stopped", "interrupted at once; nothing was saved after the last checkpoint")
         else:
-            self._writer.event("error", self._position.step, **_facts(error))
+            self._writer.event("error", self._position.step, **_error_details(error))
             self._writer.close("crashed", f"{type(error).__name__}: {error}")
 
 
@@ -61,33 +61,33 @@ def cause_of(error: BaseException) -> Cause:
     ('out of memory', 'exception')
     """
     seen: set[int] = set()
-    known: BaseException | None = error
-    while known is not None and id(known) not in seen:  # the cause is often in the exception that it was raised from
-        seen.add(id(known))
-        if isinstance(known, NonFiniteError):
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:  # the cause may be further up the chain
+        seen.add(id(current))
+        if isinstance(current, NonFiniteError):
             return "nan"
-        if isinstance(known, MemoryError | torch.OutOfMemoryError):
+        if isinstance(current, MemoryError | torch.OutOfMemoryError):
             return "out of memory"
-        text = known.found if isinstance(known, BurntError) else str(known)
-        if isinstance(known, RuntimeError | BurntError) and any(
-            word in str(text).lower() for word in _NO_MEMORY
+        text = current.found if isinstance(current, BurntError) else str(current)
+        if isinstance(current, RuntimeError | BurntError) and any(
+            word in str(text).lower() for word in _OUT_OF_MEMORY_MESSAGES
         ):
             return "out of memory"
-        known = known.__cause__ or (None if known.__suppress_context__ else known.__context__)
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return "exception"
 
 
-def _facts(error: BaseException) -> dict[str, object]:
+def _error_details(error: BaseException) -> dict[str, object]:
     text = "".join(traceback.format_exception(error))
-    if len(text) > _MOST_CHARACTERS:
-        half = _MOST_CHARACTERS // 2
+    if len(text) > _MAX_TRACEBACK_CHARACTERS:
+        half = _MAX_TRACEBACK_CHARACTERS // 2
         text = f"{text[:half]}\n... {len(text) - 2 * half:,} characters ...\n{text[-half:]}"
-    facts: dict[str, object] = {
+    details: dict[str, object] = {
         "error": type(error).__name__,
         "message": str(error),
         "cause": cause_of(error),
         "traceback": text,
     }
     if isinstance(error, NonFiniteError) and error.steps is not None:
-        facts["first_step"], facts["last_step"] = error.steps
-    return facts
+        details["first_step"], details["last_step"] = error.steps
+    return details

@@ -1,4 +1,4 @@
-"""Signal handling: the first Ctrl-C, SIGTERM or SIGHUP finishes the step and saves; the second stops at once."""
+"""Signal handling: the first SIGINT, SIGTERM or SIGHUP finishes the step and saves; the second stops now."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupted(SystemExit):
     """Raised after a signal interrupted the training and its state was saved.
 
-    It is a `SystemExit`: if the program does not catch it, the program ends without a traceback and with the exit
-    code that shells expect: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+    It is a `SystemExit`: a program that does not catch it ends without a traceback and with the exit code that
+    shells expect: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
     """
 
 
@@ -37,11 +37,11 @@ class Interruption:
     def __init__(
         self,
         announce: Callable[[str], None],
-        outlive: Callable[[signal.Signals], bool] = lambda number: False,
+        should_ignore: Callable[[signal.Signals], bool] = lambda number: False,
     ) -> None:
         self.signal: signal.Signals | None = None
         self._announce = announce
-        self._outlive = outlive
+        self._should_ignore = should_ignore
         self._previous: dict[signal.Signals, object] = {}
         self._process = os.getpid()
 
@@ -64,13 +64,13 @@ class Interruption:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            # A forked worker, for example of a DataLoader. Ctrl-C reaches it too, but the step in progress may
-            # need its batch, so only SIGTERM ends it.
+            # A forked worker, for example of a DataLoader. Ctrl-C reaches it too, but the step in progress
+            # may need its batch, so only SIGTERM ends it.
             if number == signal.SIGTERM:
                 signal.signal(number, self._previous[signal.SIGTERM])  # type: ignore[arg-type]
                 signal.raise_signal(number)
             return
-        if self._outlive(signal.Signals(number)):
+        if self._should_ignore(signal.Signals(number)):
             return
         if self.signal is not None:
             raise KeyboardInterrupt

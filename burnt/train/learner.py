@@ -22,12 +22,13 @@ class Learner:
     """A model with everything needed to train it.
 
     Args:
-        model: a burnt Module or any torch module. A model wrapped by `torch.compile` is unwrapped and compiled in
-            place, so that its steps run compiled and its parameters keep their paths.
+        model: a burnt Module or any torch module. A model wrapped by `torch.compile` is unwrapped and
+            compiled in place, so that its steps run compiled and its parameters keep their paths.
         optimizer: an optimizer of `burnt.optim`.
         schedule: the learning rate: a schedule of `burnt.optim`, a number, or a function of the steps done.
         step: ``step(model, batch) -> StepOutput``, for a model without a `training_step`.
-        validation_step: the same for validation; by default the model's `validation_step`, or the training step.
+        validation_step: the same for validation; by default the model's `validation_step`, or the training
+            step.
 
     Raises:
         DefinitionError: `optimizer` is not an optimizer of burnt, or the model has no `training_step` and no
@@ -81,7 +82,7 @@ def _method(name: str) -> StepFunction:
 
 
 class Steps(torch.nn.Module):
-    """A module whose `forward` runs a step, so that wrappers (hooks, DDP) see each step through `__call__`."""
+    """A module whose `forward` runs a step, so that wrappers (hooks, DDP) see each step as a call."""
 
     def __init__(self, learner: Learner) -> None:
         super().__init__()

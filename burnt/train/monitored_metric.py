@@ -34,26 +34,26 @@ class Monitored:
         """The key in the dict of metric values: ``"valid/loss"``."""
         return f"{self.split}/{self.name}"
 
-    def resolve(self, metrics: Iterable[Metric], splits: Iterable[str], wanted_by: str) -> Metric:
+    def resolve(self, metrics: Iterable[Metric], splits: Iterable[str], owner: str) -> Metric:
         """Look the metric up among those of the run.
 
         Raises:
             MetricError: the run has no such metric or split, or the metric defines no better value.
         """
-        known = {metric.name: metric for metric in metrics}
-        found = known.get(self.name)
+        by_name = {metric.name: metric for metric in metrics}
+        found = by_name.get(self.name)
         if found is None:
-            guess = nearest(self.name, known)
+            guess = nearest(self.name, by_name)
             raise MetricError(
-                f"{wanted_by} monitors a metric that the run does not have",
+                f"{owner} monitors a metric that the run does not have",
                 where=self.key,
-                expected=f"one of: {', '.join(known)}",
+                expected=f"one of: {', '.join(by_name)}",
                 found=repr(self.name),
                 hint=f"did you mean {guess!r}?" if guess else "add it to metrics=[...]",
             )
         if self.split not in splits:
             raise MetricError(
-                f"{wanted_by} monitors a split that the run does not have",
+                f"{owner} monitors a split that the run does not have",
                 where=self.key,
                 expected=f"one of: {', '.join(splits)}",
                 found=repr(self.split),
@@ -61,11 +61,12 @@ class Monitored:
             )
         if found.higher_is_better is None or not found.scalar:
             raise MetricError(
-                f"{wanted_by} cannot monitor {self.name}", found="a metric that does not define which value is better"
+                f"{owner} cannot monitor {self.name}",
+                found="a metric that does not define which value is better",
             )
         return found
 
-    def known(self, metric: Metric | None, wanted_by: str) -> Metric:
+    def require_metric(self, metric: Metric | None, owner: str) -> Metric:
         """Return the metric object.
 
         Raises:
@@ -73,14 +74,14 @@ class Monitored:
         """
         if metric is None:
             raise MetricError(
-                f"{wanted_by} has only the name of its metric",
+                f"{owner} has only the name of its metric",
                 where=self.key,
                 expected="a metric object; only SupervisedTraining resolves names",
                 found=repr(self.name),
-                hint=f"{wanted_by}(Loss(), ...)",
+                hint=f"{owner}(Loss(), ...)",
             )
         return metric
 
-    def better(self, value: float, best: float, metric: Metric, margin: float = 0.0) -> bool:
+    def is_better(self, value: float, best: float, metric: Metric, margin: float = 0.0) -> bool:
         """Whether a value improves on the best one by more than a margin. NaN never does."""
         return value > best + margin if metric.higher_is_better else value < best - margin

@@ -43,7 +43,7 @@ def check_strategy(name: str) -> str:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context of a step: none for float32, else torch's bfloat16 autocast; parameters stay float32."""
+    """Return the autocast context of a step; for float32 it does nothing. Parameters stay float32."""
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)

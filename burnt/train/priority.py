@@ -6,19 +6,19 @@ import contextlib
 import os
 from pathlib import Path
 
-__all__ = ["NICENESS", "give_way"]
+__all__ = ["NICENESS", "set_lowest_priority"]
 
 NICENESS = 19
 
 
-def give_way(pid: int = 0) -> None:
+def set_lowest_priority(pid: int = 0) -> None:
     """Give a process, with all its threads, the lowest priority.
 
     Args:
         pid: the process id; 0 for this process.
 
-    Sets nice 19 and, on Linux, also the scheduling class SCHED_IDLE: any other task gets the core at once, where it
-    would wait a few milliseconds for a task that is only nice. This cannot be undone.
+    Sets nice 19 and, on Linux, also the scheduling class SCHED_IDLE: any other task gets the core at once,
+    where it would wait a few milliseconds for a task that is only nice. This cannot be undone.
     """
     # On Linux each thread has its own priority.
     tasks = Path(f"/proc/{pid or os.getpid()}/task")

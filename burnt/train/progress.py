@@ -16,15 +16,15 @@ from burnt.train.duration import Position
 from burnt.train.format import duration_text, value_text, values_text
 from burnt.train.monitor_process import MonitorProcess
 from burnt.train.store import RunWriter
-from burnt.train.terminal import no_full_screen, no_terminal
+from burnt.train.terminal import no_full_screen_reason, no_terminal_reason
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = [
     "MONITORS",
-    "KeptReporter",
     "LiveReporter",
+    "LoggingReporter",
     "MonitorReporter",
     "PlainReporter",
     "Reporter",
@@ -35,7 +35,7 @@ __all__ = [
 
 MONITORS = ("auto", "tui", "live", "plain", "off")
 _SECONDS_BETWEEN_LINES = 5.0
-_UNSAID = 50  # messages
+_MAX_PENDING = 50  # messages
 
 
 class Reporter:
@@ -59,7 +59,7 @@ class Reporter:
     def message(self, text: str) -> None:
         """Show a message to the user."""
 
-    def signalled(self, number: signal.Signals) -> bool:
+    def handle_signal(self, number: signal.Signals) -> bool:
         """Called on a signal that ends the training; return True to ignore the signal and continue."""
         return False
 
@@ -83,7 +83,7 @@ def check_monitor(monitor: str) -> str:
             expected="auto, tui, live, plain or off",
             found=repr(monitor),
         )
-    if monitor == "tui" and (reason := no_full_screen()) is not None:
+    if monitor == "tui" and (reason := no_full_screen_reason()) is not None:
         raise UnsupportedError(
             "monitor='tui' cannot be shown here",
             where=where,
@@ -102,7 +102,13 @@ def choose_reporter(monitor: str) -> Reporter:
     """
     monitor = check_monitor(monitor)
     if monitor == "auto":
-        monitor = "plain" if no_terminal() is not None else "tui" if no_full_screen() is None else "live"
+        monitor = (
+            "plain"
+            if no_terminal_reason() is not None
+            else "tui"
+            if no_full_screen_reason() is None
+            else "live"
+        )
     if monitor == "tui":
         return MonitorReporter()
     if monitor == "live":
@@ -110,69 +116,69 @@ def choose_reporter(monitor: str) -> Reporter:
     return PlainReporter(sys.stdout) if monitor == "plain" else Reporter()
 
 
-class KeptReporter(Reporter):
+class LoggingReporter(Reporter):
     """Wraps another reporter and also writes its messages to the run store's log.
 
     Args:
         inner: the wrapped reporter.
     """
 
-    def __init__(self, shown: Reporter) -> None:
-        self.shown = shown
+    def __init__(self, inner: Reporter) -> None:
+        self.inner = inner
         self._writer: RunWriter | None = None
-        self._early: list[str] = []
+        self._early_messages: list[str] = []
 
     def open(self, writer: RunWriter) -> None:
         """Log the messages of before the writer was open."""
         self._writer = writer
-        for text in self._early:
+        for text in self._early_messages:
             writer.log_line(text)
-        self.shown.open(writer)
+        self.inner.open(writer)
 
     def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
         """Log the title."""
-        self._keep(title)
-        self.shown.start(title, position, epochs, steps)
+        self._log(title)
+        self.inner.start(title, position, epochs, steps)
 
     def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
         """Forward the values; the loop itself writes them to the run store."""
-        self.shown.step(position, values, speed)
+        self.inner.step(position, values, speed)
 
     def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
         """Log a line with the values."""
-        self._keep(f"epoch {position.current_epoch}  {split:<5}  {values_text(values)}")
-        self.shown.epoch(position, split, values)
+        self._log(f"epoch {position.current_epoch}  {split:<5}  {values_text(values)}")
+        self.inner.epoch(position, split, values)
 
     def activity(self, name: str) -> None:
         """Forward the activity."""
-        self.shown.activity(name)
+        self.inner.activity(name)
 
     def message(self, text: str) -> None:
         """Log the text."""
-        self._keep(text)
-        self.shown.message(text)
+        self._log(text)
+        self.inner.message(text)
 
-    def signalled(self, number: signal.Signals) -> bool:
+    def handle_signal(self, number: signal.Signals) -> bool:
         """Forward the signal, and report it if the training ignores it."""
-        ignored = self.shown.signalled(number)
+        ignored = self.inner.handle_signal(number)
         if ignored:
-            # The signal may have interrupted a print; printing again then raises RuntimeError (reentrant call).
+            # The signal may have interrupted a print; printing then raises RuntimeError (reentrant call).
             with contextlib.suppress(RuntimeError):
                 self.message(f"{number.name}: the terminal was closed; the training continues without it.")
         return ignored
 
     def close(self) -> None:
         """Close the wrapped reporter."""
-        self.shown.close()
+        self.inner.close()
 
-    def _keep(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         if self._writer is None:
-            self._early.append(text)
+            self._early_messages.append(text)
         else:
-            _keep(self._writer, text, "info")
+            _write_log_line(self._writer, text, "info")
 
 
-def _keep(writer: RunWriter, text: str, level: str) -> None:
+def _write_log_line(writer: RunWriter, text: str, level: str) -> None:
     # Messages after the run is closed, such as how to resume, are not logged.
     with contextlib.suppress(RunError):
         writer.log_line(text, level)
@@ -183,49 +189,50 @@ class PlainReporter(Reporter):
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._spoke = time.monotonic()
-        self._gone = False
+        self._last_printed = time.monotonic()
+        self._output_closed = False
         self._steps: int | None = None
         self._epochs: int | None = None
 
     def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
         """Print the title."""
         self._epochs, self._steps = epochs, steps
-        self._say(title)
+        self._print_line(title)
 
     def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
         """Print a line if the last one is at least 5 seconds old."""
-        if time.monotonic() - self._spoke < _SECONDS_BETWEEN_LINES:
+        if time.monotonic() - self._last_printed < _SECONDS_BETWEEN_LINES:
             return
         parts = [
-            f"{self._where(position)}  step {position.step}" + (f"/{self._steps}" if self._steps else "")
+            f"{self._epoch_label(position)}  step {position.step}"
+            + (f"/{self._steps}" if self._steps else "")
         ]
         parts += [values_text(values), f"{speed['samples_per_second']:,.0f} samples/s"]
         if self._steps and speed["steps_per_second"]:
             parts.append("eta " + duration_text((self._steps - position.step) / speed["steps_per_second"]))
-        self._say("  ".join(parts))
+        self._print_line("  ".join(parts))
 
     def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
         """Print the values of a split over an epoch."""
-        self._say(f"{self._where(position)}  {split:<5}  {values_text(values)}")
+        self._print_line(f"{self._epoch_label(position)}  {split:<5}  {values_text(values)}")
 
     def message(self, text: str) -> None:
         """Print the text."""
-        self._say(text)
+        self._print_line(text)
 
-    def _where(self, position: Position) -> str:
+    def _epoch_label(self, position: Position) -> str:
         total = f"/{self._epochs}" if self._epochs else ""
         return f"epoch {position.current_epoch:>{len(total) - 1 if total else 1}}{total}"
 
-    def _say(self, text: str) -> None:
-        self._spoke = time.monotonic()
-        if self._gone:
+    def _print_line(self, text: str) -> None:
+        self._last_printed = time.monotonic()
+        if self._output_closed:
             return
         try:
             print(text, file=self._out, flush=True)
         except OSError:
             # The reader is gone (`| head`, a closed terminal); the run store still records everything.
-            self._gone = True
+            self._output_closed = True
 
 
 class MonitorReporter(PlainReporter):
@@ -236,10 +243,10 @@ class MonitorReporter(PlainReporter):
 
     def __init__(self) -> None:
         super().__init__(sys.stdout)
-        self._companion: MonitorProcess | None = None
+        self._monitor: MonitorProcess | None = None
         self._writer: RunWriter | None = None
-        self._unsaid: deque[str] = deque(maxlen=_UNSAID)
-        self._hurry = False
+        self._pending: deque[str] = deque(maxlen=_MAX_PENDING)
+        self._close_at_once = False
 
     def open(self, writer: RunWriter) -> None:
         """Keep the writer; nothing is shown yet."""
@@ -249,55 +256,59 @@ class MonitorReporter(PlainReporter):
         """Print the title and open the monitor."""
         super().start(title, position, epochs, steps)
         assert self._writer is not None
-        self._companion = MonitorProcess(self._writer.folder, printed=self._printed, returned=self._returned)
-        self._companion.open()
+        self._monitor = MonitorProcess(
+            self._writer.folder, on_line=self._log_output, on_return=self._on_return
+        )
+        self._monitor.open()
 
     def message(self, text: str) -> None:
         """Print the text, now or when the monitor closes."""
         # Append before the check: the monitor may close at any moment, and its thread then prints the queue.
-        self._unsaid.append(text)
+        self._pending.append(text)
         if not self._showing():
-            self._say_unsaid()
+            self._print_pending()
 
-    def signalled(self, number: signal.Signals) -> bool:
+    def handle_signal(self, number: signal.Signals) -> bool:
         """Ignore SIGHUP while the monitor process exists: a closed terminal does not end the training."""
-        if self._companion is None or number != signal.SIGHUP:
-            self._hurry = number != signal.SIGINT  # the sender of SIGTERM waits for the program to end
+        if self._monitor is None or number != signal.SIGHUP:
+            self._close_at_once = (
+                number != signal.SIGINT
+            )  # the sender of SIGTERM waits for the program to end
             return False
-        self._companion.hang_up()
+        self._monitor.hang_up()
         return True
 
     def close(self) -> None:
         """Close the monitor and take the terminal back."""
-        if self._companion is not None:
-            self._companion.close(at_once=self._hurry)
+        if self._monitor is not None:
+            self._monitor.close(at_once=self._close_at_once)
 
     def _showing(self) -> bool:
-        return self._companion is not None and self._companion.showing
+        return self._monitor is not None and self._monitor.showing
 
-    def _say(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         if not self._showing():
-            super()._say(text)
+            super()._print_line(text)
 
-    def _say_unsaid(self) -> None:
+    def _print_pending(self) -> None:
         while True:
             try:
-                text = self._unsaid.popleft()
+                text = self._pending.popleft()
             except IndexError:  # all were printed, by this thread or another
                 return
-            self._say(text)
+            self._print_line(text)
 
-    def _printed(self, text: str) -> None:
+    def _log_output(self, text: str) -> None:
         assert self._writer is not None
-        _keep(self._writer, text, "output")
+        _write_log_line(self._writer, text, "output")
 
-    def _returned(self, why: str | None) -> None:
+    def _on_return(self, why: str | None) -> None:
         """Print pending messages and why the monitor closed; called from the monitor's thread."""
-        self._say_unsaid()
-        if self._companion is not None and self._companion.has_output:
-            self._say(f"Output printed while the monitor was open: {self._companion.output}")
+        self._print_pending()
+        if self._monitor is not None and self._monitor.has_output:
+            self._print_line(f"Output printed while the monitor was open: {self._monitor.output}")
         if why is not None:
-            self._say(why)
+            self._print_line(why)
 
 
 class LiveReporter(Reporter):
@@ -316,7 +327,7 @@ class LiveReporter(Reporter):
         self._start_step = 0
         self._epochs: int | None = None
         self._steps: int | None = None
-        self._began = self._paused = time.monotonic()
+        self._started_at = self._activity_since = time.monotonic()
         self._values: dict[str, dict[str, float]] = {}
         self._speed: Mapping[str, float] = {}
         self._activity = "training"
@@ -324,7 +335,7 @@ class LiveReporter(Reporter):
     def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
         """Print the title and open the view."""
         self._title, self._position, self._start_step = title, position, position.step
-        self._epochs, self._steps, self._began = epochs, steps, time.monotonic()
+        self._epochs, self._steps, self._started_at = epochs, steps, time.monotonic()
         self._console.print(title, markup=False, highlight=False)
         self._live.start()
 
@@ -343,8 +354,10 @@ class LiveReporter(Reporter):
     def activity(self, name: str) -> None:
         """Show the activity."""
         if self._activity == "paused" != name:
-            self._began += time.monotonic() - self._paused  # a pause must not count towards the eta
-        self._activity, self._paused = name, time.monotonic()
+            self._started_at += (
+                time.monotonic() - self._activity_since
+            )  # a pause must not count towards the eta
+        self._activity, self._activity_since = name, time.monotonic()
 
     def message(self, text: str) -> None:
         """Print the text above the view."""
@@ -360,7 +373,7 @@ class LiveReporter(Reporter):
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        position, elapsed = self._position, time.monotonic() - self._began
+        position, elapsed = self._position, time.monotonic() - self._started_at
         bar = Table.grid(padding=(0, 1))
         epochs = f"/{self._epochs}" if self._epochs else ""
         steps = f"/{self._steps:,}" if self._steps else ""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KernelTables", "chosen_kernels", "pinned_kernels", "record_model"]
 
-_ROWS = 1_000
+_MAX_ROWS = 1_000
 _SECONDS_BETWEEN = 60.0
 _NO_GRADIENT = "torch differentiates the eager function"
 
@@ -35,7 +35,7 @@ def record_model(writer: RunWriter, model: torch.nn.Module, shapes: Mapping[str,
     Args:
         writer: the run's writer.
         model: the model.
-        shapes: path -> output shape, for the modules where it is known.
+        shapes: path -> output shape, for the modules where it is previous.
     """
 
     def table() -> Table:
@@ -61,7 +61,7 @@ class KernelTables:
 
     def __init__(self, writer: RunWriter) -> None:
         self._writer = writer
-        self._known: dict[str, Table | None] = {}
+        self._recorded: dict[str, Table | None] = {}
         self._next = 0.0
 
     def record(self, *, last: bool = False) -> None:
@@ -71,17 +71,17 @@ class KernelTables:
             return
         self._next = now + _SECONDS_BETWEEN
         for name, table in (("kernels", _kernels), ("plans", _plans)):
-            self._known[name] = _record(self._writer, name, table, self._known.get(name))
+            self._recorded[name] = _record(self._writer, name, table, self._recorded.get(name))
 
 
 def chosen_kernels() -> dict[str, str]:
     """Return the candidates selected in this process, for a checkpoint: tuning key -> candidate."""
-    choice = sys.modules.get("burnt.kernels.dispatch.selection")  # if not loaded, no kernel was selected
-    return {} if choice is None else choice.choices()
+    selection = sys.modules.get("burnt.kernels.dispatch.selection")  # if not loaded, no kernel was selected
+    return {} if selection is None else selection.choices()
 
 
 def pinned_kernels(chosen: Mapping[str, str]) -> AbstractContextManager[None]:
-    """Return a context in which ops use the candidates from a checkpoint, whatever the tuner measured since."""
+    """Return a context in which ops use a checkpoint's candidates, whatever the tuner measured since."""
     if not chosen:
         return nullcontext()
     from burnt.kernels.dispatch.selection import pinned
@@ -89,31 +89,31 @@ def pinned_kernels(chosen: Mapping[str, str]) -> AbstractContextManager[None]:
     return pinned(chosen)
 
 
-def _record(writer: RunWriter, name: str, table: Callable[[], Table], known: Table | None) -> Table | None:
+def _record(writer: RunWriter, name: str, table: Callable[[], Table], previous: Table | None) -> Table | None:
     """Record a table unless it is empty or unchanged; return the newest table."""
     try:
         columns, rows = table()
-        if rows and (columns, rows) != known:
-            if len(rows) > _ROWS:
-                left = [f"... {len(rows) - _ROWS:,} more", *[None] * (len(columns) - 1)]
-                writer.record_table(name, columns, [*rows[:_ROWS], left])
+        if rows and (columns, rows) != previous:
+            if len(rows) > _MAX_ROWS:
+                omitted = [f"... {len(rows) - _MAX_ROWS:,} more", *[None] * (len(columns) - 1)]
+                writer.record_table(name, columns, [*rows[:_MAX_ROWS], omitted])
             else:
                 writer.record_table(name, columns, rows)
         return columns, rows
     except Exception as error:  # user code may raise anything, and the training must go on
         writer.log_line(f"Cannot record the table {name!r}: {type(error).__name__}: {error}", "warning")
-        return known
+        return previous
 
 
 def _kernels() -> Table:
     """Return the table of the candidates that ops selected in this process."""
     chosen = chosen_kernels()
-    choice = sys.modules.get("burnt.kernels.dispatch.selection")
-    why: dict[str, str] = choice.reasons() if choice is not None else {}
+    selection = sys.modules.get("burnt.kernels.dispatch.selection")
+    reasons: dict[str, str] = selection.reasons() if selection is not None else {}
     rows: list[list[object]] = []
     for key, candidate in sorted(chosen.items()):
         op, _, rest = key.partition("|")
-        rows.append([op, rest, candidate, why.get(key)])
+        rows.append([op, rest, candidate, reasons.get(key)])
     return ("op", "key", "candidate", "chosen by"), rows
 
 
@@ -126,15 +126,15 @@ def _plans() -> Table:
     counted: Counter[tuple[str, int | None, int | None, str | None]] = Counter()
     for function in module.functions() if module is not None else ():
         for planned in function.known():
-            counted[function.name, *_planned(planned.forward, planned.fallback_reason)] += 1
+            counted[function.name, *_plan_counts(planned.forward, planned.fallback_reason)] += 1
             for gradient in () if planned.forward is None else list(planned.forward.backward.values()):
                 plan = None if gradient is None else gradient.plan
-                counted[f"{function.name}, gradients", *_planned(plan, _NO_GRADIENT)] += 1
+                counted[f"{function.name}, gradients", *_plan_counts(plan, _NO_GRADIENT)] += 1
     rows: list[list[object]] = [[*row, count] for row, count in counted.items()]
     return ("function", "kernels", "calls of torch's own", "fell back", "signatures"), rows
 
 
-def _planned(plan: CompiledPlan | None, reason: str | None) -> tuple[int | None, int | None, str | None]:
+def _plan_counts(plan: CompiledPlan | None, reason: str | None) -> tuple[int | None, int | None, str | None]:
     """Return a plan's number of kernels, its number of torch calls, and the reason if there is no plan."""
     if plan is None:
         return None, None, reason

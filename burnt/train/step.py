@@ -18,8 +18,8 @@ class StepOutput:
         loss: a scalar, ``[]``: the mean over the batch.
         outputs: the model's outputs, for the metrics.
         targets: the expected outputs, for the metrics.
-        count: the number of items that `loss` averages; by default the size of the targets' first axis, or of the
-            outputs' if the targets are not a tensor. It weights the means over an epoch.
+        count: the number of items that `loss` averages; by default the size of the targets' first axis, or of
+            the outputs' if the targets are not a tensor. It weights the means over an epoch.
 
     >>> import torch
     >>> StepOutput(torch.tensor(0.5), outputs=torch.zeros(8, 10)).count

@@ -73,11 +73,11 @@ class EarlyStopping:
             value: the metric's value.
             position: the position of the training.
         """
-        metric = self.monitored.known(self.metric, "EarlyStopping")
+        metric = self.monitored.require_metric(self.metric, "EarlyStopping")
         first = self.best is None and not math.isnan(value)
         if first or (
             self.best is not None
-            and self.monitored.better(value, self.best, metric, self.min_delta)
+            and self.monitored.is_better(value, self.best, metric, self.min_delta)
         ):  # fmt: skip
             self.best, self.best_at = value, self.patience.done(position)
         self.waited = self.patience.done(position) - self.best_at

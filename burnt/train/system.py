@@ -35,8 +35,8 @@ class SystemSampler:
     ``gpu0.percent``, ``gpu0.celsius``, ``gpu0.watts``            with the extra ``burnt[nvml]``
     ============================================================  =====================================
 
-    GPUs are numbered as in torch. With NVML, memory is the use by all processes on the GPU; without it, the memory
-    that torch's allocator reserved in this process.
+    GPUs are numbered as in torch. With NVML, memory is the use by all processes on the GPU; without it, the
+    memory that torch's allocator reserved in this process.
 
     Args:
         callback: called with each sample, for example `RunWriter.system`.
@@ -64,7 +64,7 @@ class SystemSampler:
         self._gpus: list[_Gpu] | None = None
         self._warnings: list[str] = []
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="burnt-system-sampler", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="burnt-system-sampler", daemon=True)
         # psutil measures CPU use between two calls; these are the first.
         psutil.cpu_percent()
         self._process.cpu_percent()
@@ -103,7 +103,7 @@ class SystemSampler:
                 self._warn(f"{measure.__name__.strip('_')} is not sampled: {error}")
         return values
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
             try:
                 self._callback(self.sample())

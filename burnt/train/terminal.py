@@ -1,7 +1,7 @@
 """The training's terminal: checks whether a full-screen program can run in it, and lends it to one.
 
-While a `LentTerminal` is lent to another program, this process continues without a terminal: descriptors 0, 1 and 2
-are redirected until the terminal is taken back and its state restored.
+While a `LentTerminal` is lent to another program, this process continues without a terminal: descriptors 0, 1
+and 2 are redirected until the terminal is taken back and its state restored.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ __all__ = [
     "LentTerminal",
     "in_foreground",
     "leave_screen",
-    "no_full_screen",
-    "no_terminal",
+    "no_full_screen_reason",
+    "no_terminal_reason",
     "restore_terminal",
 ]
 
@@ -34,12 +34,12 @@ _RESET = b"".join(
         b"\x1b[?7h\x1b[?25h\x1b[0m",  # long lines wrap, the cursor shows, plain text
     )
 )
-# Restore the keyboard protocol (each screen has its own), then leave the alternate screen. Send it only once: a
-# second time would undo the state of before the program.
+# Restore the keyboard protocol (each screen has its own), then leave the alternate screen. Send it only once:
+# a second time would undo the state of before the program.
 _LEAVE = b"\x1b[<u\x1b[?1049l\x1b[?25h"
 
 
-def no_terminal() -> str | None:
+def no_terminal_reason() -> str | None:
     """Return why standard output is not an interactive terminal, or None if it is one."""
     if not sys.stdout.isatty():
         return "standard output is not a terminal"
@@ -54,9 +54,9 @@ def no_terminal() -> str | None:
     return None
 
 
-def no_full_screen() -> str | None:
+def no_full_screen_reason() -> str | None:
     """Return why the full-screen monitor cannot be opened here, or None if it can."""
-    reason = no_terminal()
+    reason = no_terminal_reason()
     if reason is not None:
         return reason
     if not os.isatty(0):
@@ -87,7 +87,8 @@ def restore_terminal(descriptor: int, attributes: list[Any], *, tidy: bool) -> b
         tidy: whether the program left the alternate screen itself.
 
     Returns:
-        Whether the terminal still exists. If another process group is in the foreground, it is left unchanged.
+        Whether the terminal still exists. If another process group is in the foreground, it is left
+        unchanged.
     """
     try:
         termios.tcgetattr(descriptor)
@@ -107,7 +108,7 @@ def leave_screen(descriptor: int) -> None:
 
 
 class LentTerminal:
-    """Redirects those of standard input, output and error that are the terminal, so that another program can use it.
+    """Redirects the standard streams that are the terminal, so that another program can use the terminal.
 
     Meanwhile reading from standard input returns end of file, and output goes to a file: that of Python, of C
     libraries, and of child processes started or forked meanwhile.
@@ -125,13 +126,13 @@ class LentTerminal:
     def __init__(self, output: Path) -> None:
         self._output = output
         self._lock = threading.RLock()  # reentrant, because a signal handler may interrupt a method
-        self._lent = True
-        self._taken = [number for number in (0, 1, 2) if os.isatty(number)]
-        self._copies = {number: os.dup(number) for number in self._taken}
+        self._is_lent = True
+        self._redirected = [number for number in (0, 1, 2) if os.isatty(number)]
+        self._copies = {number: os.dup(number) for number in self._redirected}
         self.descriptor = self._copies[1]
         try:
             self._attributes = termios.tcgetattr(self.descriptor)
-            self._divert()
+            self._redirect()
         except BaseException as error:
             for copy in self._copies.values():
                 os.close(copy)
@@ -140,7 +141,7 @@ class LentTerminal:
             raise
 
     def take_back(self, *, tidy: bool) -> bool:
-        """Restore the terminal and the descriptors; a second call does nothing.
+        """Restore the terminal and the descriptors; a second call does null.
 
         Args:
             tidy: whether the other program left the alternate screen itself.
@@ -149,9 +150,9 @@ class LentTerminal:
             Whether the terminal still exists. If not, the descriptors stay redirected.
         """
         with self._lock:
-            if not self._lent:
+            if not self._is_lent:
                 return True
-            self._lent = False
+            self._is_lent = False
             alive = restore_terminal(self.descriptor, self._attributes, tidy=tidy)
             if alive:
                 _flush()
@@ -164,14 +165,14 @@ class LentTerminal:
     def give_up(self) -> None:
         """Redirect the descriptors because the terminal is closing: printing to it would raise an error."""
         with self._lock:
-            if not self._lent:
-                self._divert()
+            if not self._is_lent:
+                self._redirect()
 
-    def _divert(self) -> None:
-        with self._output.open("ab") as output, open(os.devnull, "rb") as nothing:
+    def _redirect(self) -> None:
+        with self._output.open("ab") as output, open(os.devnull, "rb") as null:
             _flush()
-            for number in self._taken:
-                os.dup2((nothing if number == 0 else output).fileno(), number)
+            for number in self._redirected:
+                os.dup2((null if number == 0 else output).fileno(), number)
 
 
 def _flush() -> None:

@@ -41,13 +41,13 @@ class Accuracy(Metric):
     def update(self, output: StepOutput) -> None:
         """Add the batch's number of correct predictions."""
         targets: Tensor = output.targets
-        right = predictions(output, self.name)[0] == targets
+        correct = predictions(output, self.name)[0] == targets
         if self.ignore_index is None:
-            self.add(right.sum(), targets.numel())
+            self.add(correct.sum(), targets.numel())
         else:
             # Only the device knows how many targets count, so this number is accumulated as a second sum.
             counted = targets != self.ignore_index
-            self.add(torch.stack([(right & counted).sum(), counted.sum()]), targets.numel())
+            self.add(torch.stack([(correct & counted).sum(), counted.sum()]), targets.numel())
 
     def value(self, total: list[float], count: int) -> float:
         """Return correct predictions over counted targets; NaN if none are counted."""

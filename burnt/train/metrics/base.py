@@ -1,6 +1,7 @@
 """Metric: sums that are accumulated on the device over batches, and the value computed from them.
 
-Because the sums are additive, the value over any interval of batches is computed from the difference of two sums.
+Because the sums are additive, the value over any interval of batches is computed from the difference of two
+sums.
 Sums are copied to the host only when a value is needed: updating a metric never waits for the device.
 """
 
@@ -85,8 +86,8 @@ class Metric:
             weight: a factor for `total`, if that is a mean.
         """
         if self.total is None:
-            wide = torch.float32 if total.device.type == "mps" else torch.float64
-            self.total = torch.zeros(total.shape, dtype=wide, device=total.device)
+            sum_dtype = torch.float32 if total.device.type == "mps" else torch.float64
+            self.total = torch.zeros(total.shape, dtype=sum_dtype, device=total.device)
         self.total.add_(total.detach(), alpha=weight)
         self.count += count
 
@@ -97,9 +98,9 @@ class Metric:
 
     def fresh(self) -> Self:
         """Return a copy without any batches."""
-        twin = copy.copy(self)
-        twin.reset()
-        return twin
+        clone = copy.copy(self)
+        clone.reset()
+        return clone
 
     def compute(self) -> float:
         """Return the value over the batches so far; waits for the device.
@@ -108,7 +109,9 @@ class Metric:
             MetricError: there was no batch, or the metric is not a single number.
         """
         if not self.scalar:
-            raise MetricError(f"{self.name} is not a single number", hint="use the other methods of the metric")
+            raise MetricError(
+                f"{self.name} is not a single number", hint="use the other methods of the metric"
+            )
         (sums,) = read([self])
         if not sums[1]:
             raise MetricError(f"{self.name} has no batches yet")

@@ -66,7 +66,7 @@ class ConfusionMatrix(Metric):
 
     def update(self, output: StepOutput) -> None:
         """Add the batch's counts of (target, prediction) pairs."""
-        guesses, num_classes = predictions(output, self.name)
+        predicted, num_classes = predictions(output, self.name)
         targets: Tensor = output.targets
         size = len(self.classes)
         if num_classes != size:
@@ -75,7 +75,7 @@ class ConfusionMatrix(Metric):
                 expected=f"{size} classes",
                 found=f"{num_classes} logits",
             )
-        pairs = (targets * size + guesses).reshape(-1)
+        pairs = (targets * size + predicted).reshape(-1)
         counted = torch.ones_like(pairs)
         if self.ignore_index is not None:
             counted = (targets != self.ignore_index).reshape(-1).to(pairs.dtype)

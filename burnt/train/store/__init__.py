@@ -13,8 +13,8 @@
 `tensorboard.py`   the TensorBoard file format
 =================  ==========================================================================
 
-Nothing here imports torch, and each module is imported on first use, so that viewers start fast. The schema is
-documented in docs/run-store.md.
+Nothing here imports torch, and each module is imported on first use, so that viewers start fast. The schema
+is documented in docs/run-store.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Run commands: small files in the run's `control/` folder that control a running training, and their answers.
+"""Run commands: small files in a run's `control/` folder that control a running training, and their answers.
 
-A sender (a viewer, `burnt ctl`, a script) writes a JSON file under a temporary name and renames it into `control/`;
-it never opens `run.db` for writing. After each step the training reads the files in the order of their names,
-executes the commands, answers each by an event of kind ``command``, and removes the file. A command that it cannot
-execute is refused with the reason; a file that is not a command is also moved to `control/refused/`.
+A sender (a viewer, `burnt ctl`, a script) writes a JSON file under a temporary name and renames it into
+`control/`; it never opens `run.db` for writing. After each step the training reads the files in the order of
+their names, executes the commands, answers each by an event of kind ``command``, and removes the file. A
+command that it cannot execute is refused with the reason; a file that is not a command is also moved to
+`control/refused/`.
 """
 
 from __future__ import annotations
@@ -48,21 +49,22 @@ _MAX_ID = 100  # characters
 _MAX_TIME = 1e11  # Unix seconds; datetime cannot represent later times
 _FOLDER, _REFUSED = "control", "refused"
 _MAX_REFUSED = 100  # files kept in refused/, so that a faulty sender cannot fill the disk
-_MAX_AT_ONCE = 16  # files read in one poll
+_MAX_FILES_PER_POLL = 16  # files read in one poll
 
-# A folder's modification time has the resolution of the kernel's tick: up to 10 ms on Linux, 2 s on some other
-# file systems, and a network file system may report an old time for longer. A file renamed into the folder right
-# after it was listed may thus not change the time. So the folder is listed at every poll for _TICK_SECONDS after a
-# change, and at least once every _LOOK_SECONDS.
-_TICK_SECONDS = 0.05
-_LOOK_SECONDS = 1.0
+# A folder's modification time has the resolution of the kernel's tick: up to 10 ms on Linux, 2 s on some
+# other file systems, and a network file system may report an old time for longer. A file renamed into the
+# folder right after it was listed may thus not change the time. So the folder is listed at every poll for
+# _UNSTABLE_SECONDS after a change, and at least once every _LISTING_SECONDS.
+_UNSTABLE_SECONDS = 0.05
+_LISTING_SECONDS = 1.0
 
 
 class Command(NamedTuple):
     """A command to a training.
 
-    `value` is the learning rate (a float, or ``"auto"``) of `lr`, the text of `note`, and None for the others.
-    `sender` names the sender, for people. `time` is when it was sent, in Unix seconds of the sender's host.
+    `value` is the learning rate (a float, or ``"auto"``) of `lr`, the text of `note`, and None for the
+    others. `sender` names the sender, for people. `time` is when it was sent, in Unix seconds of the sender's
+    host.
     """
 
     id: str
@@ -109,23 +111,23 @@ def check(kind: str, value: object = None) -> float | str | None:
     (0.001, 'auto', 'better data', None)
     """
     if kind not in KINDS:
-        close = nearest(kind, KINDS) if isinstance(kind, str) else None
+        suggestion = nearest(kind, KINDS) if isinstance(kind, str) else None
         raise UnsupportedError(
             f"there is no command {kind!r}",
             expected=", ".join(KINDS),
             found=repr(kind)[:200],
-            hint=f"did you mean {close!r}?" if close else None,
+            hint=f"did you mean {suggestion!r}?" if suggestion else None,
         )
     if kind == "lr":
-        return _rate(value)
+        return _check_rate(value)
     if kind == "note":
-        return _note(value)
+        return _check_note(value)
     if value is not None:
         raise RunError(f"the command {kind} takes no value", expected="none", found=repr(value)[:200])
     return None
 
 
-def _rate(value: object) -> float | str:
+def _check_rate(value: object) -> float | str:
     if value is None:
         raise RunError(
             "lr needs a VALUE: a number or auto", expected="a finite number above 0, or auto", found="none"
@@ -145,7 +147,7 @@ def _rate(value: object) -> float | str:
     return rate
 
 
-def _note(value: object) -> str:
+def _check_note(value: object) -> str:
     text = clean_text(value).strip() if isinstance(value, str) else ""
     if not 1 <= len(text) <= MAX_NOTE:
         raise RunError(
@@ -210,14 +212,14 @@ def send(folder: str | os.PathLike[str], kind: str, value: object = None) -> str
         "time": now / 1e9,
     }
     control = Path(folder, _FOLDER)
-    aside = control / f".{id}"
+    temporary = control / f".{id}"
     try:
         # No fsync: a power cut that loses the command also ends the training.
-        aside.write_text(json.dumps(document), encoding="utf-8")
-        aside.rename(control / f"{id}.json")
+        temporary.write_text(json.dumps(document), encoding="utf-8")
+        temporary.rename(control / f"{id}.json")
     except OSError as error:
         with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise RunError(
             "the command cannot be sent",
             where=str(control),
@@ -252,7 +254,7 @@ def waiting(folder: str | os.PathLike[str]) -> list[Command]:
     except OSError:
         return []
     read = (_read(control, name) for name in names)
-    return [found.command for found in read if isinstance(found, _Sent)]
+    return [found.command for found in read if isinstance(found, _AddressedCommand)]
 
 
 class Inbox:
@@ -267,12 +269,12 @@ class Inbox:
         self._control = os.path.join(folder, _FOLDER)
         self._attempt = attempt
         self._modified = -1
-        self._settled = self._look = 0.0
-        self._taken: set[str] = set()
+        self._stable_at = self._next_listing = 0.0
+        self._seen: set[str] = set()
         try:
-            self._early = frozenset(_names(self._control))
+            self._earlier_files = frozenset(_names(self._control))
         except OSError:
-            self._early = frozenset()
+            self._earlier_files = frozenset()
 
     def poll(self) -> Sequence[Command | Refused]:
         """Return the commands that arrived since the last call, in the order of sending; never raises.
@@ -284,41 +286,41 @@ class Inbox:
         except OSError:  # the folder was removed; `send` then raises for the senders
             return ()
         now = time.monotonic()
-        if modified == self._modified and now < self._look:
+        if modified == self._modified and now < self._next_listing:
             return ()
         if modified != self._modified:
-            self._modified, self._settled = modified, now + _TICK_SECONDS
-        self._look = now if now < self._settled else now + _LOOK_SECONDS
+            self._modified, self._stable_at = modified, now + _UNSTABLE_SECONDS
+        self._next_listing = now if now < self._stable_at else now + _LISTING_SECONDS
         try:
-            names = [name for name in _names(self._control) if name not in self._taken]
+            names = [name for name in _names(self._control) if name not in self._seen]
         except OSError:
             return ()
-        if len(names) > _MAX_AT_ONCE:
-            self._look = now
-        return [found for name in names[:_MAX_AT_ONCE] if (found := self._take(name)) is not None]
+        if len(names) > _MAX_FILES_PER_POLL:
+            self._next_listing = now
+        return [found for name in names[:_MAX_FILES_PER_POLL] if (found := self._read_new(name)) is not None]
 
-    def answered(self, id: str) -> None:
+    def mark_answered(self, id: str) -> None:
         """Remove the file of a command that the training has answered."""
         name = f"{id}.json"
         with contextlib.suppress(OSError):  # a file that stays is not read again
             os.unlink(os.path.join(self._control, name))
-            self._taken.discard(name)
+            self._seen.discard(name)
 
-    def _take(self, name: str) -> Command | Refused | None:
-        self._taken.add(name)
+    def _read_new(self, name: str) -> Command | Refused | None:
+        self._seen.add(name)
         found = _read(self._control, name)
-        if isinstance(found, _Sent):
+        if isinstance(found, _AddressedCommand):
             attempt = self._attempt if found.attempt is None else found.attempt
-            if attempt != self._attempt or (found.attempt is None and name in self._early):
-                self.answered(found.command.id)
+            if attempt != self._attempt or (found.attempt is None and name in self._earlier_files):
+                self.mark_answered(found.command.id)
                 reason = "it was sent before this attempt started"
                 return Refused(found.command.id, found.command.kind, found.command.value, reason)
             return found.command
         if found is not None:
-            self._put_away(name)
+            self._move_to_refused(name)
         return found
 
-    def _put_away(self, name: str) -> None:
+    def _move_to_refused(self, name: str) -> None:
         """Move a file that is not a command to `refused/`, so that the user can inspect it."""
         path, folder = os.path.join(self._control, name), os.path.join(self._control, _REFUSED)
         with contextlib.suppress(OSError):
@@ -328,10 +330,10 @@ class Inbox:
                 os.rename(path, os.path.join(folder, f"{name[:150]}.{secrets.token_hex(4)}"))
             else:
                 os.unlink(path)
-            self._taken.discard(name)
+            self._seen.discard(name)
 
 
-class _Sent(NamedTuple):
+class _AddressedCommand(NamedTuple):
     command: Command
     attempt: int | None
 
@@ -340,51 +342,54 @@ def _names(control: str) -> list[str]:
     return sorted(name for name in os.listdir(control) if name[0] != "." and name != _REFUSED)
 
 
-def _read(control: str, name: str) -> _Sent | Refused | None:
+def _read(control: str, name: str) -> _AddressedCommand | Refused | None:
     """Return the command in a file, or why it is refused; None if the file is gone."""
     stem = name.removesuffix(".json")
-    shown = clean_text(stem)[:_MAX_ID]
+    safe_id = clean_text(stem)[:_MAX_ID]
     try:
-        text = _content(os.path.join(control, name))
+        text = _read_text(os.path.join(control, name))
         document = parse_json(text)
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Refused(shown, None, None, f"it cannot be read: {error.strerror or error}")
+        return Refused(safe_id, None, None, f"it cannot be read: {error.strerror or error}")
     except ValueError:
-        return Refused(shown, None, None, "it is not JSON in UTF-8")
+        return Refused(safe_id, None, None, "it is not JSON in UTF-8")
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
-        return Refused(shown, None, None, "it is not a command")
+        return Refused(safe_id, None, None, "it is not a command")
     kind, value = clean_text(document["kind"])[:_MAX_ID], document.get("value")
     if document.get("version") != _VERSION:
         found = repr(document.get("version"))[:_MAX_ID]
         return Refused(
-            shown, None, None, f"it has version {found}, but this burnt reads version {_VERSION}"
+            safe_id, None, None, f"it has version {found}, but this burnt reads version {_VERSION}"
         )
     if name == stem or document.get("id") != stem or len(stem) > _MAX_ID:
         return Refused(
-            shown, None, None, f"its name must be its id plus .json, the id at most {_MAX_ID} characters long"
+            safe_id,
+            None,
+            None,
+            f"its name must be its id plus .json, the id at most {_MAX_ID} characters long",
         )
     try:
         value = check(kind, value)
     except RecursionError:
-        return Refused(shown, kind, None, "its value is nested too deeply")
+        return Refused(safe_id, kind, None, "its value is nested too deeply")
     except BurntError as error:
         found = f": {error.found}, expected {error.expected}" if error.found is not None else ""
-        return Refused(shown, kind, repr(value)[:_MAX_ID], error.what + found)
+        return Refused(safe_id, kind, repr(value)[:_MAX_ID], error.what + found)
     attempt, when = document.get("attempt"), document.get("time")
     command = Command(
         stem,
         kind,
         value,
-        _sender(document.get("sender")),
+        _sender_text(document.get("sender")),
         float(when) if isinstance(when, int | float) and 0 <= when < _MAX_TIME else 0.0,
     )
-    return _Sent(command, attempt if isinstance(attempt, int) else None)
+    return _AddressedCommand(command, attempt if isinstance(attempt, int) else None)
 
 
-def _content(path: str) -> str:
-    """Return the text of a regular file of at most 64 KiB; never follow a link or wait for a pipe or device."""
+def _read_text(path: str) -> str:
+    """Return the text of a regular file of at most 64 KiB; follow no link, wait for no pipe or device."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb") as file:
         status = os.fstat(handle)
@@ -395,7 +400,7 @@ def _content(path: str) -> str:
         return file.read(_MAX_BYTES + 1).decode("utf-8")
 
 
-def _sender(sender: object) -> str:
+def _sender_text(sender: object) -> str:
     known = sender if isinstance(sender, dict) else {}
     user, host = (known.get(key) for key in ("user", "host"))
     parts = [clean_text(part)[:_MAX_ID] for part in (user, host) if isinstance(part, str) and part]

@@ -29,8 +29,8 @@ def export_csv(folder: str | os.PathLike[str], out: Target) -> int:
 
     Args:
         folder: the run folder.
-        out: an open text file, or a path, which is replaced when the export is complete; a path to a pipe or a
-            device is written to directly.
+        out: an open text file, or a path, which is replaced when the export is complete; a path to a pipe or
+            a device is written to directly.
 
     Returns:
         The number of points.
@@ -39,7 +39,7 @@ def export_csv(folder: str | os.PathLike[str], out: Target) -> int:
         RunError: the run cannot be read, or the file cannot be written.
     """
     count = 0
-    with RunReader(folder) as reader, _opened(out) as file:
+    with RunReader(folder) as reader, _open_target(out) as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(["name", "split", "step", "epoch", "value", "time", "attempt"])
         for series, points in _pages(reader, {}):
@@ -66,7 +66,7 @@ def export_jsonl(folder: str | os.PathLike[str], out: Target, *, follow: bool = 
         RunError: the run cannot be read, or the file cannot be written.
     """
     count = 0
-    with _opened(out, at_once=follow) as file:
+    with _open_target(out, directly=follow) as file:
         for record in iter_records(folder, follow=follow):
             file.write(to_json(record) + "\n")
             count += 1
@@ -78,14 +78,15 @@ def export_jsonl(folder: str | os.PathLike[str], out: Target, *, follow: bool = 
 def iter_records(
     folder: str | os.PathLike[str], *, follow: bool = False, poll: float = _POLL_SECONDS
 ) -> Iterator[dict[str, Any]]:
-    """Iterate over the run as dicts with a ``"type"``: attempt, metric, event, log, system, table, histogram, end.
+    """Iterate over the run as dicts with a ``"type"``.
 
-    Within a type and series, records come in the order of writing. Images are left out.
+    The types are attempt, metric, event, log, system, table, histogram and end. Within a type and series,
+    records come in the order of writing. Images are left out.
 
     Args:
         folder: the run folder.
-        follow: continue until the run ends. A new attempt is announced by a record of type ``"attempt"``: earlier
-            metrics past its ``resumed_from_step`` are superseded.
+        follow: continue until the run ends. A new attempt is announced by a record of type ``"attempt"``:
+            earlier metrics past its ``resumed_from_step`` are superseded.
         poll: seconds between two reads.
 
     Yields:
@@ -135,9 +136,9 @@ def iter_records(
 
 
 def export_tensorboard(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> list[Path]:
-    """Write the metrics as TensorBoard event files, one folder per split, so that TensorBoard overlays the splits.
+    """Write the metrics as TensorBoard event files.
 
-    TensorBoard stores values as float32.
+    Each split has its own folder, so that TensorBoard overlays the splits. Values are stored as float32.
 
     Args:
         folder: the run folder.
@@ -155,7 +156,7 @@ def export_tensorboard(folder: str | os.PathLike[str], out: str | os.PathLike[st
         name = f"events.out.tfevents.{int(created)}.{reader.attempts()[0].host}.burnt"
         for split in sorted({series.split for series in reader.series()}):
             path = Path(out) / split.replace(os.sep, "_") / name
-            with _replacing(path, "wb") as file:
+            with _open_replacement(path, "wb") as file:
                 file.write(tensorboard.file_header(created))
                 for series, points in _pages(reader, {}, split):
                     for p in points:
@@ -185,10 +186,10 @@ def _pages(
 
 
 @contextlib.contextmanager
-def _opened(out: Target, *, at_once: bool = False) -> Iterator[IO[str]]:
+def _open_target(out: Target, *, directly: bool = False) -> Iterator[IO[str]]:
     if not isinstance(out, str | os.PathLike):
         yield out
-    elif at_once or (os.path.exists(out) and not os.path.isfile(out)):
+    elif directly or (os.path.exists(out) and not os.path.isfile(out)):
         # Write directly to a pipe or a device such as /dev/stdout; do not replace it by a file.
         try:
             with open(out, "w", encoding="utf-8", newline="") as file:
@@ -196,14 +197,14 @@ def _opened(out: Target, *, at_once: bool = False) -> Iterator[IO[str]]:
         except RunError:
             raise
         except OSError as error:
-            raise _unwritable(Path(out), error) from error
+            raise _unwritable_error(Path(out), error) from error
     else:
-        with _replacing(Path(out), "w") as file:
+        with _open_replacement(Path(out), "w") as file:
             yield file
 
 
 @contextlib.contextmanager
-def _replacing(path: Path, mode: str) -> Iterator[IO[Any]]:
+def _open_replacement(path: Path, mode: str) -> Iterator[IO[Any]]:
     """Open a temporary file that is renamed to `path` when the block completes."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -217,11 +218,11 @@ def _replacing(path: Path, mode: str) -> Iterator[IO[Any]]:
     except RunError:
         raise
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable_error(path, error) from error
     finally:
         with contextlib.suppress(OSError):  # already renamed, or never created
             draft.unlink()
 
 
-def _unwritable(path: Path, error: OSError) -> RunError:
+def _unwritable_error(path: Path, error: OSError) -> RunError:
     return RunError("the export cannot be written", where=str(path), found=error.strerror or str(error))

@@ -1,7 +1,7 @@
 """Which process writes a run, and whether it is still alive.
 
-A process is identified by host, pid and start time, because pids are reused. Times of another host are compared
-with this host's clock: the clocks must agree within seconds, as with NTP.
+A process is identified by host, pid and start time, because pids are reused. Times of another host are
+compared with this host's clock: the clocks must agree within seconds, as with NTP.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class ProcessName(NamedTuple):
         return cls(socket.gethostname(), os.getpid(), psutil.Process().create_time())
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the process runs on this host."""
         return self.host == socket.gethostname()
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the process exists; valid on its own host only."""
         import psutil
 
@@ -65,8 +65,8 @@ def writing_state(
         now: Unix seconds of this host.
     """
     silent = now - heartbeat > SILENT_SECONDS
-    if process.local:
-        if not process.alive():
+    if process.is_local:
+        if not process.is_alive():
             return "crashed"
         return "stale" if silent else "running"
     return "crashed" if silent else "running"

@@ -31,8 +31,8 @@ _NETWORK_FILE_SYSTEMS = (
 )
 
 
-def make_database(path: Path, name: str) -> None:
-    """Create the database under a temporary name and then link it, so that no reader sees a partial schema."""
+def create_database(path: Path, name: str) -> None:
+    """Create the database under a temporary name, then link it, so that no reader sees a partial schema."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     try:
@@ -52,7 +52,7 @@ def make_database(path: Path, name: str) -> None:
         except OSError:  # a file system without hard links
             draft.replace(path)
     except sqlite3.Error as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable_error(path, error) from error
     finally:
         draft.unlink(missing_ok=True)
 
@@ -64,7 +64,7 @@ def begin_attempt(
     try:
         connection = connect(path, "rw")
     except sqlite3.Error as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable_error(path, error) from error
     try:
         check_schema(connection, path)
         if resume:
@@ -78,7 +78,7 @@ def begin_attempt(
             "SELECT id, host, pid, process_started, heartbeat, ended FROM attempt ORDER BY id DESC LIMIT 1"
         ).fetchone()
         if last is not None:
-            _refuse_if_running(path.parent, last, now)
+            _raise_if_running(path.parent, last, now)
             # None means a start from the beginning: then rows of step 0 are superseded too.
             until = -1 if resumed_from_step is None else resumed_from_step
             connection.execute("UPDATE attempt SET visible_until = min(visible_until, ?)", (until,))
@@ -97,8 +97,9 @@ def begin_attempt(
         connection.execute("COMMIT")
     except sqlite3.OperationalError as error:
         connection.close()
-        raise _unwritable(path, error) from error
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # UnicodeDecodeError: an error message that contains damaged SQL
+        raise _unwritable_error(path, error) from error
+    # A UnicodeDecodeError comes from an error message that contains damaged SQL.
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         connection.close()
         raise unreadable(path, error) from error
     except OSError:  # includes RunError
@@ -107,7 +108,7 @@ def begin_attempt(
     return connection, attempt
 
 
-def _refuse_if_running(folder: Path, last: tuple[Any, ...], now: float) -> None:
+def _raise_if_running(folder: Path, last: tuple[Any, ...], now: float) -> None:
     _, host, pid, started, heartbeat, ended = last
     if ended is None and writing_state(ProcessName(host, pid, started), heartbeat, now) == "running":
         raise RunError(
@@ -120,8 +121,8 @@ def _refuse_if_running(folder: Path, last: tuple[Any, ...], now: float) -> None:
 
 def _set_journal(connection: sqlite3.Connection, path: Path) -> None:
     """Use the write-ahead log, or the rollback journal where that does not work."""
-    # The write-ahead log's index is in shared memory, which different hosts on a network file system do not share.
-    if not _on_network(path):
+    # The write-ahead log's index is in shared memory, which hosts on a network file system do not share.
+    if not _is_on_network(path):
         try:
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         except sqlite3.OperationalError:
@@ -133,16 +134,16 @@ def _set_journal(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("PRAGMA journal_mode = DELETE")
 
 
-def _on_network(path: Path) -> bool:
+def _is_on_network(path: Path) -> bool:
     import psutil
 
-    place = path.resolve()
-    holding = [p for p in psutil.disk_partitions(all=True) if place.is_relative_to(p.mountpoint)]
-    kind: str = max(holding, key=lambda p: len(p.mountpoint)).fstype if holding else ""
+    resolved = path.resolve()
+    partitions = [p for p in psutil.disk_partitions(all=True) if resolved.is_relative_to(p.mountpoint)]
+    kind: str = max(partitions, key=lambda p: len(p.mountpoint)).fstype if partitions else ""
     return kind.lower() in _NETWORK_FILE_SYSTEMS
 
 
-def _unwritable(path: Path, error: sqlite3.Error) -> RunError:
+def _unwritable_error(path: Path, error: sqlite3.Error) -> RunError:
     return RunError(
         "the run's database cannot be written",
         where=str(path),

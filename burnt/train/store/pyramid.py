@@ -1,7 +1,7 @@
 """The min/max pyramid of a metric: buckets of 16, 256 and 4096 consecutive points.
 
-The writer adds a bucket when its last point arrives and never changes it, so a crash leaves no partial bucket. The
-newest points are not covered by a bucket yet; readers take them from a finer level.
+The writer adds a bucket when its last point arrives and never changes it, so a crash leaves no partial
+bucket. The newest points are not covered by a bucket yet; readers take them from a finer level.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ LEVELS = (1, 2, 3)
 class Bucket(NamedTuple):
     """Statistics of consecutive points of one series, in the column order of table `bucket`.
 
-    `min`, `max` and `sum` cover the finite values; `nonfinite` is the first value that is NaN or infinite, and
-    `nonfinite_step` is None if there is none.
+    `min`, `max` and `sum` cover the finite values; `nonfinite` is the first value that is NaN or infinite,
+    and `nonfinite_step` is None if there is none.
     """
 
     points: int

@@ -85,7 +85,8 @@ class Head(NamedTuple):
 class Outline(NamedTuple):
     """A series as buckets, with what is needed to update them as the series grows.
 
-    The buckets contain the first `written` points of `attempt`, the newest; read later ones with `raw_points`.
+    The buckets contain the first `written` points of `attempt`, the newest; read later ones with
+    `raw_points`.
     """
 
     buckets: list[Bucket]
@@ -206,8 +207,8 @@ class RunReader:
         folder: the run folder.
 
     Raises:
-        RunError: the folder holds no run, or run.db is damaged, incomplete, or was written by a newer burnt. Every
-            method also raises it if it finds the file damaged.
+        RunError: the folder holds no run, or run.db is damaged, incomplete, or was written by a newer burnt.
+            Every method also raises it if it finds the file damaged.
 
     >>> import tempfile
     >>> from burnt.train.store import RunWriter
@@ -224,10 +225,10 @@ class RunReader:
         self._path = self.folder / DATABASE
         self._lock = threading.RLock()
         try:
-            there = self._path.is_file()
+            exists = self._path.is_file()
         except PermissionError as error:
             raise unreadable(self._path, error) from error
-        if not there:
+        if not exists:
             raise RunError(
                 f"{self.folder} holds no run",
                 expected=str(self._path),
@@ -258,8 +259,8 @@ class RunReader:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
                 raise unreadable(self._path, error) from error
-            # A killed writer may leave a journal, which a read-only connection cannot roll back; and SQLite cannot
-            # index a write-ahead log in a read-only folder. Both work on a copy.
+            # A killed writer may leave a journal, which a read-only connection cannot roll back; and SQLite
+            # cannot index a write-ahead log in a read-only folder. Both work on a copy.
             try:
                 copy = Path(self._resources.enter_context(tempfile.TemporaryDirectory(prefix="burnt-run-")))
                 for file in self.folder.glob(f"{DATABASE}*"):
@@ -269,7 +270,8 @@ class RunReader:
                 return self._connect(copy / DATABASE)
             except (sqlite3.Error, OSError, UnicodeDecodeError) as second:
                 raise unreadable(self._path, error) from second
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # UnicodeDecodeError: an error message that contains damaged SQL
+        # A UnicodeDecodeError comes from an error message that contains damaged SQL.
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise unreadable(self._path, error) from error
 
     def _connect(self, path: Path) -> sqlite3.Connection:
@@ -337,7 +339,9 @@ class RunReader:
         found = [Attempt(*row) for row in self._rows(_ATTEMPT)]
         if not found:
             raise RunError(
-                f"the run in {self.folder} has not started yet", where=str(self._path), hint="try again in a moment"
+                f"the run in {self.folder} has not started yet",
+                where=str(self._path),
+                hint="try again in a moment",
             )
         return found
 
@@ -355,9 +359,10 @@ class RunReader:
         """Return whether the run is running, or how it ended.
 
         Returns:
-            If its last attempt was closed, ``"finished"``, ``"stopped"`` or ``"crashed"``. Otherwise, on the same
-            host, ``"crashed"`` if its process is gone and ``"stale"`` if the process is alive but has not written
-            for 10 s; on another host, ``"crashed"`` after 10 s without a heartbeat; else ``"running"``.
+            If its last attempt was closed, ``"finished"``, ``"stopped"`` or ``"crashed"``. Otherwise, on the
+            same host, ``"crashed"`` if its process is gone and ``"stale"`` if the process is alive but has
+            not written for 10 s; on another host, ``"crashed"`` after 10 s without a heartbeat; else
+            ``"running"``.
         """
         state = state_of(self.attempts()[-1])
         if state == "crashed":
@@ -405,25 +410,27 @@ class RunReader:
         Args:
             name: the metric.
             split: the split it was computed on.
-            max_points: at least 8. Longer series are reduced to at most this many of their points: the lowest, the
-                highest and the first NaN or infinite value of each interval, and the first and the last point of
-                the series. None: every point.
+            max_points: at least 8. Longer series are reduced to at most this many of their points: the
+                lowest, the highest and the first NaN or infinite value of each interval, and the first and
+                the last point of the series. None: every point.
 
         Raises:
             MetricError: there is no such series.
         """
         if max_points is not None and max_points < 8:
             raise MetricError(
-                "max_points is too small to plot a series", expected="max_points of 8 or more", found=max_points
+                "max_points is too small to plot a series",
+                expected="max_points of 8 or more",
+                found=max_points,
             )
         if max_points is None:
             with self._snapshot():
-                return _columns(_marks_of_points(self._entries(self._series_id(name, split), 0)))
+                return _columns(_single_points(self._visible_buckets(self._series_id(name, split), 0)))
         outline = self.outline(name, split, (max_points - 2) // 2)
         if sum(bucket.points for bucket in outline.buckets) <= max_points:
-            whole = self.points(name, split)
-            if len(whole.steps) <= max_points:  # the series may have grown since the outline was read
-                return whole
+            all_points = self.points(name, split)
+            if len(all_points.steps) <= max_points:  # the series may have grown since the outline was read
+                return all_points
         buckets = outline.buckets
         if any(bucket.nonfinite_step is not None for bucket in buckets):
             buckets = group(buckets, (max_points - 2) // 3)
@@ -432,12 +439,12 @@ class RunReader:
     def outline(
         self, name: str, split: str, max_buckets: int, *, steps: tuple[int, int] | None = None
     ) -> Outline:
-        """Return the visible points of a series in at most `max_buckets` buckets of about equal numbers of points.
+        """Return the visible points of a series in buckets of about equal numbers of points.
 
         Args:
             name: the metric.
             split: the split it was computed on.
-            max_buckets: at least 1.
+            max_buckets: maximum number of buckets, at least 1.
             steps: first and last step to include; None for all.
 
         Raises:
@@ -446,7 +453,7 @@ class RunReader:
         with self._snapshot():
             number = self._series_id(name, split)
             for level in (*reversed(LEVELS), 0):
-                entries = self._entries(number, level)
+                entries = self._visible_buckets(number, level)
                 if steps is not None:
                     entries = [b for b in entries if b.last_step >= steps[0] and b.first_step <= steps[1]]
                 total = sum(bucket.points for bucket in entries)
@@ -458,7 +465,7 @@ class RunReader:
                 " WHERE series = ? AND attempt = attempt.id) FROM attempt ORDER BY id DESC LIMIT 1",
                 (number,),
             ) or [(0, 0)]
-            first, last = (self._edge(number, newest=newest) for newest in (False, True))
+            first, last = (self._end_point(number, newest=newest) for newest in (False, True))
         return Outline(group(entries, max_buckets), first, last, attempt, written)
 
     def heads(self) -> dict[Series, Head]:
@@ -470,7 +477,7 @@ class RunReader:
                 if position is not None:
                     point = Point(step, epoch, when, math.nan if value is None else value, attempt)
                     heads[series] = Head(point, position + 1)
-                elif earlier := self._edge(self._series_id(name, split), newest=True):
+                elif earlier := self._end_point(self._series_id(name, split), newest=True):
                     heads[series] = Head(earlier, 0)
         return heads
 
@@ -481,7 +488,7 @@ class RunReader:
             MetricError: there is no such series.
         """
         with self._snapshot():
-            return self._edge(self._series_id(name, split), newest=True)
+            return self._end_point(self._series_id(name, split), newest=True)
 
     def best(self, name: str, split: str = "train", *, higher: bool = False) -> Extreme | None:
         """Return the lowest visible finite value of a series; None if there is none.
@@ -496,11 +503,13 @@ class RunReader:
         """
         with self._snapshot():
             entries = [
-                bucket for bucket in self._entries(self._series_id(name, split), LEVELS[-1]) if bucket.finite
+                bucket
+                for bucket in self._visible_buckets(self._series_id(name, split), LEVELS[-1])
+                if bucket.finite
             ]
         if not entries:
             return None
-        low, *high = _marks(merge(entries)._replace(nonfinite_step=None))
+        low, *high = _plot_points(merge(entries)._replace(nonfinite_step=None))
         return high[0] if higher else low
 
     def _series_id(self, name: str, split: str) -> int:
@@ -508,15 +517,15 @@ class RunReader:
         if rows:
             return cast(int, rows[0][0])
         known = [f"{series.name} ({series.split})" for series in self.series()]
-        close = nearest(f"{name} ({split})", known)
+        suggestion = nearest(f"{name} ({split})", known)
         raise MetricError(
             f"the run has no metric {name!r} on {split!r}",
             where=str(self._path),
             expected=", ".join(known) or "none were written yet",
-            hint=f"did you mean {close}?" if close else None,
+            hint=f"did you mean {suggestion}?" if suggestion else None,
         )
 
-    def _entries(self, series: int, level: int) -> list[Bucket]:
+    def _visible_buckets(self, series: int, level: int) -> list[Bucket]:
         """Return the visible points, by step, as buckets of at most this level."""
         entries: list[Bucket] = []
         for attempt, until in self._rows("SELECT id, visible_until FROM attempt ORDER BY id"):
@@ -525,15 +534,15 @@ class RunReader:
                 (series, attempt),
             )
             if until >= 0:
-                entries += self._cover((series, attempt, until), level, 0, count)
+                entries += self._buckets_between((series, attempt, until), level, 0, count)
         entries.sort(key=lambda bucket: bucket.first_step)
         return entries
 
-    def _cover(self, key: tuple[int, int, int], level: int, start: int, stop: int) -> list[Bucket]:
+    def _buckets_between(self, key: tuple[int, int, int], level: int, start: int, stop: int) -> list[Bucket]:
         """Return positions `start` to `stop` of an attempt as buckets of a level, or finer ones where needed.
 
-        `start` is a multiple of the level's width. Finer buckets are needed for the newest points, which no bucket
-        covers yet, and for a bucket that contains both visible and superseded points.
+        `start` is a multiple of the level's width. Finer buckets are needed for the newest points, which no
+        bucket covers yet, and for a bucket that contains both visible and superseded points.
         """
         series, attempt, until = key
         if level == 0:
@@ -552,16 +561,16 @@ class RunReader:
         )
         entries = [_bucket(row) for row in rows]
         if len(rows) < (covered - start) // width:
-            mixed = self._rows(
+            partly_superseded = self._rows(
                 "SELECT position FROM bucket WHERE series = ? AND attempt = ? AND level = ?"
                 " AND position >= ? AND position < ? AND first_step <= ? AND last_step > ?",
                 (series, attempt, level, start // width, covered // width, until, until),
             )
-            for (position,) in mixed:
-                entries += self._cover(key, level - 1, position * width, (position + 1) * width)
-        return entries + self._cover(key, level - 1, covered, stop)
+            for (position,) in partly_superseded:
+                entries += self._buckets_between(key, level - 1, position * width, (position + 1) * width)
+        return entries + self._buckets_between(key, level - 1, covered, stop)
 
-    def _edge(self, series: int, *, newest: bool) -> Point | None:
+    def _end_point(self, series: int, *, newest: bool) -> Point | None:
         """Return the first or the last visible point, or None."""
         order = "DESC" if newest else "ASC"
         for attempt, until in self._rows(f"SELECT id, visible_until FROM attempt ORDER BY id {order}"):
@@ -718,12 +727,12 @@ def _bucket(row: tuple[Any, ...]) -> Bucket:
     return bucket
 
 
-def _marks_of_points(buckets: list[Bucket]) -> list[Extreme]:
+def _single_points(buckets: list[Bucket]) -> list[Extreme]:
     """Return the points of buckets that hold one point each."""
-    return [next(_marks(bucket)) for bucket in buckets]
+    return [next(_plot_points(bucket)) for bucket in buckets]
 
 
-def _marks(bucket: Bucket) -> Iterator[Extreme]:
+def _plot_points(bucket: Bucket) -> Iterator[Extreme]:
     """Iterate over the points of a bucket that a plot must show: min, max and the first non-finite value."""
     for step, when, value in (
         (bucket.min_step, bucket.min_time, bucket.min),
@@ -739,22 +748,22 @@ def group(entries: list[Bucket], groups: int) -> list[Bucket]:
     if len(entries) <= groups:
         return entries
     total = sum(bucket.points for bucket in entries)
-    gathered: list[list[Bucket]] = [[] for _ in range(groups)]
-    passed = 0
+    groups_of_buckets: list[list[Bucket]] = [[] for _ in range(groups)]
+    points_before = 0
     for bucket in entries:
-        gathered[passed * groups // total].append(bucket)
-        passed += bucket.points
-    return [merge(together) for together in gathered if together]
+        groups_of_buckets[points_before * groups // total].append(bucket)
+        points_before += bucket.points
+    return [merge(members) for members in groups_of_buckets if members]
 
 
 def marked_points(buckets: list[Bucket], first: Point | None, last: Point | None) -> Points:
-    """Return the points of buckets that a plot must show, and the series' ends: by ascending step, each once."""
-    marks = [Extreme(point.step, point.time, point.value) for point in (first, last) if point]
+    """Return the buckets' points that a plot must show, and the series' ends: by step, each once."""
+    points = [Extreme(point.step, point.time, point.value) for point in (first, last) if point]
     for bucket in buckets:
-        marks += _marks(bucket)
+        points += _plot_points(bucket)
     # NaN is not equal to itself, so compare values as text to remove duplicates.
-    unique = {(mark.step, mark.time, str(mark.value)): mark for mark in marks}
-    return _columns(sorted(unique.values(), key=lambda mark: mark[:2]))
+    unique = {(point.step, point.time, str(point.value)): point for point in points}
+    return _columns(sorted(unique.values(), key=lambda point: point[:2]))
 
 
 def mean_points(buckets: list[Bucket]) -> Points:
@@ -774,7 +783,7 @@ def mean_points(buckets: list[Bucket]) -> Points:
     return columns
 
 
-def _columns(marks: list[Extreme]) -> Points:
+def _columns(points: list[Extreme]) -> Points:
     return Points(
-        [mark.step for mark in marks], [mark.time for mark in marks], [mark.value for mark in marks]
+        [point.step for point in points], [point.time for point in points], [point.value for point in points]
     )

@@ -10,9 +10,9 @@ from burnt.train.store.pyramid import Bucket
 
 Row = tuple[Any, ...]
 
-# sqlite3 releases the interpreter lock at every statement, and waits up to 5 ms to get it back while the training
-# thread runs Python code. So a statement inserts many rows. There are only a few sizes, so that each statement is
-# compiled once.
+# sqlite3 releases the interpreter lock at every statement, and waits up to 5 ms to get it back while the
+# training thread runs Python code. So a statement inserts many rows. There are only a few sizes, so that each
+# statement is compiled once.
 _ROWS_PER_STATEMENT = (256, 16, 1)
 
 INTO_POINT = "INSERT INTO point (series, attempt, position, step, epoch, time, value) VALUES "

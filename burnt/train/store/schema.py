@@ -1,7 +1,7 @@
 """The tables and views of `run.db`; opening and checking a connection.
 
-docs/run-store.md describes every column, for those who read the file with their own tools. A change of a table's
-meaning increments `SCHEMA_VERSION`; readers reject newer versions.
+docs/run-store.md describes every column, for those who read the file with their own tools. A change of a
+table's meaning increments `SCHEMA_VERSION`; readers reject newer versions.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def unreadable(path: Path, error: Exception) -> RunError:
-    """Return the error for a `run.db` that cannot be read: no permission, locked by another process, or damaged."""
+    """Return the error for a `run.db` that cannot be read: no permission, locked, or damaged."""
     if isinstance(error, PermissionError):
         return RunError(
             "no permission to read the run",
@@ -212,9 +212,11 @@ def to_json(value: object) -> str:
     '{"lr": 0.1, "best": "-Infinity"}'
     """
     try:
-        return json.dumps(value, allow_nan=False, default=_plain)
+        return json.dumps(value, allow_nan=False, default=_to_jsonable)
     except ValueError:  # a number is not finite; rare, so only then convert the value recursively
-        return json.dumps(_finite(json.loads(json.dumps(value, default=_plain))), allow_nan=False)
+        return json.dumps(
+            _replace_non_finite(json.loads(json.dumps(value, default=_to_jsonable))), allow_nan=False
+        )
 
 
 def clean_text(text: str) -> str:
@@ -222,16 +224,16 @@ def clean_text(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _plain(value: object) -> object:
+def _to_jsonable(value: object) -> object:
     to_list: Callable[[], object] | None = getattr(value, "tolist", None)
     return to_list() if callable(to_list) else str(value)
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [_replace_non_finite(item) for item in value]
     return value

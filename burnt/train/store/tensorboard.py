@@ -1,7 +1,7 @@
 """A writer for the part of TensorBoard's event file format that scalars need.
 
-A file is a sequence of TFRecords: length (uint64), its masked CRC-32C, the data, its masked CRC-32C, all little
-endian. The data is an `Event` message of tensorflow/core/util/event.proto, encoded by hand:
+A file is a sequence of TFRecords: length (uint64), its masked CRC-32C, the data, its masked CRC-32C, all
+little endian. The data is an `Event` message of tensorflow/core/util/event.proto, encoded by hand:
 wall_time = 1 (double), step = 2 (int64), file_version = 3 (string), summary = 5; a Summary holds values = 1,
 each with tag = 1 (string) and simple_value = 2 (float32).
 """

@@ -1,8 +1,8 @@
 """`RunWriter`: writes the run of a training.
 
-The calling thread only appends a small tuple to a queue. One daemon thread owns the connection and every half second
-writes the queued items in one transaction. A failing disk never stops the training: the batch is retried, and when
-the queue is full, samples are dropped and counted.
+The calling thread only appends a small tuple to a queue. One daemon thread owns the connection and every half
+second writes the queued items in one transaction. A failing disk never stops the training: the batch is
+retried, and when the queue is full, samples are dropped and counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Literal, Self
 
 from burnt.errors import MetricError, RunError
 from burnt.train.store.liveness import HEARTBEAT_SECONDS
-from burnt.train.store.opening import begin_attempt, make_database
+from burnt.train.store.opening import begin_attempt, create_database
 from burnt.train.store.pyramid import Pyramid
 from burnt.train.store.rows import (
     INTO_ARTEFACT,
@@ -54,8 +54,8 @@ _FOLDERS = ("checkpoints", "logs", "control")
 class RunWriter:
     """Writes one run, from one process. Create it with `RunWriter.create`.
 
-    Every method except `flush` and `close` returns at once and may be called from any thread. As a context manager,
-    it closes the run as finished, or as stopped or crashed if the block raises.
+    Every method except `flush` and `close` returns at once and may be called from any thread. As a context
+    manager, it closes the run as finished, or as stopped or crashed if the block raises.
 
     >>> import tempfile
     >>> from burnt.train.store import RunReader
@@ -84,7 +84,7 @@ class RunWriter:
         self._queue: deque[Row] = deque()
         self._capacity = _QUEUE_ITEMS
         self._progress: Row | None = None
-        self._progress_taken: Row | None = None
+        self._progress_written: Row | None = None
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._dropped = 0
@@ -99,9 +99,9 @@ class RunWriter:
         self._series_count = len(self._series)
         self._failing_since: float | None = None
         self._failures = 0
-        self._gave_up = self._lost = False
+        self._gave_up = self._file_missing = False
         self._ended = False
-        self._thread = threading.Thread(target=self._work, name=f"burnt-run-{folder.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"burnt-run-{folder.name}", daemon=True)
         self._thread.start()
         atexit.register(self._at_exit)
 
@@ -123,15 +123,16 @@ class RunWriter:
             name: the name shown by viewers; by default the folder's name.
             config: anything that JSON can hold; written to ``config.json`` and to the attempt.
             resume: continue the run in the folder, if there is one.
-            resumed_from_step: the step of the checkpoint that the run resumes from. Rows of earlier attempts with a
-                higher step are superseded: they stay in the file but are not shown. Rows of this very step stay
-                valid and must not be logged again. None: the attempt starts from the beginning, and all metric
-                rows of earlier attempts are superseded.
-            on_error: called from the writing thread with a message, once each time that writing starts to fail.
+            resumed_from_step: the step of the checkpoint that the run resumes from. Rows of earlier attempts
+                with a higher step are superseded: they stay in the file but are not shown. Rows of this very
+                step stay valid and must not be logged again. None: the attempt starts from the beginning, and
+                all metric rows of earlier attempts are superseded.
+            on_error: called from the writing thread with a message, once each time that writing starts to
+                fail.
 
         Raises:
-            RunError: the folder holds a run and `resume` is false; a live process is writing the run; the folder
-                cannot be written; run.db is damaged or was written by a newer burnt.
+            RunError: the folder holds a run and `resume` is false; a live process is writing the run; the
+                folder cannot be written; run.db is damaged or was written by a newer burnt.
         """
         folder = Path(folder)
         path = folder / DATABASE
@@ -143,13 +144,13 @@ class RunWriter:
                 where=str(path),
                 hint="continue it with resume=True, or choose another folder",
             )
-        foreign = _foreign(folder) if not path.exists() else []
-        if foreign:
+        unrelated = _unrelated_names(folder) if not path.exists() else []
+        if unrelated:
             raise RunError(
                 f"{folder} holds files that are not a run",
                 where=str(folder),
                 expected="a new or empty folder, or one that holds a run",
-                found=", ".join(foreign[:5]) + (", ..." if len(foreign) > 5 else ""),
+                found=", ".join(unrelated[:5]) + (", ..." if len(unrelated) > 5 else ""),
                 hint="use a separate folder for the run, such as runs/NAME",
             )
         try:
@@ -160,7 +161,7 @@ class RunWriter:
             for part in _FOLDERS:
                 (folder / part).mkdir(parents=True, exist_ok=True)
             if not path.exists():
-                make_database(path, folder.resolve().name if name is None else name)
+                create_database(path, folder.resolve().name if name is None else name)
             connection, attempt = begin_attempt(path, resume, resumed_from_step, text)
         except RunError:
             raise
@@ -186,7 +187,7 @@ class RunWriter:
             MetricError: a value is not a number.
             RunError: the run is closed.
         """
-        step, epoch = _count(step), _optional(epoch)
+        step, epoch = _count(step), _optional_count(epoch)
         try:
             row = ("log", time.time(), step, epoch, split, [(k, float(v)) for k, v in values.items()])
         except (TypeError, ValueError, OverflowError) as error:
@@ -206,7 +207,9 @@ class RunWriter:
             step: steps done when it happened.
             data: details, as JSON; types that JSON lacks are converted with `str`.
         """
-        self._put((INTO_EVENT, (self.attempt, time.time(), _optional(step), clean_text(kind), to_json(data))))
+        self._put(
+            (INTO_EVENT, (self.attempt, time.time(), _optional_count(step), clean_text(kind), to_json(data)))
+        )
 
     def log_line(self, text: str, level: str = "info") -> None:
         """Write a line of text."""
@@ -294,8 +297,13 @@ class RunWriter:
         if self._closed:
             raise self._closed_error()
         self._progress = (
-            *(self.attempt, time.time(), _count(step), _optional(epoch)),
-            *(_optional(total_steps), _optional(total_epochs), clean_text(activity), to_json(data)),
+            *(self.attempt, time.time(), _count(step), _optional_count(epoch)),
+            *(
+                _optional_count(total_steps),
+                _optional_count(total_epochs),
+                clean_text(activity),
+                to_json(data),
+            ),
         )
 
     @property
@@ -393,10 +401,14 @@ class RunWriter:
             self._wake.set()
 
     def _put_artefact(self, kind: str, name: str, step: int | None, data: str | bytes) -> None:
-        self._put((INTO_ARTEFACT, (self.attempt, time.time(), _optional(step), kind, clean_text(name), data)))
+        self._put(
+            (INTO_ARTEFACT, (self.attempt, time.time(), _optional_count(step), kind, clean_text(name), data))
+        )
 
     def _closed_error(self) -> RunError:
-        return RunError("the run is already closed", where=str(self.folder), hint="close it after the last write")
+        return RunError(
+            "the run is already closed", where=str(self.folder), hint="close it after the last write"
+        )
 
     def _drop(self, count: int) -> None:
         with self._lock:  # the training, the sampler and the writing thread all update the count
@@ -408,7 +420,7 @@ class RunWriter:
 
     # --- on the writing thread
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
             ended = self._write_until_closed()
         except Exception as error:  # a bug in the store is reported and must not stop the training
@@ -420,7 +432,7 @@ class RunWriter:
     def _write_until_closed(self) -> bool:
         """Write batches until the run is closed; return whether the end of the attempt was written."""
         batch: Batch | None = None
-        beat = time.monotonic()
+        last_heartbeat = time.monotonic()
         while True:
             failing = self._failing_since is not None
             if not failing and len(self._queue) < _BATCH_ITEMS and self._ending is None:
@@ -428,18 +440,18 @@ class RunWriter:
                 self._wake.clear()
             ending = self._ending
             if batch is None:
-                batch = self._take()
-            due = time.monotonic() - beat >= HEARTBEAT_SECONDS
-            if batch or due or ending is not None:
+                batch = self._next_batch()
+            heartbeat_due = time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS
+            if batch or heartbeat_due or ending is not None:
                 last = ending is not None and not self._queue
                 if self._write(batch, ending if last else None):
                     batch = None
-                    beat = time.monotonic()
+                    last_heartbeat = time.monotonic()
                     if last:
                         return True
                 elif self._gave_up:
                     return False
-                elif time.monotonic() > self._deadline or (ending is not None and self._lost):
+                elif time.monotonic() > self._deadline or (ending is not None and self._file_missing):
                     self._drop(batch.samples + sum(item[0] in _SAMPLES for item in self._queue))
                     return False
                 else:
@@ -449,12 +461,12 @@ class RunWriter:
             else:
                 batch = None
 
-    def _take(self) -> Batch:
+    def _next_batch(self) -> Batch:
         """Take the next items from the queue and convert them to rows."""
         batch = Batch()
         progress = self._progress
-        if progress is not None and progress is not self._progress_taken:
-            self._progress_taken = progress
+        if progress is not None and progress is not self._progress_written:
+            self._progress_written = progress
             batch.add(INTO_PROGRESS, progress)
         while self._queue and batch.items < _BATCH_ITEMS:
             kind, *content = self._queue.popleft()
@@ -497,8 +509,8 @@ class RunWriter:
     def _write(self, batch: Batch, ending: tuple[float, EndState, str | None] | None) -> bool:
         """Write a batch in one transaction; return whether it succeeded."""
         try:
-            self._lost = self.gone  # SQLite would keep writing to a deleted file
-            if self._lost:
+            self._file_missing = self.gone  # SQLite would keep writing to a deleted file
+            if self._file_missing:
                 raise sqlite3.OperationalError("the file is gone")
             if self._connection is None:
                 self._connection = connect(self._path, "rw")
@@ -528,15 +540,15 @@ class RunWriter:
                 )
             connection.execute("COMMIT")
         except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
-            # A full disk, a lost mount or a damaged file: the training continues, and a new connection may work.
+            # A full disk, a lost mount or a damaged file: the training continues; a new connection may work.
             self._disconnect(ended=False)
             self._failures += 1
             if self._failing_since is None:
                 self._failing_since = time.time()
                 self._report(
-                    f"Warning: the run folder {self.folder} was deleted or moved. Metrics and checkpoints are not "
-                    "saved any more, unless it is restored."
-                    if self._lost
+                    f"Warning: the run folder {self.folder} was deleted or moved. Metrics and checkpoints "
+                    "are not saved any more, unless it is restored."
+                    if self._file_missing
                     else f"Warning: cannot write {self._path}, retrying: {error}"
                 )
             return False
@@ -553,8 +565,8 @@ class RunWriter:
         # After a failure, closing may fail too; ignore that.
         with contextlib.suppress(sqlite3.Error):
             if ended:
-                # Merge the log, so that an ended run is a single file, readable from read-only media. If a reader
-                # is connected, the log stays, which works as well.
+                # Merge the log, so that an ended run is a single file, readable from read-only media. If a
+                # reader is connected, the log stays, which works as well.
                 connection.execute("PRAGMA busy_timeout = 0")
                 with contextlib.suppress(sqlite3.OperationalError):
                     connection.execute("PRAGMA journal_mode = DELETE")
@@ -590,8 +602,8 @@ def _identity(path: Path) -> tuple[int, int]:
     return stat.st_dev, stat.st_ino
 
 
-def _foreign(folder: Path) -> list[str]:
-    """Return the names in a folder that do not belong to a run, without hidden ones; [] if it cannot be read."""
+def _unrelated_names(folder: Path) -> list[str]:
+    """Return the names in a folder that are not a run's, without hidden ones; [] if it cannot be read."""
     try:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError:
@@ -611,7 +623,7 @@ def _count(number: int) -> int:
     return count
 
 
-def _optional(number: int | None) -> int | None:
+def _optional_count(number: int | None) -> int | None:
     return None if number is None else _count(number)
 
 
