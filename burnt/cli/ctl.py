@@ -86,7 +86,7 @@ def _answer(reader: RunReader, id: str, timeout: float) -> Acknowledgement | Non
 def _tell(reader: RunReader, kind: str, value: float | str | None, answer: Acknowledgement, leap: str) -> int:
     at = "" if answer.step is None else f" {answer.step}"
     if answer.status == "refused":
-        print(clean(f"{reader.folder}: {kind} is refused: {answer.reason}"), file=sys.stderr)
+        print(clean(f"{reader.folder}: {kind} refused: {answer.reason}"), file=sys.stderr)
         return 1
     rate = "as the schedule says" if value == "auto" else f"{value:g}" if isinstance(value, float) else ""
     text = {

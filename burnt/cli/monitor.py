@@ -77,9 +77,9 @@ def run(
         )
     shape = None if svg is None else _size(size)
     if pulse is None:  # else the training sees to it, once it has seen the first picture
-        from burnt.train.priority import give_way
+        from burnt.train.priority import set_lowest_priority
 
-        give_way()
+        set_lowest_priority()
     from burnt.monitor.data.runs import RunLibrary
 
     library = RunLibrary(folders)

@@ -1,6 +1,7 @@
-"""Training: the Learner, what measures it, and the run store. Public names are imported when first used.
+"""Training: the Learner, the training loop, metrics, checkpoints and the run store.
 
-Neither this package nor `burnt.train.store` imports torch, so that viewers open at once.
+Public names are imported on first use. Neither this package nor `burnt.train.store` imports torch, so that
+viewers start fast.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _HOMES = {
     "metrics": "burnt.train.metrics",
     "store": "burnt.train.store",
 }
-if not TYPE_CHECKING:  # a __getattr__ would make every name known to type checkers, misspelt ones too
+if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too
     __getattr__, __dir__ = attach(globals(), _HOMES)
 
 __all__ = [

@@ -1,8 +1,9 @@
-"""Checkpoints: everything that a training needs to go on as if it had never stopped.
+"""Checkpoints: everything that a training needs to resume as if it had never stopped.
 
-A checkpoint is a folder ``step-00001200`` with two files: ``model.safetensors``, which `Module.load` reads
-too, and ``training.safetensors`` with the optimizer's state, the metrics' sums and the random states, and a
-JSON document with the rest. It is written aside and renamed, so one that is there is complete.
+A checkpoint is a folder ``step-00001200`` with two files: ``model.safetensors``, which `Module.load` can
+read, and ``training.safetensors``, which holds the optimizer's state, the metrics' sums, the random states
+and a JSON document with the rest. It is written under a temporary name and then renamed, so it is always
+complete.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class Saved:
 
     Args:
         path: its folder.
-        position: how far the training had come.
-        values: the monitored values then, ``{"valid/loss": 0.1}``.
-        kept: whether somebody asked for it; then it stays, whatever the keepers want.
+        position: the training's position when it was saved.
+        values: the metric values at that position, ``{"valid/loss": 0.1}``.
+        kept: whether it was saved by a command; then it is never removed.
     """
 
     path: Path
@@ -51,7 +52,7 @@ class Saved:
     kept: bool = False
 
     def bytes(self) -> int:
-        """What its files take on disk, without those that are removed meanwhile."""
+        """Return the size of its files on disk; files removed meanwhile are not counted."""
         size = 0
         with contextlib.suppress(FileNotFoundError):  # the folder
             for file in self.path.iterdir():
@@ -62,13 +63,13 @@ class Saved:
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What a checkpoint holds beside the model and the metrics.
+    """The parts of a checkpoint besides the model and the metrics.
 
     Args:
         optimizer: the optimizer's state.
-        position: how far the training had come.
-        rng: the random states then.
-        epoch_rng: the random states at the start of the epoch that was under way.
+        position: the training's position when it was saved.
+        rng: the random states at that position.
+        epoch_rng: the random states at the start of that epoch.
         document: the rest.
     """
 
@@ -80,10 +81,10 @@ class Loaded:
 
 
 class Keeper(Protocol):
-    """Says which checkpoints stay."""
+    """Selects the checkpoints to keep."""
 
     def keep(self, saved: Sequence[Saved]) -> Iterable[Saved]:
-        """Those of the checkpoints, oldest first, that this keeper wants."""
+        """Return the checkpoints to keep; `saved` is sorted oldest first."""
         ...
 
 
@@ -98,7 +99,7 @@ class KeepLast:
         self.count = max(int(count), 1)
 
     def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
-        """The newest ones."""
+        """Return the newest checkpoints."""
         return saved[-self.count :]
 
 
@@ -106,7 +107,7 @@ class KeepBest:
     """Keep the checkpoints with the best values of a metric.
 
     Args:
-        metric: what is watched, by object or name.
+        metric: the metric to compare by, as an object or by name.
         split: ``"valid"`` or ``"train"``.
         count: how many.
     """
@@ -117,8 +118,8 @@ class KeepBest:
         self.count = max(int(count), 1)
 
     def keep(self, saved: Sequence[Saved]) -> Sequence[Saved]:
-        """The best ones, of two equals the older; a NaN is never among them."""
-        metric = self.monitored.known(self.metric, "KeepBest")
+        """Return the best checkpoints; the older of two equal ones, and none with NaN."""
+        metric = self.monitored.require_metric(self.metric, "KeepBest")
         sign = -1.0 if metric.higher_is_better else 1.0
         key = self.monitored.key
         known = [s for s in saved if key in s.values and s.values[key] == s.values[key]]
@@ -129,9 +130,9 @@ class Checkpoints:
     """The checkpoints of a run.
 
     Args:
-        folder: where they lie.
-        keepers: which of them stay; each is asked and what any of them wants is kept. The newest always
-            stays, since a run is resumed from it.
+        folder: the folder that contains them.
+        keepers: select the checkpoints to keep: those that any of them selects, and always the newest one,
+            because a run resumes from it.
     """
 
     def __init__(self, folder: Path, keepers: Sequence[Keeper] = ()) -> None:
@@ -139,13 +140,13 @@ class Checkpoints:
         self.keepers = keepers
 
     def saved(self) -> list[Saved]:
-        """Those on disk that can be read, oldest first; a damaged one is neither counted nor removed."""
+        """Return the readable checkpoints, oldest first; damaged ones are neither listed nor removed."""
         found: list[Saved] = []
         for path in self._folders():
             try:
                 document = read_document(path / _TRAINING)
             except (RecordError, OSError):
-                # Loading it says what is wrong; saving the next one must not fail because of it.
+                # A damaged checkpoint must not make the next save fail; loading it raises the error.
                 continue
             if document is not None and document.keys() >= _KEYS:
                 position = Position(**document["position"])
@@ -153,7 +154,7 @@ class Checkpoints:
         return found
 
     def newest(self) -> Path | None:
-        """The checkpoint that a resumed run goes on from."""
+        """Return the folder of the newest checkpoint, or None."""
         return next(reversed(self._folders()), None)
 
     def save(
@@ -168,10 +169,10 @@ class Checkpoints:
         rng: RandomStates | None = None,
         kept: bool = False,
     ) -> Saved:
-        """Write a checkpoint, with the random states as they are; then remove those that no keeper wants.
+        """Write a checkpoint, then remove those that no keeper selects.
 
-        `rng`: random states to go on with, instead of those as they are. `kept`: somebody asked for it, and
-        it is never removed; nor is one that takes the place of such a one.
+        `rng`: random states to store, instead of the current ones. `kept`: never remove this checkpoint; this
+        also holds if it replaces a kept checkpoint of the same step.
 
         Raises:
             OSError: the folder cannot be written or is full; older checkpoints are untouched.
@@ -183,7 +184,7 @@ class Checkpoints:
             tensors |= {f"{kind}/{name}": state for name, state in states.tensors.items()}
         target = self.folder / f"step-{position.step:08d}"
         kept = kept or any(saved.kept for saved in self.saved() if saved.path == target)
-        whole = {
+        full_document = {
             "format": FORMAT,
             "position": dataclasses.asdict(position),
             "values": dict(values),
@@ -194,22 +195,22 @@ class Checkpoints:
             **document,
         }
         self.folder.mkdir(parents=True, exist_ok=True)
-        for left in self.folder.glob(".tmp-*"):  # by a process that was killed
-            shutil.rmtree(left)
-        aside, old = self.folder / f".tmp-{target.name}", self.folder / f".tmp-old-{target.name}"
-        aside.mkdir()
+        for leftover in self.folder.glob(".tmp-*"):  # left by a killed process
+            shutil.rmtree(leftover)
+        temporary, old = self.folder / f".tmp-{target.name}", self.folder / f".tmp-old-{target.name}"
+        temporary.mkdir()
         try:
             config = getattr(model, "_built_by", None)
-            record_of(model, config=config).save(aside / _MODEL)
-            write_tensors(aside / _TRAINING, tensors, whole)
-            sync_folder(aside)
+            record_of(model, config=config).save(temporary / _MODEL)
+            write_tensors(temporary / _TRAINING, tensors, full_document)
+            sync_folder(temporary)
             if target.exists():
-                # An earlier attempt came this far.
+                # An earlier attempt saved the same step.
                 target.rename(old)
-            aside.rename(target)
+            temporary.rename(target)
             sync_folder(self.folder)
         except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             if old.exists() and not target.exists():
                 old.rename(target)
             raise
@@ -227,18 +228,18 @@ class Checkpoints:
                 self._remove(old.path)
 
     def _folders(self) -> list[Path]:
-        """Those on disk, oldest first, readable or not."""
-        # By length first: from a hundred million steps on there are more than eight digits.
+        """Return all checkpoint folders, oldest first, readable or not."""
+        # Sort by length first: from 100 million steps on, the step has more than eight digits.
         return sorted(self.folder.glob("step-*"), key=lambda path: (len(path.name), path.name))
 
     def _remove(self, path: Path) -> None:
-        # Renamed first, so that nothing half removed is taken for a checkpoint.
-        aside = path.with_name(f".tmp-old-{path.name}")
-        path.rename(aside)
-        shutil.rmtree(aside)
+        # Rename first, so that a partly removed folder is not mistaken for a checkpoint.
+        temporary = path.with_name(f".tmp-old-{path.name}")
+        path.rename(temporary)
+        shutil.rmtree(temporary)
 
     def load(self, path: Path, model: torch.nn.Module, metrics: Sequence[Metric]) -> Loaded:
-        """Read a checkpoint into a model and its metrics, and return the rest of it.
+        """Load a checkpoint into a model and its metrics, and return its other parts.
 
         Raises:
             CheckpointError: it is damaged, or does not fit the model.
@@ -247,7 +248,7 @@ class Checkpoints:
         try:
             record = Record.load(path / _MODEL)
         except (RecordError, OSError) as error:
-            raise _damaged(path, error) from error
+            raise _damaged_error(path, error) from error
         try:
             load_into(model, record)
         except RecordError as error:
@@ -257,7 +258,7 @@ class Checkpoints:
                 expected=error.expected,
                 found=error.found,
                 origin=error.origin,
-                hint="build the model as it was when the run began, or start a new run in another folder",
+                hint="build the same model as in the original run, or start a new run in another folder",
             ) from None
         for metric in metrics:
             metric.reset()
@@ -267,9 +268,11 @@ class Checkpoints:
                 metric.total = total.to(device)
                 metric.count = document["metrics"][metric.name]
         options = document["optimizer"]
-        optimizer = OptimizerRecord(options["class"], options["options"], _under("optimizer/", tensors))
+        optimizer = OptimizerRecord(
+            options["class"], options["options"], _select_prefix("optimizer/", tensors)
+        )
         rng, epoch_rng = (
-            RandomStates(_under(f"{kind}/", tensors), document[kind]) for kind in ("rng", "epoch_rng")
+            RandomStates(_select_prefix(f"{kind}/", tensors), document[kind]) for kind in ("rng", "epoch_rng")
         )
         return Loaded(optimizer, Position(**document["position"]), rng, epoch_rng, document)
 
@@ -278,23 +281,23 @@ def _read_training(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         tensors, document = read_tensors(path / _TRAINING)
     except (RecordError, OSError) as error:
-        raise _damaged(path, error) from error
+        raise _damaged_error(path, error) from error
     if document is None or not isinstance(document.get("format"), int):
         document = {"format": 0}
     if document["format"] > FORMAT:
         raise CheckpointError(
-            "a checkpoint of a newer format cannot be read",
+            "the checkpoint has a newer format than this burnt can read",
             where=os.fspath(path),
             expected=f"format {FORMAT}",
             found=f"format {document['format']}",
-            hint="a newer burnt wrote it: upgrade burnt",
+            hint="it was written by a newer burnt: upgrade burnt",
         )
     if not document.keys() >= _KEYS:
-        raise _damaged(path, CheckpointError(f"its {_TRAINING} holds no checkpoint"))
+        raise _damaged_error(path, CheckpointError(f"its {_TRAINING} is not a checkpoint"))
     return tensors, document
 
 
-def _damaged(path: Path, error: Exception) -> CheckpointError:
+def _damaged_error(path: Path, error: Exception) -> CheckpointError:
     others = sorted(p.name for p in path.parent.glob("step-*") if p != path)
     inner = error if isinstance(error, RecordError) else None
     return CheckpointError(
@@ -304,9 +307,9 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
         found=inner.found if inner else None,
         origin=inner.origin if inner else (),
         hint=f"remove the folder {path} to resume from "
-        + (f"{others[-1]}" if others else "the beginning, as there is no other checkpoint"),
+        + (f"{others[-1]}" if others else "the beginning (there is no other checkpoint)"),
     )
 
 
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _select_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -1,7 +1,7 @@
-"""What people ask of a training while it runs, carried out between its steps; and the training's clock.
+"""Run commands (pause, save, stop, ...), executed between training steps; and the training's clock.
 
-The loop calls `Control.obey` after each step and before each batch of a validation. Nothing that arrives
-there stops the training but a `stop`: what cannot be done is refused, with the reason.
+The loop calls `Control.process_commands` after each step and before each validation batch. Only the command
+`stop` ends the training: a command that cannot be executed is refused, with the reason.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from burnt.train.store.control import Command, Inbox, Refused
 
 __all__ = ["Control", "TrainingClock"]
 
-_PAUSED_LOOK_SECONDS = 0.05
+_PAUSED_POLL_SECONDS = 0.05
 
 
 class TrainingClock:
-    """Seconds spent on training steps: it stands still while something else is done.
+    """Measures the seconds spent on training steps; it can be stopped during other work.
 
     >>> clock = TrainingClock()
     >>> with clock.stopped():
@@ -35,17 +35,17 @@ class TrainingClock:
     """
 
     def __init__(self) -> None:
-        self._began = time.perf_counter()
+        self._started_at = time.perf_counter()
         self._stopped_at: float | None = None
 
     def seconds(self) -> float:
-        """Since the clock was made, without the time that it stood still."""
+        """Return the seconds since the clock was created, without the time it was stopped."""
         now = time.perf_counter() if self._stopped_at is None else self._stopped_at
-        return now - self._began
+        return now - self._started_at
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """The clock stands still; inside another such block nothing changes."""
+        """Stop the clock while the block runs; a nested block has no effect."""
         if self._stopped_at is not None:
             yield
             return
@@ -53,26 +53,26 @@ class TrainingClock:
         try:
             yield
         finally:
-            self._began += time.perf_counter() - self._stopped_at
+            self._started_at += time.perf_counter() - self._stopped_at
             self._stopped_at = None
 
 
 class Control(AbstractContextManager["Control"]):
-    """Carries out the commands that arrive in a run's `control/`, and knows when the training is to end.
+    """Executes the commands that arrive in a run's `control/`, and decides when the training must end.
 
     Args:
-        writer: of the run; every command is answered by an event of kind ``command``.
-        reporter: told what was done.
-        interruption: signals, which end a pause too.
-        position: how far the training has come.
-        schedule: the learning rate of a step, while nobody has set another.
-        learning_rate: one that somebody had set, of a run that is resumed.
-        keeps_checkpoints: whether the run has any.
+        writer: the run's writer; every command is answered by an event of kind ``command``.
+        reporter: shows the answers.
+        interruption: catches signals; a signal also ends a pause.
+        position: the current position of the training.
+        schedule: step -> learning rate, used unless a command set another one.
+        learning_rate: the learning rate that a command set before the run was resumed, or None.
+        keeps_checkpoints: whether the run writes checkpoints.
 
     Attributes:
-        override: the learning rate that somebody set, or None.
-        stopped_by: who asked the training to stop.
-        paused_seconds: how long it was paused in all.
+        override: the learning rate set by a command, or None.
+        stopped_by: the sender of the stop command, or None.
+        paused_seconds: total seconds paused.
     """
 
     def __init__(
@@ -95,151 +95,151 @@ class Control(AbstractContextManager["Control"]):
         self._keeps_checkpoints = keeps_checkpoints
         self._inbox = Inbox(writer.folder, writer.attempt)
         self._paused = False
-        self._told_signal = False
+        self._signal_recorded = False
         self._save: Callable[[], None] = lambda: None
-        self._doing: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
+        self._show_activity: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
 
     def __enter__(self) -> Self:
-        """A learning rate that the resumed run had is told."""
+        """Record and report the learning rate that a command set before the run was resumed."""
         if self.override is not None:
             self._writer.event("learning_rate", self._position.step, value=self.override)
             self._reporter.message(
-                f"the learning rate is {self.override:g}, as somebody set it in the run so far: "
-                f"`burnt ctl {self._writer.folder} lr auto` goes back to the schedule"
+                f"The learning rate stays at {self.override:g}, set by an earlier command. "
+                f"To return to the schedule: burnt ctl {self._writer.folder} lr auto"
             )
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What has arrived too late is refused."""
-        self._tell_signal()
-        for found in self._inbox.poll():
-            self._answer(found, "refused", "the training has ended")
+        """Refuse commands that arrived too late."""
+        self._record_signal()
+        for command in self._inbox.poll():
+            self._answer(command, "refused", "the training has ended")
 
     def attach(
-        self, save: Callable[[], None], doing: Callable[[str], AbstractContextManager[object]]
+        self, save: Callable[[], None], show_activity: Callable[[str], AbstractContextManager[object]]
     ) -> None:
-        """Take the loop's ways to write a checkpoint, and to say what it does while a block lasts."""
-        self._save, self._doing = save, doing
+        """Set the loop's functions that write a checkpoint and that show an activity while a block runs."""
+        self._save, self._show_activity = save, show_activity
 
     @property
-    def ending(self) -> bool:
-        """Whether a signal or a command wants the training to end."""
+    def is_ending(self) -> bool:
+        """Whether a signal or a command requested the end of the training."""
         return self._interruption.signal is not None or self.stopped_by is not None
 
     @property
     def reason(self) -> str:
-        """Who or what ended the training, for the run store."""
+        """Return the signal or the sender that ended the training, as text for the run store."""
         if self._interruption.signal is not None:
             return f"interrupted by {self._interruption.signal.name}"
         return f"stopped by {self.stopped_by}"
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of the step after so many: what somebody set, else the schedule's."""
+        """Return the learning rate after `step` steps: the one set by a command, else the schedule's."""
         return self.schedule(step) if self.override is None else self.override
 
-    def obey(self) -> bool:
-        """Carry out what has arrived, and wait while the run is paused; whether the training is to go on."""
-        for found in self._inbox.poll():
-            self._carry_out(found)
+    def process_commands(self) -> bool:
+        """Execute new commands and wait while the run is paused; return whether the training continues."""
+        for command in self._inbox.poll():
+            self._execute(command)
         if self._paused:
-            self._wait()
+            self._wait_while_paused()
         if self._interruption.signal is not None:
-            self._tell_signal()
-        return not self.ending
+            self._record_signal()
+        return not self.is_ending
 
-    def _wait(self) -> None:
+    def _wait_while_paused(self) -> None:
         self._writer.event("paused", self._position.step)
-        with self._doing("paused"):
+        with self._show_activity("paused"):
             began = time.perf_counter()
-            # The writer's thread keeps the heartbeat going.
-            while self._paused and not self.ending:
-                time.sleep(_PAUSED_LOOK_SECONDS)
-                for found in self._inbox.poll():
-                    self._carry_out(found)
+            # The writer's thread updates the heartbeat meanwhile.
+            while self._paused and not self.is_ending:
+                time.sleep(_PAUSED_POLL_SECONDS)
+                for command in self._inbox.poll():
+                    self._execute(command)
             self.paused_seconds += time.perf_counter() - began
         self._paused = False
         self._writer.event("resumed", self._position.step)
 
-    def _carry_out(self, found: Command | Refused) -> None:
-        if isinstance(found, Refused):
-            self._answer(found, "refused", found.reason)
+    def _execute(self, command: Command | Refused) -> None:
+        if isinstance(command, Refused):
+            self._answer(command, "refused", command.reason)
             return
-        match found.kind:
+        match command.kind:
             case _ if self.stopped_by is not None:
-                self._answer(found, "refused", f"the training is being stopped by {self.stopped_by}")
+                self._answer(command, "refused", f"{self.stopped_by} is stopping the training")
             case "pause" if self._paused:
-                self._answer(found, "refused", "the training is paused already")
+                self._answer(command, "refused", "the training is already paused")
             case "pause":
                 self._paused = True
-                self._answer(found, "done")
+                self._answer(command, "done")
             case "resume" if not self._paused:
-                self._answer(found, "refused", "the training is not paused")
+                self._answer(command, "refused", "the training is not paused")
             case "resume":
                 self._paused = False
-                self._answer(found, "done")
+                self._answer(command, "done")
             case "stop":
-                self.stopped_by = found.sender
-                kept = (
+                self.stopped_by = command.sender
+                outcome = (
                     "saving a checkpoint"
                     if self._keeps_checkpoints
-                    else "nothing is saved: the run keeps no checkpoints"
+                    else "nothing is saved, because checkpoints are off for this run"
                 )
-                self._answer(found, "done", kept)
+                self._answer(command, "done", outcome)
             case "save":
-                self._save_now(found)
+                self._save_now(command)
             case "lr":
-                self.override = found.value if isinstance(found.value, float) else None
+                self.override = command.value if isinstance(command.value, float) else None
                 self._writer.event("learning_rate", self._position.step, value=self.override)
-                self._answer(found, "done")
+                self._answer(command, "done")
             case _:
-                self._writer.event("note", self._position.step, text=found.value, sender=found.sender)
-                self._answer(found, "done")
+                self._writer.event("note", self._position.step, text=command.value, sender=command.sender)
+                self._answer(command, "done")
 
     def _save_now(self, command: Command) -> None:
         if not self._keeps_checkpoints:
-            self._answer(command, "refused", "the run keeps no checkpoints")
+            self._answer(command, "refused", "checkpoints are off for this run")
             return
         try:
             self._save()
         except (BurntError, OSError) as error:
-            # What is wrong with the loss or the disk ends the training where it would end without this.
-            what = error.what if isinstance(error, BurntError) else f"{type(error).__name__}: {error}"
-            self._answer(command, "refused", what)
+            # A failed save must not end the training earlier than it would end without this command.
+            problem = error.what if isinstance(error, BurntError) else f"{type(error).__name__}: {error}"
+            self._answer(command, "refused", problem)
         else:
             self._answer(command, "done")
 
     def _answer(
-        self, found: Command | Refused, status: Literal["done", "refused"], reason: str | None = None
+        self, command: Command | Refused, status: Literal["done", "refused"], reason: str | None = None
     ) -> None:
-        sender = found.sender if isinstance(found, Command) else None
+        sender = command.sender if isinstance(command, Command) else None
         self._writer.event(
             "command",
             self._position.step,
-            id=found.id,
-            command=found.kind,
-            value=found.value,
+            id=command.id,
+            command=command.kind,
+            value=command.value,
             status=status,
             reason=reason,
             sender=sender,
         )
-        self._writer.flush(timeout=0)  # who asked is waiting
-        self._inbox.answered(found.id)
-        value = "" if found.value is None else f" {_printable(str(found.value))}"
-        what = f"{found.kind}{value}" if found.kind else f"control/{_printable(found.id)}"
-        asked = f" asked for by {_printable(sender)}" if sender else ""
+        self._writer.flush(timeout=0)  # the sender is waiting for the answer
+        self._inbox.mark_answered(command.id)
+        value = "" if command.value is None else f" {_printable(str(command.value))}"
+        what = f"{command.kind}{value}" if command.kind else f"control/{_printable(command.id)}"
+        origin = f" from {_printable(sender)}" if sender else ""
         if status == "refused":
-            self._reporter.message(f"{what}{asked} is refused: {reason}")
+            self._reporter.message(f"{what}{origin} refused: {reason}")
         else:
             self._reporter.message(
-                f"{what}{asked} at step {self._position.step}" + (f": {reason}" if reason else "")
+                f"{what}{origin} at step {self._position.step}" + (f": {reason}" if reason else "")
             )
 
-    def _tell_signal(self) -> None:
-        if self._interruption.signal is not None and not self._told_signal:
-            self._told_signal = True
+    def _record_signal(self) -> None:
+        if self._interruption.signal is not None and not self._signal_recorded:
+            self._signal_recorded = True
             self._writer.event("signal", self._position.step, signal=self._interruption.signal.name)
 
 
 def _printable(text: str) -> str:
-    """What somebody else wrote, without what a terminal would obey."""
+    """Return the text with control characters escaped, so that it cannot control the terminal."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

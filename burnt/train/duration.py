@@ -12,13 +12,13 @@ __all__ = ["Duration", "Position"]
 
 @dataclasses.dataclass
 class Position:
-    """How far a training has come.
+    """The position of a training.
 
     Args:
         step: optimizer steps done.
         epoch: epochs done.
-        batch: batches done of the current epoch.
-        pending: whether what is due at this point, a validation, was left for when the run is resumed.
+        batch: batches done in the current epoch.
+        pending: whether the validation due at this position was interrupted and runs when the run is resumed.
     """
 
     step: int = 0
@@ -28,7 +28,7 @@ class Position:
 
     @property
     def current_epoch(self) -> int:
-        """The number of the epoch that is under way or has just ended, from 1."""
+        """The number of the current epoch, or of the one that has just ended, from 1."""
         return self.epoch + 1 if self.batch or not self.epoch else self.epoch
 
 
@@ -51,14 +51,14 @@ class Duration:
 
     @classmethod
     def parse(cls, text: str | Duration, name: str = "duration") -> Duration:
-        """The duration that a text names.
+        """Parse a duration.
 
         Args:
             text: ``"10 epochs"``, ``"1 epoch"``, ``"500 steps"``.
             name: the argument's name, for the message.
 
         Raises:
-            ConfigError: no such duration.
+            ConfigError: the text is not a duration.
         """
         if isinstance(text, Duration):
             return text
@@ -78,7 +78,7 @@ class Duration:
         return f"{self.count} {self.unit if self.count != 1 else self.unit[:-1]}"
 
     def done(self, position: Position) -> int:
-        """How much of the unit is done."""
+        """Return the number of epochs or steps done, by the duration's unit."""
         return position.epoch if self.unit == "epochs" else position.step
 
     def over(self, position: Position) -> bool:
@@ -86,13 +86,13 @@ class Duration:
         return self.done(position) >= self.count
 
     def due(self, position: Position, *, epoch_ended: bool) -> bool:
-        """Whether something that happens every so often is due, right after a step or an epoch's end."""
+        """Whether a task with this interval is due at a position right after a step or an epoch's end."""
         if self.unit == "epochs":
             return epoch_ended and position.epoch % self.count == 0
         return position.step > 0 and position.step % self.count == 0
 
     def steps(self, batches: int | None) -> int | None:
-        """The number of steps, where that is known."""
+        """Return the number of steps, or None if the number of batches is unknown."""
         if self.unit == "steps":
             return self.count
         return None if batches is None else self.count * batches

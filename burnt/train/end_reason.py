@@ -1,4 +1,4 @@
-"""How a training ended, written to its run: finished, stopped, or crashed and by what."""
+"""Records in the run store how a training ended: finished, stopped, or crashed and why."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Cause", "Ending", "cause_of"]
 
 Cause = Literal["exception", "nan", "out of memory"]
 
-_MOST_CHARACTERS = 20_000  # of a traceback; recursion makes long ones
+_MAX_TRACEBACK_CHARACTERS = 20_000  # of a traceback; recursion errors are long
 
-# What allocators say that have no exception class of their own.
-_NO_MEMORY = (
+# Messages of allocators that raise a generic RuntimeError.
+_OUT_OF_MEMORY_MESSAGES = (
     "can't allocate memory",
     "not enough memory",
     "out of memory",
@@ -29,14 +29,14 @@ _NO_MEMORY = (
 
 
 class Ending(AbstractContextManager["Ending"]):
-    """Closes a run with the state and the reason that the block's end implies; an error is an event as well.
+    """Context manager that closes a run with its end state and reason, and records an error as an event.
 
     Args:
-        writer: of the run.
-        position: how far the training has come.
+        writer: the run's writer.
+        position: the current position of the training.
 
     Attributes:
-        reason: why the training ended, if it was by no error.
+        reason: why the training ended, if no error was raised.
     """
 
     def __init__(self, writer: RunWriter, position: Position) -> None:
@@ -48,46 +48,46 @@ class Ending(AbstractContextManager["Ending"]):
         if error is None:
             self._writer.close("finished" if self.reason == "finished" else "stopped", self.reason)
         elif isinstance(error, KeyboardInterrupt):
-            self._writer.close("stopped", "interrupted at once, nothing saved since the last checkpoint")
+            self._writer.close("stopped", "interrupted at once; nothing was saved after the last checkpoint")
         else:
-            self._writer.event("error", self._position.step, **_facts(error))
+            self._writer.event("error", self._position.step, **_error_details(error))
             self._writer.close("crashed", f"{type(error).__name__}: {error}")
 
 
 def cause_of(error: BaseException) -> Cause:
-    """What kind of an end an error is.
+    """Return the cause of an error: ``"nan"``, ``"out of memory"`` or ``"exception"``.
 
     >>> cause_of(MemoryError()), cause_of(ValueError("no such file"))
     ('out of memory', 'exception')
     """
     seen: set[int] = set()
-    known: BaseException | None = error
-    while known is not None and id(known) not in seen:  # what was raised from it may say something else
-        seen.add(id(known))
-        if isinstance(known, NonFiniteError):
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:  # the cause may be further up the chain
+        seen.add(id(current))
+        if isinstance(current, NonFiniteError):
             return "nan"
-        if isinstance(known, MemoryError | torch.OutOfMemoryError):
+        if isinstance(current, MemoryError | torch.OutOfMemoryError):
             return "out of memory"
-        text = known.found if isinstance(known, BurntError) else str(known)
-        if isinstance(known, RuntimeError | BurntError) and any(
-            word in str(text).lower() for word in _NO_MEMORY
+        text = current.found if isinstance(current, BurntError) else str(current)
+        if isinstance(current, RuntimeError | BurntError) and any(
+            word in str(text).lower() for word in _OUT_OF_MEMORY_MESSAGES
         ):
             return "out of memory"
-        known = known.__cause__ or (None if known.__suppress_context__ else known.__context__)
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
     return "exception"
 
 
-def _facts(error: BaseException) -> dict[str, object]:
+def _error_details(error: BaseException) -> dict[str, object]:
     text = "".join(traceback.format_exception(error))
-    if len(text) > _MOST_CHARACTERS:
-        half = _MOST_CHARACTERS // 2
+    if len(text) > _MAX_TRACEBACK_CHARACTERS:
+        half = _MAX_TRACEBACK_CHARACTERS // 2
         text = f"{text[:half]}\n... {len(text) - 2 * half:,} characters ...\n{text[-half:]}"
-    facts: dict[str, object] = {
+    details: dict[str, object] = {
         "error": type(error).__name__,
         "message": str(error),
         "cause": cause_of(error),
         "traceback": text,
     }
     if isinstance(error, NonFiniteError) and error.steps is not None:
-        facts["first_step"], facts["last_step"] = error.steps
-    return facts
+        details["first_step"], details["last_step"] = error.steps
+    return details

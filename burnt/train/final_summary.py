@@ -1,4 +1,4 @@
-"""What is printed when a training is over: its values, what it left on disk, how to look at it again."""
+"""The summary printed at the end of a training: metric values, checkpoints, and commands to view the run."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from burnt.train.format import value_text
 from burnt.train.metrics.base import Metric
 from burnt.train.store import RunReader
 
-__all__ = ["closing_text"]
+__all__ = ["format_summary"]
 
 
-def closing_text(
+def format_summary(
     folder: Path,
     values: Mapping[str, float],
     metrics: Sequence[Metric],
     saved: Sequence[Saved],
     keepers: Sequence[Keeper],
 ) -> str:
-    """A few lines for a terminal or a log.
+    """Return the summary as text for a terminal or a log.
 
     Args:
-        folder: the run's folder; its store is read for the best values.
-        values: the last ones, ``{"valid/loss": 0.1}``.
-        metrics: those that were measured.
-        saved: the checkpoints that are kept, oldest first.
-        keepers: why they are.
+        folder: the run folder; the best values are read from its store.
+        values: the last metric values, ``{"valid/loss": 0.1}``.
+        metrics: the metrics that were computed.
+        saved: the checkpoints on disk, oldest first.
+        keepers: the keepers that selected them.
     """
-    lines = _table(folder, values, metrics)
+    lines = _format_table(folder, values, metrics)
     if saved:
-        lines.append(f"checkpoints in {saved[0].path.parent}: {_checkpoints(saved, keepers)}")
+        lines.append(f"Checkpoints in {saved[0].path.parent}: {_format_checkpoints(saved, keepers)}")
     where = shlex.quote(str(folder))
-    lines.append(f"to look again: burnt runs show {where}, burnt monitor {where}")
+    lines.append(f"To view the run: burnt runs show {where}, burnt monitor {where}")
     return "\n".join(lines)
 
 
-def _table(folder: Path, values: Mapping[str, float], metrics: Sequence[Metric]) -> list[str]:
+def _format_table(folder: Path, values: Mapping[str, float], metrics: Sequence[Metric]) -> list[str]:
     splits = [split for split in ("train", "valid") if any(key.startswith(f"{split}/") for key in values)]
     if not splits:
         return []
-    best = _best(folder, splits[-1], metrics)
+    best = _best_values(folder, splits[-1], metrics)
     rows = [["", *splits, *([f"best {splits[-1]}"] if best else [])]]
     for metric in metrics:
         keys = [f"{split}/{metric.name}" for split in splits]
@@ -60,8 +60,8 @@ def _table(folder: Path, values: Mapping[str, float], metrics: Sequence[Metric])
     ]
 
 
-def _best(folder: Path, split: str, metrics: Sequence[Metric]) -> dict[str, str]:
-    """The best values of a split and where they were; those that cannot be read are left out."""
+def _best_values(folder: Path, split: str, metrics: Sequence[Metric]) -> dict[str, str]:
+    """Return the best value of each metric on a split with its step, as text; skip unreadable ones."""
     best = {}
     try:
         with RunReader(folder) as reader:
@@ -71,22 +71,22 @@ def _best(folder: Path, split: str, metrics: Sequence[Metric]) -> dict[str, str]
                     found = reader.best(metric.name, split, higher=metric.higher_is_better)
                     if found is not None:
                         best[metric.name] = f"{value_text(found.value)} at step {found.step}"
-    except BurntError:  # a store that could not be written has been reported already
+    except BurntError:  # a store that could not be written was already reported
         return {}
     return best
 
 
-def _checkpoints(saved: Sequence[Saved], keepers: Sequence[Keeper]) -> str:
-    """Each by its name, with what it is kept for."""
-    why: dict[Path, list[str]] = {entry.path: [] for entry in saved}
-    why[saved[-1].path].append("newest")
+def _format_checkpoints(saved: Sequence[Saved], keepers: Sequence[Keeper]) -> str:
+    """Return the checkpoints' names, each with the reasons why it is kept."""
+    reasons: dict[Path, list[str]] = {entry.path: [] for entry in saved}
+    reasons[saved[-1].path].append("newest")
     for entry in saved:
         if entry.kept:
-            why[entry.path].append("asked for")
+            reasons[entry.path].append("saved by command")
     for keeper in keepers:
         if isinstance(keeper, KeepBest):
             for entry in keeper.keep(saved):
-                why[entry.path].append(f"best {keeper.monitored.key}")
+                reasons[entry.path].append(f"best {keeper.monitored.key}")
     return ", ".join(
-        f"{path.name} ({', '.join(words)})" if words else path.name for path, words in why.items()
+        f"{path.name} ({', '.join(words)})" if words else path.name for path, words in reasons.items()
     )

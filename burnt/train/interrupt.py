@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and a lost terminal: once to finish the step and save, twice to stop at once."""
+"""Signal handling: the first SIGINT, SIGTERM or SIGHUP finishes the step and saves; the second stops now."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(SystemExit):
-    """A training that was interrupted has saved what it had.
+    """Raised after a signal interrupted the training and its state was saved.
 
-    A `SystemExit`, so that a program which does nothing about it ends quietly with the exit code that shells
-    expect: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+    It is a `SystemExit`: a program that does not catch it ends without a traceback and with the exit code that
+    shells expect: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
     """
 
 
 class Interruption:
-    """Catches SIGINT, SIGTERM and SIGHUP while it is entered; does nothing outside of the main thread.
+    """Context manager that catches SIGINT, SIGTERM and SIGHUP; does nothing outside of the main thread.
 
-    A SIGHUP that is ignored, as under nohup, stays ignored.
+    An ignored SIGHUP, as under nohup, stays ignored.
 
     Args:
-        announce: told what was asked for, at the first signal.
-        outlive: asked at each signal whether the training goes on as if it had not come.
+        announce: called with a message at the first signal.
+        should_ignore: called at each signal; if it returns True, the training continues as if there was none.
     """
 
     def __init__(
         self,
         announce: Callable[[str], None],
-        outlive: Callable[[signal.Signals], bool] = lambda number: False,
+        should_ignore: Callable[[signal.Signals], bool] = lambda number: False,
     ) -> None:
         self.signal: signal.Signals | None = None
         self._announce = announce
-        self._outlive = outlive
+        self._should_ignore = should_ignore
         self._previous: dict[signal.Signals, object] = {}
         self._process = os.getpid()
 
@@ -58,23 +58,24 @@ class Interruption:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def error(self) -> Interrupted:
-        """What to raise once everything is saved."""
+        """Return the exception to raise once everything is saved."""
         assert self.signal is not None
         return Interrupted(128 + self.signal)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:
-            # A forked worker, of a DataLoader for one. Ctrl-C reaches it too, and the step that is to be
-            # finished may need its batch; whoever ends it does so by SIGTERM.
+            # A forked worker, for example of a DataLoader. Ctrl-C reaches it too, but the step in progress
+            # may need its batch, so only SIGTERM ends it.
             if number == signal.SIGTERM:
                 signal.signal(number, self._previous[signal.SIGTERM])  # type: ignore[arg-type]
                 signal.raise_signal(number)
             return
-        if self._outlive(signal.Signals(number)):
+        if self._should_ignore(signal.Signals(number)):
             return
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
-        # The signal may have come in the middle of a print, which lets no other one in between.
+        # The signal may have interrupted a print; printing again then raises RuntimeError (reentrant call).
+        again = "Press Ctrl-C again" if self.signal == signal.SIGINT else f"Send {self.signal.name} again"
         with contextlib.suppress(RuntimeError):
-            self._announce(f"{self.signal.name}: finishing the step and saving; once more to stop at once")
+            self._announce(f"Stop requested: finishing this step, then saving. {again} to stop now.")

@@ -1,4 +1,4 @@
-"""Learner: a model, an optimizer, a schedule, and what a step is."""
+"""Learner: a model with its optimizer, learning rate schedule and step functions."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from burnt.train.step import StepOutput
 __all__ = ["Learner", "StepFunction"]
 
 StepFunction = Callable[[torch.nn.Module, Any], StepOutput]
-"""What a step is when the model has no `training_step`: model and batch in, StepOutput out."""
+"""A step of a model without a `training_step`: ``step(model, batch) -> StepOutput``."""
 
 
 class Learner:
-    """What is trained, and how a step of it goes.
+    """A model with everything needed to train it.
 
     Args:
-        model: a burnt Module or any torch module. What `torch.compile` wrapped is taken as compiled in place,
-            so that its steps run compiled and its parameters keep their paths.
+        model: a burnt Module or any torch module. A model wrapped by `torch.compile` is unwrapped and
+            compiled in place, so that its steps run compiled and its parameters keep their paths.
         optimizer: an optimizer of `burnt.optim`.
         schedule: the learning rate: a schedule of `burnt.optim`, a number, or a function of the steps done.
-        step: ``step(model, batch) -> StepOutput`` for a model without a `training_step`.
-        validation_step: the same for validation; the model's `validation_step`, or the step, by default.
+        step: ``step(model, batch) -> StepOutput``, for a model without a `training_step`.
+        validation_step: the same for validation; by default the model's `validation_step`, or the training
+            step.
 
     Raises:
-        DefinitionError: the model has no `training_step` and no step was given; no optimizer of burnt.
+        DefinitionError: `optimizer` is not an optimizer of burnt, or the model has no `training_step` and no
+            `step` was given.
 
     >>> import burnt
     >>> from burnt import nn, optim
@@ -49,13 +51,13 @@ class Learner:
     ) -> None:
         if not isinstance(optimizer, Optimizer):
             raise DefinitionError(
-                "the Learner needs an optimizer of burnt",
-                expected="burnt.optim.AdamW() or another, made without parameters",
+                "the Learner needs a burnt optimizer",
+                expected="burnt.optim.AdamW() or another optimizer, built without parameters",
                 found=type(optimizer).__name__,
             )
         if step is None and not callable(getattr(model, "training_step", None)):
             raise DefinitionError(
-                f"{type(model).__name__} does not say what a training step is",
+                f"{type(model).__name__} has no training step",
                 expected="a method training_step(batch) -> StepOutput, or Learner(..., step=function)",
                 found="neither",
             )
@@ -80,7 +82,7 @@ def _method(name: str) -> StepFunction:
 
 
 class Steps(torch.nn.Module):
-    """A model's steps as its `forward`: what wraps the model (hooks, DDP) sees them through `__call__`."""
+    """A module whose `forward` runs a step, so that wrappers (hooks, DDP) see each step as a call."""
 
     def __init__(self, learner: Learner) -> None:
         super().__init__()
@@ -89,24 +91,24 @@ class Steps(torch.nn.Module):
         self._validation = learner.validation_step
 
     def forward(self, batch: Any, validating: bool = False) -> StepOutput:
-        """One step on a batch.
+        """Run one step on a batch.
 
         Raises:
-            DefinitionError: the step returned something else than a StepOutput.
+            DefinitionError: the step did not return a StepOutput.
         """
         step = self._validation if validating else self._training
         return checked_output(step(self.model, batch), step, "validation" if validating else "training")
 
 
 def checked_output(output: Any, step: StepFunction, kind: str) -> StepOutput:
-    """What a step returned, if it is what a step returns.
+    """Return `output` if it is a StepOutput.
 
     Raises:
         DefinitionError: it is something else.
     """
     if not isinstance(output, StepOutput):
         raise DefinitionError(
-            f"the {kind} step returned no StepOutput",
+            f"the {kind} step did not return a StepOutput",
             where=getattr(step, "__qualname__", repr(step)),
             expected="burnt.train.StepOutput(loss=..., outputs=..., targets=...)",
             found=type(output).__name__,

@@ -1,7 +1,7 @@
-"""The training loop: epochs, steps, validation, and what happens in between.
+"""The training loop: epochs, steps, validation, checkpoints and run commands.
 
-This file is meant to be read, and copied by whoever wants a loop of their own. What it calls are small
-objects: a loader, the steps of a Learner, metrics, checkpoints, stopping, the run store, a reporter.
+Read this file to see what a training does, or copy it as the start of a custom loop. It calls small objects:
+a loader, the Learner's steps, metrics, checkpoints, early stopping, the run store and a reporter.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ __all__ = ["Loop", "run_validation"]
 
 @dataclasses.dataclass
 class Loop:
-    """One training, from where `position` says to its end.
+    """One training, from `position` to its end.
 
-    `train_metrics` begins with the loss. `epoch_rng` holds the random states at the start of the epoch: where
-    a training goes on in the middle of one, a loader that cannot skip gives the batches it has had once more,
-    and draws from these states for them.
+    The first of `train_metrics` is the loss. `epoch_rng` holds the random states at the start of the epoch:
+    when a training resumes in the middle of an epoch, a loader that cannot skip batches repeats the earlier
+    ones, and must draw the same random numbers for them.
     """
 
     learner: Learner
@@ -70,27 +70,27 @@ class Loop:
     epoch_rng: RandomStates
 
     def run(self) -> str:
-        """Train until the duration is over, stopping says so, or somebody does; returns which of them."""
-        self.control.attach(functools.partial(self.save, kept=True), self.doing)
+        """Train until the duration is over, early stopping triggers or a user stops it; return which one."""
+        self.control.attach(functools.partial(self.save, kept=True), self.show_activity)
         self.params = dict(self.learner.model.named_parameters())
         self.batches_per_epoch = self.train.num_batches()
-        # A step of somebody's own may take no more than it has to.
-        self.clips_in_step = "clip_norm" in inspect.signature(self.learner.optimizer.step).parameters
-        self.logged: Sequence[Sums] = read(self.train_metrics)
+        # A user's optimizer may not accept the optional argument clip_norm.
+        self.step_clips_norm = "clip_norm" in inspect.signature(self.learner.optimizer.step).parameters
+        self.logged_sums: Sequence[Sums] = read(self.train_metrics)
         self.clock, self.activity = TrainingClock(), "training"
         self.before_validation: RandomStates | None = None
-        self.logged_step, self.logged_seconds, self.waited = self.position.step, 0.0, 0.0
+        self.logged_step, self.logged_seconds, self.data_wait_seconds = self.position.step, 0.0, 0.0
         self.learning_rate = math.nan
         self.validated_step = self.saved_step = -1
-        self.saved_kept = False
+        self.is_saved_kept = False
         self.steps.train()
-        self.tell_progress()
+        self.report_progress()
         reason = None
         if self.position.pending:
             self.position.pending = False
-            reason = self.between(epoch_ended=self.position.batch == 0)
+            reason = self.run_due_tasks(epoch_ended=self.position.batch == 0)
         elif self.duration.over(self.position):
-            reason = "finished"  # a run that had come to its end, and is resumed, has nothing left to do
+            reason = "finished"  # a finished run was resumed: no steps are left
         if reason is None and self.stopping is not None and self.stopping.over:
             reason = "stopped early"
         while reason is None:
@@ -98,98 +98,108 @@ class Loop:
         return reason
 
     def epoch(self) -> str | None:
-        """The steps of an epoch, or of what is left of it; why the training ends here, if it does."""
+        """Run the remaining steps of the epoch; return why the training ends, or None to continue."""
         position, optimizer, control = self.position, self.learner.optimizer, self.control
-        resumed_at = position.batch
-        asked = perf_counter()
+        first_batch = position.batch
+        wait_start = perf_counter()
         for batch in self.batches():
-            self.waited += perf_counter() - asked
+            self.data_wait_seconds += perf_counter() - wait_start
             with self.autocast():
-                output = self.steps(self.placed(batch))
+                output = self.steps(self.to_device(batch))
             grads = Gradients.of(output.loss, self.params)
             self.learning_rate = control.learning_rate(position.step)
             if self.clip_norm is None:
                 optimizer.step(self.learning_rate, self.params, grads)
-            elif self.clips_in_step:
+            elif self.step_clips_norm:
                 optimizer.step(self.learning_rate, self.params, grads, clip_norm=self.clip_norm)
             else:
                 optimizer.step(self.learning_rate, self.params, grads.clip_norm(self.clip_norm))
             for metric in self.train_metrics:
                 metric.update(output)
-            # The next step must not find the memory of this one's gradients and outputs taken.
+            # Free this step's gradients and outputs before the next step allocates its own.
             del output, grads
             position.step += 1
             position.batch += 1
             if position.step % self.log_every == 0:
                 self.log()
-            # The last batch's turn comes below, when the epoch has been counted.
-            if position.batch != self.batches_per_epoch and (reason := self.between()) is not None:
+            # After the last batch, the due tasks run below, once the epoch is counted.
+            if position.batch != self.batches_per_epoch and (reason := self.run_due_tasks()) is not None:
                 return reason
-            asked = perf_counter()
-        if position.batch == 0 and resumed_at == 0:
+            wait_start = perf_counter()
+        if position.batch == 0 and first_batch == 0:
             raise DataError(
-                f"epoch {position.epoch + 1} gave no batches", hint="can the iterable be gone through again?"
+                f"epoch {position.epoch + 1} gave no batches",
+                hint="can the iterable be iterated more than once?",
             )
         self.log()
         position.epoch, position.batch = position.epoch + 1, 0
         self.end_epoch()
-        return self.between(epoch_ended=True)
+        return self.run_due_tasks(epoch_ended=True)
 
     def batches(self) -> Iterator[Any]:
-        """The batches of the epoch, or those that are left of it."""
+        """Iterate over the remaining batches of the epoch."""
         epoch, batch = self.position.epoch, self.position.batch
-        now = RandomStates.capture()
+        current_rng = RandomStates.capture()
         if batch == 0:
-            self.epoch_rng = now
+            self.epoch_rng = current_rng
             return self.train.epoch(epoch, batch)
         self.epoch_rng.restore()
-        rest = self.train.epoch(epoch, batch)
-        now.restore()
-        return rest
+        remaining = self.train.epoch(epoch, batch)
+        current_rng.restore()
+        return remaining
 
-    def between(self, *, epoch_ended: bool = False) -> str | None:
-        """What is due after a step or an epoch: validation, a checkpoint, commands, the end and why."""
+    def run_due_tasks(self, *, epoch_ended: bool = False) -> str | None:
+        """Validate, save and process commands if due after a step or epoch; return why the training ends."""
         position = self.position
         over = self.duration.over(position)
-        fresh = {"train"} if epoch_ended else set()
+        updated_splits = {"train"} if epoch_ended else set()
         if over or self.validate_every.due(position, epoch_ended=epoch_ended):
             position.pending = not self.validate()
-            fresh.add("valid")
+            updated_splits.add("valid")
         stop = False
-        if not position.pending and self.stopping is not None and self.stopping.monitored.split in fresh:
+        if (
+            not position.pending
+            and self.stopping is not None
+            and self.stopping.monitored.split in updated_splits
+        ):
             stop = self.should_stop()
         if over or stop or self.checkpoint_every.due(position, epoch_ended=epoch_ended):
             self.save()
-        if not self.control.obey():
+        if not self.control.process_commands():
             self.save()
             return "interrupted"
         return "finished" if over else "stopped early" if stop else None
 
     def log(self) -> None:
-        """Read the metrics, tell the run store and the reporter; a loss that is not finite ends it here."""
+        """Write the metrics to the run store and the reporter; raise if the loss is not finite."""
         position, steps = self.position, self.position.step - self.logged_step
         if not steps:
             return
         sums, now = read(self.train_metrics), self.clock.seconds()
-        values = intervals(self.train_metrics, sums, self.logged)
+        values = intervals(self.train_metrics, sums, self.logged_sums)
         seconds = max(now - self.logged_seconds, 1e-9)
         speed = {
             "learning_rate": self.learning_rate,
             "steps_per_second": steps / seconds,
-            "samples_per_second": (sums[0][1] - self.logged[0][1]) / seconds,
-            "data_wait_share": min(self.waited / seconds, 1.0),
+            "samples_per_second": (sums[0][1] - self.logged_sums[0][1]) / seconds,
+            "data_wait_share": min(self.data_wait_seconds / seconds, 1.0),
         }
         self.writer.log(position.step, position.current_epoch, {**values, **speed}, "train")
-        self.tell_progress()
+        self.report_progress()
         self.reporter.step(position, values, speed)
-        loss = values.get("loss", 0.0)  # batches without an item have none
+        loss = values.get("loss", 0.0)  # batches without items have no loss
         if not math.isfinite(loss):
-            raise self.not_finite("the loss", loss, self.logged_step)
-        self.logged, self.logged_step, self.logged_seconds, self.waited = sums, position.step, now, 0.0
+            raise self.non_finite_error("the loss", loss, self.logged_step)
+        self.logged_sums, self.logged_step, self.logged_seconds, self.data_wait_seconds = (
+            sums,
+            position.step,
+            now,
+            0.0,
+        )
         self.kernels.record()
 
-    def tell_progress(self) -> None:
-        """Tell the run store how far the training has come, and what it is doing."""
+    def report_progress(self) -> None:
+        """Write the position and the current activity to the run store."""
         self.writer.progress(
             self.position.step,
             self.position.current_epoch,
@@ -200,22 +210,22 @@ class Loop:
         )
 
     @contextmanager
-    def doing(self, activity: str) -> Iterator[None]:
-        """Something else than training steps, which viewers see, and whose time is not that of steps."""
+    def show_activity(self, activity: str) -> Iterator[None]:
+        """Show `activity` to viewers while the block runs, and exclude its time from the step speed."""
         before = self.activity
         try:
             with self.clock.stopped():
                 self.activity = activity
-                self.tell_progress()
+                self.report_progress()
                 self.reporter.activity(activity)
                 yield
         finally:
             self.activity = before
-            self.tell_progress()
+            self.report_progress()
             self.reporter.activity(before)
 
-    def not_finite(self, what: str, value: float, since: int) -> NonFiniteError:
-        """What is said when the loss or a parameter has become NaN or infinite since a step."""
+    def non_finite_error(self, what: str, value: float, since: int) -> NonFiniteError:
+        """Return the error for a loss or parameter that became NaN or infinite after step `since`."""
         newest = self.checkpoints.newest() if self.checkpoints is not None else None
         error = NonFiniteError(
             f"{what} became {value}",
@@ -223,34 +233,42 @@ class Loop:
             expected="a finite number",
             found=f"{value} at a learning rate of {self.learning_rate:.3g}",
             hint="look for bad values in the data, or try a lower learning rate or clip_norm=1.0; "
-            + (f"{newest} is from before" if newest else "there is no checkpoint from before"),
+            + (
+                f"resume from the last checkpoint, {newest}"
+                if newest
+                else "there is no checkpoint to resume from"
+            ),
         )
         error.steps = (since + 1, self.position.step)
         return error
 
     def end_epoch(self) -> None:
-        """Keep the values of the whole epoch and forget its batches."""
+        """Record the metric values over the whole epoch, and reset the metrics."""
         values = intervals(self.train_metrics, read(self.train_metrics), None)
         for metric in self.train_metrics:
             metric.reset()
-        self.logged = read(self.train_metrics)
+        self.logged_sums = read(self.train_metrics)
         self.values |= {f"train/{name}": value for name, value in values.items()}
         self.writer.event("epoch", self.position.step, epoch=self.position.epoch, values=values)
         self.reporter.epoch(self.position, "train", values)
 
     def validate(self) -> bool:
-        """Go through the validation batches and keep the values; False when the training is to end."""
+        """Run the validation and record its values; return False if a stop request interrupted it."""
         if self.valid is None or self.validated_step == self.position.step:
             return True
         for metric in self.valid_metrics:
             metric.reset()
         self.before_validation = RandomStates.capture()
-        with self.doing("validating"):
-            wanted = itertools.takewhile(lambda _: self.control.obey(), self.valid.epoch(0))
-            run_validation(self.steps, map(self.placed, wanted), self.valid_metrics, self.autocast)
+        with self.show_activity("validating"):
+            batches_until_stop = itertools.takewhile(
+                lambda _: self.control.process_commands(), self.valid.epoch(0)
+            )
+            run_validation(
+                self.steps, map(self.to_device, batches_until_stop), self.valid_metrics, self.autocast
+            )
         rng, self.before_validation = self.before_validation, None
-        if self.control.ending:
-            rng.restore()  # the validation is done anew when the run is resumed, and draws what it drew
+        if self.control.is_ending:
+            rng.restore()  # a resumed run repeats this validation with the same random numbers
             return False
         values = intervals(self.valid_metrics, read(self.valid_metrics), None)
         self.values |= {f"valid/{name}": value for name, value in values.items()}
@@ -262,41 +280,43 @@ class Loop:
         return True
 
     def should_stop(self) -> bool:
-        """Ask the early stopping."""
+        """Update early stopping with the newest value; return whether to stop."""
         stopping = self.stopping
         assert stopping is not None
         stop = stopping.update(self.values.get(stopping.monitored.key, math.nan), self.position)
-        watched = {
+        monitor_state = {
             "metric": stopping.monitored.key,
             "best": stopping.best,
             "patience": str(stopping.patience),
         }
         self.writer.event(
-            "stopping", self.position.step, **watched, waited=stopping.waited, left=stopping.left
+            "stopping", self.position.step, **monitor_state, waited=stopping.waited, left=stopping.left
         )
         if stop:
-            self.writer.event("early_stopping", self.position.step, **watched)
-            better = "been a number" if stopping.best is None else f"become better than {stopping.best:.4g}"
+            self.writer.event("early_stopping", self.position.step, **monitor_state)
+            better = "been a number" if stopping.best is None else f"improved on {stopping.best:.4g}"
             self.reporter.message(
-                f"stopping early: {stopping.monitored.key} has not {better} in {stopping.patience}"
+                f"Stopping early: {stopping.monitored.key} has not {better} for {stopping.patience}."
             )
         return stop
 
     def save(self, *, kept: bool = False) -> None:
-        """Write a checkpoint, of a finite loss and finite parameters only; `kept`: one that always stays."""
+        """Write a checkpoint if loss and parameters are finite; with `kept`, it is never removed."""
         if (
             self.checkpoints is None
             or self.writer.gone
-            or (self.saved_step == self.position.step and self.saved_kept >= kept)
+            or (self.saved_step == self.position.step and self.is_saved_kept >= kept)
         ):
             return
-        with self.doing("saving"):
+        with self.show_activity("saving"):
             self.log()
             trained = {path: p.detach() for path, p in self.params.items() if p.requires_grad}
             if not Gradients(trained).finite():
                 path = next(path for path, value in trained.items() if not value.isfinite().all())
-                raise self.not_finite(f"{path}, after a finite loss,", math.nan, max(self.saved_step, 0))
-            # A checkpoint that is asked for in the middle of a validation is from before it.
+                raise self.non_finite_error(
+                    f"{path}, after a finite loss,", math.nan, max(self.saved_step, 0)
+                )
+            # A checkpoint requested during a validation holds the state from before that validation.
             validating = self.before_validation is not None
             saved = self.checkpoints.save(
                 self.learner.model,
@@ -311,10 +331,10 @@ class Loop:
             )
             self.writer.event("checkpoint", self.position.step, path=saved.path.name,
                               values=dict(saved.values), bytes=saved.bytes())  # fmt: skip
-        self.saved_step, self.saved_kept = -1 if validating else self.position.step, saved.kept
+        self.saved_step, self.is_saved_kept = -1 if validating else self.position.step, saved.kept
 
-    def placed(self, batch: Any) -> Any:
-        """A batch on the training's device."""
+    def to_device(self, batch: Any) -> Any:
+        """Return the batch on the training's device."""
         return batch if self.device.type == "cpu" else move(batch, self.device)
 
 
@@ -324,9 +344,9 @@ def run_validation(
     metrics: Sequence[Metric],
     autocast: Callable[[], AbstractContextManager[object]],
 ) -> None:
-    """Update metrics with the validation step on every batch, without gradients, in evaluation mode.
+    """Update metrics with the validation step on every batch, without gradients and in evaluation mode.
 
-    Afterwards every module is in the mode that it was in before.
+    Each module's training mode is restored afterwards.
     """
     modes = [(module, module.training) for module in steps.modules()]
     steps.eval()

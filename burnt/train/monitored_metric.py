@@ -1,4 +1,4 @@
-"""What stopping and checkpoints watch: a metric of a split, known before the run."""
+"""The metric of a split that early stopping and `KeepBest` monitor."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["Monitored"]
 
 
 class Monitored:
-    """A metric of a split, by object or by the name that it declares.
+    """A metric on a split.
 
     Args:
-        metric: the metric.
+        metric: the metric, as an object or by name.
         split: ``"valid"`` or ``"train"``.
     """
 
     def __init__(self, metric: Metric | str, split: str = "valid") -> None:
         if isinstance(metric, str) and "/" in metric:
-            split, metric = metric.split("/", 1)  # as values are named: "valid/loss"
+            split, metric = metric.split("/", 1)  # "valid/loss", as in the keys of `values`
         self.metric = metric
         self.split = split
 
@@ -31,29 +31,29 @@ class Monitored:
 
     @property
     def key(self) -> str:
-        """Split and name, as values are kept: ``"valid/loss"``."""
+        """The key in the dict of metric values: ``"valid/loss"``."""
         return f"{self.split}/{self.name}"
 
-    def resolve(self, metrics: Iterable[Metric], splits: Iterable[str], wanted_by: str) -> Metric:
-        """The metric of the run that is meant.
+    def resolve(self, metrics: Iterable[Metric], splits: Iterable[str], owner: str) -> Metric:
+        """Look the metric up among those of the run.
 
         Raises:
-            MetricError: the run has no such metric or split, or the metric has no better and worse.
+            MetricError: the run has no such metric or split, or the metric defines no better value.
         """
-        known = {metric.name: metric for metric in metrics}
-        found = known.get(self.name)
+        by_name = {metric.name: metric for metric in metrics}
+        found = by_name.get(self.name)
         if found is None:
-            guess = nearest(self.name, known)
+            guess = nearest(self.name, by_name)
             raise MetricError(
-                f"{wanted_by} monitors a metric that the run does not have",
+                f"{owner} monitors a metric that the run does not have",
                 where=self.key,
-                expected=f"one of: {', '.join(known)}",
+                expected=f"one of: {', '.join(by_name)}",
                 found=repr(self.name),
                 hint=f"did you mean {guess!r}?" if guess else "add it to metrics=[...]",
             )
         if self.split not in splits:
             raise MetricError(
-                f"{wanted_by} monitors a split that the run does not have",
+                f"{owner} monitors a split that the run does not have",
                 where=self.key,
                 expected=f"one of: {', '.join(splits)}",
                 found=repr(self.split),
@@ -61,26 +61,27 @@ class Monitored:
             )
         if found.higher_is_better is None or not found.scalar:
             raise MetricError(
-                f"{wanted_by} cannot monitor {self.name}", found="a metric without a better and a worse value"
+                f"{owner} cannot monitor {self.name}",
+                found="a metric that does not define which value is better",
             )
         return found
 
-    def known(self, metric: Metric | None, wanted_by: str) -> Metric:
-        """The metric, once it is an object.
+    def require_metric(self, metric: Metric | None, owner: str) -> Metric:
+        """Return the metric object.
 
         Raises:
-            MetricError: it was given by name, and no training has looked it up.
+            MetricError: it was given by name, and no training has resolved the name.
         """
         if metric is None:
             raise MetricError(
-                f"{wanted_by} knows its metric by name only",
+                f"{owner} has only the name of its metric",
                 where=self.key,
-                expected="a metric object, outside of a SupervisedTraining, which looks names up",
+                expected="a metric object; only SupervisedTraining resolves names",
                 found=repr(self.name),
-                hint=f"{wanted_by}(Loss(), ...)",
+                hint=f"{owner}(Loss(), ...)",
             )
         return metric
 
-    def better(self, value: float, best: float, metric: Metric, margin: float = 0.0) -> bool:
-        """Whether a value is better than the best one by more than a margin. NaN is never better."""
+    def is_better(self, value: float, best: float, metric: Metric, margin: float = 0.0) -> bool:
+        """Whether a value improves on the best one by more than a margin. NaN never does."""
         return value > best + margin if metric.higher_is_better else value < best - margin

@@ -1,4 +1,4 @@
-"""The precisions that a training may have."""
+"""Precision and strategy settings of a training."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NAMES = {"float32": "float32", "fp32": "float32", "bfloat16": "bfloat16", "bf16
 
 
 def check_precision(name: str) -> str:
-    """`"float32"` or `"bfloat16"`.
+    """Return ``"float32"`` or ``"bfloat16"`` for a precision setting.
 
     Raises:
-        UnsupportedError: another precision.
+        UnsupportedError: any other precision.
     """
     if name not in _NAMES:
         raise UnsupportedError(
@@ -28,22 +28,22 @@ def check_precision(name: str) -> str:
 
 
 def check_strategy(name: str) -> str:
-    """`"single"`, one device.
+    """Return ``"single"`` (one device) for a strategy setting.
 
     Raises:
-        UnsupportedError: another strategy.
+        UnsupportedError: any other strategy.
     """
     if name not in ("auto", "single"):
         raise UnsupportedError(
             f"strategy={name!r} does not exist",
             expected="auto or single: one device",
-            hint="the module works under torch's DDP and fully_shard in a loop of your own",
+            hint="for several devices, use torch's DDP or fully_shard in a custom loop",
         )
     return "single"
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """The context of a step: parameters stay float32, bfloat16 arithmetic where torch's autocast has it."""
+    """Return the autocast context of a step; for float32 it does nothing. Parameters stay float32."""
     if precision == "float32":
         return nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)

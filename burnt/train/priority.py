@@ -1,4 +1,4 @@
-"""Giving way to everything else on the machine, as what looks at a training must."""
+"""Lowers the priority of viewer processes, so that they do not slow the training down."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import contextlib
 import os
 from pathlib import Path
 
-__all__ = ["NICENESS", "give_way"]
+__all__ = ["NICENESS", "set_lowest_priority"]
 
 NICENESS = 19
 
 
-def give_way(pid: int = 0) -> None:
+def set_lowest_priority(pid: int = 0) -> None:
     """Give a process, with all its threads, the lowest priority.
 
     Args:
-        pid: of the process; 0 for this one.
+        pid: the process id; 0 for this process.
 
-    That is nice 19, and on Linux the class of idle tasks besides: whatever else wants a core gets it at once,
-    where it would wait for a few milliseconds for a task that is merely nice. It cannot be taken back.
+    Sets nice 19 and, on Linux, also the scheduling class SCHED_IDLE: any other task gets the core at once,
+    where it would wait a few milliseconds for a task that is only nice. This cannot be undone.
     """
-    # On Linux the priority is each thread's own.
+    # On Linux each thread has its own priority.
     tasks = Path(f"/proc/{pid or os.getpid()}/task")
     threads: list[int] = [pid]
-    with contextlib.suppress(OSError):  # no such system, or it has ended
+    with contextlib.suppress(OSError):  # no /proc, or the process has ended
         threads = [int(task.name) for task in tasks.iterdir()]
     for thread in threads:
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the thread has ended
             os.setpriority(os.PRIO_PROCESS, thread, NICENESS)
             if hasattr(os, "SCHED_IDLE"):
                 os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))

@@ -1,4 +1,4 @@
-"""What a training says while it runs: the full-screen monitor, a live view, plain lines, nothing."""
+"""Reporters show the progress of a training: full-screen monitor, live view, plain lines or nothing."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from burnt.train.duration import Position
 from burnt.train.format import duration_text, value_text, values_text
 from burnt.train.monitor_process import MonitorProcess
 from burnt.train.store import RunWriter
-from burnt.train.terminal import no_full_screen, no_terminal
+from burnt.train.terminal import no_full_screen_reason, no_terminal_reason
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = [
     "MONITORS",
-    "KeptReporter",
     "LiveReporter",
+    "LoggingReporter",
     "MonitorReporter",
     "PlainReporter",
     "Reporter",
@@ -35,45 +35,43 @@ __all__ = [
 
 MONITORS = ("auto", "tui", "live", "plain", "off")
 _SECONDS_BETWEEN_LINES = 5.0
-_UNSAID = 50  # messages
+_MAX_PENDING = 50  # messages
 
 
 class Reporter:
-    """What the loop tells of itself. This one keeps it to itself; others override what they show."""
+    """Receives progress from the loop. This base class shows nothing; subclasses override what they show."""
 
     def open(self, writer: RunWriter) -> None:
-        """The run's folder is there, and what is kept of the run goes through a writer."""
+        """Called when the run folder exists and its writer is open."""
 
     def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
-        """The training begins at a position, towards so many epochs and steps in all, where known."""
+        """Called when the training starts at a position; `epochs` and `steps` are totals, None if unknown."""
 
     def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
-        """Metrics were read."""
+        """Called after metrics were read, every `log_every` steps."""
 
     def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
-        """A split's values over an epoch are known."""
+        """Called with the metric values of a split over an epoch."""
 
     def activity(self, name: str) -> None:
-        """Something else than training takes its time."""
+        """Called when the activity changes, such as to ``"validating"`` and back to ``"training"``."""
 
     def message(self, text: str) -> None:
-        """A person should know this."""
+        """Show a message to the user."""
 
-    def signalled(self, number: signal.Signals) -> bool:
-        """A signal came that would end the training; whether it goes on nevertheless."""
+    def handle_signal(self, number: signal.Signals) -> bool:
+        """Called on a signal that ends the training; return True to ignore the signal and continue."""
         return False
 
     def close(self) -> None:
-        """The training is over."""
+        """Called when the training is over."""
 
 
 def check_monitor(monitor: str) -> str:
-    """A ``monitor=`` setting that can be carried out here.
-
-    For ``auto`` it is what the environment variable ``BURNT_MONITOR`` says, if that is set.
+    """Check a ``monitor=`` setting and return it; ``auto`` becomes ``BURNT_MONITOR`` if that variable is set.
 
     Raises:
-        UnsupportedError: there is no such setting, or it cannot be carried out.
+        UnsupportedError: the setting does not exist, or does not work in this terminal.
     """
     where = None
     if monitor == "auto" and os.environ.get("BURNT_MONITOR"):
@@ -85,26 +83,32 @@ def check_monitor(monitor: str) -> str:
             expected="auto, tui, live, plain or off",
             found=repr(monitor),
         )
-    if monitor == "tui" and (reason := no_full_screen()) is not None:
+    if monitor == "tui" and (reason := no_full_screen_reason()) is not None:
         raise UnsupportedError(
             "monitor='tui' cannot be shown here",
             where=where,
             expected="a terminal in the foreground, and textual",
             found=reason,
-            hint="pip install 'burnt[tui]'" if "textual" in reason else "'auto' takes what the place allows",
+            hint="pip install 'burnt[tui]'" if "textual" in reason else "use monitor='auto' or 'plain'",
         )
     return monitor
 
 
 def choose_reporter(monitor: str) -> Reporter:
-    """The reporter for a ``monitor=`` setting; ``auto`` is what fits the place.
+    """Return the reporter for a ``monitor=`` setting; ``auto`` selects the best one for this terminal.
 
     Raises:
-        UnsupportedError: there is no such setting, or it cannot be carried out here.
+        UnsupportedError: the setting does not exist, or does not work in this terminal.
     """
     monitor = check_monitor(monitor)
     if monitor == "auto":
-        monitor = "plain" if no_terminal() is not None else "tui" if no_full_screen() is None else "live"
+        monitor = (
+            "plain"
+            if no_terminal_reason() is not None
+            else "tui"
+            if no_full_screen_reason() is None
+            else "live"
+        )
     if monitor == "tui":
         return MonitorReporter()
     if monitor == "live":
@@ -112,198 +116,203 @@ def choose_reporter(monitor: str) -> Reporter:
     return PlainReporter(sys.stdout) if monitor == "plain" else Reporter()
 
 
-class KeptReporter(Reporter):
-    """Another reporter, and what it tells persons kept in the run store's log.
+class LoggingReporter(Reporter):
+    """Wraps another reporter and also writes its messages to the run store's log.
 
     Args:
-        shown: the other.
+        inner: the wrapped reporter.
     """
 
-    def __init__(self, shown: Reporter) -> None:
-        self.shown = shown
+    def __init__(self, inner: Reporter) -> None:
+        self.inner = inner
         self._writer: RunWriter | None = None
-        self._early: list[str] = []
+        self._early_messages: list[str] = []
 
     def open(self, writer: RunWriter) -> None:
-        """Keep what was said so far as well."""
+        """Log the messages of before the writer was open."""
         self._writer = writer
-        for text in self._early:
+        for text in self._early_messages:
             writer.log_line(text)
-        self.shown.open(writer)
+        self.inner.open(writer)
 
     def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
-        """Keep the title."""
-        self._keep(title)
-        self.shown.start(title, position, epochs, steps)
+        """Log the title."""
+        self._log(title)
+        self.inner.start(title, position, epochs, steps)
 
     def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
-        """Passed on; the values are in the run store anyway."""
-        self.shown.step(position, values, speed)
+        """Forward the values; the loop itself writes them to the run store."""
+        self.inner.step(position, values, speed)
 
     def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
-        """Keep a line."""
-        self._keep(f"epoch {position.current_epoch}  {split:<5}  {values_text(values)}")
-        self.shown.epoch(position, split, values)
+        """Log a line with the values."""
+        self._log(f"epoch {position.current_epoch}  {split:<5}  {values_text(values)}")
+        self.inner.epoch(position, split, values)
 
     def activity(self, name: str) -> None:
-        """Passed on."""
-        self.shown.activity(name)
+        """Forward the activity."""
+        self.inner.activity(name)
 
     def message(self, text: str) -> None:
-        """Keep the text."""
-        self._keep(text)
-        self.shown.message(text)
+        """Log the text."""
+        self._log(text)
+        self.inner.message(text)
 
-    def signalled(self, number: signal.Signals) -> bool:
-        """Say so if it is outlived."""
-        outlived = self.shown.signalled(number)
-        if outlived:
-            # The signal may have come in the middle of a print, which lets no other one in between.
+    def handle_signal(self, number: signal.Signals) -> bool:
+        """Forward the signal, and report it if the training ignores it."""
+        ignored = self.inner.handle_signal(number)
+        if ignored:
+            # The signal may have interrupted a print; printing then raises RuntimeError (reentrant call).
             with contextlib.suppress(RuntimeError):
-                self.message(f"{number.name}: the training goes on without its terminal")
-        return outlived
+                self.message(f"{number.name}: the terminal was closed; the training continues without it.")
+        return ignored
 
     def close(self) -> None:
-        """Passed on."""
-        self.shown.close()
+        """Close the wrapped reporter."""
+        self.inner.close()
 
-    def _keep(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         if self._writer is None:
-            self._early.append(text)
+            self._early_messages.append(text)
         else:
-            _keep(self._writer, text, "info")
+            _write_log_line(self._writer, text, "info")
 
 
-def _keep(writer: RunWriter, text: str, level: str) -> None:
-    # What is said once the run is closed, of how to go on for one, is no part of it.
+def _write_log_line(writer: RunWriter, text: str, level: str) -> None:
+    # Messages after the run is closed, such as how to resume, are not logged.
     with contextlib.suppress(RunError):
         writer.log_line(text, level)
 
 
 class PlainReporter(Reporter):
-    """A line for each epoch and split, and one every few seconds in between, for logs and pipes."""
+    """Prints a line for each epoch and split, and one every few seconds in between, for logs and pipes."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._spoke = time.monotonic()
-        self._gone = False
+        self._last_printed = time.monotonic()
+        self._output_closed = False
         self._steps: int | None = None
         self._epochs: int | None = None
 
     def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
-        """The title, and where a resumed training goes on."""
+        """Print the title."""
         self._epochs, self._steps = epochs, steps
-        self._say(title)
+        self._print_line(title)
 
     def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
-        """A line, if the last one is some seconds old."""
-        if time.monotonic() - self._spoke < _SECONDS_BETWEEN_LINES:
+        """Print a line if the last one is at least 5 seconds old."""
+        if time.monotonic() - self._last_printed < _SECONDS_BETWEEN_LINES:
             return
         parts = [
-            f"{self._where(position)}  step {position.step}" + (f"/{self._steps}" if self._steps else "")
+            f"{self._epoch_label(position)}  step {position.step}"
+            + (f"/{self._steps}" if self._steps else "")
         ]
         parts += [values_text(values), f"{speed['samples_per_second']:,.0f} samples/s"]
         if self._steps and speed["steps_per_second"]:
             parts.append("eta " + duration_text((self._steps - position.step) / speed["steps_per_second"]))
-        self._say("  ".join(parts))
+        self._print_line("  ".join(parts))
 
     def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
-        """The values of a split over an epoch."""
-        self._say(f"{self._where(position)}  {split:<5}  {values_text(values)}")
+        """Print the values of a split over an epoch."""
+        self._print_line(f"{self._epoch_label(position)}  {split:<5}  {values_text(values)}")
 
     def message(self, text: str) -> None:
-        """The text."""
-        self._say(text)
+        """Print the text."""
+        self._print_line(text)
 
-    def _where(self, position: Position) -> str:
+    def _epoch_label(self, position: Position) -> str:
         total = f"/{self._epochs}" if self._epochs else ""
         return f"epoch {position.current_epoch:>{len(total) - 1 if total else 1}}{total}"
 
-    def _say(self, text: str) -> None:
-        self._spoke = time.monotonic()
-        if self._gone:
+    def _print_line(self, text: str) -> None:
+        self._last_printed = time.monotonic()
+        if self._output_closed:
             return
         try:
             print(text, file=self._out, flush=True)
         except OSError:
-            # Who was reading is gone (`| head`, a closed terminal); the run store has it all.
-            self._gone = True
+            # The reader is gone (`| head`, a closed terminal); the run store still records everything.
+            self._output_closed = True
 
 
 class MonitorReporter(PlainReporter):
-    """The full-screen monitor in a process of its own; plain lines before it and after it.
+    """Shows the full-screen monitor, run by the monitor process; prints plain lines before and after it.
 
-    Messages that come while it shows are printed when it is closed.
+    Messages that arrive while the monitor has the terminal are printed when it closes.
     """
 
     def __init__(self) -> None:
         super().__init__(sys.stdout)
-        self._companion: MonitorProcess | None = None
+        self._monitor: MonitorProcess | None = None
         self._writer: RunWriter | None = None
-        self._unsaid: deque[str] = deque(maxlen=_UNSAID)
-        self._hurry = False
+        self._pending: deque[str] = deque(maxlen=_MAX_PENDING)
+        self._close_at_once = False
 
     def open(self, writer: RunWriter) -> None:
-        """Nothing to be seen yet."""
+        """Keep the writer; nothing is shown yet."""
         self._writer = writer
 
     def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
-        """The title, and the monitor."""
+        """Print the title and open the monitor."""
         super().start(title, position, epochs, steps)
         assert self._writer is not None
-        self._companion = MonitorProcess(self._writer.folder, printed=self._printed, returned=self._returned)
-        self._companion.open()
+        self._monitor = MonitorProcess(
+            self._writer.folder, on_line=self._log_output, on_return=self._on_return
+        )
+        self._monitor.open()
 
     def message(self, text: str) -> None:
-        """The text, now or later."""
-        # Appended before the look: the monitor may close on its thread, which empties this, at any moment.
-        self._unsaid.append(text)
+        """Print the text, now or when the monitor closes."""
+        # Append before the check: the monitor may close at any moment, and its thread then prints the queue.
+        self._pending.append(text)
         if not self._showing():
-            self._say_unsaid()
+            self._print_pending()
 
-    def signalled(self, number: signal.Signals) -> bool:
-        """A terminal that is closed does not end a training that does not need it."""
-        if self._companion is None or number != signal.SIGHUP:
-            self._hurry = number != signal.SIGINT  # who sends SIGTERM waits for the end, not for the monitor
+    def handle_signal(self, number: signal.Signals) -> bool:
+        """Ignore SIGHUP while the monitor process exists: a closed terminal does not end the training."""
+        if self._monitor is None or number != signal.SIGHUP:
+            self._close_at_once = (
+                number != signal.SIGINT
+            )  # the sender of SIGTERM waits for the program to end
             return False
-        self._companion.hang_up()
+        self._monitor.hang_up()
         return True
 
     def close(self) -> None:
-        """Take the terminal back."""
-        if self._companion is not None:
-            self._companion.close(at_once=self._hurry)
+        """Close the monitor and take the terminal back."""
+        if self._monitor is not None:
+            self._monitor.close(at_once=self._close_at_once)
 
     def _showing(self) -> bool:
-        return self._companion is not None and self._companion.showing
+        return self._monitor is not None and self._monitor.showing
 
-    def _say(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         if not self._showing():
-            super()._say(text)
+            super()._print_line(text)
 
-    def _say_unsaid(self) -> None:
+    def _print_pending(self) -> None:
         while True:
             try:
-                text = self._unsaid.popleft()
-            except IndexError:  # all is said, by this thread or by another
+                text = self._pending.popleft()
+            except IndexError:  # all were printed, by this thread or another
                 return
-            self._say(text)
+            self._print_line(text)
 
-    def _printed(self, text: str) -> None:
+    def _log_output(self, text: str) -> None:
         assert self._writer is not None
-        _keep(self._writer, text, "output")
+        _write_log_line(self._writer, text, "output")
 
-    def _returned(self, why: str | None) -> None:
-        """The terminal is back; told on a thread of the monitor's."""
-        self._say_unsaid()
-        if self._companion is not None and self._companion.has_output:
-            self._say(f"what was printed meanwhile is in {self._companion.output}")
+    def _on_return(self, why: str | None) -> None:
+        """Print pending messages and why the monitor closed; called from the monitor's thread."""
+        self._print_pending()
+        if self._monitor is not None and self._monitor.has_output:
+            self._print_line(f"Output printed while the monitor was open: {self._monitor.output}")
         if why is not None:
-            self._say(why)
+            self._print_line(why)
 
 
 class LiveReporter(Reporter):
-    """A bar and a table that renew themselves four times a second; messages scroll by above them."""
+    """Shows a progress bar and a table, redrawn four times a second, with messages above them."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -318,42 +327,44 @@ class LiveReporter(Reporter):
         self._start_step = 0
         self._epochs: int | None = None
         self._steps: int | None = None
-        self._began = self._paused = time.monotonic()
+        self._started_at = self._activity_since = time.monotonic()
         self._values: dict[str, dict[str, float]] = {}
         self._speed: Mapping[str, float] = {}
         self._activity = "training"
 
     def start(self, title: str, position: Position, epochs: int | None, steps: int | None) -> None:
-        """Open the view."""
+        """Print the title and open the view."""
         self._title, self._position, self._start_step = title, position, position.step
-        self._epochs, self._steps, self._began = epochs, steps, time.monotonic()
+        self._epochs, self._steps, self._started_at = epochs, steps, time.monotonic()
         self._console.print(title, markup=False, highlight=False)
         self._live.start()
 
     def step(self, position: Position, values: Mapping[str, float], speed: Mapping[str, float]) -> None:
-        """Keep the values for the next picture."""
+        """Store the values for the next redraw."""
         self._position, self._speed = position, speed
         self._values["now"] = dict(values)
         self._activity = "training"
 
     def epoch(self, position: Position, split: str, values: Mapping[str, float]) -> None:
-        """Keep the values for the next picture."""
+        """Store the values of the split for the next redraw."""
         self._position = position
         self._values[split] = dict(values)
         self._activity = "training"
 
     def activity(self, name: str) -> None:
-        """Show what is going on."""
+        """Show the activity."""
         if self._activity == "paused" != name:
-            self._began += time.monotonic() - self._paused  # a pause says nothing about the time that is left
-        self._activity, self._paused = name, time.monotonic()
+            self._started_at += (
+                time.monotonic() - self._activity_since
+            )  # a pause must not count towards the eta
+        self._activity, self._activity_since = name, time.monotonic()
 
     def message(self, text: str) -> None:
-        """Print above the view."""
+        """Print the text above the view."""
         self._console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Leave the last picture standing and give the terminal back."""
+        """Draw the last state, leave it on the screen and release the terminal."""
         self._activity = "done"
         self._live.stop()
 
@@ -362,7 +373,7 @@ class LiveReporter(Reporter):
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
-        position, elapsed = self._position, time.monotonic() - self._began
+        position, elapsed = self._position, time.monotonic() - self._started_at
         bar = Table.grid(padding=(0, 1))
         epochs = f"/{self._epochs}" if self._epochs else ""
         steps = f"/{self._steps:,}" if self._steps else ""

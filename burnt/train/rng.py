@@ -1,4 +1,4 @@
-"""The global random states, taken and put back, so that a resumed run draws what it would have drawn."""
+"""Capture and restore the global random states, so that a resumed run draws the same random numbers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["RandomStates"]
 
 @dataclasses.dataclass(frozen=True)
 class RandomStates:
-    """The global random states at a moment.
+    """A snapshot of the global random states.
 
     Args:
-        tensors: torch's, of the CPU and of every CUDA device.
-        document: Python's and NumPy's, as JSON.
+        tensors: the states of torch: CPU and every CUDA device.
+        document: the states of Python and NumPy, as JSON.
     """
 
     tensors: dict[str, Tensor]
@@ -27,7 +27,7 @@ class RandomStates:
 
     @classmethod
     def capture(cls) -> RandomStates:
-        """The states as they are now."""
+        """Return the current states."""
         tensors = {"torch": torch.get_rng_state()}
         if torch.cuda.is_available():
             tensors |= {f"cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -42,7 +42,7 @@ class RandomStates:
         )
 
     def restore(self) -> None:
-        """Put the states back; those of CUDA devices that are not here are left out."""
+        """Restore the states; those of CUDA devices that this machine lacks are skipped."""
         torch.set_rng_state(self.tensors["torch"])
         if torch.cuda.is_available():
             for i in range(torch.cuda.device_count()):

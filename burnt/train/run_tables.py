@@ -1,6 +1,6 @@
-"""What a training records of its model and of the kernels that run, for viewers: tables, written once.
+"""Tables for viewers that a training writes to the run store: the model's layers, kernels and plans.
 
-None of it may fail a training: what cannot be found out is told by a line in the run's log.
+A failure here never stops a training: it is reported by a line in the run's log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KernelTables", "chosen_kernels", "pinned_kernels", "record_model"]
 
-_ROWS = 1_000
+_MAX_ROWS = 1_000
 _SECONDS_BETWEEN = 60.0
 _NO_GRADIENT = "torch differentiates the eager function"
 
@@ -30,12 +30,12 @@ Table = tuple[Sequence[str], list[list[object]]]
 
 
 def record_model(writer: RunWriter, model: torch.nn.Module, shapes: Mapping[str, str]) -> None:
-    """Record the table ``model``: each module with its path, what it is, its output and its own parameters.
+    """Record the table ``model``: each module's path, description, output shape and own parameters.
 
     Args:
-        writer: of the run.
+        writer: the run's writer.
         model: the model.
-        shapes: of outputs, by path, as far as they are known.
+        shapes: path -> output shape, for the modules where it is previous.
     """
 
     def table() -> Table:
@@ -56,32 +56,32 @@ class KernelTables:
     """Records the tables ``kernels`` and ``plans`` when they have changed, at most once a minute.
 
     Args:
-        writer: of the run.
+        writer: the run's writer.
     """
 
     def __init__(self, writer: RunWriter) -> None:
         self._writer = writer
-        self._known: dict[str, Table | None] = {}
+        self._recorded: dict[str, Table | None] = {}
         self._next = 0.0
 
     def record(self, *, last: bool = False) -> None:
-        """Look whether something was chosen or planned since the last time; `last`: also before its time."""
+        """Record the tables that changed, if a minute has passed; with `last`, in any case."""
         now = time.monotonic()
         if now < self._next and not last:
             return
         self._next = now + _SECONDS_BETWEEN
         for name, table in (("kernels", _kernels), ("plans", _plans)):
-            self._known[name] = _record(self._writer, name, table, self._known.get(name))
+            self._recorded[name] = _record(self._writer, name, table, self._recorded.get(name))
 
 
 def chosen_kernels() -> dict[str, str]:
-    """What the ops of this process run, for a checkpoint: tuning key -> candidate."""
-    choice = sys.modules.get("burnt.kernels.dispatch.selection")  # not loaded, no kernel was chosen
-    return {} if choice is None else choice.choices()
+    """Return the candidates selected in this process, for a checkpoint: tuning key -> candidate."""
+    selection = sys.modules.get("burnt.kernels.dispatch.selection")  # if not loaded, no kernel was selected
+    return {} if selection is None else selection.choices()
 
 
 def pinned_kernels(chosen: Mapping[str, str]) -> AbstractContextManager[None]:
-    """A context in which ops run what a checkpoint says, whatever the tuner has found since."""
+    """Return a context in which ops use a checkpoint's candidates, whatever the tuner measured since."""
     if not chosen:
         return nullcontext()
     from burnt.kernels.dispatch.selection import pinned
@@ -89,53 +89,53 @@ def pinned_kernels(chosen: Mapping[str, str]) -> AbstractContextManager[None]:
     return pinned(chosen)
 
 
-def _record(writer: RunWriter, name: str, table: Callable[[], Table], known: Table | None) -> Table | None:
-    """Record a table, unless it is the known one or empty; which one is known now."""
+def _record(writer: RunWriter, name: str, table: Callable[[], Table], previous: Table | None) -> Table | None:
+    """Record a table unless it is empty or unchanged; return the newest table."""
     try:
         columns, rows = table()
-        if rows and (columns, rows) != known:
-            if len(rows) > _ROWS:
-                left = [f"... {len(rows) - _ROWS:,} more", *[None] * (len(columns) - 1)]
-                writer.record_table(name, columns, [*rows[:_ROWS], left])
+        if rows and (columns, rows) != previous:
+            if len(rows) > _MAX_ROWS:
+                omitted = [f"... {len(rows) - _MAX_ROWS:,} more", *[None] * (len(columns) - 1)]
+                writer.record_table(name, columns, [*rows[:_MAX_ROWS], omitted])
             else:
                 writer.record_table(name, columns, rows)
         return columns, rows
-    except Exception as error:  # of any kind: models and kernels are anybody's, and a training goes before
-        writer.log_line(f"the table {name!r} cannot be recorded: {type(error).__name__}: {error}", "warning")
-        return known
+    except Exception as error:  # user code may raise anything, and the training must go on
+        writer.log_line(f"Cannot record the table {name!r}: {type(error).__name__}: {error}", "warning")
+        return previous
 
 
 def _kernels() -> Table:
-    """The candidates of ops that were chosen in this process."""
+    """Return the table of the candidates that ops selected in this process."""
     chosen = chosen_kernels()
-    choice = sys.modules.get("burnt.kernels.dispatch.selection")
-    why: dict[str, str] = choice.reasons() if choice is not None else {}
+    selection = sys.modules.get("burnt.kernels.dispatch.selection")
+    reasons: dict[str, str] = selection.reasons() if selection is not None else {}
     rows: list[list[object]] = []
     for key, candidate in sorted(chosen.items()):
         op, _, rest = key.partition("|")
-        rows.append([op, rest, candidate, why.get(key)])
+        rows.append([op, rest, candidate, reasons.get(key)])
     return ("op", "key", "candidate", "chosen by"), rows
 
 
 def _plans() -> Table:
-    """What the traced functions of this process run, and why the eager function runs where it does.
+    """Return the table of the traced functions' plans, with the reasons for fallbacks to the eager function.
 
-    The gradients of a function have plans of their own, which are made when they are first wanted.
+    The gradients of a function have separate plans, built on the first backward pass.
     """
     module = sys.modules.get("burnt.codegen.function")
     counted: Counter[tuple[str, int | None, int | None, str | None]] = Counter()
     for function in module.functions() if module is not None else ():
-        for planned in function.cache_entries():
-            counted[function.name, *_planned(planned.forward, planned.fallback_reason)] += 1
-            for gradient in () if planned.forward is None else list(planned.forward.backward_plans.values()):
+        for entry in function.cache_entries():
+            counted[function.name, *_plan_counts(entry.forward, entry.fallback_reason)] += 1
+            for gradient in () if entry.forward is None else list(entry.forward.backward_plans.values()):
                 plan = None if gradient is None else gradient.plan
-                counted[f"{function.name}, gradients", *_planned(plan, _NO_GRADIENT)] += 1
+                counted[f"{function.name}, gradients", *_plan_counts(plan, _NO_GRADIENT)] += 1
     rows: list[list[object]] = [[*row, count] for row, count in counted.items()]
     return ("function", "kernels", "calls of torch's own", "fell back", "signatures"), rows
 
 
-def _planned(plan: CompiledPlan | None, reason: str | None) -> tuple[int | None, int | None, str | None]:
-    """How many kernels and calls of torch's own a plan has; why there is none."""
+def _plan_counts(plan: CompiledPlan | None, reason: str | None) -> tuple[int | None, int | None, str | None]:
+    """Return a plan's number of kernels, its number of torch calls, and the reason if there is no plan."""
     if plan is None:
         return None, None, reason
     return len(plan.kernels), len(plan.plan.steps) - len(plan.kernels), None

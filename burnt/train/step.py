@@ -1,4 +1,4 @@
-"""StepOutput: what one step on one batch gives the Learner and the metrics."""
+"""StepOutput: the result of one step on one batch, for the loop and the metrics."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["ClassificationOutput", "StepOutput"]
 
 @dataclasses.dataclass(slots=True)
 class StepOutput:
-    """What a `training_step` or `validation_step` returns.
+    """The return value of a `training_step` or `validation_step`.
 
     Args:
         loss: a scalar, ``[]``: the mean over the batch.
-        outputs: what the model made, for the metrics.
-        targets: what it should have made.
-        count: how many items `loss` is the mean of; by default the leading size of the targets, or of the
-            outputs where the targets are no tensor. Means over an epoch are weighted by it.
+        outputs: the model's outputs, for the metrics.
+        targets: the expected outputs, for the metrics.
+        count: the number of items that `loss` averages; by default the size of the targets' first axis, or of
+            the outputs' if the targets are not a tensor. It weights the means over an epoch.
 
     >>> import torch
     >>> StepOutput(torch.tensor(0.5), outputs=torch.zeros(8, 10)).count
@@ -39,7 +39,7 @@ class StepOutput:
 
 @dataclasses.dataclass(slots=True)
 class ClassificationOutput(StepOutput):
-    """A step of a classifier.
+    """The output of a classifier's step.
 
     Args:
         loss: as in `StepOutput`.

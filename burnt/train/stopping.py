@@ -1,4 +1,4 @@
-"""When a training stops before its time."""
+"""Early stopping: end a training when a metric no longer improves."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["EarlyStopping"]
 
 
 class EarlyStopping:
-    """Stop when a metric has not become better for a while.
+    """Stops a training when a metric has not improved for a while.
 
-    It can be used in a loop written by hand as well: `update` after each validation.
+    In a custom loop, call `update` after each validation.
 
     Args:
-        metric: what is watched, by object or name.
-        patience: how long it may fail to become better, ``"3 epochs"`` or ``"500 steps"``.
+        metric: the metric to monitor, as an object or by name.
+        patience: how long the metric may fail to improve, ``"3 epochs"`` or ``"500 steps"``.
         split: ``"valid"`` or ``"train"``.
-        min_delta: how much better counts as better.
+        min_delta: the smallest change that counts as an improvement.
 
     Raises:
-        ConfigError: a negative `min_delta`, or a patience that is no duration.
+        ConfigError: `min_delta` is negative, or `patience` is not a duration.
 
     >>> from burnt.train import EarlyStopping, Position
     >>> from burnt.train.metrics import Loss
@@ -51,42 +51,42 @@ class EarlyStopping:
         self.reset()
 
     def reset(self) -> None:
-        """Forget every value."""
+        """Forget all values."""
         self.best: float | None = None
         self.best_at = 0
         self.waited = 0
 
     @property
     def over(self) -> bool:
-        """Whether it was time to stop at the last value."""
+        """Whether the patience was used up at the last value."""
         return self.waited >= self.patience.count
 
     @property
     def left(self) -> int:
-        """How many more of patience's epochs or steps it waits."""
+        """The number of epochs or steps (the unit of `patience`) left before it stops."""
         return max(self.patience.count - self.waited, 0)
 
     def update(self, value: float, position: Position) -> bool:
-        """Take a new value in; True when it is time to stop.
+        """Add a new value; return whether to stop.
 
         Args:
             value: the metric's value.
-            position: how far the training has come.
+            position: the position of the training.
         """
-        metric = self.monitored.known(self.metric, "EarlyStopping")
+        metric = self.monitored.require_metric(self.metric, "EarlyStopping")
         first = self.best is None and not math.isnan(value)
         if first or (
             self.best is not None
-            and self.monitored.better(value, self.best, metric, self.min_delta)
+            and self.monitored.is_better(value, self.best, metric, self.min_delta)
         ):  # fmt: skip
             self.best, self.best_at = value, self.patience.done(position)
         self.waited = self.patience.done(position) - self.best_at
         return self.over
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return the state to save in a checkpoint."""
         return {"best": self.best, "best_at": self.best_at, "waited": self.waited}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take a checkpoint's state over."""
+        """Restore the state from a checkpoint."""
         self.best, self.best_at, self.waited = state["best"], state["best_at"], state["waited"]

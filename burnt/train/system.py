@@ -1,7 +1,7 @@
-"""`SystemSampler`: a thread that measures the machine while a training runs.
+"""`SystemSampler`: a thread that samples CPU, memory, disk and GPU use while a training runs.
 
-Nothing here imports torch. GPUs are looked at when the training itself has imported torch and started CUDA:
-looking earlier would start it, which breaks workers that are forked later.
+Nothing here imports torch. GPUs are sampled only once the training has imported torch and initialized CUDA:
+sampling earlier would initialize it, which breaks workers that are forked later.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ __all__ = ["SystemSampler"]
 
 
 class SystemSampler:
-    """Calls back with a sample of the machine's state every few seconds, from a daemon thread.
+    """Calls a function with a sample of the machine's state every few seconds, from a daemon thread.
 
-    A sample maps names to numbers; the unit ends the name:
+    A sample maps names to numbers; each name ends with its unit:
 
     ============================================================  =====================================
     ``cpu.percent``                                               of all cores
     ``process.cpu_percent``                                       of one core, so 400 is four cores
     ``process.rss_bytes``                                         resident memory of this process
     ``memory.used_bytes``, ``memory.total_bytes``                 of the machine
-    ``disk.free_bytes``                                           where `folder` lies
+    ``disk.free_bytes``                                           of the disk that holds `folder`
     ``gpu0.memory_used_bytes``, ``gpu0.memory_total_bytes``       see below
     ``gpu0.percent``, ``gpu0.celsius``, ``gpu0.watts``            with the extra ``burnt[nvml]``
     ============================================================  =====================================
 
-    GPUs are numbered as torch does. With NVML, memory is what all processes use on the GPU; without, what
-    torch's allocator of this process holds.
+    GPUs are numbered as in torch. With NVML, memory is the use by all processes on the GPU; without it, the
+    memory that torch's allocator reserved in this process.
 
     Args:
-        callback: takes a sample; `RunWriter.system` for one.
+        callback: called with each sample, for example `RunWriter.system`.
         interval: seconds between samples.
         folder: any folder on the disk whose free space is measured.
 
@@ -64,17 +64,17 @@ class SystemSampler:
         self._gpus: list[_Gpu] | None = None
         self._warnings: list[str] = []
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="burnt-system-sampler", daemon=True)
-        # CPU use is measured between two calls; these are the first.
+        self._thread = threading.Thread(target=self._run, name="burnt-system-sampler", daemon=True)
+        # psutil measures CPU use between two calls; these are the first.
         psutil.cpu_percent()
         self._process.cpu_percent()
 
     def start(self) -> None:
-        """Start the thread, which samples at once and then at every interval."""
+        """Start the thread; it takes a sample at once and then at every interval."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, after the sample that it is taking."""
+        """Stop the thread after its current sample."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -90,11 +90,11 @@ class SystemSampler:
 
     @property
     def warnings(self) -> list[str]:
-        """What could not be measured, each once."""
+        """What could not be measured; each message once."""
         return list(self._warnings)
 
     def sample(self) -> dict[str, float]:
-        """Measure now. What cannot be measured is left out, and told once in `warnings`."""
+        """Measure now. What cannot be measured is left out and reported once in `warnings`."""
         values: dict[str, float] = {}
         for measure in (self._host, self._disk, self._cuda):
             try:
@@ -103,11 +103,11 @@ class SystemSampler:
                 self._warn(f"{measure.__name__.strip('_')} is not sampled: {error}")
         return values
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
             try:
                 self._callback(self.sample())
-            except Exception as error:  # a thread that dies unseen would leave a gap without a reason
+            except Exception as error:  # report it: a dead thread would leave an unexplained gap
                 self._warn(f"a system sample was lost: {type(error).__name__}: {error}")
             if self._stopping.wait(self._interval):
                 return
@@ -153,19 +153,19 @@ class _Gpu:
         self._total: int = cuda.get_device_properties(number).total_memory
 
     def measure(self) -> dict[str, float]:
-        # What the driver says of free memory would need a context on every GPU, some 500 MB each.
+        # Asking the driver for free memory would create a context on every GPU, about 500 MB each.
         used = self._cuda.memory_reserved(self._number)
         return {"memory_used_bytes": used, "memory_total_bytes": self._total}
 
 
 class _NvmlGpu(_Gpu):
-    """A GPU measured by NVML: everything, of all processes."""
+    """A GPU measured by NVML: memory of all processes, use, temperature and power."""
 
     def __init__(self, cuda: Any, number: int, nvml: Any, warn: Callable[[str], None]) -> None:
         super().__init__(cuda, number)
         self._nvml = nvml
         self._warn = warn
-        # NVML counts all GPUs of the machine, torch those that CUDA_VISIBLE_DEVICES leaves; the id is shared.
+        # NVML numbers all GPUs of the machine, torch only those in CUDA_VISIBLE_DEVICES, so match by UUID.
         uuid = cuda.get_device_properties(number).uuid
         self._handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         self._measures: dict[str, Callable[[], float]] = {
@@ -181,13 +181,13 @@ class _NvmlGpu(_Gpu):
         for name, measure in self._measures.items():
             try:
                 values[name] = float(measure())
-            except self._nvml.NVMLError as error:  # not every GPU measures everything
+            except self._nvml.NVMLError as error:  # not every GPU supports every measurement
                 self._warn(f"gpu{self._number}.{name} is not sampled: {error}")
         return values
 
 
 def _find_gpus(cuda: Any, warn: Callable[[str], None]) -> Iterator[_Gpu]:
-    """The GPUs that torch sees, measured by NVML where that works."""
+    """Iterate over the GPUs visible to torch, measured by NVML where possible."""
     nvml: Any = None
     try:
         nvml = importlib.import_module("pynvml")
@@ -202,6 +202,6 @@ def _find_gpus(cuda: Any, warn: Callable[[str], None]) -> Iterator[_Gpu]:
             try:
                 yield _NvmlGpu(cuda, number, nvml, warn)
                 continue
-            except nvml.NVMLError as error:  # a slice of a GPU has no id of its own here
+            except nvml.NVMLError as error:  # a MIG slice has no UUID known to NVML
                 warn(f"gpu{number} is sampled by torch alone: {error}")
         yield _Gpu(cuda, number)

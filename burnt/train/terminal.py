@@ -1,7 +1,7 @@
-"""The terminal that a training was started in: whether a full screen can be shown there, and lending it.
+"""The training's terminal: checks whether a full-screen program can run in it, and lends it to one.
 
-`LentTerminal` is for a program that draws on the terminal while this process goes on without one: descriptors
-0, 1 and 2 point elsewhere until the terminal is taken back, in whatever state that program left it.
+While a `LentTerminal` is lent to another program, this process continues without a terminal: descriptors 0, 1
+and 2 are redirected until the terminal is taken back and its state restored.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ __all__ = [
     "LentTerminal",
     "in_foreground",
     "leave_screen",
-    "no_full_screen",
-    "no_terminal",
+    "no_full_screen_reason",
+    "no_terminal_reason",
     "restore_terminal",
 ]
 
 _RESET = b"".join(
     (
         b"\x1b\\",  # ends an escape sequence that was cut off
-        b"\x1b[?2026l",  # no synchronised update under way
+        b"\x1b[?2026l",  # ends a synchronised update
         b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1005l\x1b[?1006l\x1b[?1015l\x1b[?1016l",  # no mouse reports
         b"\x1b[?2004l\x1b[?1004l\x1b[?2048l",  # no bracketed paste, no reports of focus and resizing
         b"\x1b[?7h\x1b[?25h\x1b[0m",  # long lines wrap, the cursor shows, plain text
     )
 )
-# The keyboard's protocol as it was, which is the screen's own, and then the normal screen. Sent a second time
-# both would undo what was there before.
+# Restore the keyboard protocol (each screen has its own), then leave the alternate screen. Send it only once:
+# a second time would undo the state of before the program.
 _LEAVE = b"\x1b[<u\x1b[?1049l\x1b[?25h"
 
 
-def no_terminal() -> str | None:
-    """Why nobody is taken to look at a terminal that standard output leads to; None if somebody may."""
+def no_terminal_reason() -> str | None:
+    """Return why standard output is not an interactive terminal, or None if it is one."""
     if not sys.stdout.isatty():
-        return "standard output is no terminal"
+        return "standard output is not a terminal"
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
-        return "TERM says that the terminal can do nothing"
+        return "TERM is unset, dumb or unknown"
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):
         return "the environment variable CI is set"
     if "PYTEST_CURRENT_TEST" in os.environ:
@@ -54,24 +54,24 @@ def no_terminal() -> str | None:
     return None
 
 
-def no_full_screen() -> str | None:
-    """Why the full-screen monitor cannot be opened here; None if it can."""
-    reason = no_terminal()
+def no_full_screen_reason() -> str | None:
+    """Return why the full-screen monitor cannot be opened here, or None if it can."""
+    reason = no_terminal_reason()
     if reason is not None:
         return reason
     if not os.isatty(0):
-        return "standard input is no terminal"
+        return "standard input is not a terminal"
     if _descriptor(sys.stdout) != 1:
-        return "sys.stdout is not the process's standard output"
+        return "sys.stdout is redirected in Python"
     if threading.current_thread() is not threading.main_thread():
-        return "the training runs outside of the main thread"
+        return "the training does not run on the main thread"
     if importlib.util.find_spec("textual") is None:
         return "textual is not installed"
     return None
 
 
 def in_foreground(descriptor: int) -> bool:
-    """Whether this process belongs to those that the terminal's keyboard is for; without a terminal, no."""
+    """Whether this process is in the terminal's foreground process group; False without a terminal."""
     try:
         return os.tcgetpgrp(descriptor) == os.getpgrp()
     except OSError:
@@ -79,59 +79,60 @@ def in_foreground(descriptor: int) -> bool:
 
 
 def restore_terminal(descriptor: int, attributes: list[Any], *, tidy: bool) -> bool:
-    """Put a terminal's modes back, whatever a full-screen program left behind.
+    """Restore a terminal's modes after a full-screen program.
 
     Args:
-        descriptor: leads to the terminal.
-        attributes: what `termios.tcgetattr` told before.
-        tidy: the program left the alternate screen itself.
+        descriptor: a descriptor of the terminal.
+        attributes: what `termios.tcgetattr` returned before the program started.
+        tidy: whether the program left the alternate screen itself.
 
     Returns:
-        Whether there still is a terminal. One that is another process group's by now is let be.
+        Whether the terminal still exists. If another process group is in the foreground, it is left
+        unchanged.
     """
     try:
         termios.tcgetattr(descriptor)
         if in_foreground(descriptor):
             os.write(descriptor, _RESET if tidy else _RESET + _LEAVE)
             termios.tcsetattr(descriptor, termios.TCSANOW, attributes)
-            termios.tcflush(descriptor, termios.TCIFLUSH)  # reports of the mouse that nobody read
+            termios.tcflush(descriptor, termios.TCIFLUSH)  # discard unread mouse reports
     except (OSError, termios.error):
         return False
     return True
 
 
 def leave_screen(descriptor: int) -> None:
-    """Make a terminal show what it did before a full-screen program; its modes are somebody else's affair."""
-    with contextlib.suppress(OSError):  # it is gone
+    """Leave the alternate screen of a full-screen program, without restoring the terminal's modes."""
+    with contextlib.suppress(OSError):  # the terminal is gone
         os.write(descriptor, _RESET + _LEAVE)
 
 
 class LentTerminal:
-    """Takes standard input, output and error off the terminal, as far as they lead there.
+    """Redirects the standard streams that are the terminal, so that another program can use the terminal.
 
-    Reading finds the end of the input, and what is printed goes to a file: by Python, by C libraries, and by
-    processes that are started or forked meanwhile.
+    Meanwhile reading from standard input returns end of file, and output goes to a file: that of Python, of C
+    libraries, and of child processes started or forked meanwhile.
 
     Args:
-        output: the file, which is added to.
+        output: the file, opened for appending.
 
     Raises:
         OSError: the file cannot be written, or the terminal is gone.
 
     Attributes:
-        descriptor: leads to the terminal, for the program that it is lent to.
+        descriptor: a descriptor of the terminal, for the program that borrows it.
     """
 
     def __init__(self, output: Path) -> None:
         self._output = output
-        self._lock = threading.RLock()  # a signal's handler may come in between
-        self._lent = True
-        self._taken = [number for number in (0, 1, 2) if os.isatty(number)]
-        self._copies = {number: os.dup(number) for number in self._taken}
+        self._lock = threading.RLock()  # reentrant, because a signal handler may interrupt a method
+        self._is_lent = True
+        self._redirected = [number for number in (0, 1, 2) if os.isatty(number)]
+        self._copies = {number: os.dup(number) for number in self._redirected}
         self.descriptor = self._copies[1]
         try:
             self._attributes = termios.tcgetattr(self.descriptor)
-            self._divert()
+            self._redirect()
         except BaseException as error:
             for copy in self._copies.values():
                 os.close(copy)
@@ -140,18 +141,18 @@ class LentTerminal:
             raise
 
     def take_back(self, *, tidy: bool) -> bool:
-        """Put everything back as it was; a second call does nothing.
+        """Restore the terminal and the descriptors; a second call does null.
 
         Args:
-            tidy: the other program left the alternate screen itself.
+            tidy: whether the other program left the alternate screen itself.
 
         Returns:
-            Whether there still is a terminal. If not, the descriptors stay where they are.
+            Whether the terminal still exists. If not, the descriptors stay redirected.
         """
         with self._lock:
-            if not self._lent:
+            if not self._is_lent:
                 return True
-            self._lent = False
+            self._is_lent = False
             alive = restore_terminal(self.descriptor, self._attributes, tidy=tidy)
             if alive:
                 _flush()
@@ -162,27 +163,27 @@ class LentTerminal:
             return alive
 
     def give_up(self) -> None:
-        """The terminal is gone or about to go: nothing printed may lead there, or it would be an error."""
+        """Redirect the descriptors because the terminal is closing: printing to it would raise an error."""
         with self._lock:
-            if not self._lent:
-                self._divert()
+            if not self._is_lent:
+                self._redirect()
 
-    def _divert(self) -> None:
-        with self._output.open("ab") as output, open(os.devnull, "rb") as nothing:
+    def _redirect(self) -> None:
+        with self._output.open("ab") as output, open(os.devnull, "rb") as null:
             _flush()
-            for number in self._taken:
-                os.dup2((nothing if number == 0 else output).fileno(), number)
+            for number in self._redirected:
+                os.dup2((null if number == 0 else output).fileno(), number)
 
 
 def _flush() -> None:
-    """What was printed goes to where descriptors 1 and 2 lead now."""
+    """Flush Python's and C's standard streams, before descriptors 1 and 2 are redirected."""
     for stream in (sys.stdout, sys.stderr):
-        # A stream in the middle of a print (this may be a signal's handler), closed, or whose reader is gone.
+        # The stream may be in the middle of a print (in a signal handler), closed, or without a reader.
         with contextlib.suppress(RuntimeError, ValueError, OSError):
             stream.flush()
-    # Of C's streams only this one: another may be locked by a thread that waits for input.
+    # Flush only C's stdout: another stream may be locked by a thread that waits for input.
     libc = ctypes.CDLL(None)
-    with contextlib.suppress(ValueError):  # a C library that names it otherwise
+    with contextlib.suppress(ValueError):  # this C library has another name for it
         libc.fflush(ctypes.c_void_p.in_dll(libc, "stdout"))
 
 

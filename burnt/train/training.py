@@ -1,4 +1,4 @@
-"""SupervisedTraining: the settings of a training, looked at before the first step, and its run."""
+"""SupervisedTraining: the settings of a training, their checks before the first step, and its run."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from burnt.train.checkpoint import Checkpoints, KeepBest, Keeper, KeepLast, Load
 from burnt.train.control import Control
 from burnt.train.duration import Duration, Position
 from burnt.train.end_reason import Ending
-from burnt.train.final_summary import closing_text
+from burnt.train.final_summary import format_summary
 from burnt.train.interrupt import Interruption
 from burnt.train.learner import Learner, Steps, checked_output
 from burnt.train.loop import Loop, run_validation
 from burnt.train.metrics import Loss, Metric, intervals, read
 from burnt.train.precision import autocast, check_precision, check_strategy
-from burnt.train.progress import KeptReporter, Reporter, check_monitor, choose_reporter, duration_text
+from burnt.train.progress import LoggingReporter, Reporter, check_monitor, choose_reporter, duration_text
 from burnt.train.rng import RandomStates
 from burnt.train.run_tables import KernelTables, chosen_kernels, pinned_kernels, record_model
 from burnt.train.step import StepOutput
@@ -44,15 +44,15 @@ __all__ = ["SupervisedTraining", "TrainingResult", "evaluate"]
 
 @dataclasses.dataclass(frozen=True)
 class TrainingResult:
-    """What a training came to.
+    """The result of a training.
 
     Args:
-        model: the trained model, as it was after the last step.
+        model: the trained model, in its state after the last step.
         folder: the run folder.
         reason: ``"finished"``, ``"stopped early"``, or ``"stopped"`` by a command.
         position: steps and epochs done.
-        values: the last values by split and name, ``{"valid/loss": 0.1}``.
-        checkpoints: those that are kept, oldest first.
+        values: the last metric values by split and name, ``{"valid/loss": 0.1}``.
+        checkpoints: the checkpoints on disk, oldest first.
     """
 
     model: torch.nn.Module
@@ -64,40 +64,42 @@ class TrainingResult:
 
 
 class SupervisedTraining:
-    """A training on batches with a loss, kept in a run folder.
+    """Trains a Learner's model on batches, and records the run in a folder.
 
     Args:
-        folder: the run folder; one folder is one run.
-        train: a `burnt.data.Loader`, or any iterable of batches that can be gone through again.
+        folder: the run folder; one folder holds one run.
+        train: a `burnt.data.Loader`, or any iterable of batches that can be iterated more than once.
         valid: the same for validation.
         duration: ``"10 epochs"`` or ``"500 steps"``, counted from the start of the run, also when resumed.
-        metrics: what is measured on both splits; the loss always is. Those that are no single number, such as
-            `ConfusionMatrix`, are measured on validation alone.
-        checkpoints: which checkpoints stay, beside those that somebody asks for while it runs: by default the
-            last two and the best by validation loss; None for no checkpoints at all.
+        metrics: metrics to compute on both splits, in addition to the loss. Metrics that are not a single
+            number, such as `ConfusionMatrix`, are computed on the validation split only.
+        checkpoints: which checkpoints to keep, besides those saved by command: by default the last two and
+            the best by validation loss; None turns checkpoints off.
         stopping: an `EarlyStopping`.
         precision: ``"float32"`` or ``"bfloat16"`` (autocast; parameters stay float32).
         strategy: ``"auto"``: one device.
-        monitor: what is shown. ``"tui"``: the full-screen monitor, in a process of its own; what the training
-            prints meanwhile goes to ``logs/output.log`` of the run, and leaving the monitor or closing the
-            terminal does not stop the training. ``"live"``: a bar and a table. ``"plain"``: lines for logs.
-            ``"off"``: nothing. ``"auto"``: the monitor in a terminal, or the live view where textual is not
-            installed, and plain lines elsewhere; the environment variable ``BURNT_MONITOR`` overrides it.
-        device: where to train; the fastest at hand by default.
-        seed: of torch's generators, set before the first step of a new run.
-        clip_norm: limit of the gradients' global norm.
+        monitor: how to show progress. ``"tui"``: the full-screen monitor, in a separate monitor process;
+            output that the training prints meanwhile goes to ``logs/output.log`` in the run folder, and
+            closing the monitor or the terminal does not stop the training. ``"live"``: a progress bar and a
+            table. ``"plain"``: lines for logs. ``"off"``: nothing. ``"auto"``: the monitor in a terminal (the
+            live view if textual is not installed), plain lines elsewhere; the environment variable
+            ``BURNT_MONITOR`` overrides it.
+        device: where to train; by default the fastest device available.
+        seed: seed of torch's generators, set before the first step of a new run.
+        clip_norm: maximum global norm of the gradients.
         log_every: steps between two readings of the metrics.
         validate_every: how often to validate.
         checkpoint_every: how often to save.
-        resume: go on with the run that the folder holds, from its newest checkpoint, at the next batch.
-        config: kept in the run's ``config.json``; the Config that built the model by default.
-        check: look at shapes, loss and validation step before the first step.
-        memory_pool: keep large host buffers during the run (`burnt.memory`), unless the environment says no.
+        resume: continue the run in the folder from its newest checkpoint, at the next batch.
+        config: written to the run's ``config.json``; by default the Config that built the model.
+        check: check shapes, loss and validation step before the first step.
+        memory_pool: reuse large host buffers during the run (`burnt.memory`), unless the environment disables
+            it.
 
     Raises:
-        ConfigError, MetricError, DataError, UnsupportedError: a setting that cannot be.
+        ConfigError, MetricError, DataError, UnsupportedError: a setting is invalid.
 
-    The order of what `run` does is in its body; the loop itself is `burnt.train.loop`.
+    The body of `run` shows the order of the steps; the loop itself is in `burnt.train.loop`.
     """
 
     def __init__(
@@ -143,11 +145,11 @@ class SupervisedTraining:
         for name, value in (("log_every", log_every), ("clip_norm", clip_norm)):
             if value is not None and not value > 0:
                 raise ConfigError(
-                    "a training cannot be set up so", where=name, expected="above 0", found=value
+                    "a training setting is invalid", where=name, expected="above 0", found=value
                 )
         self.log_every = log_every
         self.clip_norm = clip_norm
-        self.metrics = _with_loss(metrics)
+        self.metrics = _loss_first(metrics)
         self.stopping = stopping
         self.keepers: Sequence[Keeper] | None = checkpoints
         if checkpoints is not None and not checkpoints:
@@ -159,16 +161,16 @@ class SupervisedTraining:
                 )
 
     def run(self, learner: Learner) -> TrainingResult:
-        """Train, and return the model and what it came to.
+        """Train, and return the trained model with the results.
 
         Raises:
             ShapeError: the model's shapes do not fit; found before the first step.
             RunError: the folder holds a run (without `resume`), or cannot be written.
-            CheckpointError: the checkpoint to resume from is damaged, or of another model.
+            CheckpointError: the checkpoint to resume from is damaged, or does not fit the model.
             NonFiniteError: the loss became NaN or infinite.
-            Interrupted: a signal came; everything is saved.
+            Interrupted: a signal stopped the training; everything is saved.
         """
-        self.reporter = KeptReporter(choose_reporter(self.monitor))
+        self.reporter = LoggingReporter(choose_reporter(self.monitor))
         model = learner.model.to(self.device)
         steps = Steps(learner)
         train_metrics = [metric.fresh() for metric in self.metrics if metric.scalar]
@@ -177,19 +179,19 @@ class SupervisedTraining:
         if self.keepers is not None:
             checkpoints = Checkpoints(self.folder / "checkpoints", self.keepers)
         if self.stopping is not None:
-            self.stopping.reset()  # it may have been in another run
-        loaded = self._restored(learner, train_metrics, checkpoints)
+            self.stopping.reset()  # another run may have used it
+        loaded = self._restore_checkpoint(learner, train_metrics, checkpoints)
         position = Position() if loaded is None else loaded.position
-        shapes = self._look_before(learner, steps, position) if self.check else {}
+        shapes = self._check_first_batches(learner, steps, position) if self.check else {}
         writer = RunWriter.create(
             self.folder,
-            config=self._settings(learner),
+            config=self._run_config(learner),
             resume=self.resume,
             resumed_from_step=position.step or None,
             on_error=self.reporter.message,
         )
         self.reporter.open(writer)
-        began = perf_counter()
+        start_time = perf_counter()
         with ExitStack() as stack:
             if self.memory_pool:
                 stack.enter_context(memory.pool(by_default=True))
@@ -203,7 +205,9 @@ class SupervisedTraining:
             record_model(writer, learner.model, shapes)
             kernels = KernelTables(writer)
             stack.callback(kernels.record, last=True)
-            interruption = stack.enter_context(Interruption(self.reporter.message, self.reporter.signalled))
+            interruption = stack.enter_context(
+                Interruption(self.reporter.message, self.reporter.handle_signal)
+            )
             control = stack.enter_context(
                 Control(
                     writer,
@@ -237,7 +241,7 @@ class SupervisedTraining:
                 kernels=kernels,
                 position=position,
                 values={} if loaded is None else dict(loaded.document["values"]),
-                document=functools.partial(self._document, learner, control),
+                document=functools.partial(self._checkpoint_document, learner, control),
                 epoch_rng=RandomStates.capture() if loaded is None else loaded.epoch_rng,
             )
             stack.enter_context(SystemSampler(writer.system, folder=self.folder))
@@ -248,21 +252,21 @@ class SupervisedTraining:
                 self.duration.steps(self.train.num_batches()),
             )
             reason = ending.reason = loop.run()
-            seconds = perf_counter() - began
-            if control.ending:
+            seconds = perf_counter() - start_time
+            if control.is_ending:
                 ending.reason = control.reason
                 reason = reason if interruption.signal is not None else "stopped"
         saved = tuple(checkpoints.saved()) if checkpoints is not None else ()
         self.reporter.message(
-            f"{reason} after {position.epoch} epochs, {position.step} steps, {duration_text(seconds)}"
+            f"Training {reason}: {position.epoch} epochs, {position.step} steps, {duration_text(seconds)}"
         )
         self.reporter.message(
-            closing_text(self.folder, loop.values, train_metrics, saved, self.keepers or ())
+            format_summary(self.folder, loop.values, train_metrics, saved, self.keepers or ())
             if not writer.gone
-            else f"nothing is kept of this run: its folder {self.folder} is gone, deleted or moved meanwhile"
+            else f"The run is not saved: its folder {self.folder} was deleted or moved during the training."
         )
-        if control.ending and not writer.gone:
-            self.reporter.message(self._how_to_resume(position, saved))
+        if control.is_ending and not writer.gone:
+            self.reporter.message(self._resume_instructions(position, saved))
         if interruption.signal is not None:
             raise interruption.error()
         return TrainingResult(model, self.folder, reason, position, loop.values, saved)
@@ -270,15 +274,15 @@ class SupervisedTraining:
     def _splits(self) -> tuple[str, ...]:
         return ("train",) if self.valid is None else ("train", "valid")
 
-    def _restored(
+    def _restore_checkpoint(
         self, learner: Learner, metrics: Sequence[Metric], checkpoints: Checkpoints | None
     ) -> Loaded | None:
-        """The newest checkpoint of a run that is resumed, with model, optimizer and stopping as it says."""
+        """Load the newest checkpoint of a resumed run into model, optimizer and stopping, if there is one."""
         newest = checkpoints.newest() if checkpoints is not None and self.resume else None
         if checkpoints is None or newest is None:
             if self.resume:
                 found = "has no checkpoint" if (self.folder / DATABASE).exists() else "holds no run"
-                self.reporter.message(f"{self.folder} {found}: the run starts from the beginning")
+                self.reporter.message(f"{self.folder} {found}: starting from the beginning.")
             return None
         loaded = checkpoints.load(newest, learner.model, metrics)
         document = loaded.document
@@ -287,38 +291,40 @@ class SupervisedTraining:
             self.stopping.load_state(document["stopping"])
         if loaded.position.batch and document["loader"] != self.train.state():
             raise CheckpointError(
-                f"{newest.name} was saved in the middle of an epoch of another loader",
+                f"{newest.name} was saved in the middle of an epoch, with a different loader",
                 where=str(newest),
                 expected=f"train= with {document['loader']}",
                 found=str(self.train.state()),
-                hint="resume with the loader as it was; the next run may have another",
+                hint="resume with the same loader, or start a new run with the new one",
             )
         for name, old, now in (
             ("train=", document["loader"], self.train.state()),
-            ("the schedule", document["schedule"], _schedule(learner)),
+            ("the schedule", document["schedule"], _schedule_text(learner)),
             ("the optimizer", document["built"], repr(learner.optimizer)),
         ):
             if old != now:
-                self.reporter.message(f"{name} differs from the run so far: {old} then, {now} now")
+                self.reporter.message(
+                    f"Warning: {name} changed since the checkpoint: was {old}, is now {now}."
+                )
         return loaded
 
-    def _look_before(self, learner: Learner, steps: Steps, position: Position) -> Mapping[str, str]:
-        """What would otherwise fail after minutes is made to fail now; no random state is changed.
+    def _check_first_batches(self, learner: Learner, steps: Steps, position: Position) -> Mapping[str, str]:
+        """Run a training and a validation step on one batch, to raise errors before the training starts.
 
-        Returned are the shapes of what the modules return, by path.
+        Random states are restored. Returns the output shapes of the modules, by path.
         """
         rng = RandomStates.capture()
         try:
             if self.keepers is not None:
                 record_of(learner.model).check()
-            shapes = self._look_at_training(learner, position)
+            shapes = self._check_training_step(learner, position)
             if self.valid is not None:
-                self._look_at_validation(steps)
+                self._check_validation_step(steps)
             return shapes
         finally:
             rng.restore()
 
-    def _look_at_training(self, learner: Learner, position: Position) -> Mapping[str, str]:
+    def _check_training_step(self, learner: Learner, position: Position) -> Mapping[str, str]:
         batch = next(iter(self.train.epoch(position.epoch, position.batch)), None)
         if batch is None:
             if position.batch == 0:
@@ -332,27 +338,29 @@ class SupervisedTraining:
                 raise BurntError(
                     "the loss depends on no trainable parameter",
                     found=f"{len(trainable)} trainable parameters, none of which the loss reaches",
-                    hint="is the model frozen, or the loss detached, or computed under no_grad?",
+                    hint="is the model frozen, or the loss detached or computed under no_grad?",
                 )
         for line in report.unchecked:
-            self.reporter.message(f"not checked: {line}")
+            self.reporter.message(f"Warning: not checked: {line}")
         for path in report.without_gradient:
-            self.reporter.message(f"the loss does not reach {path}: it will not be trained")
+            self.reporter.message(
+                f"Warning: {path} will not be trained, because the loss does not depend on it."
+            )
         return report.shapes
 
-    def _look_at_validation(self, steps: Steps) -> None:
+    def _check_validation_step(self, steps: Steps) -> None:
         assert self.valid is not None
         batch = next(iter(self.valid.epoch(0)), None)
         if batch is None:
             raise _no_batches("valid")
         seen: list[StepOutput] = []
-        probe = [metric.fresh() for metric in self.metrics]
+        fresh_metrics = [metric.fresh() for metric in self.metrics]
         hook = steps.register_forward_hook(lambda module, inputs, output: seen.append(output))
         try:
             run_validation(
                 steps,
                 [move(batch, self.device)],
-                probe,
+                fresh_metrics,
                 functools.partial(autocast, self.precision, self.device),
             )
         except BurntError:
@@ -362,40 +370,40 @@ class SupervisedTraining:
                 "the validation step fails on its first batch",
                 where=f"{type(steps.model).__name__}, {batch!r}"[:200],
                 found=f"{type(error).__name__}: {error}",
-                hint="found before the first training step; nothing was written",
+                hint="this check ran before the first training step; nothing was written",
             ) from error
         finally:
             hook.remove()
         for output in seen:
             _check_loss(output, "validation")
 
-    def _settings(self, learner: Learner) -> dict[str, Any]:
-        """What config.json holds."""
+    def _run_config(self, learner: Learner) -> dict[str, Any]:
+        """Return the settings to write to config.json."""
         config = self.config if self.config is not None else getattr(learner.model, "_built_by", None)
         return {
             "config": config.to_dict() if isinstance(config, Config) else dict(config or {}),
             "model": type(learner.model).__qualname__,
             "parameters": inspect.num_params(learner.model),
             "optimizer": repr(learner.optimizer),
-            "schedule": _schedule(learner),
+            "schedule": _schedule_text(learner),
             "duration": str(self.duration),
             "precision": self.precision,
             "device": str(self.device),
             "loader": self.train.state(),
             "seed": self.seed,
-            # For viewers, who have to know which value is the best.
+            # Viewers need to know which value is the best.
             "metrics": {
                 metric.name: "higher" if metric.higher_is_better else "lower"
                 for metric in self.metrics if metric.higher_is_better is not None
             },
         }  # fmt: skip
 
-    def _document(self, learner: Learner, control: Control) -> dict[str, Any]:
-        """What a checkpoint holds beside tensors and position."""
+    def _checkpoint_document(self, learner: Learner, control: Control) -> dict[str, Any]:
+        """Return the JSON part of a checkpoint: everything but tensors and position."""
         return {
             "loader": self.train.state(),
             "seed": self.seed,
-            "schedule": _schedule(learner),
+            "schedule": _schedule_text(learner),
             "built": repr(learner.optimizer),
             "stopping": None if self.stopping is None else self.stopping.state(),
             "learning_rate": control.override,
@@ -405,19 +413,21 @@ class SupervisedTraining:
     def _title(self, learner: Learner, position: Position) -> str:
         name = type(learner.model).__name__
         size = inspect.num_params(learner.model)
-        start = f", going on after step {position.step}" if position.step else ""
+        start = f", resuming after step {position.step}" if position.step else ""
         return (
             f"{name}, {size:,} parameters, {self.duration} on {self.device} in {self.precision}, "
             f"run folder {self.folder}{start}"
         )
 
-    def _how_to_resume(self, position: Position, saved: Sequence[Saved]) -> str:
+    def _resume_instructions(self, position: Position, saved: Sequence[Saved]) -> str:
         if not saved:
-            return f"stopped after step {position.step}; nothing is saved, as the run has no checkpoints"
-        how = f"to go on from there, run the same again with the folder {self.folder} and resume=True"
-        if all(hasattr(self.config, name) for name in ("folder", "resume")):  # as words for `burnt train`
-            how += f"\nfrom the shell: burnt train ... {shlex.quote(f'folder={self.folder}')} resume=true"
-        return f"stopped after step {position.step}, saved in {saved[-1].path}\n{how}"
+            return f"Stopped after step {position.step}. Nothing is saved: checkpoints are off for this run."
+        instructions = f"To resume, run the same program with the folder {self.folder} and resume=True."
+        if all(hasattr(self.config, name) for name in ("folder", "resume")):  # `burnt train` can set both
+            instructions += (
+                f"\nFrom the shell: burnt train ... {shlex.quote(f'folder={self.folder}')} resume=true"
+            )
+        return f"Stopped after step {position.step}. Saved in {saved[-1].path}\n{instructions}"
 
 
 def evaluate(
@@ -427,20 +437,20 @@ def evaluate(
     *,
     precision: str = "float32",
 ) -> dict[str, float]:
-    """The values of metrics over batches, by the Learner's validation step.
+    """Compute metrics over batches, using the Learner's validation step.
 
     Args:
         learner: the model and its step; the model stays on its device.
         batches: a loader, or any iterable of batches.
-        metrics: updated in place, after a reset, so that a `ConfusionMatrix` can be asked afterwards.
+        metrics: reset, then updated in place, so that a `ConfusionMatrix` can be read afterwards.
         precision: as in `SupervisedTraining`.
 
     Returns:
-        The values by name, of the loss and of the metrics that are a number.
+        name -> value, for the loss and the metrics that are a single number.
     """
     loader = as_loader(batches, "batches")
     device = next((p.device for p in learner.model.parameters()), torch.device("cpu"))
-    measured = _with_loss(metrics)
+    measured = _loss_first(metrics)
     for metric in measured:
         metric.reset()
     steps = Steps(learner)
@@ -450,39 +460,41 @@ def evaluate(
     return intervals(scalars, read(scalars), None)
 
 
-def _with_loss(metrics: Iterable[Metric]) -> list[Metric]:
-    """The metrics, the loss first.
+def _loss_first(metrics: Iterable[Metric]) -> list[Metric]:
+    """Return the metrics with the loss first; add the loss if it is missing.
 
     Raises:
-        MetricError: two have one name.
+        MetricError: an item is not a metric, or two metrics have the same name.
     """
-    given = list(metrics)
-    other = next((metric for metric in given if not isinstance(metric, Metric)), None)
-    if other is not None:
+    metric_list = list(metrics)
+    not_a_metric = next((metric for metric in metric_list if not isinstance(metric, Metric)), None)
+    if not_a_metric is not None:
         raise MetricError(
             "metrics= takes metric objects",
             expected="such as [Accuracy(), Loss()] of burnt.train.metrics",
-            found=repr(other),
+            found=repr(not_a_metric),
         )
-    loss = next((metric for metric in given if metric.name == "loss"), None)
-    ordered = [loss or Loss(), *(metric for metric in given if metric is not loss)]
+    loss = next((metric for metric in metric_list if metric.name == "loss"), None)
+    ordered = [loss or Loss(), *(metric for metric in metric_list if metric is not loss)]
     names = [metric.name for metric in ordered]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
         raise MetricError(
-            "two metrics have one name",
-            found=repr(twice),
-            hint=f"give one another: Metric(name={twice + '2'!r})",
+            "two metrics have the same name",
+            found=repr(duplicate),
+            hint=f"rename one of them: Metric(name={duplicate + '2'!r})",
         )
     return ordered
 
 
 def _no_batches(name: str) -> DataError:
-    return DataError(f"{name}= gave no batches", hint="is its dataset empty? Can it be gone through again?")
+    return DataError(
+        f"{name}= gave no batches", hint="is its dataset empty? Can it be iterated more than once?"
+    )
 
 
-def _schedule(learner: Learner) -> str:
-    """The schedule as text that is the same in every process."""
+def _schedule_text(learner: Learner) -> str:
+    """Return the schedule as text that is the same in every process."""
     schedule = learner.schedule
     return repr(schedule) if isinstance(schedule, Config) else getattr(schedule, "__qualname__", "a function")
 
@@ -490,10 +502,10 @@ def _schedule(learner: Learner) -> str:
 def _check_loss(output: StepOutput, kind: str) -> None:
     if not isinstance(output.loss, torch.Tensor) or output.loss.dim() != 0:
         raise ShapeError(
-            f"the loss of the {kind} step is no scalar",
+            f"the loss of the {kind} step is not a scalar",
             expected="a tensor of shape ()",
             found=f"shape {tuple(output.loss.shape)}"
             if isinstance(output.loss, torch.Tensor)
             else type(output.loss).__name__,
-            hint="take its .mean(); reduction='none' keeps one value for each item",
+            hint="reduce it with .mean(); reduction='none' returns one value per item",
         )

@@ -108,11 +108,11 @@ def test_a_rate_that_a_warm_up_leads_to_is_not_remarked_on(answering, capsys):
 
 
 def test_a_refusal_is_told_with_its_reason(answering, capsys):
-    answering("runs/digits", lambda command: ("refused", "the run keeps no checkpoints"))
+    answering("runs/digits", lambda command: ("refused", "checkpoints are off for this run"))
     assert ctl(capsys, "runs/digits", "save") == (
         1,
         "",
-        "runs/digits: save is refused: the run keeps no checkpoints\n",
+        "runs/digits: save refused: checkpoints are off for this run\n",
     )
 
 

@@ -72,6 +72,6 @@ def test_it_runs_from_the_command_line_and_resumes(tmp_path: Path) -> None:
     assert "predicted" in out
     assert re.search(r"epoch 2/2 +valid +loss", out)
     out = train("epochs=3", "model.hidden=8", "folder=runs/a", "resume=true")
-    assert "going on after step 36" in out
+    assert "resuming after step 36" in out
     assert "epoch 3/3" in out
     assert "epoch 2/3" not in out

@@ -649,7 +649,7 @@ def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
         await press(app, pilot, "l", *"fast", "enter")
         assert isinstance(app.screen, AskScreen)
         text = screen_text(app)
-        assert "the learning rate cannot be set to that" in text
+        assert "the learning rate is not valid" in text
         assert "a finite number above 0" in text
         assert list((live.folder / "control").iterdir()) == []
 

@@ -206,7 +206,7 @@ def test_watched_and_steered(tmux: Tmux, tmp_path: Path) -> None:
     window.type("y")
     window.wait_for("The training has ended")
     window.type("Space")
-    window.wait_for("checkpoints in ", "to go on from there", "ready>")
+    window.wait_for("Checkpoints in ", "To resume, run the same program", "ready>")
     assert commands(folder) == ["pause", "resume", "lr", "save", "stop"]
     assert state(folder) == "stopped"
 
@@ -230,22 +230,22 @@ def test_killed_attached_again_stopped_and_resumed(tmux: Tmux, tmp_path: Path) -
     window.run([*DIGITS, "epochs=100000", f"folder={folder}"])
     window.wait_for("● running", "q quit")
     monitor_of(folder).kill()
-    window.wait_for("the monitor was ended by SIGKILL; the training goes on", "train  loss")
+    window.wait_for("The monitor was ended by SIGKILL. The training continues.", "train  loss")
     other.run([*BURNT, "monitor", str(folder)])
     other.wait_for("● running", "loss", "q quit")
     other.type("q")
     other.wait_for("ready>")
     assert state(folder) == "running"
     window.type("C-c")
-    window.wait_for("SIGINT: finishing the step and saving", "to go on from there", "ready>")
+    window.wait_for("Stop requested: finishing this step", "To resume, run the same program", "ready>")
     assert state(folder) == "stopped"
     window.run([*DIGITS, "epochs=100000", f"folder={folder}", "resume=true"])
     window.wait_for("● running", "q quit")
     window.type("C-c")
     window.wait_for("The training has ended")
     window.type("Space")
-    wait_until(lambda: window.history().count("SIGINT: finishing the step and saving") == 2)
-    wait_until(lambda: window.history().count("to go on from there") == 2)
+    wait_until(lambda: window.history().count("Stop requested: finishing this step") == 2)
+    wait_until(lambda: window.history().count("To resume, run the same program") == 2)
     with RunReader(folder) as reader:
         assert [attempt.end_state for attempt in reader.attempts()] == ["stopped", "stopped"]
 
@@ -266,11 +266,11 @@ def test_suspended_and_in_the_background(tmux: Tmux, tmp_path: Path) -> None:
     window.type("C-z")
     window.wait_for("Stopped", "ready>")
     window.run(["bg"])
-    window.wait_for("the monitor is closed, the training goes on")
+    window.wait_for("Monitor closed. The training continues.")
     window.run(["stty", "-a", "|", "grep", "-o", "' icanon'"])  # the shell's own settings hold
     window.wait_for(" icanon")
     (tmp_path / "go").touch()
-    window.wait_for("finished after 10 epochs", "the program ends")
+    window.wait_for("Training finished: 10 epochs", "the program ends")
 
 
 @pytest.fixture
@@ -303,7 +303,7 @@ def plain(tmp_path: Path, name: str = "plain") -> Path:
     )
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
-    assert "finished after 10 epochs" in done.stdout
+    assert "Training finished: 10 epochs" in done.stdout
     (tmp_path / "go").unlink()
     return tmp_path / name
 
@@ -327,9 +327,9 @@ def closed(terminal: Emulator, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("disturb", "said"),
     [
-        pytest.param(left, "the monitor is closed", marks=pytest.mark.full),
-        (killed, "the monitor was ended by SIGKILL"),
-        pytest.param(frozen, "the monitor did not answer and was ended", marks=pytest.mark.full),
+        pytest.param(left, "Monitor closed", marks=pytest.mark.full),
+        (killed, "The monitor was ended by SIGKILL"),
+        pytest.param(frozen, "The monitor stopped responding and was killed", marks=pytest.mark.full),
         pytest.param(closed, None, marks=pytest.mark.full),
     ],
 )
@@ -502,6 +502,6 @@ def test_a_session_that_is_closed(tmux: Tmux, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     wait_until(lambda: state(folder) == "stopped")
     with RunReader(folder) as reader:
-        assert "SIGHUP: the training goes on without its terminal" in [
+        assert "SIGHUP: the terminal was closed; the training continues without it." in [
             line.text for line in reader.log_lines()
         ]

@@ -70,7 +70,7 @@ def test_without_a_terminal_it_says_lines(copy: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert "epoch 1/1  valid  loss" in done.stdout
-    assert "finished after 1 epochs" in done.stdout
+    assert "Training finished: 1 epochs" in done.stdout
     assert "What to try next" in done.stdout
     with RunReader(only_run(copy)) as reader:
         assert reader.state() == "finished"

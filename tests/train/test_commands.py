@@ -127,8 +127,8 @@ def test_commands_are_taken_once_and_in_order_and_stay_until_they_are_answered(r
     assert list(inbox.poll()) == []
     assert [c.id for c in waiting(run.folder)] == ids
     for id in ids:
-        inbox.answered(id)
-        inbox.answered(id)  # somebody else may have removed it
+        inbox.mark_answered(id)
+        inbox.mark_answered(id)  # somebody else may have removed it
     assert os.listdir(folder) == []
 
 
@@ -145,26 +145,26 @@ GARBAGE = {
     "deep.json": (b"[" * 60_000, "it is not JSON in UTF-8"),
     "digits.json": (b'{"kind": ' + b"1" * 60_000 + b"}", "it is not JSON in UTF-8"),
     "huge.json": (b" " * 70_000, "it cannot be read: it has 70,000 bytes, more than 65,536"),
-    "list.json": (b"[]", "it is no command"),
-    "none.json": (b'{"version": 1, "id": "none"}', "it is no command"),
-    "newer.json": (b'{"version": 2, "id": "newer", "kind": "pause"}', "it is of version 2, and this burnt"),
-    "other.json": (b'{"version": 1, "id": "another", "kind": "pause"}', "its name is not its id"),
-    "list-id.json": (b'{"version": 1, "id": ["x"], "kind": "pause"}', "its name is not its id"),
-    "editor.swp": (b'{"version": 1, "id": "editor.swp", "kind": "pause"}', "its name is not its id"),
+    "list.json": (b"[]", "it is not a command"),
+    "none.json": (b'{"version": 1, "id": "none"}', "it is not a command"),
+    "newer.json": (b'{"version": 2, "id": "newer", "kind": "pause"}', "it has version 2, but this burnt"),
+    "other.json": (b'{"version": 1, "id": "another", "kind": "pause"}', "its name must be its id"),
+    "list-id.json": (b'{"version": 1, "id": ["x"], "kind": "pause"}', "its name must be its id"),
+    "editor.swp": (b'{"version": 1, "id": "editor.swp", "kind": "pause"}', "its name must be its id"),
     "kind.json": (
         b'{"version": 1, "id": "kind", "kind": "explode"}',
         "there is no command 'explode': 'explode'",
     ),
     "rate.json": (
         b'{"version": 1, "id": "rate", "kind": "lr", "value": -1}',
-        "the learning rate cannot be set to that: -1, expected a finite number above 0",
+        "the learning rate is not valid: -1, expected a finite number above 0",
     ),
     "nan.json": (b'{"version": 1, "id": "nan", "kind": "lr", "value": NaN}', "the learning rate cannot be"),
     "nested.json": (
         b'{"version": 1, "id": "nested", "kind": "lr", "value": ' + b"[" * 30_000 + b"]" * 30_000 + b"}",
         "it is not JSON in UTF-8",
     ),
-    "note.json": (b'{"version": 1, "id": "note", "kind": "note", "value": [[]]}', "the note cannot be added"),
+    "note.json": (b'{"version": 1, "id": "note", "kind": "note", "value": [[]]}', "the note is not valid"),
 }
 
 
@@ -236,7 +236,7 @@ def test_a_name_may_be_used_again_once_it_is_answered(run, folder):
         put(folder, kind=kind)
         assert [command.kind for command in inbox.poll()] == [kind]
         assert list(inbox.poll()) == []
-        inbox.answered("one")
+        inbox.mark_answered("one")
         (folder / "garbage").write_text("x")
         assert [found.kind for found in inbox.poll()] == [None]
 
@@ -266,7 +266,7 @@ def test_what_was_sent_to_an_earlier_attempt_is_refused(tmp_path):
         put(second.folder / "control", "new")
         own = send(second.folder, "note", "mine")
         found = {found.id: found for found in inbox.poll()}
-    stale = "it was sent before this attempt at the run began"
+    stale = "it was sent before this attempt started"
     assert {id: f.reason for id, f in found.items() if isinstance(f, Refused)} == {
         sent: stale,
         "by-hand": stale,

@@ -246,7 +246,7 @@ def test_commands_are_carried_out_while_paused(tmp_path):
         ("note", "done", None),
         ("save", "done", None),
         ("lr", "done", None),
-        ("pause", "refused", "the training is paused already"),
+        ("pause", "refused", "the training is already paused"),
         ("resume", "done", None),
     ]
     assert (trial.rates[2] == optim.Cosine(3e-2, STEPS)(1), trial.rates[3]) == (True, 0.5)
@@ -306,10 +306,13 @@ def test_a_training_without_checkpoints_is_stopped_too(tmp_path, capsys):
         tmp_path / "run", {2: [("stop", None), ("lr", 1.0)]}, checkpoints=None, monitor="plain"
     ).run()
     stop, late = trial.answers()
-    assert (stop.status, stop.reason) == ("done", "nothing is saved: the run keeps no checkpoints")
+    assert (stop.status, stop.reason) == (
+        "done",
+        "nothing is saved, because checkpoints are off for this run",
+    )
     assert late.status == "refused"
-    assert str(late.reason).startswith("the training is being stopped by ")
-    assert "nothing is saved, as the run has no checkpoints" in capsys.readouterr().out
+    assert str(late.reason).endswith(" is stopping the training")
+    assert "Nothing is saved: checkpoints are off for this run." in capsys.readouterr().out
 
 
 # save
@@ -333,7 +336,7 @@ def test_a_checkpoint_that_was_asked_for_stays_whatever_the_keepers_want(tmp_pat
     assert [(s.position.step, s.kept) for s in first.result.checkpoints] == [
         *((2, True), (4, True), (8, True), (10, False))
     ]
-    assert "step-00000002 (asked for)" in capsys.readouterr().out
+    assert "step-00000002 (saved by command)" in capsys.readouterr().out
     second = Trial(tmp_path / "run", resume=True, init_seed=9, **settings).run()
     assert [s.position.step for s in second.result.checkpoints] == [2, 4, 8, 12]
     assert_ends_as(second, whole)
@@ -375,7 +378,7 @@ def test_a_checkpoint_of_the_middle_of_a_validation_is_from_before_it(tmp_path, 
 
 def test_no_checkpoint_where_the_run_keeps_none(tmp_path):
     trial = Trial(tmp_path / "run", {2: [("save", None)]}, checkpoints=None).run()
-    assert trial.answers()[0][3:6] == ("refused", "the run keeps no checkpoints", 2)
+    assert trial.answers()[0][3:6] == ("refused", "checkpoints are off for this run", 2)
     assert trial.result.reason == "finished"
 
 
@@ -452,20 +455,20 @@ def test_a_checkpoint_keeps_the_learning_rate_that_was_set(tmp_path, capsys):
     ).run()
     assert resumed.rates == {7: 0.5, 8: 0.5, 9: 0.5}
     said = capsys.readouterr().out
-    assert "the learning rate is 0.5, as somebody set it in the run so far" in said
-    assert f"`burnt ctl {tmp_path / 'run'} lr auto` goes back to the schedule" in said
+    assert "The learning rate stays at 0.5, set by an earlier command." in said
+    assert f"To return to the schedule: burnt ctl {tmp_path / 'run'} lr auto" in said
     assert (6, {"value": 0.5}) in resumed.events("learning_rate")[1:]
     last = Trial(tmp_path / "run", resume=True, monitor="plain").run()
     assert last.rates == {step: optim.Cosine(3e-2, STEPS)(step - 1) for step in (10, 11, 12)}
-    assert "as somebody set it" not in capsys.readouterr().out
+    assert "set by an earlier command" not in capsys.readouterr().out
 
 
 def test_a_checkpoint_from_before_there_was_such_a_thing_is_resumed(tmp_path, whole, monkeypatch):
-    document = SupervisedTraining._document
+    document = SupervisedTraining._checkpoint_document
     with monkeypatch.context() as patch:
         patch.setattr(
             SupervisedTraining,
-            "_document",
+            "_checkpoint_document",
             lambda self, *args: {k: v for k, v in document(self, *args).items() if k != "learning_rate"},
         )
         Trial(tmp_path / "run", {6: [("stop", None)]}).run()
@@ -477,7 +480,7 @@ def test_a_checkpoint_from_before_there_was_such_a_thing_is_resumed(tmp_path, wh
 
 def test_a_note_is_an_event(tmp_path, capsys):
     trial = Trial(tmp_path / "run", {3: [("note", "new data\nfrom here")]}, monitor="plain").run()
-    assert "note new data\\nfrom here asked for by " in capsys.readouterr().out  # no terminal obeys it
+    assert "note new data\\nfrom here from " in capsys.readouterr().out  # no terminal obeys it
     ((step, data),) = trial.events("note")
     assert (step, data["text"]) == (3, "new data\nfrom here")
     assert " on " in data["sender"]
@@ -505,8 +508,8 @@ def test_garbage_never_hurts_and_is_refused_once(tmp_path, whole, capsys):
     }
     assert os.listdir(trial.folder / "control") == ["refused"]
     said = capsys.readouterr().out
-    assert said.count("control/half is refused: it is not JSON in UTF-8") == 1
-    assert "control/newer is refused: it is of version 7" in said
+    assert said.count("control/half refused: it is not JSON in UTF-8") == 1
+    assert "control/newer refused: it has version 7" in said
 
 
 def garbage_again(trial: Trial) -> None:
@@ -544,7 +547,7 @@ def test_commands_of_an_earlier_attempt_are_not_carried_out(tmp_path, whole):
     second = Trial(tmp_path / "run", resume=True, init_seed=9).run()
     assert {**first.losses, **second.losses} == whole.losses
     answered = {data["id"]: (data["status"], data["reason"]) for _, data in second.events("command")[1:]}
-    before = ("refused", "it was sent before this attempt at the run began")
+    before = ("refused", "it was sent before this attempt started")
     assert answered == {"old": before, "by-hand": before}
 
 
@@ -608,7 +611,7 @@ def test_killed_while_paused_it_resumes_unpaused(tmp_path, whole):
     resumed = Trial(folder, resume=True, init_seed=9).run()
     assert resumed.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
     assert_ends_as(resumed, whole)
-    assert resumed.events("command")[-1][1]["reason"] == "it was sent before this attempt at the run began"
+    assert resumed.events("command")[-1][1]["reason"] == "it was sent before this attempt started"
 
 
 def test_commands_reach_a_training_in_another_process(tmp_path):
@@ -619,7 +622,7 @@ def test_commands_reach_a_training_in_another_process(tmp_path):
         said, _ = process.communicate(timeout=30)
     assert [a.status for a in answers] == ["done", "done"]
     assert process.returncode == 0, said
-    assert "note from outside asked for by " in said
+    assert "note from outside from " in said
     assert "with the folder" in said
 
 
@@ -720,7 +723,7 @@ def test_what_cannot_be_recorded_is_a_line_in_the_log(tmp_path, whole, monkeypat
     with RunReader(trial.folder) as reader:
         assert reader.artefacts("table", "model") == []
         lines = [line.text for line in reader.log_lines() if line.level == "warning"]
-    assert lines == ["the table 'model' cannot be recorded: ZeroDivisionError: its own"]
+    assert lines == ["Cannot record the table 'model': ZeroDivisionError: its own"]
 
 
 def test_the_clock_of_a_training_stands_still_meanwhile(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from burnt.train import KeepBest, KeepLast, Position
 from burnt.train.checkpoint import Saved
-from burnt.train.final_summary import closing_text
+from burnt.train.final_summary import format_summary
 from burnt.train.metrics import Accuracy, Loss
 from burnt.train.store import RunWriter
 
@@ -30,28 +30,28 @@ def test_values_checkpoints_and_how_to_look_again(folder: Path) -> None:
     best = KeepBest(metrics[0])
     values = {"train/loss": 0.75, "valid/loss": 0.375, "train/accuracy": 0.9, "valid/accuracy": 0.7}
     kept = [saved(folder, 10, 0.5), saved(folder, 20, 0.25), saved(folder, 30, 0.375)]
-    assert closing_text(folder, values, metrics, kept, [KeepLast(2), best]).splitlines() == [
+    assert format_summary(folder, values, metrics, kept, [KeepLast(2), best]).splitlines() == [
         "           train   valid  best valid",
         "loss      0.7500  0.3750  0.2500 at step 20",
         "accuracy  0.9000  0.7000  0.8000 at step 10",
-        f"checkpoints in {folder / 'checkpoints'}: step-10, step-20 (best valid/loss), step-30 (newest)",
-        f"to look again: burnt runs show '{folder}', burnt monitor '{folder}'",
+        f"Checkpoints in {folder / 'checkpoints'}: step-10, step-20 (best valid/loss), step-30 (newest)",
+        f"To view the run: burnt runs show '{folder}', burnt monitor '{folder}'",
     ]
 
 
 def test_one_split_and_no_checkpoints(folder: Path) -> None:
-    assert closing_text(folder, {"train/loss": 0.75}, [Loss(), Accuracy()], [], []).splitlines()[:-1] == [
+    assert format_summary(folder, {"train/loss": 0.75}, [Loss(), Accuracy()], [], []).splitlines()[:-1] == [
         "       train  best train",
         "loss  0.7500  0.5000 at step 20",
     ]
 
 
 def test_a_store_that_is_gone(tmp_path: Path) -> None:
-    lines = closing_text(tmp_path, {"valid/loss": math.nan}, [Loss()], [], []).splitlines()
+    lines = format_summary(tmp_path, {"valid/loss": math.nan}, [Loss()], [], []).splitlines()
     assert lines[:-1] == ["      valid", "loss    nan"]
 
 
 def test_nothing_was_measured(folder: Path) -> None:
-    assert closing_text(folder, {}, [Loss()], [], []).splitlines() == [
-        f"to look again: burnt runs show '{folder}', burnt monitor '{folder}'"
+    assert format_summary(folder, {}, [Loss()], [], []).splitlines() == [
+        f"To view the run: burnt runs show '{folder}', burnt monitor '{folder}'"
     ]

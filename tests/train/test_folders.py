@@ -29,7 +29,7 @@ def learner() -> Learner:
 
 def test_a_folder_with_other_things_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(RunError, match="holds something else than a run") as caught:
+    with pytest.raises(RunError, match="holds files that are not a run") as caught:
         RunWriter.create(tmp_path)
     assert "thesis.tex" in str(caught.value)
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
@@ -44,7 +44,7 @@ def test_an_empty_folder_and_what_a_run_makes_are_accepted(tmp_path: Path) -> No
 
 def test_resuming_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     training(tmp_path / "new", resume=True, monitor="plain", device="cpu").run(learner())
-    assert "new holds no run: the run starts from the beginning" in capsys.readouterr().out
+    assert "new holds no run: starting from the beginning." in capsys.readouterr().out
 
 
 def test_a_checkpoints_folder_is_no_tensor_file(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_run_whose_folder_is_deleted_is_told_once_and_leaves_nothing(
     )
     said = capsys.readouterr().out
     assert (result.position.step, result.checkpoints) == (8, ())
-    assert said.count("nothing is kept of the run") == 1
-    assert "nothing is kept of this run: its folder" in said
-    assert "to look again" not in said
+    assert said.count("was deleted or moved. Metrics and checkpoints are not saved any more") == 1
+    assert "The run is not saved: its folder" in said
+    assert "To view the run" not in said
     assert not folder.exists()

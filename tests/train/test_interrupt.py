@@ -58,7 +58,7 @@ def test_training_goes_on_when_nobody_reads_its_lines() -> None:
 
 
 def test_a_watcher_by_name_says_that_it_needs_an_object() -> None:
-    with pytest.raises(MetricError, match="EarlyStopping knows its metric by name only"):
+    with pytest.raises(MetricError, match="EarlyStopping has only the name of its metric"):
         EarlyStopping("loss", patience="1 epoch").update(0.5, Position())
     with pytest.raises(MetricError, match=r"KeepBest\(Loss\(\), ...\)"):
         KeepBest("loss").keep([])

@@ -124,9 +124,9 @@ def test_fresh_and_reset_forget_and_are_apart():
 @pytest.mark.parametrize(
     ("act", "words"),
     [
-        (lambda: Accuracy().compute(), ["accuracy has seen no batch"]),
-        (lambda: ConfusionMatrix(2).compute(), ["confusion is no single number"]),
-        (lambda: ConfusionMatrix(3, ["a", "b"]), ["every class needs a name", "3 names", "2"]),
+        (lambda: Accuracy().compute(), ["accuracy has no batches yet"]),
+        (lambda: ConfusionMatrix(2).compute(), ["confusion is not a single number"]),
+        (lambda: ConfusionMatrix(3, ["a", "b"]), ["each class needs one name", "3 names", "2"]),
         (
             lambda: Accuracy().update(StepOutput(torch.tensor(0.0))),
             [
@@ -137,17 +137,21 @@ def test_fresh_and_reset_forget_and_are_apart():
         ),
         (
             lambda: Accuracy().update(StepOutput(torch.tensor(0.0), torch.zeros(3, 1), torch.zeros(3))),
-            ["accuracy cannot tell the classes", "outputs (3, 1), targets (3,)", "torch.stack([-x, x], -1)"],
+            [
+                "accuracy cannot find the class axis of the outputs",
+                "outputs (3, 1), targets (3,)",
+                "torch.stack([-x, x], -1)",
+            ],
         ),
         (
             lambda: Accuracy().update(StepOutput(torch.tensor(0.0), torch.zeros(3, 4), torch.zeros(2))),
-            ["accuracy cannot tell the classes", "outputs (3, 4), targets (2,)"],
+            ["accuracy cannot find the class axis of the outputs", "outputs (3, 4), targets (2,)"],
         ),
         (
             lambda: ConfusionMatrix(2).update(
                 StepOutput(torch.tensor(0.0), torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))
             ),
-            ["confusion was made for another number of classes", "2 classes", "4 logits"],
+            ["confusion was built for another number of classes", "2 classes", "4 logits"],
         ),
     ],
 )

@@ -24,26 +24,26 @@ TRAINING = """\
 import ctypes, json, os, subprocess, sys, time, warnings
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from burnt.train import companion
+from burnt.train import monitor_process
 from burnt.train.duration import Position
 from burnt.train.interrupt import Interruption
-from burnt.train.progress import KeptReporter, choose_reporter
+from burnt.train.progress import LoggingReporter, choose_reporter
 from burnt.train.store import RunWriter
 
 folder = Path(sys.argv[1])
-companion.app_command = lambda: json.loads(os.environ["APP"])
+monitor_process.monitor_command = lambda: json.loads(os.environ["APP"])
 for name, value in json.loads(os.environ.get("LIMITS", "{}")).items():
-    setattr(companion, name, value)
+    setattr(monitor_process, name, value)
 
 
 @contextmanager
-def impatient(self, original=companion.Companion._impatient):
+def close_on_signal(self, original=monitor_process.MonitorProcess._close_on_signal):
     with original(self):
         (folder / "closing").touch()
         yield
 
 
-companion.Companion._impatient = impatient
+monitor_process.MonitorProcess._close_on_signal = close_on_signal
 
 
 class Counted(Interruption):
@@ -73,14 +73,14 @@ def work(interruption):
 
 
 SPEED = dict(samples_per_second=1.0, steps_per_second=1.0, learning_rate=1.0, data_wait_share=0.0)
-reporter = KeptReporter(choose_reporter("tui"))
+reporter = LoggingReporter(choose_reporter("tui"))
 writer = RunWriter.create(folder)
 print("before")
 reporter.open(writer)
 with ExitStack() as stack:
     stack.callback(reporter.close)
     ending = stack.enter_context(writer)
-    interruption = stack.enter_context(Counted(reporter.message, reporter.signalled))
+    interruption = stack.enter_context(Counted(reporter.message, reporter.handle_signal))
     reporter.start("the title", Position(), 1, None)
     writer.close(work(interruption), "as it was asked")
 reporter.message("the last message")
@@ -229,7 +229,7 @@ def test_it_is_left_and_the_training_goes_on(training) -> None:
         assert "step" not in desk.terminal.text()
         desk.terminal.type("q")
         desk.terminal.wait_for(
-            "the monitor is closed, the training goes on. To watch it again: burnt monitor "
+            "Monitor closed. The training continues. To open the monitor again: burnt monitor "
         )
         desk.goes_on()
         desk.end()
@@ -239,7 +239,7 @@ def test_it_is_left_and_the_training_goes_on(training) -> None:
         last = desk.step()
     assert lines[:2] == ["before", "the title"]
     assert lines[-3:] == [f"step {last}", "the last message", "after"]
-    assert f"what was printed meanwhile is in {desk.folder / 'logs' / 'output.log'}" in lines
+    assert f"Output printed while the monitor was open: {desk.folder / 'logs' / 'output.log'}" in lines
     assert desk.steps_printed() == list(range(1, last + 1))
     assert not psutil.pid_exists(int((desk.folder / "app").read_text()))
     with RunReader(desk.folder) as reader:
@@ -264,7 +264,7 @@ def test_when_the_run_ends_it_waits_for_a_key(training) -> None:
 
 @pytest.mark.parametrize("mode", ["well", "deaf"])
 def test_when_the_run_ends_and_nobody_is_there_it_is_ended(training, mode: str) -> None:
-    with training(mode, CLOSING_SECONDS=0.5, ENDING_SECONDS=0.5) as desk:
+    with training(mode, CLOSE_SECONDS=0.5, TERMINATE_SECONDS=0.5) as desk:
         desk.wait_for_monitor()
         desk.end()
         assert desk.terminal.wait_for_end() == 0
@@ -277,7 +277,7 @@ def test_killed(training, mode: str) -> None:
     with training(mode) as desk:
         desk.wait_for_monitor()
         desk.app().kill()
-        desk.terminal.wait_for("the monitor was ended by SIGKILL; the training goes on")
+        desk.terminal.wait_for("The monitor was ended by SIGKILL. The training continues.")
         desk.goes_on()
         desk.end()
         assert desk.terminal.wait_for_end() == 0
@@ -293,7 +293,7 @@ def test_crashed(training) -> None:
         desk.terminal.type("x")
         log = desk.folder / "logs" / "monitor.log"
         desk.terminal.wait_for(
-            f"the monitor failed (RuntimeError: broken on purpose), see {log}; the training goes on"
+            f"The monitor failed (RuntimeError: broken on purpose), see {log}. The training continues."
         )
         desk.goes_on()
         desk.end()
@@ -305,8 +305,8 @@ def test_crashed(training) -> None:
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ("cannot", "the monitor could not be opened (ImportError: no module for that, on purpose), see "),
-        ("at once", "the monitor could not be opened, see "),
+        ("cannot", "The monitor could not be opened (ImportError: no module for that, on purpose), see "),
+        ("at once", "The monitor could not be opened, see "),
     ],
 )
 def test_it_cannot_start(training, mode: str, said: str) -> None:
@@ -327,7 +327,7 @@ def test_the_program_is_not_there(training, tmp_path: Path) -> None:
         pass
     env = {"APP": json.dumps([str(tmp_path / "nothing")])}
     with Emulator([sys.executable, tmp_path / "training.py", tmp_path / "other"], env=env) as terminal:
-        terminal.wait_for("the monitor cannot be opened: [Errno 2] No such file or directory")
+        terminal.wait_for("Cannot open the monitor: [Errno 2] No such file or directory")
         (tmp_path / "other" / "end").touch()
         assert terminal.wait_for_end() == 0
         assert terminal.leftovers() == []
@@ -335,10 +335,10 @@ def test_the_program_is_not_there(training, tmp_path: Path) -> None:
 
 
 def test_stopped_it_is_ended(training) -> None:
-    with training(LOOK_SECONDS=0.05) as desk:
+    with training(POLL_SECONDS=0.05) as desk:
         desk.wait_for_monitor()
         desk.app().send_signal(signal.SIGSTOP)
-        desk.terminal.wait_for("the monitor did not answer and was ended; the training goes on")
+        desk.terminal.wait_for("The monitor stopped responding and was killed. The training continues.")
         desk.goes_on()
         desk.end()
         assert desk.terminal.wait_for_end() == 0
@@ -347,11 +347,11 @@ def test_stopped_it_is_ended(training) -> None:
 
 @pytest.mark.parametrize("mode", ["silent", "deaf"])
 def test_hanging_it_is_ended(training, mode: str) -> None:
-    with training(mode, LOOK_SECONDS=0.05, SILENT_LOOKS=40, STOPPED_LOOKS=1000) as desk:
+    with training(mode, POLL_SECONDS=0.05, MAX_SILENT_POLLS=40, MAX_STOPPED_POLLS=1000) as desk:
         if mode == "deaf":
             desk.wait_for_monitor()
             desk.terminal.type("h")
-        desk.terminal.wait_for("the monitor did not answer and was ended; the training goes on")
+        desk.terminal.wait_for("The monitor stopped responding and was killed. The training continues.")
         desk.goes_on()
         desk.end()
         assert desk.terminal.wait_for_end() == 0
@@ -368,7 +368,7 @@ def test_control_c_counts_once(training) -> None:
         assert desk.terminal.wait_for_end() == 130
         assert desk.terminal.leftovers() == []
     assert desk.signals() == [signal.SIGINT]
-    said = "SIGINT: finishing the step and saving; once more to stop at once"
+    said = "Stop requested: finishing this step, then saving. Press Ctrl-C again to stop now."
     assert said in desk.terminal.written().splitlines()
     assert said in desk.log()
 
@@ -386,7 +386,7 @@ def test_control_c_before_the_terminal_is_raw_counts_once_too(training) -> None:
 
 
 def test_sigterm_does_not_wait_for_the_monitor(training) -> None:
-    with training(CLOSING_SECONDS=10_000) as desk:
+    with training(CLOSE_SECONDS=10_000) as desk:
         desk.wait_for_monitor()
         desk.terminal.process.terminate()
         assert desk.terminal.wait_for_end() == 143
@@ -398,7 +398,7 @@ def test_sigterm_does_not_wait_for_the_monitor(training) -> None:
     ("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGHUP, 0)]
 )
 def test_a_signal_while_it_waits_for_a_key(training, number: signal.Signals, code: int) -> None:
-    with training(CLOSING_SECONDS=10_000) as desk:
+    with training(CLOSE_SECONDS=10_000) as desk:
         desk.wait_for_monitor()
         desk.end()
         desk.terminal.wait_for_screen("over")
@@ -414,7 +414,7 @@ def test_the_terminal_is_closed(training, left: bool) -> None:
         desk.wait_for_monitor()
         if left:
             desk.terminal.type("q")
-            desk.terminal.wait_for("the monitor is closed")
+            desk.terminal.wait_for("Monitor closed")
         app = desk.app() if not left else None
         desk.terminal.close()
         desk.terminal.wait_for(lambda: signal.SIGHUP in desk.signals())
@@ -425,7 +425,7 @@ def test_the_terminal_is_closed(training, left: bool) -> None:
             desk.terminal.wait_for(lambda: not app.is_running())
         desk.end()
         assert desk.terminal.process.wait(60) == 0
-    assert "SIGHUP: the training goes on without its terminal" in desk.log()
+    assert "SIGHUP: the terminal was closed; the training continues without it." in desk.log()
     assert "to nobody\n" in desk.output()
     assert "an error for nobody\n" in desk.output()
     assert desk.output().splitlines()[-1] == "after"
@@ -448,7 +448,7 @@ def test_whatever_prints_goes_to_the_log(training) -> None:
         )
         desk.goes_on()
         desk.terminal.type("q")
-        desk.terminal.wait_for("the monitor is closed")
+        desk.terminal.wait_for("Monitor closed")
         desk.do("ctypes.CDLL(None).puts(b'nine')")
         desk.end()
         assert desk.terminal.wait_for_end() == 0
@@ -465,8 +465,8 @@ def test_whatever_prints_goes_to_the_log(training) -> None:
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        ("companion.FREE_BYTES = 1 << 62", "MiB are left on the disk with"),
-        ("companion.OUTPUT_BYTES = 0; print('much')", "0 MiB were printed to"),
+        ("monitor_process.MIN_FREE_BYTES = 1 << 62", "MiB are free on the disk with"),
+        ("monitor_process.MAX_OUTPUT_BYTES = 0; print('much')", "the training printed more than 0 MiB to"),
     ],
 )
 def test_no_room_for_what_is_printed_closes_the_monitor(training, order: str, said: str) -> None:
@@ -476,7 +476,7 @@ def test_no_room_for_what_is_printed_closes_the_monitor(training, order: str, sa
         desk.do(order)
         desk.terminal.wait_for("prints here again\n")
         written = desk.terminal.written()
-        assert "the monitor is closed: " in written
+        assert "The monitor was closed: " in written
         assert said in written
         assert not app.is_running()
         desk.do("print('on the terminal')")
@@ -488,11 +488,11 @@ def test_no_room_for_what_is_printed_closes_the_monitor(training, order: str, sa
 
 
 def test_a_disk_without_room_shows_no_monitor(training) -> None:
-    with training(FREE_BYTES=1 << 62) as desk:
+    with training(MIN_FREE_BYTES=1 << 62) as desk:
         desk.terminal.wait_for("step 3\n")
         desk.end()
         assert desk.terminal.wait_for_end() == 0
-        assert "the monitor cannot be opened: " in desk.terminal.written()
+        assert "Cannot open the monitor: " in desk.terminal.written()
         assert "MONITOR" not in desk.terminal.written()
 
 
@@ -502,7 +502,7 @@ def test_very_much_is_printed(training) -> None:
         desk.do("print('\\n'.join(f'number {i}' for i in range(100_000)))")
         desk.goes_on()
         desk.terminal.type("q")
-        desk.terminal.wait_for("the monitor is closed")
+        desk.terminal.wait_for("Monitor closed")
         desk.end()
         assert desk.terminal.wait_for_end() == 0
     assert desk.output().count("number ") == 100_000
@@ -524,7 +524,9 @@ def test_a_training_that_asks_gets_the_keyboard(
     with training() as desk:
         desk.wait_for_monitor()
         desk.do(code)
-        desk.terminal.wait_for("the training asks for input, so the monitor is closed. To watch it again: ")
+        desk.terminal.wait_for(
+            "The monitor was closed because the training asks for input. To open it again: "
+        )
         desk.terminal.wait_for(prompt)
         # An editor of lines, as pdb has one, sets the terminal up as it likes.
         desk.terminal.wait_for(lambda: set(desk.terminal.leftovers()) <= {"termios"})
@@ -551,7 +553,7 @@ def test_an_exception_is_shown_where_the_user_is(training) -> None:
 
 
 def test_a_training_that_is_over_before_the_monitor_shows_does_not_wait(training) -> None:
-    with training("silent", CLOSING_SECONDS=10_000) as desk:
+    with training("silent", CLOSE_SECONDS=10_000) as desk:
         desk.wait_for_monitor()
         desk.end()
         assert desk.terminal.wait_for_end() == 0
@@ -563,7 +565,7 @@ def test_whatever_fails_the_terminal_comes_back(training) -> None:
     with training() as desk:
         desk.wait_for_monitor()
         app = desk.app()
-        desk.do("reporter.shown._companion._printed = None; print('this cannot be forwarded')")
+        desk.do("reporter.inner._monitor._on_line = None; print('this cannot be forwarded')")
         desk.terminal.wait_for("TypeError: 'NoneType' object is not callable")
         desk.goes_on()
         assert not app.is_running()
@@ -609,7 +611,7 @@ def test_standard_error_that_leads_elsewhere_stays_there(training, tmp_path: Pat
         desk.do("print('an error', file=sys.stderr)")
         desk.goes_on()
         terminal.type("q")
-        terminal.wait_for("the monitor is closed")
+        terminal.wait_for("Monitor closed")
         desk.end()
         assert terminal.wait_for_end() == 0
     assert (tmp_path / "errors").read_text() == "an error\n"
@@ -617,7 +619,7 @@ def test_standard_error_that_leads_elsewhere_stays_there(training, tmp_path: Pat
 
 def test_suspended_and_continued(training, tmp_path: Path) -> None:
     """Both processes stop and go on together, and the monitor is not taken for one that hangs."""
-    with training(LOOK_SECONDS=0.05, SILENT_LOOKS=40, STOPPED_LOOKS=10) as desk:
+    with training(POLL_SECONDS=0.05, MAX_SILENT_POLLS=40, MAX_STOPPED_POLLS=10) as desk:
         desk.wait_for_monitor()
         group = desk.terminal.process.pid
         os.killpg(group, signal.SIGSTOP)
@@ -626,6 +628,6 @@ def test_suspended_and_continued(training, tmp_path: Path) -> None:
         os.killpg(group, signal.SIGCONT)
         desk.goes_on()
         desk.terminal.type("q")
-        desk.terminal.wait_for("the monitor is closed, the training goes on")
+        desk.terminal.wait_for("Monitor closed. The training continues.")
         desk.end()
         assert desk.terminal.wait_for_end() == 0

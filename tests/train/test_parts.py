@@ -292,7 +292,7 @@ def test_a_checkpoint_of_a_newer_format_and_another_file(tmp_path):
         checkpoints.load(newest, model, [])
     assert "format 99" in str(caught.value)
     model.save(newest / "training.safetensors")
-    with pytest.raises(CheckpointError, match=r"training\.safetensors holds no checkpoint"):
+    with pytest.raises(CheckpointError, match=r"training\.safetensors is not a checkpoint"):
         checkpoints.load(newest, model, [])
 
 

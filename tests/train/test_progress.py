@@ -52,19 +52,19 @@ def test_plain_lines_of_a_run(tmp_path, capsys):
     for epoch in range(1, 11):
         assert re.fullmatch(rf"epoch {epoch:>2}/10  train  loss {number}", lines[2 * epoch - 1])
         assert re.fullmatch(rf"epoch {epoch:>2}/10  valid  loss {number}", lines[2 * epoch])
-    assert re.fullmatch(rf"finished after 10 epochs, 30 steps, {number} s", lines[-5])
+    assert re.fullmatch(rf"Training finished: 10 epochs, 30 steps, {number} s", lines[-5])
     assert lines[-4].split() == ["train", "valid", "best", "valid"]
     assert re.fullmatch(rf"loss +{number} +{number}  {number} at step 30", lines[-3])
     folder = tmp_path / "run"
     kept = "step-00000027, step-00000030 (newest, best valid/loss)"
-    assert lines[-2] == f"checkpoints in {folder / 'checkpoints'}: {kept}"
-    assert lines[-1] == f"to look again: burnt runs show {folder}, burnt monitor {folder}"
+    assert lines[-2] == f"Checkpoints in {folder / 'checkpoints'}: {kept}"
+    assert lines[-1] == f"To view the run: burnt runs show {folder}, burnt monitor {folder}"
     assert len(lines) == 26
     with RunReader(folder) as reader:
         kept_lines = [line.text for line in reader.log_lines()]
     assert kept_lines == [lines[0], *(re.sub(r"^epoch +(\d+)/10", r"epoch \1", line) for line in lines[1:-5])]
     run(tmp_path / "run", duration="11 epochs", monitor="plain", resume=True)
-    assert "going on after step 30" in capsys.readouterr().out.splitlines()[0].replace("run folder", "")
+    assert "resuming after step 30" in capsys.readouterr().out.splitlines()[0].replace("run folder", "")
 
 
 def test_off_prints_nothing(tmp_path, capfd):
@@ -166,7 +166,7 @@ def test_a_live_run(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdout", out)
     run(tmp_path / "run", duration="2 epochs", monitor="live")
     assert "epoch 2/2" in out.getvalue()
-    assert "finished after 2 epochs, 6 steps" in out.getvalue()
+    assert "Training finished: 2 epochs, 6 steps" in out.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -217,9 +217,9 @@ def at(monkeypatch):
 @pytest.mark.parametrize(
     ("place", "found", "hint"),
     [
-        ({"stdout": False}, "standard output is no terminal", "'auto' takes what the place allows"),
-        ({"stdin": False}, "standard input is no terminal", "'auto'"),
-        ({"TERM": "dumb"}, "TERM says that the terminal can do nothing", "'auto'"),
+        ({"stdout": False}, "standard output is not a terminal", "use monitor='auto' or 'plain'"),
+        ({"stdin": False}, "standard input is not a terminal", "'auto'"),
+        ({"TERM": "dumb"}, "TERM is unset, dumb or unknown", "'auto'"),
         ({"foreground": False}, "the process runs in the background", "'auto'"),
         ({"textual": False}, "textual is not installed", "pip install 'burnt[tui]'"),
     ],
@@ -268,12 +268,12 @@ def test_a_message_while_the_terminal_comes_back_is_not_lost(capsys):
             self.looks += 1
             if self.looks > 1:
                 return False
-            reporter._returned("the monitor is closed")
+            reporter._on_return("Monitor closed")
             return True
 
-    reporter._companion = Closing()
+    reporter._monitor = Closing()
     reporter.message("by the way")
-    assert capsys.readouterr().out == "by the way\nthe monitor is closed\n"
+    assert capsys.readouterr().out == "by the way\nMonitor closed\n"
 
 
 def test_numbers_as_people_read_them():

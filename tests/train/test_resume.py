@@ -317,14 +317,14 @@ def test_other_loaders_between_epochs_are_told_of_and_in_an_epoch_refused(tmp_pa
     )
     assert max(resumed.losses) == 13
     assert (
-        "train= differs from the run so far: {'seed': 3, 'shuffle': True, 'batch_size': 5"
+        "Warning: train= changed since the checkpoint: was {'seed': 3, 'shuffle': True, 'batch_size': 5"
         in capsys.readouterr().out
     )
     Run(tmp_path / "other", stop_at=7)
     with pytest.raises(CheckpointError) as caught:
         Run(tmp_path / "other", resume=True, loader=lambda: Loader(TensorDataset(**tensors()), 6))
     message = str(caught.value)
-    assert message.startswith("step-00000007 was saved in the middle of an epoch of another loader")
+    assert message.startswith("step-00000007 was saved in the middle of an epoch, with a different loader")
     assert "'batch_size': 5" in message
     assert "'batch_size': 6" in message
-    assert "resume with the loader as it was" in message
+    assert "resume with the same loader" in message

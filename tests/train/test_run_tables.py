@@ -16,7 +16,7 @@ from burnt.train.run_tables import KernelTables, record_model
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
     """Records, and reads what is recorded under a name."""
-    monkeypatch.setattr("burnt.train.run_tables._ROWS", 1 << 20)  # beside what other tests have chosen
+    monkeypatch.setattr("burnt.train.run_tables._MAX_ROWS", 1 << 20)  # beside what other tests have chosen
     with RunWriter.create(tmp_path / "run") as writer:
         made = KernelTables(writer)
 
@@ -131,7 +131,7 @@ def test_functions_that_are_gone_are_forgotten():
 
 
 def test_tables_have_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("burnt.train.run_tables._ROWS", 3)
+    monkeypatch.setattr("burnt.train.run_tables._MAX_ROWS", 3)
     model = torch.nn.Sequential(*[torch.nn.Identity() for _ in range(9)])
     with RunWriter.create(tmp_path / "run") as writer:
         record_model(writer, model, {})

@@ -21,7 +21,7 @@ WRITE_ON = """
 import sys, time
 from burnt.train.store import RunWriter, opening
 if sys.argv[2] == "network":
-    opening._on_network = lambda path: True
+    opening._is_on_network = lambda path: True
 run = RunWriter.create(sys.argv[1])
 step = 0
 while True:
@@ -120,7 +120,7 @@ def test_a_killed_run_is_read_and_resumed(folder, journal):
 
 
 def test_a_journal_to_roll_back_is_rolled_back_in_a_copy(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(opening, "_on_network", lambda path: True)
+    monkeypatch.setattr(opening, "_is_on_network", lambda path: True)
     with RunWriter.create(folder) as run:
         run.log(1, 1, {"x": 1.0})
     # What a kill in the middle of a commit leaves: pages in the file, and the journal that undoes them.
@@ -242,7 +242,7 @@ def test_a_callback_that_raises_is_survived(folder, disk, impatient):
 def test_a_defect_of_the_writing_thread_is_told(folder, monkeypatch):
     told = []
     run = RunWriter.create(folder, on_error=told.append)
-    monkeypatch.setattr(run, "_take", lambda: 1 / 0)
+    monkeypatch.setattr(run, "_next_batch", lambda: 1 / 0)
     until(lambda: told)
     assert "is no longer written: ZeroDivisionError" in told[0]
     run.log(1, 1, {"x": 1.0})

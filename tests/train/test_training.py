@@ -176,22 +176,25 @@ REFUSED = {
         MetricError, "give valid= a loader", valid=None, stopping=EarlyStopping(Loss(), "1 epoch")
     ),
     "twice": Looked(
-        MetricError, "two metrics have one name", "Metric(name='accuracy2')", metrics=[Accuracy(), Accuracy()]
+        MetricError,
+        "two metrics have the same name",
+        "Metric(name='accuracy2')",
+        metrics=[Accuracy(), Accuracy()],
     ),
-    "loss": Looked(ShapeError, "the loss of the training step is no scalar", ".mean()", how=unreduced),
+    "loss": Looked(ShapeError, "the loss of the training step is not a scalar", ".mean()", how=unreduced),
     "validation loss": Looked(
-        ShapeError, "the loss of the validation step is no scalar", "shape (4,)", validation_step=unreduced
+        ShapeError, "the loss of the validation step is not a scalar", "shape (4,)", validation_step=unreduced
     ),
     "output": Looked(
         DefinitionError,
-        "the training step returned no StepOutput",
+        "the training step did not return a StepOutput",
         "lambda",
         "found     Tensor",
         how=lambda model, batch: model(batch.x).mean(),
         valid=None,
     ),
     "no output": Looked(
-        DefinitionError, "returned no StepOutput", "NoneType", how=lambda model, batch: None, valid=None
+        DefinitionError, "did not return a StepOutput", "NoneType", how=lambda model, batch: None, valid=None
     ),
     "validation": Looked(
         BurntError,
@@ -214,7 +217,7 @@ REFUSED = {
         validation_step=labels_too_large,
     ),
     "confusion": Looked(
-        MetricError, "confusion was made for another number of classes", metrics=[ConfusionMatrix(2)]
+        MetricError, "confusion was built for another number of classes", metrics=[ConfusionMatrix(2)]
     ),
     "no batches": Looked(DataError, "train= gave no batches", "is its dataset empty?", train=Unsized()),
     "no validation": Looked(DataError, "valid= gave no batches", valid=Unsized()),
@@ -254,10 +257,10 @@ def test_refused_before_the_first_step_and_nothing_has_happened(tmp_path, name):
 def test_a_learner_needs_a_step_and_an_optimizer():
     with pytest.raises(DefinitionError) as caught:
         Learner(net(), optim.AdamW(), 0.1)
-    assert "Sequential does not say what a training step is" in str(caught.value)
+    assert "Sequential has no training step" in str(caught.value)
     assert "training_step(batch) -> StepOutput" in str(caught.value)
     model = net()
-    with pytest.raises(DefinitionError, match="needs an optimizer of burnt"):
+    with pytest.raises(DefinitionError, match="needs a burnt optimizer"):
         Learner(model, torch.optim.AdamW(model.parameters()), 0.1, step=step)
     with pytest.raises(ConfigError, match="Constant cannot be built"):
         Learner(model, optim.AdamW(), -0.1, step=step)
@@ -275,7 +278,7 @@ def test_folders_that_cannot_be(tmp_path):
     before = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     with pytest.raises(RunError) as caught:
         training(tmp_path / "run", checkpoints=[KeepBest(Loss())]).run(learner())
-    assert f"{tmp_path / 'run'} holds a run already" in str(caught.value)
+    assert f"{tmp_path / 'run'} already holds a run" in str(caught.value)
     assert "resume=True continues it" in str(caught.value)
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == before
 
@@ -298,7 +301,7 @@ def test_what_the_look_tells_but_does_not_refuse(tmp_path, capsys):
 
     training(tmp_path / "two", monitor="plain").run(learner(Unused()))
     said = capsys.readouterr().out
-    assert "the loss does not reach unused.weight: it will not be trained" in said
+    assert "unused.weight will not be trained, because the loss does not depend on it" in said
     assert "not checked" not in said
 
 
@@ -369,7 +372,7 @@ def test_a_loss_that_is_nan(tmp_path, log_every, where):
         "  expected  a finite number\n"
         "  found     nan at a learning rate of 0.125\n"
         "  hint      look for bad values in the data, or try a lower learning rate or clip_norm=1.0; "
-        f"{newest} is from before"
+        f"resume from the last checkpoint, {newest}"
     )
     state, reason = ended(tmp_path / "run")
     assert state == "crashed"
@@ -423,7 +426,7 @@ def test_a_monitored_value_that_never_was_a_number_stops_early_and_is_told_of(tm
         stopping=EarlyStopping(Loss(), "2 epochs"),
     ).run(learner(validation_step=never))
     assert (result.reason, result.position.epoch) == ("stopped early", 2)
-    assert "stopping early: valid/loss has not been a number in 2 epochs" in capsys.readouterr().out
+    assert "Stopping early: valid/loss has not been a number for 2 epochs." in capsys.readouterr().out
 
 
 def test_what_breaks_between_the_run_folder_and_the_first_step_ends_the_run(tmp_path):
@@ -512,18 +515,20 @@ print("not reached")
 """
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_one_signal_saves_and_ends_quietly(tmp_path, number, code):
+@pytest.mark.parametrize(
+    ("number", "code", "again"), [(signal.SIGINT, 130, "Press Ctrl-C"), (signal.SIGTERM, 143, "Send SIGTERM")]
+)
+def test_one_signal_saves_and_ends_quietly(tmp_path, number, code, again):
     folder = tmp_path / "run"
     done = subprocess.run(
         [sys.executable, "-c", SIGNALLED, str(folder), str(int(number)), "1"], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (code, "")
-    assert f"{number.name}: finishing the step and saving; once more to stop at once" in done.stdout
+    assert f"Stop requested: finishing this step, then saving. {again} again to stop now." in done.stdout
     saved = folder / "checkpoints" / "step-00000003"
     assert (
-        f"stopped after step 3, saved in {saved}\n"
-        f"to go on from there, run the same again with the folder {saved.parent.parent} and resume=True"
+        f"Stopped after step 3. Saved in {saved}\n"
+        f"To resume, run the same program with the folder {saved.parent.parent} and resume=True."
         in (done.stdout)
     )
     assert "not reached" not in done.stdout
@@ -541,7 +546,7 @@ def test_two_signals_stop_at_once(tmp_path):
     # Python ends by the signal itself, which a shell shows as 130.
     assert done.returncode in (-signal.SIGINT, 130)
     assert not list((folder / "checkpoints").iterdir())
-    assert ended(folder) == ("stopped", "interrupted at once, nothing saved since the last checkpoint")
+    assert ended(folder) == ("stopped", "interrupted at once; nothing was saved after the last checkpoint")
 
 
 def test_signal_handlers_are_put_back(tmp_path):
@@ -780,9 +785,7 @@ def test_a_stream_of_unknown_length(tmp_path):
 def test_a_run_without_checkpoints_says_that_it_starts_anew(tmp_path, capsys):
     training(tmp_path / "run", checkpoints=None).run(learner())
     result = training(tmp_path / "run", monitor="plain", resume=True).run(learner())
-    assert (
-        f"{tmp_path / 'run'} has no checkpoint: the run starts from the beginning" in capsys.readouterr().out
-    )
+    assert f"{tmp_path / 'run'} has no checkpoint: starting from the beginning." in capsys.readouterr().out
     assert result.position.step == 5
     # A first run may ask for it too, and has nothing to say.
     training(tmp_path / "new", monitor="plain", resume=True).run(learner())

@@ -1,4 +1,4 @@
-"""Metrics: objects that are known before a run and gather, on the device, what is said of it."""
+"""Metrics: objects that accumulate sums on the device during training and validation."""
 
 from __future__ import annotations
 

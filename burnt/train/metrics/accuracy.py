@@ -1,4 +1,4 @@
-"""The share of right answers."""
+"""Classification accuracy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Accuracy", "predictions"]
 
 
 class Accuracy(Metric):
-    """The share of targets that the largest logit names.
+    """The share of targets whose class has the largest logit.
 
     Reads `outputs`, ``[n, classes]``, ``[n, ..., classes]`` or ``[n, classes, ...]``, and `targets`, ``[n]``
-    or ``[n, ...]``. Where both axes may be that of the classes, the last one is.
+    or ``[n, ...]``. If both the second and the last axis could be the class axis, the last one is used.
 
     Args:
-        ignore_index: a target that does not count, such as padding.
+        ignore_index: a target value to ignore, such as padding.
         name: as in `Metric`.
 
     >>> import torch
@@ -39,28 +39,28 @@ class Accuracy(Metric):
         self.ignore_index = ignore_index
 
     def update(self, output: StepOutput) -> None:
-        """Count the batch's right answers."""
+        """Add the batch's number of correct predictions."""
         targets: Tensor = output.targets
-        right = predictions(output, self.name)[0] == targets
+        correct = predictions(output, self.name)[0] == targets
         if self.ignore_index is None:
-            self.add(right.sum(), targets.numel())
+            self.add(correct.sum(), targets.numel())
         else:
-            # How many count is known to the device alone, so it is a sum as well.
+            # Only the device knows how many targets count, so this number is accumulated as a second sum.
             counted = targets != self.ignore_index
-            self.add(torch.stack([(right & counted).sum(), counted.sum()]), targets.numel())
+            self.add(torch.stack([(correct & counted).sum(), counted.sum()]), targets.numel())
 
     def value(self, total: list[float], count: int) -> float:
-        """Right answers over those that count."""
+        """Return correct predictions over counted targets; NaN if none are counted."""
         if self.ignore_index is None:
             return total[0] / count
         return total[0] / total[1] if total[1] else float("nan")
 
 
 def predictions(output: StepOutput, metric: str) -> tuple[Tensor, int]:
-    """The class of the largest logit, in the shape of the targets, and the number of classes.
+    """Return the class with the largest logit, in the shape of the targets, and the number of classes.
 
     Raises:
-        MetricError: the step gave no logits or no targets, or their shapes do not go together.
+        MetricError: the step returned no logits or no targets, or their shapes do not match.
     """
     logits, targets = output.outputs, output.targets
     if not isinstance(logits, Tensor) or not isinstance(targets, Tensor):
@@ -77,8 +77,8 @@ def predictions(output: StepOutput, metric: str) -> tuple[Tensor, int]:
     if axis is not None and logits.shape[axis] > 1:
         return logits.argmax(axis), logits.shape[axis]
     raise MetricError(
-        f"{metric} cannot tell the classes",
-        expected="targets in the shape of the outputs less the axis of two or more classes",
+        f"{metric} cannot find the class axis of the outputs",
+        expected="targets in the shape of the outputs without a class axis of size 2 or more",
         found=f"outputs {tuple(logits.shape)}, targets {tuple(targets.shape)}",
-        hint="of a single logit x, torch.stack([-x, x], -1) makes two" if axis is not None else None,
+        hint="for a single logit x, use torch.stack([-x, x], -1)" if axis is not None else None,
     )

@@ -1,7 +1,8 @@
-"""Metric: sums that grow with every batch, on the device, and the number that they amount to.
+"""Metric: sums that are accumulated on the device over batches, and the value computed from them.
 
-The sums are additive, so the value over any stretch of batches is the value of a difference of sums. They are
-read only when a value is wanted: updating a metric never waits for the device.
+Because the sums are additive, the value over any interval of batches is computed from the difference of two
+sums.
+Sums are copied to the host only when a value is needed: updating a metric never waits for the device.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from burnt.train.step import StepOutput
 __all__ = ["Metric", "Recorder", "Sums", "intervals", "read"]
 
 Sums = tuple[list[float], int]
-"""The sums of a metric on the host, and the number of items they are over."""
+"""The sums of a metric on the host, and the number of items that they cover."""
 
 
 class Recorder(Protocol):
@@ -28,17 +29,17 @@ class Recorder(Protocol):
     def record_table(
         self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int | None = None
     ) -> None:
-        """Keep a table under a name."""
+        """Record a table under a name."""
         ...
 
 
 class Metric:
-    """Base of the metrics.
+    """Base class of metrics.
 
-    A metric of one's own sets `name` and `higher_is_better` and defines `update` and `value`.
+    A custom metric sets `name` and `higher_is_better` and defines `update` and `value`.
 
     Args:
-        name: what it is called in logs and in the run store, instead of the class's own name for it.
+        name: the name in logs and in the run store; by default the class attribute `name`.
 
     >>> import torch
     >>> from burnt.train import StepOutput
@@ -69,57 +70,59 @@ class Metric:
         return f"{type(self).__name__}({self.name!r})"
 
     def update(self, output: StepOutput) -> None:
-        """Take a batch in. Must not wait for the device: no `.item()`, no branch on a tensor."""
+        """Add a batch. Must not wait for the device: no `.item()`, no branch on a tensor's value."""
         raise NotImplementedError(f"{type(self).__name__}.update")
 
     def value(self, total: list[float], count: int) -> float:
-        """The number that sums over `count` items amount to; their mean unless a metric says otherwise."""
+        """Compute the value from sums over `count` items; by default their mean."""
         return total[0] / count
 
     def add(self, total: Tensor, count: int, *, weight: int = 1) -> None:
-        """Add a batch's sums, of any fixed shape, and how many items they are over.
+        """Add a batch's sums and its number of items.
 
         Args:
-            total: the sums, on any device.
+            total: the sums, of any fixed shape and on any device.
             count: the number of items.
-            weight: times `total`, for a total that is a mean.
+            weight: a factor for `total`, if that is a mean.
         """
         if self.total is None:
-            wide = torch.float32 if total.device.type == "mps" else torch.float64
-            self.total = torch.zeros(total.shape, dtype=wide, device=total.device)
+            sum_dtype = torch.float32 if total.device.type == "mps" else torch.float64
+            self.total = torch.zeros(total.shape, dtype=sum_dtype, device=total.device)
         self.total.add_(total.detach(), alpha=weight)
         self.count += count
 
     def reset(self) -> None:
-        """Forget every batch."""
+        """Forget all batches."""
         self.total = None
         self.count = 0
 
     def fresh(self) -> Self:
-        """A copy that has seen no batch."""
-        twin = copy.copy(self)
-        twin.reset()
-        return twin
+        """Return a copy without any batches."""
+        clone = copy.copy(self)
+        clone.reset()
+        return clone
 
     def compute(self) -> float:
-        """The value over the batches so far; waits for the device.
+        """Return the value over the batches so far; waits for the device.
 
         Raises:
-            MetricError: there was no batch, or the metric is no single number.
+            MetricError: there was no batch, or the metric is not a single number.
         """
         if not self.scalar:
-            raise MetricError(f"{self.name} is no single number", hint="see the methods of the metric")
+            raise MetricError(
+                f"{self.name} is not a single number", hint="use the other methods of the metric"
+            )
         (sums,) = read([self])
         if not sums[1]:
-            raise MetricError(f"{self.name} has seen no batch")
+            raise MetricError(f"{self.name} has no batches yet")
         return self.value(*sums)
 
     def record(self, recorder: Recorder, split: str, step: int) -> None:
-        """Write what is more than a number to the run store, at the end of an epoch."""
+        """Write results other than the value, such as tables, to the run store at the end of an epoch."""
 
 
 def read(metrics: Sequence[Metric]) -> list[Sums]:
-    """The sums of several metrics on the host, with one wait for the device."""
+    """Copy the sums of several metrics to the host, with a single device synchronization."""
     totals = [metric.total.reshape(-1) for metric in metrics if metric.total is not None]
     flat = torch.cat(totals).tolist() if totals else []
     sums: list[Sums] = []
@@ -134,9 +137,9 @@ def read(metrics: Sequence[Metric]) -> list[Sums]:
 def intervals(
     metrics: Sequence[Metric], now: Sequence[Sums], before: Sequence[Sums] | None
 ) -> dict[str, float]:
-    """The values over the batches between two readings, by name.
+    """Return name -> value over the batches between two readings of the sums.
 
-    Metrics that are no single number, or have had no new batch, are left out.
+    Metrics that are not a single number, or had no new batch, are left out.
     """
     values: dict[str, float] = {}
     for i, metric in enumerate(metrics):

@@ -1,4 +1,4 @@
-"""The confusion matrix, and what it says of each class."""
+"""The confusion matrix, with precision, recall and F1 of each class."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["ConfusionMatrix"]
 
 
 class ConfusionMatrix(Metric):
-    """How often each class was taken for each other one.
+    """Counts how often each class was predicted for each target class.
 
     Args:
         num_classes: the number of classes.
-        classes: their names; the numbers from 0 by default.
-        ignore_index: a target that does not count, such as padding.
+        classes: their names; by default the numbers from 0.
+        ignore_index: a target value to ignore, such as padding.
         name: as in `Metric`.
 
     Raises:
-        MetricError: as many names as classes are needed.
+        MetricError: the number of names is not the number of classes.
 
     >>> import torch
     >>> from burnt.train import StepOutput
@@ -61,39 +61,39 @@ class ConfusionMatrix(Metric):
         self.classes = [str(i) for i in range(num_classes)] if classes is None else list(classes)
         if len(self.classes) != num_classes:
             raise MetricError(
-                "every class needs a name", expected=f"{num_classes} names", found=f"{len(self.classes)}"
+                "each class needs one name", expected=f"{num_classes} names", found=f"{len(self.classes)}"
             )
 
     def update(self, output: StepOutput) -> None:
-        """Count the batch's pairs of target and prediction."""
-        guesses, num_classes = predictions(output, self.name)
+        """Add the batch's counts of (target, prediction) pairs."""
+        predicted, num_classes = predictions(output, self.name)
         targets: Tensor = output.targets
         size = len(self.classes)
         if num_classes != size:
             raise MetricError(
-                f"{self.name} was made for another number of classes",
+                f"{self.name} was built for another number of classes",
                 expected=f"{size} classes",
                 found=f"{num_classes} logits",
             )
-        pairs = (targets * size + guesses).reshape(-1)
+        pairs = (targets * size + predicted).reshape(-1)
         counted = torch.ones_like(pairs)
         if self.ignore_index is not None:
             counted = (targets != self.ignore_index).reshape(-1).to(pairs.dtype)
             pairs = pairs * counted
-        # bincount would wait for the device, to learn the largest value.
+        # bincount would wait for the device, because it needs the largest value on the host.
         cells = torch.zeros(size * size, dtype=torch.int64, device=pairs.device)
         cells.scatter_add_(0, pairs, counted)
         self.add(cells, targets.numel())
 
     def matrix(self) -> Tensor:
-        """Counts, ``[classes, classes]`` of int64 on the CPU: row = target, column = prediction."""
+        """Return the counts, ``[classes, classes]``, int64, on the CPU: row = target, column = prediction."""
         size = len(self.classes)
         if self.total is None:
             return torch.zeros(size, size, dtype=torch.int64)
         return self.total.cpu().round().to(torch.int64).view(size, size)
 
     def per_class(self) -> list[tuple[str, float, float, float, int]]:
-        """For each class: name, precision, recall, F1 and number of targets; NaN where there is nothing."""
+        """Return name, precision, recall, F1 and number of targets for each class; NaN where undefined."""
         counts = self.matrix().double()
         hits = counts.diag()
         precision, recall = hits / counts.sum(0), hits / counts.sum(1)
@@ -103,7 +103,7 @@ class ConfusionMatrix(Metric):
         return [(name, *row) for name, *row in zip(self.classes, *columns, strict=True)]
 
     def __str__(self) -> str:
-        """The table of classes and the matrix, as aligned text; a dot is a zero."""
+        """Return the per-class table and the matrix as aligned text; a dot stands for zero."""
         wide = max(len(name) for name in ["class", *self.classes])
         lines = [f"{'class':>{wide}}  precision  recall      f1  count"]
         for name, precision, recall, f1, count in self.per_class():
@@ -116,7 +116,7 @@ class ConfusionMatrix(Metric):
         return "\n".join(lines)
 
     def record(self, recorder: Recorder, split: str, step: int) -> None:
-        """Write the matrix and the table of classes."""
+        """Write the matrix and the per-class table to the run store."""
         rows = [[name, *row] for name, row in zip(self.classes, self.matrix().tolist(), strict=True)]
         recorder.record_table(f"{split}/{self.name}", ["target", *self.classes], rows, step)
         recorder.record_table(

@@ -9,7 +9,7 @@ __all__ = ["Loss"]
 
 
 class Loss(Metric):
-    """The loss, as a mean over items (not over batches, whose last one may be smaller).
+    """The mean loss over items (not over batches, because the last batch may be smaller).
 
     >>> import torch
     >>> from burnt.train import StepOutput

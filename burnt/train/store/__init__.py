@@ -1,20 +1,20 @@
 """The run store: a folder with a SQLite file that one training writes and any number of viewers read.
 
 =================  ==========================================================================
-`schema.py`        the tables and views, and how a connection to them is opened and checked
-`pyramid.py`       the min/max pyramid that lets a plot of a million points read a few thousand
-`liveness.py`      which process writes a run, and whether it lives
-`opening.py`       a new run, a further attempt, and who is refused
-`rows.py`          the statements that insert, in batches
+`schema.py`        the tables and views; opening and checking a connection
+`pyramid.py`       min/max pyramid: a plot of a million points reads only a few thousand
+`liveness.py`      which process writes a run, and whether it is alive
+`opening.py`       create a run or add an attempt; reject folders that cannot be used
+`rows.py`          batched INSERT statements
 `writer.py`        `RunWriter`
 `reader.py`        `RunReader`, `find_runs`
 `control.py`       commands to the training, as files
-`export.py`        CSV, JSON lines (also followed live), TensorBoard
+`export.py`        CSV, JSON lines (also live), TensorBoard
 `tensorboard.py`   the TensorBoard file format
 =================  ==========================================================================
 
-Nothing here imports torch, and the module of a name is imported when it is first used, as viewers need to
-open at once. The schema is documented in docs/run-store.md.
+Nothing here imports torch, and each module is imported on first use, so that viewers start fast. The schema
+is documented in docs/run-store.md.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _HOMES = {
     "find_runs": "burnt.train.store.reader",
     "iter_records": "burnt.train.store.export",
 }
-if not TYPE_CHECKING:  # a __getattr__ would make every name known to type checkers, misspelt ones too
+if not TYPE_CHECKING:  # with a __getattr__, type checkers would accept every name, misspelt ones too
     __getattr__, __dir__ = attach(globals(), _HOMES)
 
 __all__ = [

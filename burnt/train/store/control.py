@@ -1,9 +1,10 @@
-"""Commands to a training that runs: small files in the run's `control/`, and the answers to them.
+"""Run commands: small files in a run's `control/` folder that control a running training, and their answers.
 
-A sender (a viewer, `burnt ctl`, a script) writes a JSON file aside and renames it into `control/`; it never
-opens `run.db` for writing. The training looks there once a step, carries out what it finds in the order of
-the files' names, answers each by an event of kind ``command``, and removes the file. What it cannot take is
-refused with the reason; a file that is no command is moved to `control/refused/` as well.
+A sender (a viewer, `burnt ctl`, a script) writes a JSON file under a temporary name and renames it into
+`control/`; it never opens `run.db` for writing. After each step the training reads the files in the order of
+their names, executes the commands, answers each by an event of kind ``command``, and removes the file. A
+command that it cannot execute is refused with the reason; a file that is not a command is also moved to
+`control/refused/`.
 """
 
 from __future__ import annotations
@@ -45,24 +46,25 @@ MAX_NOTE = 2_000  # characters
 _VERSION = 1
 _MAX_BYTES = 65_536
 _MAX_ID = 100  # characters
-_MAX_TIME = 1e11  # Unix seconds; calendars end before
+_MAX_TIME = 1e11  # Unix seconds; datetime cannot represent later times
 _FOLDER, _REFUSED = "control", "refused"
-_MAX_REFUSED = 100  # files kept in refused/, so that a program gone wild does not fill the disk
-_MAX_AT_ONCE = 16  # files looked at in one poll
+_MAX_REFUSED = 100  # files kept in refused/, so that a faulty sender cannot fill the disk
+_MAX_FILES_PER_POLL = 16  # files read in one poll
 
-# A folder's modification time is that of the kernel's last tick: up to 10 ms on Linux, 2 s on some others'
-# file systems, and a network file system may show an old one for longer. So what is renamed in right after
-# a look may not show in it: for so long after a change the folder is listed whatever its time says, and
-# once every second in any case.
-_TICK_SECONDS = 0.05
-_LOOK_SECONDS = 1.0
+# A folder's modification time has the resolution of the kernel's tick: up to 10 ms on Linux, 2 s on some
+# other file systems, and a network file system may report an old time for longer. A file renamed into the
+# folder right after it was listed may thus not change the time. So the folder is listed at every poll for
+# _UNSTABLE_SECONDS after a change, and at least once every _LISTING_SECONDS.
+_UNSTABLE_SECONDS = 0.05
+_LISTING_SECONDS = 1.0
 
 
 class Command(NamedTuple):
-    """What somebody asks of a training.
+    """A command to a training.
 
-    `value` is the learning rate (a float, or ``"auto"``) of `lr`, the text of `note`, None of the others;
-    `sender` is who asked, for people; `time` is when, in Unix seconds of the sender's host.
+    `value` is the learning rate (a float, or ``"auto"``) of `lr`, the text of `note`, and None for the
+    others. `sender` names the sender, for people. `time` is when it was sent, in Unix seconds of the sender's
+    host.
     """
 
     id: str
@@ -73,7 +75,7 @@ class Command(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A file in `control/` that is no command which this training can take, and why not."""
+    """A file in `control/` that this training cannot execute, and the reason."""
 
     id: str
     kind: str | None
@@ -94,41 +96,41 @@ class Acknowledgement(NamedTuple):
 
 
 def check(kind: str, value: object = None) -> float | str | None:
-    """The value of a command as it is sent.
+    """Check a command and return its value as it is sent.
 
     Args:
         kind: one of `KINDS`.
-        value: of `lr` a finite number above 0, also as text, or ``"auto"``; of `note` a text of 1 to
-            `MAX_NOTE` characters; None of the others.
+        value: for `lr`, a finite number above 0 (also as text) or ``"auto"``; for `note`, a text of 1 to
+            `MAX_NOTE` characters; None for the others.
 
     Raises:
         UnsupportedError: there is no such command.
-        RunError: the value is none that the command takes.
+        RunError: the value is not valid for the command.
 
     >>> check("lr", "1e-3"), check("lr", "auto"), check("note", " better data "), check("pause")
     (0.001, 'auto', 'better data', None)
     """
     if kind not in KINDS:
-        close = nearest(kind, KINDS) if isinstance(kind, str) else None
+        suggestion = nearest(kind, KINDS) if isinstance(kind, str) else None
         raise UnsupportedError(
             f"there is no command {kind!r}",
             expected=", ".join(KINDS),
             found=repr(kind)[:200],
-            hint=f"did you mean {close!r}?" if close else None,
+            hint=f"did you mean {suggestion!r}?" if suggestion else None,
         )
     if kind == "lr":
-        return _rate(value)
+        return _check_rate(value)
     if kind == "note":
-        return _note(value)
+        return _check_note(value)
     if value is not None:
         raise RunError(f"the command {kind} takes no value", expected="none", found=repr(value)[:200])
     return None
 
 
-def _rate(value: object) -> float | str:
+def _check_rate(value: object) -> float | str:
     if value is None:
         raise RunError(
-            "lr needs a VALUE: a number, or auto", expected="a finite number above 0, or auto", found="none"
+            "lr needs a VALUE: a number or auto", expected="a finite number above 0, or auto", found="none"
         )
     if value == "auto":
         return "auto"
@@ -138,18 +140,18 @@ def _rate(value: object) -> float | str:
         rate = math.nan
     if not 0 < rate < math.inf:
         raise RunError(
-            "the learning rate cannot be set to that",
-            expected="a finite number above 0, or auto: as the schedule says",
+            "the learning rate is not valid",
+            expected="a finite number above 0, or auto to follow the schedule",
             found=repr(value)[:200],
         )
     return rate
 
 
-def _note(value: object) -> str:
+def _check_note(value: object) -> str:
     text = clean_text(value).strip() if isinstance(value, str) else ""
     if not 1 <= len(text) <= MAX_NOTE:
         raise RunError(
-            "the note cannot be added",
+            "the note is not valid",
             expected=f"a text of 1 to {MAX_NOTE:,} characters",
             found=f"{len(text):,} characters" if isinstance(value, str) else repr(value)[:200],
         )
@@ -160,17 +162,17 @@ def send(folder: str | os.PathLike[str], kind: str, value: object = None) -> str
     """Send a command to the training that writes a run.
 
     Args:
-        folder: the run's folder.
+        folder: the run folder.
         kind: one of `KINDS`.
-        value: as `check` takes it.
+        value: as in `check`.
 
     Returns:
         The command's id, for `acknowledgement`.
 
     Raises:
         UnsupportedError: there is no such command.
-        RunError: the value cannot be; there is no run in the folder, or it is not running, or this user may
-            not write to its `control/`.
+        RunError: the value is not valid; the folder holds no run; the run is not running; or this user cannot
+            write to its `control/`.
 
     >>> import tempfile
     >>> from burnt.train.store import RunReader, RunWriter
@@ -192,13 +194,13 @@ def send(folder: str | os.PathLike[str], kind: str, value: object = None) -> str
         raise RunError(
             f"{os.fspath(folder)} is not running, so it takes no commands",
             where=os.fspath(folder),
-            expected="a training that runs",
+            expected="a running training",
             found=state + (f": {attempt.end_reason}" if attempt.end_reason not in (None, state) else ""),
-            hint="to train it further, start its program again, if that takes these settings: "
+            hint="to continue the run, start its program again, if it has these settings: "
             f"burnt train PROGRAM folder={os.fspath(folder)} resume=true",
         )
     now = time.time_ns()
-    # Names in order of sending, so that the training needs no more than their order.
+    # The names sort in the order of sending.
     id = f"{now:020d}-{secrets.token_hex(4)}"
     document = {
         "version": _VERSION,
@@ -210,29 +212,29 @@ def send(folder: str | os.PathLike[str], kind: str, value: object = None) -> str
         "time": now / 1e9,
     }
     control = Path(folder, _FOLDER)
-    aside = control / f".{id}"
+    temporary = control / f".{id}"
     try:
-        # Not synced to the disk: a command that a power cut loses was meant for a training that it ends.
-        aside.write_text(json.dumps(document), encoding="utf-8")
-        aside.rename(control / f"{id}.json")
+        # No fsync: a power cut that loses the command also ends the training.
+        temporary.write_text(json.dumps(document), encoding="utf-8")
+        temporary.rename(control / f"{id}.json")
     except OSError as error:
         with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise RunError(
             "the command cannot be sent",
             where=str(control),
             found=error.strerror or str(error),
-            hint="commands are files in that folder: this user must be able to write to it",
+            hint="commands are files in that folder; this user needs write permission for it",
         ) from error
     return id
 
 
 def acknowledgement(reader: RunReader, id: str) -> Acknowledgement | None:
-    """The training's answer to a command; None as long as there is none.
+    """Return the training's answer to a command, or None if there is none yet.
 
     Args:
-        reader: of the run.
-        id: what `send` returned.
+        reader: a reader of the run.
+        id: the id that `send` returned.
     """
     for event in reversed(reader.events("command")):
         if event.data.get("id") == id:
@@ -245,93 +247,93 @@ def acknowledgement(reader: RunReader, id: str) -> Acknowledgement | None:
 
 
 def waiting(folder: str | os.PathLike[str]) -> list[Command]:
-    """The commands in a run's `control/` that no training has answered yet, in order of sending."""
+    """Return the commands in a run's `control/` that are not answered yet, in the order of sending."""
     control = os.path.join(folder, _FOLDER)
     try:
         names = _names(control)
     except OSError:
         return []
     read = (_read(control, name) for name in names)
-    return [found.command for found in read if isinstance(found, _Sent)]
+    return [found.command for found in read if isinstance(found, _AddressedCommand)]
 
 
 class Inbox:
-    """The commands that arrive in a run's `control/`, as the training reads them.
+    """Reads the commands that arrive in a run's `control/`; used by the training.
 
     Args:
-        folder: the run's folder.
-        attempt: the id of the attempt that reads; what was sent to an earlier one is refused.
+        folder: the run folder.
+        attempt: the id of the current attempt; commands sent to an earlier one are refused.
     """
 
     def __init__(self, folder: str | os.PathLike[str], attempt: int) -> None:
         self._control = os.path.join(folder, _FOLDER)
         self._attempt = attempt
         self._modified = -1
-        self._settled = self._look = 0.0
-        self._taken: set[str] = set()
+        self._stable_at = self._next_listing = 0.0
+        self._seen: set[str] = set()
         try:
-            self._early = frozenset(_names(self._control))
+            self._earlier_files = frozenset(_names(self._control))
         except OSError:
-            self._early = frozenset()
+            self._earlier_files = frozenset()
 
     def poll(self) -> Sequence[Command | Refused]:
-        """What has arrived since the last call, in order of sending; never raises.
+        """Return the commands that arrived since the last call, in the order of sending; never raises.
 
-        A command's file stays until `answered`. When nothing has arrived, the call costs an `os.stat`.
+        A command's file stays until `mark_answered`. If nothing has arrived, the call costs one `os.stat`.
         """
         try:
             modified = os.stat(self._control).st_mtime_ns
-        except OSError:  # somebody removed the folder, and senders are told so
+        except OSError:  # the folder was removed; `send` then raises for the senders
             return ()
         now = time.monotonic()
-        if modified == self._modified and now < self._look:
+        if modified == self._modified and now < self._next_listing:
             return ()
         if modified != self._modified:
-            self._modified, self._settled = modified, now + _TICK_SECONDS
-        self._look = now if now < self._settled else now + _LOOK_SECONDS
+            self._modified, self._stable_at = modified, now + _UNSTABLE_SECONDS
+        self._next_listing = now if now < self._stable_at else now + _LISTING_SECONDS
         try:
-            names = [name for name in _names(self._control) if name not in self._taken]
+            names = [name for name in _names(self._control) if name not in self._seen]
         except OSError:
             return ()
-        if len(names) > _MAX_AT_ONCE:
-            self._look = now
-        return [found for name in names[:_MAX_AT_ONCE] if (found := self._take(name)) is not None]
+        if len(names) > _MAX_FILES_PER_POLL:
+            self._next_listing = now
+        return [found for name in names[:_MAX_FILES_PER_POLL] if (found := self._read_new(name)) is not None]
 
-    def answered(self, id: str) -> None:
+    def mark_answered(self, id: str) -> None:
         """Remove the file of a command that the training has answered."""
         name = f"{id}.json"
-        with contextlib.suppress(OSError):  # what stays is not taken again
+        with contextlib.suppress(OSError):  # a file that stays is not read again
             os.unlink(os.path.join(self._control, name))
-            self._taken.discard(name)
+            self._seen.discard(name)
 
-    def _take(self, name: str) -> Command | Refused | None:
-        self._taken.add(name)
+    def _read_new(self, name: str) -> Command | Refused | None:
+        self._seen.add(name)
         found = _read(self._control, name)
-        if isinstance(found, _Sent):
+        if isinstance(found, _AddressedCommand):
             attempt = self._attempt if found.attempt is None else found.attempt
-            if attempt != self._attempt or (found.attempt is None and name in self._early):
-                self.answered(found.command.id)
-                reason = "it was sent before this attempt at the run began"
+            if attempt != self._attempt or (found.attempt is None and name in self._earlier_files):
+                self.mark_answered(found.command.id)
+                reason = "it was sent before this attempt started"
                 return Refused(found.command.id, found.command.kind, found.command.value, reason)
             return found.command
         if found is not None:
-            self._put_away(name)
+            self._move_to_refused(name)
         return found
 
-    def _put_away(self, name: str) -> None:
-        """Move what is no command to `refused/`, where a person can look at it."""
+    def _move_to_refused(self, name: str) -> None:
+        """Move a file that is not a command to `refused/`, so that the user can inspect it."""
         path, folder = os.path.join(self._control, name), os.path.join(self._control, _REFUSED)
         with contextlib.suppress(OSError):
             os.makedirs(folder, exist_ok=True)
             if len(os.listdir(folder)) < _MAX_REFUSED:
-                # A rename takes links, pipes and folders as they are, and opens none of them.
+                # A rename also works for links, pipes and folders, without opening them.
                 os.rename(path, os.path.join(folder, f"{name[:150]}.{secrets.token_hex(4)}"))
             else:
                 os.unlink(path)
-            self._taken.discard(name)
+            self._seen.discard(name)
 
 
-class _Sent(NamedTuple):
+class _AddressedCommand(NamedTuple):
     command: Command
     attempt: int | None
 
@@ -340,62 +342,65 @@ def _names(control: str) -> list[str]:
     return sorted(name for name in os.listdir(control) if name[0] != "." and name != _REFUSED)
 
 
-def _read(control: str, name: str) -> _Sent | Refused | None:
-    """The command in a file, or why it is none; None when the file is gone."""
+def _read(control: str, name: str) -> _AddressedCommand | Refused | None:
+    """Return the command in a file, or why it is refused; None if the file is gone."""
     stem = name.removesuffix(".json")
-    shown = clean_text(stem)[:_MAX_ID]
+    safe_id = clean_text(stem)[:_MAX_ID]
     try:
-        text = _content(os.path.join(control, name))
+        text = _read_text(os.path.join(control, name))
         document = parse_json(text)
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Refused(shown, None, None, f"it cannot be read: {error.strerror or error}")
+        return Refused(safe_id, None, None, f"it cannot be read: {error.strerror or error}")
     except ValueError:
-        return Refused(shown, None, None, "it is not JSON in UTF-8")
+        return Refused(safe_id, None, None, "it is not JSON in UTF-8")
     if not isinstance(document, dict) or not isinstance(document.get("kind"), str):
-        return Refused(shown, None, None, "it is no command")
+        return Refused(safe_id, None, None, "it is not a command")
     kind, value = clean_text(document["kind"])[:_MAX_ID], document.get("value")
     if document.get("version") != _VERSION:
         found = repr(document.get("version"))[:_MAX_ID]
         return Refused(
-            shown, None, None, f"it is of version {found}, and this burnt reads version {_VERSION}"
+            safe_id, None, None, f"it has version {found}, but this burnt reads version {_VERSION}"
         )
     if name == stem or document.get("id") != stem or len(stem) > _MAX_ID:
         return Refused(
-            shown, None, None, f"its name is not its id with .json, of {_MAX_ID} characters at most"
+            safe_id,
+            None,
+            None,
+            f"its name must be its id plus .json, the id at most {_MAX_ID} characters long",
         )
     try:
         value = check(kind, value)
     except RecursionError:
-        return Refused(shown, kind, None, "its value is nested too deeply")
+        return Refused(safe_id, kind, None, "its value is nested too deeply")
     except BurntError as error:
         found = f": {error.found}, expected {error.expected}" if error.found is not None else ""
-        return Refused(shown, kind, repr(value)[:_MAX_ID], error.what + found)
+        return Refused(safe_id, kind, repr(value)[:_MAX_ID], error.what + found)
     attempt, when = document.get("attempt"), document.get("time")
     command = Command(
         stem,
         kind,
         value,
-        _sender(document.get("sender")),
+        _sender_text(document.get("sender")),
         float(when) if isinstance(when, int | float) and 0 <= when < _MAX_TIME else 0.0,
     )
-    return _Sent(command, attempt if isinstance(attempt, int) else None)
+    return _AddressedCommand(command, attempt if isinstance(attempt, int) else None)
 
 
-def _content(path: str) -> str:
-    """The text of a regular file of moderate size; no pipe or device is waited for, no link followed."""
+def _read_text(path: str) -> str:
+    """Return the text of a regular file of at most 64 KiB; follow no link, wait for no pipe or device."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb") as file:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is no regular file")
+            raise OSError("it is not a regular file")
         if status.st_size > _MAX_BYTES:
             raise OSError(f"it has {status.st_size:,} bytes, more than {_MAX_BYTES:,}")
         return file.read(_MAX_BYTES + 1).decode("utf-8")
 
 
-def _sender(sender: object) -> str:
+def _sender_text(sender: object) -> str:
     known = sender if isinstance(sender, dict) else {}
     user, host = (known.get(key) for key in ("user", "host"))
     parts = [clean_text(part)[:_MAX_ID] for part in (user, host) if isinstance(part, str) and part]
@@ -405,5 +410,5 @@ def _sender(sender: object) -> str:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
+    except (KeyError, OSError):  # in a container, the user may have no name
         return str(os.getuid())

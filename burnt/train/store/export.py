@@ -1,6 +1,6 @@
-"""A run as CSV, as JSON lines (also followed live) and as TensorBoard event files.
+"""Export a run as CSV, as JSON lines (also live) or as TensorBoard event files.
 
-Only visible points are exported: those that a resumed attempt superseded are left out.
+Only visible points are exported, not those that a resumed attempt superseded.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Target = str | os.PathLike[str] | IO[str]
 
 
 def export_csv(folder: str | os.PathLike[str], out: Target) -> int:
-    """Write the metrics as CSV: name, split, step, epoch, value, time, attempt; series after series.
+    """Write the metrics as CSV, sorted by series: name, split, step, epoch, value, time, attempt.
 
     Args:
-        folder: the run's folder.
-        out: a path, replaced when the export is complete, or an open text file; a pipe or a device of that
-            name is written to.
+        folder: the run folder.
+        out: an open text file, or a path, which is replaced when the export is complete; a path to a pipe or
+            a device is written to directly.
 
     Returns:
         The number of points.
@@ -39,7 +39,7 @@ def export_csv(folder: str | os.PathLike[str], out: Target) -> int:
         RunError: the run cannot be read, or the file cannot be written.
     """
     count = 0
-    with RunReader(folder) as reader, _opened(out) as file:
+    with RunReader(folder) as reader, _open_target(out) as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(["name", "split", "step", "epoch", "value", "time", "attempt"])
         for series, points in _pages(reader, {}):
@@ -51,13 +51,13 @@ def export_csv(folder: str | os.PathLike[str], out: Target) -> int:
 
 
 def export_jsonl(folder: str | os.PathLike[str], out: Target, *, follow: bool = False) -> int:
-    """Write the records of `iter_records`, one JSON object a line.
+    """Write the records of `iter_records`, one JSON object per line.
 
     Args:
-        folder: the run's folder.
-        out: a path or an open text file. A path is replaced when the export is complete; with `follow` it
-            is written as the lines come.
-        follow: go on until the run ends.
+        folder: the run folder.
+        out: a path or an open text file. A path is replaced when the export is complete; with `follow` it is
+            written line by line.
+        follow: continue until the run ends.
 
     Returns:
         The number of lines.
@@ -66,7 +66,7 @@ def export_jsonl(folder: str | os.PathLike[str], out: Target, *, follow: bool = 
         RunError: the run cannot be read, or the file cannot be written.
     """
     count = 0
-    with _opened(out, at_once=follow) as file:
+    with _open_target(out, directly=follow) as file:
         for record in iter_records(folder, follow=follow):
             file.write(to_json(record) + "\n")
             count += 1
@@ -78,18 +78,19 @@ def export_jsonl(folder: str | os.PathLike[str], out: Target, *, follow: bool = 
 def iter_records(
     folder: str | os.PathLike[str], *, follow: bool = False, poll: float = _POLL_SECONDS
 ) -> Iterator[dict[str, Any]]:
-    """The run as dicts, each with a ``"type"``: attempt, metric, event, log, system, table, histogram, end.
+    """Iterate over the run as dicts with a ``"type"``.
 
-    Within a type and series they come in the order of writing. Images are left out.
+    The types are attempt, metric, event, log, system, table, histogram and end. Within a type and series,
+    records come in the order of writing. Images are left out.
 
     Args:
-        folder: the run's folder.
-        follow: go on until the run ends. An attempt that begins meanwhile is told by a record of type
-            ``"attempt"``, whose ``resumed_from_step`` says which of the metrics before it no longer hold.
-        poll: seconds between looks.
+        folder: the run folder.
+        follow: continue until the run ends. A new attempt is announced by a record of type ``"attempt"``:
+            earlier metrics past its ``resumed_from_step`` are superseded.
+        poll: seconds between two reads.
 
     Yields:
-        The last record is of type ``"end"`` with the run's state and reason.
+        The last record has type ``"end"`` and holds the run's state and reason.
 
     Raises:
         RunError: the run cannot be read.
@@ -98,7 +99,7 @@ def iter_records(
     seen: dict[tuple[Series, int], int] = {}
     with RunReader(folder) as reader:
         while True:
-            # Asked before the rows: what an ended run holds can no longer grow after this.
+            # Read the state before the rows: if the run has ended, no rows are added after this.
             state = reader.state()
             for attempt in reader.attempts():
                 if attempt.id > after["attempt"]:
@@ -135,16 +136,16 @@ def iter_records(
 
 
 def export_tensorboard(folder: str | os.PathLike[str], out: str | os.PathLike[str]) -> list[Path]:
-    """Write the metrics as TensorBoard event files, a folder for each split, so that splits overlay.
+    """Write the metrics as TensorBoard event files.
 
-    TensorBoard keeps values as float32.
+    Each split has its own folder, so that TensorBoard overlays the splits. Values are stored as float32.
 
     Args:
-        folder: the run's folder.
-        out: a folder, made if it is missing.
+        folder: the run folder.
+        out: a folder, created if it is missing.
 
     Returns:
-        The files written; one of an earlier export of the run is replaced.
+        The files written; a file from an earlier export of the run is replaced.
 
     Raises:
         RunError: the run cannot be read, or a file cannot be written.
@@ -155,7 +156,7 @@ def export_tensorboard(folder: str | os.PathLike[str], out: str | os.PathLike[st
         name = f"events.out.tfevents.{int(created)}.{reader.attempts()[0].host}.burnt"
         for split in sorted({series.split for series in reader.series()}):
             path = Path(out) / split.replace(os.sep, "_") / name
-            with _replacing(path, "wb") as file:
+            with _open_replacement(path, "wb") as file:
                 file.write(tensorboard.file_header(created))
                 for series, points in _pages(reader, {}, split):
                     for p in points:
@@ -167,12 +168,12 @@ def export_tensorboard(folder: str | os.PathLike[str], out: str | os.PathLike[st
 def _pages(
     reader: RunReader, seen: dict[tuple[Series, int], int], split: str | None = None
 ) -> Iterator[tuple[Series, list[Point]]]:
-    """The visible points that were not seen yet, in pages, so that no read holds up the writer for long.
+    """Iterate over the unseen visible points in pages, so that no read blocks the writer for long.
 
     Args:
-        reader: reads the run.
-        seen: the next position of each series and attempt; brought up to date.
-        split: only this one.
+        reader: a reader of the run.
+        seen: the next position of each series and attempt; updated in place.
+        split: only this split; None for all.
     """
     for series in reader.series():
         if split is not None and series.split != split:
@@ -185,26 +186,26 @@ def _pages(
 
 
 @contextlib.contextmanager
-def _opened(out: Target, *, at_once: bool = False) -> Iterator[IO[str]]:
+def _open_target(out: Target, *, directly: bool = False) -> Iterator[IO[str]]:
     if not isinstance(out, str | os.PathLike):
         yield out
-    elif at_once or (os.path.exists(out) and not os.path.isfile(out)):
-        # A pipe or a device such as /dev/stdout is there to be written to, never to be replaced by a file.
+    elif directly or (os.path.exists(out) and not os.path.isfile(out)):
+        # Write directly to a pipe or a device such as /dev/stdout; do not replace it by a file.
         try:
             with open(out, "w", encoding="utf-8", newline="") as file:
                 yield file
         except RunError:
             raise
         except OSError as error:
-            raise _unwritable(Path(out), error) from error
+            raise _unwritable_error(Path(out), error) from error
     else:
-        with _replacing(Path(out), "w") as file:
+        with _open_replacement(Path(out), "w") as file:
             yield file
 
 
 @contextlib.contextmanager
-def _replacing(path: Path, mode: str) -> Iterator[IO[Any]]:
-    """A file that takes its name when it is complete."""
+def _open_replacement(path: Path, mode: str) -> Iterator[IO[Any]]:
+    """Open a temporary file that is renamed to `path` when the block completes."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -217,11 +218,11 @@ def _replacing(path: Path, mode: str) -> Iterator[IO[Any]]:
     except RunError:
         raise
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable_error(path, error) from error
     finally:
-        with contextlib.suppress(OSError):  # gone by its new name, or never made
+        with contextlib.suppress(OSError):  # already renamed, or never created
             draft.unlink()
 
 
-def _unwritable(path: Path, error: OSError) -> RunError:
+def _unwritable_error(path: Path, error: OSError) -> RunError:
     return RunError("the export cannot be written", where=str(path), found=error.strerror or str(error))

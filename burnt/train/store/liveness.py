@@ -1,7 +1,7 @@
-"""Which process writes a run, and whether it still lives.
+"""Which process writes a run, and whether it is still alive.
 
-A process is named by host, id and start time, because ids are reused. Times of another host are compared
-with this host's clock: the two must agree within seconds, as NTP keeps them.
+A process is identified by host, pid and start time, because pids are reused. Times of another host are
+compared with this host's clock: the clocks must agree within seconds, as with NTP.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ State = Literal["running", "finished", "stopped", "crashed", "stale"]
 HEARTBEAT_SECONDS = 2.0
 SILENT_SECONDS = 10.0
 
-# psutil counts start times from the boot time, which follows the clock when that is set right.
+# psutil computes start times from the boot time, which changes when the clock is adjusted.
 _START_TOLERANCE_SECONDS = 2.0
 
 
 class ProcessName(NamedTuple):
-    """The identity of a process across hosts and reused ids."""
+    """Identifies a process across hosts and reused pids."""
 
     host: str
     pid: int
@@ -28,45 +28,45 @@ class ProcessName(NamedTuple):
 
     @classmethod
     def own(cls) -> ProcessName:
-        """The calling process."""
+        """Return the name of the calling process."""
         import psutil
 
         return cls(socket.gethostname(), os.getpid(), psutil.Process().create_time())
 
     @property
-    def local(self) -> bool:
-        """Whether the process is one of this host."""
+    def is_local(self) -> bool:
+        """Whether the process runs on this host."""
         return self.host == socket.gethostname()
 
-    def alive(self) -> bool:
-        """Whether the process exists; to be asked on its own host only."""
+    def is_alive(self) -> bool:
+        """Whether the process exists; valid on its own host only."""
         import psutil
 
         try:
             process = psutil.Process(self.pid)
-            # A killed process stays in the table as a zombie until its parent asks for its exit status.
+            # A killed process remains as a zombie until its parent reads its exit status.
             if process.status() == psutil.STATUS_ZOMBIE:
                 return False
             return bool(abs(process.create_time() - self.started) <= _START_TOLERANCE_SECONDS)
-        except (psutil.NoSuchProcess, ValueError):  # the latter: a negative id, of a damaged file
+        except (psutil.NoSuchProcess, ValueError):  # ValueError: a negative pid in a damaged file
             return False
-        except psutil.AccessDenied:  # it exists, and its start time is hidden from this user
+        except psutil.AccessDenied:  # it exists, but this user cannot read its start time
             return True
 
 
 def writing_state(
     process: ProcessName, heartbeat: float, now: float
 ) -> Literal["running", "crashed", "stale"]:
-    """The state of an attempt that has no end.
+    """Return the state of an attempt without a recorded end.
 
     Args:
-        process: who writes it.
-        heartbeat: when it last wrote, Unix seconds of its host.
+        process: the process that writes it.
+        heartbeat: time of its last write, in Unix seconds of its host.
         now: Unix seconds of this host.
     """
     silent = now - heartbeat > SILENT_SECONDS
-    if process.local:
-        if not process.alive():
+    if process.is_local:
+        if not process.is_alive():
             return "crashed"
         return "stale" if silent else "running"
     return "crashed" if silent else "running"

@@ -1,6 +1,6 @@
-"""Opening a run for writing: the new database, the further attempt, and who is refused.
+"""Open a run for writing: create the database or add an attempt to it.
 
-Everything that can be wrong with a folder is found here, on the calling thread, before training starts.
+All problems with the folder are raised here, on the calling thread, before the training starts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _NETWORK_FILE_SYSTEMS = (
 )
 
 
-def make_database(path: Path, name: str) -> None:
-    """Make the file complete under another name, so that no reader meets half a schema."""
+def create_database(path: Path, name: str) -> None:
+    """Create the database under a temporary name, then link it, so that no reader sees a partial schema."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     try:
@@ -44,15 +44,15 @@ def make_database(path: Path, name: str) -> None:
         finally:
             connection.close()
         try:
-            os.link(draft, path)  # unlike a rename, it fails when another process was faster
+            os.link(draft, path)  # unlike a rename, this fails if another process was faster
         except FileExistsError:
             raise RunError(
-                f"{path.parent} holds a run already", where=str(path), hint="another process made it just now"
+                f"{path.parent} already holds a run", where=str(path), hint="another process just created it"
             ) from None
         except OSError:  # a file system without hard links
             draft.replace(path)
     except sqlite3.Error as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable_error(path, error) from error
     finally:
         draft.unlink(missing_ok=True)
 
@@ -60,11 +60,11 @@ def make_database(path: Path, name: str) -> None:
 def begin_attempt(
     path: Path, resume: bool, resumed_from_step: int | None, config: str | None
 ) -> tuple[sqlite3.Connection, int]:
-    """Open the database for writing and add an attempt, unless a live process is writing the run."""
+    """Open the database for writing and add an attempt; raise if a live process is writing the run."""
     try:
         connection = connect(path, "rw")
     except sqlite3.Error as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable_error(path, error) from error
     try:
         check_schema(connection, path)
         if resume:
@@ -78,8 +78,8 @@ def begin_attempt(
             "SELECT id, host, pid, process_started, heartbeat, ended FROM attempt ORDER BY id DESC LIMIT 1"
         ).fetchone()
         if last is not None:
-            _refuse_if_running(path.parent, last, now)
-            # NULL stands for a start from nothing; even rows of step 0 are then written anew.
+            _raise_if_running(path.parent, last, now)
+            # None means a start from the beginning: then rows of step 0 are superseded too.
             until = -1 if resumed_from_step is None else resumed_from_step
             connection.execute("UPDATE attempt SET visible_until = min(visible_until, ?)", (until,))
         attempt = 1 if last is None else last[0] + 1
@@ -97,52 +97,53 @@ def begin_attempt(
         connection.execute("COMMIT")
     except sqlite3.OperationalError as error:
         connection.close()
-        raise _unwritable(path, error) from error
-    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: a message with damaged SQL
+        raise _unwritable_error(path, error) from error
+    # A UnicodeDecodeError comes from an error message that contains damaged SQL.
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         connection.close()
         raise unreadable(path, error) from error
-    except OSError:  # RunError is one
+    except OSError:  # includes RunError
         connection.close()
         raise
     return connection, attempt
 
 
-def _refuse_if_running(folder: Path, last: tuple[Any, ...], now: float) -> None:
+def _raise_if_running(folder: Path, last: tuple[Any, ...], now: float) -> None:
     _, host, pid, started, heartbeat, ended = last
     if ended is None and writing_state(ProcessName(host, pid, started), heartbeat, now) == "running":
         raise RunError(
             f"{folder} is running: pid {pid} on {host}",
             where=str(folder / DATABASE),
-            found=f"last sign of life {max(now - heartbeat, 0.0):.1f} s ago",
+            found=f"last heartbeat {max(now - heartbeat, 0.0):.1f} s ago",
             hint="stop that process first, or choose another folder",
         )
 
 
 def _set_journal(connection: sqlite3.Connection, path: Path) -> None:
-    """Choose the write-ahead log, or the rollback journal where that cannot work."""
-    # The write-ahead log's index lives in shared memory, which hosts that share a file system do not share.
-    if not _on_network(path):
+    """Use the write-ahead log, or the rollback journal where that does not work."""
+    # The write-ahead log's index is in shared memory, which hosts on a network file system do not share.
+    if not _is_on_network(path):
         try:
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         except sqlite3.OperationalError:
             mode = "refused"
         if mode == "wal":
-            # Safe when the process is killed; a power cut may cost the last seconds but nothing else.
+            # Safe if the process is killed; a power cut may lose only the last seconds.
             connection.execute("PRAGMA synchronous = NORMAL")
             return
     connection.execute("PRAGMA journal_mode = DELETE")
 
 
-def _on_network(path: Path) -> bool:
+def _is_on_network(path: Path) -> bool:
     import psutil
 
-    place = path.resolve()
-    holding = [p for p in psutil.disk_partitions(all=True) if place.is_relative_to(p.mountpoint)]
-    kind: str = max(holding, key=lambda p: len(p.mountpoint)).fstype if holding else ""
+    resolved = path.resolve()
+    partitions = [p for p in psutil.disk_partitions(all=True) if resolved.is_relative_to(p.mountpoint)]
+    kind: str = max(partitions, key=lambda p: len(p.mountpoint)).fstype if partitions else ""
     return kind.lower() in _NETWORK_FILE_SYSTEMS
 
 
-def _unwritable(path: Path, error: sqlite3.Error) -> RunError:
+def _unwritable_error(path: Path, error: sqlite3.Error) -> RunError:
     return RunError(
         "the run's database cannot be written",
         where=str(path),

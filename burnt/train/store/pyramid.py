@@ -1,7 +1,7 @@
 """The min/max pyramid of a metric: buckets of 16, 256 and 4096 consecutive points.
 
-The writer adds a bucket when its last point arrives and never touches it again, so a crash leaves no
-half bucket: the newest points are simply not covered yet, and readers take them from the finer level.
+The writer adds a bucket when its last point arrives and never changes it, so a crash leaves no partial
+bucket. The newest points are not covered by a bucket yet; readers take them from a finer level.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ LEVELS = (1, 2, 3)
 
 
 class Bucket(NamedTuple):
-    """What is kept of consecutive points of one series; the columns of table `bucket` in order.
+    """Statistics of consecutive points of one series, in the column order of table `bucket`.
 
-    `min`, `max` and `sum` are of the finite values; `nonfinite` is the first value that is NaN or
-    infinite, and `nonfinite_step` is None when there is none.
+    `min`, `max` and `sum` cover the finite values; `nonfinite` is the first value that is NaN or infinite,
+    and `nonfinite_step` is None if there is none.
     """
 
     points: int
@@ -40,7 +40,7 @@ class Bucket(NamedTuple):
 
 
 def single(step: int, time: float, value: float) -> Bucket:
-    """The bucket of one point."""
+    """Return a bucket of one point."""
     if math.isfinite(value):
         return Bucket(1, 1, step, step, value, value, step, time, value, step, time, None, None, None)
     return Bucket(1, 0, step, step, 0.0, None, None, None, None, None, None, value, step, time)
@@ -53,7 +53,7 @@ _max = attrgetter("max")
 
 
 def merge(buckets: Sequence[Bucket]) -> Bucket:
-    """One bucket for several, in order of arrival.
+    """Merge buckets, given in order of arrival, into one.
 
     >>> merged = merge([single(1, 0.0, 2.0), single(2, 0.5, -1.0), single(3, 1.0, float("inf"))])
     >>> merged.min_step, merged.max_step, merged.sum, merged.nonfinite_step
@@ -78,7 +78,7 @@ def merge(buckets: Sequence[Bucket]) -> Bucket:
 
 
 class Pyramid:
-    """The open end of one series in one attempt: what no bucket covers yet."""
+    """The newest points and buckets of one series in one attempt that do not fill a (larger) bucket yet."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -86,7 +86,7 @@ class Pyramid:
         self._open: list[list[Bucket]] = [[] for _ in LEVELS[1:]]
 
     def add(self, step: int, time: float, value: float) -> list[tuple[int, int, Bucket]]:
-        """Take the next point; returns the (level, position, bucket) that it completes, mostly none."""
+        """Add a point; return the (level, position, bucket) tuples that it completes, usually none."""
         self.count += 1
         self._points.append((step, time, value))
         if len(self._points) < FANOUT:

@@ -1,6 +1,6 @@
-"""`RunReader`: what viewers, commands and exports read a run with, live or after it.
+"""`RunReader`: reads a run for viewers, commands and exports, during the run or after it.
 
-It opens `run.db` read-only, in short transactions, so that it never holds up the training that writes.
+It opens `run.db` read-only and uses short transactions, so that it never blocks the training that writes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from burnt.train.store.schema import DATABASE, check_schema, connect, unreadable
 
 
 class Attempt(NamedTuple):
-    """One process's go at a run. Times are Unix seconds of its host."""
+    """One process that wrote the run: the first or a resumed one. Times are Unix seconds of its host."""
 
     id: int
     host: str
@@ -43,14 +43,14 @@ class Attempt(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The name of a metric and what it was computed on."""
+    """A metric's name and the split it was computed on."""
 
     name: str
     split: str
 
 
 class Point(NamedTuple):
-    """One metric value; `step` is the count of steps done, `time` is in Unix seconds."""
+    """One metric value; `step` counts the steps done, `time` is in Unix seconds."""
 
     step: int
     epoch: int | None
@@ -60,7 +60,7 @@ class Point(NamedTuple):
 
 
 class Extreme(NamedTuple):
-    """The best value of a series and where it was reached."""
+    """A value of a series with its step and time, such as the lowest or highest."""
 
     step: int
     time: float
@@ -68,7 +68,7 @@ class Extreme(NamedTuple):
 
 
 class Points(NamedTuple):
-    """Points of a series in columns, by ascending step."""
+    """Points of a series as columns, by ascending step."""
 
     steps: list[int]
     times: list[float]
@@ -76,16 +76,17 @@ class Points(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The newest visible point of a series, and how many points its attempt has written."""
+    """The newest visible point of a series, and the number of its points in the newest attempt."""
 
     point: Point
     written: int
 
 
 class Outline(NamedTuple):
-    """A series in buckets, and what is needed to go on from there as it grows.
+    """A series as buckets, with what is needed to update them as the series grows.
 
-    `written` points of `attempt`, the newest, are in the buckets: `raw_points` gives those that come after.
+    The buckets contain the first `written` points of `attempt`, the newest; read later ones with
+    `raw_points`.
     """
 
     buckets: list[Bucket]
@@ -96,7 +97,7 @@ class Outline(NamedTuple):
 
 
 class NewestIds(NamedTuple):
-    """The ids of the newest row of each table that only grows; 0 where there is none."""
+    """The id of the newest row of each append-only table; 0 if it is empty."""
 
     event: int
     log_line: int
@@ -105,7 +106,7 @@ class NewestIds(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Something that happened once."""
+    """Something that happened once, such as a saved checkpoint."""
 
     id: int
     attempt: int
@@ -116,7 +117,7 @@ class Event(NamedTuple):
 
 
 class LogLine(NamedTuple):
-    """A line of text."""
+    """A line of the run's log."""
 
     id: int
     attempt: int
@@ -126,7 +127,7 @@ class LogLine(NamedTuple):
 
 
 class SystemSample(NamedTuple):
-    """The machine's state at a time."""
+    """A sample of the machine's state."""
 
     id: int
     attempt: int
@@ -158,7 +159,7 @@ class ArtefactName(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where the newest attempt stands."""
+    """The progress of the newest attempt."""
 
     attempt: int
     time: float
@@ -171,7 +172,7 @@ class Progress(NamedTuple):
 
 
 class RunSummary(NamedTuple):
-    """A run in one line."""
+    """A short description of a run, for lists."""
 
     folder: Path
     name: str
@@ -200,14 +201,14 @@ _BUCKET = f"SELECT {', '.join(Bucket._fields)} FROM bucket"
 
 
 class RunReader:
-    """Reads the run in a folder. Safe to share between threads.
+    """Reads the run in a folder. It can be shared between threads.
 
     Args:
-        folder: the run's folder.
+        folder: the run folder.
 
     Raises:
-        RunError: there is no run in the folder, or it is damaged, half written, or of a newer burnt. Every
-            method raises it too when the file turns out damaged.
+        RunError: the folder holds no run, or run.db is damaged, incomplete, or was written by a newer burnt.
+            Every method also raises it if it finds the file damaged.
 
     >>> import tempfile
     >>> from burnt.train.store import RunWriter
@@ -224,16 +225,16 @@ class RunReader:
         self._path = self.folder / DATABASE
         self._lock = threading.RLock()
         try:
-            there = self._path.is_file()
+            exists = self._path.is_file()
         except PermissionError as error:
             raise unreadable(self._path, error) from error
-        if not there:
+        if not exists:
             raise RunError(
                 f"{self.folder} holds no run",
                 expected=str(self._path),
                 hint="find_runs(root) lists the runs below a folder",
             )
-        # What is opened is closed with the reader, whether or not somebody asks for it.
+        # Close everything when the reader is garbage-collected, even without a call to `close`.
         self._resources = contextlib.ExitStack()
         weakref.finalize(self, self._resources.close)
         try:
@@ -243,7 +244,7 @@ class RunReader:
             raise
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._resources.close()
 
     def __enter__(self) -> RunReader:
@@ -258,8 +259,8 @@ class RunReader:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
                 raise unreadable(self._path, error) from error
-            # A killed writer may leave a journal to roll back, which a read-only connection must not do;
-            # and a log beside the file cannot be indexed where the folder is read-only. A copy can be both.
+            # A killed writer may leave a journal, which a read-only connection cannot roll back; and SQLite
+            # cannot index a write-ahead log in a read-only folder. Both work on a copy.
             try:
                 copy = Path(self._resources.enter_context(tempfile.TemporaryDirectory(prefix="burnt-run-")))
                 for file in self.folder.glob(f"{DATABASE}*"):
@@ -269,7 +270,8 @@ class RunReader:
                 return self._connect(copy / DATABASE)
             except (sqlite3.Error, OSError, UnicodeDecodeError) as second:
                 raise unreadable(self._path, error) from second
-        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: a message with damaged SQL
+        # A UnicodeDecodeError comes from an error message that contains damaged SQL.
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise unreadable(self._path, error) from error
 
     def _connect(self, path: Path) -> sqlite3.Connection:
@@ -280,7 +282,7 @@ class RunReader:
 
     @contextlib.contextmanager
     def _snapshot(self) -> Iterator[None]:
-        """Several queries see one state of the file."""
+        """Let all queries in the block see the same state of the file."""
         with self._lock:
             self._rows("BEGIN")
             try:
@@ -292,7 +294,7 @@ class RunReader:
         with self._lock:
             try:
                 return self._connection.execute(query, parameters).fetchall()
-            except sqlite3.ProgrammingError:  # a closed reader, and no fault of the file
+            except sqlite3.ProgrammingError:  # the reader is closed; the file is not damaged
                 raise
             except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
                 raise unreadable(self._path, error) from error
@@ -313,12 +315,12 @@ class RunReader:
 
     @property
     def name(self) -> str:
-        """What the run is called."""
+        """The run's name."""
         return cast(str, self._run()[0])
 
     @property
     def created(self) -> float:
-        """When the run was made, Unix seconds."""
+        """When the run was created, in Unix seconds."""
         return cast(float, self._run()[1])
 
     def _run(self) -> tuple[Any, ...]:
@@ -328,45 +330,48 @@ class RunReader:
         return rows[0]
 
     def config(self) -> dict[str, Any] | None:
-        """The configuration of the newest attempt that has one."""
+        """Return the configuration of the newest attempt that has one, or None."""
         rows = self._rows("SELECT config FROM attempt WHERE config IS NOT NULL ORDER BY id DESC LIMIT 1")
         return self._json(rows[0][0]) if rows else None
 
     def attempts(self) -> list[Attempt]:
-        """The run's attempts, oldest first."""
+        """Return the run's attempts, oldest first."""
         found = [Attempt(*row) for row in self._rows(_ATTEMPT)]
         if not found:
             raise RunError(
-                f"{self.folder} is not started yet", where=str(self._path), hint="try again in a moment"
+                f"the run in {self.folder} has not started yet",
+                where=str(self._path),
+                hint="try again in a moment",
             )
         return found
 
     def newest_attempt(self) -> int:
-        """The id of the newest attempt; 0 before there is one."""
+        """Return the id of the newest attempt; 0 if there is none yet."""
         ((newest,),) = self._rows("SELECT coalesce(max(id), 0) FROM attempt")
         return cast(int, newest)
 
     def newest_ids(self) -> NewestIds:
-        """How far each of the tables that only grow has grown."""
+        """Return the newest row id of each append-only table."""
         tables = ", ".join(f"(SELECT coalesce(max(id), 0) FROM {table})" for table in NewestIds._fields)
         return NewestIds._make(self._rows(f"SELECT {tables}")[0])
 
     def state(self) -> State:
-        """Whether the run goes on, and how it ended if not.
+        """Return whether the run is running, or how it ended.
 
         Returns:
-            ``"finished"``, ``"stopped"`` or ``"crashed"`` as its last attempt was closed; else, on the same
-            host, ``"crashed"`` when its process is gone, ``"stale"`` when the process lives but was silent
-            for 10 s; on another host ``"crashed"`` after 10 s of silence; else ``"running"``.
+            If its last attempt was closed, ``"finished"``, ``"stopped"`` or ``"crashed"``. Otherwise, on the
+            same host, ``"crashed"`` if its process is gone and ``"stale"`` if the process is alive but has
+            not written for 10 s; on another host, ``"crashed"`` after 10 s without a heartbeat; else
+            ``"running"``.
         """
         state = state_of(self.attempts()[-1])
         if state == "crashed":
-            # It may have closed the run and gone between the reading and the look at its process.
+            # The process may have closed the run and exited between the query and the check for the process.
             state = state_of(self.attempts()[-1])
         return state
 
     def progress(self) -> Progress | None:
-        """Where the newest attempt stands; None until it says so."""
+        """Return the progress of the newest attempt; None if it has not written any yet."""
         rows = self._rows(
             f"SELECT {', '.join(Progress._fields)} FROM progress"
             " WHERE attempt = (SELECT max(id) FROM attempt)"
@@ -374,7 +379,7 @@ class RunReader:
         return Progress._make((*rows[0][:-1], self._object(rows[0][-1]))) if rows else None
 
     def summary(self) -> RunSummary:
-        """The run in one line, for lists."""
+        """Return a short description of the run, for lists."""
         attempts = self.attempts()
         newest = attempts[-1]
         last = {series: self.last(*series) for series in self.series()}
@@ -396,34 +401,36 @@ class RunReader:
     # --- metrics
 
     def series(self) -> list[Series]:
-        """The metrics that were written, by name."""
+        """Return all series, sorted by name."""
         return [Series(*row) for row in self._rows("SELECT name, split FROM series ORDER BY name, split")]
 
     def points(self, name: str, split: str = "train", max_points: int | None = None) -> Points:
-        """The visible points of a series.
+        """Return the visible points of a series.
 
         Args:
             name: the metric.
-            split: what it was computed on.
-            max_points: at least 8; longer series are reduced to at most so many of their points: the
-                lowest and the highest of each stretch, the first of its values that are NaN or infinite,
-                and the first and last point of all. None: every point.
+            split: the split it was computed on.
+            max_points: at least 8. Longer series are reduced to at most this many of their points: the
+                lowest, the highest and the first NaN or infinite value of each interval, and the first and
+                the last point of the series. None: every point.
 
         Raises:
             MetricError: there is no such series.
         """
         if max_points is not None and max_points < 8:
             raise MetricError(
-                "too few points for a shape", expected="max_points of 8 or more", found=max_points
+                "max_points is too small to plot a series",
+                expected="max_points of 8 or more",
+                found=max_points,
             )
         if max_points is None:
             with self._snapshot():
-                return _columns(_marks_of_points(self._entries(self._series_id(name, split), 0)))
+                return _columns(_single_points(self._visible_buckets(self._series_id(name, split), 0)))
         outline = self.outline(name, split, (max_points - 2) // 2)
         if sum(bucket.points for bucket in outline.buckets) <= max_points:
-            whole = self.points(name, split)
-            if len(whole.steps) <= max_points:  # it may have grown since the outline was read
-                return whole
+            all_points = self.points(name, split)
+            if len(all_points.steps) <= max_points:  # the series may have grown since the outline was read
+                return all_points
         buckets = outline.buckets
         if any(bucket.nonfinite_step is not None for bucket in buckets):
             buckets = group(buckets, (max_points - 2) // 3)
@@ -432,13 +439,13 @@ class RunReader:
     def outline(
         self, name: str, split: str, max_buckets: int, *, steps: tuple[int, int] | None = None
     ) -> Outline:
-        """The visible points of a series in at most so many buckets, each of about as many points.
+        """Return the visible points of a series in buckets of about equal numbers of points.
 
         Args:
             name: the metric.
-            split: what it was computed on.
-            max_buckets: at least 1.
-            steps: only what lies between these steps, both included.
+            split: the split it was computed on.
+            max_buckets: maximum number of buckets, at least 1.
+            steps: first and last step to include; None for all.
 
         Raises:
             MetricError: there is no such series.
@@ -446,7 +453,7 @@ class RunReader:
         with self._snapshot():
             number = self._series_id(name, split)
             for level in (*reversed(LEVELS), 0):
-                entries = self._entries(number, level)
+                entries = self._visible_buckets(number, level)
                 if steps is not None:
                     entries = [b for b in entries if b.last_step >= steps[0] and b.first_step <= steps[1]]
                 total = sum(bucket.points for bucket in entries)
@@ -458,11 +465,11 @@ class RunReader:
                 " WHERE series = ? AND attempt = attempt.id) FROM attempt ORDER BY id DESC LIMIT 1",
                 (number,),
             ) or [(0, 0)]
-            first, last = (self._edge(number, newest=newest) for newest in (False, True))
+            first, last = (self._end_point(number, newest=newest) for newest in (False, True))
         return Outline(group(entries, max_buckets), first, last, attempt, written)
 
     def heads(self) -> dict[Series, Head]:
-        """The newest visible point of every series that has one, in one look at the file."""
+        """Return the newest visible point of every series that has one, in one transaction."""
         heads = {}
         with self._snapshot():
             for name, split, position, step, epoch, when, value, attempt in self._rows(_HEADS):
@@ -470,37 +477,39 @@ class RunReader:
                 if position is not None:
                     point = Point(step, epoch, when, math.nan if value is None else value, attempt)
                     heads[series] = Head(point, position + 1)
-                elif earlier := self._edge(self._series_id(name, split), newest=True):
+                elif earlier := self._end_point(self._series_id(name, split), newest=True):
                     heads[series] = Head(earlier, 0)
         return heads
 
     def last(self, name: str, split: str = "train") -> Point | None:
-        """The newest visible point of a series; None when all are superseded.
+        """Return the newest visible point of a series; None if all are superseded.
 
         Raises:
             MetricError: there is no such series.
         """
         with self._snapshot():
-            return self._edge(self._series_id(name, split), newest=True)
+            return self._end_point(self._series_id(name, split), newest=True)
 
     def best(self, name: str, split: str = "train", *, higher: bool = False) -> Extreme | None:
-        """The lowest visible finite value of a series; None when there is none.
+        """Return the lowest visible finite value of a series; None if there is none.
 
         Args:
             name: the metric.
-            split: what it was computed on.
-            higher: the highest instead.
+            split: the split it was computed on.
+            higher: return the highest value instead.
 
         Raises:
             MetricError: there is no such series.
         """
         with self._snapshot():
             entries = [
-                bucket for bucket in self._entries(self._series_id(name, split), LEVELS[-1]) if bucket.finite
+                bucket
+                for bucket in self._visible_buckets(self._series_id(name, split), LEVELS[-1])
+                if bucket.finite
             ]
         if not entries:
             return None
-        low, *high = _marks(merge(entries)._replace(nonfinite_step=None))
+        low, *high = _plot_points(merge(entries)._replace(nonfinite_step=None))
         return high[0] if higher else low
 
     def _series_id(self, name: str, split: str) -> int:
@@ -508,16 +517,16 @@ class RunReader:
         if rows:
             return cast(int, rows[0][0])
         known = [f"{series.name} ({series.split})" for series in self.series()]
-        close = nearest(f"{name} ({split})", known)
+        suggestion = nearest(f"{name} ({split})", known)
         raise MetricError(
             f"the run has no metric {name!r} on {split!r}",
             where=str(self._path),
             expected=", ".join(known) or "none were written yet",
-            hint=f"{close}?" if close else None,
+            hint=f"did you mean {suggestion}?" if suggestion else None,
         )
 
-    def _entries(self, series: int, level: int) -> list[Bucket]:
-        """The visible points, by step, in buckets of at most this level."""
+    def _visible_buckets(self, series: int, level: int) -> list[Bucket]:
+        """Return the visible points, by step, as buckets of at most this level."""
         entries: list[Bucket] = []
         for attempt, until in self._rows("SELECT id, visible_until FROM attempt ORDER BY id"):
             ((count,),) = self._rows(
@@ -525,15 +534,15 @@ class RunReader:
                 (series, attempt),
             )
             if until >= 0:
-                entries += self._cover((series, attempt, until), level, 0, count)
+                entries += self._buckets_between((series, attempt, until), level, 0, count)
         entries.sort(key=lambda bucket: bucket.first_step)
         return entries
 
-    def _cover(self, key: tuple[int, int, int], level: int, start: int, stop: int) -> list[Bucket]:
-        """Positions `start` to `stop` of an attempt: whole buckets, and finer ones where those do not fit.
+    def _buckets_between(self, key: tuple[int, int, int], level: int, start: int, stop: int) -> list[Bucket]:
+        """Return positions `start` to `stop` of an attempt as buckets of a level, or finer ones where needed.
 
-        `start` is a multiple of the level's width. Finer are the newest points, which no bucket covers
-        yet, and the bucket in which visible points and superseded ones meet.
+        `start` is a multiple of the level's width. Finer buckets are needed for the newest points, which no
+        bucket covers yet, and for a bucket that contains both visible and superseded points.
         """
         series, attempt, until = key
         if level == 0:
@@ -552,17 +561,17 @@ class RunReader:
         )
         entries = [_bucket(row) for row in rows]
         if len(rows) < (covered - start) // width:
-            mixed = self._rows(
+            partly_superseded = self._rows(
                 "SELECT position FROM bucket WHERE series = ? AND attempt = ? AND level = ?"
                 " AND position >= ? AND position < ? AND first_step <= ? AND last_step > ?",
                 (series, attempt, level, start // width, covered // width, until, until),
             )
-            for (position,) in mixed:
-                entries += self._cover(key, level - 1, position * width, (position + 1) * width)
-        return entries + self._cover(key, level - 1, covered, stop)
+            for (position,) in partly_superseded:
+                entries += self._buckets_between(key, level - 1, position * width, (position + 1) * width)
+        return entries + self._buckets_between(key, level - 1, covered, stop)
 
-    def _edge(self, series: int, *, newest: bool) -> Point | None:
-        """The first or the last visible point."""
+    def _end_point(self, series: int, *, newest: bool) -> Point | None:
+        """Return the first or the last visible point, or None."""
         order = "DESC" if newest else "ASC"
         for attempt, until in self._rows(f"SELECT id, visible_until FROM attempt ORDER BY id {order}"):
             rows = self._rows(
@@ -578,14 +587,14 @@ class RunReader:
     def raw_points(
         self, name: str, split: str, attempt: int, position: int = 0, limit: int = 10_000
     ) -> list[tuple[int, Point]]:
-        """Visible points of one attempt in order of writing, page by page.
+        """Return a page of one attempt's visible points, in the order of writing.
 
         Args:
             name: the metric.
-            split: what it was computed on.
+            split: the split it was computed on.
             attempt: the attempt's id.
-            position: start with this one of the attempt's points.
-            limit: at most so many.
+            position: the position of the first point to return.
+            limit: maximum number of points.
 
         Returns:
             (position, point) pairs.
@@ -602,11 +611,11 @@ class RunReader:
     # --- the rest
 
     def events(self, kind: str | None = None, *, after: int = 0) -> list[Event]:
-        """Events, oldest first, of every attempt.
+        """Return the events of all attempts, oldest first.
 
         Args:
-            kind: only these.
-            after: only those with a higher `id`: what is new since the last look.
+            kind: only events of this kind; None for all.
+            after: only events with a higher `id`, that is, those new since an earlier read.
         """
         rows = self._rows(
             "SELECT id, attempt, time, step, kind, data FROM event WHERE id > ? AND (? IS NULL OR kind = ?)"
@@ -616,21 +625,21 @@ class RunReader:
         return [Event._make((*row[:-1], self._object(row[-1]))) for row in rows]
 
     def log_lines(self, *, after: int = 0, newest: int | None = None) -> list[LogLine]:
-        """Log lines, oldest first, of every attempt.
+        """Return the log lines of all attempts, oldest first.
 
         Args:
-            after: only those with a higher `id`.
-            newest: only so many of the newest.
+            after: only lines with a higher `id`.
+            newest: maximum number of lines, the newest; None for all.
         """
         rows = self._newest("SELECT id, attempt, time, level, text FROM log_line", after, newest)
         return [LogLine(*row) for row in rows]
 
     def system_samples(self, *, after: int = 0, newest: int | None = None) -> list[SystemSample]:
-        """Samples of the machine's state, oldest first, of every attempt.
+        """Return the samples of the machine's state of all attempts, oldest first.
 
         Args:
-            after: only those with a higher `id`.
-            newest: only so many of the newest.
+            after: only samples with a higher `id`.
+            newest: maximum number of samples, the newest; None for all.
         """
         rows = self._newest("SELECT id, attempt, time, data FROM system_sample", after, newest)
         return [SystemSample._make((*row[:-1], self._object(row[-1]))) for row in rows]
@@ -642,11 +651,11 @@ class RunReader:
         return rows[::-1]
 
     def artefacts(self, kind: str | None = None, name: str | None = None) -> list[Artefact]:
-        """Visible tables, histograms and images, oldest first.
+        """Return the visible tables, histograms and images, oldest first.
 
         Args:
-            kind: ``"table"``, ``"histogram"`` or ``"image"`` only.
-            name: only those of this name.
+            kind: only ``"table"``, ``"histogram"`` or ``"image"``; None for all.
+            name: only artefacts of this name; None for all.
         """
         rows = self._rows(
             f"SELECT {', '.join(Artefact._fields)} FROM artefacts"
@@ -656,12 +665,12 @@ class RunReader:
         return [self._artefact(row) for row in rows]
 
     def artefact_names(self) -> list[ArtefactName]:
-        """The visible artefacts without their data, which may be large, oldest first."""
+        """Return the visible artefacts without their data, which may be large, oldest first."""
         rows = self._rows(f"SELECT {', '.join(ArtefactName._fields)} FROM artefacts ORDER BY id")
         return [ArtefactName._make(row) for row in rows]
 
     def artefact(self, id: int) -> Artefact | None:
-        """One artefact; None if there is none of this id, or it is superseded."""
+        """Return an artefact; None if there is none with this id, or it is superseded."""
         rows = self._rows(f"SELECT {', '.join(Artefact._fields)} FROM artefacts WHERE id = ?", (id,))
         return self._artefact(rows[0]) if rows else None
 
@@ -670,15 +679,15 @@ class RunReader:
         if names[1] != "image":
             return Artefact._make((*names, self._object(data)))
         if not isinstance(data, bytes):
-            raise unreadable(self._path, TypeError(f"image {names[2]!r} is no blob"))
+            raise unreadable(self._path, TypeError(f"image {names[2]!r} is not a blob"))
         return Artefact._make((*names, data))
 
 
 def find_runs(root: str | os.PathLike[str]) -> list[Path]:
-    """The run folders at and below a folder, the most recently written first.
+    """Return the run folders at and below a folder, the most recently written first.
 
-    A folder that may not be listed counts as a run: whoever reads it is told why that cannot be. Links are
-    not followed.
+    A folder without permission to list it counts as a run, so that reading it raises the error. Links are not
+    followed.
     """
     found = []
 
@@ -688,7 +697,7 @@ def find_runs(root: str | os.PathLike[str]) -> list[Path]:
 
     for folder, below, files in os.walk(root, onerror=not_listed):
         if DATABASE in files:
-            below.clear()  # a run holds no runs
+            below.clear()  # a run folder contains no other runs
             found.append(Path(folder))
     return sorted(found, key=_written, reverse=True)
 
@@ -696,13 +705,13 @@ def find_runs(root: str | os.PathLike[str]) -> list[Path]:
 def _written(folder: Path) -> float:
     newest = 0.0
     for file in folder.glob(f"{DATABASE}*"):
-        with contextlib.suppress(FileNotFoundError):  # run.db-wal goes when the run ends
+        with contextlib.suppress(FileNotFoundError):  # run.db-wal disappears when the run ends
             newest = max(newest, file.stat().st_mtime)
     return newest
 
 
 def state_of(attempt: Attempt) -> State:
-    """Whether a run goes on, as far as its newest attempt tells, that may be some time old."""
+    """Return a run's state from its newest attempt, which may have been read some time ago."""
     if attempt.ended is not None:
         return attempt.end_state or "crashed"
     process = ProcessName(attempt.host, attempt.pid, attempt.process_started)
@@ -710,7 +719,7 @@ def state_of(attempt: Attempt) -> State:
 
 
 def _bucket(row: tuple[Any, ...]) -> Bucket:
-    """A bucket of the table, where SQLite holds NaN as NULL."""
+    """Convert a row of table `bucket`, where SQLite stores NaN as NULL."""
     total = Bucket._fields.index("sum")
     bucket = Bucket._make((*row[:total], math.nan if row[total] is None else row[total], *row[total + 1 :]))
     if bucket.nonfinite_step is not None and bucket.nonfinite is None:
@@ -718,13 +727,13 @@ def _bucket(row: tuple[Any, ...]) -> Bucket:
     return bucket
 
 
-def _marks_of_points(buckets: list[Bucket]) -> list[Extreme]:
-    """The points that buckets of one stand for."""
-    return [next(_marks(bucket)) for bucket in buckets]
+def _single_points(buckets: list[Bucket]) -> list[Extreme]:
+    """Return the points of buckets that hold one point each."""
+    return [next(_plot_points(bucket)) for bucket in buckets]
 
 
-def _marks(bucket: Bucket) -> Iterator[Extreme]:
-    """The points of a bucket that a plot must show."""
+def _plot_points(bucket: Bucket) -> Iterator[Extreme]:
+    """Iterate over the points of a bucket that a plot must show: min, max and the first non-finite value."""
     for step, when, value in (
         (bucket.min_step, bucket.min_time, bucket.min),
         (bucket.max_step, bucket.max_time, bucket.max),
@@ -735,35 +744,35 @@ def _marks(bucket: Bucket) -> Iterator[Extreme]:
 
 
 def group(entries: list[Bucket], groups: int) -> list[Bucket]:
-    """Neighbouring buckets merged into at most `groups`, each of about as many points."""
+    """Merge neighbouring buckets into at most `groups` buckets of about equal numbers of points."""
     if len(entries) <= groups:
         return entries
     total = sum(bucket.points for bucket in entries)
-    gathered: list[list[Bucket]] = [[] for _ in range(groups)]
-    passed = 0
+    groups_of_buckets: list[list[Bucket]] = [[] for _ in range(groups)]
+    points_before = 0
     for bucket in entries:
-        gathered[passed * groups // total].append(bucket)
-        passed += bucket.points
-    return [merge(together) for together in gathered if together]
+        groups_of_buckets[points_before * groups // total].append(bucket)
+        points_before += bucket.points
+    return [merge(members) for members in groups_of_buckets if members]
 
 
 def marked_points(buckets: list[Bucket], first: Point | None, last: Point | None) -> Points:
-    """What a plot must show of buckets, between the ends of the series: by ascending step, each once."""
-    marks = [Extreme(point.step, point.time, point.value) for point in (first, last) if point]
+    """Return the buckets' points that a plot must show, and the series' ends: by step, each once."""
+    points = [Extreme(point.step, point.time, point.value) for point in (first, last) if point]
     for bucket in buckets:
-        marks += _marks(bucket)
-    # NaN is not equal to itself, so its text tells whether a point is there twice.
-    unique = {(mark.step, mark.time, str(mark.value)): mark for mark in marks}
-    return _columns(sorted(unique.values(), key=lambda mark: mark[:2]))
+        points += _plot_points(bucket)
+    # NaN is not equal to itself, so compare values as text to remove duplicates.
+    unique = {(point.step, point.time, str(point.value)): point for point in points}
+    return _columns(sorted(unique.values(), key=lambda point: point[:2]))
 
 
 def mean_points(buckets: list[Bucket]) -> Points:
-    """The mean of the finite values of each bucket, in its middle; NaN where it has none."""
+    """Return the mean of each bucket's finite values, at the bucket's middle step; NaN if it has none."""
     columns = Points([], [], [])
     for bucket in buckets:
         if bucket.finite:
             mean = bucket.sum / bucket.finite
-            if not math.isfinite(mean):  # of the sum: the values themselves are finite
+            if not math.isfinite(mean):  # the sum overflowed; the values themselves are finite
                 mean = (bucket.min or 0.0) / 2 + (bucket.max or 0.0) / 2
             when = ((bucket.min_time or 0.0) + (bucket.max_time or 0.0)) / 2
         else:
@@ -774,7 +783,7 @@ def mean_points(buckets: list[Bucket]) -> Points:
     return columns
 
 
-def _columns(marks: list[Extreme]) -> Points:
+def _columns(points: list[Extreme]) -> Points:
     return Points(
-        [mark.step for mark in marks], [mark.time for mark in marks], [mark.value for mark in marks]
+        [point.step for point in points], [point.time for point in points], [point.value for point in points]
     )

@@ -1,4 +1,4 @@
-"""Inserting rows: the statements of the writing thread, and the batch that one transaction writes."""
+"""Batched inserts: the INSERT statements of the writing thread, and the rows of one transaction."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from burnt.train.store.pyramid import Bucket
 
 Row = tuple[Any, ...]
 
-# sqlite3 lets go of the interpreter lock at every statement, and gets it back only after up to 5 ms while
-# the training thread computes in Python. So a statement carries many rows, and the sizes are few, so that
-# each is compiled once.
+# sqlite3 releases the interpreter lock at every statement, and waits up to 5 ms to get it back while the
+# training thread runs Python code. So a statement inserts many rows. There are only a few sizes, so that each
+# statement is compiled once.
 _ROWS_PER_STATEMENT = (256, 16, 1)
 
 INTO_POINT = "INSERT INTO point (series, attempt, position, step, epoch, time, value) VALUES "
@@ -29,7 +29,7 @@ INTO_PROGRESS = (
 
 
 class Batch:
-    """The rows of one transaction, by the statement that inserts them."""
+    """The rows of one transaction, grouped by INSERT statement."""
 
     def __init__(self) -> None:
         self.items = 0
@@ -41,17 +41,17 @@ class Batch:
         return bool(self.items or self._rows)
 
     def add(self, statement: str, row: Row) -> None:
-        """Another row for one of the `INTO_` statements."""
+        """Add a row for one of the `INTO_` statements."""
         self._rows.setdefault(statement, []).append(row)
 
     def insert(self, connection: sqlite3.Connection) -> None:
-        """Write the rows, within the transaction that the caller began."""
+        """Insert the rows within the caller's transaction."""
         for statement, rows in self._rows.items():
             insert(connection, statement, rows)
 
 
 def insert(connection: sqlite3.Connection, statement: str, rows: list[Row]) -> None:
-    """Write rows of one statement."""
+    """Insert rows with one of the `INTO_` statements."""
     marks = f"({', '.join('?' * len(rows[0]))})"
     start = 0
     for size in _ROWS_PER_STATEMENT:

@@ -1,7 +1,7 @@
-"""The tables and views of `run.db`, and how a connection to them is opened and checked.
+"""The tables and views of `run.db`; opening and checking a connection.
 
-docs/run-store.md describes every column for people who read the file with their own tools. A change of
-a table's meaning raises `SCHEMA_VERSION`; a reader refuses what is newer than itself.
+docs/run-store.md describes every column, for those who read the file with their own tools. A change of a
+table's meaning increments `SCHEMA_VERSION`; readers reject newer versions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCHEMA_VERSION = 1
 DATABASE = "run.db"
 MAX_INTEGER = 2**63 - 1  # the largest integer SQLite holds; as `visible_until` it means "all rows"
 
-# How long a connection waits for another one's lock. A reader's transactions take milliseconds.
+# How long a connection waits for a lock held by another one. Transactions of readers take milliseconds.
 BUSY_SECONDS = 5.0
 
 SCHEMA = f"""
@@ -137,7 +137,7 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
     Args:
         path: the file.
-        mode: ``"ro"`` or ``"rw"``; neither makes a file that is not there.
+        mode: ``"ro"`` or ``"rw"``; neither creates a missing file.
     """
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}",
@@ -146,17 +146,17 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
         isolation_level=None,
         check_same_thread=False,
     )
-    # Text is cut by `errors="replace"` where a damaged file holds bytes that are not UTF-8.
+    # A damaged file may contain text that is not UTF-8; invalid bytes are replaced.
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
     return connection
 
 
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Refuse a file that is not a run's database or that a newer burnt wrote.
+    """Check that a file is a run's database, of a schema version that this burnt reads.
 
     Raises:
-        RunError: with the file, what was found and what to do.
-        sqlite3.DatabaseError: the file cannot be read; `unreadable` words it.
+        RunError: it is another kind of file, or a newer burnt wrote it.
+        sqlite3.DatabaseError: the file cannot be read; pass it to `unreadable`.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
@@ -179,13 +179,13 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def unreadable(path: Path, error: Exception) -> RunError:
-    """The error for a `run.db` that cannot be read: not allowed, locked by another process, or damaged."""
+    """Return the error for a `run.db` that cannot be read: no permission, locked, or damaged."""
     if isinstance(error, PermissionError):
         return RunError(
-            "the run may not be read",
+            "no permission to read the run",
             where=str(path),
             found=error.strerror,
-            hint=f"whoever owns it can give leave: chmod -R a+rX {shlex.quote(str(path.parent))}",
+            hint=f"its owner can allow it: chmod -R a+rX {shlex.quote(str(path.parent))}",
         )
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_BUSY:
         return RunError(
@@ -198,40 +198,42 @@ def unreadable(path: Path, error: Exception) -> RunError:
         "the run's database is damaged",
         where=str(path),
         found=str(error),
-        hint=f"rescue rows with `sqlite3 {path.name} .recover | sqlite3 rescued.db`, or train in a new "
+        hint=f"recover rows with `sqlite3 {path.name} .recover | sqlite3 rescued.db`, or train in a new "
         "folder from the checkpoints; checkpoints/ does not depend on run.db",
     )
 
 
 def to_json(value: object) -> str:
-    """JSON that SQLite and strict parsers read: numbers that are not finite become strings.
+    """Return JSON that SQLite and strict parsers can read: numbers that are not finite become strings.
 
-    numpy arrays and scalars become lists and numbers; what JSON has no form for becomes its `str`.
+    NumPy arrays and scalars become lists and numbers; other types that JSON lacks are converted with `str`.
 
     >>> to_json({"lr": 0.1, "best": float("-inf")})
     '{"lr": 0.1, "best": "-Infinity"}'
     """
     try:
-        return json.dumps(value, allow_nan=False, default=_plain)
-    except ValueError:  # a number that is not finite: rare, so only then is the value walked in Python
-        return json.dumps(_finite(json.loads(json.dumps(value, default=_plain))), allow_nan=False)
+        return json.dumps(value, allow_nan=False, default=_to_jsonable)
+    except ValueError:  # a number is not finite; rare, so only then convert the value recursively
+        return json.dumps(
+            _replace_non_finite(json.loads(json.dumps(value, default=_to_jsonable))), allow_nan=False
+        )
 
 
 def clean_text(text: str) -> str:
-    """The text without what UTF-8 cannot hold, such as half a surrogate pair from a damaged file name."""
+    """Replace what UTF-8 cannot encode, such as a lone surrogate from an undecodable file name."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _plain(value: object) -> object:
+def _to_jsonable(value: object) -> object:
     to_list: Callable[[], object] | None = getattr(value, "tolist", None)
     return to_list() if callable(to_list) else str(value)
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_finite(item) for item in value]
+        return [_replace_non_finite(item) for item in value]
     return value

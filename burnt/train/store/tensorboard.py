@@ -1,7 +1,7 @@
-"""TensorBoard's event files, as far as scalars need them.
+"""A writer for the part of TensorBoard's event file format that scalars need.
 
-A file is a row of TFRecords: length (uint64), its masked CRC-32C, the data, its masked CRC-32C, all little
-endian. The data is an `Event` message of tensorflow/core/util/event.proto, written by hand:
+A file is a sequence of TFRecords: length (uint64), its masked CRC-32C, the data, its masked CRC-32C, all
+little endian. The data is an `Event` message of tensorflow/core/util/event.proto, encoded by hand:
 wall_time = 1 (double), step = 2 (int64), file_version = 3 (string), summary = 5; a Summary holds values = 1,
 each with tag = 1 (string) and simple_value = 2 (float32).
 """
@@ -27,7 +27,7 @@ _CRC_TABLE = _crc_table()
 
 
 def crc32c(data: bytes) -> int:
-    """The Castagnoli CRC of RFC 3720.
+    """Return the Castagnoli CRC of RFC 3720.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
@@ -67,18 +67,18 @@ def _wall_time(time: float) -> bytes:
 
 
 def file_header(time: float) -> bytes:
-    """The record that starts a file."""
+    """Return the record that starts a file."""
     return _record(_wall_time(time) + _bytes(3, b"brain.Event:2"))
 
 
 def scalar(tag: str, step: int, time: float, value: float) -> bytes:
-    """The record of one value.
+    """Return the record of one value.
 
     Args:
         tag: the name of the series.
         step: steps done.
         time: Unix seconds.
-        value: kept as float32; what is too large for it becomes infinite.
+        value: stored as float32; values out of its range become infinite.
     """
     if _FLOAT32_MAX < abs(value) < float("inf"):
         value = float("inf") if value > 0 else float("-inf")

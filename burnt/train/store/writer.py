@@ -1,8 +1,8 @@
-"""`RunWriter`: what a training calls to write its run.
+"""`RunWriter`: writes the run of a training.
 
-The calling thread appends a small tuple to a queue and goes on. One daemon thread owns the connection,
-takes what is queued every half second, and writes it in one transaction. A disk that fails never stops the
-training: the batch is kept and tried again, and when the queue is full samples are dropped and counted.
+The calling thread only appends a small tuple to a queue. One daemon thread owns the connection and every half
+second writes the queued items in one transaction. A failing disk never stops the training: the batch is
+retried, and when the queue is full, samples are dropped and counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Literal, Self
 
 from burnt.errors import MetricError, RunError
 from burnt.train.store.liveness import HEARTBEAT_SECONDS
-from burnt.train.store.opening import begin_attempt, make_database
+from burnt.train.store.opening import begin_attempt, create_database
 from burnt.train.store.pyramid import Pyramid
 from burnt.train.store.rows import (
     INTO_ARTEFACT,
@@ -44,7 +44,7 @@ EndState = Literal["finished", "stopped", "crashed"]
 _FLUSH_SECONDS = 0.5
 _WAKE_ITEMS = 2_000  # the thread is woken early by this many queued items
 _BATCH_ITEMS = 4_096  # items in one transaction
-_QUEUE_ITEMS = 65_536  # from here on samples are dropped
+_QUEUE_ITEMS = 65_536  # samples are dropped when the queue is this long
 _RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0)
 
 _SAMPLES = ("log", INTO_LOG, INTO_SYSTEM)  # the kinds of items that may be dropped
@@ -52,10 +52,10 @@ _FOLDERS = ("checkpoints", "logs", "control")
 
 
 class RunWriter:
-    """Writes one run, from one process; made by `RunWriter.create`.
+    """Writes one run, from one process. Create it with `RunWriter.create`.
 
-    Every method but `flush` and `close` returns at once and may be called from any thread. As a context
-    manager it closes the run with the state that the block's end implies.
+    Every method except `flush` and `close` returns at once and may be called from any thread. As a context
+    manager, it closes the run as finished, or as stopped or crashed if the block raises.
 
     >>> import tempfile
     >>> from burnt.train.store import RunReader
@@ -84,7 +84,7 @@ class RunWriter:
         self._queue: deque[Row] = deque()
         self._capacity = _QUEUE_ITEMS
         self._progress: Row | None = None
-        self._progress_taken: Row | None = None
+        self._progress_written: Row | None = None
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._dropped = 0
@@ -99,9 +99,9 @@ class RunWriter:
         self._series_count = len(self._series)
         self._failing_since: float | None = None
         self._failures = 0
-        self._gave_up = self._lost = False
+        self._gave_up = self._file_missing = False
         self._ended = False
-        self._thread = threading.Thread(target=self._work, name=f"burnt-run-{folder.name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"burnt-run-{folder.name}", daemon=True)
         self._thread.start()
         atexit.register(self._at_exit)
 
@@ -116,22 +116,23 @@ class RunWriter:
         resumed_from_step: int | None = None,
         on_error: Callable[[str], None] | None = None,
     ) -> RunWriter:
-        """Start a run in a folder, or a further attempt of the run that the folder holds.
+        """Start a run in a folder, or a new attempt of the run that the folder holds.
 
         Args:
-            folder: made if it is missing.
-            name: shown by viewers; the folder's name by default.
-            config: anything JSON can hold; written to ``config.json`` and to the attempt.
+            folder: the run folder; created if it is missing.
+            name: the name shown by viewers; by default the folder's name.
+            config: anything that JSON can hold; written to ``config.json`` and to the attempt.
             resume: continue the run in the folder, if there is one.
-            resumed_from_step: the steps done in the checkpoint that is resumed from: rows of earlier
-                attempts with a higher step are superseded, that is, kept but no longer shown; what was
-                logged at this very step holds, and is not to be logged again. None: the attempt starts
-                anew, and all metric rows of earlier attempts are superseded.
-            on_error: called from the writing thread with a message, once for each time writing breaks.
+            resumed_from_step: the step of the checkpoint that the run resumes from. Rows of earlier attempts
+                with a higher step are superseded: they stay in the file but are not shown. Rows of this very
+                step stay valid and must not be logged again. None: the attempt starts from the beginning, and
+                all metric rows of earlier attempts are superseded.
+            on_error: called from the writing thread with a message, once each time that writing starts to
+                fail.
 
         Raises:
-            RunError: the folder holds a run and `resume` is false; the run is being written by a live
-                process; the folder cannot be written; run.db is damaged or of a newer burnt.
+            RunError: the folder holds a run and `resume` is false; a live process is writing the run; the
+                folder cannot be written; run.db is damaged or was written by a newer burnt.
         """
         folder = Path(folder)
         path = folder / DATABASE
@@ -139,18 +140,18 @@ class RunWriter:
             resumed_from_step = _count(resumed_from_step)
         if path.exists() and not resume:
             raise RunError(
-                f"{folder} holds a run already",
+                f"{folder} already holds a run",
                 where=str(path),
-                hint="resume=True continues it; or choose another folder",
+                hint="continue it with resume=True, or choose another folder",
             )
-        foreign = _foreign(folder) if not path.exists() else []
-        if foreign:
+        unrelated = _unrelated_names(folder) if not path.exists() else []
+        if unrelated:
             raise RunError(
-                f"{folder} holds something else than a run",
+                f"{folder} holds files that are not a run",
                 where=str(folder),
-                expected="a folder that is new, empty or holds a run",
-                found=", ".join(foreign[:5]) + (", ..." if len(foreign) > 5 else ""),
-                hint="name a folder of its own, such as runs/NAME",
+                expected="a new or empty folder, or one that holds a run",
+                found=", ".join(unrelated[:5]) + (", ..." if len(unrelated) > 5 else ""),
+                hint="use a separate folder for the run, such as runs/NAME",
             )
         try:
             text = None if config is None else json.dumps(config, indent=2)
@@ -160,7 +161,7 @@ class RunWriter:
             for part in _FOLDERS:
                 (folder / part).mkdir(parents=True, exist_ok=True)
             if not path.exists():
-                make_database(path, folder.resolve().name if name is None else name)
+                create_database(path, folder.resolve().name if name is None else name)
             connection, attempt = begin_attempt(path, resume, resumed_from_step, text)
         except RunError:
             raise
@@ -177,16 +178,16 @@ class RunWriter:
         """Write metric values.
 
         Args:
-            step: optimizer steps done so far, so 1 after the first step.
-            epoch: the epoch it belongs to.
-            values: name -> number; NaN and infinities are kept.
-            split: what it was computed on.
+            step: optimizer steps done so far: 1 after the first step.
+            epoch: the epoch that it belongs to.
+            values: name -> number; NaN and infinities are stored.
+            split: the data that it was computed on, such as ``"train"``.
 
         Raises:
             MetricError: a value is not a number.
             RunError: the run is closed.
         """
-        step, epoch = _count(step), _optional(epoch)
+        step, epoch = _count(step), _optional_count(epoch)
         try:
             row = ("log", time.time(), step, epoch, split, [(k, float(v)) for k, v in values.items()])
         except (TypeError, ValueError, OverflowError) as error:
@@ -194,7 +195,7 @@ class RunWriter:
                 "a metric's value is not a number",
                 where=f"{split}, step {step}",
                 found=", ".join(f"{key}={value!r}" for key, value in values.items()),
-                hint="log floats: tensor.item(), a mean of a list",
+                hint="log floats, such as tensor.item() or the mean of a list",
             ) from error
         self._put_sample(row)
 
@@ -202,11 +203,13 @@ class RunWriter:
         """Write an event: something that happened once, such as a saved checkpoint or a changed rate.
 
         Args:
-            kind: a word by which viewers select.
+            kind: a word by which viewers filter.
             step: steps done when it happened.
-            data: JSON-able details; what JSON has no form for is written as its `str`.
+            data: details, as JSON; types that JSON lacks are converted with `str`.
         """
-        self._put((INTO_EVENT, (self.attempt, time.time(), _optional(step), clean_text(kind), to_json(data))))
+        self._put(
+            (INTO_EVENT, (self.attempt, time.time(), _optional_count(step), clean_text(kind), to_json(data)))
+        )
 
     def log_line(self, text: str, level: str = "info") -> None:
         """Write a line of text."""
@@ -241,16 +244,16 @@ class RunWriter:
 
         Args:
             name: what was counted.
-            counts: one number a bin.
-            edges: the bins' borders, ascending; one more than `counts`.
-            step: steps done when it was taken.
+            counts: one number per bin.
+            edges: the bin edges, ascending; one more than `counts`.
+            step: steps done when it was computed.
 
         Raises:
-            RunError: there is not one edge more than counts.
+            RunError: the number of edges is not the number of counts plus one.
         """
         if len(edges) != len(counts) + 1:
             raise RunError(
-                f"histogram {name!r} needs one edge more than counts",
+                f"histogram {name!r} needs one more edge than counts",
                 expected=f"{len(counts) + 1} edges",
                 found=f"{len(edges)} edges",
             )
@@ -281,51 +284,56 @@ class RunWriter:
         activity: str = "training",
         **data: object,
     ) -> None:
-        """Say where the training stands; the attempt's one row, overwritten.
+        """Write the training's progress; it overwrites the attempt's single progress row.
 
         Args:
             step: optimizer steps done.
             epoch: the current epoch.
-            total_steps: steps at the end, if known.
-            total_epochs: epochs at the end, if known.
+            total_steps: total number of steps, if known.
+            total_epochs: total number of epochs, if known.
             activity: ``"training"``, ``"validating"``, ``"paused"``, ...
-            data: JSON-able details.
+            data: further details, as JSON.
         """
         if self._closed:
             raise self._closed_error()
         self._progress = (
-            *(self.attempt, time.time(), _count(step), _optional(epoch)),
-            *(_optional(total_steps), _optional(total_epochs), clean_text(activity), to_json(data)),
+            *(self.attempt, time.time(), _count(step), _optional_count(epoch)),
+            *(
+                _optional_count(total_steps),
+                _optional_count(total_epochs),
+                clean_text(activity),
+                to_json(data),
+            ),
         )
 
     @property
     def warnings(self) -> list[str]:
-        """What went wrong while writing, oldest first; empty when all is well."""
+        """Errors while writing, oldest first; empty if there were none."""
         return list(self._warnings)
 
     @property
     def dropped(self) -> int:
-        """Samples (`log`, `log_line` and `system` calls) lost because writing did not keep up or failed."""
+        """The number of samples (`log`, `log_line`, `system`) lost because writing was too slow or failed."""
         return self._dropped
 
     @property
     def gone(self) -> bool:
-        """Whether the run's file is not where it was: somebody has deleted or moved the folder."""
+        """Whether the run's file is missing or another one: the folder was deleted or moved."""
         try:
             return _identity(self._path) != self._file
         except FileNotFoundError:
             return True
-        except OSError:  # a disk that fails is another matter
+        except OSError:  # a failing disk does not mean that the file is gone
             return False
 
     def flush(self, timeout: float = 10.0) -> bool:
-        """Wait until all that was written so far is in the file.
+        """Wait until everything written so far is in the file.
 
         Args:
-            timeout: seconds to wait at most.
+            timeout: maximum seconds to wait.
 
         Returns:
-            Whether it is.
+            Whether everything was written in time.
         """
         if self._gave_up:
             return False
@@ -335,15 +343,15 @@ class RunWriter:
         return done.wait(timeout)
 
     def close(self, state: EndState, reason: str | None = None, timeout: float = 10.0) -> None:
-        """Write what is left, and how the attempt ended. A second call does nothing.
+        """Write the queued items and how the attempt ended. A second call does nothing.
 
         Args:
-            state: ``"finished"``, ``"stopped"`` (by a person or a rule) or ``"crashed"``.
-            reason: for people.
-            timeout: seconds to wait at most for a disk that fails; what is lost then is in `warnings`.
+            state: ``"finished"``, ``"stopped"`` (by a user or a rule) or ``"crashed"``.
+            reason: the reason, for people.
+            timeout: maximum seconds to wait for a failing disk; losses are reported in `warnings`.
         """
         if state not in ("finished", "stopped", "crashed"):
-            raise RunError("no such end of a run", expected="finished, stopped or crashed", found=repr(state))
+            raise RunError("invalid end state", expected="finished, stopped or crashed", found=repr(state))
         with self._lock:
             if self._closed:
                 return
@@ -359,7 +367,7 @@ class RunWriter:
         self._thread.join(timeout + 1.0)
         atexit.unregister(self._at_exit)
         if not self._ended:
-            self._warnings.append(f"the end of the run is not written to {self._path}")
+            self._warnings.append(f"the end of the run was not written to {self._path}")
 
     def __enter__(self) -> Self:
         return self
@@ -393,34 +401,38 @@ class RunWriter:
             self._wake.set()
 
     def _put_artefact(self, kind: str, name: str, step: int | None, data: str | bytes) -> None:
-        self._put((INTO_ARTEFACT, (self.attempt, time.time(), _optional(step), kind, clean_text(name), data)))
+        self._put(
+            (INTO_ARTEFACT, (self.attempt, time.time(), _optional_count(step), kind, clean_text(name), data))
+        )
 
     def _closed_error(self) -> RunError:
-        return RunError("the run is closed", where=str(self.folder), hint="close it after the last write")
+        return RunError(
+            "the run is already closed", where=str(self.folder), hint="close it after the last write"
+        )
 
     def _drop(self, count: int) -> None:
-        with self._lock:  # the training, the sampler and the writing thread all count
+        with self._lock:  # the training, the sampler and the writing thread all update the count
             self._dropped += count
 
     def _at_exit(self) -> None:
-        # In a forked child, which inherits this but not the thread, nothing is written.
+        # A forked child inherits this handler but not the writing thread, so it writes nothing.
         self.close("crashed", "the process ended without closing the run")
 
     # --- on the writing thread
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         try:
             ended = self._write_until_closed()
-        except Exception as error:  # a defect of the store must be seen, and must not stop the training
+        except Exception as error:  # a bug in the store is reported and must not stop the training
             self._give_up(f"{self._path} is no longer written: {type(error).__name__}: {error}")
             ended = False
         self._ended = ended
         self._disconnect(ended=ended)
 
     def _write_until_closed(self) -> bool:
-        """Returns whether the end of the attempt is written."""
+        """Write batches until the run is closed; return whether the end of the attempt was written."""
         batch: Batch | None = None
-        beat = time.monotonic()
+        last_heartbeat = time.monotonic()
         while True:
             failing = self._failing_since is not None
             if not failing and len(self._queue) < _BATCH_ITEMS and self._ending is None:
@@ -428,18 +440,18 @@ class RunWriter:
                 self._wake.clear()
             ending = self._ending
             if batch is None:
-                batch = self._take()
-            due = time.monotonic() - beat >= HEARTBEAT_SECONDS
-            if batch or due or ending is not None:
+                batch = self._next_batch()
+            heartbeat_due = time.monotonic() - last_heartbeat >= HEARTBEAT_SECONDS
+            if batch or heartbeat_due or ending is not None:
                 last = ending is not None and not self._queue
                 if self._write(batch, ending if last else None):
                     batch = None
-                    beat = time.monotonic()
+                    last_heartbeat = time.monotonic()
                     if last:
                         return True
                 elif self._gave_up:
                     return False
-                elif time.monotonic() > self._deadline or (ending is not None and self._lost):
+                elif time.monotonic() > self._deadline or (ending is not None and self._file_missing):
                     self._drop(batch.samples + sum(item[0] in _SAMPLES for item in self._queue))
                     return False
                 else:
@@ -449,12 +461,12 @@ class RunWriter:
             else:
                 batch = None
 
-    def _take(self) -> Batch:
-        """The next items of the queue, worked into rows."""
+    def _next_batch(self) -> Batch:
+        """Take the next items from the queue and convert them to rows."""
         batch = Batch()
         progress = self._progress
-        if progress is not None and progress is not self._progress_taken:
-            self._progress_taken = progress
+        if progress is not None and progress is not self._progress_written:
+            self._progress_written = progress
             batch.add(INTO_PROGRESS, progress)
         while self._queue and batch.items < _BATCH_ITEMS:
             kind, *content = self._queue.popleft()
@@ -491,14 +503,14 @@ class RunWriter:
             self._series_count += 1
             series = self._series[key] = _OpenSeries(self._series_count)
             batch.add(INTO_SERIES, (series.id, *key))
-        self._series[name, split] = series  # also under the name as it was given
+        self._series[name, split] = series  # also under the original name
         return series
 
     def _write(self, batch: Batch, ending: tuple[float, EndState, str | None] | None) -> bool:
-        """One transaction; returns whether the batch is done with."""
+        """Write a batch in one transaction; return whether it succeeded."""
         try:
-            self._lost = self.gone  # SQLite goes on writing to a deleted file
-            if self._lost:
+            self._file_missing = self.gone  # SQLite would keep writing to a deleted file
+            if self._file_missing:
                 raise sqlite3.OperationalError("the file is gone")
             if self._connection is None:
                 self._connection = connect(self._path, "rw")
@@ -508,7 +520,7 @@ class RunWriter:
             if newest != self.attempt:
                 connection.execute("ROLLBACK")
                 self._give_up(
-                    f"attempt {newest} took over the run; this process writes no more to {self._path}"
+                    f"attempt {newest} took over the run; this process no longer writes to {self._path}"
                 )
                 return False
             batch.insert(connection)
@@ -528,16 +540,16 @@ class RunWriter:
                 )
             connection.execute("COMMIT")
         except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
-            # A full disk, a lost mount, a damaged file: training goes on, and a fresh connection may work.
+            # A full disk, a lost mount or a damaged file: the training continues; a new connection may work.
             self._disconnect(ended=False)
             self._failures += 1
             if self._failing_since is None:
                 self._failing_since = time.time()
                 self._report(
-                    f"the run's folder {self.folder} is gone, deleted or moved: nothing is kept of the run "
-                    "any more, no metrics and no checkpoints, unless it comes back"
-                    if self._lost
-                    else f"writing {self._path} fails and is retried: {error}"
+                    f"Warning: the run folder {self.folder} was deleted or moved. Metrics and checkpoints "
+                    "are not saved any more, unless it is restored."
+                    if self._file_missing
+                    else f"Warning: cannot write {self._path}, retrying: {error}"
                 )
             return False
         self._failing_since = None
@@ -550,11 +562,11 @@ class RunWriter:
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        # After a failure closing may fail too, and nothing more can be done about it.
+        # After a failure, closing may fail too; ignore that.
         with contextlib.suppress(sqlite3.Error):
             if ended:
-                # An ended run is one file, readable from a medium that cannot be written. A reader that
-                # is connected just now keeps the log in place, and that is as good.
+                # Merge the log, so that an ended run is a single file, readable from read-only media. If a
+                # reader is connected, the log stays, which works as well.
                 connection.execute("PRAGMA busy_timeout = 0")
                 with contextlib.suppress(sqlite3.OperationalError):
                     connection.execute("PRAGMA journal_mode = DELETE")
@@ -565,7 +577,7 @@ class RunWriter:
 
     def _give_up(self, message: str) -> None:
         self._gave_up = True
-        self._capacity = 0  # samples are counted as dropped from here on
+        self._capacity = 0  # from now on, all samples are dropped
         self._report(message)
 
     def _report(self, message: str) -> None:
@@ -573,12 +585,12 @@ class RunWriter:
         if self._on_error is not None:
             try:
                 self._on_error(message)
-            except Exception as error:  # the callback is the user's; the writing thread must outlive it
+            except Exception as error:  # a user's callback must not end the writing thread
                 self._warnings.append(f"on_error raised {error!r}")
 
 
 class _OpenSeries:
-    """A series as the writing thread knows it."""
+    """A series' id and its pyramid, on the writing thread."""
 
     def __init__(self, number: int) -> None:
         self.id = number
@@ -590,8 +602,8 @@ def _identity(path: Path) -> tuple[int, int]:
     return stat.st_dev, stat.st_ino
 
 
-def _foreign(folder: Path) -> list[str]:
-    """What lies in a folder and is not of a run, hidden files apart; [] where it cannot be read."""
+def _unrelated_names(folder: Path) -> list[str]:
+    """Return the names in a folder that are not a run's, without hidden ones; [] if it cannot be read."""
     try:
         names = sorted(entry.name for entry in folder.iterdir())
     except OSError:
@@ -606,12 +618,12 @@ def _count(number: int) -> int:
         count = -1
     if not 0 <= count <= MAX_INTEGER:
         raise RunError(
-            "steps and epochs are counts", expected=f"an int of 0 to {MAX_INTEGER}", found=repr(number)
+            "a step or epoch is not a count", expected=f"an int from 0 to {MAX_INTEGER}", found=repr(number)
         )
     return count
 
 
-def _optional(number: int | None) -> int | None:
+def _optional_count(number: int | None) -> int | None:
     return None if number is None else _count(number)
 
 

@@ -150,7 +150,7 @@ def test_a_run_that_may_not_be_read_stays_and_says_so(
     os.seteuid(65534)
     try:
         view.refresh()
-        assert (view.state, view.note) == ("unreadable", "the run may not be read: Permission denied")
+        assert (view.state, view.note) == ("unreadable", "no permission to read the run: Permission denied")
     finally:
         os.seteuid(0)
     view.refresh()

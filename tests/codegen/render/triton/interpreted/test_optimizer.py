@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from burnt.kernels.optim import foreach, foreach_triton, muon, steps
+from burnt.kernels.optim import foreach, foreach_triton, muon
+from burnt.kernels.optim import steps as optim_steps
 from burnt.kernels.optim.foreach_triton import DevicePasses
 
 SHAPES = [(0,), (1,), (7,), (31, 17), (1027,), (3, 0)]
@@ -45,7 +46,11 @@ def same(made, right, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("step", "amsgrad", "decay"),
-    [(steps.adamw_step, False, 0.1), (steps.adam_step, True, 0.1), (steps.adam_step, False, 0.0)],
+    [
+        (optim_steps.adamw_step, False, 0.1),
+        (optim_steps.adam_step, True, 0.1),
+        (optim_steps.adam_step, False, 0.0),
+    ],
 )
 def test_adam(triton, dtype, step, amsgrad, decay):
     kept = []
@@ -84,7 +89,7 @@ def test_sgd(triton, dtype, options):
         p, e = drawn(dtype, 0), drawn(dtype, 4)
         buffers = [None, *drawn(dtype, 1)[1:3], None, None, None]
         for turn, limits in enumerate(LIMITS):
-            steps.sgd_step(
+            optim_steps.sgd_step(
                 p, drawn(dtype, 10 + turn), buffers, lr=0.1, ema=e if turn else None, ema_decay=0.3,
                 candidate="burnt", **limits, **options,
             )  # fmt: skip
@@ -101,10 +106,10 @@ def test_a_gradient_that_is_not_finite(triton, bad):
     m, v, steps = drawn(torch.float32, 2), drawn(torch.float32, 3), [torch.tensor(3.0) for _ in p]
     kept = [*p, *m, *v, *steps]
     before = [t.clone() for t in kept]
-    made = steps.adamw_step(p, g, m, v, steps, lr=0.1, grad_scale=torch.tensor(8.0), candidate="burnt")
+    made = optim_steps.adamw_step(p, g, m, v, steps, lr=0.1, grad_scale=torch.tensor(8.0), candidate="burnt")
     assert made.skipped
     assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
-    made = steps.sgd_step(p, g, lr=0.1, max_norm=1.0, candidate="burnt")
+    made = optim_steps.sgd_step(p, g, lr=0.1, max_norm=1.0, candidate="burnt")
     assert not made.skipped
     assert p[3].isnan().sum() == (1 if bad == math.inf else p[3].numel())
 
@@ -112,7 +117,7 @@ def test_a_gradient_that_is_not_finite(triton, bad):
 def test_gradient_norm_overflows(triton):
     triton(True)
     p, g = [torch.ones(2)], [torch.tensor([1e30, -1.0])]
-    made = steps.sgd_step(p, g, lr=1e-30, grad_scale=1.0, candidate="burnt")
+    made = optim_steps.sgd_step(p, g, lr=1e-30, grad_scale=1.0, candidate="burnt")
     assert not made.skipped
     assert made.norm == math.inf
     assert p[0].tolist() == [0.0, 1.0]
@@ -123,7 +128,7 @@ def test_mixed_dtypes_and_unaligned_tensors(triton):
     for on in (False, True):
         triton(on)
         p = [torch.arange(9.0)[1:], torch.arange(5).bfloat16(), torch.arange(4).half()[3:], torch.ones(700)]
-        made = steps.sgd_step(p, [t.clone() for t in p], lr=0.5, max_norm=1.0, candidate="burnt")
+        made = optim_steps.sgd_step(p, [t.clone() for t in p], lr=0.5, max_norm=1.0, candidate="burnt")
         kept.append((p, made.norm))
     for theirs, ours in zip(kept[0][0], kept[1][0], strict=True):
         assert torch.equal(ours, theirs)
