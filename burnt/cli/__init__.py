@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A terminal that cannot show a character of a run's name must still show the run.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = _run(args)
+        code = _dispatch(args)
         sys.stdout.flush()
         return code
     except BurntError as error:
@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _run(args: argparse.Namespace) -> int:
+def _dispatch(args: argparse.Namespace) -> int:
     match args.command:
         case "train":
             from burnt.cli import train
@@ -162,7 +162,7 @@ def _run(args: argparse.Namespace) -> int:
                 case "export":
                     return tune.export(args.file, args.op, args.device)
                 case "import":
-                    return tune.load(args.file)
+                    return tune.import_rows(args.file)
                 case _:
                     return tune.clear(args.op)
         case "monitor":
@@ -213,7 +213,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _parser()
+    parser = _build_parser()
     # argparse takes all words that belong together at once: what follows an option after them is left over.
     args, rest = parser.parse_known_args(argv)
     if args.command == "train":
@@ -226,12 +226,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _new(None, "burnt", "Train models, and look at what was trained.", _EXAMPLES)
+def _build_parser() -> argparse.ArgumentParser:
+    parser = _add_parser(None, "burnt", "Train models, and look at what was trained.", _EXAMPLES)
     parser.add_argument("--version", action="version", version=f"burnt {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    train = _new(commands, "train", "run a training function with a configuration", _TRAIN_EXAMPLES)
+    train = _add_parser(commands, "train", "run a training function with a configuration", _TRAIN_EXAMPLES)
     train.add_argument("target", metavar="MODULE:FUNCTION", help="what to call; the module may be a file")
     train.add_argument(
         "overrides", nargs="*", metavar="KEY=VALUE", help="fields of the configuration, dotted when nested"
@@ -244,15 +244,15 @@ def _parser() -> argparse.ArgumentParser:
         help="what is shown meanwhile, unless the function says; by default what the terminal allows",
     )
 
-    monitor = _monitor(commands)
+    monitor = _add_monitor(commands)
 
-    runs = _new(commands, "runs", "list, show and export runs", "example: burnt runs list")
+    runs = _add_parser(commands, "runs", "list, show and export runs", "example: burnt runs list")
     of_runs = runs.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    listing = _new(of_runs, "list", "the runs below a folder", "example: burnt runs list runs --json")
+    listing = _add_parser(of_runs, "list", "the runs below a folder", "example: burnt runs list runs --json")
     listing.add_argument("folder", nargs="?", default="runs", metavar="FOLDER", help="by default runs")
-    show = _new(of_runs, "show", "all about one run", "example: burnt runs show runs/digits")
+    show = _add_parser(of_runs, "show", "all about one run", "example: burnt runs show runs/digits")
     show.add_argument("run", metavar="RUN", help="the run's folder")
-    export = _new(
+    export = _add_parser(
         of_runs,
         "export",
         "write a run for other tools",
@@ -267,7 +267,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.add_argument("--follow", action="store_true", help="jsonl: go on until the run ends")
 
-    ctl = _new(commands, "ctl", "steer a training: pause, resume, stop, save, lr, note", _CTL_EXAMPLES)
+    ctl = _add_parser(commands, "ctl", "steer a training: pause, resume, stop, save, lr, note", _CTL_EXAMPLES)
     ctl.add_argument("run", metavar="RUN", help="the run's folder, or its name below runs")
     ctl.add_argument("order", metavar="COMMAND", help="pause, resume, stop, save, lr or note")
     ctl.add_argument(
@@ -278,19 +278,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     ctl.add_argument("--no-wait", action="store_true", help="send it, and do not wait for the answer")
 
-    tuned = _tuned(commands)
+    tuned = _add_tune(commands)
 
-    bench = _bench(commands)
+    bench = _add_bench(commands)
 
-    info = _new(commands, "info", "versions, CPU, GPUs, what is missing", "example: burnt info --json")
+    info = _add_parser(commands, "info", "versions, CPU, GPUs, what is missing", "example: burnt info --json")
     for command in (listing, show, info, monitor, bench, *tuned):
         command.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
 
-def _monitor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def _add_monitor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """`burnt monitor`."""
-    monitor = _new(commands, "monitor", "watch, compare and steer runs, full screen", _MONITOR_EXAMPLES)
+    monitor = _add_parser(
+        commands, "monitor", "watch, compare and steer runs, full screen", _MONITOR_EXAMPLES
+    )
     monitor.add_argument(
         "folders",
         nargs="*",
@@ -307,9 +309,9 @@ def _monitor(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> a
     return monitor
 
 
-def _bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     """`burnt bench`."""
-    bench = _new(commands, "bench", "a model eager, by Inductor and swapped", _BENCH_EXAMPLES)
+    bench = _add_parser(commands, "bench", "a model eager, by Inductor and swapped", _BENCH_EXAMPLES)
     bench.add_argument(
         "target", metavar="MODULE:MODEL", help="a model, or a function that makes one, or (model, batch)"
     )
@@ -328,11 +330,15 @@ def _bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> arg
     return bench
 
 
-def _tuned(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> list[argparse.ArgumentParser]:
+def _add_tune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> list[argparse.ArgumentParser]:
     """`burnt tune`; returned are the commands that can print JSON."""
-    tune = _new(commands, "tune", "measure kernels, and move what was measured", "example: burnt tune run")
+    tune = _add_parser(
+        commands, "tune", "measure kernels, and move what was measured", "example: burnt tune run"
+    )
     actions = tune.add_subparsers(dest="action", required=True, metavar="COMMAND")
-    run = _new(actions, "run", "measure ops at their usual sizes", "example: burnt tune run softmax rms_norm")
+    run = _add_parser(
+        actions, "run", "measure ops at their usual sizes", "example: burnt tune run softmax rms_norm"
+    )
     run.add_argument("ops", nargs="*", metavar="OP", help="as burnt.kernels names them; by default all")
     run.add_argument(
         "--import",
@@ -352,21 +358,23 @@ def _tuned(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> lis
         default=math.inf,
         help="begin no other example after so many seconds, of which ops have equal shares",
     )
-    show = _new(actions, "show", "what was measured", "example: burnt tune show softmax --json")
-    export = _new(
+    show = _add_parser(actions, "show", "what was measured", "example: burnt tune show softmax --json")
+    export = _add_parser(
         actions, "export", "write what was measured as JSON", "example: burnt tune export h200.json"
     )
     export.add_argument("file", metavar="FILE")
     export.add_argument("--device", help="what was measured on it alone; by default all")
-    load = _new(actions, "import", "add what was measured elsewhere", "example: burnt tune import h200.json")
+    load = _add_parser(
+        actions, "import", "add what was measured elsewhere", "example: burnt tune import h200.json"
+    )
     load.add_argument("file", metavar="FILE")
-    clear = _new(actions, "clear", "forget what was measured", "example: burnt tune clear softmax")
+    clear = _add_parser(actions, "clear", "forget what was measured", "example: burnt tune clear softmax")
     for command in (show, export, clear):
         command.add_argument("op", nargs="?", metavar="OP", help="one op alone")
     return [run, show]
 
 
-def _new(
+def _add_parser(
     commands: argparse._SubParsersAction[argparse.ArgumentParser] | None, name: str, text: str, examples: str
 ) -> argparse.ArgumentParser:
     if commands is None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, print_json
-from burnt.cli.train import module_of
+from burnt.cli.train import load_module
 from burnt.errors import nearest
 
 __all__ = ["run"]
@@ -51,9 +51,9 @@ def run(
 
     from burnt.swapping import benchmark
 
-    model, batch = _found(target)
+    model, batch = _load_model(target)
     if inputs:
-        batch = tuple(_input(text) for text in inputs)
+        batch = tuple(_parse_input(text) for text in inputs)
     if batch is None:
         raise UsageError(
             f"nothing is known to call {target} with",
@@ -61,11 +61,11 @@ def run(
             hint="--input 8x3x224x224, --input 4x256:int64:30000",
         )
     found = []
-    for device in devices or _at_hand():
+    for device in devices or _available_devices():
         try:
             there = copy.deepcopy(model).to(device)
             given = torch.utils._pytree.tree_map(
-                lambda value, device=device: _moved(value, device), _plain(batch)
+                lambda value, device=device: _to_device(value, device), _as_dict(batch)
             )
         except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for a device
             raise UsageError(
@@ -78,7 +78,7 @@ def run(
                 print(f"{device} {what}: {text}", file=sys.stderr, flush=True)
 
             compared = benchmark.compare(there, given, train, seconds=seconds, rounds=_ROUNDS, say=say)
-            found.append(_row(device, what, compared))
+            found.append(_result_json(device, what, compared))
     if as_json:
         print_json(found)
     else:
@@ -86,7 +86,7 @@ def run(
     return 0
 
 
-def _row(device: str, step: str, compared: Any) -> dict[str, Any]:
+def _result_json(device: str, step: str, compared: Any) -> dict[str, Any]:
     """What was found for a device and a kind of step, as JSON can hold it."""
     rivals = {
         name: {
@@ -131,7 +131,7 @@ def _print(found: Sequence[dict[str, Any]], report: bool) -> None:
                 page.line(text)
 
 
-def _found(target: str) -> tuple[Any, Any]:
+def _load_model(target: str) -> tuple[Any, Any]:
     """The model that is named, and a batch if one comes with it."""
     from torch import nn
 
@@ -144,7 +144,7 @@ def _found(target: str) -> tuple[Any, Any]:
             found=repr(target),
             hint=f"burnt bench {where}:model, if it is called model",
         )
-    module = module_of(module_name)
+    module = load_module(module_name)
     if not hasattr(module, name):
         close = nearest(name, vars(module))
         raise UsageError(
@@ -154,7 +154,7 @@ def _found(target: str) -> tuple[Any, Any]:
         )
     value = getattr(module, name)
     wanted = "a torch.nn.Module, or a function without arguments that returns one, or (model, batch)"
-    if not isinstance(value, nn.Module) and callable(value) and (needed := _required(value)):
+    if not isinstance(value, nn.Module) and callable(value) and (needed := _required_arguments(value)):
         raise UsageError(
             f"{target} wants {', '.join(needed)}, and is called without arguments",
             expected=wanted,
@@ -171,7 +171,7 @@ def _found(target: str) -> tuple[Any, Any]:
     return model, batch
 
 
-def _required(function: Callable[..., Any]) -> list[str]:
+def _required_arguments(function: Callable[..., Any]) -> list[str]:
     """The arguments that a function cannot be called without."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -181,10 +181,10 @@ def _required(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
 
 
-def _input(text: str) -> Any:
+def _parse_input(text: str) -> Any:
     """A tensor of random numbers: its shape, dtype, and for integers the number of values.
 
-    >>> _input("2x3:int64:10").shape
+    >>> _parse_input("2x3:int64:10").shape
     torch.Size([2, 3])
     """
     import torch
@@ -210,7 +210,7 @@ def _input(text: str) -> Any:
     return torch.randint(int(high), size).to(dtype)
 
 
-def _at_hand() -> list[str]:
+def _available_devices() -> list[str]:
     import torch
 
     from burnt.cli.info import accelerators
@@ -218,14 +218,14 @@ def _at_hand() -> list[str]:
     return ["cpu", *accelerators(torch)]
 
 
-def _plain(batch: Any) -> Any:
+def _as_dict(batch: Any) -> Any:
     """A batch whose tensors can be reached: other mappings than dictionaries as dictionaries."""
     from collections.abc import Mapping
 
     return dict(batch) if isinstance(batch, Mapping) else batch
 
 
-def _moved(value: Any, device: str) -> Any:
+def _to_device(value: Any, device: str) -> Any:
     import torch
 
     return value.to(device) if isinstance(value, torch.Tensor) else value

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from burnt.cli.output import UsageError, clean
 from burnt.cli.runs_show import open_run, run_folder
 from burnt.errors import BurntError
-from burnt.monitor.format import highest_rate, rate_leap
+from burnt.monitor.format import highest_scheduled_rate, rate_change_warning
 from burnt.train.store import RunReader, Series
 from burnt.train.store.control import Acknowledgement, acknowledgement, check, send
 
 __all__ = ["run"]
 
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 _NOT_ANSWERED = 3
 
 
@@ -40,17 +40,17 @@ def run(name: str, kind: str, words: Sequence[str], timeout: float, wait: bool) 
         value = check(kind, " ".join(words) if words else None)
     except BurntError as error:
         raise UsageError(
-            error.what, expected=error.expected, found=error.found, hint=error.hint or _hint(kind)
+            error.what, expected=error.expected, found=error.found, hint=error.hint or _usage_hint(kind)
         ) from None
     with open_run(run_folder(name)) as reader:
-        leap = _leap(reader, value) if isinstance(value, float) else ""
+        leap = _rate_warning(reader, value) if isinstance(value, float) else ""
         id = send(reader.folder, kind, value)
         if not wait:
             print(clean(f"{reader.folder}: {kind} is sent"))
             return 0
-        answer = _answer(reader, id, timeout)
+        answer = _wait_for_answer(reader, id, timeout)
         if answer is not None:
-            return _tell(reader, kind, value, answer, leap)
+            return _print_answer(reader, kind, value, answer, leap)
         state = reader.state()
         if state == "running":
             why = f"not answered within {timeout:g} s; it is carried out when the step under way is done"
@@ -62,13 +62,17 @@ def run(name: str, kind: str, words: Sequence[str], timeout: float, wait: bool) 
     return _NOT_ANSWERED if state in ("running", "stale") else 1
 
 
-def _leap(reader: RunReader, rate: float) -> str:
+def _rate_warning(reader: RunReader, rate: float) -> str:
     """How far a learning rate is from the present one, if it may be mistyped."""
     now = reader.heads().get(Series("learning_rate", "train"))
-    return "" if now is None else rate_leap(rate, now.point.value, highest_rate(reader.config()))
+    return (
+        ""
+        if now is None
+        else rate_change_warning(rate, now.point.value, highest_scheduled_rate(reader.config()))
+    )
 
 
-def _answer(reader: RunReader, id: str, timeout: float) -> Acknowledgement | None:
+def _wait_for_answer(reader: RunReader, id: str, timeout: float) -> Acknowledgement | None:
     """The training's answer; None when there is none in time, or the run has ended without one."""
     until, look_at_state = time.monotonic() + timeout, 0.0
     ended = False
@@ -80,10 +84,12 @@ def _answer(reader: RunReader, id: str, timeout: float) -> Acknowledgement | Non
         if now >= look_at_state:
             # A process that is gone answers no more; what it has answered is read once more.
             ended, look_at_state = reader.state() not in ("running", "stale"), now + 1.0
-        time.sleep(0.0 if ended else min(_LOOK_SECONDS, max(until - now, 0.0)))
+        time.sleep(0.0 if ended else min(_POLL_SECONDS, max(until - now, 0.0)))
 
 
-def _tell(reader: RunReader, kind: str, value: float | str | None, answer: Acknowledgement, leap: str) -> int:
+def _print_answer(
+    reader: RunReader, kind: str, value: float | str | None, answer: Acknowledgement, leap: str
+) -> int:
     at = "" if answer.step is None else f" {answer.step}"
     if answer.status == "refused":
         print(clean(f"{reader.folder}: {kind} is refused: {answer.reason}"), file=sys.stderr)
@@ -105,7 +111,7 @@ def _tell(reader: RunReader, kind: str, value: float | str | None, answer: Ackno
     return 0
 
 
-def _hint(kind: str) -> str | None:
+def _usage_hint(kind: str) -> str | None:
     return {"lr": "burnt ctl RUN lr 1e-4, or burnt ctl RUN lr auto", "note": "burnt ctl RUN note TEXT"}.get(
         kind
     )

@@ -13,12 +13,12 @@ from typing import Any
 from burnt import __version__
 from burnt.cli.output import Cell, Page, print_json, size_text
 
-__all__ = ["accelerators", "gather", "run"]
+__all__ = ["accelerators", "collect_facts", "run"]
 
 
 def run(as_json: bool) -> int:
     """Print what there is."""
-    facts = gather()
+    facts = collect_facts()
     if as_json:
         print_json(facts)
     else:
@@ -26,7 +26,7 @@ def run(as_json: bool) -> int:
     return 0
 
 
-def gather() -> dict[str, Any]:
+def collect_facts() -> dict[str, Any]:
     """Versions, CPU, memory, compiler and GPUs, as JSON can hold them; sizes in bytes."""
     import numpy
     import psutil
@@ -44,8 +44,8 @@ def gather() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "rocm": torch.version.hip,
         "numpy": numpy.__version__,
-        "triton": _package("triton", "pip install 'burnt[triton]'"),
-        "nvml": _nvml(),
+        "triton": _package_status("triton", "pip install 'burnt[triton]'"),
+        "nvml": _nvml_status(),
         "os": platform.platform(),
         "cpu": {
             "name": cpu.name,
@@ -57,8 +57,8 @@ def gather() -> dict[str, Any]:
         },
         "memory": {"total": memory.total, "available": memory.available},
         "memory_pool": asdict(pool.stats()),
-        "compiler": _compiler(),
-        "kernels": _kernels(),
+        "compiler": _compiler_info(),
+        "kernels": _kernel_status(),
         "gpus": [asdict(device_info(name)) for name in accelerators(torch)],
     }
 
@@ -74,7 +74,7 @@ def _usable_cores() -> int | None:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def _package(name: str, how: str) -> dict[str, Any]:
+def _package_status(name: str, how: str) -> dict[str, Any]:
     """Whether a package can be imported, which version, or why not."""
     try:
         module = importlib.import_module(name)
@@ -87,9 +87,9 @@ def _package(name: str, how: str) -> dict[str, Any]:
     return {"available": True, "version": getattr(module, "__version__", None)}
 
 
-def _nvml() -> dict[str, Any]:
+def _nvml_status() -> dict[str, Any]:
     """Whether NVML measures GPUs here: the package, and the driver behind it."""
-    found = _package("pynvml", "pip install 'burnt[nvml]'")
+    found = _package_status("pynvml", "pip install 'burnt[nvml]'")
     if not found["available"]:
         return found
     nvml = importlib.import_module("pynvml")
@@ -102,7 +102,7 @@ def _nvml() -> dict[str, Any]:
     return {"available": True, "version": importlib.metadata.version("nvidia-ml-py"), "driver": driver}
 
 
-def _compiler() -> dict[str, str] | None:
+def _compiler_info() -> dict[str, str] | None:
     """The C compiler of generated kernels: ``$BURNT_CC``, ``$CC``, or the first that works."""
     from burnt.codegen.runtime.c_compiler import find_compiler
 
@@ -110,7 +110,7 @@ def _compiler() -> dict[str, str] | None:
     return None if found is None else {"path": found.command[0], "version": found.version}
 
 
-def _kernels() -> dict[str, Any]:
+def _kernel_status() -> dict[str, Any]:
     """Whether kernels are generated, where they are kept, and how many tunings are known."""
     from burnt.codegen.runtime import c_library
     from burnt.errors import CacheError
@@ -143,8 +143,8 @@ def _print(facts: dict[str, Any]) -> None:
         "Python": facts["python"],
         "torch": f"{facts['torch']} ({', '.join(built) if built else 'built for the CPU alone'})",
         "numpy": facts["numpy"],
-        "Triton": _availability(facts["triton"]),
-        "NVML": _availability(facts["nvml"]),
+        "Triton": _status_cell(facts["triton"]),
+        "NVML": _status_cell(facts["nvml"]),
         "system": facts["os"],
         "CPU": f"{cpu['name']}, {cpu['capability']}",
         "cores": f"{cpu['cores'] or 'unknown'}, {cpu['logical']} logical, {cpu['usable']} usable; "
@@ -179,7 +179,7 @@ def _kernels_text(found: dict[str, Any]) -> str | Cell:
     )
 
 
-def _availability(found: dict[str, Any]) -> Cell:
+def _status_cell(found: dict[str, Any]) -> Cell:
     if not found["available"]:
         return Cell(found["why"], "yellow")
     driver = f", driver {found['driver']}" if "driver" in found else ""

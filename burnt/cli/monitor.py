@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from burnt.cli.output import UsageError, closest, print_json
+from burnt.cli.output import UsageError, closest_path, print_json
 from burnt.cli.runs_show import run_folder
 from burnt.errors import UnsupportedError
 
@@ -55,7 +55,7 @@ def run(
     folders = [folder if os.path.isdir(folder) else run_folder(folder) for folder in folders]
     for folder in folders:
         if not os.path.isdir(folder):
-            raise _no_folder(folder)
+            raise _no_folder_error(folder)
         try:
             os.scandir(folder).close()
         except OSError as error:  # else it would seem to hold no runs
@@ -66,7 +66,7 @@ def run(
         )
     if as_json or once:
         return _snapshot(folders, as_json)
-    if svg is None and (reason := _no_terminal()) is not None:
+    if svg is None and (reason := _why_no_terminal()) is not None:
         _snapshot(folders, False)
         print(f"({reason}: this is a snapshot; `burnt monitor` in a terminal shows it live)")
         return 0
@@ -75,7 +75,7 @@ def run(
             "the full-screen monitor needs Textual, which is not installed",
             hint='pip install "burnt[tui]"; or `burnt monitor --once` prints a snapshot without it',
         )
-    shape = None if svg is None else _size(size)
+    shape = None if svg is None else _parse_size(size)
     if pulse is None:  # else the training sees to it, once it has seen the first picture
         from burnt.train.priority import give_way
 
@@ -84,9 +84,9 @@ def run(
 
     library = RunLibrary(folders)
     if svg is not None and shape is not None:
-        from burnt.monitor.snapshot_svg import write_picture
+        from burnt.monitor.snapshot_svg import write_screenshot
 
-        write_picture(library, svg, shape)
+        write_screenshot(library, svg, shape)
         return 0
     from burnt.monitor.app import MonitorApp
 
@@ -101,16 +101,16 @@ def run(
 
 
 def _snapshot(folders: Sequence[str], as_json: bool) -> int:
-    from burnt.monitor.snapshot_text import lines, state
+    from burnt.monitor.snapshot_text import snapshot_data, snapshot_lines
 
     if as_json:
-        print_json(state(folders))
+        print_json(snapshot_data(folders))
     else:
-        print("\n".join(lines(folders)))
+        print("\n".join(snapshot_lines(folders)))
     return 0
 
 
-def _no_terminal() -> str | None:
+def _why_no_terminal() -> str | None:
     """Why the app cannot be shown here; None if it can."""
     if not (sys.stdout.isatty() and sys.stdin.isatty()):
         return "the output is no terminal" if not sys.stdout.isatty() else "the input is no terminal"
@@ -119,17 +119,17 @@ def _no_terminal() -> str | None:
     return None
 
 
-def _size(text: str) -> tuple[int, int]:
+def _parse_size(text: str) -> tuple[int, int]:
     width, _, height = text.partition("x")
     if not (width.isdigit() and height.isdigit() and 10 <= int(width) <= 1000 and 5 <= int(height) <= 500):
         raise UsageError("the picture cannot have that size", expected="--size 120x40", found=text)
     return int(width), int(height)
 
 
-def _no_folder(folder: str) -> UsageError:
+def _no_folder_error(folder: str) -> UsageError:
     parent = os.path.dirname(folder.rstrip("/")) or "."
     names = [entry.name for entry in os.scandir(parent) if entry.is_dir()] if os.path.isdir(parent) else []
-    guess = closest(folder, [os.path.normpath(os.path.join(parent, name)) for name in names], "/")
+    guess = closest_path(folder, [os.path.normpath(os.path.join(parent, name)) for name in names], "/")
     return UsageError(
         f"there is no folder {folder!r}",
         where=os.getcwd(),

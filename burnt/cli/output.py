@@ -22,14 +22,14 @@ __all__ = [
     "UsageError",
     "age_text",
     "clean",
-    "closest",
+    "closest_path",
     "print_json",
     "report",
     "size_text",
 ]
 
-_ROWS = 20  # of a table in a terminal
-_FOLDED = 20  # columns of a terminal in which a name can still be read
+_MAX_ROWS = 20  # of a table in a terminal
+_MIN_FOLDED_WIDTH = 20  # columns of a terminal in which a name can still be read
 
 
 class UsageError(BurntError):
@@ -113,11 +113,11 @@ class Page:
                 many are left out.
             head: with a line of headings.
         """
-        cells = [[_cell(cell) for cell in row] for row in rows]
+        cells = [[_to_cell(cell) for cell in row] for row in rows]
         if self.fancy and not whole:
             shown = self._columns_that_fit(columns, cells)
-            self._draw(columns[:shown], [row[:shown] for row in cells[:_ROWS]], right, None, head)
-            left = [(len(cells) - _ROWS, "rows"), (len(columns) - shown, "columns")]
+            self._draw(columns[:shown], [row[:shown] for row in cells[:_MAX_ROWS]], right, None, head)
+            left = [(len(cells) - _MAX_ROWS, "rows"), (len(columns) - shown, "columns")]
             if more := " and ".join(f"{count} {what}" for count, what in left if count > 0):
                 self.line(Cell(f"... {more} more: --json, or a pipe, has them all", "dim"))
         elif self.fancy:
@@ -126,7 +126,7 @@ class Page:
             shown_cells = [[row[i] for i in kept] for row in cells]
             self._draw([columns[i] for i in kept], shown_cells, right, fold, head)
         else:
-            _align([columns, *([c.text for c in row] for row in cells)][not head :], columns, right)
+            _print_aligned([columns, *([c.text for c in row] for row in cells)][not head :], columns, right)
 
     def _draw(
         self,
@@ -154,7 +154,9 @@ class Page:
 
     def _columns_that_fit(self, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> int:
         used = 0
-        for i, width in enumerate(_widths([columns, *([c.text for c in row] for row in rows[:_ROWS])])):
+        for i, width in enumerate(
+            _column_widths([columns, *([c.text for c in row] for row in rows[:_MAX_ROWS])])
+        ):
             used += width + 2
             if used > self._console.width + 2:
                 return max(i, 1)
@@ -164,30 +166,32 @@ class Page:
         self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], fold: str, spare: Sequence[str]
     ) -> list[int]:
         """The columns to show, so that the one which folds has a readable width."""
-        widths = dict(zip(columns, _widths([columns, *([c.text for c in row] for row in rows)]), strict=True))
-        widths[fold] = min(widths[fold], _FOLDED)
+        widths = dict(
+            zip(columns, _column_widths([columns, *([c.text for c in row] for row in rows)]), strict=True)
+        )
+        widths[fold] = min(widths[fold], _MIN_FOLDED_WIDTH)
         for column in spare:
             if sum(width + 2 for width in widths.values()) > self._console.width + 2:
                 del widths[column]
         return [i for i, column in enumerate(columns) if column in widths]
 
 
-def _cell(cell: str | Cell) -> Cell:
+def _to_cell(cell: str | Cell) -> Cell:
     text, style = (cell, "") if isinstance(cell, str) else cell
     return Cell(clean(text) or "-", style)
 
 
-def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+def _column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
     """How many places each column takes in a terminal, where a character may take two."""
     from rich.cells import cell_len
 
     return [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
 
 
-def _align(rows: Sequence[Sequence[str]], columns: Sequence[str], right: Sequence[str]) -> None:
+def _print_aligned(rows: Sequence[Sequence[str]], columns: Sequence[str], right: Sequence[str]) -> None:
     from rich.cells import cell_len
 
-    widths = _widths(rows)
+    widths = _column_widths(rows)
     for row in rows:
         padded = []
         for text, width, column in zip(row, widths, columns, strict=True):
@@ -196,10 +200,10 @@ def _align(rows: Sequence[Sequence[str]], columns: Sequence[str], right: Sequenc
         print("  ".join(padded).rstrip())
 
 
-def closest(name: str, known: Iterable[str], separator: str) -> str | None:
+def closest_path(name: str, known: Iterable[str], separator: str) -> str | None:
     """The known path closest to a mistyped one: by all of it, or by its last part.
 
-    >>> closest("digit", ["runs/mnist", "runs/digits"], "/")
+    >>> closest_path("digit", ["runs/mnist", "runs/digits"], "/")
     'runs/digits'
     """
     candidates = list(known)

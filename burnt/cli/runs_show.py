@@ -11,10 +11,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from burnt.cli.output import Cell, Page, UsageError, age_text, closest, print_json, size_text
-from burnt.cli.runs_list import STATE_STYLES, best, progress_json, seconds_of
+from burnt.cli.output import Cell, Page, UsageError, age_text, closest_path, print_json, size_text
+from burnt.cli.runs_list import STATE_STYLES, active_seconds, best_value, progress_json
 from burnt.errors import RunError
-from burnt.monitor.format import label, note, progress_text
+from burnt.monitor.format import problem_text, progress_text, series_label
 from burnt.train.format import duration_text, value_text
 from burnt.train.store import Artefact, Attempt, Points, RunReader, Series, find_runs
 from burnt.train.store.schema import DATABASE
@@ -22,8 +22,8 @@ from burnt.train.store.schema import DATABASE
 __all__ = ["open_run", "run", "run_folder", "sparkline"]
 
 _EVENTS, _LOG_LINES = 8, 10
-_CELLS = 20
-_STAMP = r"-[0-9][0-9T_.:-]*Z?"  # a date, a time or a count: a word makes it another training's name
+_SPARKLINE_CELLS = 20
+_STAMP_PATTERN = r"-[0-9][0-9T_.:-]*Z?"  # a date, a time or a count: a word makes it another training's name
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -43,9 +43,9 @@ def run(folder: str, as_json: bool) -> int:
     """
     with open_run(folder) as reader:
         if as_json:
-            print_json(_document(reader))
+            print_json(_run_json(reader))
         else:
-            _show(reader)
+            _print_run(reader)
     return 0
 
 
@@ -61,7 +61,7 @@ def open_run(folder: str) -> RunReader:
     parent = os.path.dirname(folder.rstrip("/")) or "runs"
     here = os.path.isdir(folder)
     runs = [str(run) for run in find_runs(folder if here else parent)]
-    guess = closest(folder, runs, "/")
+    guess = closest_path(folder, runs, "/")
     below = folder if here and runs else parent
     raise UsageError(
         f"{folder} holds no run" if here else f"there is no folder {folder!r}",
@@ -78,12 +78,12 @@ def run_folder(name: str) -> str:
     """
     if Path(name, DATABASE).is_file() or os.path.dirname(name) or not os.path.isdir("runs"):
         return name
-    stamped = re.compile(re.escape(name) + _STAMP)
+    stamped = re.compile(re.escape(name) + _STAMP_PATTERN)
     below = find_runs("runs")
     named = [run for run in below if run.name == name] or [
         run for run in below if stamped.fullmatch(run.name)
     ]
-    going = [run for run in named if _goes_on(run)]
+    going = [run for run in named if _is_active(run)]
     if len(going) > 1:
         raise UsageError(
             f"{len(going)} trainings of the name {name!r} are running",
@@ -93,7 +93,7 @@ def run_folder(name: str) -> str:
     return os.fspath(next(iter(going or named), name))
 
 
-def _goes_on(folder: Path) -> bool:
+def _is_active(folder: Path) -> bool:
     try:
         with RunReader(folder) as reader:
             return reader.state() in ("running", "stale")
@@ -101,7 +101,7 @@ def _goes_on(folder: Path) -> bool:
         return False
 
 
-def _show(reader: RunReader) -> None:
+def _print_run(reader: RunReader) -> None:
     page = Page()
     summary, attempts, now = reader.summary(), reader.attempts(), time.time()
     page.line(Cell(str(reader.folder), "bold"), "  ", Cell(summary.state, STATE_STYLES[summary.state]))
@@ -112,9 +112,9 @@ def _show(reader: RunReader) -> None:
             where += f", {summary.progress.activity}"
     head: dict[str, str | Cell] = {
         "name": summary.name,
-        "reason": note(summary) or ("" if summary.reason == summary.state else summary.reason or ""),
+        "reason": problem_text(summary) or ("" if summary.reason == summary.state else summary.reason or ""),
         "created": f"{_date(summary.created)}, {age_text(now - summary.created)} ago",
-        "took": duration_text(seconds_of(reader)),
+        "took": duration_text(active_seconds(reader)),
         "progress": where,
         "process": f"{summary.pid} on {summary.host}",
     }
@@ -128,9 +128,9 @@ def _show(reader: RunReader) -> None:
             [_attempt_cells(attempt) for attempt in attempts],
             right=["took", "from step"],
         )
-    if config := _flat(reader.config() or {}):
+    if config := _flatten(reader.config() or {}):
         page.heading("config")
-        page.pairs({key: _exact(value) for key, value in config.items()})
+        page.pairs({key: _exact_text(value) for key, value in config.items()})
     if series := reader.series():
         page.heading("metrics")
         page.table(
@@ -186,18 +186,18 @@ def _attempt_cells(attempt: Attempt) -> list[str | Cell]:
 
 
 def _series_cells(reader: RunReader, series: Series) -> list[str | Cell]:
-    last, reached = reader.last(*series), best(reader, series)
+    last, reached = reader.last(*series), best_value(reader, series)
     return [
-        label(series),
+        series_label(series),
         "" if last is None else value_text(last.value),
         "" if last is None else str(last.step),
         "" if reached is None else value_text(reached.value),
         "" if reached is None else str(reached.step),
-        Cell(sparkline(reader.points(*series, max_points=8 * _CELLS)), "cyan"),
+        Cell(sparkline(reader.points(*series, max_points=8 * _SPARKLINE_CELLS)), "cyan"),
     ]
 
 
-def sparkline(points: Points, cells: int = _CELLS) -> str:
+def sparkline(points: Points, cells: int = _SPARKLINE_CELLS) -> str:
     """A small plot of a series: a bar for each stretch of points, as high as the mean of their values.
 
     Args:
@@ -240,7 +240,7 @@ def _print_table(page: Page, columns: list[str], rows: list[list[Any]]) -> None:
         for i, name in enumerate(columns)
         if all(isinstance(row[i], int | float) or row[i] == "NaN" for row in rows)
     ]
-    page.table(columns, [[_rounded(cell) for cell in row] for row in rows], right=numeric, whole=False)
+    page.table(columns, [[_rounded_text(cell) for cell in row] for row in rows], right=numeric, whole=False)
 
 
 def _checkpoints(reader: RunReader) -> list[_Checkpoint]:
@@ -256,7 +256,7 @@ def _checkpoints(reader: RunReader) -> list[_Checkpoint]:
     return found
 
 
-def _document(reader: RunReader) -> dict[str, Any]:
+def _run_json(reader: RunReader) -> dict[str, Any]:
     summary = reader.summary()
     return {
         "folder": reader.folder,
@@ -264,7 +264,7 @@ def _document(reader: RunReader) -> dict[str, Any]:
         "state": summary.state,
         "reason": summary.reason,
         "created": summary.created,
-        "seconds": seconds_of(reader),
+        "seconds": active_seconds(reader),
         "dropped": summary.dropped,
         "progress": progress_json(summary.progress),
         "attempts": [attempt._asdict() for attempt in reader.attempts()],
@@ -282,35 +282,35 @@ def _document(reader: RunReader) -> dict[str, Any]:
 def _series_json(reader: RunReader, series: Series) -> dict[str, Any]:
     ends = {
         "last": reader.last(*series),
-        "best": best(reader, series),
+        "best": best_value(reader, series),
         "lowest": reader.best(*series),
         "highest": reader.best(*series, higher=True),
     }
     return {**series._asdict(), **{name: end and end._asdict() for name, end in ends.items()}}
 
 
-def _flat(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values by dotted key, as the command line sets them."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, dict) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
+            flat |= _flatten(value, f"{prefix}{key}.")
         else:
             flat[prefix + key] = value
     return flat
 
 
-def _exact(value: Any) -> str:
+def _exact_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _rounded(value: Any) -> str:
-    return value_text(value) if isinstance(value, float) else _exact(value)
+def _rounded_text(value: Any) -> str:
+    return value_text(value) if isinstance(value, float) else _exact_text(value)
 
 
 def _data_text(data: dict[str, Any]) -> str:
     # The values that a checkpoint's event carries need no word before their names.
-    flat = {key.removeprefix("values."): _rounded(value) for key, value in _flat(data).items()}
+    flat = {key.removeprefix("values."): _rounded_text(value) for key, value in _flatten(data).items()}
     flat.pop("traceback", None)  # of many lines; --json has it
     return "  ".join(f"{key} {text}" for key, text in flat.items())
 

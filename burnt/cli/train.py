@@ -17,15 +17,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from burnt.cli.output import UsageError, closest
+from burnt.cli.output import UsageError, closest_path
 from burnt.config import Config
 from burnt.errors import ConfigError, nearest
 
 __all__ = ["run"]
 
-_DEPTH = 4  # folders down from here in which a mistyped name is looked for
-_FILES = 2000
-_NO_SOURCES = {"__pycache__", "node_modules", "site-packages", "venv"}
+_MAX_DEPTH = 4  # folders down from here in which a mistyped name is looked for
+_MAX_FILES = 2000
+_SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages", "venv"}
 
 
 def run(target: str, overrides: Sequence[str], config_file: str | None, show: bool) -> int:
@@ -43,8 +43,8 @@ def run(target: str, overrides: Sequence[str], config_file: str | None, show: bo
     Raises:
         UsageError: there is no such function, it takes no Config, or the Config cannot be built.
     """
-    function = _find(target)
-    config = _build(_config_class(function, target), target, config_file, overrides)
+    function = _find_function(target)
+    config = _build_config(_config_class(function, target), target, config_file, overrides)
     if show:
         print(config.to_json())
     else:
@@ -52,7 +52,7 @@ def run(target: str, overrides: Sequence[str], config_file: str | None, show: bo
     return 0
 
 
-def _find(target: str) -> Callable[[Any], object]:
+def _find_function(target: str) -> Callable[[Any], object]:
     module_name, colon, name = target.rpartition(":")
     if not colon or not module_name or not name:
         where = target.strip(":") or "module"
@@ -62,16 +62,18 @@ def _find(target: str) -> Callable[[Any], object]:
             found=repr(target),
             hint=f"burnt train {where}:main, if the function is called main",
         )
-    module = module_of(module_name)
+    module = load_module(module_name)
     if not hasattr(module, name):
-        raise _no_function(module, module_name, name)
+        raise _no_function_error(module, module_name, name)
     function = getattr(module, name)
     if not callable(function):
-        raise UsageError(f"{target} is no function", found=type(function).__name__, hint=_offers(module))
+        raise UsageError(
+            f"{target} is no function", found=type(function).__name__, hint=_functions_hint(module)
+        )
     return function  # type: ignore[no-any-return]  # it is anything that can be called
 
 
-def module_of(name: str) -> ModuleType:
+def load_module(name: str) -> ModuleType:
     """The module of a name, or of a file's path, imported with the current folder in reach.
 
     Raises:
@@ -80,24 +82,24 @@ def module_of(name: str) -> ModuleType:
     folder = os.getcwd()
     if folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)
-    return _load_file(Path(name)) if name.endswith(".py") or "/" in name else _load_module(name)
+    return _load_file(Path(name)) if name.endswith(".py") or "/" in name else _import_module(name)
 
 
-def _load_module(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     if all(part.isidentifier() for part in name.split(".")):
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if _raised_inside(error):
+            if _is_raised_inside(error):
                 raise
-    files = [Path(file).with_suffix("") for file in _sources()]
+    files = [Path(file).with_suffix("") for file in _python_files()]
     modules = [".".join(file.parts).removesuffix(".__init__") for file in files]
-    raise _not_found("module", name, modules, ".")
+    raise _not_found_error("module", name, modules, ".")
 
 
 def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
-        raise _not_found("file", os.fspath(path), _sources(), "/")
+        raise _not_found_error("file", os.fspath(path), _python_files(), "/")
     path = path.resolve()
     name = path.stem
     loaded = sys.modules.get(name)
@@ -125,29 +127,29 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _raised_inside(error: BaseException) -> bool:
+def _is_raised_inside(error: BaseException) -> bool:
     """Whether an import failed in a module's code, and not because that module is not there."""
     own = (__file__, importlib.__file__)
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(file not in own and not file.startswith("<frozen importlib") for file in files)
 
 
-def _sources() -> list[str]:
+def _python_files() -> list[str]:
     """The Python files below the current folder, as paths from here."""
-    return [file for file, _ in zip(_walk(), range(_FILES), strict=False)]
+    return [file for file, _ in zip(_walk_python_files(), range(_MAX_FILES), strict=False)]
 
 
-def _walk() -> Iterator[str]:
+def _walk_python_files() -> Iterator[str]:
     for folder, below, files in os.walk("."):
         parts = Path(folder).parts
-        below[:] = [name for name in below if not name.startswith(".") and name not in _NO_SOURCES]
-        if len(parts) >= _DEPTH:
+        below[:] = [name for name in below if not name.startswith(".") and name not in _SKIPPED_FOLDERS]
+        if len(parts) >= _MAX_DEPTH:
             below.clear()
         yield from (str(Path(folder, file)) for file in sorted(files) if file.endswith(".py"))
 
 
-def _not_found(kind: str, name: str, known: Iterable[str], separator: str) -> UsageError:
-    guess = closest(name, known, separator)
+def _not_found_error(kind: str, name: str, known: Iterable[str], separator: str) -> UsageError:
+    guess = closest_path(name, known, separator)
     return UsageError(
         f"there is no {kind} {name!r}",
         where=os.getcwd(),
@@ -155,10 +157,10 @@ def _not_found(kind: str, name: str, known: Iterable[str], separator: str) -> Us
     )
 
 
-def _no_function(module: ModuleType, module_name: str, name: str) -> UsageError:
+def _no_function_error(module: ModuleType, module_name: str, name: str) -> UsageError:
     functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
     guess = nearest(name, functions)
-    offers = _offers(module)
+    offers = _functions_hint(module)
     return UsageError(
         f"{module_name} has no function {name!r}",
         where=getattr(module, "__file__", None),
@@ -166,7 +168,7 @@ def _no_function(module: ModuleType, module_name: str, name: str) -> UsageError:
     )
 
 
-def _offers(module: ModuleType) -> str:
+def _functions_hint(module: ModuleType) -> str:
     """Which functions of a module could be meant."""
     own = [
         name
@@ -219,7 +221,9 @@ def _config_class(function: Callable[[Any], object], target: str) -> type[Config
     return annotation
 
 
-def _build(cls: type[Config], target: str, config_file: str | None, overrides: Sequence[str]) -> Config:
+def _build_config(
+    cls: type[Config], target: str, config_file: str | None, overrides: Sequence[str]
+) -> Config:
     try:
         if config_file is None:
             return cls.from_assignments(overrides)

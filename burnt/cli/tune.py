@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from burnt.cli.output import Cell, Page, UsageError, age_text, print_json
-from burnt.cli.train import module_of
+from burnt.cli.train import load_module
 from burnt.errors import BurntError, CacheError, nearest
 from burnt.kernels.tuning.database import Row, TuningDatabase, read_table, write_table
 
-__all__ = ["clear", "export", "load", "run", "show"]
+__all__ = ["clear", "export", "import_rows", "run", "show"]
 
 
 def run(
@@ -50,7 +50,7 @@ def run(
 
     if not seconds >= 0:
         raise UsageError(f"--seconds {seconds:g} is no time", expected="0 or more")
-    barren = [module for module in modules if not _registers(module)]
+    barren = [module for module in modules if not _import_ops(module)]
     for name in names:
         if name not in OPS:
             close = nearest(name, OPS)
@@ -67,12 +67,12 @@ def run(
                 f"the op {name} has no examples to be measured with",
                 hint=f"@kernels.op(examples=lambda device: [...]), tuples of arguments for {name}",
             )
-    on = _device(device)
+    on = _parse_device(device)
     if on.type == "meta":
         raise UsageError("nothing can be measured on the device meta", expected="cpu, cuda, mps")
-    kinds = [_dtype(name) for name in dtypes] or [None]
+    kinds = [_parse_dtype(name) for name in dtypes] or [None]
     store = TuningDatabase()
-    _usable(store)
+    _set_aside_if_damaged(store)
     rows: list[Row] = []
     problems: list[str] = []
     without: list[str] = []
@@ -98,11 +98,11 @@ def run(
                 if done[op.name] > began and time.monotonic() >= share:
                     later.append(op)
                     break
-                found, problem = _measured(op, args, kind, "full" if full else "quick", store)
+                found, problem = _measure_example(op, args, kind, "full" if full else "quick", store)
                 done[op.name] += 1
                 rows += found
                 problems += [problem] if problem is not None else []
-                _progress(op.name, found, kind)
+                _print_progress(op.name, found, kind)
         waiting = later
         if time.monotonic() >= end:
             break
@@ -119,7 +119,7 @@ def run(
             if without
             else "one candidate alone can run here"
         )
-        _report(rows, why)
+        _print_results(rows, why)
     for problem in problems:
         print(f"could not be measured: {problem}", file=sys.stderr)
     if left:
@@ -127,7 +127,7 @@ def run(
     return 1 if problems else 0
 
 
-def _registers(name: str) -> bool:
+def _import_ops(name: str) -> bool:
     """Import a module; whether it registers an op.
 
     Raises:
@@ -137,7 +137,7 @@ def _registers(name: str) -> bool:
 
     before = dict(OPS)
     try:
-        module = module_of(name)
+        module = load_module(name)
     except BurntError:
         raise
     except Exception as error:  # of any kind: it is somebody's own code
@@ -152,7 +152,7 @@ def _registers(name: str) -> bool:
     return new or any(op.reference.__module__ == module.__name__ for op in OPS.values())
 
 
-def _device(name: str) -> Any:
+def _parse_device(name: str) -> Any:
     import torch
 
     try:
@@ -164,7 +164,7 @@ def _device(name: str) -> Any:
         ) from None
 
 
-def _refuse_unknown(name: str | None, rows: Iterable[Row]) -> None:
+def _check_op_name(name: str | None, rows: Iterable[Row]) -> None:
     """Raise where there is no op of a name, and nothing was measured of one that is not imported now."""
     from burnt.kernels import OPS
 
@@ -177,7 +177,7 @@ def _refuse_unknown(name: str | None, rows: Iterable[Row]) -> None:
         )
 
 
-def _dtype(name: str) -> Any:
+def _parse_dtype(name: str) -> Any:
     import torch
 
     dtype = getattr(torch, name, None)
@@ -188,7 +188,7 @@ def _dtype(name: str) -> Any:
     return dtype
 
 
-def _measured(
+def _measure_example(
     op: Any, args: Sequence[Any], kind: Any, effort: str, store: TuningDatabase
 ) -> tuple[list[Row], str | None]:
     """The rows of an example, without and with gradients, and what went wrong, if something did."""
@@ -213,7 +213,7 @@ def _measured(
     return rows, None
 
 
-def _progress(name: str, rows: Sequence[Row], kind: Any) -> None:
+def _print_progress(name: str, rows: Sequence[Row], kind: Any) -> None:
     """A line for each example, so that a long run shows where it is."""
     count = {
         status: sum(row.status == status for row in rows) for status in ("ok", "wrong", "failed", "pruned")
@@ -225,10 +225,10 @@ def _progress(name: str, rows: Sequence[Row], kind: Any) -> None:
     print(f"{name}{dtype}: {counted or 'nothing to measure'}{won}", file=sys.stderr, flush=True)
 
 
-def _report(rows: Sequence[Row], why_none: str) -> None:
+def _print_results(rows: Sequence[Row], why_none: str) -> None:
     tried = [row for row in rows if row.status != "pruned"]
     if tried:
-        _print(tried)
+        _print_rows(tried)
     else:
         Page().line(f"there was nothing to measure: {why_none}")
     pruned = dict.fromkeys((row.config, _first_line(row.note)) for row in rows if row.status == "pruned")
@@ -248,7 +248,7 @@ def _with_gradients(args: Sequence[Any]) -> list[Any] | None:
     return [a.detach().clone().requires_grad_() if any(a is t for t in tensors) else a for a in args]
 
 
-def _usable(store: TuningDatabase) -> None:
+def _set_aside_if_damaged(store: TuningDatabase) -> None:
     """A table that is damaged makes room for a new one."""
     try:
         store.rows()
@@ -266,13 +266,13 @@ def show(name: str | None, as_json: bool) -> int:
         UsageError: there is no such op.
     """
     found = TuningDatabase().rows()
-    _refuse_unknown(name, found)
+    _check_op_name(name, found)
     rows = [row for row in found if name is None or row.op == name]
-    old = _old(rows)
+    old = _stale_keys(rows)
     if as_json:
         print_json([row._asdict() | {"old": row.key in old} for row in rows])
     elif rows:
-        _print(rows, old)
+        _print_rows(rows, old)
     else:
         page = Page()
         page.line(f"nothing was measured{'' if name is None else f' of {name}'} yet")
@@ -280,7 +280,7 @@ def show(name: str | None, as_json: bool) -> int:
     return 0
 
 
-def _old(rows: Sequence[Row]) -> set[str]:
+def _stale_keys(rows: Sequence[Row]) -> set[str]:
     """The keys of rows that no call looks at any more, because the op's sources have changed since.
 
     What an op is that is not imported here, or has candidates that are not, the rows measured last say.
@@ -308,7 +308,7 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _print(rows: Iterable[Row], old: Collection[str] = ()) -> None:
+def _print_rows(rows: Iterable[Row], old: Collection[str] = ()) -> None:
     by_key: dict[str, list[Row]] = {}
     for row in rows:
         by_key.setdefault(row.key, []).append(row)
@@ -352,10 +352,10 @@ def export(path: str, name: str | None, device: str | None = None) -> int:
     if not Path(path).parent.is_dir():
         raise UsageError(f"the folder {str(Path(path).parent)!r} of {path} does not exist")
     found = TuningDatabase().rows()
-    _refuse_unknown(name, found)
+    _check_op_name(name, found)
     rows = [row for row in found if name is None or row.op == name]
     if device is not None:
-        rows = [row for row in rows if row.machine.startswith(_machine(device))]
+        rows = [row for row in rows if row.machine.startswith(_machine_prefix(device))]
     if not rows:
         of_op = "" if name is None else f" of {name}"
         on_device = "" if device is None else f" on {device}"
@@ -365,7 +365,7 @@ def export(path: str, name: str | None, device: str | None = None) -> int:
     return 0
 
 
-def _machine(device: str) -> str:
+def _machine_prefix(device: str) -> str:
     """How the names of a device's machine begin: one device, or where there is none, its kind."""
     import torch
 
@@ -374,20 +374,20 @@ def _machine(device: str) -> str:
     try:
         kind = torch.device(device).type
     except RuntimeError:
-        _device(device)
+        _parse_device(device)
         raise
     try:
-        on = _device(device)
+        on = _parse_device(device)
     except UsageError:
         return f"{kind} "
     return machine_name(on.type, on.index or 0)
 
 
-def load(path: str) -> int:
+def import_rows(path: str) -> int:
     """Add the rows of a JSON file to the table."""
     rows = read_table(Path(path))
     store = TuningDatabase()
-    _usable(store)
+    _set_aside_if_damaged(store)
     store.add(rows)
     Page().line(f"{len(rows)} rows added from {path}")
     return 0
@@ -400,7 +400,7 @@ def clear(name: str | None) -> int:
         UsageError: there is no such op.
     """
     store = TuningDatabase()
-    _usable(store)
-    _refuse_unknown(name, store.rows())
+    _set_aside_if_damaged(store)
+    _check_op_name(name, store.rows())
     Page().line(f"{store.clear(name)} rows deleted")
     return 0

@@ -23,11 +23,11 @@ from textual.message_pump import MessagePump
 from textual.screen import Screen
 from textual.timer import Timer
 
-from burnt.monitor.data.refresher import Refresher, Source
+from burnt.monitor.data.refresher import DataScreen, Refresher
 from burnt.monitor.data.runs import RunLibrary, RunView
 from burnt.monitor.format import clean
 from burnt.monitor.screens.run_list import RunsScreen
-from burnt.monitor.terminal_handoff import AttachedDriver, Attachment
+from burnt.monitor.terminal_handoff import Attachment, StdoutDriver
 from burnt.monitor.ui.keymap import APP, Key, bindings, key_text
 from burnt.monitor.ui.theme import DARK, LIGHT, PLAIN
 
@@ -37,7 +37,7 @@ MIN_WIDTH, MIN_HEIGHT = 80, 24
 
 # After so long the next key is let through: if the widget that had the one before is gone, and in any case.
 # Beside a training that keeps every core busy a key takes long.
-_GONE_SECONDS, _STUCK_SECONDS = 1.0, 30.0
+_CLOSED_TARGET_SECONDS, _KEY_TIMEOUT_SECONDS = 1.0, 30.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -65,7 +65,7 @@ class MonitorApp(App[None]):
     class Loaded(Message):
         """Something was read, and is to be shown."""
 
-        def __init__(self, source: Source, show: Callable[[], Any]) -> None:
+        def __init__(self, source: DataScreen, show: Callable[[], Any]) -> None:
             self.source, self.show = source, show
             super().__init__()
 
@@ -88,7 +88,7 @@ class MonitorApp(App[None]):
         attachment: Attachment | None = None,
     ) -> None:
         super().__init__(
-            driver_class=None if attachment is None else AttachedDriver,
+            driver_class=None if attachment is None else StdoutDriver,
             # Without colours the terminal's own are taken, so that no colour is sent at all.
             ansi_color=True if "NO_COLOR" in os.environ else None,
         )
@@ -140,7 +140,7 @@ class MonitorApp(App[None]):
     def show_source(self, source: Screen[Any]) -> None:
         """From now on read what this needs, as soon as its parts are there: it has come on the screen."""
         if source.is_mounted:
-            self.refresher.source = cast(Source, source)
+            self.refresher.source = cast(DataScreen, source)
             self.refresher.wake()
         else:
             source.call_after_refresh(self.show_source, source)
@@ -252,7 +252,7 @@ class MonitorApp(App[None]):
         # The widget that has the key may go before it answers.
         if self._key_timer is not None:
             self._key_timer.stop()
-        self._key_timer = self.set_interval(_GONE_SECONDS, self._next_key)
+        self._key_timer = self.set_interval(_CLOSED_TARGET_SECONDS, self._next_key)
         await super().on_event(key)
         if not target.post_message(self.KeyDone()):
             self.post_message(self.KeyDone())
@@ -263,7 +263,7 @@ class MonitorApp(App[None]):
         await self._next_key()
 
     async def _next_key(self) -> None:
-        patience = _STUCK_SECONDS if self._key_target.is_running else _GONE_SECONDS
+        patience = _KEY_TIMEOUT_SECONDS if self._key_target.is_running else _CLOSED_TARGET_SECONDS
         if time.monotonic() - self._key_sent < patience:
             return
         if self._keys:

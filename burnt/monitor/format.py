@@ -16,32 +16,45 @@ if TYPE_CHECKING:
 
 __all__ = [
     "age_text",
-    "better",
+    "better_direction",
     "clean",
     "clock_text",
     "duration_text",
-    "figure_text",
     "fraction",
-    "highest_rate",
-    "label",
+    "full_number_text",
+    "highest_scheduled_rate",
     "main_metric",
-    "note",
-    "number",
     "one_line",
+    "parse_number",
+    "problem_text",
     "progress_text",
-    "rate_leap",
+    "rate_change_warning",
+    "series_label",
     "size_text",
     "value_text",
 ]
 
 # The run store does not say which way a metric is better, so its name must.
-_LOWER = {"loss", "error", "perplexity", "nll", "mse", "rmse", "mae", "wer", "cer", "fid", "bpc", "bpb"}
-_HIGHER = {"accuracy", "precision", "recall", "f1", "fbeta", "auc", "auroc", "iou", "dice", "bleu", "rouge",
+_LOWER_IS_BETTER = {
+    "loss",
+    "error",
+    "perplexity",
+    "nll",
+    "mse",
+    "rmse",
+    "mae",
+    "wer",
+    "cer",
+    "fid",
+    "bpc",
+    "bpb",
+}
+_HIGHER_IS_BETTER = {"accuracy", "precision", "recall", "f1", "fbeta", "auc", "auroc", "iou", "dice", "bleu", "rouge",
            "map", "psnr", "ssim", "r2"}  # fmt: skip
 
 # By so much people change a learning rate; beyond they may have mistyped it.
-_LEAST_TIMES, _MOST_TIMES = 1e-4, 10.001
-_RATE = re.compile(r"\b(?:lr|start|end)=(\d+(?:\.\d*)?(?:e[+-]?\d+)?)", re.ASCII)
+_MIN_RATE_RATIO, _MAX_RATE_RATIO = 1e-4, 10.001
+_RATE_PATTERN = re.compile(r"\b(?:lr|start|end)=(\d+(?:\.\d*)?(?:e[+-]?\d+)?)", re.ASCII)
 
 
 def clean(text: str) -> str:
@@ -64,10 +77,10 @@ def one_line(text: str) -> str:
     return "; ".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
 
 
-def number(value: object) -> float | None:
+def parse_number(value: object) -> float | None:
     """A number out of the run store's JSON, which has words for those that JSON lacks; None for all else.
 
-    >>> number(1.5), number("NaN"), number("-Infinity"), number("many"), number(True)
+    >>> parse_number(1.5), parse_number("NaN"), parse_number("-Infinity"), parse_number("many"), parse_number(True)
     (1.5, nan, -inf, None, None)
     """
     if isinstance(value, str):
@@ -87,10 +100,10 @@ def clock_text(seconds: float, form: str = "%H:%M:%S") -> str:
         return "?"
 
 
-def figure_text(value: float) -> str:
+def full_number_text(value: float) -> str:
     """As `value_text`, with large numbers in full.
 
-    >>> figure_text(0.12345), figure_text(13559.2), figure_text(2e12)
+    >>> full_number_text(0.12345), full_number_text(13559.2), full_number_text(2e12)
     ('0.1235', '13,559', '2e+12')
     """
     return f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else value_text(value)
@@ -122,7 +135,7 @@ def age_text(seconds: float) -> str:
     return f"{seconds:.0f}s"
 
 
-def rate_leap(rate: float, now: float | None, highest: float | None = None) -> str:
+def rate_change_warning(rate: float, now: float | None, highest: float | None = None) -> str:
     """How a learning rate differs from the present one, if it does so by orders of magnitude; else empty.
 
     Args:
@@ -130,39 +143,43 @@ def rate_leap(rate: float, now: float | None, highest: float | None = None) -> s
         now: the present one; None where it is not known.
         highest: of the schedule's; what lies between it and the present one is no leap.
 
-    >>> rate_leap(1e9, 1e-3), rate_leap(1e-3, 1e-2), rate_leap(1e-3, None)
+    >>> rate_change_warning(1e9, 1e-3), rate_change_warning(1e-3, 1e-2), rate_change_warning(1e-3, None)
     ('1e+12 times the present 0.001', '', '')
-    >>> rate_leap(2e-3, 1e-5, 1e-3), rate_leap(2e-2, 1e-5, 1e-3)
+    >>> rate_change_warning(2e-3, 1e-5, 1e-3), rate_change_warning(2e-2, 1e-5, 1e-3)
     ('', '2e+03 times the present 1e-05')
     """
     if not now:
         return ""
     nearest = min(max(rate, now), max(now, highest or 0.0))
     times = rate / nearest
-    return "" if _LEAST_TIMES <= times <= _MOST_TIMES else f"{rate / now:.3g} times the present {now:.3g}"
+    return (
+        "" if _MIN_RATE_RATIO <= times <= _MAX_RATE_RATIO else f"{rate / now:.3g} times the present {now:.3g}"
+    )
 
 
-def highest_rate(config: Mapping[str, Any] | None) -> float | None:
+def highest_scheduled_rate(config: Mapping[str, Any] | None) -> float | None:
     """The highest learning rate that a run's schedule names; None where it names none.
 
     Args:
         config: of the run, which has the schedule as text.
 
-    >>> highest_rate({"schedule": "Warmup(steps=200, then=Cosine(lr=0.003, steps=5000, end=0.0), start=0.0)"})
+    >>> highest_scheduled_rate({"schedule": "Warmup(steps=200, then=Cosine(lr=0.003, steps=5000, end=0.0), start=0.0)"})
     0.003
-    >>> highest_rate({"schedule": "a function"}), highest_rate(None)
+    >>> highest_scheduled_rate({"schedule": "a function"}), highest_scheduled_rate(None)
     (None, None)
     """
     schedule = config.get("schedule") if isinstance(config, Mapping) else None
-    return max(map(float, _RATE.findall(schedule)), default=None) if isinstance(schedule, str) else None
+    return (
+        max(map(float, _RATE_PATTERN.findall(schedule)), default=None) if isinstance(schedule, str) else None
+    )
 
 
-def label(series: Series) -> str:
+def series_label(series: Series) -> str:
     """A series as checkpoints and logs call it, ``"valid/loss"``."""
     return f"{series.split}/{series.name}"
 
 
-def better(name: str, config: Mapping[str, Any] | None = None) -> str | None:
+def better_direction(name: str, config: Mapping[str, Any] | None = None) -> str | None:
     """Which end of a metric is the better one, ``"lower"`` or ``"higher"``.
 
     Args:
@@ -170,9 +187,9 @@ def better(name: str, config: Mapping[str, Any] | None = None) -> str | None:
         config: of the run, which says so of the metrics that it was given; of others the name tells, or
             nothing does.
 
-    >>> better("loss"), better("accuracy_top5"), better("learning_rate")
+    >>> better_direction("loss"), better_direction("accuracy_top5"), better_direction("learning_rate")
     ('lower', 'higher', None)
-    >>> better("valid/words", {"metrics": {"words": "higher"}})
+    >>> better_direction("valid/words", {"metrics": {"words": "higher"}})
     'higher'
     """
     told = config.get("metrics") if isinstance(config, Mapping) else None
@@ -180,7 +197,7 @@ def better(name: str, config: Mapping[str, Any] | None = None) -> str | None:
     if declared in ("lower", "higher"):
         return str(declared)
     words = set("".join(c if c.isalnum() else " " for c in name.lower()).split())
-    return "lower" if words & _LOWER else "higher" if words & _HIGHER else None
+    return "lower" if words & _LOWER_IS_BETTER else "higher" if words & _HIGHER_IS_BETTER else None
 
 
 def main_metric(known: Sequence[Series], config: Mapping[str, Any] | None = None) -> Series | None:
@@ -189,7 +206,7 @@ def main_metric(known: Sequence[Series], config: Mapping[str, Any] | None = None
     def place(series: Series) -> int:
         if series.name == "loss" and series.split in ("valid", "train"):
             return 0 if series.split == "valid" else 1
-        return 3 if better(series.name, config) is None else 2
+        return 3 if better_direction(series.name, config) is None else 2
 
     return min(known, key=place, default=None)
 
@@ -220,7 +237,7 @@ def progress_text(progress: Progress | None) -> str:
     return text if share is None else f"{text} {math.floor(share * 100)}%"
 
 
-def note(summary: RunSummary) -> str:
+def problem_text(summary: RunSummary) -> str:
     """Why a run ended otherwise than it should, on one line; empty for the others."""
     if summary.state in ("finished", "running"):
         return ""

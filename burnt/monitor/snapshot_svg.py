@@ -1,4 +1,4 @@
-"""`write_picture`: what the app shows, as an SVG file, without a terminal."""
+"""`write_screenshot`: what the app shows, as an SVG file, without a terminal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from burnt.errors import RunError
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.data.runs import RunLibrary
 
-__all__ = ["write_picture"]
+__all__ = ["write_screenshot"]
 
-_PATIENCE_SECONDS = 30.0
+_TIMEOUT_SECONDS = 30.0
 
 
-def write_picture(
+def write_screenshot(
     library: RunLibrary, path: str | os.PathLike[str], size: tuple[int, int], keys: tuple[str, ...] = ()
 ) -> None:
     """Run the app unseen, press keys, and save what it shows.
@@ -38,11 +38,11 @@ def write_picture(
     drawn: list[str] = []
 
     async def draw(pilot: Pilot[Any]) -> None:
-        await app.settled(_PATIENCE_SECONDS)
+        await app.settled(_TIMEOUT_SECONDS)
         for key in keys:
             await pilot.press(key)
-            await app.settled(_PATIENCE_SECONDS)
-        drawn.append(_without_downloads(app.export_screenshot(title="burnt monitor")))
+            await app.settled(_TIMEOUT_SECONDS)
+        drawn.append(_without_font_downloads(app.export_screenshot(title="burnt monitor")))
         app.exit()
 
     app.run(headless=True, size=size, auto_pilot=draw)
@@ -56,6 +56,6 @@ def write_picture(
         raise RunError("the picture cannot be written", where=str(path), found=error.strerror) from error
 
 
-def _without_downloads(svg: str) -> str:
+def _without_font_downloads(svg: str) -> str:
     """Textual's picture has browsers fetch its font from the net; the reader's own will do."""
     return re.sub(r"\s*@font-face\s*\{.*?\}", "", svg, flags=re.DOTALL)

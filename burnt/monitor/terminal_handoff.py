@@ -23,10 +23,10 @@ from textual.drivers.linux_driver import LinuxDriver
 
 from burnt.train.terminal import in_foreground, leave_screen, restore_terminal
 
-__all__ = ["AttachedDriver", "Attachment"]
+__all__ = ["Attachment", "StdoutDriver"]
 
-_PULSE_SECONDS = 0.5
-_GUARD_SECONDS = 0.25
+_HEARTBEAT_SECONDS = 0.5
+_WATCH_SECONDS = 0.25
 
 
 class Attachment:
@@ -53,7 +53,7 @@ class Attachment:
         """The first picture is about to be shown; called where the app handles its keys."""
         if self._pulse is not None:
             self._beat()
-            app.set_interval(_PULSE_SECONDS, self._beat)
+            app.set_interval(_HEARTBEAT_SECONDS, self._beat)
         # A thread, so that an app that hangs does not keep the terminal of a training that is gone.
         threading.Thread(target=self._guard, name="burnt-monitor-guard", daemon=True).start()
 
@@ -74,7 +74,7 @@ class Attachment:
             orphaned, ours = os.getppid() != self.parent, in_foreground(self._terminal)
             if orphaned or not ours:
                 self._go(orphaned=orphaned, ours=ours)
-            time.sleep(_GUARD_SECONDS)
+            time.sleep(_WATCH_SECONDS)
 
     def _go(self, *, orphaned: bool, ours: bool) -> None:
         with open(os.devnull, "wb") as nothing:
@@ -96,7 +96,7 @@ class Attachment:
         os._exit(0)
 
 
-class AttachedDriver(LinuxDriver):
+class StdoutDriver(LinuxDriver):
     """Textual's driver, on standard output."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:

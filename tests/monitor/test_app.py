@@ -37,10 +37,10 @@ from burnt.monitor.screens.panes.log import LogPane
 from burnt.monitor.screens.run import RunScreen
 from burnt.monitor.screens.run_list import RunsScreen
 from burnt.monitor.ui.dialogs import (
-    AskScreen,
     ConfirmScreen,
     EndScreen,
     HelpScreen,
+    PromptScreen,
     TextScreen,
     TooSmallScreen,
 )
@@ -462,8 +462,8 @@ def test_only_what_is_new_is_made_for_the_log_and_the_events(
         original = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *args: made.append(name) or original(*args))
 
-    counted(log_pane, "_cells")
-    counted(events_pane, "_row")
+    counted(log_pane, "_line_cells")
+    counted(events_pane, "_event_row")
     live.log_line("x" * 20_000)
     live.log_line("second")
     live.event("note", 1, text="first")
@@ -533,7 +533,7 @@ def test_a_command_is_confirmed_sent_and_answered(live: RunWriter) -> None:
 def test_what_is_told_of_a_command_goes_away_when_the_run_has_ended(
     live: RunWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_module, "_ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(run_module, "_SHOW_ANSWER_SECONDS", 1.0)
     inbox = Inbox(live.folder, live.attempt)
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
@@ -616,7 +616,7 @@ def test_keys_wait_for_a_window_that_opens_slowly(live: RunWriter, monkeypatch: 
         await note(self)
 
     monkeypatch.setattr(RunScreen, "action_note", slow)
-    monkeypatch.setattr(app_module, "_GONE_SECONDS", 0.05)
+    monkeypatch.setattr(app_module, "_CLOSED_TARGET_SECONDS", 0.05)
 
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         for key in ("n", *"pale", "enter"):
@@ -647,7 +647,7 @@ def test_what_is_typed_after_enter_is_no_part_of_the_answer(live: RunWriter) -> 
 def test_a_wrong_learning_rate_is_refused_at_once(live: RunWriter) -> None:
     async def steps(app: MonitorApp, pilot: Pilot[None]) -> None:
         await press(app, pilot, "l", *"fast", "enter")
-        assert isinstance(app.screen, AskScreen)
+        assert isinstance(app.screen, PromptScreen)
         text = screen_text(app)
         assert "the learning rate cannot be set to that" in text
         assert "a finite number above 0" in text
@@ -809,7 +809,7 @@ def test_the_palette_does_what_the_keys_of_the_screen_under_it_do(live: RunWrite
                 await pilot.pause(0.1)
         assert "key l" in screen_text(app)
         await pilot.press("enter")
-        await until(app, lambda: isinstance(app.screen, AskScreen))
+        await until(app, lambda: isinstance(app.screen, PromptScreen))
 
     use(live.folder, steps)
 
@@ -1111,8 +1111,8 @@ def test_odd_content_of_one_run_ends_neither_the_app_nor_a_snapshot(runs: Path, 
         assert len(table(app)) == 3
 
     use(runs, steps)
-    assert any("gamma-10" in line for line in snapshot_text.lines([runs]))
-    assert snapshot_text.lines([runs / "beta"])
+    assert any("gamma-10" in line for line in snapshot_text.snapshot_lines([runs]))
+    assert snapshot_text.snapshot_lines([runs / "beta"])
 
 
 def test_what_cannot_be_shown_is_told_and_the_rest_goes_on(
@@ -1162,7 +1162,7 @@ def test_ctrl_c_of_an_attached_monitor_goes_to_the_training(
     [
         (("question_mark",), HelpScreen),
         (("p",), ConfirmScreen),
-        (("n", "a"), AskScreen),
+        (("n", "a"), PromptScreen),
         (("l", *"1e9", "enter"), ConfirmScreen),
         (("6", "enter"), TextScreen),
         (("ctrl+p",), CommandPalette),

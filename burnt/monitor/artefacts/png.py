@@ -12,7 +12,7 @@ from typing import NamedTuple
 __all__ = ["Image", "PngError", "decode", "fit"]
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_MOST_PIXELS = 4_000_000  # in Python alone, some seconds
+_MAX_PIXELS = 4_000_000  # in Python alone, some seconds
 _CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
 
 
@@ -79,7 +79,7 @@ def _decode(data: bytes) -> Image:
         raise PngError(f"colour type {kind_of_color} of {depth} bits is unknown")
     if interlaced:
         raise PngError("an interlaced PNG file is shown only with Pillow installed")
-    if width * height > _MOST_PIXELS:
+    if width * height > _MAX_PIXELS:
         raise PngError(f"{width} x {height} pixels are shown only with Pillow installed")
     stride = (width * channels * depth + 7) // 8
     try:
@@ -89,12 +89,12 @@ def _decode(data: bytes) -> Image:
         raise PngError(f"the PNG file is damaged: {error}") from error
     if len(raw) < (stride + 1) * height:
         raise PngError("the PNG file is cut off")
-    rows = _unfiltered(raw, stride, height, max(channels * depth // 8, 1))
-    samples = b"".join(_bytes_of(row, depth, width * channels, kind_of_color == 3) for row in rows)
-    return Image(width, height, _rgb(samples, kind_of_color, palette, alphas))
+    rows = _unfilter_rows(raw, stride, height, max(channels * depth // 8, 1))
+    samples = b"".join(_unpack_samples(row, depth, width * channels, kind_of_color == 3) for row in rows)
+    return Image(width, height, _to_rgb(samples, kind_of_color, palette, alphas))
 
 
-def _unfiltered(raw: bytes, stride: int, height: int, pixel: int) -> list[bytearray]:
+def _unfilter_rows(raw: bytes, stride: int, height: int, pixel: int) -> list[bytearray]:
     """Rows of bytes; `pixel` is how far back the same channel is."""
     rows = []
     before = bytearray(stride)
@@ -124,7 +124,7 @@ def _unfiltered(raw: bytes, stride: int, height: int, pixel: int) -> list[bytear
     return rows
 
 
-def _bytes_of(row: bytearray, depth: int, count: int, indexed: bool) -> bytes:
+def _unpack_samples(row: bytearray, depth: int, count: int, indexed: bool) -> bytes:
     """Samples of one byte each: scaled to 255, except for indices."""
     if depth == 8:
         return bytes(row)
@@ -136,7 +136,7 @@ def _bytes_of(row: bytearray, depth: int, count: int, indexed: bool) -> bytes:
     return bytes((byte >> place & mask) * scale for byte in row for place in places)[:count]
 
 
-def _rgb(samples: bytes, kind: int, palette: bytes, alphas: bytes) -> bytes:
+def _to_rgb(samples: bytes, kind: int, palette: bytes, alphas: bytes) -> bytes:
     """Three bytes a pixel."""
     if kind == 2:
         return samples
@@ -146,14 +146,14 @@ def _rgb(samples: bytes, kind: int, palette: bytes, alphas: bytes) -> bytes:
         colors = [palette[i : i + 3] for i in range(0, len(palette) - 2, 3)]
         if samples and max(samples) >= len(colors):
             raise PngError("the PNG file is damaged: a pixel has a colour that the palette has not")
-        colors = [_over(c, alphas[i] if i < len(alphas) else 255) for i, c in enumerate(colors)]
+        colors = [_blend_on_grey(c, alphas[i] if i < len(alphas) else 255) for i, c in enumerate(colors)]
         return b"".join(colors[sample] for sample in samples)
     width = _CHANNELS[kind]
     pixels = (samples[i : i + width] for i in range(0, len(samples), width))
-    return b"".join(_over(p[:1] * 3 if kind == 4 else p[:3], p[-1]) for p in pixels)
+    return b"".join(_blend_on_grey(p[:1] * 3 if kind == 4 else p[:3], p[-1]) for p in pixels)
 
 
-def _over(color: bytes, alpha: int) -> bytes:
+def _blend_on_grey(color: bytes, alpha: int) -> bytes:
     """A colour laid on grey."""
     if alpha == 255:
         return color

@@ -16,16 +16,25 @@ from burnt.monitor.artefacts.png import Image, fit
 from burnt.monitor.format import clean
 from burnt.monitor.plotting.ticks import linear_ticks, number_text
 
-__all__ = ["Ink", "Lines", "classes", "confusion", "histogram", "image", "is_classes", "is_confusion"]
+__all__ = [
+    "Lines",
+    "StyledText",
+    "draw_class_scores",
+    "draw_confusion_matrix",
+    "draw_histogram",
+    "draw_image",
+    "is_class_scores",
+    "is_confusion_matrix",
+]
 
 _SHADES = " ░▒▓█"
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _LEFT_EIGHTHS = " ▏▎▍▌▋▊▉█"
 _GREYS = " .:-=+*#%@"  # from dark to light
-_CONFUSED = 5
+_MAX_CONFUSED_PAIRS = 5
 
 
-class Ink(NamedTuple):
+class StyledText(NamedTuple):
     """Text and its colours.
 
     Args:
@@ -43,13 +52,13 @@ class Ink(NamedTuple):
     bold: bool = False
 
 
-Lines = list[list[Ink]]
+Lines = list[list[StyledText]]
 
 
 # --- confusion matrices
 
 
-def is_confusion(table: dict[str, Any]) -> bool:
+def is_confusion_matrix(table: dict[str, Any]) -> bool:
     """Whether a table has a row and a column for each class, as `ConfusionMatrix` records it."""
     columns, rows = table.get("columns") or [], table.get("rows") or []
     return (
@@ -61,7 +70,7 @@ def is_confusion(table: dict[str, Any]) -> bool:
     )
 
 
-def confusion(table: dict[str, Any], width: int, *, colors: bool = True) -> Lines:
+def draw_confusion_matrix(table: dict[str, Any], width: int, *, colors: bool = True) -> Lines:
     """A confusion matrix: targets down, predictions across, shaded by the share of the target's row.
 
     With recall and precision at the margins, and below it the pairs that are confused most. Where numbers
@@ -77,46 +86,46 @@ def confusion(table: dict[str, Any], width: int, *, colors: bool = True) -> Line
     targets = [float(sum(row)) for row in counts]
     left = max(6, min(max(map(cell_len, names)), 16))
     if left + 1 + len(names) * 4 > width:  # as it is with many classes, of which no number is looked at then
-        return _shaded(counts, width, colors) + _confused(names, counts, targets, width)
+        return _draw_shaded_matrix(counts, width, colors) + _draw_most_confused(names, counts, targets, width)
     predictions = [float(sum(column)) for column in zip(*counts, strict=True)]
-    number = max(max((len(_count(n)) for row in counts for n in row), default=1), 3)
+    number = max(max((len(_count_text(n)) for row in counts for n in row), default=1), 3)
     longest = max(map(cell_len, names))
     for cell, recalls in ((min(max(longest, number), 10), True), (number, True), (number, False)):
         if left + 1 + len(names) * (cell + 1) + 8 * recalls <= width:
             break
     else:
-        return _shaded(counts, width, colors) + _confused(names, counts, targets, width)
-    head = [Ink(f"{'true':>{left}} ", "$dim")]
-    head += [Ink(f" {_fitted(name, cell, right=True)}", "$dim") for name in names]
+        return _draw_shaded_matrix(counts, width, colors) + _draw_most_confused(names, counts, targets, width)
+    head = [StyledText(f"{'true':>{left}} ", "$dim")]
+    head += [StyledText(f" {_pad(name, cell, right=True)}", "$dim") for name in names]
     lines: Lines = [
-        [Ink(" " * (left + 2) + "predicted", "$dim")],
-        [*head, *[Ink("  recall", "$dim")] * recalls],
+        [StyledText(" " * (left + 2) + "predicted", "$dim")],
+        [*head, *[StyledText("  recall", "$dim")] * recalls],
     ]
     for i, row in enumerate(counts):
-        line = [Ink(_fitted(names[i], left, right=True) + " ", bold=True)]
+        line = [StyledText(_pad(names[i], left, right=True) + " ", bold=True)]
         for j, n in enumerate(row):
             share = n / targets[i] if targets[i] else 0.0
             mark = " " if colors else _SHADES[round(share * (len(_SHADES) - 1))]
-            line.append(Ink(f"{mark}{_count(n) if n else '.':>{cell}}", shade=share, bold=i == j))
+            line.append(StyledText(f"{mark}{_count_text(n) if n else '.':>{cell}}", shade=share, bold=i == j))
         recall = row[i] / targets[i] if targets[i] else math.nan
-        lines.append([*line, *[Ink(f"  {_share(recall):>6}", "$dim")] * recalls])
+        lines.append([*line, *[StyledText(f"  {_ratio_text(recall):>6}", "$dim")] * recalls])
     precisions = [row[i] / predictions[i] if predictions[i] else math.nan for i, row in enumerate(counts)]
-    foot = [Ink(_fitted("precision" if left >= 9 else "prec.", left, right=True) + " ", "$dim")]
-    foot += [Ink(f" {_share(p, cell):>{cell}}", "$dim") for p in precisions]
+    foot = [StyledText(_pad("precision" if left >= 9 else "prec.", left, right=True) + " ", "$dim")]
+    foot += [StyledText(f" {_ratio_text(p, cell):>{cell}}", "$dim") for p in precisions]
     right, total = sum(row[i] for i, row in enumerate(counts)), sum(targets)
     if total and recalls:
-        foot.append(Ink(f"  {_share(right / total):>6}", bold=True))
+        foot.append(StyledText(f"  {_ratio_text(right / total):>6}", bold=True))
     lines.append(foot)
-    return lines + _confused(names, counts, targets, width)
+    return lines + _draw_most_confused(names, counts, targets, width)
 
 
-def _shaded(counts: list[list[float]], width: int, colors: bool) -> Lines:
+def _draw_shaded_matrix(counts: list[list[float]], width: int, colors: bool) -> Lines:
     """The matrix without numbers, two characters a cell."""
     size = len(counts)
     across = max(min(size, width // 2), 1)
     block = -(-size // across)
     title = "true down, predicted across" + f", {block} classes a cell" * (block > 1)
-    lines: Lines = [[Ink(_cut(title, width), "$dim")]]
+    lines: Lines = [[StyledText(_truncate(title, width), "$dim")]]
     for top in range(0, size, block):
         total = sum(sum(row) for row in counts[top : top + block])
         line = []
@@ -126,27 +135,32 @@ def _shaded(counts: list[list[float]], width: int, colors: bool) -> Lines:
             # The root, as one mistake in a hundred should be seen.
             shade = math.sqrt(share)
             character = _SHADES[math.ceil(shade * (len(_SHADES) - 1))]
-            line.append(Ink("  " if colors else character * 2, shade=shade))
+            line.append(StyledText("  " if colors else character * 2, shade=shade))
         lines.append(line)
     return lines
 
 
-def _confused(names: list[str], counts: list[list[float]], targets: list[float], width: int) -> Lines:
+def _draw_most_confused(
+    names: list[str], counts: list[list[float]], targets: list[float], width: int
+) -> Lines:
     """The pairs that are confused most often."""
     pairs: list[tuple[float, int, int]] = []
     for i, row in enumerate(counts):
         # Of large matrices most are no larger than the smallest of those that are shown.
-        least = pairs[-1][0] if len(pairs) == _CONFUSED else 0.0
+        least = pairs[-1][0] if len(pairs) == _MAX_CONFUSED_PAIRS else 0.0
         pairs += [(n, i, j) for j, n in enumerate(row) if n > least and i != j]
         pairs.sort(key=lambda pair: (-pair[0], pair[1], pair[2]))
-        del pairs[_CONFUSED:]
+        del pairs[_MAX_CONFUSED_PAIRS:]
     if not pairs:
-        return [[], [Ink("nothing is confused" if sum(targets) else "nothing was counted", "$dim")]]
-    lines: Lines = [[], [Ink("most confused", "$dim")]]
+        return [[], [StyledText("nothing is confused" if sum(targets) else "nothing was counted", "$dim")]]
+    lines: Lines = [[], [StyledText("most confused", "$dim")]]
     for n, i, j in pairs:
         text = f"  {names[i]} taken for {names[j]}"
         lines.append(
-            [Ink(_cut(text, max(width - 24, 8))), Ink(f"  {_count(n)} of {_count(targets[i])}", bold=True)]
+            [
+                StyledText(_truncate(text, max(width - 24, 8))),
+                StyledText(f"  {_count_text(n)} of {_count_text(targets[i])}", bold=True),
+            ]
         )
     return lines
 
@@ -154,12 +168,12 @@ def _confused(names: list[str], counts: list[list[float]], targets: list[float],
 # --- classes
 
 
-def is_classes(table: dict[str, Any]) -> bool:
+def is_class_scores(table: dict[str, Any]) -> bool:
     """Whether a table tells of precision, recall and F1 of classes, as `ConfusionMatrix` records it."""
     return list(table.get("columns") or []) == ["class", "precision", "recall", "f1", "count"]
 
 
-def classes(table: dict[str, Any], width: int) -> Lines:
+def draw_class_scores(table: dict[str, Any], width: int) -> Lines:
     """Precision, recall and F1 of each class in numbers and bars, and the number of targets.
 
     Args:
@@ -168,27 +182,30 @@ def classes(table: dict[str, Any], width: int) -> Lines:
     """
     rows = [[clean(str(row[0])), *row[1:]] for row in table["rows"]]
     left = max([5, *(min(cell_len(row[0]), 20) for row in rows)])
-    wide = max([5, *(len(_count(_number(row[4]))) for row in rows)])
+    wide = max([5, *(len(_count_text(_parse_number(row[4]))) for row in rows)])
     bar = min((width - left - wide - 2 - 3 * 11) // 3, 20)
     bar = bar if bar >= 3 else 0
     column = 8 + (bar + 1 if bar else 0)
     head = f"{'class':>{left}}  " + "".join(f"{name:<{column + 2}}" for name in ("precision", "recall", "F1"))
-    lines: Lines = [[Ink(f"{head}{'count':>{wide}}".rstrip(), "$dim")]]
+    lines: Lines = [[StyledText(f"{head}{'count':>{wide}}".rstrip(), "$dim")]]
     for name, *scores, count in rows:
-        line = [Ink(_fitted(name, left, right=True), bold=True), Ink("  ")]
-        for score in map(_number, scores):
+        line = [StyledText(_pad(name, left, right=True), bold=True), StyledText("  ")]
+        for score in map(_parse_number, scores):
             if bar:
-                filled = _bar(score, bar)
-                line += [Ink(filled, "$primary"), Ink("·" * (bar - len(filled)) + " ", "$faint")]
-            line.append(Ink(f"{_share(score):<8}  "))
-        lines.append([*line, Ink(f"{_count(_number(count)):>{wide}}")])
+                filled = _bar_text(score, bar)
+                line += [
+                    StyledText(filled, "$primary"),
+                    StyledText("·" * (bar - len(filled)) + " ", "$faint"),
+                ]
+            line.append(StyledText(f"{_ratio_text(score):<8}  "))
+        lines.append([*line, StyledText(f"{_count_text(_parse_number(count)):>{wide}}")])
     return lines
 
 
 # --- histograms
 
 
-def histogram(
+def draw_histogram(
     histograms: Sequence[tuple[int | None, dict[str, Any]]],
     chosen: int,
     width: int,
@@ -205,10 +222,10 @@ def histogram(
         height: how many lines at most.
         colors: whether there are any; otherwise shades are characters.
     """
-    read = [(step, *_bins(data)) for step, data in histograms]
+    read = [(step, *_parse_bins(data)) for step, data in histograms]
     finite = [edge for _, _, edges in read for edge in edges if math.isfinite(edge)]
     if not finite or width < 12 or height < 3:
-        return [[Ink("no finite values" if not finite else "no room", "$dim")]]
+        return [[StyledText("no finite values" if not finite else "no room", "$dim")]]
     low, high = min(finite), max(finite)
     if high - low < 1e-300:  # nothing can be divided by less
         half = max(0.5, abs(low) * 1e-9)
@@ -216,9 +233,9 @@ def histogram(
     step, counts, edges = read[chosen]
     rest = min(len(read), height // 2) if len(read) > 1 else 0
     rows = max(height - 3 - (rest + 2 if rest else 0), 1)
-    left = max(len(_count(max(counts, default=0.0))), 6) + 1
+    left = max(len(_count_text(max(counts, default=0.0))), 6) + 1
     columns = max(width - left, 1)
-    shares = _spread(counts, edges, low, high, columns)
+    shares = _column_counts(counts, edges, low, high, columns)
     top = max(shares, default=0.0)
     lines: Lines = []
     for row in range(rows):
@@ -227,37 +244,41 @@ def histogram(
             full = share / top * rows * 8 if top else 0.0
             eighths = min(max(math.ceil(full) - (rows - 1 - row) * 8, 0), 8)
             text += _EIGHTHS[eighths]
-        label = _count(max(counts, default=0.0)) if row == 0 else ""
-        lines.append([Ink(f"{label:>{left - 1}} ", "$dim"), Ink(text, "$primary")])
-    lines += _axis(low, high, left, columns)
+        label = _count_text(max(counts, default=0.0)) if row == 0 else ""
+        lines.append([StyledText(f"{label:>{left - 1}} ", "$dim"), StyledText(text, "$primary")])
+    lines += _draw_axis(low, high, left, columns)
     total = sum(counts)
     mean = sum(n * (a / 2 + b / 2) for n, a, b in zip(counts, edges, edges[1:], strict=False) if n)
-    facts = f"{_count(total)} values, {len(counts)} bins"
+    facts = f"{_count_text(total)} values, {len(counts)} bins"
     if total and math.isfinite(mean):
         facts += f", mean about {number_text(mean / total)}"
-    lines.append([Ink(" " * left + facts, "$dim")])
+    lines.append([StyledText(" " * left + facts, "$dim")])
     if rest:
-        lines.append([Ink(_cut(f"{'step':>{left - 1}} all of them, a line each", width), "$dim")])
+        lines.append([StyledText(_truncate(f"{'step':>{left - 1}} all of them, a line each", width), "$dim")])
         # Those around the chosen one.
         first = min(max(chosen - rest // 2, 0), len(read) - rest)
         for i in range(first, first + rest):
             step, counts, edges = read[i]
-            shares = _spread(counts, edges, low, high, columns)
+            shares = _column_counts(counts, edges, low, high, columns)
             most = max(shares, default=0.0)
-            line = [Ink(_fitted("-" if step is None else str(step), left - 1, right=True), bold=i == chosen)]
-            line.append(Ink("▸" if i == chosen else " ", "$primary"))
+            line = [
+                StyledText(_pad("-" if step is None else str(step), left - 1, right=True), bold=i == chosen)
+            ]
+            line.append(StyledText("▸" if i == chosen else " ", "$primary"))
             for share in shares:
                 shade = share / most if most else 0.0
-                line.append(Ink(" " if colors else _SHADES[math.ceil(shade * 4)], shade=shade))
-            lines.append(_joined(line))
+                line.append(StyledText(" " if colors else _SHADES[math.ceil(shade * 4)], shade=shade))
+            lines.append(_merge_equal_styles(line))
     return lines[:height]
 
 
-def _bins(data: dict[str, Any]) -> tuple[list[float], list[float]]:
-    return [max(_number(n), 0.0) for n in data["counts"]], [_number(edge) for edge in data["edges"]]
+def _parse_bins(data: dict[str, Any]) -> tuple[list[float], list[float]]:
+    return [max(_parse_number(n), 0.0) for n in data["counts"]], [
+        _parse_number(edge) for edge in data["edges"]
+    ]
 
 
-def _spread(
+def _column_counts(
     counts: Sequence[float], edges: Sequence[float], low: float, high: float, columns: int
 ) -> list[float]:
     """What of the counts falls into each of so many columns, if each bin's values lie evenly in it."""
@@ -274,7 +295,7 @@ def _spread(
     return found
 
 
-def _axis(low: float, high: float, left: int, columns: int) -> Lines:
+def _draw_axis(low: float, high: float, left: int, columns: int) -> Lines:
     line, labels = ["─"] * columns, [" "] * (left + columns)
     end = 0
     for tick in linear_ticks(low, high, max(columns // 10, 2)):
@@ -284,13 +305,13 @@ def _axis(low: float, high: float, left: int, columns: int) -> Lines:
         if start >= end and start + len(tick.text) <= len(labels):
             labels[start : start + len(tick.text)] = tick.text
             end = start + len(tick.text) + 1
-    return [[Ink(" " * left + "".join(line), "$dim")], [Ink("".join(labels), "$dim")]]
+    return [[StyledText(" " * left + "".join(line), "$dim")], [StyledText("".join(labels), "$dim")]]
 
 
 # --- images
 
 
-def image(picture: Image, width: int, height: int, *, colors: bool = True) -> Lines:
+def draw_image(picture: Image, width: int, height: int, *, colors: bool = True) -> Lines:
     """An image in half blocks, two pixels a character; without colours, in characters from dark to light.
 
     Args:
@@ -308,20 +329,20 @@ def image(picture: Image, width: int, height: int, *, colors: bool = True) -> Li
             below = small.rgb[((y + 1) * small.width + x) * 3 :][:3] if y + 1 < small.height else b""
             if colors:
                 back = f"#{below.hex()}" if below else ""
-                line.append(Ink("▀", f"#{above.hex()}", back=back))
+                line.append(StyledText("▀", f"#{above.hex()}", back=back))
             else:
                 levels = [sum(pixel) / 765 for pixel in (above, below) if pixel]
-                line.append(Ink(_GREYS[round(sum(levels) / len(levels) * (len(_GREYS) - 1))]))
-        lines.append(_joined(line))
+                line.append(StyledText(_GREYS[round(sum(levels) / len(levels) * (len(_GREYS) - 1))]))
+        lines.append(_merge_equal_styles(line))
     return lines
 
 
 # --- words
 
 
-def _joined(line: list[Ink]) -> list[Ink]:
+def _merge_equal_styles(line: list[StyledText]) -> list[StyledText]:
     """Neighbours of one colour as one."""
-    joined: list[Ink] = []
+    joined: list[StyledText] = []
     for ink in line:
         if joined and joined[-1][1:] == ink[1:]:
             joined[-1] = joined[-1]._replace(text=joined[-1].text + ink.text)
@@ -330,36 +351,36 @@ def _joined(line: list[Ink]) -> list[Ink]:
     return joined
 
 
-def _number(value: object) -> float:
+def _parse_number(value: object) -> float:
     """A number of a JSON column, where those that are not finite are words."""
     if isinstance(value, int | float):
         return float(value)
     return {"Infinity": math.inf, "-Infinity": -math.inf}.get(str(value), math.nan)
 
 
-def _count(value: float) -> str:
+def _count_text(value: float) -> str:
     if not math.isfinite(value):
         return "-"
     return f"{value:.0f}" if value == int(value) and value < 1e7 else number_text(value)
 
 
-def _share(value: float, width: int = 6) -> str:
+def _ratio_text(value: float, width: int = 6) -> str:
     if not math.isfinite(value):
         return "-"
     text = f"{value:.{min(width - 1, 4)}f}"
     return text if len(text) <= width else text.removeprefix("0")[:width]
 
 
-def _bar(share: float, width: int) -> str:
+def _bar_text(share: float, width: int) -> str:
     eighths = round(min(max(share, 0.0), 1.0) * width * 8) if math.isfinite(share) else 0
     return "█" * (eighths // 8) + (_LEFT_EIGHTHS[eighths % 8] if eighths % 8 else "")
 
 
-def _cut(text: str, width: int) -> str:
+def _truncate(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, max(width - 1, 0)) + "…"
 
 
-def _fitted(text: str, width: int, *, right: bool = False) -> str:
-    text = _cut(text, width)
+def _pad(text: str, width: int, *, right: bool = False) -> str:
+    text = _truncate(text, width)
     space = " " * (width - cell_len(text))
     return space + text if right else text + space

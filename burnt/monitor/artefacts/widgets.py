@@ -16,14 +16,14 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
 
-from burnt.monitor.artefacts.render import Ink, Lines
+from burnt.monitor.artefacts.render import Lines, StyledText
 
-__all__ = ["Draw", "Picture", "Slider"]
+__all__ = ["DrawFunction", "Picture", "Slider"]
 
-Draw = Callable[[int, int, bool], Lines]
+DrawFunction = Callable[[int, int, bool], Lines]
 """Draws for so many cells across and down, with colours or without."""
 
-_SHADE = 0.75  # how far the darkest shade goes towards the theme's main colour
+_MAX_SHADE = 0.75  # how far the darkest shade goes towards the theme's main colour
 
 
 class Picture(ScrollView, can_focus=False):
@@ -40,12 +40,12 @@ class Picture(ScrollView, can_focus=False):
 
     def __init__(self) -> None:
         super().__init__()
-        self._draw: Draw | None = None
+        self._draw: DrawFunction | None = None
         self._drawn_for: object = None
         self._lines: Lines = []
-        self._styles: dict[Ink, Style] = {}
+        self._styles: dict[StyledText, Style] = {}
 
-    def show(self, draw: Draw) -> None:
+    def show(self, draw: DrawFunction) -> None:
         """Show something else; nothing is drawn again for what is shown."""
         if draw is not self._draw or self._drawn_for != (self.size, self._colors):
             self._draw = draw
@@ -85,14 +85,14 @@ class Picture(ScrollView, can_focus=False):
         line += [Segment(ink.text, self._style(ink)) for ink in self._lines[number]]
         return Strip(line).adjust_cell_length(self.size.width, self.rich_style)
 
-    def _style(self, ink: Ink) -> Style:
+    def _style(self, ink: StyledText) -> Style:
         key = ink._replace(text="")
         style = self._styles.get(key)
         if style is None:
             style = self._styles[key] = self._new_style(key)
         return style
 
-    def _new_style(self, ink: Ink) -> Style:
+    def _new_style(self, ink: StyledText) -> Style:
         style = self.rich_style + Style(bold=ink.bold)
         if not self._colors:
             return style + Style(dim=ink.color in ("$dim", "$faint"))
@@ -102,7 +102,7 @@ class Picture(ScrollView, can_focus=False):
             background = self._color(ink.back) or background
             style += Style(bgcolor=background.rich_color)
         elif ink.shade:
-            background = background.blend(self._color("$primary") or background, ink.shade * _SHADE)
+            background = background.blend(self._color("$primary") or background, ink.shade * _MAX_SHADE)
             color = color or background.get_contrast_text(0.95)
             style += Style(bgcolor=background.rich_color)
         return style if color is None else style + Style(color=color.rich_color)

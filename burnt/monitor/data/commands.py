@@ -10,9 +10,9 @@ from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import value_text
 from burnt.train.store.control import send
 
-__all__ = ["CommandSender", "Request", "refusal", "request_text"]
+__all__ = ["CommandSender", "Request", "request_text", "unavailable_reason"]
 
-_WORDS = {
+_COMMAND_NAMES = {
     "pause": "pause",
     "resume": "go on",
     "stop": "stop with a checkpoint",
@@ -78,7 +78,7 @@ class CommandSender:
         return fresh
 
 
-def refusal(view: RunView) -> str | None:
+def unavailable_reason(view: RunView) -> str | None:
     """Why no command can be given to a run; None if one can."""
     if view.live:
         return None
@@ -91,7 +91,7 @@ def refusal(view: RunView) -> str | None:
 
 def request_text(request: Request) -> str:
     """A request on one line: ``"learning rate 0.001: done"``."""
-    text = _WORDS.get(request.kind, request.kind)
+    text = _COMMAND_NAMES.get(request.kind, request.kind)
     if request.value is not None:
         value = value_text(request.value) if isinstance(request.value, float) else request.value
         text += f" {value}"

@@ -15,8 +15,8 @@ from burnt.train.store.reader import group, marked_points, mean_points
 __all__ = ["DownsampledSeries"]
 
 # Twice as many are held before they are merged. A braille plot 200 cells wide has 400 columns of dots.
-_BUCKETS = 512
-_PAGE = 20_000
+_MIN_BUCKETS = 512
+_PAGE_POINTS = 20_000
 
 
 class DownsampledSeries:
@@ -63,19 +63,19 @@ class DownsampledSeries:
             RunError: the run cannot be read.
         """
         if self._attempt == 0 or reader.newest_attempt() != self._attempt:
-            outline = reader.outline(*self.series, _BUCKETS)
+            outline = reader.outline(*self.series, _MIN_BUCKETS)
             self._buckets = outline.buckets
             self._width = max((bucket.points for bucket in self._buckets), default=1)
             self._first, self._last = outline.first, outline.last
             self._attempt, self._written = outline.attempt, outline.written
             self._unsettle()
             return
-        while fresh := reader.raw_points(*self.series, self._attempt, self._written, _PAGE):
+        while fresh := reader.raw_points(*self.series, self._attempt, self._written, _PAGE_POINTS):
             self._points = self._means = None
             for position, point in fresh:
                 self._add(point)
                 self._written = position + 1
-            if len(fresh) < _PAGE:
+            if len(fresh) < _PAGE_POINTS:
                 break
 
     def _add(self, point: Point) -> None:
@@ -86,8 +86,8 @@ class DownsampledSeries:
             self._buckets[-1:] = group([self._buckets[-1], bucket], 1)
             return
         self._buckets.append(bucket)
-        if len(self._buckets) >= 2 * _BUCKETS:
-            self._buckets = group(self._buckets, _BUCKETS)
+        if len(self._buckets) >= 2 * _MIN_BUCKETS:
+            self._buckets = group(self._buckets, _MIN_BUCKETS)
             self._width = max(bucket.points for bucket in self._buckets)
             self._unsettle()
 
@@ -102,11 +102,11 @@ class DownsampledSeries:
             if len(self._buckets) - 1 > self._closed:
                 first = None if self._closed else self._first
                 fresh = marked_points(self._buckets[self._closed : -1], first, None)
-                self._settled = _joined(self._settled, fresh)
+                self._settled = _concatenate(self._settled, fresh)
                 self._closed = len(self._buckets) - 1
             first = None if self._closed else self._first
             tail = marked_points(self._buckets[-1:], first, self._last)
-            self._points = _joined(self._settled, tail)
+            self._points = _concatenate(self._settled, tail)
             if any(map(operator.gt, self._points.steps, self._points.steps[1:])):
                 # Steps that were not logged in ascending order.
                 self._points = marked_points(self._buckets, self._first, self._last)
@@ -124,5 +124,5 @@ class DownsampledSeries:
         return self._last
 
 
-def _joined(left: Points, right: Points) -> Points:
+def _concatenate(left: Points, right: Points) -> Points:
     return Points(left.steps + right.steps, left.times + right.times, left.values + right.values)

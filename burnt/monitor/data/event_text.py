@@ -10,13 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from burnt.monitor.format import clean, number, one_line, size_text, value_text
+from burnt.monitor.format import clean, one_line, parse_number, size_text, value_text
 
 if TYPE_CHECKING:
     from burnt.monitor.data.runs import RunView
     from burnt.train.store import Event
 
-__all__ = ["command_text", "countdown", "event_text", "held_rate", "why_ended"]
+__all__ = ["command_text", "early_stopping_text", "end_reason_text", "event_text", "manual_learning_rate"]
 
 
 def event_text(kind: str, data: Mapping[str, Any]) -> str:
@@ -41,19 +41,19 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
             parts = [f"{asked}: {data.get('status')}" + (f", {reason}" if reason else "")]
         case "checkpoint":
             size = data.get("bytes")
-            parts = [str(data.get("path")), _value(data.get("values") or {})]
+            parts = [str(data.get("path")), _format_value(data.get("values") or {})]
             parts += [size_text(size)] if isinstance(size, int) else []
         case "epoch":
-            parts = [str(data.get("epoch")), _value(data.get("values") or {})]
+            parts = [str(data.get("epoch")), _format_value(data.get("values") or {})]
         case "note":
             parts = [str(data.get("text"))]
         case "signal":
             parts = [str(data.get("signal"))]
         case "learning_rate":
             value = data.get("value")
-            parts = ["as the schedule says" if value is None else _value(value)]
+            parts = ["as the schedule says" if value is None else _format_value(value)]
         case _:
-            parts = [f"{key} {_value(value)}" for key, value in data.items()]
+            parts = [f"{key} {_format_value(value)}" for key, value in data.items()]
     lines = "  ".join(filter(None, parts)).splitlines()
     return clean("; ".join(line.strip() for line in lines if line.strip()))
 
@@ -64,10 +64,10 @@ def command_text(kind: object, value: object) -> str:
     >>> command_text("lr", 0.00012345678), command_text("pause", None)
     ('lr 0.000123', 'pause')
     """
-    return str(kind) if value is None else f"{kind} {_value(value)}"
+    return str(kind) if value is None else f"{kind} {_format_value(value)}"
 
 
-def countdown(events: Sequence[Event]) -> str:
+def early_stopping_text(events: Sequence[Event]) -> str:
     """How long early stopping still waits, as the newest validation left it; empty if there is none."""
     newest = next((event for event in reversed(events) if event.kind == "stopping"), None)
     if newest is None:
@@ -75,20 +75,20 @@ def countdown(events: Sequence[Event]) -> str:
     data = newest.data
     return (
         f"early stopping: {data.get('waited')} of {data.get('patience')} without a better "
-        f"{clean(str(data.get('metric')))} than {_value(data.get('best'))}"
+        f"{clean(str(data.get('metric')))} than {_format_value(data.get('best'))}"
     )
 
 
-def held_rate(view: RunView) -> float | None:
+def manual_learning_rate(view: RunView) -> float | None:
     """The learning rate that somebody set, which holds instead of the schedule; None where that does."""
     attempt = view.attempts[-1].id if view.attempts else 0
     # An attempt that goes on with a rate of the one before begins by telling it.
     told = (e for e in reversed(view.events) if e.kind == "learning_rate" and e.attempt == attempt)
     newest = next(told, None)
-    return None if newest is None else number(newest.data.get("value"))
+    return None if newest is None else parse_number(newest.data.get("value"))
 
 
-def why_ended(view: RunView) -> str:
+def end_reason_text(view: RunView) -> str:
     """Why a run ended otherwise than by coming to its end, in a sentence; empty for the others."""
     if view.live or view.state == "finished":
         return ""
@@ -103,10 +103,10 @@ def why_ended(view: RunView) -> str:
     )
     if ending is None:
         return view.note
-    return _cause(ending) or view.note
+    return _cause_text(ending) or view.note
 
 
-def _cause(event: Event) -> str:
+def _cause_text(event: Event) -> str:
     data = event.data
     at = "" if event.step is None else f" at step {event.step:,}"
     if event.kind == "signal":
@@ -117,9 +117,9 @@ def _cause(event: Event) -> str:
     return f"{words}{at}: {error}" if words else f"{error}{at}"
 
 
-def _value(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, Mapping):
-        return "  ".join(f"{name} {_value(entry)}" for name, entry in value.items())
+        return "  ".join(f"{name} {_format_value(entry)}" for name, entry in value.items())
     if isinstance(value, float):
         return value_text(value)
     return value if isinstance(value, str) else json.dumps(value, default=str)

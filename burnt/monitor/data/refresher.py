@@ -9,17 +9,17 @@ from typing import Any, Protocol
 
 from burnt.monitor.data.runs import RunLibrary
 
-__all__ = ["Refresher", "Source"]
+__all__ = ["DataScreen", "Refresher"]
 
-_PATIENCE_SECONDS = 5.0
+_SHOW_TIMEOUT_SECONDS = 5.0
 # Of a core, at most, on a machine whose cores are all busy: the threads of a training's step wait for each
 # other, so that what one of its cores loses the training loses. And how long it waits for that.
-_SHARE, _LONGEST_SECONDS = 0.006, 5.0
+_MAX_CPU_SHARE, _MAX_INTERVAL_SECONDS = 0.006, 5.0
 # As much of a core must be idle, or else all of them are busy.
-_ROOM = 0.5
+_MIN_IDLE_CORES = 0.5
 
 
-class Source(Protocol):
+class DataScreen(Protocol):
     """What shows something that has to be read."""
 
     def load(self, changed: bool) -> Callable[[], Any] | None:
@@ -30,7 +30,7 @@ class Source(Protocol):
         """
 
 
-class Meter:
+class CpuMeter:
     """What happened to the machine's cores between two readings."""
 
     def __init__(self) -> None:
@@ -66,16 +66,16 @@ class Refresher:
         self,
         library: RunLibrary,
         seconds: float,
-        deliver: Callable[[Source, Callable[[], Any]], Any],
+        deliver: Callable[[DataScreen, Callable[[], Any]], Any],
         failed: Callable[[Exception], Any],
     ) -> None:
-        self.source: Source | None = None
+        self.source: DataScreen | None = None
         self.rounds = 0  # how often it has looked and what it found was shown
         self._library = library
         self._seconds = seconds
         self._deliver, self._failed = deliver, failed
         self._wake, self._shown = threading.Event(), threading.Event()
-        self._meter: Meter | None = None
+        self._meter: CpuMeter | None = None
         self._stopping = self._looking = False
         # A daemon: leaving the app must not wait for a disk that does not answer.
         self._thread = threading.Thread(target=self._work, name="burnt-monitor-reader", daemon=True)
@@ -116,12 +116,12 @@ class Refresher:
     def pause(self) -> float:
         """Seconds until the next look, by what this process has used since the last one, to draw as well."""
         if self._meter is None:  # the first look, which had to import what it draws with, says nothing
-            self._meter = Meter()
+            self._meter = CpuMeter()
             return self._seconds
         spent, idle = self._meter.read()
-        if idle >= _ROOM:
+        if idle >= _MIN_IDLE_CORES:
             return self._seconds
-        return max(self._seconds, min(spent / _SHARE, _LONGEST_SECONDS))
+        return max(self._seconds, min(spent / _MAX_CPU_SHARE, _MAX_INTERVAL_SECONDS))
 
     def _look(self) -> None:
         looking, self._looking = self._looking, False
@@ -134,4 +134,4 @@ class Refresher:
             # The next look waits until this one is shown, so that a slow terminal gets fewer.
             self._shown.clear()
             self._deliver(source, show)
-            self._shown.wait(_PATIENCE_SECONDS)
+            self._shown.wait(_SHOW_TIMEOUT_SECONDS)

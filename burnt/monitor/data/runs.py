@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from burnt.errors import BurntError, RunError
 from burnt.monitor.data.downsampled_series import DownsampledSeries
-from burnt.monitor.format import better, fraction, main_metric, note, number
+from burnt.monitor.format import better_direction, fraction, main_metric, parse_number, problem_text
 from burnt.train.store import (
     Artefact,
     ArtefactName,
@@ -54,12 +54,12 @@ _MAX_LOG_LINES = 20_000
 _MAX_LOG_CHARACTERS = 16_000_000
 _MAX_SAMPLES = 1_800  # an hour
 _RETRY_SECONDS = 5.0
-_PACE_SECONDS = 180.0  # the time to the end is told by the pace of so long
+_PACE_WINDOW_SECONDS = 180.0  # the time to the end is told by the pace of so long
 
 # A walk through the folders takes at most this share of the time.
-_WALKING_SHARE = 0.005
-_WALK_SECONDS = 2.0
-_RESTING_SECONDS = 2.0
+_MAX_SCAN_SHARE = 0.005
+_MIN_SCAN_SECONDS = 2.0
+_IDLE_REFRESH_SECONDS = 2.0
 
 
 class Checkpoint(NamedTuple):
@@ -78,7 +78,7 @@ class RunView:
     Args:
         folder: the run's folder.
         label: what the run is called in lists; the folder's path by default.
-        colour: its number among the looks of runs, `burnt.monitor.plotting.curves.LOOKS`.
+        colour: its number among the looks of runs, `burnt.monitor.plotting.curves.RUN_STYLES`.
 
     `refresh` and what reads (`points`, `best`, `artefacts`, `log_lines`, `system_samples`, `checkpoints`) may
     be called from any thread, and belong into a worker; the attributes are what the last `refresh` found.
@@ -169,7 +169,7 @@ class RunView:
         if self.error is not None:
             return f"{self.error.what}: {self.error.found}" if self.error.found else self.error.what
         summary = self.summary
-        return "" if summary is None else note(summary)
+        return "" if summary is None else problem_text(summary)
 
     @property
     def fraction(self) -> float | None:
@@ -185,10 +185,10 @@ class RunView:
         if progress.activity == "paused":
             return None
         if not progress.total_steps:
-            passed, done, left = _worked(progress) - self.attempts[-1].started, share, 1.0 - share
+            passed, done, left = _active_time(progress) - self.attempts[-1].started, share, 1.0 - share
         else:
             since, step = self._paces[0]
-            passed, done = _worked(progress) - since, progress.step - step
+            passed, done = _active_time(progress) - since, progress.step - step
             left = progress.total_steps - progress.step
         return None if done <= 0 or passed <= 0 else max(passed / done * left, 0.0)
 
@@ -200,12 +200,12 @@ class RunView:
             self._paces = deque([(newest.started, newest.resumed_from_step or 0)])
         if progress is None or progress.attempt != newest.id:
             return
-        worked = _worked(progress)
+        worked = _active_time(progress)
         if progress.activity == "paused":
             self._paces = deque([(worked, progress.step)])
-        elif progress.step > self._paces[-1][1] and worked - self._paces[-1][0] >= _PACE_SECONDS / 20:
+        elif progress.step > self._paces[-1][1] and worked - self._paces[-1][0] >= _PACE_WINDOW_SECONDS / 20:
             self._paces.append((worked, progress.step))
-        while len(self._paces) > 2 and worked - self._paces[1][0] > _PACE_SECONDS:
+        while len(self._paces) > 2 and worked - self._paces[1][0] > _PACE_WINDOW_SECONDS:
             self._paces.popleft()
 
     @property
@@ -283,7 +283,7 @@ class RunView:
                 self._refresh()
             except Exception as error:
                 # Anybody may write into a run's file, and its content may be odd in ways nobody thought of.
-                self._fail(_unexpected(self.label, error))
+                self._fail(_unexpected_error(self.label, error))
             seen = (
                 self.state,
                 None if self.error is None else str(self.error),
@@ -309,7 +309,7 @@ class RunView:
                     self.close()
         now = time.monotonic()
         try:
-            stamp = _stamp(self.folder)
+            stamp = _database_stamp(self.folder)
         except PermissionError as error:
             self.close()
             self._fail(unreadable(self.folder / DATABASE, error))
@@ -346,7 +346,7 @@ class RunView:
         try:
             reader = self.reader
             attempts = reader.attempts()
-            if self.attempts and _beginning(attempts[0]) != _beginning(self.attempts[0]):
+            if self.attempts and _attempt_identity(attempts[0]) != _attempt_identity(self.attempts[0]):
                 # Another run took its place, in a file that may even have the number of the one before.
                 self._forget()
                 self._paced, self.attempts = 0, ()
@@ -354,10 +354,10 @@ class RunView:
                 self._bests.clear()
                 self.name, self.created, self.config = reader.name, reader.created, reader.config()
                 if self.config is not None:
-                    self.config = _mapping(self.config)
+                    self.config = _as_mapping(self.config)
             self.progress, self.heads, self.newest = reader.progress(), reader.heads(), reader.newest_ids()
             if self.progress is not None:
-                self.progress = self.progress._replace(data=_mapping(self.progress.data))
+                self.progress = self.progress._replace(data=_as_mapping(self.progress.data))
             self.attempts = attempts
             self._note_pace()
             self.metric = main_metric(list(self.heads), self.config)
@@ -366,7 +366,7 @@ class RunView:
                 after = self.events[-1].id if self.events else 0
                 if self.newest.event > after:
                     fresh = [
-                        event._replace(data=_mapping(event.data)) for event in reader.events(after=after)
+                        event._replace(data=_as_mapping(event.data)) for event in reader.events(after=after)
                     ]
                     self.events = [*self.events, *fresh]
             # Asked last, since a process that closed the run meanwhile must not seem crashed.
@@ -376,7 +376,7 @@ class RunView:
             self._fail(error)
             self._stamp = stamp
         except Exception as error:
-            self._fail(_unexpected(self.label, error))
+            self._fail(_unexpected_error(self.label, error))
             self._stamp = stamp
         if not self.live and not self._followed:
             self.close()
@@ -401,7 +401,7 @@ class RunView:
             except BurntError:
                 raise
             except Exception as error:
-                raise _unexpected(self.label, error) from error
+                raise _unexpected_error(self.label, error) from error
             finally:
                 if opened and not self._followed and not self.live:
                     self.close()
@@ -475,7 +475,7 @@ class RunView:
             return self._best(series)
 
     def _best(self, series: Series) -> Extreme | None:
-        way = better(series.name, self.config)
+        way = better_direction(series.name, self.config)
         head = self.heads.get(series)
         if way is None or head is None:
             return None
@@ -519,7 +519,7 @@ class RunView:
             RunError: the run cannot be read.
         """
         with self._reading() as reader:
-            lines = _grown(self._log, self.newest.log_line, reader.log_lines, _MAX_LOG_LINES)
+            lines = _extend_rows(self._log, self.newest.log_line, reader.log_lines, _MAX_LOG_LINES)
             if lines is not self._log:
                 first, left = len(lines), _MAX_LOG_CHARACTERS
                 while first > 0 and (left := left - len(lines[first - 1].text)) >= 0:
@@ -535,7 +535,7 @@ class RunView:
         """
         with self._reading() as reader:
             newest = self.newest.system_sample
-            self._samples = _grown(self._samples, newest, reader.system_samples, _MAX_SAMPLES)
+            self._samples = _extend_rows(self._samples, newest, reader.system_samples, _MAX_SAMPLES)
             return self._samples
 
     def checkpoints(self) -> list[Checkpoint]:
@@ -551,7 +551,7 @@ class RunView:
             event = told.get(folder.name)
             values = event.data.get("values") if event is not None else None
             step = event.step if event is not None else None
-            found.append(Checkpoint(folder.name, step, size, written, _mapping(values or {})))
+            found.append(Checkpoint(folder.name, step, size, written, _as_mapping(values or {})))
         return found
 
 
@@ -591,9 +591,9 @@ class RunLibrary:
         if look or now - self._walked >= self._pause:
             fresh = self._look()
             self._walked = time.monotonic()
-            self._pause = max(_WALK_SECONDS, (self._walked - now) / _WALKING_SHARE)
+            self._pause = max(_MIN_SCAN_SECONDS, (self._walked - now) / _MAX_SCAN_SHARE)
         # What nobody writes or looks at is asked for less often: it may be resumed or deleted.
-        resting = not look and now - self._asked_all < _RESTING_SECONDS
+        resting = not look and now - self._asked_all < _IDLE_REFRESH_SECONDS
         asked = [view for view in self.views if not resting or view.live or view.followed]
         if not resting:
             self._asked_all = now
@@ -637,7 +637,9 @@ class RunLibrary:
             view.close()
 
 
-def _grown(known: list[_Row], newest: int, read: Callable[..., Sequence[_Row]], most: int) -> list[_Row]:
+def _extend_rows(
+    known: list[_Row], newest: int, read: Callable[..., Sequence[_Row]], most: int
+) -> list[_Row]:
     """The known rows of a table and those written since, so many of the newest; `known` if there are none."""
     after: int = known[-1].id if known else 0
     if newest <= after:
@@ -647,29 +649,29 @@ def _grown(known: list[_Row], newest: int, read: Callable[..., Sequence[_Row]], 
     return rows[-most:]
 
 
-def _worked(progress: Progress) -> float:
+def _active_time(progress: Progress) -> float:
     """The time of a progress on a clock that stands still while the training is paused."""
-    return progress.time - (number(progress.data.get("paused_seconds")) or 0.0)
+    return progress.time - (parse_number(progress.data.get("paused_seconds")) or 0.0)
 
 
-def _beginning(attempt: Attempt) -> tuple[object, ...]:
+def _attempt_identity(attempt: Attempt) -> tuple[object, ...]:
     """What tells a run from another in the same folder, of its first attempt."""
     return attempt.host, attempt.pid, attempt.process_started, attempt.started
 
 
-def _mapping(data: Any) -> dict[str, Any]:
+def _as_mapping(data: Any) -> dict[str, Any]:
     """An object of the run store's JSON; what is another thing than documented is its only value."""
     return data if isinstance(data, dict) else {"?": data}
 
 
-def _unexpected(label: str, error: Exception) -> RunError:
+def _unexpected_error(label: str, error: Exception) -> RunError:
     """What says that reading met something that nothing here thought of."""
     found = RunError(f"{label} cannot be read", found=f"{type(error).__name__}: {error}")
     found.__cause__ = error
     return found
 
 
-def _stamp(folder: Path) -> tuple[tuple[int, int, int], tuple[int, int, int] | None] | None:
+def _database_stamp(folder: Path) -> tuple[tuple[int, int, int], tuple[int, int, int] | None] | None:
     """What changes when a run's database is written; None when there is none.
 
     Raises:
@@ -677,17 +679,17 @@ def _stamp(folder: Path) -> tuple[tuple[int, int, int], tuple[int, int, int] | N
     """
     path = os.path.join(folder, DATABASE)
     try:
-        database = _file(path)
+        database = _file_stamp(path)
     except PermissionError:
         raise
     except OSError:
         return None
     try:
-        return database, _file(f"{path}-wal")
+        return database, _file_stamp(f"{path}-wal")
     except OSError:
         return database, None
 
 
-def _file(path: str) -> tuple[int, int, int]:
+def _file_stamp(path: str) -> tuple[int, int, int]:
     stat = os.stat(path)
     return stat.st_ino, stat.st_mtime_ns, stat.st_size

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["CHARACTERS", "Masks", "dash_bits", "line_masks", "sample"]
+__all__ = ["CHARACTERS", "Masks", "dash_bits", "line_masks", "line_sample"]
 
 Masks = list[int]
 
@@ -111,7 +111,7 @@ def line_masks(
     return masks
 
 
-def sample(dashes: Sequence[int], cells: int) -> str:
+def line_sample(dashes: Sequence[int], cells: int) -> str:
     """A piece of a line, for a legend."""
     masks = line_masks([0, 2 * cells - 1], [1, 1], 2 * cells, 4, dashes)
     return "".join(CHARACTERS[masks[2 * c] | masks[2 * c + 1] << 4] for c in range(cells))

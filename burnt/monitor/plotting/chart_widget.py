@@ -36,14 +36,14 @@ from textual.widget import Widget
 
 from burnt.monitor.format import clean
 from burnt.monitor.plotting.curves import Curve
-from burnt.monitor.plotting.plot import Plot, Range, Span, View, XAxis
+from burnt.monitor.plotting.plot import Plot, PlotView, Range, Span, XAxis
 from burnt.monitor.ui.keymap import CHART, bindings
 
 __all__ = ["Chart"]
 
-_ZOOM = 1.25  # by a notch of the wheel; a key does two
-_CONTRAST = 3.0  # of a line to its background, as the accessibility guidelines ask of graphics
-_FAINT = 0.6  # how far raw values go towards the background, under a smoothed line
+_ZOOM_FACTOR = 1.25  # by a notch of the wheel; a key does two
+_MIN_CONTRAST = 3.0  # of a line to its background, as the accessibility guidelines ask of graphics
+_FAINT_BLEND = 0.6  # how far raw values go towards the background, under a smoothed line
 
 
 class Chart(Widget, can_focus=True):
@@ -112,7 +112,7 @@ class Chart(Widget, can_focus=True):
 
     def __init__(self, *, name: str | None = None, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(name=name, id=id, classes=classes)
-        self._view = View()
+        self._view = PlotView()
         self._plot: Plot | None = None
         self._strips: list[Strip] = []
         self._styles: dict[str, Style] = {}
@@ -157,7 +157,7 @@ class Chart(Widget, can_focus=True):
         )
 
     @property
-    def view(self) -> View:
+    def view(self) -> PlotView:
         """What is shown."""
         return self._view
 
@@ -169,7 +169,7 @@ class Chart(Widget, can_focus=True):
         """Put the crosshair here, or hide it. Posts no message."""
         self._look(self._view._replace(crosshair=x))
 
-    def _look(self, view: View) -> None:
+    def _look(self, view: PlotView) -> None:
         if view == self._view:
             return
         self._view = view
@@ -215,11 +215,11 @@ class Chart(Widget, can_focus=True):
             return self.get_component_rich_style(f"chart--{key}")
         _, background = self.background_colors
         curve = self._view.curves[int(key.lstrip("-"))]
-        color = readable(curve.color, background)
+        color = ensure_contrast(curve.color, background)
         if key.startswith("-"):
             if background.ansi is not None:  # the terminal's own, of which nothing is known
                 return self._styles[""] + Style(color=color.rich_color, dim=True)
-            color = color.blend(background, _FAINT)
+            color = color.blend(background, _FAINT_BLEND)
         return self._styles[""] + Style(color=color.rich_color)
 
     def notify_style_update(self) -> None:
@@ -235,13 +235,13 @@ class Chart(Widget, can_focus=True):
             low, high = self._plot.range_x
             at = self._view.crosshair
             around = at if at is not None and low <= at <= high else (low + high) / 2
-            self._zoom_x(around, _ZOOM ** (2 * direction))
+            self._zoom_x(around, _ZOOM_FACTOR ** (2 * direction))
 
     def action_zoom_y(self, direction: int) -> None:
         """Zoom the y axis around its middle."""
         if self._plot is not None:
             low, high = self._plot.range_y
-            self._zoom_y(low / 2 + high / 2, _ZOOM ** (2 * direction))
+            self._zoom_y(low / 2 + high / 2, _ZOOM_FACTOR ** (2 * direction))
 
     def action_pan(self, direction: int) -> None:
         """Move along the x axis by a quarter of what is seen."""
@@ -333,11 +333,11 @@ class Chart(Widget, can_focus=True):
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """Zoom in."""
-        self._scroll(event, _ZOOM)
+        self._scroll(event, _ZOOM_FACTOR)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """Zoom out."""
-        self._scroll(event, 1 / _ZOOM)
+        self._scroll(event, 1 / _ZOOM_FACTOR)
 
     def _scroll(self, event: events.MouseEvent, factor: float) -> None:
         at = self._inside(event)
@@ -390,10 +390,10 @@ class Chart(Widget, can_focus=True):
         self._read(None)
 
 
-def readable(color: str, background: Color) -> Color:
+def ensure_contrast(color: str, background: Color) -> Color:
     """The colour, moved towards white or black until it stands out from the background.
 
-    >>> readable("#4477aa", Color.parse("#000000")).hex, readable("#ccbb44", Color.parse("#ffffff")).hex
+    >>> ensure_contrast("#4477aa", Color.parse("#000000")).hex, ensure_contrast("#ccbb44", Color.parse("#ffffff")).hex
     ('#4477AA', '#A39536')
     """
     try:
@@ -405,12 +405,12 @@ def readable(color: str, background: Color) -> Color:
     end = Color(255, 255, 255) if background.brightness < 0.5 else Color(0, 0, 0)
     for step in range(11):
         moved = parsed.blend(end, step / 10)
-        if _contrast(moved, background) >= _CONTRAST:
+        if _contrast_ratio(moved, background) >= _MIN_CONTRAST:
             break
     return moved
 
 
-def _contrast(one: Color, other: Color) -> float:
+def _contrast_ratio(one: Color, other: Color) -> float:
     """The ratio of luminances that the web's accessibility guidelines define, from 1 to 21."""
     lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 __all__ = [
-    "LOOKS",
+    "DASH_PATTERNS",
     "PALETTE",
-    "STYLES",
+    "RUN_STYLES",
     "Curve",
-    "elapsed",
-    "epochs",
-    "extremes",
+    "extreme_indices",
     "nearest_index",
-    "reduce",
+    "reduce_points",
     "smooth",
+    "steps_to_epochs",
+    "times_to_active_seconds",
 ]
 
 # Paul Tol's bright and vibrant schemes, ordered so that neighbours differ for the colour-blind as well. All
@@ -28,7 +28,7 @@ __all__ = [
 PALETTE = ("#4477aa", "#ee7733", "#228833", "#cc3377", "#66ccee", "#aa4499", "#ccbb44", "#999999")
 
 # How a line is broken, as lengths of dots on and off.
-STYLES: dict[str, tuple[int, ...]] = {
+DASH_PATTERNS: dict[str, tuple[int, ...]] = {
     "solid": (),
     "dashed": (2, 2),
     "dotted": (1, 3),
@@ -36,7 +36,7 @@ STYLES: dict[str, tuple[int, ...]] = {
 }
 
 # Colour and kind of line of runs, by their number: when the colours come again, the lines are others.
-LOOKS = tuple((color, style) for style in STYLES for color in PALETTE)
+RUN_STYLES = tuple((color, style) for style in DASH_PATTERNS for color in PALETTE)
 
 
 class Curve(NamedTuple):
@@ -47,7 +47,7 @@ class Curve(NamedTuple):
         color: what Textual takes for a colour, such as ``"#4477aa"``.
         xs: ascending, finite.
         ys: as many; NaN is a gap.
-        style: a key of `STYLES`; by default the curves of a chart take one after the other.
+        style: a key of `DASH_PATTERNS`; by default the curves of a chart take one after the other.
         tag: a character or two, set beside the line's end.
         means: xs and ys from which smoothing starts, if the curve's own are the extremes of many values.
     """
@@ -61,7 +61,7 @@ class Curve(NamedTuple):
     means: tuple[Sequence[float], Sequence[float]] | None = None
 
 
-def reduce(
+def reduce_points(
     xs: Sequence[float],
     ys: Sequence[float],
     columns: int,
@@ -81,7 +81,7 @@ def reduce(
         low: the left edge of the plot; by default the first of `xs`.
         high: the right edge; by default the last.
 
-    >>> reduce([0, 1, 2, 3, 4, 5], [3.0, 1.0, 9.0, 2.0, 5.0, 4.0], columns=1)
+    >>> reduce_points([0, 1, 2, 3, 4, 5], [3.0, 1.0, 9.0, 2.0, 5.0, 4.0], columns=1)
     ([0, 1, 2, 5], [3.0, 1.0, 9.0, 4.0])
     """
     if not xs:
@@ -100,13 +100,13 @@ def reduce(
     at = 0
     while at < len(places):
         end = bisect_right(places, places[at], at)
-        kept += _column(ys, first + at, first + end)
+        kept += _column_points(ys, first + at, first + end)
         at = end
     kept += range(last, stop)
     return [xs[i] for i in kept], [ys[i] for i in kept]
 
 
-def _column(ys: Sequence[float], start: int, stop: int) -> list[int]:
+def _column_points(ys: Sequence[float], start: int, stop: int) -> list[int]:
     """The points of a column that a plot needs."""
     if stop - start < 3:
         return list(range(start, stop))
@@ -149,10 +149,10 @@ def smooth(ys: Sequence[float], weight: float) -> list[float]:
     return smoothed
 
 
-def extremes(ys: Sequence[float]) -> tuple[int, int] | None:
+def extreme_indices(ys: Sequence[float]) -> tuple[int, int] | None:
     """Where the lowest and the highest finite value are (the first of equals); None if there is none.
 
-    >>> extremes([2.0, float("inf"), 1.0, 5.0]), extremes([float("nan")])
+    >>> extreme_indices([2.0, float("inf"), 1.0, 5.0]), extreme_indices([float("nan")])
     ((2, 3), None)
     """
     finite = [i for i, y in enumerate(ys) if math.isfinite(y)]
@@ -177,7 +177,7 @@ def nearest_index(xs: Sequence[float], x: float) -> int | None:
     return right
 
 
-def epochs(steps: Sequence[float], ends: Sequence[tuple[float, float]]) -> list[float]:
+def steps_to_epochs(steps: Sequence[float], ends: Sequence[tuple[float, float]]) -> list[float]:
     """Steps as epochs with fractions.
 
     Args:
@@ -188,7 +188,7 @@ def epochs(steps: Sequence[float], ends: Sequence[tuple[float, float]]) -> list[
     Returns:
         An epoch for each step; the step's number itself if no epoch was done yet.
 
-    >>> epochs([0, 50, 100, 300, 400], [(100, 1), (300, 2)])
+    >>> steps_to_epochs([0, 50, 100, 300, 400], [(100, 1), (300, 2)])
     [0.0, 0.5, 1.0, 2.0, 2.5]
     """
     if not ends:
@@ -203,14 +203,14 @@ def epochs(steps: Sequence[float], ends: Sequence[tuple[float, float]]) -> list[
     return found
 
 
-def elapsed(times: Sequence[float], attempts: Sequence[tuple[float, float]]) -> list[float]:
+def times_to_active_seconds(times: Sequence[float], attempts: Sequence[tuple[float, float]]) -> list[float]:
     """Times of the clock as seconds at work: what lies between two attempts does not count.
 
     Args:
         times: Unix seconds.
         attempts: (began, ended) of each of the run's attempts, ascending; the last may still go on.
 
-    >>> elapsed([10, 12, 105, 120], [(10, 15), (105, 110)])
+    >>> times_to_active_seconds([10, 12, 105, 120], [(10, 15), (105, 110)])
     [0.0, 2.0, 5.0, 20.0]
     """
     found = []

@@ -1,6 +1,6 @@
 """A plot as lines of text with styles: axes, legend, curves in braille, markers, crosshair. No Textual.
 
-`Plot` lays a `View` out for a size; `burnt.monitor.plotting.chart_widget` shows it and moves the view.
+`Plot` lays a `PlotView` out for a size; `burnt.monitor.plotting.chart_widget` shows it and moves the view.
 """
 
 from __future__ import annotations
@@ -13,21 +13,28 @@ from typing import Literal, NamedTuple
 from rich.cells import cell_len, set_cell_size
 
 from burnt.monitor.format import clean
-from burnt.monitor.plotting.braille import CHARACTERS, line_masks, sample
-from burnt.monitor.plotting.curves import STYLES, Curve, extremes, nearest_index, reduce, smooth
+from burnt.monitor.plotting.braille import CHARACTERS, line_masks, line_sample
+from burnt.monitor.plotting.curves import (
+    DASH_PATTERNS,
+    Curve,
+    extreme_indices,
+    nearest_index,
+    reduce_points,
+    smooth,
+)
 from burnt.monitor.plotting.ticks import Tick, linear_ticks, log_ticks, number_text, span_text, time_ticks
 
-__all__ = ["Plot", "Range", "View", "XAxis"]
+__all__ = ["Plot", "PlotView", "Range", "XAxis"]
 
 Range = tuple[float, float]
 XAxis = Literal["step", "epoch", "time"]
 
 _CELLS = " " + CHARACTERS[1:]
-_FAR = 1e6  # dots; what lies farther outside looks the same
-_SAMPLE = 3  # cells of a line in the legend
+_MAX_DOT = 1e6  # dots; what lies farther outside looks the same
+_SAMPLE_CELLS = 3  # cells of a line in the legend
 
 
-class View(NamedTuple):
+class PlotView(NamedTuple):
     """What a plot shows.
 
     Args:
@@ -65,7 +72,7 @@ class Span(NamedTuple):
     style: str
 
 
-class _Line(NamedTuple):
+class _PreparedLine(NamedTuple):
     """A curve, made ready: reduced, in the axis' unit."""
 
     curve: int
@@ -83,7 +90,7 @@ class Plot:
         height: cells down. Legend, axes and labels appear as there is room for them.
 
     >>> curve = Curve("train", "blue", range(100), [1 / (1 + i) for i in range(100)])
-    >>> print(Plot(View((curve,), title="loss", markers=False), 32, 8).text())
+    >>> print(Plot(PlotView((curve,), title="loss", markers=False), 32, 8).text())
     loss  ⠒⠒⠒ train 0.01
     1.0 ┤⡆
         │⡇
@@ -94,9 +101,9 @@ class Plot:
          0           50         step
     """
 
-    def __init__(self, view: View, width: int, height: int) -> None:
+    def __init__(self, view: PlotView, width: int, height: int) -> None:
         self.view, self.width, self.height = view, max(width, 0), max(height, 0)
-        self.range_x = view.range_x or _whole_range(view.curves)
+        self.range_x = view.range_x or _full_x_range(view.curves)
         legend = self._legend()
         self.top = len(legend)
         self.bottom = 2 if self.height - self.top >= 5 else 0
@@ -132,7 +139,7 @@ class Plot:
 
     def _dot_x(self, x: float) -> float:
         low, high = self.range_x
-        return min(max((x - low) / (high - low) * (2 * self.columns - 1), -_FAR), _FAR)
+        return min(max((x - low) / (high - low) * (2 * self.columns - 1), -_MAX_DOT), _MAX_DOT)
 
     def _dot_y(self, y: float) -> float:
         low, high = self.range_y
@@ -140,7 +147,7 @@ class Plot:
         half = high / 2 - low / 2
         share = (high / 2 - y / 2) / half if half else (high - y) / (high - low)
         dot = share * (4 * self.rows - 1)
-        return min(max(dot, -_FAR), _FAR) if dot == dot else dot
+        return min(max(dot, -_MAX_DOT), _MAX_DOT) if dot == dot else dot
 
     def _cell(self, x: float, y: float) -> tuple[int, int]:
         """Row and column of a point; both may lie outside of the plot."""
@@ -154,7 +161,7 @@ class Plot:
 
     # --- the curves
 
-    def _lines(self, columns: int) -> list[_Line]:
+    def _lines(self, columns: int) -> list[_PreparedLine]:
         low, high = self.range_x
         lines = []
         for i, curve in enumerate(self.view.curves):
@@ -163,11 +170,11 @@ class Plot:
                 means_xs, means = curve.means or (curve.xs, curve.ys)
                 courses.append((means_xs, smooth(means, self.view.smoothing), False))
             for xs, ys, faint in courses:
-                xs, ys = reduce(xs, ys, columns, low, high)
-                lines.append(_Line(i, xs, [self._unit(y) for y in ys], faint))
+                xs, ys = reduce_points(xs, ys, columns, low, high)
+                lines.append(_PreparedLine(i, xs, [self._unit(y) for y in ys], faint))
         return sorted(lines, key=lambda line: not line.faint)
 
-    def _fitting_range(self, lines: Sequence[_Line]) -> Range:
+    def _fitting_range(self, lines: Sequence[_PreparedLine]) -> Range:
         low, high = self.range_x
         seen = [
             y
@@ -188,7 +195,7 @@ class Plot:
             return bottom, top
         return bottom - 2 * span * share, top + 2 * span * share
 
-    def _body(self, lines: list[_Line]) -> list[list[Span]]:
+    def _body(self, lines: list[_PreparedLine]) -> list[list[Span]]:
         bits = [[0] * self.columns for _ in range(self.rows)]
         owners = [[""] * self.columns for _ in range(self.rows)]
         for line in lines:
@@ -198,7 +205,7 @@ class Plot:
                 [self._dot_y(y) if math.isfinite(y) else math.nan for y in line.ys],
                 2 * self.columns,
                 4 * self.rows,
-                _dashes(line.curve, curve),
+                _dash_pattern(line.curve, curve),
             )
             style = f"-{line.curve}" if line.faint else str(line.curve)
             for column in range(self.columns):
@@ -278,7 +285,7 @@ class Plot:
             seen = [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if low <= x <= high]
             if self.view.log_y:
                 seen = [(x, y) for x, y in seen if y > 0]
-            ends = extremes([y for _, y in seen])
+            ends = extreme_indices([y for _, y in seen])
             if ends is not None and seen[ends[0]][1] != seen[ends[1]][1]:
                 found += [(lowest, *seen[end], i) for lowest, end in zip((True, False), ends, strict=True)]
         if len(self.view.curves) > 2:
@@ -422,7 +429,7 @@ class Plot:
                 used = gap = 0
             if gap:
                 lines[-1].append(Span(" " * gap, "label"))
-            lines[-1] += _cut(entry, self.width - used - gap)
+            lines[-1] += _truncate(entry, self.width - used - gap)
             used += gap + length
         return lines
 
@@ -451,18 +458,18 @@ class Plot:
         value = "" if index is None else f"{raw} {number_text(curve.ys[index])}"
         tag = f"{curve.tag} " if curve.tag else ""
         return [
-            Span(f"{sample(_dashes(number, curve), _SAMPLE)} ", str(number)),
+            Span(f"{line_sample(_dash_pattern(number, curve), _SAMPLE_CELLS)} ", str(number)),
             Span(clean(f"{tag}{curve.label}"), "label"),
             Span(value, str(number)),
         ]
 
 
-def _dashes(number: int, curve: Curve) -> tuple[int, ...]:
+def _dash_pattern(number: int, curve: Curve) -> tuple[int, ...]:
     """How a curve's line is broken: so that it is told from the others without colours as well."""
-    return STYLES[curve.style or list(STYLES)[number % len(STYLES)]]
+    return DASH_PATTERNS[curve.style or list(DASH_PATTERNS)[number % len(DASH_PATTERNS)]]
 
 
-def _whole_range(curves: Sequence[Curve]) -> Range:
+def _full_x_range(curves: Sequence[Curve]) -> Range:
     low = min((curve.xs[0] for curve in curves if curve.xs), default=0.0)
     high = max((curve.xs[-1] for curve in curves if curve.xs), default=1.0)
     if high > low:
@@ -471,7 +478,7 @@ def _whole_range(curves: Sequence[Curve]) -> Range:
     return low - half, low + half
 
 
-def _cut(spans: Sequence[Span], width: int) -> list[Span]:
+def _truncate(spans: Sequence[Span], width: int) -> list[Span]:
     """Spans of at most this many cells."""
     kept = []
     for span in spans:

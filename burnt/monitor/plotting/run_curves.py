@@ -7,8 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import better, clean
-from burnt.monitor.plotting.curves import PALETTE, STYLES, Curve, elapsed, epochs
+from burnt.monitor.format import better_direction, clean
+from burnt.monitor.plotting.curves import (
+    DASH_PATTERNS,
+    PALETTE,
+    Curve,
+    steps_to_epochs,
+    times_to_active_seconds,
+)
 from burnt.train.store import Points, Series
 
 if TYPE_CHECKING:
@@ -17,10 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["curve_on_axis", "curves_of", "metrics_in_order", "values_on_axis"]
 
 _SPLITS = ("train", "valid")
-_STYLES = tuple(STYLES)
-_DETAIL = 400  # buckets of a part that was zoomed into
+_DASH_NAMES = tuple(DASH_PATTERNS)
+_DETAIL_BUCKETS = 400  # buckets of a part that was zoomed into
 # What the training tells of itself comes after what is measured of the model.
-_OF_TRAINING = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
+_TRAINING_METRICS = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
 
 
 def curves_of(
@@ -56,7 +62,7 @@ def curves_of(
         means = None
         if smoothed:
             means = curve_on_axis(view, view.means(*series), view.means_between, series, axis, zoomed)
-        color, style = PALETTE[number % len(PALETTE)], _STYLES[number % len(_STYLES)]
+        color, style = PALETTE[number % len(PALETTE)], _DASH_NAMES[number % len(_DASH_NAMES)]
         curves.append(Curve(clean(split), color, xs, ys, style, means=means))
     return curves
 
@@ -87,7 +93,7 @@ def curve_on_axis(
         return xs, points.values
     left = max(bisect_left(xs, zoomed[0]) - 1, 0)
     right = min(bisect_right(xs, zoomed[1]), len(xs) - 1)
-    detail = between(series, points.steps[left], points.steps[right], _DETAIL)
+    detail = between(series, points.steps[left], points.steps[right], _DETAIL_BUCKETS)
     points = Points(
         [*points.steps[:left], *detail.steps, *points.steps[right + 1 :]],
         [*points.times[:left], *detail.times, *points.times[right + 1 :]],
@@ -104,9 +110,9 @@ def metrics_in_order(series: Sequence[Series]) -> list[str]:
     """
 
     def place(name: str) -> tuple[int, str]:
-        if name in _OF_TRAINING:
-            return 3 + _OF_TRAINING.index(name), name
-        return 0 if name == "loss" else 1 if better(name) else 2, name
+        if name in _TRAINING_METRICS:
+            return 3 + _TRAINING_METRICS.index(name), name
+        return 0 if name == "loss" else 1 if better_direction(name) else 2, name
 
     return sorted({one.name for one in series}, key=place)
 
@@ -114,11 +120,11 @@ def metrics_in_order(series: Sequence[Series]) -> list[str]:
 def values_on_axis(view: RunView, points: Points, axis: XAxis) -> Sequence[float]:
     """Where points lie on the horizontal axis: steps, epochs with fractions, or seconds at work."""
     if axis == "epoch":
-        return epochs(points.steps, view.epoch_ends)
+        return steps_to_epochs(points.steps, view.epoch_ends)
     if axis == "time":
         # A clock that was set back must not make the axis run backwards.
         latest, xs = 0.0, []
-        for x in elapsed(points.times, view.spans):
+        for x in times_to_active_seconds(points.times, view.spans):
             latest = max(latest, x)
             xs.append(latest)
         return xs

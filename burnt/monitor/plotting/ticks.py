@@ -38,7 +38,7 @@ def linear_ticks(low: float, high: float, most: int, *, whole: bool = False) -> 
         return []
     power = math.floor(math.log10(rough))
     for factor, exponent in ((1, 0), (2, 0), (5, 0), (1, 1), (2, 1)):
-        step = _scaled(factor, power + exponent)
+        step = _times_power_of_ten(factor, power + exponent)
         if whole and step < 1:
             continue
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
@@ -50,20 +50,21 @@ def linear_ticks(low: float, high: float, most: int, *, whole: bool = False) -> 
             step *= 10
             first, last = math.ceil(low / step), math.floor(high / step)
     places = [
-        _scaled(k * factor, power + exponent) if not whole else k * step for k in range(first, last + 1)
+        _times_power_of_ten(k * factor, power + exponent) if not whole else k * step
+        for k in range(first, last + 1)
     ]
-    texts = [count_text(at) for at in places] if whole else _decimals(places, step)
+    texts = [count_text(at) for at in places] if whole else _format_decimals(places, step)
     # Where floats are too coarse for such a range, several ticks read the same.
     unique = dict(zip(reversed(texts), reversed(places), strict=True))
     return [Tick(at, text) for text, at in reversed(unique.items())]
 
 
-def _scaled(factor: int, power: int) -> float:
+def _times_power_of_ten(factor: int, power: int) -> float:
     """``factor * 10**power``, rounded once."""
     return float(f"{factor}e{power}")
 
 
-def _decimals(places: Sequence[float], step: float) -> list[str]:
+def _format_decimals(places: Sequence[float], step: float) -> list[str]:
     """Numbers with the decimals that their distance asks for."""
     largest = max(map(abs, places), default=0.0)
     if largest == 0:
@@ -99,7 +100,7 @@ def log_ticks(low: float, high: float, most: int) -> list[Tick]:
             place
             for power in range(first, last + 1)
             for factor in factors
-            if low <= (place := _scaled(factor, power)) <= high
+            if low <= (place := _times_power_of_ten(factor, power)) <= high
         ]
         finest = finest or places
         if 2 <= len(places) <= most:

@@ -16,29 +16,29 @@ from textual.widgets import Static
 
 from burnt.errors import BurntError
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import better, clean, duration_text, label, main_metric, value_text
-from burnt.monitor.plotting.braille import sample
-from burnt.monitor.plotting.chart_widget import Chart, readable
-from burnt.monitor.plotting.curves import LOOKS, STYLES, Curve
+from burnt.monitor.format import better_direction, clean, duration_text, main_metric, series_label, value_text
+from burnt.monitor.plotting.braille import line_sample
+from burnt.monitor.plotting.chart_widget import Chart, ensure_contrast
+from burnt.monitor.plotting.curves import DASH_PATTERNS, RUN_STYLES, Curve
 from burnt.monitor.plotting.plot import Range, XAxis
 from burnt.monitor.plotting.run_curves import curve_on_axis, metrics_in_order
-from burnt.monitor.screens.panes.config import flat
+from burnt.monitor.screens.panes.config import flatten
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.keybar import KeyBar
 from burnt.monitor.ui.keymap import COMPARE, bindings
-from burnt.monitor.ui.status_line import update
+from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.monitor.ui.theme import state_cell
 from burnt.train.store import Extreme, Series
 
-__all__ = ["MOST", "CompareScreen", "differences", "looks", "metrics"]
+__all__ = ["MAX_RUNS", "CompareScreen", "all_metrics", "assign_styles", "differences"]
 
-MOST = 8  # runs in one plot: as many as there are colours that can be told apart
+MAX_RUNS = 8  # runs in one plot: as many as there are colours that can be told apart
 
-_SAMPLE = 3  # cells of a line, beside a run's name
+_SAMPLE_CELLS = 3  # cells of a line, beside a run's name
 _SMOOTHING = (0.0, 0.6, 0.9, 0.97)
-_VALUES = (
+_VALUE_COLUMNS = (
     Column(""),
     Column("run", grows=True),
     Column("state", spare=3),
@@ -67,9 +67,9 @@ class CompareScreen(Screen[None]):
 
     def __init__(self, views: Sequence[RunView]) -> None:
         super().__init__()
-        self.views = list(views[:MOST])
+        self.views = list(views[:MAX_RUNS])
         self.metric: Series | None = None
-        self._looks = looks(self.views)
+        self._looks = assign_styles(self.views)
         self._axis: XAxis = "step"
         self._log = False
         self._smoothing = 0
@@ -83,7 +83,7 @@ class CompareScreen(Screen[None]):
         """What is compared, the chart, the tables, the keys."""
         yield Static(id="title")
         yield Chart()
-        yield Table(_VALUES, id="values")
+        yield Table(_VALUE_COLUMNS, id="values")
         yield Table([Column("")], empty="the configurations do not differ", id="configs")
         yield FilterInput("a part of a metric's name, or /regular expression/")
         yield KeyBar()
@@ -110,7 +110,7 @@ class CompareScreen(Screen[None]):
         if token == self._seen:
             return None
         self._seen = token
-        known = metrics(self.views)
+        known = all_metrics(self.views)
         if self.metric not in known:
             self.metric = main_metric(known, self.views[0].config)
         chosen, axis, zoomed = self.metric, self._axis, self._range
@@ -149,7 +149,7 @@ class CompareScreen(Screen[None]):
         differing: Mapping[str, Sequence[str | None]],
         troubles: Sequence[str],
     ) -> None:
-        title = "no metric has been written yet" if chosen is None else label(chosen)
+        title = "no metric has been written yet" if chosen is None else series_label(chosen)
         self.query_one(Chart).show(
             curves, x=axis, log_y=self._log, smoothing=_SMOOTHING[self._smoothing], title=title
         )
@@ -158,12 +158,12 @@ class CompareScreen(Screen[None]):
         facts = f"{place}   x {axes[axis]}   {'log y' if self._log else 'linear y'}"
         parts = [(f" compare {len(self.views)} runs", "bold $primary"), (facts, "$dim")]
         parts += [(f"   {clean(trouble)}", "$error") for trouble in troubles]
-        update(self.query_one("#title", Static), Content.assemble(*parts))
+        update_if_changed(self.query_one("#title", Static), Content.assemble(*parts))
         self._show_values(chosen, rows)
         self._show_configs(differing)
 
     def _show_values(self, chosen: Series | None, rows: Sequence[tuple[RunView, Extreme | None]]) -> None:
-        way = None if chosen is None else better(chosen.name, self.views[0].config)
+        way = None if chosen is None else better_direction(chosen.name, self.views[0].config)
         bests = [best.value for _, best in rows if best is not None]
         winner = (min(bests) if way == "lower" else max(bests)) if bests else None
         found: list[tuple[object, Sequence[Cell]]] = []
@@ -201,7 +201,7 @@ class CompareScreen(Screen[None]):
             for value in values:
                 # What most have is quiet, so that the exception is seen.
                 quiet = value is None or (usual[1] > len(values) / 2 and value == usual[0])
-                cells.append(cell("-" if value is None else _short(value), "$dim" if quiet else ""))
+                cells.append(cell("-" if value is None else _shorten(value), "$dim" if quiet else ""))
             found.append((key, cells))
         table = self.query_one("#configs", Table)
         if not any(view.config for view in self.views):
@@ -212,8 +212,8 @@ class CompareScreen(Screen[None]):
     def _tag(self, number: int) -> Cell:
         _, background = self.background_colors
         name, style = self._looks[number]
-        color = readable(name, background)
-        line = sample(STYLES[style], _SAMPLE)
+        color = ensure_contrast(name, background)
+        line = line_sample(DASH_PATTERNS[style], _SAMPLE_CELLS)
         return ((f"{line} ", color.hex if color.ansi is None else ""), (str(number + 1), "bold"))
 
     # --- keys
@@ -228,7 +228,7 @@ class CompareScreen(Screen[None]):
 
     def action_metric(self, direction: int) -> None:
         """The next metric, or the one before."""
-        known = metrics(self.views)
+        known = all_metrics(self.views)
         if known:
             at = known.index(self.metric) if self.metric in known else -1
             self._choose(known[(at + direction) % len(known)])
@@ -250,7 +250,7 @@ class CompareScreen(Screen[None]):
         matches = field.matches()
         if matches is None:
             return
-        found = next((metric for metric in metrics(self.views) if matches(label(metric))), None)
+        found = next((metric for metric in all_metrics(self.views) if matches(series_label(metric))), None)
         field.blame("no metric matches" if found is None else "")
         if found is not None and message.value:
             self._choose(found)
@@ -295,19 +295,19 @@ class CompareScreen(Screen[None]):
         self.query_one(Chart).focus()
 
 
-def metrics(views: Sequence[RunView]) -> list[Series]:
+def all_metrics(views: Sequence[RunView]) -> list[Series]:
     """All metrics that one of the runs has: by name, validation first."""
     found = {series for view in views for series in view.series()}
     names = metrics_in_order(list(found))
     return sorted(found, key=lambda series: (names.index(series.name), series.split != "valid", series.split))
 
 
-def looks(views: Sequence[RunView]) -> list[tuple[str, str]]:
+def assign_styles(views: Sequence[RunView]) -> list[tuple[str, str]]:
     """Colour and kind of line for each run: its own, unless one before it has the same."""
     found: list[tuple[str, str]] = []
     for view in views:
-        own = LOOKS[view.colour % len(LOOKS)]
-        found.append(own if own not in found else next(look for look in LOOKS if look not in found))
+        own = RUN_STYLES[view.colour % len(RUN_STYLES)]
+        found.append(own if own not in found else next(look for look in RUN_STYLES if look not in found))
     return found
 
 
@@ -317,11 +317,11 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | No
     >>> differences([{"model": {"hidden": 64}, "seed": 1}, {"model": {"hidden": 32}, "seed": 1, "note": "a"}])
     {'model.hidden': ['64', '32'], 'note': [None, 'a']}
     """
-    rows = [flat(dict(config)) for config in configs]
+    rows = [flatten(dict(config)) for config in configs]
     keys = dict.fromkeys(key for row in rows for key in row)
     found = {key: [row.get(key) for row in rows] for key in keys}
     return {key: values for key, values in found.items() if len(set(values)) > 1}
 
 
-def _short(value: str, width: int = 16) -> str:
+def _shorten(value: str, width: int = 16) -> str:
     return value if len(value) <= width else value[: width - 1] + "…"

@@ -17,10 +17,18 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Static
 
-from burnt.monitor.data.commands import CommandSender, Request, refusal, request_text
-from burnt.monitor.data.event_text import countdown, held_rate, why_ended
+from burnt.monitor.data.commands import CommandSender, Request, request_text, unavailable_reason
+from burnt.monitor.data.event_text import early_stopping_text, end_reason_text, manual_learning_rate
 from burnt.monitor.data.runs import RunLibrary, RunView
-from burnt.monitor.format import age_text, clean, duration_text, highest_rate, label, rate_leap, value_text
+from burnt.monitor.format import (
+    age_text,
+    clean,
+    duration_text,
+    highest_scheduled_rate,
+    rate_change_warning,
+    series_label,
+    value_text,
+)
 from burnt.monitor.screens.panes.artefacts import ArtefactsPane
 from burnt.monitor.screens.panes.checkpoints import CheckpointsPane
 from burnt.monitor.screens.panes.config import ConfigPane
@@ -33,11 +41,11 @@ from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.plots import PlotsPane
 from burnt.monitor.screens.panes.system import SystemPane
 from burnt.monitor.ui.app_protocol import app_of
-from burnt.monitor.ui.dialogs import AskScreen, ConfirmScreen
+from burnt.monitor.ui.dialogs import ConfirmScreen, PromptScreen
 from burnt.monitor.ui.keybar import KeyBar
 from burnt.monitor.ui.keymap import RUN, Key, bindings
-from burnt.monitor.ui.status_line import Part, facts, sides, update
-from burnt.monitor.ui.theme import bar, state_cell
+from burnt.monitor.ui.status_line import Part, facts_line, two_sided_line, update_if_changed
+from burnt.monitor.ui.theme import progress_bar, state_cell
 from burnt.train.store import Series
 from burnt.train.store.control import check
 
@@ -55,10 +63,10 @@ _PANES: tuple[type[Pane], ...] = (
     ArtefactsPane,
     KernelsPane,
 )
-_KEYS = "123456789K"  # as in the table of keys
-_NARROW = 108  # the panes' titles in full need as much
-_ANSWER_SECONDS = 10.0  # how long an answered command is shown
-_COMMANDS = ("pause", "stop", "save", "learning_rate", "note")  # actions
+_PANE_KEYS = "123456789K"  # as in the table of keys
+_SHORT_TITLES_WIDTH = 108  # the panes' titles in full need as much
+_SHOW_ANSWER_SECONDS = 10.0  # how long an answered command is shown
+_COMMAND_ACTIONS = ("pause", "stop", "save", "learning_rate", "note")  # actions
 _TICK_SECONDS = 1.0  # how often the time that is left is renewed
 
 
@@ -80,18 +88,18 @@ class Tabs(Static):
     def show(self, current: int) -> None:
         """Mark a pane as shown."""
         self._current = current
-        narrow = self.size.width < _NARROW
+        narrow = self.size.width < _SHORT_TITLES_WIDTH
         parts: list[tuple[str, str]] = []
         self._ends = []
         for number, pane in enumerate(_PANES):
             here = number == current
-            parts.append((f" {_KEYS[number]} ", "bold $primary" if here else "$dim"))
+            parts.append((f" {_PANE_KEYS[number]} ", "bold $primary" if here else "$dim"))
             title = pane.SHORT or pane.TITLE if narrow else pane.TITLE
             parts.append((title, "bold underline" if here else "$dim"))
             if not narrow:
                 parts.append((" ", ""))
             self._ends.append(sum(len(text) for text, _ in parts))
-        update(self, Content.assemble(*parts))
+        update_if_changed(self, Content.assemble(*parts))
 
     def on_resize(self) -> None:
         """Shorter names where there is less room."""
@@ -183,12 +191,12 @@ class RunScreen(Screen[None]):
             of = f"/{progress.total_steps:,}" if progress.total_steps else ""
             right.append([("  step ", "$dim"), (f"{progress.step:,}{of}", "")])
         if (share := view.fraction) is not None:
-            done, rest = bar(share, 8 if self.size.width < 100 else 16)
+            done, rest = progress_bar(share, 8 if self.size.width < 100 else 16)
             right.append([("  " + done, "$primary"), (rest, "$faint"), (f" {math.floor(share * 100)} %", "")])
         if (eta := view.eta) is not None:
             right.append([("  eta ", "$dim"), (duration_text(eta), "")])
-        update(self.query_one("#title", Static), sides(left, right, self.size.width))
-        update(self.query_one("#about", Static), self._about())
+        update_if_changed(self.query_one("#title", Static), two_sided_line(left, right, self.size.width))
+        update_if_changed(self.query_one("#about", Static), self._about())
         self._show_commands()
         if self._steered != (view.live, self._paused()):
             self._steered = view.live, self._paused()
@@ -196,7 +204,7 @@ class RunScreen(Screen[None]):
 
     def key_now(self, key: Key) -> Key:
         """The key as the key bar shows it: not at all if it commands a training that does not run."""
-        if key.action in _COMMANDS and not self.view.live:
+        if key.action in _COMMAND_ACTIONS and not self.view.live:
             return key._replace(footer=0)
         return key._replace(label="Resume") if key.action == "pause" and self._paused() else key
 
@@ -207,18 +215,20 @@ class RunScreen(Screen[None]):
         view = self.view
         if view.error is not None:
             return Content.assemble((f" {clean(view.note)}", "$error"))
-        if why := why_ended(view):
+        if why := end_reason_text(view):
             style = "bold $error" if view.state == "crashed" else "$warning"
             return Content.assemble((f" {clean(why)}", style))
         pairs: list[tuple[str, Part]] = []
         if view.metric is not None:
-            pairs.append((label(view.metric), (value_text(view.heads[view.metric].point.value), "bold")))
+            pairs.append(
+                (series_label(view.metric), (value_text(view.heads[view.metric].point.value), "bold"))
+            )
             if view.metric_best is not None:
                 best = f"{value_text(view.metric_best.value)} at {view.metric_best.step:,}"
                 pairs.append(("best", (best, "$success")))
-        if view.live and (waits := countdown(view.events)):
+        if view.live and (waits := early_stopping_text(view.events)):
             pairs.append(("", (waits, "")))
-        held = held_rate(view) if view.live else None
+        held = manual_learning_rate(view) if view.live else None
         if held is not None:
             pairs.append(("learning rate", (f"{held:.3g}, set by hand", "$warning")))
         for name, text, form in (
@@ -234,7 +244,7 @@ class RunScreen(Screen[None]):
         pairs.append(("worked", (duration_text(view.seconds), "")))
         if not math.isnan(view.created):
             pairs.append(("began", (f"{age_text(time.time() - view.created)} ago", "")))
-        return facts(pairs, self.size.width)
+        return facts_line(pairs, self.size.width)
 
     async def _show_pane(self, number: int) -> None:
         container = self.query_one("#panes")
@@ -284,7 +294,7 @@ class RunScreen(Screen[None]):
     # --- commands
 
     def _can_steer(self) -> bool:
-        reason = refusal(self.view)
+        reason = unavailable_reason(self.view)
         if reason is not None:
             self.notify(reason, severity="warning", markup=False)
         return reason is None
@@ -297,7 +307,7 @@ class RunScreen(Screen[None]):
         # Awaited, so that the next key goes to the window.
         await self.app.push_screen(screen, answered)
 
-    async def _ask(self, screen: AskScreen, kind: str) -> None:
+    async def _ask(self, screen: PromptScreen, kind: str) -> None:
         async def answered(text: str | None) -> None:
             if text is None:
                 return
@@ -315,7 +325,7 @@ class RunScreen(Screen[None]):
         rate = check("lr", text)
         if not isinstance(rate, float):
             return ""
-        return rate_leap(rate, self._rate(), highest_rate(self.view.config))
+        return rate_change_warning(rate, self._rate(), highest_scheduled_rate(self.view.config))
 
     def _rate(self) -> float | None:
         """The learning rate of the newest step."""
@@ -352,12 +362,12 @@ class RunScreen(Screen[None]):
         """Another learning rate."""
         if not self._can_steer():
             return
-        now, held = self._rate(), held_rate(self.view)
+        now, held = self._rate(), manual_learning_rate(self.view)
         detail = "A number, which holds instead of the schedule; or auto, to follow the schedule again."
         if now is not None:
             detail += f" It is {now:.3g} now{'' if held is None else ', set by hand'}."
         await self._ask(
-            AskScreen(
+            PromptScreen(
                 "Change the learning rate to", detail, "a number, or auto", "Change", partial(check, "lr")
             ),
             "lr",
@@ -368,7 +378,9 @@ class RunScreen(Screen[None]):
         if self._can_steer():
             detail = "It is kept among the run's events."
             await self._ask(
-                AskScreen("Add a note", detail, "what should be remembered", "Add", partial(check, "note")),
+                PromptScreen(
+                    "Add a note", detail, "what should be remembered", "Add", partial(check, "note")
+                ),
                 "note",
             )
 
@@ -389,10 +401,10 @@ class RunScreen(Screen[None]):
         line = self.query_one("#commands", Static)
         newest = self.steering.requests[-1] if self.steering.requests else None
         over = newest is not None and newest.status in ("done", "refused")
-        self._telling = newest is not None and not (over and time.time() - newest.time > _ANSWER_SECONDS)
+        self._telling = newest is not None and not (over and time.time() - newest.time > _SHOW_ANSWER_SECONDS)
         line.display = self._telling
         if newest is None or not self._telling:
             return
         style = {"refused": "$error", "done": "$success"}.get(newest.status, "$warning")
         symbol = {"refused": "✗", "done": "✓"}.get(newest.status, "…")
-        update(line, Content.assemble((f" {symbol} {clean(request_text(newest))}", style)))
+        update_if_changed(line, Content.assemble((f" {symbol} {clean(request_text(newest))}", style)))

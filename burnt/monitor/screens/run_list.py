@@ -19,17 +19,25 @@ from textual.widgets import Static
 
 from burnt.errors import BurntError
 from burnt.monitor.data.runs import RunLibrary, RunView
-from burnt.monitor.format import age_text, better, clean, clock_text, duration_text, label, value_text
-from burnt.monitor.plotting.curves import LOOKS, STYLES, Curve
+from burnt.monitor.format import (
+    age_text,
+    better_direction,
+    clean,
+    clock_text,
+    duration_text,
+    series_label,
+    value_text,
+)
+from burnt.monitor.plotting.curves import DASH_PATTERNS, RUN_STYLES, Curve
 from burnt.monitor.plotting.run_curves import curves_of
 from burnt.monitor.ui.app_protocol import app_of
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keybar import KeyBar
 from burnt.monitor.ui.keymap import RUNS, bindings
-from burnt.monitor.ui.status_line import Part, facts, sides, update
+from burnt.monitor.ui.status_line import Part, facts_line, two_sided_line, update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table, cell
-from burnt.monitor.ui.theme import bar, state_cell
+from burnt.monitor.ui.theme import progress_bar, state_cell
 
 __all__ = ["RunsScreen"]
 
@@ -48,25 +56,27 @@ _COLUMNS = (
     Column("took", right=True, spare=8),
     Column("age", right=True, spare=2),
 )
-_METRIC = 7
-_LINES = dict(zip(STYLES, "▐┇┊╏", strict=True))  # upright, as runs are drawn when they are compared
-_NARROW = 100
-_PREVIEW_LINES = 30
-_ORDER = ("running", "stale", "crashed", "stopped", "finished", "unreadable", "deleted")
-_AGES_SECONDS = 10.0  # how often ages are renewed when nothing else changes
+_METRIC_COLUMN = 7
+_LINE_MARKS = dict(
+    zip(DASH_PATTERNS, "▐┇┊╏", strict=True)
+)  # upright, as runs are drawn when they are compared
+_NARROW_WIDTH = 100
+_MIN_PREVIEW_LINES = 30
+_STATE_ORDER = ("running", "stale", "crashed", "stopped", "finished", "unreadable", "deleted")
+_AGE_REFRESH_SECONDS = 10.0  # how often ages are renewed when nothing else changes
 
-_SORTS: dict[str, Callable[[RunView], Any]] = {
+_SORT_KEYS: dict[str, Callable[[RunView], Any]] = {
     "age": lambda view: -view.created,
-    "run": lambda view: _natural(view.label),
-    "state": lambda view: _ORDER.index(view.state),
+    "run": lambda view: _natural_key(view.label),
+    "state": lambda view: _STATE_ORDER.index(view.state),
     "progress": lambda view: view.fraction if view.fraction is not None else math.nan,
-    "epoch": lambda view: _number(view.progress and view.progress.epoch),
-    "step": lambda view: _number(view.progress and view.progress.step),
-    "eta": lambda view: _number(view.eta),
-    "metric": lambda view: label(view.metric) if view.metric else "",
-    "last": lambda view: _worse(view, view.heads[view.metric].point.value if view.metric else math.nan),
-    "best": lambda view: _worse(view, view.metric_best.value if view.metric_best else math.nan),
-    "at step": lambda view: _number(view.metric_best and view.metric_best.step),
+    "epoch": lambda view: _or_nan(view.progress and view.progress.epoch),
+    "step": lambda view: _or_nan(view.progress and view.progress.step),
+    "eta": lambda view: _or_nan(view.eta),
+    "metric": lambda view: series_label(view.metric) if view.metric else "",
+    "last": lambda view: _sort_value(view, view.heads[view.metric].point.value if view.metric else math.nan),
+    "best": lambda view: _sort_value(view, view.metric_best.value if view.metric_best else math.nan),
+    "at step": lambda view: _or_nan(view.metric_best and view.metric_best.step),
     "took": lambda view: view.seconds,
 }
 
@@ -110,7 +120,7 @@ class RunsScreen(Screen[None]):
 
     def load(self, changed: bool) -> Callable[[], Any] | None:
         """In the reading thread: nothing more is needed than what the library has."""
-        if not changed and time.monotonic() - self._shown_at < _AGES_SECONDS:
+        if not changed and time.monotonic() - self._shown_at < _AGE_REFRESH_SECONDS:
             return None
         self._shown_at = time.monotonic()
         curves = self._curves(self._under_cursor) if self._previewing else None
@@ -143,7 +153,7 @@ class RunsScreen(Screen[None]):
 
     def on_resize(self) -> None:
         """A preview where there is room for one."""
-        self._previewing = self.size.height >= _PREVIEW_LINES
+        self._previewing = self.size.height >= _MIN_PREVIEW_LINES
         if not self._previewing:
             self.query_one("#preview").display = False
         self._shown_at = -math.inf
@@ -154,7 +164,7 @@ class RunsScreen(Screen[None]):
             view for view in self.library.views if self._matches(f"{view.label}\n{view.name}\n{view.state}")
         ]
         self.marked = [view for view in self.marked if view in self.library.views]
-        views = _sorted(views, self._sort, self._descending)
+        views = _sort_views(views, self._sort, self._descending)
         rows = self.query_one(Table)
         rows.empty = self._nothing()
         cells = [(view, self._cells(view)) for view in views]
@@ -162,9 +172,9 @@ class RunsScreen(Screen[None]):
         metrics = {view.metric for view in views if view.metric is not None}
         if len(metrics) == 1:
             # Said once, it leaves room for the names of the runs.
-            columns[_METRIC : _METRIC + 2] = [Column(clean(label(*metrics)), right=True)]
-            cells = [(view, [*line[:_METRIC], *line[_METRIC + 1 :]]) for view, line in cells]
-        names = {"last": columns[_METRIC].name} if len(metrics) == 1 else {}
+            columns[_METRIC_COLUMN : _METRIC_COLUMN + 2] = [Column(clean(series_label(*metrics)), right=True)]
+            cells = [(view, [*line[:_METRIC_COLUMN], *line[_METRIC_COLUMN + 1 :]]) for view, line in cells]
+        names = {"last": columns[_METRIC_COLUMN].name} if len(metrics) == 1 else {}
         rows.show(
             cells,
             columns=None if columns == rows.columns else columns,
@@ -207,13 +217,15 @@ class RunsScreen(Screen[None]):
         if self.marked:
             facts.append(f"{len(self.marked)} marked")
         text = "  ".join(facts)
-        update(self.query_one("#title", Static), sides(parts, [[(text, "$dim")]], self.size.width))
+        update_if_changed(
+            self.query_one("#title", Static), two_sided_line(parts, [[(text, "$dim")]], self.size.width)
+        )
 
     def _show_about(self) -> None:
         view = self.query_one(Table).key
         about = self.query_one("#about", Static)
         if not isinstance(view, RunView):
-            update(about, Content(""))
+            update_if_changed(about, Content(""))
             return
         text, style = state_cell(view)
         parts: list[tuple[str, str]] = [(f" {text}", style), (f"  {clean(str(view.folder))}", "$foreground")]
@@ -232,12 +244,12 @@ class RunsScreen(Screen[None]):
                 pairs.append(("", (clean(view.activity), "")))
             pairs += [("worked", (duration_text(view.seconds), ""))]
             pairs += [("began", (clock_text(view.created, "%Y-%m-%d %H:%M"), ""))]
-            second = facts(pairs, self.size.width)
-        update(about, Content("\n").join([Content.assemble(*parts), second]))
+            second = facts_line(pairs, self.size.width)
+        update_if_changed(about, Content("\n").join([Content.assemble(*parts), second]))
 
     def _cells(self, view: RunView) -> Sequence[Cell]:
-        color, line = LOOKS[view.colour % len(LOOKS)]
-        mark = _LINES[line] if view not in self.marked else "◆"
+        color, line = RUN_STYLES[view.colour % len(RUN_STYLES)]
+        mark = _LINE_MARKS[line] if view not in self.marked else "◆"
         text, style = state_cell(view)
         name = clean(view.label)
         if view.name not in (view.folder.name, view.folder.resolve().name):
@@ -251,11 +263,11 @@ class RunsScreen(Screen[None]):
             cell(mark, color),
             cell(name, "bold" if view.live else ""),
             ((text, style),),
-            _progress(share, 6 if self.size.width < _NARROW else 12),
-            cell(_of(progress and progress.epoch, progress and progress.total_epochs)),
-            cell(_of(progress and progress.step, progress and progress.total_steps)),
+            _progress_cell(share, 6 if self.size.width < _NARROW_WIDTH else 12),
+            cell(_count_of_total(progress and progress.epoch, progress and progress.total_epochs)),
+            cell(_count_of_total(progress and progress.step, progress and progress.total_steps)),
             cell("" if eta is None else duration_text(eta)),
-            cell("" if metric is None else label(metric), "$dim"),
+            cell("" if metric is None else series_label(metric), "$dim"),
             cell(
                 "" if last is None else value_text(last),
                 "" if last is None or math.isfinite(last) else "$error",
@@ -284,7 +296,7 @@ class RunsScreen(Screen[None]):
         """A click on a heading sorts by it, a second one the other way round."""
         # What is called as its metric is holds the last values.
         column = message.column if message.column in {column.name for column in _COLUMNS} else "last"
-        if column not in _SORTS:
+        if column not in _SORT_KEYS:
             return
         self._descending = self._sort == column and not self._descending
         self._sort = column
@@ -300,7 +312,7 @@ class RunsScreen(Screen[None]):
         """Sort by the next column."""
         columns = {column.name for column in self.query_one(Table).columns}
         # A metric that all runs have is no column; sorting by it would seem to do nothing.
-        names = [name for name in _SORTS if name != "metric" or name in columns or name == self._sort]
+        names = [name for name in _SORT_KEYS if name != "metric" or name in columns or name == self._sort]
         self._sort = names[(names.index(self._sort) + 1) % len(names)]
         self._descending = False
         self._show()
@@ -356,23 +368,23 @@ class RunsScreen(Screen[None]):
         self.query_one(Table).focus()
 
 
-def _progress(share: float | None, width: int) -> Cell:
+def _progress_cell(share: float | None, width: int) -> Cell:
     if share is None:
         return cell("")
-    done, left = bar(share, width)
+    done, left = progress_bar(share, width)
     # Rounded down: what is not done is not shown as 100 %.
     return ((done, "$primary"), (left, "$faint"), (f" {math.floor(share * 100):>3} %", ""))
 
 
-def _of(number: int | None, total: int | None) -> str:
+def _count_of_total(number: int | None, total: int | None) -> str:
     if number is None:
         return ""
     return f"{number:,}" if total is None else f"{number:,}/{total:,}"
 
 
-def _sorted(views: list[RunView], column: str, descending: bool) -> list[RunView]:
+def _sort_views(views: list[RunView], column: str, descending: bool) -> list[RunView]:
     """By a column; runs without a value come last whichever way it is sorted."""
-    key = _SORTS[column]
+    key = _SORT_KEYS[column]
     keyed = [(key(view), view) for view in views]
     missing = [view for value, view in keyed if isinstance(value, float) and math.isnan(value)]
     present = [(value, view) for value, view in keyed if not (isinstance(value, float) and math.isnan(value))]
@@ -380,16 +392,16 @@ def _sorted(views: list[RunView], column: str, descending: bool) -> list[RunView
     return [view for _, view in present] + missing
 
 
-def _number(value: float | None) -> float:
+def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _worse(view: RunView, value: float) -> float:
+def _sort_value(view: RunView, value: float) -> float:
     """Ascending order puts the better value first, as far as anyone knows which that is."""
-    higher = view.metric is not None and better(view.metric.name, view.config) == "higher"
+    higher = view.metric is not None and better_direction(view.metric.name, view.config) == "higher"
     return -value if higher else value
 
 
-def _natural(text: str) -> list[tuple[int, int | str]]:
+def _natural_key(text: str) -> list[tuple[int, int | str]]:
     """So that run-2 comes before run-10."""
     return [(0, int(part)) if part.isdecimal() else (1, part.lower()) for part in re.split(r"(\d+)", text)]

@@ -21,14 +21,16 @@ from burnt.monitor.format import clean
 from burnt.monitor.ui.keymap import Key, key_text
 from burnt.monitor.ui.theme import state_cell
 
-__all__ = ["AskScreen", "ConfirmScreen", "EndScreen", "HelpScreen", "TextScreen", "TooSmallScreen"]
+__all__ = ["ConfirmScreen", "EndScreen", "HelpScreen", "PromptScreen", "TextScreen", "TooSmallScreen"]
 
-_END_SECONDS = 10
+_CLOSE_SECONDS = 10
 _WINDOW_LINES = 7  # border, padding and title of a window, and a line above it
-_MOUSE = "the mouse works too: click, double click, drag and wheel; ctrl+p finds what can be done by name"
+_MOUSE_HELP = (
+    "the mouse works too: click, double click, drag and wheel; ctrl+p finds what can be done by name"
+)
 
 
-class _ReadScreen(ModalScreen[None]):
+class _TextDialog(ModalScreen[None]):
     """Something to read, which scrolls; closed by a key, or by a click beside it.
 
     Args:
@@ -82,7 +84,7 @@ class _ReadScreen(ModalScreen[None]):
             self.dismiss()
 
 
-class HelpScreen(_ReadScreen):
+class HelpScreen(_TextDialog):
     """The keys that can be pressed, from the table that dispatches them.
 
     Args:
@@ -102,11 +104,11 @@ class HelpScreen(_ReadScreen):
             Content.assemble((f"{key_text(key.keys):>{width}}", "bold $primary"), f"  {key.help}")
             for key in self._keys
         ]
-        lines += [Content(""), Content.assemble((_MOUSE, "$dim"))]
+        lines += [Content(""), Content.assemble((_MOUSE_HELP, "$dim"))]
         return Content("\n").join(lines)
 
 
-class TextScreen(_ReadScreen):
+class TextScreen(_TextDialog):
     """A text in full, of which a line of a table shows the beginning.
 
     Args:
@@ -172,7 +174,7 @@ class ConfirmScreen(ModalScreen[bool]):
         self.dismiss(message.button.id == "yes")
 
 
-class AskScreen(ModalScreen[str | None]):
+class PromptScreen(ModalScreen[str | None]):
     """A question that is answered by a text; None when it is not answered.
 
     Args:
@@ -247,7 +249,7 @@ class EndScreen(ModalScreen[None]):
     def __init__(self, view: RunView) -> None:
         super().__init__()
         self._view = view
-        self._left = _END_SECONDS
+        self._left = _CLOSE_SECONDS
 
     def compose(self) -> ComposeResult:
         """How it ended."""

@@ -51,7 +51,7 @@ class KeyBar(Static):
         self._arrange()
 
     def _arrange(self) -> None:
-        kept = _that_fit([key for _, key in self._here], self.size.width)
+        kept = _keys_that_fit([key for _, key in self._here], self.size.width)
         parts: list[tuple[str, str]] = [(" ", "")]
         self._places = []
         x = 1
@@ -71,7 +71,7 @@ class KeyBar(Static):
                 await self.app.run_action(key.action, node)  # type: ignore[arg-type]
 
 
-def _that_fit(keys: Sequence[Key], width: int) -> list[Key]:
+def _keys_that_fit(keys: Sequence[Key], width: int) -> list[Key]:
     """The keys, without those of the highest numbers where there is no room for all."""
     kept = list(keys)
     while kept:

@@ -9,20 +9,20 @@ from textual.widgets import Static
 
 from burnt.monitor.format import clean
 
-__all__ = ["Part", "facts", "sides", "update"]
+__all__ = ["Part", "facts_line", "two_sided_line", "update_if_changed"]
 
 Part = tuple[str, str]
 """A text and its style, as Textual writes it; what a terminal would obey is escaped when it is set."""
 
 
-def update(widget: Static, content: Content) -> None:
+def update_if_changed(widget: Static, content: Content) -> None:
     """Show something else; nothing is painted when it is the same."""
     shown = widget.content
     if not (isinstance(shown, Content) and shown.is_same(content)):
         widget.update(content)
 
 
-def facts(pairs: Sequence[tuple[str, Part]], width: int) -> Content:
+def facts_line(pairs: Sequence[tuple[str, Part]], width: int) -> Content:
     """Names and values, as many as there is room for.
 
     Args:
@@ -38,7 +38,7 @@ def facts(pairs: Sequence[tuple[str, Part]], width: int) -> Content:
     return Content.assemble(" ", Content("   ").join(found))
 
 
-def sides(left: Sequence[Part], right: Sequence[Sequence[Part]], width: int) -> Content:
+def two_sided_line(left: Sequence[Part], right: Sequence[Sequence[Part]], width: int) -> Content:
     """Two parts of a line, one at each end.
 
     Args:
@@ -46,9 +46,9 @@ def sides(left: Sequence[Part], right: Sequence[Sequence[Part]], width: int) -> 
         right: groups; the last ones are left out where there is no room.
         width: of the line.
     """
-    left = _clean(left)
+    left = _clean_parts(left)
     first = Content.assemble(*left)
-    groups = [Content.assemble(*_clean(group)) for group in right]
+    groups = [Content.assemble(*_clean_parts(group)) for group in right]
     while groups and first.cell_length + sum(group.cell_length for group in groups) + 2 > width:
         groups.pop()
     room = width - sum(group.cell_length for group in groups) - 1
@@ -62,5 +62,5 @@ def sides(left: Sequence[Part], right: Sequence[Sequence[Part]], width: int) -> 
     return Content("").join([first, Content(gap), *groups, Content(" ")])
 
 
-def _clean(parts: Sequence[Part]) -> list[Part]:
+def _clean_parts(parts: Sequence[Part]) -> list[Part]:
     return [(clean(text), style) for text, style in parts]

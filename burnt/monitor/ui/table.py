@@ -26,7 +26,7 @@ Cell = tuple[tuple[str, str], ...]
 """Texts with their styles, as Textual writes them, side by side."""
 
 _GAP = 2
-_NARROW = 18  # what a column that gives way keeps
+_MIN_EXPANDING_WIDTH = 18  # what a column that gives way keeps
 
 
 def cell(text: str, style: str = "") -> Cell:
@@ -50,7 +50,7 @@ class Column(NamedTuple):
     spare: int = 0
 
 
-class _OfRows(Message):
+class _TableMessage(Message):
     """What a table tells."""
 
     def __init__(self, rows: Table) -> None:
@@ -63,7 +63,7 @@ class _OfRows(Message):
         return self.rows
 
 
-class _OfLine(_OfRows):
+class _RowMessage(_TableMessage):
     """What it tells of a line."""
 
     def __init__(self, rows: Table, key: object) -> None:
@@ -100,13 +100,13 @@ class Table(ScrollView, can_focus=True):
 
     cursor = reactive(0, repaint=False)
 
-    class Opened(_OfLine):
+    class Opened(_RowMessage):
         """A line was chosen by enter or a double click."""
 
-    class Moved(_OfLine):
+    class Moved(_RowMessage):
         """The cursor is on another line."""
 
-    class Headed(_OfRows):
+    class Headed(_TableMessage):
         """A heading was clicked."""
 
         def __init__(self, rows: Table, column: str) -> None:
@@ -154,7 +154,7 @@ class Table(ScrollView, can_focus=True):
         for key, cells in rows:
             size = known.get(key)
             # Of long tables most rows are those of before.
-            self._sizes[key] = size if size and size[0] is cells else (cells, tuple(map(_width, cells)))
+            self._sizes[key] = size if size and size[0] is cells else (cells, tuple(map(_cell_width, cells)))
         widths = [max(column) for column in zip(*(sizes for _, sizes in self._sizes.values()), strict=False)]
         widths = (widths or [0] * len(self.columns))[: len(self.columns)]
         if again or widths != self._widths or len(old) != len(self._rows):
@@ -201,7 +201,7 @@ class Table(ScrollView, can_focus=True):
 
         def needed() -> int:
             return sum(
-                (min(wide[i], _NARROW) if self.columns[i].grows else wide[i]) + _GAP for i in kept
+                (min(wide[i], _MIN_EXPANDING_WIDTH) if self.columns[i].grows else wide[i]) + _GAP for i in kept
             ) - _GAP  # fmt: skip
 
         for i in sorted(kept, key=lambda i: -self.columns[i].spare):
@@ -252,13 +252,13 @@ class Table(ScrollView, can_focus=True):
             name, style = column.name, ""
             if self._sorted is not None and self._sorted[0] == name:
                 name, style = name + (" ▼" if self._sorted[1] else " ▲"), "$foreground"
-            parts += [*_fit(((name, style),), width, column.right), (" " * _GAP, "")]
+            parts += [*_fit_cell(((name, style),), width, column.right), (" " * _GAP, "")]
         return Content.assemble(*parts)
 
     def _line(self, cells: Sequence[Cell]) -> Content:
         parts: list[tuple[str, str]] = [(" ", "")]
         for i, width in self._layout:
-            parts += [*_fit(cells[i], width, self.columns[i].right), (" " * _GAP, "")]
+            parts += [*_fit_cell(cells[i], width, self.columns[i].right), (" " * _GAP, "")]
         return Content.assemble(*parts)
 
     # --- the cursor
@@ -328,13 +328,13 @@ class Table(ScrollView, can_focus=True):
                 self.post_message(self.Opened(self, self.key))
 
 
-def _width(parts: Cell) -> int:
+def _cell_width(parts: Cell) -> int:
     return sum(cell_len(text) for text, _ in parts)
 
 
-def _fit(parts: Cell, width: int, right: bool) -> list[tuple[str, str]]:
+def _fit_cell(parts: Cell, width: int, right: bool) -> list[tuple[str, str]]:
     """The cell in exactly so many places: padded, or cut with an ellipsis."""
-    used = _width(parts)
+    used = _cell_width(parts)
     if used <= width:
         pad = (" " * (width - used), "")
         return [pad, *parts] if right else [*parts, pad]

@@ -8,10 +8,10 @@ from textual.theme import Theme
 
 from burnt.monitor.data.runs import RunView
 
-__all__ = ["DARK", "LIGHT", "PLAIN", "bar", "state_cell"]
+__all__ = ["DARK", "LIGHT", "PLAIN", "progress_bar", "state_cell"]
 
 
-def _theme(
+def _make_theme(
     name: str, *, dim: str, faint: str, cursor: str, stale: str, bars: tuple[str, str], **colours: Any
 ) -> Theme:
     """A theme of Textual.
@@ -52,7 +52,7 @@ def _theme(
 
 # Blue, green and orange are those of Okabe and Ito, which people of every colour vision tell apart, moved to
 # a lightness at which they can be read on the background.
-DARK = _theme(
+DARK = _make_theme(
     "burnt-dark",
     dark=True,
     primary="#5ab4e5",
@@ -71,7 +71,7 @@ DARK = _theme(
     cursor="#24313f",
     bars=("#2b3542", "#3a4554"),
 )
-LIGHT = _theme(
+LIGHT = _make_theme(
     "burnt-light",
     dark=False,
     primary="#0067a6",
@@ -139,10 +139,10 @@ def state_cell(view: RunView) -> tuple[str, str]:
     return f"{symbol} {state}", style
 
 
-def bar(share: float, width: int) -> tuple[str, str]:
+def progress_bar(share: float, width: int) -> tuple[str, str]:
     """A progress bar in halves of a cell: what is done, and what is left.
 
-    >>> bar(0.5, 5)
+    >>> progress_bar(0.5, 5)
     ('━━╸', '──')
     """
     halves = round(min(max(share, 0.0), 1.0) * width * 2)

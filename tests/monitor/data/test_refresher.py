@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from burnt.monitor.data.refresher import Meter, Refresher
+from burnt.monitor.data.refresher import CpuMeter, Refresher
 from burnt.monitor.data.runs import RunLibrary
 
 
@@ -70,7 +70,7 @@ def test_one_that_is_slow_on_purpose_stays_so(passed: Callable[..., Any]) -> Non
 
 
 def test_the_meter_reads_this_machine() -> None:
-    meter = Meter()
+    meter = CpuMeter()
     until = time.process_time() + 0.05
     while time.process_time() < until:
         pass

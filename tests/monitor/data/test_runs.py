@@ -437,7 +437,7 @@ def test_runs_at_rest_are_looked_at_less_often(tmp_path: Path, monkeypatch: pyte
     for _ in range(5):
         library.refresh()
     assert looks == ["lives"] * 5
-    monkeypatch.setattr(runs, "_RESTING_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "_IDLE_REFRESH_SECONDS", 0.0)
     RunWriter.create(folder, resume=True).close("stopped")
     assert library.refresh()
     assert {view.label: view.state for view in library.views} == {"rests": "stopped", "lives": "running"}
@@ -460,8 +460,8 @@ def test_a_run_that_closed_between_two_looks_has_not_crashed(
         view = RunView(folder)
         view.refresh()
         assert view.state == "running"
-        stamp = runs._stamp(folder)
-        monkeypatch.setattr(runs, "_stamp", lambda folder: stamp)  # looked at just before it closed
+        stamp = runs._database_stamp(folder)
+        monkeypatch.setattr(runs, "_database_stamp", lambda folder: stamp)  # looked at just before it closed
     view.refresh()
     assert view.state == "finished"
 

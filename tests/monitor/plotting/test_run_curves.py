@@ -10,7 +10,7 @@ import pytest
 
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.plotting.curves import Curve, smooth
-from burnt.monitor.plotting.plot import Plot, View
+from burnt.monitor.plotting.plot import Plot, PlotView
 from burnt.monitor.plotting.run_curves import curves_of
 from burnt.train.store import RunWriter, Series
 
@@ -55,7 +55,7 @@ def test_means_are_read_only_where_they_are_needed(view: RunView) -> None:
 
 def test_the_plot_draws_smoothed_means() -> None:
     spread = Curve("loss", "blue", [0, 0, 9, 9], [0.0, 10.0, 0.0, 10.0], means=([0, 9], [1.0, 1.0]))
-    plot = Plot(View((spread,), smoothing=0.5, markers=False), 40, 14)
+    plot = Plot(PlotView((spread,), smoothing=0.5, markers=False), 40, 14)
     rows = [i for i, line in enumerate(plot.lines[plot.top :]) for span in line if span.style == "0"]
     assert rows
     assert min(rows) > plot.rows * 0.7

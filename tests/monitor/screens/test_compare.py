@@ -14,8 +14,8 @@ from textual.pilot import Pilot
 from burnt.monitor.app import MonitorApp
 from burnt.monitor.data.runs import RunLibrary
 from burnt.monitor.plotting.chart_widget import Chart
-from burnt.monitor.plotting.curves import LOOKS, PALETTE
-from burnt.monitor.screens.compare import CompareScreen, differences, looks
+from burnt.monitor.plotting.curves import PALETTE, RUN_STYLES
+from burnt.monitor.screens.compare import CompareScreen, assign_styles, differences
 from burnt.monitor.ui.table import Table
 from burnt.train.store import RunWriter, Series
 
@@ -211,9 +211,9 @@ def test_configurations_differ_by_dotted_key() -> None:
 
 def test_runs_look_as_they_always_do_and_later_ones_have_other_lines() -> None:
     views: Any = [SimpleNamespace(colour=number) for number in (3, 11, 0, 35)]
-    found = looks(views)
+    found = assign_styles(views)
     assert found[:3] == [(PALETTE[3], "solid"), (PALETTE[3], "dashed"), (PALETTE[0], "solid")]
-    assert found[3] == LOOKS[1]  # its own is that of the first
+    assert found[3] == RUN_STYLES[1]  # its own is that of the first
     assert len(set(found)) == 4
 
 

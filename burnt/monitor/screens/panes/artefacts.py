@@ -15,41 +15,41 @@ from textual.widgets import Static
 
 from burnt.monitor.artefacts.png import Image, PngError, decode
 from burnt.monitor.artefacts.render import (
-    Ink,
     Lines,
-    classes,
-    confusion,
-    histogram,
-    image,
-    is_classes,
-    is_confusion,
+    StyledText,
+    draw_class_scores,
+    draw_confusion_matrix,
+    draw_histogram,
+    draw_image,
+    is_class_scores,
+    is_confusion_matrix,
 )
-from burnt.monitor.artefacts.widgets import Draw, Picture, Slider
+from burnt.monitor.artefacts.widgets import DrawFunction, Picture, Slider
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import clean
 from burnt.monitor.screens.panes.kernels import TABLES as KERNEL_TABLES
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
 from burnt.monitor.ui.keymap import ARTEFACTS, bindings
-from burnt.monitor.ui.status_line import update
+from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Column, Table, cell
 from burnt.train.store import Artefact, ArtefactName
 
 __all__ = ["ArtefactsPane"]
 
-_ELSEWHERE = ("model", *KERNEL_TABLES)  # tables that other panes show
+_SHOWN_ELSEWHERE = ("model", *KERNEL_TABLES)  # tables that other panes show
 _KINDS = ("table", "image", "histogram")
-_HISTOGRAMS = 200  # of a name, at most so many are shown together
-_KEPT_BYTES = 128 * 2**20  # of artefacts that are remembered, so that moving along steps reads nothing twice
+_MAX_HISTOGRAMS = 200  # of a name, at most so many are shown together
+_CACHE_BYTES = 128 * 2**20  # of artefacts that are remembered, so that moving along steps reads nothing twice
 
 
-class _Found(NamedTuple):
+class _Selection(NamedTuple):
     """What is there, and the one that is shown."""
 
     groups: dict[tuple[str, str], list[ArtefactName]]
     chosen: tuple[str, str] | None
     at: int
-    draw: Draw | None
+    draw: DrawFunction | None
     table: dict[str, Any] | None
 
 
@@ -74,7 +74,7 @@ class ArtefactsPane(Pane):
         self._at: int | None = None  # None is the newest, also when there is a newer one
         self._count = 0
         self._read: dict[int, tuple[Any, int]] = {}  # data and about how many bytes they take, by id
-        self._draw: tuple[int, Draw] | None = None  # the last matrix or table of classes, by its id
+        self._draw: tuple[int, DrawFunction] | None = None  # the last matrix or table of classes, by its id
 
     def compose(self) -> ComposeResult:
         """The list to the left, what is chosen to the right."""
@@ -100,42 +100,50 @@ class ArtefactsPane(Pane):
         """The names, and the data of what is shown."""
         groups: dict[tuple[str, str], list[ArtefactName]] = {}
         for found in self.view.artefact_names():
-            if found.kind in _KINDS and not (found.kind == "table" and found.name in _ELSEWHERE):
+            if found.kind in _KINDS and not (found.kind == "table" and found.name in _SHOWN_ELSEWHERE):
                 groups.setdefault((found.kind, found.name), []).append(found)
         groups = dict(sorted(groups.items(), key=lambda group: (_KINDS.index(group[0][0]), group[0][1])))
         chosen = self._chosen if self._chosen in groups else next(iter(groups), None)
         if chosen is None:
-            return partial(self._show, _Found({}, None, 0, None, None))
+            return partial(self._show, _Selection({}, None, 0, None, None))
         names = groups[chosen]
         at = len(names) - 1 if self._at is None else min(self._at, len(names) - 1)
         draw, table = self._content(names, at)
-        return partial(self._show, _Found(groups, chosen, at, draw, table))
+        return partial(self._show, _Selection(groups, chosen, at, draw, table))
 
-    def _content(self, names: Sequence[ArtefactName], at: int) -> tuple[Draw | None, dict[str, Any] | None]:
+    def _content(
+        self, names: Sequence[ArtefactName], at: int
+    ) -> tuple[DrawFunction | None, dict[str, Any] | None]:
         """What draws the artefact, or the rows of a table."""
         kind = names[at].kind
         try:
             if kind == "histogram":
-                first = max(min(at - _HISTOGRAMS // 2, len(names) - _HISTOGRAMS), 0)
-                around = names[first : first + _HISTOGRAMS]
+                first = max(min(at - _MAX_HISTOGRAMS // 2, len(names) - _MAX_HISTOGRAMS), 0)
+                around = names[first : first + _MAX_HISTOGRAMS]
                 data = [(name.step, self._data(name)) for name in around]
-                return partial(_histogram, data, at - first), None
+                return partial(_draw_histogram, data, at - first), None
             content = self._data(names[at])
             if kind == "image":
-                return partial(_image, content), None
+                return partial(_draw_image, content), None
             if self._draw is not None and self._draw[0] == names[at].id:
                 return self._draw[1], None
-            draw = _confusion if is_confusion(content) else _classes if is_classes(content) else None
+            draw = (
+                _draw_confusion_matrix
+                if is_confusion_matrix(content)
+                else _draw_class_scores
+                if is_class_scores(content)
+                else None
+            )
             if draw is not None:
                 self._draw = names[at].id, partial(draw, content)
                 return self._draw[1], None
             table_rows(content)
             return None, content
         except PngError as error:
-            return partial(_message, str(error)), None
+            return partial(_draw_message, str(error)), None
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             # Anybody may write into a run's file; what has another form than documented is said to have it.
-            return partial(_message, f"this {kind} has an unknown form: {error!r}"), None
+            return partial(_draw_message, f"this {kind} has an unknown form: {error!r}"), None
 
     def _data(self, name: ArtefactName) -> Any:
         if name.id in self._read:
@@ -145,22 +153,22 @@ class ArtefactsPane(Pane):
         if found is None:
             raise ValueError("it was superseded a moment ago")
         data = decode(found.data) if found.kind == "image" else found.data
-        self._read[name.id] = data, _bytes(data)
+        self._read[name.id] = data, _memory_bytes(data)
         used = sum(size for _, size in self._read.values())
-        while used > _KEPT_BYTES and len(self._read) > 1:
+        while used > _CACHE_BYTES and len(self._read) > 1:
             used -= self._read.pop(next(iter(self._read)))[1]
         return data
 
     # --- in the app's thread
 
-    def _show(self, found: _Found) -> None:
+    def _show(self, found: _Selection) -> None:
         names = self.query_one("#names", Table)
         names.show(
             [(key, (cell(key[1]), cell(f"{len(group)}", "$dim"))) for key, group in found.groups.items()]
         )
         if found.chosen is None:
-            update(self.query_one("#shown-name", Static), Content(""))
-            self.query_one(Picture).show(partial(_message, "metrics and trainings record them"))
+            update_if_changed(self.query_one("#shown-name", Static), Content(""))
+            self.query_one(Picture).show(partial(_draw_message, "metrics and trainings record them"))
             self.query_one(Slider).show(0, 0, "")
             return
         self._chosen = found.chosen
@@ -168,7 +176,7 @@ class ArtefactsPane(Pane):
         group = found.groups[found.chosen]
         self._count = len(group)
         kind, name = found.chosen
-        update(
+        update_if_changed(
             self.query_one("#shown-name", Static),
             Content.assemble((clean(name), "bold"), (f"   {kind}", "$dim")),
         )
@@ -214,7 +222,7 @@ class ArtefactsPane(Pane):
         self.query_one(Picture).scroll_relative(y=direction * 4, animate=False)
 
 
-def _bytes(data: Any) -> int:
+def _memory_bytes(data: Any) -> int:
     """About how much memory an artefact takes."""
     if isinstance(data, Image):
         return len(data.rgb)
@@ -222,22 +230,22 @@ def _bytes(data: Any) -> int:
     return 64 * sum(len(one) if isinstance(one, list) else 1 for part in lists for one in part)
 
 
-def _confusion(table: dict[str, Any], width: int, height: int, colors: bool) -> Lines:
-    return confusion(table, width, colors=colors)
+def _draw_confusion_matrix(table: dict[str, Any], width: int, height: int, colors: bool) -> Lines:
+    return draw_confusion_matrix(table, width, colors=colors)
 
 
-def _classes(table: dict[str, Any], width: int, height: int, colors: bool) -> Lines:
-    return classes(table, width)
+def _draw_class_scores(table: dict[str, Any], width: int, height: int, colors: bool) -> Lines:
+    return draw_class_scores(table, width)
 
 
-def _histogram(data: Sequence[Any], at: int, width: int, height: int, colors: bool) -> Lines:
-    return histogram(data, at, width, height, colors=colors)
+def _draw_histogram(data: Sequence[Any], at: int, width: int, height: int, colors: bool) -> Lines:
+    return draw_histogram(data, at, width, height, colors=colors)
 
 
-def _image(picture: Image, width: int, height: int, colors: bool) -> Lines:
+def _draw_image(picture: Image, width: int, height: int, colors: bool) -> Lines:
     size = f"{picture.width} x {picture.height} pixels"
-    return [*image(picture, width, max(height - 1, 1), colors=colors), [Ink(size, "$dim")]]
+    return [*draw_image(picture, width, max(height - 1, 1), colors=colors), [StyledText(size, "$dim")]]
 
 
-def _message(text: str, width: int, height: int, colors: bool) -> Lines:
-    return [[Ink(clean(text)[:width], "$dim")]]
+def _draw_message(text: str, width: int, height: int, colors: bool) -> Lines:
+    return [[StyledText(clean(text)[:width], "$dim")]]

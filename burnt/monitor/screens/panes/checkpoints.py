@@ -11,7 +11,7 @@ from typing import Any
 from textual.app import ComposeResult
 
 from burnt.monitor.data.runs import Checkpoint
-from burnt.monitor.format import age_text, better, clean, number, size_text, value_text
+from burnt.monitor.format import age_text, better_direction, clean, parse_number, size_text, value_text
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 
@@ -25,7 +25,7 @@ _COLUMNS = (
     Column("size", right=True),
     Column("age", right=True),
 )
-_RENEW_SECONDS = 5
+_RESCAN_SECONDS = 5
 
 
 class CheckpointsPane(Pane):
@@ -41,7 +41,7 @@ class CheckpointsPane(Pane):
     def token(self) -> object:
         """The folder is looked at every few seconds: somebody may delete a checkpoint."""
         told = sum(event.kind == "checkpoint" for event in self.view.events)
-        return told, self.view.live, int(time.monotonic() / _RENEW_SECONDS)
+        return told, self.view.live, int(time.monotonic() / _RESCAN_SECONDS)
 
     def read(self) -> Callable[[], Any]:
         """The folders, newest first."""
@@ -55,7 +55,7 @@ class CheckpointsPane(Pane):
                     f"{clean(name)} {_value_text(value)}  ",
                     "$success" if checkpoint is best and name == key else "",
                 )
-                for name, value in _in_order(checkpoint.values, key)
+                for name, value in _sort_values(checkpoint.values, key)
             ]
             rows.append(
                 (
@@ -86,24 +86,24 @@ def best_checkpoint(
         checkpoint has such a value.
     """
     names = list(dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.values))
-    judged = [name for name in names if better(name, config) is not None]
+    judged = [name for name in names if better_direction(name, config) is not None]
     for name in ("valid/loss", *[n for n in judged if n.startswith("valid/")], *judged):
         have = [
             (value, checkpoint)
             for checkpoint in checkpoints
-            if (value := number(checkpoint.values.get(name))) is not None and not math.isnan(value)
+            if (value := parse_number(checkpoint.values.get(name))) is not None and not math.isnan(value)
         ]
         if have:
-            sign = -1 if better(name, config) == "lower" else 1
+            sign = -1 if better_direction(name, config) == "lower" else 1
             return max(have, key=lambda one: sign * one[0])[1], name
     return None, ""
 
 
-def _in_order(values: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
+def _sort_values(values: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
     """What tells the best first, then the other values of validation: the last ones may find no room."""
     return sorted(values.items(), key=lambda one: (one[0] != key, not one[0].startswith("valid/")))
 
 
 def _value_text(value: object) -> str:
-    found = number(value)
+    found = parse_number(value)
     return clean(str(value)) if found is None else value_text(found)

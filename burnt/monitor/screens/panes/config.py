@@ -16,7 +16,7 @@ from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.keymap import FILTER, bindings
 from burnt.monitor.ui.table import Column, Table, cell
 
-__all__ = ["ConfigPane", "flat"]
+__all__ = ["ConfigPane", "flatten"]
 
 _COLUMNS = (Column("key"), Column("value", grows=True))
 
@@ -48,7 +48,9 @@ class ConfigPane(Pane):
             return
         rows = self.query_one(Table)
         pairs = [
-            (key, value) for key, value in flat(self.view.config or {}).items() if matches(f"{key} {value}")
+            (key, value)
+            for key, value in flatten(self.view.config or {}).items()
+            if matches(f"{key} {value}")
         ]
         rows.empty = "nothing in the configuration matches" if wanted else "the run has no configuration"
         rows.show([(key, (cell(key, "$dim"), cell(value))) for key, value in pairs])
@@ -57,7 +59,7 @@ class ConfigPane(Pane):
     def opened(self, message: Table.Opened) -> None:
         """All of a long value."""
         key = str(message.key)
-        self.app.push_screen(TextScreen(key, flat(self.view.config or {}).get(key, "")))
+        self.app.push_screen(TextScreen(key, flatten(self.view.config or {}).get(key, "")))
 
     def action_filter(self) -> None:
         """Type a filter."""
@@ -74,16 +76,16 @@ class ConfigPane(Pane):
         self.query_one(Table).focus()
 
 
-def flat(data: dict[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(data: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested values by dotted key, as text.
 
-    >>> flat({"model": {"hidden": 64}, "name": "digits", "sizes": [1, 2]})
+    >>> flatten({"model": {"hidden": 64}, "name": "digits", "sizes": [1, 2]})
     {'model.hidden': '64', 'name': 'digits', 'sizes': '[1, 2]'}
     """
     found: dict[str, str] = {}
     for key, value in data.items():
         if isinstance(value, dict) and value:
-            found |= flat(value, f"{prefix}{key}.")
+            found |= flatten(value, f"{prefix}{key}.")
         else:
             found[prefix + key] = value if isinstance(value, str) else json.dumps(value)
     return found

@@ -13,7 +13,7 @@ from textual.binding import BindingType
 from textual.content import Content
 from textual.widgets import Static
 
-from burnt.monitor.data.event_text import command_text, countdown, event_text
+from burnt.monitor.data.event_text import command_text, early_stopping_text, event_text
 from burnt.monitor.data.runs import RunView
 from burnt.monitor.format import clock_text
 from burnt.monitor.screens.panes.pane import Pane
@@ -21,7 +21,7 @@ from burnt.monitor.ui.dialogs import TextScreen
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keymap import FILTER, bindings
-from burnt.monitor.ui.status_line import update
+from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 from burnt.train.store import Event
 from burnt.train.store.control import Command, waiting
@@ -47,9 +47,9 @@ _STYLES = {
     "paused": "$warning",
     "resumed": "$primary",
 }
-_MOST = 5_000  # events that are shown, the newest
-_LONGEST = 1_000  # characters of an event that its row has; enter shows all
-_QUIET = ("stopping",)  # after each validation; the countdown tells the newest of them
+_MAX_EVENTS = 5_000  # events that are shown, the newest
+_MAX_TEXT_LENGTH = 1_000  # characters of an event that its row has; enter shows all
+_HIDDEN_KINDS = ("stopping",)  # after each validation; the countdown tells the newest of them
 
 
 class EventsPane(Pane):
@@ -80,7 +80,7 @@ class EventsPane(Pane):
     def read(self) -> Callable[[], Any]:
         """Events were read with the run; commands that wait are files beside it."""
         events = self.view.events
-        countdown_text = countdown(events) if self.view.live else ""
+        countdown_text = early_stopping_text(events) if self.view.live else ""
         return partial(self._show, self._rows(events, self._sent()), bool(events), countdown_text)
 
     def _sent(self) -> Sequence[Command]:
@@ -119,14 +119,16 @@ class EventsPane(Pane):
             if trace:
                 lines += ["", str(trace)]
             at = "" if event.step is None else f" at step {event.step:,}"
-            self.app.push_screen(TextScreen(f"{event.kind}{at}, {_clock(event.time)}", "\n".join(lines)))
+            self.app.push_screen(
+                TextScreen(f"{event.kind}{at}, {_date_time_text(event.time)}", "\n".join(lines))
+            )
 
     def _rows(self, events: Sequence[Event], sent: Sequence[Command]) -> list[tuple[object, Sequence[Cell]]]:
         rows: list[tuple[object, Sequence[Cell]]] = [
             (
                 command.id,
                 (
-                    cell(_clock(command.time), "$dim"),
+                    cell(_date_time_text(command.time), "$dim"),
                     cell(""),
                     cell("command", "$primary"),
                     cell(f"{asked}: sent by {command.sender}, not answered yet"),
@@ -137,11 +139,11 @@ class EventsPane(Pane):
         if (death := self._death()) is not None and self._matches(f"crashed {self.view.note}"):
             rows.append((None, death))
         known, self._made = self._made, {}
-        for event in reversed(events[-_MOST:]):
-            if event.kind in _QUIET:
+        for event in reversed(events[-_MAX_EVENTS:]):
+            if event.kind in _HIDDEN_KINDS:
                 continue
             # Cells are made for new events only, of which there are few.
-            text, cells = self._made[event.id] = known.get(event.id) or _row(event)
+            text, cells = self._made[event.id] = known.get(event.id) or _event_row(event)
             if self._matches(text):
                 rows.append((event.id, cells))
         return rows
@@ -151,7 +153,7 @@ class EventsPane(Pane):
         if self.view.state != "crashed" or self.view.attempts[-1].ended is not None:
             return None
         return (
-            cell(_clock(self.view.attempts[-1].heartbeat), "$dim"),
+            cell(_date_time_text(self.view.attempts[-1].heartbeat), "$dim"),
             cell(""),
             cell("crashed", _STYLES["error"]),
             cell(self.view.note, _STYLES["error"]),
@@ -167,21 +169,23 @@ class EventsPane(Pane):
         if newest:  # who looks at the newest event wants to see the next one
             table.action_first()
         facts = self.query_one(Static)
-        update(facts, Content.assemble((f" {countdown_text}", "$dim")) if countdown_text else Content(""))
+        update_if_changed(
+            facts, Content.assemble((f" {countdown_text}", "$dim")) if countdown_text else Content("")
+        )
         facts.display = bool(countdown_text)
 
 
-def _row(event: Event) -> tuple[str, Sequence[Cell]]:
+def _event_row(event: Event) -> tuple[str, Sequence[Cell]]:
     """What a filter looks at, and the cells."""
     text, kind = event_text(event.kind, event.data), event.kind.replace("_", " ")
     style = _STYLES.get(event.kind, "")
     return f"{kind} {text}", (
-        cell(_clock(event.time), "$dim"),
+        cell(_date_time_text(event.time), "$dim"),
         cell("" if event.step is None else f"{event.step:,}", "$dim"),
         cell(kind, style),
-        cell(text[:_LONGEST], style if event.kind == "error" else ""),
+        cell(text[:_MAX_TEXT_LENGTH], style if event.kind == "error" else ""),
     )
 
 
-def _clock(seconds: float) -> str:
+def _date_time_text(seconds: float) -> str:
     return clock_text(seconds, "%m-%d %H:%M:%S")

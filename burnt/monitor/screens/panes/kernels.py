@@ -16,14 +16,14 @@ from burnt.monitor.format import clean
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
 from burnt.monitor.ui.dialogs import TextScreen
-from burnt.monitor.ui.status_line import update
+from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table
 from burnt.train.store import Artefact
 
 __all__ = ["TABLES", "KernelsPane"]
 
 TABLES = ("kernels", "plans")
-_FELL_BACK = "fell back"
+_FALLBACK_COLUMN = "fell back"
 
 
 class KernelsPane(Pane):
@@ -83,25 +83,25 @@ class KernelsPane(Pane):
             artefact = tables.get(name)
             facts = f"{name}: the training has recorded none"
             if artefact is not None:
-                data, machine = _readable(artefact.data)
+                data, machine = _split_tuning_keys(artefact.data)
                 columns, rows = table_rows(data)
                 facts = f"{name}: {len(rows):,}{machine}"
-                if _FELL_BACK in artefact.data["columns"]:
-                    rows, fallen = _marked(rows, artefact.data["columns"].index(_FELL_BACK))
+                if _FALLBACK_COLUMN in artefact.data["columns"]:
+                    rows, fallen = _mark_fallbacks(rows, artefact.data["columns"].index(_FALLBACK_COLUMN))
                     facts += (
                         f", {fallen:,} of them fell back to plain torch" if fallen else ", none fell back"
                     )
                 shown = self.query_one(f"#{name}", Table)
                 shown.show(rows, columns=columns)
             title, _, rest = facts.partition(":")
-            update(
+            update_if_changed(
                 self.query_one(f"#{name}-title", Static),
                 Content.assemble((title, "bold"), (f" {rest}", "$dim")),
             )
         self._share()
 
 
-def _readable(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def _split_tuning_keys(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """The table of kernels with what tells its rows apart, and on which machine they run; others as they are.
 
     A tuning key is ``version|machine|mode|argument|...``: its beginning is the same in all rows.
@@ -120,7 +120,7 @@ def _readable(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
     return {"columns": columns, "rows": rows}, f", on {clean('; '.join(machines))}" if machines else ""
 
 
-def _marked(
+def _mark_fallbacks(
     rows: Sequence[tuple[object, Sequence[Cell]]], column: int
 ) -> tuple[list[tuple[object, Sequence[Cell]]], int]:
     """The rows of what fell back in another colour, and how many they are."""

@@ -22,8 +22,10 @@ from burnt.train.store import LogLine
 __all__ = ["LogPane"]
 
 _COLUMNS = (Column("time"), Column("level", spare=1), Column("text", grows=True))
-_LONGEST = 1_000  # characters of a line that its row has, more than any terminal is wide; enter shows all
-_LEVELS = {"error": "$error", "critical": "bold $error", "warning": "$warning", "debug": "$dim"}
+_MAX_TEXT_LENGTH = (
+    1_000  # characters of a line that its row has, more than any terminal is wide; enter shows all
+)
+_LEVEL_STYLES = {"error": "$error", "critical": "bold $error", "warning": "$warning", "debug": "$dim"}
 
 
 class LogPane(Pane):
@@ -65,7 +67,7 @@ class LogPane(Pane):
             else:
                 # The whole line is searched, of which its row may have the beginning only.
                 hit = bool(wanted) and wanted in clean(line.text).lower()
-                made[line.id] = wanted, _cells(line, wanted), hit
+                made[line.id] = wanted, _line_cells(line, wanted), hit
         self._made = made
         hits = [number for number, (_, _, hit) in enumerate(made.values()) if hit]
         return [(id, cells) for id, (_, cells, _) in made.items()], hits
@@ -155,9 +157,9 @@ class LogPane(Pane):
         self.notify(f"{self._wanted!r} is not found {where}", markup=False)
 
 
-def _cells(line: LogLine, wanted: str) -> Sequence[Cell]:
-    text = clean(line.text[:_LONGEST])
-    style = _LEVELS.get(line.level.lower(), "")
+def _line_cells(line: LogLine, wanted: str) -> Sequence[Cell]:
+    text = clean(line.text[:_MAX_TEXT_LENGTH])
+    style = _LEVEL_STYLES.get(line.level.lower(), "")
     at = text.lower().find(wanted) if wanted else -1
     parts: Cell = ((text, style),)
     if at >= 0:

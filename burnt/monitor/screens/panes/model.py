@@ -13,12 +13,12 @@ from textual.widgets import Static
 from burnt.monitor.format import clean
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.screens.panes.tables import table_rows
-from burnt.monitor.ui.status_line import update
+from burnt.monitor.ui.status_line import update_if_changed
 from burnt.monitor.ui.table import Cell, Column, Table
 
 __all__ = ["ModelPane"]
 
-_FACTS = ("model", "parameters", "optimizer", "schedule", "precision", "device", "duration")
+_SHOWN_SETTINGS = ("model", "parameters", "optimizer", "schedule", "precision", "device", "duration")
 
 
 class ModelPane(Pane):
@@ -42,12 +42,12 @@ class ModelPane(Pane):
 
     def _show(self, table: tuple[Sequence[Column], Sequence[tuple[object, Sequence[Cell]]]] | None) -> None:
         config = self.view.config or {}
-        facts = [(name, config[name]) for name in _FACTS if config.get(name) is not None]
+        facts = [(name, config[name]) for name in _SHOWN_SETTINGS if config.get(name) is not None]
         parts: list[tuple[str, str]] = []
         for name, value in facts:
             text = f"{value:,}" if isinstance(value, int) else str(value)
             parts += [(f" {name} ", "$dim"), (f"{clean(text)} ", "")]
-        update(self.query_one(Static), Content.assemble(*parts))
+        update_if_changed(self.query_one(Static), Content.assemble(*parts))
         if table is not None:
             columns, rows = table
             self.query_one(Table).show(rows, columns=columns)

@@ -10,7 +10,7 @@ from typing import Any
 
 from textual.app import ComposeResult
 
-from burnt.monitor.format import age_text, better, figure_text
+from burnt.monitor.format import age_text, better_direction, full_number_text
 from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.table import Cell, Column, Table, cell
 
@@ -52,13 +52,14 @@ class NumbersPane(Pane):
                         cell(series.name),
                         cell(series.split, "$dim"),
                         cell(
-                            figure_text(point.value), "bold" if math.isfinite(point.value) else "bold $error"
+                            full_number_text(point.value),
+                            "bold" if math.isfinite(point.value) else "bold $error",
                         ),
                         cell(f"{point.step:,}", "$dim"),
                         cell("" if point.epoch is None else f"{point.epoch:,}", "$dim"),
-                        cell("" if best is None else figure_text(best.value), "$success"),
+                        cell("" if best is None else full_number_text(best.value), "$success"),
                         cell("" if best is None else f"{best.step:,}", "$dim"),
-                        cell(better(series.name, self.view.config) or "", "$dim"),
+                        cell(better_direction(series.name, self.view.config) or "", "$dim"),
                         cell(age_text(now - point.time), "$dim"),
                     ),
                 )

@@ -23,11 +23,11 @@ from burnt.monitor.screens.panes.pane import Pane
 from burnt.monitor.ui.filter_input import FilterInput
 from burnt.monitor.ui.filter_match import matcher
 from burnt.monitor.ui.keymap import PLOTS, bindings
-from burnt.monitor.ui.status_line import update
+from burnt.monitor.ui.status_line import update_if_changed
 
 __all__ = ["PlotsPane"]
 
-_WIDTH, _HEIGHT = 56, 8  # cells that a chart should have
+_CHART_WIDTH, _CHART_HEIGHT = 56, 8  # cells that a chart should have
 _SMOOTHING = (0.0, 0.6, 0.9, 0.97)
 
 
@@ -64,8 +64,8 @@ class PlotsPane(Pane):
 
     def on_resize(self, event: events.Resize) -> None:
         """As many charts as there is room for."""
-        across = max(event.size.width // _WIDTH, 1)
-        down = max((event.size.height - 1) // _HEIGHT, 1)
+        across = max(event.size.width // _CHART_WIDTH, 1)
+        down = max((event.size.height - 1) // _CHART_HEIGHT, 1)
         if (across, down) != self._places:
             self._places = across, down
             self.again()
@@ -122,7 +122,7 @@ class PlotsPane(Pane):
         self._shown = names
         if charts and (focused is None or focused >= len(charts)) and self.app.focused is None:
             charts[0].focus()
-        update(self.query_one(Static), self._status(len(names), total))
+        update_if_changed(self.query_one(Static), self._status(len(names), total))
 
     def _status(self, shown: int, total: int) -> Content:
         if not total:

@@ -14,16 +14,16 @@ from textual.content import Content
 from textual.widgets import Static
 
 from burnt.monitor.data.runs import RunView
-from burnt.monitor.format import clean, number, size_text, value_text
+from burnt.monitor.format import clean, parse_number, size_text, value_text
 from burnt.monitor.plotting.chart_widget import Chart
-from burnt.monitor.plotting.curves import PALETTE, Curve, elapsed
+from burnt.monitor.plotting.curves import PALETTE, Curve, times_to_active_seconds
 from burnt.monitor.screens.panes.pane import Pane
-from burnt.monitor.ui.status_line import update
+from burnt.monitor.ui.status_line import update_if_changed
 from burnt.train.store import SystemSample
 
 __all__ = ["SystemPane", "panels"]
 
-_WIDTH, _HEIGHT = 44, 8
+_CHART_WIDTH, _CHART_HEIGHT = 44, 8
 _GIB = 2.0**30
 
 
@@ -52,7 +52,7 @@ class SystemPane(Pane):
 
     def on_resize(self, event: events.Resize) -> None:
         """As many beside each other as there is room for."""
-        self._across = max(event.size.width // _WIDTH, 1)
+        self._across = max(event.size.width // _CHART_WIDTH, 1)
         self.again()
 
     def token(self) -> object:
@@ -62,17 +62,17 @@ class SystemPane(Pane):
     def read(self) -> Callable[[], Any]:
         """The samples as curves."""
         samples = self.view.system_samples()
-        xs = elapsed([sample.time for sample in samples], self.view.spans)
+        xs = times_to_active_seconds([sample.time for sample in samples], self.view.spans)
         curves = {}
         for panel in panels(samples[-1].values if samples else {}):
             curves[panel.title] = [
-                Curve(clean(label), PALETTE[i % len(PALETTE)], xs, _numbers(samples, name, panel.divisor))
+                Curve(clean(label), PALETTE[i % len(PALETTE)], xs, _values_of(samples, name, panel.divisor))
                 for i, (label, name) in enumerate(panel.names.items())
             ]
         return partial(self._show, curves, samples[-1].values if samples else None)
 
     async def _show(self, curves: dict[str, list[Curve]], last: dict[str, Any] | None) -> None:
-        update(self.query_one(Static), Content.assemble(*_facts(last)))
+        update_if_changed(self.query_one(Static), Content.assemble(*_latest_values(last)))
         grid = self.query_one(Grid)
         charts = list(grid.query(Chart))
         for chart in charts[len(curves) :]:
@@ -126,12 +126,12 @@ def panels(names: Sequence[str] | dict[str, Any]) -> list[Panel]:
     return [panel for panel in there if panel.names]
 
 
-def _numbers(samples: Sequence[SystemSample], name: str, divisor: float) -> list[float]:
-    found = [number(sample.values.get(name)) for sample in samples]
+def _values_of(samples: Sequence[SystemSample], name: str, divisor: float) -> list[float]:
+    found = [parse_number(sample.values.get(name)) for sample in samples]
     return [math.nan if value is None else value / divisor for value in found]
 
 
-def _facts(last: dict[str, Any] | None) -> list[tuple[str, str]]:
+def _latest_values(last: dict[str, Any] | None) -> list[tuple[str, str]]:
     """The newest values, on a line."""
     if last is None:
         return [(" the machine has not been looked at yet", "$dim")]
@@ -141,7 +141,7 @@ def _facts(last: dict[str, Any] | None) -> list[tuple[str, str]]:
         parts.extend([(f" {name} ", "$dim"), (f"{text}  ", "")])
 
     def value(name: str, write: Callable[[float], str]) -> str | None:
-        found = number(last.get(name))
+        found = parse_number(last.get(name))
         return None if found is None else write(found) if math.isfinite(found) else value_text(found)
 
     cpu, process = value("cpu.percent", _percent), value("process.cpu_percent", _percent)

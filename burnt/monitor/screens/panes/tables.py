@@ -11,7 +11,7 @@ from burnt.monitor.ui.table import Cell, Column, cell
 
 __all__ = ["table_rows"]
 
-_WIDE = 24
+_MAX_FIXED_WIDTH = 24
 
 
 def table_rows(table: dict[str, Any]) -> tuple[list[Column], list[tuple[object, Sequence[Cell]]]]:
@@ -28,12 +28,13 @@ def table_rows(table: dict[str, Any]) -> tuple[list[Column], list[tuple[object, 
     ] or [False] * len(names)
     # The widest column of words gives way where there is no room for all; else the last takes what is left.
     widths = [
-        0 if numeric[i] else max((len(_text(row[i])) for row in rows), default=0) for i in range(len(names))
+        0 if numeric[i] else max((len(_value_text(row[i])) for row in rows), default=0)
+        for i in range(len(names))
     ]
     last = max((i for i in range(len(names)) if not numeric[i]), default=0)
-    grows = widths.index(max(widths)) if max(widths, default=0) > _WIDE else last
+    grows = widths.index(max(widths)) if max(widths, default=0) > _MAX_FIXED_WIDTH else last
     columns = [Column(name, right=numeric[i], grows=i == grows) for i, name in enumerate(names)]
-    return columns, [(number, [cell(_text(value)) for value in row]) for number, row in enumerate(rows)]
+    return columns, [(number, [cell(_value_text(value)) for value in row]) for number, row in enumerate(rows)]
 
 
 def _is_number(value: object) -> bool:
@@ -41,7 +42,7 @@ def _is_number(value: object) -> bool:
     return (isinstance(value, int | float) and not isinstance(value, bool)) or value in numbers
 
 
-def _text(value: object) -> str:
+def _value_text(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):
