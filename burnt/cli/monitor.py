@@ -95,7 +95,7 @@ def run(
         from burnt.monitor.terminal_handoff import Attachment
 
         attachment = Attachment(attached, Path(folders[0]), pulse)
-    app = MonitorApp(library, fps=fps, attached=attached, attachment=attachment)
+    app = MonitorApp(library, fps=fps, training_pid=attached, attachment=attachment)
     app.run()
     return app.return_code or 0
 

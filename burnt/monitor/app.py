@@ -65,14 +65,14 @@ class MonitorApp(App[None]):
     class Loaded(Message):
         """Something was read, and is to be shown."""
 
-        def __init__(self, source: DataScreen, show: Callable[[], Any]) -> None:
-            self.source, self.show = source, show
+        def __init__(self, screen: DataScreen, show: Callable[[], Any]) -> None:
+            self.screen, self.show = screen, show
             super().__init__()
 
-    class KeyDone(Message):
+    class KeyHandled(Message):
         """A key was handled: posted after it, this comes back from the widget that got it."""
 
-    class Failed(Message):
+    class ReadFailed(Message):
         """The reading thread met an error that nothing expected."""
 
         def __init__(self, error: Exception) -> None:
@@ -84,7 +84,7 @@ class MonitorApp(App[None]):
         library: RunLibrary,
         *,
         fps: float = 2.0,
-        attached: int | None = None,
+        training_pid: int | None = None,
         attachment: Attachment | None = None,
     ) -> None:
         super().__init__(
@@ -96,21 +96,21 @@ class MonitorApp(App[None]):
             self.register_theme(theme)
         self.theme = PLAIN.name if self.no_color else DARK.name
         self.library = library
-        self.attached = attached
+        self.training_pid = training_pid
         self.attachment = attachment
-        self.smallest = Size(MIN_WIDTH, MIN_HEIGHT)  # below this it says that there is no room
+        self.min_size = Size(MIN_WIDTH, MIN_HEIGHT)  # below this it says that there is no room
         self.refresher = Refresher(
             library,
             1.0 / fps,
             lambda source, show: self.post_message(self.Loaded(source, show)),
-            lambda error: self.post_message(self.Failed(error)),
+            lambda error: self.post_message(self.ReadFailed(error)),
         )
-        self._shown_once = False
-        self._told: set[str] = set()
-        self._was_live = self._ending = False
-        self._small: Screen[None] | None = None
-        self._keys: deque[events.Key] = deque()
-        self._key_sent = -math.inf
+        self._is_first_read_done = False
+        self._reported_errors: set[str] = set()
+        self._was_live = self._is_ending = False
+        self._too_small_screen: Screen[None] | None = None
+        self._pending_keys: deque[events.Key] = deque()
+        self._key_sent_at = -math.inf
         self._key_target: MessagePump = self
         self._key_timer: Timer | None = None
 
@@ -119,13 +119,13 @@ class MonitorApp(App[None]):
     async def on_mount(self) -> None:
         """Show the list, or the run of the training whose monitor this is; and begin to read."""
         await self.push_screen(RunsScreen(self.library))
-        if self.attached is not None:
-            self.library.refresh(look=True)  # here: it is one run, and the list is not to be seen before it
+        if self.training_pid is not None:
+            self.library.refresh(rescan=True)  # here: it is one run, and the list is not to be seen before it
             self._open_only_run()
-        self._fit(self.size)
+        self._check_size(self.size)
         self.refresher.start()
         if self.attachment is not None:
-            self.attachment.begin(self)
+            self.attachment.start(self)
 
     def compare(self, views: Sequence[RunView]) -> None:
         """Show some runs in one chart."""
@@ -137,13 +137,13 @@ class MonitorApp(App[None]):
         """Stop reading."""
         self.refresher.stop()
 
-    def show_source(self, source: Screen[Any]) -> None:
+    def read_for(self, screen: Screen[Any]) -> None:
         """From now on read what this needs, as soon as its parts are there: it has come on the screen."""
-        if source.is_mounted:
-            self.refresher.source = cast(DataScreen, source)
+        if screen.is_mounted:
+            self.refresher.screen = cast(DataScreen, screen)
             self.refresher.wake()
         else:
-            source.call_after_refresh(self.show_source, source)
+            screen.call_after_refresh(self.read_for, screen)
 
     def open_run(self, view: RunView) -> None:
         """Show a run."""
@@ -157,82 +157,82 @@ class MonitorApp(App[None]):
         """Show what was read."""
         try:
             # Else the screen was left meanwhile, or the app is about to end.
-            if self.is_running and message.source in cast(list[object], self.screen_stack):
+            if self.is_running and message.screen in cast(list[object], self.screen_stack):
                 await invoke(message.show)
         except Exception as error:
-            self._tell(error, "cannot be shown")
+            self._report_error(error, "cannot be shown")
         finally:
-            self.refresher.shown()
+            self.refresher.mark_shown()
         # Below the smallest size nothing is put over the message; the list is read again when there is room.
-        if not self._shown_once and self._small is None:
+        if not self._is_first_read_done and self._too_small_screen is None:
             self._open_only_run()
-            self._shown_once = True
+            self._is_first_read_done = True
         views = self.library.views
-        if self.attached is not None and len(views) == 1:
-            self._watch_end(views[0])
+        if self.training_pid is not None and len(views) == 1:
+            self._check_run_ended(views[0])
 
     def _open_only_run(self) -> None:
         """A folder that is a run itself, or a training's own monitor: there is nothing to choose from."""
         views = self.library.views
-        if len(views) == 1 and (self.attached is not None or views[0].folder in self.library.folders):
-            self._shown_once = True
+        if len(views) == 1 and (self.training_pid is not None or views[0].folder in self.library.folders):
+            self._is_first_read_done = True
             self.open_run(views[0])
 
-    def on_monitor_app_failed(self, message: Failed) -> None:
+    def on_monitor_app_read_failed(self, message: ReadFailed) -> None:
         """Something could not be read."""
         if self.is_running:
-            self._tell(message.error, "cannot be read")
+            self._report_error(message.error, "cannot be read")
 
-    def _tell(self, error: Exception, what: str) -> None:
+    def _report_error(self, error: Exception, what: str) -> None:
         """Say once what is the matter with something; all else is shown as before."""
         text = f"something {what}: {type(error).__name__}: {error}"
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported_errors:
+            self._reported_errors.add(text)
             _LOG.error("%s", text, exc_info=error)
             self.notify(clean(text), severity="error", timeout=30, markup=False)
 
-    def _watch_end(self, view: RunView) -> None:
+    def _check_run_ended(self, view: RunView) -> None:
         # A training may end before the first look at it.
-        self._was_live |= view.live or any(attempt.pid == self.attached for attempt in view.attempts[-1:])
-        if self._was_live and not view.live and not self._ending:
+        self._was_live |= view.is_live or any(attempt.pid == self.training_pid for attempt in view.attempts[-1:])
+        if self._was_live and not view.is_live and not self._is_ending:
             from burnt.monitor.ui.dialogs import EndScreen
 
-            self._ending = True
-            self._uncover()
+            self._is_ending = True
+            self._close_too_small_screen()
             self.push_screen(EndScreen(view))  # which needs little room
 
     def on_resize(self, event: events.Resize) -> None:
         """Below the smallest size say so; show what was there again when there is room."""
         # The first size comes before the first screen, which a message must not be put under.
         if any(isinstance(screen, RunsScreen) for screen in self.screen_stack):
-            self._fit(event.size)
+            self._check_size(event.size)
 
-    def _fit(self, size: Size) -> None:
-        if size.width >= self.smallest.width and size.height >= self.smallest.height:
-            self._uncover()
-        elif self._small is None and not self._ending:
+    def _check_size(self, size: Size) -> None:
+        if size.width >= self.min_size.width and size.height >= self.min_size.height:
+            self._close_too_small_screen()
+        elif self._too_small_screen is None and not self._is_ending:
             from burnt.monitor.ui.dialogs import TooSmallScreen
 
-            self._small = TooSmallScreen()
-            self.push_screen(self._small)
+            self._too_small_screen = TooSmallScreen()
+            self.push_screen(self._too_small_screen)
 
-    def _uncover(self) -> None:
+    def _close_too_small_screen(self) -> None:
         """Take the message away that there is no room; nothing is shown over it, so it is what shows."""
-        if self._small is not None:
-            self._small = None
+        if self._too_small_screen is not None:
+            self._too_small_screen = None
             self.pop_screen()
 
-    async def settled(self, patience: float) -> None:
+    async def wait_until_idle(self, timeout: float) -> None:
         """Wait until what is on the screen has been read and shown; for pictures and tests.
 
         Raises:
             TimeoutError: it took longer than so many seconds.
         """
-        async with asyncio.timeout(patience):
+        async with asyncio.timeout(timeout):
             for _ in range(2):  # what was asked for while something else was read comes after that
-                target = self.refresher.rounds + 1
+                target_rounds = self.refresher.rounds + 1
                 self.refresher.wake()
-                while self.refresher.rounds < target:
+                while self.refresher.rounds < target_rounds:
                     await asyncio.sleep(0.01)
             await wait_for_idle(0)
 
@@ -243,54 +243,54 @@ class MonitorApp(App[None]):
         if not isinstance(event, events.Key) or event.is_forwarded or not self.screen_stack:
             await super().on_event(event)
         else:
-            self._keys.append(event)
+            self._pending_keys.append(event)
             await self._next_key()
 
     async def _send_key(self, key: events.Key) -> None:
         target = self._key_target = self.focused or self.screen
-        self._key_sent = time.monotonic()
+        self._key_sent_at = time.monotonic()
         # The widget that has the key may go before it answers.
         if self._key_timer is not None:
             self._key_timer.stop()
         self._key_timer = self.set_interval(_CLOSED_TARGET_SECONDS, self._next_key)
         await super().on_event(key)
-        if not target.post_message(self.KeyDone()):
-            self.post_message(self.KeyDone())
+        if not target.post_message(self.KeyHandled()):
+            self.post_message(self.KeyHandled())
 
-    async def on_monitor_app_key_done(self) -> None:
+    async def on_monitor_app_key_handled(self) -> None:
         """The next key."""
-        self._key_sent = -math.inf
+        self._key_sent_at = -math.inf
         await self._next_key()
 
     async def _next_key(self) -> None:
-        patience = _KEY_TIMEOUT_SECONDS if self._key_target.is_running else _CLOSED_TARGET_SECONDS
-        if time.monotonic() - self._key_sent < patience:
+        timeout = _KEY_TIMEOUT_SECONDS if self._key_target.is_running else _CLOSED_TARGET_SECONDS
+        if time.monotonic() - self._key_sent_at < timeout:
             return
-        if self._keys:
-            await self._send_key(self._keys.popleft())
+        if self._pending_keys:
+            await self._send_key(self._pending_keys.popleft())
         elif self._key_timer is not None:
             self._key_timer.stop()
 
-    def keys_here(self, screen: Screen[Any] | None = None) -> list[tuple[object, Key]]:
+    def active_keys(self, screen: Screen[Any] | None = None) -> list[tuple[object, Key]]:
         """The keys that do something now, nearest first, with whom they belong to.
 
         Args:
             screen: on which they are pressed; by default the one that is shown.
         """
-        here: list[tuple[object, Key]] = []
-        taken: set[str] = set()
+        active: list[tuple[object, Key]] = []
+        seen: set[str] = set()
         for node, _ in (screen or self.screen)._modal_binding_chain:
             for key in getattr(node, "KEYS", ()):
-                if key.keys not in taken:
-                    taken.add(key.keys)
-                    here.append((node, key))
-        return here
+                if key.keys not in seen:
+                    seen.add(key.keys)
+                    active.append((node, key))
+        return active
 
     def action_help(self) -> None:
         """Show the keys."""
         from burnt.monitor.ui.dialogs import HelpScreen
 
-        self.push_screen(HelpScreen([key for _, key in self.keys_here()]))
+        self.push_screen(HelpScreen([key for _, key in self.active_keys()]))
 
     def action_leave(self) -> None:
         """Leave; trainings go on."""
@@ -303,19 +303,19 @@ class MonitorApp(App[None]):
         else:
             self.theme = LIGHT.name if self.theme == DARK.name else DARK.name
 
-    def action_look_again(self) -> None:
+    def action_rescan(self) -> None:
         """Look for new runs, forget deleted ones."""
-        self.refresher.wake(look=True)
+        self.refresher.wake(rescan=True)
 
     def action_interrupt(self) -> None:
         """Ctrl-C: what it means is the training's affair, if this is its monitor."""
-        if self.attached is None:
+        if self.training_pid is None:
             self.notify("q leaves the monitor; a training is stopped from its screen")
             return
         try:
-            os.kill(self.attached, signal.SIGINT)
+            os.kill(self.training_pid, signal.SIGINT)
         except OSError as error:
-            self.notify(f"process {self.attached} cannot be interrupted: {error.strerror}", severity="error")
+            self.notify(f"process {self.training_pid} cannot be interrupted: {error.strerror}", severity="error")
         else:
             self.notify("told the training: it finishes the step, saves and stops; again: at once")
 
@@ -328,7 +328,7 @@ class MonitorApp(App[None]):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """The command palette: every key that does something on the screen that it covers."""
-        for node, key in self.keys_here(screen):
+        for node, key in self.active_keys(screen):
 
             def run(node: object = node, key: Key = key) -> None:
                 self.call_later(self.run_action, key.action, node)

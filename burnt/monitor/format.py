@@ -88,14 +88,14 @@ def parse_number(value: object) -> float | None:
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def clock_text(seconds: float, form: str = "%H:%M:%S") -> str:
+def clock_text(seconds: float, date_format: str = "%H:%M:%S") -> str:
     """A time of the clock; ``"?"`` for what is none.
 
     >>> clock_text(1e20), clock_text(float("nan"))
     ('?', '?')
     """
     try:
-        return datetime.fromtimestamp(seconds).strftime(form)
+        return datetime.fromtimestamp(seconds).strftime(date_format)
     except (OverflowError, OSError, TypeError, ValueError):
         return "?"
 
@@ -135,7 +135,7 @@ def age_text(seconds: float) -> str:
     return f"{seconds:.0f}s"
 
 
-def rate_change_warning(rate: float, now: float | None, highest: float | None = None) -> str:
+def rate_change_warning(rate: float, current: float | None, highest_scheduled: float | None = None) -> str:
     """How a learning rate differs from the present one, if it does so by orders of magnitude; else empty.
 
     Args:
@@ -148,12 +148,12 @@ def rate_change_warning(rate: float, now: float | None, highest: float | None = 
     >>> rate_change_warning(2e-3, 1e-5, 1e-3), rate_change_warning(2e-2, 1e-5, 1e-3)
     ('', '2e+03 times the present 1e-05')
     """
-    if not now:
+    if not current:
         return ""
-    nearest = min(max(rate, now), max(now, highest or 0.0))
-    times = rate / nearest
+    nearest = min(max(rate, current), max(current, highest_scheduled or 0.0))
+    ratio = rate / nearest
     return (
-        "" if _MIN_RATE_RATIO <= times <= _MAX_RATE_RATIO else f"{rate / now:.3g} times the present {now:.3g}"
+        "" if _MIN_RATE_RATIO <= ratio <= _MAX_RATE_RATIO else f"{rate / current:.3g} times the present {current:.3g}"
     )
 
 
@@ -192,23 +192,23 @@ def better_direction(name: str, config: Mapping[str, Any] | None = None) -> str 
     >>> better_direction("valid/words", {"metrics": {"words": "higher"}})
     'higher'
     """
-    told = config.get("metrics") if isinstance(config, Mapping) else None
-    declared = told.get(name.rpartition("/")[2]) if isinstance(told, Mapping) else None
+    directions = config.get("metrics") if isinstance(config, Mapping) else None
+    declared = directions.get(name.rpartition("/")[2]) if isinstance(directions, Mapping) else None
     if declared in ("lower", "higher"):
         return str(declared)
     words = set("".join(c if c.isalnum() else " " for c in name.lower()).split())
     return "lower" if words & _LOWER_IS_BETTER else "higher" if words & _HIGHER_IS_BETTER else None
 
 
-def main_metric(known: Sequence[Series], config: Mapping[str, Any] | None = None) -> Series | None:
+def main_metric(series_list: Sequence[Series], config: Mapping[str, Any] | None = None) -> Series | None:
     """The validation loss; else the loss; else the first metric, of those whose better end is known."""
 
-    def place(series: Series) -> int:
+    def rank(series: Series) -> int:
         if series.name == "loss" and series.split in ("valid", "train"):
             return 0 if series.split == "valid" else 1
         return 3 if better_direction(series.name, config) is None else 2
 
-    return min(known, key=place, default=None)
+    return min(series_list, key=rank, default=None)
 
 
 def fraction(progress: Progress | None) -> float | None:
@@ -232,9 +232,9 @@ def progress_text(progress: Progress | None) -> str:
         text = f"step {progress.step}/{progress.total_steps}"
     else:
         text = f"step {progress.step}"
-    share = fraction(progress)
+    done = fraction(progress)
     # Rounded down: what is not done is not shown as 100%.
-    return text if share is None else f"{text} {math.floor(share * 100)}%"
+    return text if done is None else f"{text} {math.floor(done * 100)}%"
 
 
 def problem_text(summary: RunSummary) -> str:
@@ -244,6 +244,6 @@ def problem_text(summary: RunSummary) -> str:
     if summary.reason is not None:
         return summary.reason.partition("\n")[0]
     if summary.state == "stale":
-        silent = age_text(time.time() - summary.heartbeat)
-        return f"process {summary.pid} lives, but wrote nothing for {silent}"
+        silence = age_text(time.time() - summary.heartbeat)
+        return f"process {summary.pid} lives, but wrote nothing for {silence}"
     return f"process {summary.pid} on {summary.host} ended without a word"

@@ -34,24 +34,24 @@ def write_screenshot(
         RunError: the file cannot be written, or the runs are not read within 30 s.
     """
     app = MonitorApp(library)
-    app.smallest = Size(0, 0)  # a picture may be a strip
-    drawn: list[str] = []
+    app.min_size = Size(0, 0)  # a picture may be a strip
+    screenshots: list[str] = []
 
     async def draw(pilot: Pilot[Any]) -> None:
-        await app.settled(_TIMEOUT_SECONDS)
+        await app.wait_until_idle(_TIMEOUT_SECONDS)
         for key in keys:
             await pilot.press(key)
-            await app.settled(_TIMEOUT_SECONDS)
-        drawn.append(_without_font_downloads(app.export_screenshot(title="burnt monitor")))
+            await app.wait_until_idle(_TIMEOUT_SECONDS)
+        screenshots.append(_without_font_downloads(app.export_screenshot(title="burnt monitor")))
         app.exit()
 
     app.run(headless=True, size=size, auto_pilot=draw)
-    if not drawn:
+    if not screenshots:
         raise RunError(
             "the picture was not drawn", where=str(path), hint="are the runs on a disk that answers?"
         )
     try:
-        Path(path).write_text(drawn[0], encoding="utf-8")
+        Path(path).write_text(screenshots[0], encoding="utf-8")
     except OSError as error:
         raise RunError("the picture cannot be written", where=str(path), found=error.strerror) from error
 

@@ -55,7 +55,7 @@ def snapshot_data(folders: Sequence[str | os.PathLike[str]]) -> list[dict[str, A
 
 def _read_views(folders: Sequence[str | os.PathLike[str]]) -> list[RunView]:
     library = RunLibrary(folders)
-    library.refresh(look=True)
+    library.refresh(rescan=True)
     if len(library.views) == 1:
         library.views[0].follow()
         library.refresh()
@@ -65,10 +65,10 @@ def _read_views(folders: Sequence[str | os.PathLike[str]]) -> list[RunView]:
 
 def _row(view: RunView) -> tuple[str, ...]:
     metric, best, eta = view.metric, view.metric_best, view.eta
-    doing = f" ({view.activity})" if view.activity not in ("", "training") else ""
+    activity = f" ({view.activity})" if view.activity not in ("", "training") else ""
     return (
         view.label,
-        view.state + doing,
+        view.state + activity,
         progress_text(view.progress),
         "" if eta is None else duration_text(eta),
         "" if metric is None else series_label(metric),
@@ -76,8 +76,8 @@ def _row(view: RunView) -> tuple[str, ...]:
         "" if best is None else value_text(best.value),
         "" if best is None else str(best.step),
         "" if math.isnan(view.created) else age_text(time.time() - view.created),
-        duration_text(view.seconds) if view.attempts else "",
-        view.note,
+        duration_text(view.active_seconds) if view.attempts else "",
+        view.problem,
     )
 
 
@@ -87,11 +87,11 @@ def _detail_lines(view: RunView) -> list[str]:
         best = view.best(series)
         ends = ("", "") if best is None else (value_text(best.value), str(best.step))
         rows.append((series_label(series), value_text(head.point.value), str(head.point.step), *ends))
-    found = ["", *_align_columns(rows, right=("last", "best", "at step"))]
+    lines = ["", *_align_columns(rows, right=("last", "best", "at step"))]
     # Early stopping tells its patience after each validation.
     if events := [event for event in view.events if event.kind != "stopping"]:
-        found += ["", "last events"]
-        found += _align_columns(
+        lines += ["", "last events"]
+        lines += _align_columns(
             [
                 (
                     clock_text(event.time),
@@ -102,11 +102,11 @@ def _detail_lines(view: RunView) -> list[str]:
                 for event in events[-_EVENTS:]
             ]
         )
-    if logged := view.log_lines()[-_LOG_LINES:]:
-        found += ["", "last log lines"]
-        found += _align_columns([(clock_text(line.time), line.level, line.text) for line in logged])
+    if log_lines := view.log_lines()[-_LOG_LINES:]:
+        lines += ["", "last log lines"]
+        lines += _align_columns([(clock_text(line.time), line.level, line.text) for line in log_lines])
     view.close()
-    return found
+    return lines
 
 
 def _view_data(view: RunView) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def _view_data(view: RunView) -> dict[str, Any]:
         "activity": view.activity or None,
         "reason": newest.end_reason,
         "created": view.created,
-        "seconds": view.seconds,
+        "seconds": view.active_seconds,
         "attempts": len(view.attempts),
         "host": newest.host,
         "pid": newest.pid,
@@ -139,11 +139,11 @@ def _align_columns(rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> 
 
     cells = [[clean(text) or "-" for text in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
-    found = []
+    lines = []
     for row in cells:
         parts = []
         for name, text, width in zip(rows[0], row, widths, strict=True):
             pad = " " * (width - cell_len(text))
             parts.append(pad + text if name in right else text + pad)
-        found.append("  ".join(parts).rstrip())
-    return found
+        lines.append("  ".join(parts).rstrip())
+    return lines

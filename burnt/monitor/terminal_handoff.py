@@ -42,49 +42,49 @@ class Attachment:
         self.parent = parent
         self._output = folder / "logs" / "output.log"
         self._pulse = pulse
-        self._suspended = False
+        self._is_suspended = False
         # The app's own way to the terminal can be cut off without losing this one.
         self._terminal = os.dup(1)
         self._attributes = termios.tcgetattr(0)
         if pulse is not None:
             os.set_blocking(pulse, False)
 
-    def begin(self, app: App[Any]) -> None:
+    def start(self, app: App[Any]) -> None:
         """The first picture is about to be shown; called where the app handles its keys."""
         if self._pulse is not None:
-            self._beat()
-            app.set_interval(_HEARTBEAT_SECONDS, self._beat)
+            self._send_heartbeat()
+            app.set_interval(_HEARTBEAT_SECONDS, self._send_heartbeat)
         # A thread, so that an app that hangs does not keep the terminal of a training that is gone.
-        threading.Thread(target=self._guard, name="burnt-monitor-guard", daemon=True).start()
+        threading.Thread(target=self._watch_parent, name="burnt-monitor-guard", daemon=True).start()
 
     def suspend(self, app: App[Any]) -> None:
         """Ctrl-Z: give the terminal to the shell, and stop as every process of the job does."""
-        self._suspended = True
+        self._is_suspended = True
         with app.suspend():
             os.kill(0, signal.SIGTSTP)
-        self._suspended = False
+        self._is_suspended = False
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         assert self._pulse is not None
         with contextlib.suppress(BlockingIOError, BrokenPipeError):  # a parent that is stopped, or gone
             os.write(self._pulse, b".")
 
-    def _guard(self) -> None:
+    def _watch_parent(self) -> None:
         while True:
-            orphaned, ours = os.getppid() != self.parent, in_foreground(self._terminal)
-            if orphaned or not ours:
-                self._go(orphaned=orphaned, ours=ours)
+            is_orphaned, owns_terminal = os.getppid() != self.parent, in_foreground(self._terminal)
+            if is_orphaned or not owns_terminal:
+                self._exit(is_orphaned=is_orphaned, owns_terminal=owns_terminal)
             time.sleep(_WATCH_SECONDS)
 
-    def _go(self, *, orphaned: bool, ours: bool) -> None:
+    def _exit(self, *, is_orphaned: bool, owns_terminal: bool) -> None:
         with open(os.devnull, "wb") as nothing:
             os.dup2(nothing.fileno(), 1)  # what the app still draws is not to be seen
-        if not self._suspended:
-            if ours:
+        if not self._is_suspended:
+            if owns_terminal:
                 restore_terminal(self._terminal, self._attributes, tidy=False)
             else:
                 leave_screen(self._terminal)
-        if orphaned:
+        if is_orphaned:
             text = (
                 f"the training (process {self.parent}) is gone without a word: it was killed, or crashed\r\n"
             )

@@ -46,41 +46,41 @@ class CommandSender:
 
     def send(self, kind: str, value: float | str | None = None) -> Request:
         """Send a command; to be called in a worker. Never raises: what cannot be sent is refused."""
-        number = len(self.requests)
+        index = len(self.requests)
         self.requests.append(Request(kind, value, "sending", None, time.time()))
         try:
             id = send(self.view.folder, kind, value)
         except BurntError as error:
-            found = f": {error.found}" if error.found else ""
-            request = self.requests[number]._replace(status="refused", reason=f"{error.what}{found}")
+            detail = f": {error.found}" if error.found else ""
+            request = self.requests[index]._replace(status="refused", reason=f"{error.what}{detail}")
         else:
-            request = self.requests[number]._replace(status="sent", id=id)
-        self.requests[number] = request
+            request = self.requests[index]._replace(status="sent", id=id)
+        self.requests[index] = request
         return request
 
-    def answered(self) -> list[Request]:
+    def newly_answered(self) -> list[Request]:
         """The requests that the training has answered since the last call."""
         answers = {event.data.get("id"): event for event in self.view.events if event.kind == "command"}
-        fresh = []
-        for number, request in enumerate(self.requests):
+        newly_answered = []
+        for index, request in enumerate(self.requests):
             if request.status != "sent":
                 continue
             answer = answers.get(request.id)
             if answer is not None:
                 status = "done" if answer.data.get("status") == "done" else "refused"
                 request = request._replace(status=status, reason=answer.data.get("reason"), time=time.time())
-            elif not self.view.live:
+            elif not self.view.is_live:
                 request = request._replace(status="refused", reason="the training ended before it answered")
             else:
                 continue
-            self.requests[number] = request
-            fresh.append(request)
-        return fresh
+            self.requests[index] = request
+            newly_answered.append(request)
+        return newly_answered
 
 
 def unavailable_reason(view: RunView) -> str | None:
     """Why no command can be given to a run; None if one can."""
-    if view.live:
+    if view.is_live:
         return None
     reason = {
         "deleted": "it was deleted",

@@ -37,8 +37,8 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
             parts = [one_line(f"{data.get('error')}: {data.get('message')}")]
         case "command":
             reason = data.get("reason")
-            asked = command_text(data.get("command"), data.get("value"))
-            parts = [f"{asked}: {data.get('status')}" + (f", {reason}" if reason else "")]
+            command = command_text(data.get("command"), data.get("value"))
+            parts = [f"{command}: {data.get('status')}" + (f", {reason}" if reason else "")]
         case "checkpoint":
             size = data.get("bytes")
             parts = [str(data.get("path")), _format_value(data.get("values") or {})]
@@ -83,17 +83,17 @@ def manual_learning_rate(view: RunView) -> float | None:
     """The learning rate that somebody set, which holds instead of the schedule; None where that does."""
     attempt = view.attempts[-1].id if view.attempts else 0
     # An attempt that goes on with a rate of the one before begins by telling it.
-    told = (e for e in reversed(view.events) if e.kind == "learning_rate" and e.attempt == attempt)
-    newest = next(told, None)
+    rate_events = (e for e in reversed(view.events) if e.kind == "learning_rate" and e.attempt == attempt)
+    newest = next(rate_events, None)
     return None if newest is None else parse_number(newest.data.get("value"))
 
 
 def end_reason_text(view: RunView) -> str:
     """Why a run ended otherwise than by coming to its end, in a sentence; empty for the others."""
-    if view.live or view.state == "finished":
+    if view.is_live or view.state == "finished":
         return ""
     attempt = view.attempts[-1].id if view.attempts else 0
-    ending = next(
+    cause_event = next(
         (
             event
             for event in reversed(view.events)
@@ -101,9 +101,9 @@ def end_reason_text(view: RunView) -> str:
         ),
         None,
     )
-    if ending is None:
-        return view.note
-    return _cause_text(ending) or view.note
+    if cause_event is None:
+        return view.problem
+    return _cause_text(cause_event) or view.problem
 
 
 def _cause_text(event: Event) -> str:
@@ -112,9 +112,9 @@ def _cause_text(event: Event) -> str:
     if event.kind == "signal":
         return f"ended by {data.get('signal')}{at}"
     message = one_line(str(data.get("message") or ""))
-    words = {"nan": "not a number", "out of memory": "out of memory"}.get(str(data.get("cause")))
+    cause = {"nan": "not a number", "out of memory": "out of memory"}.get(str(data.get("cause")))
     error = f"{data.get('error')}: {message}" if message else str(data.get("error"))
-    return f"{words}{at}: {error}" if words else f"{error}{at}"
+    return f"{cause}{at}: {error}" if cause else f"{error}{at}"
 
 
 def _format_value(value: object) -> str:

@@ -36,19 +36,19 @@ class CpuMeter:
     def __init__(self) -> None:
         from psutil import cpu_times  # takes longer to import than the first screen has
 
-        self._times = cpu_times
-        self._at, self._own, self._idle = self._now()
+        self._cpu_times = cpu_times
+        self._time, self._own_seconds, self._idle_seconds = self._sample()
 
-    def _now(self) -> tuple[float, float, float]:
-        times = self._times()
+    def _sample(self) -> tuple[float, float, float]:
+        times = self._cpu_times()
         return time.monotonic(), time.process_time(), times.idle + getattr(times, "iowait", 0.0)
 
     def read(self) -> tuple[float, float]:
         """Seconds of a core that this process has used, and how many cores would be idle without it."""
-        (at, own, idle), now = (self._at, self._own, self._idle), self._now()
-        self._at, self._own, self._idle = now
-        spent = now[1] - own
-        return spent, (now[2] - idle + spent) / max(now[0] - at, 1e-6)
+        (at, own, idle), new = (self._time, self._own_seconds, self._idle_seconds), self._sample()
+        self._time, self._own_seconds, self._idle_seconds = new
+        used = new[1] - own
+        return used, (new[2] - idle + used) / max(new[0] - at, 1e-6)
 
 
 class Refresher:
@@ -67,18 +67,18 @@ class Refresher:
         library: RunLibrary,
         seconds: float,
         deliver: Callable[[DataScreen, Callable[[], Any]], Any],
-        failed: Callable[[Exception], Any],
+        report_error: Callable[[Exception], Any],
     ) -> None:
-        self.source: DataScreen | None = None
+        self.screen: DataScreen | None = None
         self.rounds = 0  # how often it has looked and what it found was shown
         self._library = library
         self._seconds = seconds
-        self._deliver, self._failed = deliver, failed
-        self._wake, self._shown = threading.Event(), threading.Event()
-        self._meter: CpuMeter | None = None
-        self._stopping = self._looking = False
+        self._deliver, self._report_error = deliver, report_error
+        self._wake_event, self._shown_event = threading.Event(), threading.Event()
+        self._cpu_meter: CpuMeter | None = None
+        self._is_stopping = self._rescan_requested = False
         # A daemon: leaving the app must not wait for a disk that does not answer.
-        self._thread = threading.Thread(target=self._work, name="burnt-monitor-reader", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="burnt-monitor-reader", daemon=True)
 
     def start(self) -> None:
         """Begin, with a look at once."""
@@ -86,52 +86,52 @@ class Refresher:
 
     def stop(self) -> None:
         """End after what is being read just now."""
-        self._stopping = True
-        self._wake.set()
-        self._shown.set()
+        self._is_stopping = True
+        self._wake_event.set()
+        self._shown_event.set()
 
-    def wake(self, *, look: bool = False) -> None:
+    def wake(self, *, rescan: bool = False) -> None:
         """Read now: something else is on the screen.
 
         Args:
             look: for new runs as well.
         """
-        self._looking |= look
-        self._wake.set()
+        self._rescan_requested |= rescan
+        self._wake_event.set()
 
-    def shown(self) -> None:
+    def mark_shown(self) -> None:
         """What was delivered is on the screen."""
-        self._shown.set()
+        self._shown_event.set()
 
-    def _work(self) -> None:
-        while not self._stopping:
+    def _run(self) -> None:
+        while not self._is_stopping:
             try:
-                self._look()
+                self._refresh()
             except Exception as error:  # of one run or pane; the others are shown nevertheless
-                self._failed(error)
+                self._report_error(error)
             self.rounds += 1
-            self._wake.wait(self.pause())
-            self._wake.clear()
+            self._wake_event.wait(self.next_interval())
+            self._wake_event.clear()
 
-    def pause(self) -> float:
+    def next_interval(self) -> float:
         """Seconds until the next look, by what this process has used since the last one, to draw as well."""
-        if self._meter is None:  # the first look, which had to import what it draws with, says nothing
-            self._meter = CpuMeter()
+        if self._cpu_meter is None:  # the first look, which had to import what it draws with, says nothing
+            self._cpu_meter = CpuMeter()
             return self._seconds
-        spent, idle = self._meter.read()
+        used, idle = self._cpu_meter.read()
         if idle >= _MIN_IDLE_CORES:
             return self._seconds
-        return max(self._seconds, min(spent / _MAX_CPU_SHARE, _MAX_INTERVAL_SECONDS))
+        return max(self._seconds, min(used / _MAX_CPU_SHARE, _MAX_INTERVAL_SECONDS))
 
-    def _look(self) -> None:
-        looking, self._looking = self._looking, False
-        if looking:
+    def _refresh(self) -> None:
+        rescan, self._rescan_requested = self._rescan_requested, False
+        if rescan:
             self._library.drop_deleted()
-        changed = self._library.refresh(look=looking) or looking
-        source = self.source
-        show = None if source is None else source.load(changed)
-        if source is not None and show is not None and not self._stopping:
+        changed = self._library.refresh(rescan=rescan) or rescan
+        screen = self.screen
+        show = None if screen is None else screen.load(changed)
+        if screen is not None and show is not None and not self._is_stopping:
             # The next look waits until this one is shown, so that a slow terminal gets fewer.
-            self._shown.clear()
-            self._deliver(source, show)
-            self._shown.wait(_SHOW_TIMEOUT_SECONDS)
+            self._shown_event.clear()
+            self._deliver(screen, show)
+            self._shown_event.wait(_SHOW_TIMEOUT_SECONDS)

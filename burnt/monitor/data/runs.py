@@ -95,10 +95,10 @@ class RunView:
     ('finished', [Series(name='loss', split='train')], [0.5])
     """
 
-    def __init__(self, folder: str | os.PathLike[str], label: str | None = None, colour: int = 0) -> None:
+    def __init__(self, folder: str | os.PathLike[str], label: str | None = None, style_index: int = 0) -> None:
         self.folder = Path(folder)
         self.label = str(folder) if label is None else label
-        self.colour = colour
+        self.style_index = style_index
         self.error: RunError | None = None
         self.state: ViewState = "unreadable"
         self.name = self.folder.name
@@ -114,16 +114,16 @@ class RunView:
         self.version = 0
         self._lock = threading.RLock()
         self._reader: RunReader | None = None
-        self._paces: deque[tuple[float, int]] = deque()
-        self._paced = 0
-        self._followers = 0
-        self._followed = False
+        self._pace_marks: deque[tuple[float, int]] = deque()
+        self._num_pace_attempts = 0
+        self._num_followers = 0
+        self._was_followed = False
         self._stamp: object = None
         self._read_at = -math.inf
-        self._seen: object = None
-        self._traces: dict[Series, DownsampledSeries] = {}
-        self._bests: dict[Series, tuple[int, Extreme | None]] = {}
-        self._log: list[LogLine] = []
+        self._last_state: object = None
+        self._series_cache: dict[Series, DownsampledSeries] = {}
+        self._best_cache: dict[Series, tuple[int, Extreme | None]] = {}
+        self._log_lines: list[LogLine] = []
         self._samples: list[SystemSample] = []
 
     # --- what is known
@@ -133,14 +133,14 @@ class RunView:
         return list(self.heads)
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         """Whether a process writes the run."""
         return self.state in LIVE
 
     @property
     def activity(self) -> str:
         """What the training does just now; empty when it does nothing any more."""
-        return self.progress.activity if self.live and self.progress is not None else ""
+        return self.progress.activity if self.is_live and self.progress is not None else ""
 
     @property
     def summary(self) -> RunSummary | None:
@@ -164,7 +164,7 @@ class RunView:
         )
 
     @property
-    def note(self) -> str:
+    def problem(self) -> str:
         """Why the run cannot be read, or ended otherwise than it should, on one line; or empty."""
         if self.error is not None:
             return f"{self.error.what}: {self.error.found}" if self.error.found else self.error.what
@@ -179,39 +179,39 @@ class RunView:
     @property
     def eta(self) -> float | None:
         """Seconds to the end at the pace of the last minutes; None where that cannot be told."""
-        progress, share = self.progress, self.fraction
-        if not self.live or progress is None or share is None or not self.attempts:
+        progress, fraction = self.progress, self.fraction
+        if not self.is_live or progress is None or fraction is None or not self.attempts:
             return None
         if progress.activity == "paused":
             return None
         if not progress.total_steps:
-            passed, done, left = _active_time(progress) - self.attempts[-1].started, share, 1.0 - share
+            elapsed, done, left = _active_time(progress) - self.attempts[-1].started, fraction, 1.0 - fraction
         else:
-            since, step = self._paces[0]
-            passed, done = _active_time(progress) - since, progress.step - step
+            start_time, step = self._pace_marks[0]
+            elapsed, done = _active_time(progress) - start_time, progress.step - step
             left = progress.total_steps - progress.step
-        return None if done <= 0 or passed <= 0 else max(passed / done * left, 0.0)
+        return None if done <= 0 or elapsed <= 0 else max(elapsed / done * left, 0.0)
 
-    def _note_pace(self) -> None:
+    def _record_pace(self) -> None:
         """Remember when which step was reached: from the start of the attempt, then for some minutes."""
         newest, progress = self.attempts[-1], self.progress
-        if len(self.attempts) != self._paced:
-            self._paced = len(self.attempts)
-            self._paces = deque([(newest.started, newest.resumed_from_step or 0)])
+        if len(self.attempts) != self._num_pace_attempts:
+            self._num_pace_attempts = len(self.attempts)
+            self._pace_marks = deque([(newest.started, newest.resumed_from_step or 0)])
         if progress is None or progress.attempt != newest.id:
             return
-        worked = _active_time(progress)
+        active_time = _active_time(progress)
         if progress.activity == "paused":
-            self._paces = deque([(worked, progress.step)])
-        elif progress.step > self._paces[-1][1] and worked - self._paces[-1][0] >= _PACE_WINDOW_SECONDS / 20:
-            self._paces.append((worked, progress.step))
-        while len(self._paces) > 2 and worked - self._paces[1][0] > _PACE_WINDOW_SECONDS:
-            self._paces.popleft()
+            self._pace_marks = deque([(active_time, progress.step)])
+        elif progress.step > self._pace_marks[-1][1] and active_time - self._pace_marks[-1][0] >= _PACE_WINDOW_SECONDS / 20:
+            self._pace_marks.append((active_time, progress.step))
+        while len(self._pace_marks) > 2 and active_time - self._pace_marks[1][0] > _PACE_WINDOW_SECONDS:
+            self._pace_marks.popleft()
 
     @property
-    def seconds(self) -> float:
+    def active_seconds(self) -> float:
         """How long the run was worked on, over all its attempts, without the newest one's pauses."""
-        return max(sum(max(end - begin, 0.0) for begin, end in self.spans) - self._paused_seconds, 0.0)
+        return max(sum(max(end - begin, 0.0) for begin, end in self.attempt_spans) - self._paused_seconds, 0.0)
 
     @property
     def _paused_seconds(self) -> float:
@@ -220,24 +220,24 @@ class RunView:
             return 0.0
         paused = float(progress.data.get("paused_seconds", 0.0))
         if progress.activity == "paused":  # this pause is counted when it is over
-            paused += max(self.spans[-1][1] - progress.time, 0.0)
+            paused += max(self.attempt_spans[-1][1] - progress.time, 0.0)
         return paused
 
     @property
-    def spans(self) -> list[tuple[float, float]]:
+    def attempt_spans(self) -> list[tuple[float, float]]:
         """When each attempt began and ended, or last gave a sign of life; Unix seconds."""
         return [(a.started, a.heartbeat if a.ended is None else a.ended) for a in self.attempts]
 
     @property
     def epoch_ends(self) -> list[tuple[int, int]]:
         """(steps, epochs) done at the end of each epoch, as far as they hold; known of a followed run."""
-        until = {attempt.id: attempt.visible_until for attempt in self.attempts}
+        visible_until = {attempt.id: attempt.visible_until for attempt in self.attempts}
         ends = [
             (event.step, event.data["epoch"])
             for event in self.events
             if event.kind == "epoch"
             and event.step is not None
-            and event.step <= until.get(event.attempt, 0)
+            and event.step <= visible_until.get(event.attempt, 0)
             and isinstance(event.data.get("epoch"), int)
         ]
         return sorted(set(ends))
@@ -258,16 +258,16 @@ class RunView:
 
     def follow(self) -> None:
         """From the next `refresh` on, keep the file open and read events too: a screen shows the run."""
-        self._followers += 1
+        self._num_followers += 1
 
     def unfollow(self) -> None:
         """The opposite of `follow`; what was read for screens is forgotten with the last of them."""
-        self._followers -= 1
+        self._num_followers -= 1
 
     @property
-    def followed(self) -> bool:
+    def is_followed(self) -> bool:
         """Whether a screen shows the run."""
-        return self._followers > 0
+        return self._num_followers > 0
 
     def close(self) -> None:
         """Let go of the file; whatever reads opens it again."""
@@ -283,36 +283,36 @@ class RunView:
                 self._refresh()
             except Exception as error:
                 # Anybody may write into a run's file, and its content may be odd in ways nobody thought of.
-                self._fail(_unexpected_error(self.label, error))
-            seen = (
+                self._set_error(_unexpected_error(self.label, error))
+            state = (
                 self.state,
                 None if self.error is None else str(self.error),
                 self.progress,
                 [attempt._replace(heartbeat=0.0) for attempt in self.attempts],
                 self.heads,
                 self.newest,
-                self._followed,
+                self._was_followed,
             )
-            changed = seen != self._seen
-            self._seen = seen
+            changed = state != self._last_state
+            self._last_state = state
             self.version += changed
         return changed
 
     def _refresh(self) -> None:
-        if self._followed != bool(self._followers):
-            self._followed = bool(self._followers)
-            if self._followed:
+        if self._was_followed != bool(self._num_followers):
+            self._was_followed = bool(self._num_followers)
+            if self._was_followed:
                 self._stamp = None
             else:
-                self._forget()
-                if not self.live:
+                self._clear_cache()
+                if not self.is_live:
                     self.close()
         now = time.monotonic()
         try:
             stamp = _database_stamp(self.folder)
         except PermissionError as error:
             self.close()
-            self._fail(unreadable(self.folder / DATABASE, error))
+            self._set_error(unreadable(self.folder / DATABASE, error))
             return
         if stamp is None:
             self.close()
@@ -320,26 +320,26 @@ class RunView:
             if self.attempts or self._stamp is not None:
                 self.state, self.error = "deleted", RunError(f"{self.label} was deleted")
             else:
-                self._fail(RunError(f"{self.label} holds no run", expected=DATABASE))
+                self._set_error(RunError(f"{self.label} holds no run", expected=DATABASE))
             return
-        if stamp == self._stamp and not self._due(now):
-            if self.live:
+        if stamp == self._stamp and not self._should_reread(now):
+            if self.is_live:
                 self.state = state_of(self.attempts[-1])
                 if self.state == "crashed":
                     self._read(stamp, now)  # it may have closed the run before it went
             return
         if self._stamp is not None and isinstance(self._stamp, tuple) and stamp[0][0] != self._stamp[0][0]:
-            self._forget()  # another file took its place
+            self._clear_cache()  # another file took its place
             self.close()
         self._read(stamp, now)
 
-    def _due(self, now: float) -> bool:
+    def _should_reread(self, now: float) -> bool:
         """Whether to read although the files look unchanged."""
         if self.error is not None:
             return now - self._read_at > _RETRY_SECONDS
         # Times of files on a network may be old; the database itself is read through their locks.
-        silent = self.live and time.time() - self.attempts[-1].heartbeat > SILENT_SECONDS / 2
-        return silent and now - self._read_at > 1.0
+        is_silent = self.is_live and time.time() - self.attempts[-1].heartbeat > SILENT_SECONDS / 2
+        return is_silent and now - self._read_at > 1.0
 
     def _read(self, stamp: object, now: float) -> None:
         self._read_at = now
@@ -348,10 +348,10 @@ class RunView:
             attempts = reader.attempts()
             if self.attempts and _attempt_identity(attempts[0]) != _attempt_identity(self.attempts[0]):
                 # Another run took its place, in a file that may even have the number of the one before.
-                self._forget()
-                self._paced, self.attempts = 0, ()
+                self._clear_cache()
+                self._num_pace_attempts, self.attempts = 0, ()
             if len(attempts) != len(self.attempts):
-                self._bests.clear()
+                self._best_cache.clear()
                 self.name, self.created, self.config = reader.name, reader.created, reader.config()
                 if self.config is not None:
                     self.config = _as_mapping(self.config)
@@ -359,43 +359,43 @@ class RunView:
             if self.progress is not None:
                 self.progress = self.progress._replace(data=_as_mapping(self.progress.data))
             self.attempts = attempts
-            self._note_pace()
+            self._record_pace()
             self.metric = main_metric(list(self.heads), self.config)
-            self.metric_best = None if self.metric is None else self._best(self.metric)
-            if self._followed and self.newest.event:
+            self.metric_best = None if self.metric is None else self._find_best(self.metric)
+            if self._was_followed and self.newest.event:
                 after = self.events[-1].id if self.events else 0
                 if self.newest.event > after:
-                    fresh = [
+                    new_events = [
                         event._replace(data=_as_mapping(event.data)) for event in reader.events(after=after)
                     ]
-                    self.events = [*self.events, *fresh]
+                    self.events = [*self.events, *new_events]
             # Asked last, since a process that closed the run meanwhile must not seem crashed.
             self.state = reader.state()
             self.error, self._stamp = None, stamp
         except RunError as error:
-            self._fail(error)
+            self._set_error(error)
             self._stamp = stamp
         except Exception as error:
-            self._fail(_unexpected_error(self.label, error))
+            self._set_error(_unexpected_error(self.label, error))
             self._stamp = stamp
-        if not self.live and not self._followed:
+        if not self.is_live and not self._was_followed:
             self.close()
 
-    def _fail(self, error: RunError) -> None:
+    def _set_error(self, error: RunError) -> None:
         self.close()
         if error.__cause__ is not None and str(error) != str(self.error):
             _LOG.error("%s", error, exc_info=error)
         self.state, self.error = "unreadable", error
 
-    def _forget(self) -> None:
-        self._traces.clear()
-        self._bests.clear()
-        self._log, self._samples, self.events = [], [], ()
+    def _clear_cache(self) -> None:
+        self._series_cache.clear()
+        self._best_cache.clear()
+        self._log_lines, self._samples, self.events = [], [], ()
 
     @contextmanager
-    def _reading(self) -> Iterator[RunReader]:
+    def _open_reader(self) -> Iterator[RunReader]:
         with self._lock:
-            opened = self._reader is None
+            was_closed = self._reader is None
             try:
                 yield self.reader
             except BurntError:
@@ -403,7 +403,7 @@ class RunView:
             except Exception as error:
                 raise _unexpected_error(self.label, error) from error
             finally:
-                if opened and not self._followed and not self.live:
+                if was_closed and not self._was_followed and not self.is_live:
                     self.close()
 
     def points(self, name: str, split: str = "train", max_points: int | None = None) -> Points:
@@ -418,10 +418,10 @@ class RunView:
             MetricError: there is no such series.
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
+        with self._open_reader() as reader:
             if max_points is not None:
                 return reader.points(name, split, max_points)
-            return self._trace(Series(name, split), reader).points()
+            return self._refresh_series(Series(name, split), reader).points()
 
     def means(self, name: str, split: str = "train") -> Points:
         """The course of a series as at most some hundred means: what a smoothed curve starts from.
@@ -433,14 +433,14 @@ class RunView:
             MetricError: there is no such series.
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
-            return self._trace(Series(name, split), reader).means()
+        with self._open_reader() as reader:
+            return self._refresh_series(Series(name, split), reader).means()
 
-    def _trace(self, series: Series, reader: RunReader) -> DownsampledSeries:
-        trace = self._traces.get(series) or DownsampledSeries(series)
-        trace.refresh(reader)
-        self._traces[series] = trace
-        return trace
+    def _refresh_series(self, series: Series, reader: RunReader) -> DownsampledSeries:
+        downsampled = self._series_cache.get(series) or DownsampledSeries(series)
+        downsampled.refresh(reader)
+        self._series_cache[series] = downsampled
+        return downsampled
 
     def points_between(self, series: Series, first: int, last: int, max_buckets: int) -> Points:
         """A part of a series in more detail than `points` has.
@@ -455,13 +455,13 @@ class RunView:
             MetricError: there is no such series.
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
+        with self._open_reader() as reader:
             buckets = reader.outline(*series, max_buckets, steps=(first, last)).buckets
         return marked_points(buckets, None, None)
 
     def means_between(self, series: Series, first: int, last: int, max_buckets: int) -> Points:
         """As `points_between`, for `means`."""
-        with self._reading() as reader:
+        with self._open_reader() as reader:
             return mean_points(reader.outline(*series, max_buckets, steps=(first, last)).buckets)
 
     def best(self, series: Series) -> Extreme | None:
@@ -471,19 +471,19 @@ class RunView:
             MetricError: there is no such series.
             RunError: the run cannot be read.
         """
-        with self._reading():
-            return self._best(series)
+        with self._open_reader():
+            return self._find_best(series)
 
-    def _best(self, series: Series) -> Extreme | None:
-        way = better_direction(series.name, self.config)
+    def _find_best(self, series: Series) -> Extreme | None:
+        direction = better_direction(series.name, self.config)
         head = self.heads.get(series)
-        if way is None or head is None:
+        if direction is None or head is None:
             return None
-        known = self._bests.get(series)
-        if known is None or known[0] != head.written:
-            known = head.written, self.reader.best(*series, higher=way == "higher")
-            self._bests[series] = known
-        return known[1]
+        cached = self._best_cache.get(series)
+        if cached is None or cached[0] != head.written:
+            cached = head.written, self.reader.best(*series, higher=direction == "higher")
+            self._best_cache[series] = cached
+        return cached[1]
 
     def artefacts(self, kind: str | None = None, name: str | None = None) -> list[Artefact]:
         """As `RunReader.artefacts`.
@@ -491,7 +491,7 @@ class RunView:
         Raises:
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
+        with self._open_reader() as reader:
             return reader.artefacts(kind, name)
 
     def artefact_names(self) -> list[ArtefactName]:
@@ -500,7 +500,7 @@ class RunView:
         Raises:
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
+        with self._open_reader() as reader:
             return reader.artefact_names()
 
     def artefact(self, id: int) -> Artefact | None:
@@ -509,7 +509,7 @@ class RunView:
         Raises:
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
+        with self._open_reader() as reader:
             return reader.artefact(id)
 
     def log_lines(self) -> Sequence[LogLine]:
@@ -518,14 +518,14 @@ class RunView:
         Raises:
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
-            lines = _extend_rows(self._log, self.newest.log_line, reader.log_lines, _MAX_LOG_LINES)
-            if lines is not self._log:
-                first, left = len(lines), _MAX_LOG_CHARACTERS
-                while first > 0 and (left := left - len(lines[first - 1].text)) >= 0:
+        with self._open_reader() as reader:
+            lines = _extend_rows(self._log_lines, self.newest.log_line, reader.log_lines, _MAX_LOG_LINES)
+            if lines is not self._log_lines:
+                first, characters_left = len(lines), _MAX_LOG_CHARACTERS
+                while first > 0 and (characters_left := characters_left - len(lines[first - 1].text)) >= 0:
                     first -= 1
-                self._log = lines[min(first, len(lines) - 1) :]
-            return self._log
+                self._log_lines = lines[min(first, len(lines) - 1) :]
+            return self._log_lines
 
     def system_samples(self) -> Sequence[SystemSample]:
         """The samples of the machine's state of the last hour, oldest first.
@@ -533,26 +533,26 @@ class RunView:
         Raises:
             RunError: the run cannot be read.
         """
-        with self._reading() as reader:
+        with self._open_reader() as reader:
             newest = self.newest.system_sample
             self._samples = _extend_rows(self._samples, newest, reader.system_samples, _MAX_SAMPLES)
             return self._samples
 
     def checkpoints(self) -> list[Checkpoint]:
         """The checkpoints that are there, oldest first."""
-        told = {str(event.data.get("path")): event for event in self.events if event.kind == "checkpoint"}
-        found = []
+        events_by_path = {str(event.data.get("path")): event for event in self.events if event.kind == "checkpoint"}
+        checkpoints = []
         for folder in sorted((self.folder / "checkpoints").glob("step-*")):
             try:
                 size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
                 written = folder.stat().st_mtime
             except OSError:  # a training that runs has removed it meanwhile
                 continue
-            event = told.get(folder.name)
+            event = events_by_path.get(folder.name)
             values = event.data.get("values") if event is not None else None
             step = event.step if event is not None else None
-            found.append(Checkpoint(folder.name, step, size, written, _as_mapping(values or {})))
-        return found
+            checkpoints.append(Checkpoint(folder.name, step, size, written, _as_mapping(values or {})))
+        return checkpoints
 
 
 class RunLibrary:
@@ -568,56 +568,56 @@ class RunLibrary:
     >>> library.refresh(), library.views
     (False, [])
     >>> RunWriter.create(f"{root}/digits").close("finished")
-    >>> library.refresh(look=True), [view.label for view in library.views]
+    >>> library.refresh(rescan=True), [view.label for view in library.views]
     (True, ['digits'])
     """
 
     def __init__(self, folders: Sequence[str | os.PathLike[str]]) -> None:
         self.folders = [Path(folder) for folder in folders]
         self.views: list[RunView] = []
-        self._known: dict[str, RunView] = {}  # by absolute path
-        self._colours = 0
-        self._walked = self._asked_all = -math.inf
-        self._pause = 0.0
+        self._views_by_path: dict[str, RunView] = {}  # by absolute path
+        self._next_style_index = 0
+        self._scanned_at = self._refreshed_all_at = -math.inf
+        self._scan_interval = 0.0
 
-    def refresh(self, *, look: bool = False) -> bool:
+    def refresh(self, *, rescan: bool = False) -> bool:
         """Look for runs, and read what has changed; returns whether there is something else to show.
 
         Args:
             look: for new runs as well, although it was done a moment ago.
         """
         now = time.monotonic()
-        fresh: list[RunView] = []
-        if look or now - self._walked >= self._pause:
-            fresh = self._look()
-            self._walked = time.monotonic()
-            self._pause = max(_MIN_SCAN_SECONDS, (self._walked - now) / _MAX_SCAN_SHARE)
+        new_views: list[RunView] = []
+        if rescan or now - self._scanned_at >= self._scan_interval:
+            new_views = self._find_new_runs()
+            self._scanned_at = time.monotonic()
+            self._scan_interval = max(_MIN_SCAN_SECONDS, (self._scanned_at - now) / _MAX_SCAN_SHARE)
         # What nobody writes or looks at is asked for less often: it may be resumed or deleted.
-        resting = not look and now - self._asked_all < _IDLE_REFRESH_SECONDS
-        asked = [view for view in self.views if not resting or view.live or view.followed]
-        if not resting:
-            self._asked_all = now
-        changed = [view.refresh() for view in [*asked, *fresh]]
-        if fresh:
+        skip_idle = not rescan and now - self._refreshed_all_at < _IDLE_REFRESH_SECONDS
+        to_refresh = [view for view in self.views if not skip_idle or view.is_live or view.is_followed]
+        if not skip_idle:
+            self._refreshed_all_at = now
+        changed = [view.refresh() for view in [*to_refresh, *new_views]]
+        if new_views:
             # Colours go by age, so that a run has the same one tomorrow. NaN is of those that are unreadable.
-            fresh.sort(key=lambda view: (math.isnan(view.created), view.created))
-            for view in fresh:
-                view.colour = self._colours
-                self._colours += 1
-                self._known[os.path.abspath(view.folder)] = view
-            self.views = [*self.views, *fresh]
+            new_views.sort(key=lambda view: (math.isnan(view.created), view.created))
+            for view in new_views:
+                view.style_index = self._next_style_index
+                self._next_style_index += 1
+                self._views_by_path[os.path.abspath(view.folder)] = view
+            self.views = [*self.views, *new_views]
         return any(changed)
 
-    def _look(self) -> list[RunView]:
-        fresh: dict[str, RunView] = {}  # folders to look in may lie in each other
+    def _find_new_runs(self) -> list[RunView]:
+        new_views: dict[str, RunView] = {}  # folders to look in may lie in each other
         for root in self.folders:
             for folder in find_runs(root):
                 path = os.path.abspath(folder)
-                if path not in self._known and path not in fresh:
-                    fresh[path] = RunView(folder, self._label(root, folder))
-        return list(fresh.values())
+                if path not in self._views_by_path and path not in new_views:
+                    new_views[path] = RunView(folder, self._make_label(root, folder))
+        return list(new_views.values())
 
-    def _label(self, root: Path, folder: Path) -> str:
+    def _make_label(self, root: Path, folder: Path) -> str:
         """A path that tells the runs apart, without what all of them share."""
         if folder == root:
             return str(folder)
@@ -628,7 +628,7 @@ class RunLibrary:
         for view in self.views:
             if view.state == "deleted":
                 view.close()
-                del self._known[os.path.abspath(view.folder)]
+                del self._views_by_path[os.path.abspath(view.folder)]
         self.views = [view for view in self.views if view.state != "deleted"]
 
     def close(self) -> None:
@@ -638,15 +638,15 @@ class RunLibrary:
 
 
 def _extend_rows(
-    known: list[_Row], newest: int, read: Callable[..., Sequence[_Row]], most: int
+    cached: list[_Row], newest: int, read: Callable[..., Sequence[_Row]], max_rows: int
 ) -> list[_Row]:
     """The known rows of a table and those written since, so many of the newest; `known` if there are none."""
-    after: int = known[-1].id if known else 0
+    after: int = cached[-1].id if cached else 0
     if newest <= after:
-        return known
-    rows = list(known)
-    rows += read(after=after, newest=most)
-    return rows[-most:]
+        return cached
+    rows = list(cached)
+    rows += read(after=after, newest=max_rows)
+    return rows[-max_rows:]
 
 
 def _active_time(progress: Progress) -> float:
@@ -666,9 +666,9 @@ def _as_mapping(data: Any) -> dict[str, Any]:
 
 def _unexpected_error(label: str, error: Exception) -> RunError:
     """What says that reading met something that nothing here thought of."""
-    found = RunError(f"{label} cannot be read", found=f"{type(error).__name__}: {error}")
-    found.__cause__ = error
-    return found
+    wrapped = RunError(f"{label} cannot be read", found=f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _database_stamp(folder: Path) -> tuple[tuple[int, int, int], tuple[int, int, int] | None] | None:

@@ -124,7 +124,7 @@ def values_on_axis(view: RunView, points: Points, axis: XAxis) -> Sequence[float
     if axis == "time":
         # A clock that was set back must not make the axis run backwards.
         latest, xs = 0.0, []
-        for x in times_to_active_seconds(points.times, view.spans):
+        for x in times_to_active_seconds(points.times, view.attempt_spans):
             latest = max(latest, x)
             xs.append(latest)
         return xs

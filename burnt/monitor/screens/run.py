@@ -82,23 +82,23 @@ class Tabs(Static):
 
     def __init__(self) -> None:
         super().__init__(id="tabs")
-        self._ends: list[int] = []
+        self._title_ends: list[int] = []
         self._current = 0
 
     def show(self, current: int) -> None:
         """Mark a pane as shown."""
         self._current = current
-        narrow = self.size.width < _SHORT_TITLES_WIDTH
+        is_narrow = self.size.width < _SHORT_TITLES_WIDTH
         parts: list[tuple[str, str]] = []
-        self._ends = []
+        self._title_ends = []
         for number, pane in enumerate(_PANES):
-            here = number == current
-            parts.append((f" {_PANE_KEYS[number]} ", "bold $primary" if here else "$dim"))
-            title = pane.SHORT or pane.TITLE if narrow else pane.TITLE
-            parts.append((title, "bold underline" if here else "$dim"))
-            if not narrow:
+            is_current = number == current
+            parts.append((f" {_PANE_KEYS[number]} ", "bold $primary" if is_current else "$dim"))
+            title = pane.SHORT or pane.TITLE if is_narrow else pane.TITLE
+            parts.append((title, "bold underline" if is_current else "$dim"))
+            if not is_narrow:
                 parts.append((" ", ""))
-            self._ends.append(sum(len(text) for text, _ in parts))
+            self._title_ends.append(sum(len(text) for text, _ in parts))
         update_if_changed(self, Content.assemble(*parts))
 
     def on_resize(self) -> None:
@@ -107,7 +107,7 @@ class Tabs(Static):
 
     def on_click(self, event: events.Click) -> None:
         """Show the pane whose name it is."""
-        number = next((i for i, end in enumerate(self._ends) if event.x < end), None)
+        number = next((i for i, end in enumerate(self._title_ends) if event.x < end), None)
         if number is not None:
             self.post_message(self.Chosen(number))
 
@@ -127,12 +127,12 @@ class RunScreen(Screen[None]):
         super().__init__()
         self.view = view
         self.library = library
-        self.steering = CommandSender(view)
+        self.commands = CommandSender(view)
         self.current = 0
         self._panes: dict[int, Pane] = {}
-        self._headed_at = -math.inf
-        self._steered: object = None
-        self._telling = False
+        self._header_shown_at = -math.inf
+        self._shown_command_state: object = None
+        self._shows_command = False
         view.follow()
 
     def compose(self) -> ComposeResult:
@@ -147,7 +147,7 @@ class RunScreen(Screen[None]):
     async def on_mount(self) -> None:
         """Begin with the plots."""
         await self._show_pane(0)
-        self._show_head()
+        self._show_header()
 
     def on_unmount(self) -> None:
         """The run is no longer followed."""
@@ -155,7 +155,7 @@ class RunScreen(Screen[None]):
 
     def on_screen_resume(self) -> None:
         """The screen is shown (again)."""
-        app_of(self).show_source(self)
+        app_of(self).read_for(self)
 
     # --- showing
 
@@ -163,20 +163,20 @@ class RunScreen(Screen[None]):
         """In the reading thread: the head's news, and those of the pane."""
         pane = self._panes.get(self.current)
         show = None if pane is None else pane.load(changed)
-        ticks = self.view.live or self._telling  # what is told of a command goes away by itself
-        due = ticks and time.monotonic() - self._headed_at > _TICK_SECONDS
-        if show is None and not changed and not due:
+        needs_ticks = self.view.is_live or self._shows_command  # what is told of a command goes away by itself
+        is_due = needs_ticks and time.monotonic() - self._header_shown_at > _TICK_SECONDS
+        if show is None and not changed and not is_due:
             return None
-        self._headed_at = time.monotonic()
+        self._header_shown_at = time.monotonic()
 
         async def shown() -> None:
-            self._show_head()
-            if show is not None and (showing := show()) is not None:
-                await showing
+            self._show_header()
+            if show is not None and (awaitable := show()) is not None:
+                await awaitable
 
         return shown
 
-    def _show_head(self) -> None:
+    def _show_header(self) -> None:
         view = self.view
         text, style = state_cell(view)
         progress = view.progress
@@ -196,28 +196,28 @@ class RunScreen(Screen[None]):
         if (eta := view.eta) is not None:
             right.append([("  eta ", "$dim"), (duration_text(eta), "")])
         update_if_changed(self.query_one("#title", Static), two_sided_line(left, right, self.size.width))
-        update_if_changed(self.query_one("#about", Static), self._about())
+        update_if_changed(self.query_one("#about", Static), self._header_facts())
         self._show_commands()
-        if self._steered != (view.live, self._paused()):
-            self._steered = view.live, self._paused()
-            self.query_one(KeyBar).renew()
+        if self._shown_command_state != (view.is_live, self._paused()):
+            self._shown_command_state = view.is_live, self._paused()
+            self.query_one(KeyBar).update_keys()
 
-    def key_now(self, key: Key) -> Key:
+    def displayed_key(self, key: Key) -> Key:
         """The key as the key bar shows it: not at all if it commands a training that does not run."""
-        if key.action in _COMMAND_ACTIONS and not self.view.live:
-            return key._replace(footer=0)
+        if key.action in _COMMAND_ACTIONS and not self.view.is_live:
+            return key._replace(bar_priority=0)
         return key._replace(label="Resume") if key.action == "pause" and self._paused() else key
 
     def _paused(self) -> bool:
         return self.view.activity == "paused"
 
-    def _about(self) -> Content:
+    def _header_facts(self) -> Content:
         view = self.view
         if view.error is not None:
-            return Content.assemble((f" {clean(view.note)}", "$error"))
-        if why := end_reason_text(view):
+            return Content.assemble((f" {clean(view.problem)}", "$error"))
+        if reason := end_reason_text(view):
             style = "bold $error" if view.state == "crashed" else "$warning"
-            return Content.assemble((f" {clean(why)}", style))
+            return Content.assemble((f" {clean(reason)}", style))
         pairs: list[tuple[str, Part]] = []
         if view.metric is not None:
             pairs.append(
@@ -226,22 +226,22 @@ class RunScreen(Screen[None]):
             if view.metric_best is not None:
                 best = f"{value_text(view.metric_best.value)} at {view.metric_best.step:,}"
                 pairs.append(("best", (best, "$success")))
-        if view.live and (waits := early_stopping_text(view.events)):
-            pairs.append(("", (waits, "")))
-        held = manual_learning_rate(view) if view.live else None
-        if held is not None:
-            pairs.append(("learning rate", (f"{held:.3g}, set by hand", "$warning")))
+        if view.is_live and (stopping := early_stopping_text(view.events)):
+            pairs.append(("", (stopping, "")))
+        manual_rate = manual_learning_rate(view) if view.is_live else None
+        if manual_rate is not None:
+            pairs.append(("learning rate", (f"{manual_rate:.3g}, set by hand", "$warning")))
         for name, text, form in (
             ("samples_per_second", "samples/s", "{:,.0f}"),
             ("learning_rate", "learning rate", "{:.3g}"),
             ("data_wait_share", "waits for data", "{:.0%}"),
         ):
-            if name == "learning_rate" and held is not None:
+            if name == "learning_rate" and manual_rate is not None:
                 continue
             head = view.heads.get(Series(name, "train"))
             if head is not None:
                 pairs.append((text, (form.format(head.point.value), "")))
-        pairs.append(("worked", (duration_text(view.seconds), "")))
+        pairs.append(("worked", (duration_text(view.active_seconds), "")))
         if not math.isnan(view.created):
             pairs.append(("began", (f"{age_text(time.time() - view.created)} ago", "")))
         return facts_line(pairs, self.size.width)
@@ -258,8 +258,8 @@ class RunScreen(Screen[None]):
             shown.display = other == number
         self.current = number
         self.query_one(Tabs).show(number)
-        pane.enter()
-        app_of(self).show_source(self)
+        pane.take_focus()
+        app_of(self).read_for(self)
 
     # --- panes
 
@@ -293,7 +293,7 @@ class RunScreen(Screen[None]):
 
     # --- commands
 
-    def _can_steer(self) -> bool:
+    def _can_send_commands(self) -> bool:
         reason = unavailable_reason(self.view)
         if reason is not None:
             self.notify(reason, severity="warning", markup=False)
@@ -311,30 +311,30 @@ class RunScreen(Screen[None]):
         async def answered(text: str | None) -> None:
             if text is None:
                 return
-            leap = self._leap(text) if kind == "lr" else ""
-            if leap:
+            warning = self._rate_warning(text) if kind == "lr" else ""
+            if warning:
                 question = f"Set the learning rate to {text}?"
-                await self._confirm(ConfirmScreen(question, f"It is {leap}.", "Set", grave=True), kind, text)
+                await self._confirm(ConfirmScreen(question, f"It is {warning}.", "Set", dangerous=True), kind, text)
             else:
                 self._send(kind, text)
 
         await self.app.push_screen(screen, answered)
 
-    def _leap(self, text: str) -> str:
+    def _rate_warning(self, text: str) -> str:
         """How far a learning rate that was typed is from the present one, if it may be mistyped."""
         rate = check("lr", text)
         if not isinstance(rate, float):
             return ""
-        return rate_change_warning(rate, self._rate(), highest_scheduled_rate(self.view.config))
+        return rate_change_warning(rate, self._current_rate(), highest_scheduled_rate(self.view.config))
 
-    def _rate(self) -> float | None:
+    def _current_rate(self) -> float | None:
         """The learning rate of the newest step."""
         head = self.view.heads.get(Series("learning_rate", "train"))
         return None if head is None else head.point.value
 
     async def action_pause(self) -> None:
         """Pause, or go on."""
-        if not self._can_steer():
+        if not self._can_send_commands():
             return
         if self._paused():
             question, detail, kind = "Let the training go on?", "It goes on with the next step.", "resume"
@@ -345,27 +345,27 @@ class RunScreen(Screen[None]):
 
     async def action_save(self) -> None:
         """A checkpoint now."""
-        if self._can_steer():
+        if self._can_send_commands():
             detail = "After the step it is in; the training goes on."
             await self._confirm(ConfirmScreen("Write a checkpoint now?", detail, "Write"), "save")
 
     async def action_stop(self) -> None:
         """Stop with a checkpoint."""
-        if self._can_steer():
+        if self._can_send_commands():
             detail = (
                 "It finishes the step it is in, writes a checkpoint and ends. "
                 "The run can be resumed from there."
             )
-            await self._confirm(ConfirmScreen(f"Stop {self.view.label}?", detail, "Stop", grave=True), "stop")
+            await self._confirm(ConfirmScreen(f"Stop {self.view.label}?", detail, "Stop", dangerous=True), "stop")
 
     async def action_learning_rate(self) -> None:
         """Another learning rate."""
-        if not self._can_steer():
+        if not self._can_send_commands():
             return
-        now, held = self._rate(), manual_learning_rate(self.view)
+        current, manual_rate = self._current_rate(), manual_learning_rate(self.view)
         detail = "A number, which holds instead of the schedule; or auto, to follow the schedule again."
-        if now is not None:
-            detail += f" It is {now:.3g} now{'' if held is None else ', set by hand'}."
+        if current is not None:
+            detail += f" It is {current:.3g} now{'' if manual_rate is None else ', set by hand'}."
         await self._ask(
             PromptScreen(
                 "Change the learning rate to", detail, "a number, or auto", "Change", partial(check, "lr")
@@ -375,7 +375,7 @@ class RunScreen(Screen[None]):
 
     async def action_note(self) -> None:
         """A note."""
-        if self._can_steer():
+        if self._can_send_commands():
             detail = "It is kept among the run's events."
             await self._ask(
                 PromptScreen(
@@ -386,24 +386,24 @@ class RunScreen(Screen[None]):
 
     @work(thread=True)
     def _send(self, kind: str, value: str | None = None) -> None:
-        request = self.steering.send(kind, value)
-        self.app.call_from_thread(self._told, request)
+        request = self.commands.send(kind, value)
+        self.app.call_from_thread(self._show_request, request)
         app_of(self).refresher.wake()
 
-    def _told(self, request: Request) -> None:
+    def _show_request(self, request: Request) -> None:
         if request.status == "refused":  # what is done is said in the line of commands alone
             self.notify(clean(request_text(request)), severity="error", markup=False)
         self._show_commands()
 
     def _show_commands(self) -> None:
-        for request in self.steering.answered():
-            self._told(request)
+        for request in self.commands.newly_answered():
+            self._show_request(request)
         line = self.query_one("#commands", Static)
-        newest = self.steering.requests[-1] if self.steering.requests else None
-        over = newest is not None and newest.status in ("done", "refused")
-        self._telling = newest is not None and not (over and time.time() - newest.time > _SHOW_ANSWER_SECONDS)
-        line.display = self._telling
-        if newest is None or not self._telling:
+        newest = self.commands.requests[-1] if self.commands.requests else None
+        is_answered = newest is not None and newest.status in ("done", "refused")
+        self._shows_command = newest is not None and not (is_answered and time.time() - newest.time > _SHOW_ANSWER_SECONDS)
+        line.display = self._shows_command
+        if newest is None or not self._shows_command:
             return
         style = {"refused": "$error", "done": "$success"}.get(newest.status, "$warning")
         symbol = {"refused": "✗", "done": "✓"}.get(newest.status, "…")

@@ -43,18 +43,18 @@ __all__ = ["RunsScreen"]
 
 _COLUMNS = (
     Column(""),
-    Column("run", grows=True),
+    Column("run", expands=True),
     Column("state"),
-    Column("progress", spare=1),
-    Column("epoch", right=True, spare=5),
-    Column("step", right=True, spare=6),
-    Column("eta", right=True, spare=3),
-    Column("metric", spare=4),
-    Column("last", right=True),
-    Column("best", right=True),
-    Column("at step", right=True, spare=7),
-    Column("took", right=True, spare=8),
-    Column("age", right=True, spare=2),
+    Column("progress", drop_priority=1),
+    Column("epoch", align_right=True, drop_priority=5),
+    Column("step", align_right=True, drop_priority=6),
+    Column("eta", align_right=True, drop_priority=3),
+    Column("metric", drop_priority=4),
+    Column("last", align_right=True),
+    Column("best", align_right=True),
+    Column("at step", align_right=True, drop_priority=7),
+    Column("took", align_right=True, drop_priority=8),
+    Column("age", align_right=True, drop_priority=2),
 )
 _METRIC_COLUMN = 7
 _LINE_MARKS = dict(
@@ -77,7 +77,7 @@ _SORT_KEYS: dict[str, Callable[[RunView], Any]] = {
     "last": lambda view: _sort_value(view, view.heads[view.metric].point.value if view.metric else math.nan),
     "best": lambda view: _sort_value(view, view.metric_best.value if view.metric_best else math.nan),
     "at step": lambda view: _or_nan(view.metric_best and view.metric_best.step),
-    "took": lambda view: view.seconds,
+    "took": lambda view: view.active_seconds,
 }
 
 
@@ -92,16 +92,16 @@ class RunsScreen(Screen[None]):
         self.library = library
         self.marked: list[RunView] = []
         self._matches: Callable[[str], bool] = matcher("")
-        self._sort, self._descending = "age", False
+        self._sort_column, self._descending = "age", False
         self._shown_at = -math.inf
-        self._read = False
-        self._previewing = False
-        self._under_cursor: RunView | None = None
+        self._has_read = False
+        self._has_preview = False
+        self._cursor_view: RunView | None = None
 
     def compose(self) -> ComposeResult:
         """A line of title, the table, what is to be said of the run under the cursor, the keys."""
         yield Static(id="title")
-        yield Table(_COLUMNS, empty="reading ...", id="runs")
+        yield Table(_COLUMNS, empty_text="reading ...", id="runs")
         yield Container(id="preview")
         yield Static(id="about")
         yield FilterInput("words, or /regular expression/")
@@ -114,7 +114,7 @@ class RunsScreen(Screen[None]):
     def on_screen_resume(self) -> None:
         """The list is on the screen (again)."""
         self._shown_at = -math.inf
-        app_of(self).show_source(self)
+        app_of(self).read_for(self)
 
     # --- showing
 
@@ -123,8 +123,8 @@ class RunsScreen(Screen[None]):
         if not changed and time.monotonic() - self._shown_at < _AGE_REFRESH_SECONDS:
             return None
         self._shown_at = time.monotonic()
-        curves = self._curves(self._under_cursor) if self._previewing else None
-        return partial(self._show_all, self._under_cursor, curves)
+        curves = self._curves(self._cursor_view) if self._has_preview else None
+        return partial(self._show_all, self._cursor_view, curves)
 
     def _curves(self, view: RunView | None) -> list[Curve]:
         """The key metric of the run under the cursor."""
@@ -142,60 +142,60 @@ class RunsScreen(Screen[None]):
             return
         from burnt.monitor.plotting.chart_widget import Chart  # not needed for the first picture
 
-        place = self.query_one("#preview")
-        if not place.query(Chart):
+        container = self.query_one("#preview")
+        if not container.query(Chart):
             chart = Chart()
             chart.can_focus = False  # it is for a look only
-            await place.mount(chart)
-        place.display = bool(curves)
+            await container.mount(chart)
+        container.display = bool(curves)
         metric = None if view is None else view.metric
-        place.query_one(Chart).show(curves, title="" if metric is None else clean(metric.name))
+        container.query_one(Chart).show(curves, title="" if metric is None else clean(metric.name))
 
     def on_resize(self) -> None:
         """A preview where there is room for one."""
-        self._previewing = self.size.height >= _MIN_PREVIEW_LINES
-        if not self._previewing:
+        self._has_preview = self.size.height >= _MIN_PREVIEW_LINES
+        if not self._has_preview:
             self.query_one("#preview").display = False
         self._shown_at = -math.inf
 
     def _show(self, read: bool | None = None) -> None:
-        self._read = self._read or bool(read)
+        self._has_read = self._has_read or bool(read)
         views = [
             view for view in self.library.views if self._matches(f"{view.label}\n{view.name}\n{view.state}")
         ]
         self.marked = [view for view in self.marked if view in self.library.views]
-        views = _sort_views(views, self._sort, self._descending)
-        rows = self.query_one(Table)
-        rows.empty = self._nothing()
-        cells = [(view, self._cells(view)) for view in views]
+        views = _sort_views(views, self._sort_column, self._descending)
+        table = self.query_one(Table)
+        table.empty_text = self._empty_text()
+        cells = [(view, self._row_cells(view)) for view in views]
         columns = list(_COLUMNS)
         metrics = {view.metric for view in views if view.metric is not None}
         if len(metrics) == 1:
             # Said once, it leaves room for the names of the runs.
-            columns[_METRIC_COLUMN : _METRIC_COLUMN + 2] = [Column(clean(series_label(*metrics)), right=True)]
+            columns[_METRIC_COLUMN : _METRIC_COLUMN + 2] = [Column(clean(series_label(*metrics)), align_right=True)]
             cells = [(view, [*line[:_METRIC_COLUMN], *line[_METRIC_COLUMN + 1 :]]) for view, line in cells]
         names = {"last": columns[_METRIC_COLUMN].name} if len(metrics) == 1 else {}
-        rows.show(
+        table.show(
             cells,
-            columns=None if columns == rows.columns else columns,
-            sorted_by=(names.get(self._sort, self._sort), self._descending),
+            columns=None if columns == table.columns else columns,
+            sorted_by=(names.get(self._sort_column, self._sort_column), self._descending),
         )
         self._show_title(len(views))
-        self._show_about()
-        self._look_at_cursor()
+        self._show_details()
+        self._update_preview()
 
-    def _look_at_cursor(self) -> None:
+    def _update_preview(self) -> None:
         """Have the preview read, if it is of another run than before."""
-        view = self.query_one(Table).key
+        view = self.query_one(Table).cursor_key
         view = view if isinstance(view, RunView) else None
-        if view is not self._under_cursor:
-            self._under_cursor = view
-            if self._previewing:
+        if view is not self._cursor_view:
+            self._cursor_view = view
+            if self._has_preview:
                 self._shown_at = -math.inf
                 app_of(self).refresher.wake()
 
-    def _nothing(self) -> str:
-        if not self._read:
+    def _empty_text(self) -> str:
+        if not self._has_read:
             return "reading ..."
         if self.library.views:
             return "no run matches the filter: esc drops it"
@@ -204,7 +204,7 @@ class RunsScreen(Screen[None]):
 
     def _show_title(self, shown: int) -> None:
         views = self.library.views
-        running = sum(view.live for view in views)
+        running = sum(view.is_live for view in views)
         parts = [
             (" burnt monitor ", "bold $primary"),
             (" " + clean(", ".join(map(str, self.library.folders))), "$foreground"),
@@ -221,8 +221,8 @@ class RunsScreen(Screen[None]):
             self.query_one("#title", Static), two_sided_line(parts, [[(text, "$dim")]], self.size.width)
         )
 
-    def _show_about(self) -> None:
-        view = self.query_one(Table).key
+    def _show_details(self) -> None:
+        view = self.query_one(Table).cursor_key
         about = self.query_one("#about", Static)
         if not isinstance(view, RunView):
             update_if_changed(about, Content(""))
@@ -235,20 +235,20 @@ class RunsScreen(Screen[None]):
             if len(view.attempts) > 1:
                 where += f", attempt {len(view.attempts)}"
             parts.append((where, "$dim"))
-        if view.note:
+        if view.problem:
             style = "$error" if view.state in ("crashed", "unreadable") else "$warning"
-            second = Content.assemble((f" {clean(view.note)}", style))
+            second = Content.assemble((f" {clean(view.problem)}", style))
         else:
             pairs: list[tuple[str, Part]] = []
             if view.activity not in ("", "paused"):
                 pairs.append(("", (clean(view.activity), "")))
-            pairs += [("worked", (duration_text(view.seconds), ""))]
+            pairs += [("worked", (duration_text(view.active_seconds), ""))]
             pairs += [("began", (clock_text(view.created, "%Y-%m-%d %H:%M"), ""))]
             second = facts_line(pairs, self.size.width)
         update_if_changed(about, Content("\n").join([Content.assemble(*parts), second]))
 
-    def _cells(self, view: RunView) -> Sequence[Cell]:
-        color, line = RUN_STYLES[view.colour % len(RUN_STYLES)]
+    def _row_cells(self, view: RunView) -> Sequence[Cell]:
+        color, line = RUN_STYLES[view.style_index % len(RUN_STYLES)]
         mark = _LINE_MARKS[line] if view not in self.marked else "◆"
         text, style = state_cell(view)
         name = clean(view.label)
@@ -261,7 +261,7 @@ class RunsScreen(Screen[None]):
         eta = view.eta
         return (
             cell(mark, color),
-            cell(name, "bold" if view.live else ""),
+            cell(name, "bold" if view.is_live else ""),
             ((text, style),),
             _progress_cell(share, 6 if self.size.width < _NARROW_WIDTH else 12),
             cell(_count_of_total(progress and progress.epoch, progress and progress.total_epochs)),
@@ -274,37 +274,37 @@ class RunsScreen(Screen[None]):
             ),
             cell("" if best is None else value_text(best.value)),
             cell("" if best is None else f"{best.step:,}", "$dim"),
-            cell(duration_text(view.seconds) if view.attempts else "", "$dim"),
+            cell(duration_text(view.active_seconds) if view.attempts else "", "$dim"),
             cell("" if math.isnan(view.created) else age_text(time.time() - view.created), "$dim"),
         )
 
     # --- keys
 
-    @on(Table.Moved)
+    @on(Table.CursorMoved)
     def moved(self) -> None:
         """Something else is said below the table."""
-        self._show_about()
-        self._look_at_cursor()
+        self._show_details()
+        self._update_preview()
 
-    @on(Table.Opened)
+    @on(Table.RowOpened)
     def opened(self) -> None:
         """A double click."""
         self.action_open()
 
-    @on(Table.Headed)
-    def headed(self, message: Table.Headed) -> None:
+    @on(Table.HeadingClicked)
+    def headed(self, message: Table.HeadingClicked) -> None:
         """A click on a heading sorts by it, a second one the other way round."""
         # What is called as its metric is holds the last values.
         column = message.column if message.column in {column.name for column in _COLUMNS} else "last"
         if column not in _SORT_KEYS:
             return
-        self._descending = self._sort == column and not self._descending
-        self._sort = column
+        self._descending = self._sort_column == column and not self._descending
+        self._sort_column = column
         self._show()
 
     def action_open(self) -> None:
         """Show the run under the cursor."""
-        view = self.query_one(Table).key
+        view = self.query_one(Table).cursor_key
         if isinstance(view, RunView):
             app_of(self).open_run(view)
 
@@ -312,8 +312,8 @@ class RunsScreen(Screen[None]):
         """Sort by the next column."""
         columns = {column.name for column in self.query_one(Table).columns}
         # A metric that all runs have is no column; sorting by it would seem to do nothing.
-        names = [name for name in _SORT_KEYS if name != "metric" or name in columns or name == self._sort]
-        self._sort = names[(names.index(self._sort) + 1) % len(names)]
+        names = [name for name in _SORT_KEYS if name != "metric" or name in columns or name == self._sort_column]
+        self._sort_column = names[(names.index(self._sort_column) + 1) % len(names)]
         self._descending = False
         self._show()
 
@@ -324,7 +324,7 @@ class RunsScreen(Screen[None]):
 
     def action_mark(self) -> None:
         """Mark the run, or unmark it."""
-        view = self.query_one(Table).key
+        view = self.query_one(Table).cursor_key
         if isinstance(view, RunView):
             if view in self.marked:
                 self.marked.remove(view)
@@ -357,7 +357,7 @@ class RunsScreen(Screen[None]):
     def filter_changed(self, message: FilterInput.Changed) -> None:
         """Filter while it is typed."""
         message.stop()
-        matches = self.query_one(FilterInput).matches()
+        matches = self.query_one(FilterInput).current_matcher()
         if matches is not None:
             self._matches = matches
             self._show()
@@ -386,10 +386,10 @@ def _sort_views(views: list[RunView], column: str, descending: bool) -> list[Run
     """By a column; runs without a value come last whichever way it is sorted."""
     key = _SORT_KEYS[column]
     keyed = [(key(view), view) for view in views]
-    missing = [view for value, view in keyed if isinstance(value, float) and math.isnan(value)]
-    present = [(value, view) for value, view in keyed if not (isinstance(value, float) and math.isnan(value))]
-    present.sort(key=lambda pair: pair[0], reverse=descending)
-    return [view for _, view in present] + missing
+    without_value = [view for value, view in keyed if isinstance(value, float) and math.isnan(value)]
+    with_value = [(value, view) for value, view in keyed if not (isinstance(value, float) and math.isnan(value))]
+    with_value.sort(key=lambda pair: pair[0], reverse=descending)
+    return [view for _, view in with_value] + without_value
 
 
 def _or_nan(value: float | None) -> float:

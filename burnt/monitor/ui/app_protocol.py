@@ -20,7 +20,7 @@ class AppProtocol(Protocol):
 
     refresher: Refresher
 
-    def show_source(self, source: Screen[Any]) -> None:
+    def read_for(self, screen: Screen[Any]) -> None:
         """From now on read what this screen needs."""
 
     def open_run(self, view: RunView) -> None:
@@ -29,7 +29,7 @@ class AppProtocol(Protocol):
     def compare(self, views: Sequence[RunView]) -> None:
         """Show some runs in one chart."""
 
-    def keys_here(self) -> list[tuple[object, Key]]:
+    def active_keys(self) -> list[tuple[object, Key]]:
         """The keys that do something now, nearest first, with whom they belong to."""
 
 

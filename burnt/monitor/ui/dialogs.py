@@ -59,20 +59,20 @@ class _TextDialog(ModalScreen[None]):
         """The keys scroll."""
         scroll = self.query_one(VerticalScroll)
         scroll.focus()
-        self.watch(scroll, "scroll_y", self._tell)
-        self.watch(scroll, "virtual_size", self._tell)
+        self.watch(scroll, "scroll_y", self._show_scroll_hint)
+        self.watch(scroll, "virtual_size", self._show_scroll_hint)
 
     def on_resize(self) -> None:
         """The text has the room that the rest of the window leaves."""
         self.query_one(VerticalScroll).styles.max_height = max(self.size.height - _WINDOW_LINES, 1)
-        self.call_after_refresh(self._tell)
+        self.call_after_refresh(self._show_scroll_hint)
 
-    def _tell(self) -> None:
+    def _show_scroll_hint(self) -> None:
         """Whether there is more than can be seen: a thin scrollbar is easily overlooked."""
         scroll = self.query_one(VerticalScroll)
-        below = math.ceil(scroll.max_scroll_y - scroll.scroll_y)
-        more = f"{below:,} more line{'s' * (below != 1)} below: ↓ or page down   " if below > 0 else ""
-        self.query_one(".window", Vertical).border_subtitle = f"{more}esc closes"
+        lines_below = math.ceil(scroll.max_scroll_y - scroll.scroll_y)
+        hint = f"{lines_below:,} more line{'s' * (lines_below != 1)} below: ↓ or page down   " if lines_below > 0 else ""
+        self.query_one(".window", Vertical).border_subtitle = f"{hint}esc closes"
 
     def action_close(self) -> None:
         """Back."""
@@ -138,12 +138,12 @@ class ConfirmScreen(ModalScreen[bool]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,n", "answer(False)", "No", show=False),
         Binding("y", "answer(True)", "Yes", show=False),
-        Binding("left,right,up,down", "other", "Other", show=False),
+        Binding("left,right,up,down", "switch_button", "Other", show=False),
     ]
 
-    def __init__(self, question: str, detail: str, yes: str, *, grave: bool = False) -> None:
+    def __init__(self, question: str, detail: str, confirm_label: str, *, dangerous: bool = False) -> None:
         super().__init__()
-        self._question, self._detail, self._yes, self._grave = question, detail, yes, grave
+        self._question, self._detail, self._confirm_label, self._dangerous = question, detail, confirm_label, dangerous
 
     def compose(self) -> ComposeResult:
         """The question and two buttons."""
@@ -152,19 +152,19 @@ class ConfirmScreen(ModalScreen[bool]):
             yield Static(clean(self._detail), markup=False)
             with Horizontal(classes="buttons"):
                 yield Button(
-                    f"{self._yes} (y)", id="yes", compact=True, variant="error" if self._grave else "primary"
+                    f"{self._confirm_label} (y)", id="yes", compact=True, variant="error" if self._dangerous else "primary"
                 )
                 yield Button("Cancel (esc)", id="no", compact=True)
 
     def on_mount(self) -> None:
         """The button that enter presses."""
-        self.set_focus(self.query_one("#no" if self._grave else "#yes"))  # now: the next key goes there
+        self.set_focus(self.query_one("#no" if self._dangerous else "#yes"))  # now: the next key goes there
 
     def action_answer(self, answer: bool) -> None:
         """Close with an answer."""
         self.dismiss(answer)
 
-    def action_other(self) -> None:
+    def action_switch_button(self) -> None:
         """The other button."""
         self.focus_next()
 
@@ -188,11 +188,11 @@ class PromptScreen(ModalScreen[str | None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "cancel", "Cancel", show=False)]
 
     def __init__(
-        self, question: str, detail: str, placeholder: str, yes: str, check: Callable[[str], object]
+        self, question: str, detail: str, placeholder: str, confirm_label: str, check: Callable[[str], object]
     ) -> None:
         super().__init__()
         self._check = check
-        self._question, self._detail, self._placeholder, self._yes = question, detail, placeholder, yes
+        self._question, self._detail, self._placeholder, self._confirm_label = question, detail, placeholder, confirm_label
 
     def compose(self) -> ComposeResult:
         """The question, a line to type in, and two buttons."""
@@ -202,7 +202,7 @@ class PromptScreen(ModalScreen[str | None]):
             yield Input(placeholder=self._placeholder, compact=True)
             yield Static(id="fault", markup=False)
             with Horizontal(classes="buttons"):
-                yield Button(f"{self._yes} (enter)", id="yes", compact=True, variant="primary")
+                yield Button(f"{self._confirm_label} (enter)", id="yes", compact=True, variant="primary")
                 yield Button("Cancel (esc)", id="no", compact=True)
 
     def on_mount(self) -> None:
@@ -216,17 +216,17 @@ class PromptScreen(ModalScreen[str | None]):
     @on(Input.Submitted)
     def submitted(self, message: Input.Submitted) -> None:
         """Enter: what stood there then, as more may have been typed since."""
-        self._send(message.value)
+        self._submit(message.value)
 
     @on(Button.Pressed)
     def pressed(self, message: Button.Pressed) -> None:
         """A button."""
         if message.button.id == "yes":
-            self._send(self.query_one(Input).value)
+            self._submit(self.query_one(Input).value)
         else:
             self.dismiss(None)
 
-    def _send(self, text: str) -> None:
+    def _submit(self, text: str) -> None:
         text = text.strip()
         if not text or not self.is_current:  # it is sent already
             return
@@ -249,7 +249,7 @@ class EndScreen(ModalScreen[None]):
     def __init__(self, view: RunView) -> None:
         super().__init__()
         self._view = view
-        self._left = _CLOSE_SECONDS
+        self._seconds_left = _CLOSE_SECONDS
 
     def compose(self) -> ComposeResult:
         """How it ended."""
@@ -258,20 +258,20 @@ class EndScreen(ModalScreen[None]):
             yield Static(
                 Content.assemble(("The training has ended: ", ""), (text, style)), classes="window-title"
             )
-            if self._view.note:
-                yield Static(clean(self._view.note), markup=False)
+            if self._view.problem:
+                yield Static(clean(self._view.problem), markup=False)
             yield Static(id="countdown", classes="hint")
 
     def on_mount(self) -> None:
         """Count down."""
-        self._count()
-        self.set_interval(1.0, self._count)
+        self._update_countdown()
+        self.set_interval(1.0, self._update_countdown)
 
-    def _count(self) -> None:
-        if self._left <= 0:
+    def _update_countdown(self) -> None:
+        if self._seconds_left <= 0:
             self.app.exit()
-        self.query_one("#countdown", Static).update(f"any key closes the monitor, or {self._left} s")
-        self._left -= 1
+        self.query_one("#countdown", Static).update(f"any key closes the monitor, or {self._seconds_left} s")
+        self._seconds_left -= 1
 
     def on_key(self, event: events.Key) -> None:
         """Any key."""

@@ -34,8 +34,8 @@ class FilterInput(Input):
     class Closed(Message):
         """Typing is over: by enter, then `kept` is true, or by escape, and the text is gone."""
 
-        def __init__(self, field: FilterInput, kept: bool) -> None:
-            self.field, self.kept = field, kept
+        def __init__(self, field: FilterInput, submitted: bool) -> None:
+            self.field, self.submitted = field, submitted
             super().__init__()
 
         @property
@@ -45,25 +45,25 @@ class FilterInput(Input):
 
     def __init__(self, placeholder: str) -> None:
         super().__init__(placeholder=placeholder, compact=True)
-        self._fault = self._remark = ""
+        self._error = self._remark = ""
 
-    def matches(self) -> Callable[[str], bool] | None:
+    def current_matcher(self) -> Callable[[str], bool] | None:
         """The test that is typed; None while it is no expression, and the line says why."""
         try:
             test = matcher(self.value)
         except re.error as error:
-            self.blame(f"no expression: {error}")
+            self.show_error(f"no expression: {error}")
             return None
-        self.blame("")
+        self.show_error("")
         return test
 
-    def blame(self, fault: str) -> None:
+    def show_error(self, error: str) -> None:
         """Say at the end of the line what is wrong with the text; nothing, if that is empty."""
-        self._fault = fault
-        self.set_class(bool(fault), "wrong")
+        self._error = error
+        self.set_class(bool(error), "wrong")
         self.refresh()
 
-    def remark(self, text: str) -> None:
+    def show_remark(self, text: str) -> None:
         """Say something of the text at the end of the line; nothing, if that is empty."""
         if text != self._remark:
             self._remark = text
@@ -72,14 +72,14 @@ class FilterInput(Input):
     def render_line(self, y: int) -> Strip:
         """What is typed, and what is to be said of it."""
         strip = super().render_line(y)
-        said = self._fault or self._remark
+        message = self._error or self._remark
         # What is typed comes first: the rest is cut where there is little room.
         room = self.size.width - min(len(self.value) + 1, self.size.width)
-        said = f"  {said} "[:room] if said else ""
-        if not said:
+        message = f"  {message} "[:room] if message else ""
+        if not message:
             return strip
-        width = self.size.width - len(said)
-        return Strip([*strip.crop(0, width), Segment(said, self.rich_style)])
+        width = self.size.width - len(message)
+        return Strip([*strip.crop(0, width), Segment(message, self.rich_style)])
 
     def open(self) -> None:
         """Show it, with the keys."""

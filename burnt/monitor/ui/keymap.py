@@ -40,7 +40,7 @@ class Key(NamedTuple):
     action: str
     label: str
     help: str
-    footer: int = 0
+    bar_priority: int = 0
 
 
 APP = (
@@ -48,7 +48,7 @@ APP = (
     Key("q", "leave", "Quit", "leave the monitor; trainings go on", 1),
     Key("ctrl+p", "command_palette", "Find", "find by name what can be done here"),
     Key("t", "toggle_theme", "Dark or light", "switch between the dark and the light theme"),
-    Key("f5", "look_again", "Look again", "look for new runs, and forget deleted ones"),
+    Key("f5", "rescan", "Look again", "look for new runs, and forget deleted ones"),
 )
 
 # A table or list with a cursor.
@@ -150,15 +150,15 @@ LOG = (
 
 def bindings(keys: Sequence[Key]) -> list[Binding]:
     """The table as Textual takes it."""
-    made = []
+    result = []
     for key in keys:
         for name, action in (
             [(digit, f"{key.action}({digit})") for digit in "123456789"]
             if key.keys == "1-9"
             else [(key.keys, key.action)]
         ):
-            made.append(Binding(name, action, key.label, show=key.footer > 0, tooltip=key.help))
-    return made
+            result.append(Binding(name, action, key.label, show=key.bar_priority > 0, tooltip=key.help))
+    return result
 
 
 _NAMES = {

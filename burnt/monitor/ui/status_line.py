@@ -17,8 +17,8 @@ Part = tuple[str, str]
 
 def update_if_changed(widget: Static, content: Content) -> None:
     """Show something else; nothing is painted when it is the same."""
-    shown = widget.content
-    if not (isinstance(shown, Content) and shown.is_same(content)):
+    current = widget.content
+    if not (isinstance(current, Content) and current.is_same(content)):
         widget.update(content)
 
 
@@ -29,13 +29,13 @@ def facts_line(pairs: Sequence[tuple[str, Part]], width: int) -> Content:
         pairs: the most important first; what has no name is a value alone.
         width: of the line.
     """
-    found, left = [], width - 2
+    shown, width_left = [], width - 2
     for name, (text, style) in pairs:
-        one = Content.assemble((f"{clean(name)} ", "$dim") if name else "", (clean(text), style))
-        if one.cell_length <= left:
-            found.append(one)
-            left -= one.cell_length + 3
-    return Content.assemble(" ", Content("   ").join(found))
+        fact = Content.assemble((f"{clean(name)} ", "$dim") if name else "", (clean(text), style))
+        if fact.cell_length <= width_left:
+            shown.append(fact)
+            width_left -= fact.cell_length + 3
+    return Content.assemble(" ", Content("   ").join(shown))
 
 
 def two_sided_line(left: Sequence[Part], right: Sequence[Sequence[Part]], width: int) -> Content:
@@ -51,14 +51,14 @@ def two_sided_line(left: Sequence[Part], right: Sequence[Sequence[Part]], width:
     groups = [Content.assemble(*_clean_parts(group)) for group in right]
     while groups and first.cell_length + sum(group.cell_length for group in groups) + 2 > width:
         groups.pop()
-    room = width - sum(group.cell_length for group in groups) - 1
-    if first.cell_length > room:
+    left_width = width - sum(group.cell_length for group in groups) - 1
+    if first.cell_length > left_width:
         text, style = left[0]
-        short = Content.assemble((text, style)).truncate(
-            max(room - first.cell_length + len(text), 4), ellipsis=True
+        shortened = Content.assemble((text, style)).truncate(
+            max(left_width - first.cell_length + len(text), 4), ellipsis=True
         )
-        first = short.append(Content.assemble(*left[1:]))
-    gap = " " * max(room - first.cell_length, 1)
+        first = shortened.append(Content.assemble(*left[1:]))
+    gap = " " * max(left_width - first.cell_length, 1)
     return Content("").join([first, Content(gap), *groups, Content(" ")])
 
 

@@ -145,6 +145,6 @@ def progress_bar(share: float, width: int) -> tuple[str, str]:
     >>> progress_bar(0.5, 5)
     ('━━╸', '──')
     """
-    halves = round(min(max(share, 0.0), 1.0) * width * 2)
-    done = "━" * (halves // 2) + "╸" * (halves % 2)
+    half_cells = round(min(max(share, 0.0), 1.0) * width * 2)
+    done = "━" * (half_cells // 2) + "╸" * (half_cells % 2)
     return done, "─" * (width - len(done))

@@ -297,7 +297,7 @@ def test_histograms_of_nothing() -> None:
 def test_tables_set_numbers_to_the_right() -> None:
     table = {"columns": ["layer", "n", "note"], "rows": [["conv", 12000, None], ["head", "NaN", [1, 2]]]}
     columns, rows = table_rows(table)
-    assert [column.right for column in columns] == [False, True, False]
+    assert [column.align_right for column in columns] == [False, True, False]
     assert [cell[0][0] for cell in rows[0][1]] == ["conv", "12,000", "-"]
     assert [cell[0][0] for cell in rows[1][1]] == ["head", "NaN", "[1, 2]"]
     assert table_rows({"columns": ["a"], "rows": []})[1] == []
@@ -336,7 +336,7 @@ def drive(
     async def main() -> None:
         app = MonitorApp(RunLibrary([folder]))
         async with app.run_test(size=size) as pilot:
-            await app.settled(30)
+            await app.wait_until_idle(30)
             await test(app, pilot)
 
     asyncio.run(main())
@@ -345,7 +345,7 @@ def drive(
 async def press(app: MonitorApp, pilot: Pilot[None], *keys: str) -> None:
     for key in keys:
         await pilot.press(key)
-        await app.settled(30)
+        await app.wait_until_idle(30)
 
 
 def drawn(app: MonitorApp) -> str:
@@ -366,7 +366,7 @@ def test_artefacts_are_listed_drawn_and_moved_through(tmp_path: Path) -> None:
         await press(app, pilot, "9")
         pane = app.screen.query_one(ArtefactsPane)
         names = pane.query_one("#names", Table)
-        assert [key[1] for key in names.keys] == [  # type: ignore[index]
+        assert [key[1] for key in names.row_keys] == [  # type: ignore[index]
             "notes", "odd", "valid/confusion", "broken", "samples", "weights",
         ]  # fmt: skip
         assert "what" in drawn(app)
@@ -387,7 +387,7 @@ def test_artefacts_are_listed_drawn_and_moved_through(tmp_path: Path) -> None:
         await press(app, pilot, "shift+right")
         assert "3 of 3" in slider.render().plain
         await pilot.click(Slider, offset=(slider._bar[0] + 1, 0))
-        await app.settled(30)
+        await app.wait_until_idle(30)
         assert "1 of 3" in slider.render().plain
         await press(app, pilot, "down")
         assert "no header" in drawn(app)
@@ -413,18 +413,18 @@ def test_new_ones_are_followed_unless_an_older_one_is_looked_at(tmp_path: Path) 
         assert "2 of 2" in slider.render().plain
         run.record_histogram("weights", [3], [0, 1], 3)
         run.flush()
-        await app.settled(30)
+        await app.wait_until_idle(30)
         assert "3 of 3" in slider.render().plain
         await press(app, pilot, "left")
         run.record_histogram("weights", [4], [0, 1], 4)
         run.flush()
-        await app.settled(30)
+        await app.wait_until_idle(30)
         assert "2 of 4" in slider.render().plain
         await press(app, pilot, "right", "right")
         assert "4 of 4" in slider.render().plain
         run.record_histogram("weights", [5], [0, 1], 5)
         run.flush()
-        await app.settled(30)
+        await app.wait_until_idle(30)
         assert "5 of 5" in slider.render().plain, "at the end it follows again"
 
     drive(tmp_path / "run", test)
@@ -558,5 +558,5 @@ def test_remembered_artefacts_are_bounded_by_their_bytes(
     view.refresh()
     pane = artefacts.ArtefactsPane(view)
     for name in view.artefact_names():
-        assert pane._data(name)["rows"][0] == [name.step]
-    assert [size for _, size in pane._read.values()] == [64 * 4] * 2
+        assert pane._load_data(name)["rows"][0] == [name.step]
+    assert [size for _, size in pane._data_cache.values()] == [64 * 4] * 2

@@ -19,11 +19,11 @@ __all__ = ["CheckpointsPane", "best_checkpoint"]
 
 _COLUMNS = (
     Column("checkpoint"),
-    Column("step", right=True),
-    Column("", spare=0),
-    Column("values", grows=True),
-    Column("size", right=True),
-    Column("age", right=True),
+    Column("step", align_right=True),
+    Column("", drop_priority=0),
+    Column("values", expands=True),
+    Column("size", align_right=True),
+    Column("age", align_right=True),
 )
 _RESCAN_SECONDS = 5
 
@@ -36,20 +36,20 @@ class CheckpointsPane(Pane):
 
     def compose(self) -> ComposeResult:
         """A table."""
-        yield Table(_COLUMNS, empty="there are no checkpoints")
+        yield Table(_COLUMNS, empty_text="there are no checkpoints")
 
     def token(self) -> object:
         """The folder is looked at every few seconds: somebody may delete a checkpoint."""
-        told = sum(event.kind == "checkpoint" for event in self.view.events)
-        return told, self.view.live, int(time.monotonic() / _RESCAN_SECONDS)
+        num_events = sum(event.kind == "checkpoint" for event in self.view.events)
+        return num_events, self.view.is_live, int(time.monotonic() / _RESCAN_SECONDS)
 
     def read(self) -> Callable[[], Any]:
         """The folders, newest first."""
-        found = self.view.checkpoints()
-        best, key = best_checkpoint(found, self.view.config)
+        checkpoints = self.view.checkpoints()
+        best, key = best_checkpoint(checkpoints, self.view.config)
         now = time.time()
         rows: list[tuple[object, Sequence[Cell]]] = []
-        for checkpoint in reversed(found):
+        for checkpoint in reversed(checkpoints):
             values = [
                 (
                     f"{clean(name)} {_value_text(value)}  ",
@@ -86,16 +86,16 @@ def best_checkpoint(
         checkpoint has such a value.
     """
     names = list(dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.values))
-    judged = [name for name in names if better_direction(name, config) is not None]
-    for name in ("valid/loss", *[n for n in judged if n.startswith("valid/")], *judged):
-        have = [
+    comparable = [name for name in names if better_direction(name, config) is not None]
+    for name in ("valid/loss", *[n for n in comparable if n.startswith("valid/")], *comparable):
+        candidates = [
             (value, checkpoint)
             for checkpoint in checkpoints
             if (value := parse_number(checkpoint.values.get(name))) is not None and not math.isnan(value)
         ]
-        if have:
+        if candidates:
             sign = -1 if better_direction(name, config) == "lower" else 1
-            return max(have, key=lambda one: sign * one[0])[1], name
+            return max(candidates, key=lambda candidate: sign * candidate[0])[1], name
     return None, ""
 
 
@@ -105,5 +105,5 @@ def _sort_values(values: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
 
 
 def _value_text(value: object) -> str:
-    found = parse_number(value)
-    return clean(str(value)) if found is None else value_text(found)
+    parsed = parse_number(value)
+    return clean(str(value)) if parsed is None else value_text(parsed)

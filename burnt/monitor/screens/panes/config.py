@@ -18,7 +18,7 @@ from burnt.monitor.ui.table import Column, Table, cell
 
 __all__ = ["ConfigPane", "flatten"]
 
-_COLUMNS = (Column("key"), Column("value", grows=True))
+_COLUMNS = (Column("key"), Column("value", expands=True))
 
 
 class ConfigPane(Pane):
@@ -30,7 +30,7 @@ class ConfigPane(Pane):
 
     def compose(self) -> ComposeResult:
         """A table, and a field to filter it."""
-        yield Table(_COLUMNS, empty="the run has no configuration")
+        yield Table(_COLUMNS, empty_text="the run has no configuration")
         yield FilterInput("words, or /regular expression/")
 
     def token(self) -> object:
@@ -43,20 +43,20 @@ class ConfigPane(Pane):
 
     def _show(self) -> None:
         field = self.query_one(FilterInput)
-        wanted, matches = field.value, field.matches()
+        filter_text, matches = field.value, field.current_matcher()
         if matches is None:
             return
-        rows = self.query_one(Table)
+        table = self.query_one(Table)
         pairs = [
             (key, value)
             for key, value in flatten(self.view.config or {}).items()
             if matches(f"{key} {value}")
         ]
-        rows.empty = "nothing in the configuration matches" if wanted else "the run has no configuration"
-        rows.show([(key, (cell(key, "$dim"), cell(value))) for key, value in pairs])
+        table.empty_text = "nothing in the configuration matches" if filter_text else "the run has no configuration"
+        table.show([(key, (cell(key, "$dim"), cell(value))) for key, value in pairs])
 
-    @on(Table.Opened)
-    def opened(self, message: Table.Opened) -> None:
+    @on(Table.RowOpened)
+    def opened(self, message: Table.RowOpened) -> None:
         """All of a long value."""
         key = str(message.key)
         self.app.push_screen(TextScreen(key, flatten(self.view.config or {}).get(key, "")))
@@ -82,10 +82,10 @@ def flatten(data: dict[str, Any], prefix: str = "") -> dict[str, str]:
     >>> flatten({"model": {"hidden": 64}, "name": "digits", "sizes": [1, 2]})
     {'model.hidden': '64', 'name': 'digits', 'sizes': '[1, 2]'}
     """
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in data.items():
         if isinstance(value, dict) and value:
-            found |= flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
-            found[prefix + key] = value if isinstance(value, str) else json.dumps(value)
-    return found
+            flat[prefix + key] = value if isinstance(value, str) else json.dumps(value)
+    return flat

@@ -30,9 +30,9 @@ __all__ = ["EventsPane"]
 
 _COLUMNS = (
     Column("time"),
-    Column("step", right=True),
+    Column("step", align_right=True),
     Column("event"),
-    Column("", grows=True),
+    Column("", expands=True),
 )
 _STYLES = {
     "error": "bold $error",
@@ -62,29 +62,29 @@ class EventsPane(Pane):
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
         self._matches = matcher("")
-        self._made: dict[int, tuple[str, Sequence[Cell]]] = {}  # what a filter looks at, and cells, by event
+        self._row_cache: dict[int, tuple[str, Sequence[Cell]]] = {}  # what a filter looks at, and cells, by event
 
     def compose(self) -> ComposeResult:
         """How long early stopping still waits, the table, and a field to filter it."""
         yield Static(classes="facts")
-        yield Table(_COLUMNS, empty="reading ...")
+        yield Table(_COLUMNS, empty_text="reading ...")
         yield FilterInput("words, or /regular expression/")
 
     def token(self) -> object:
         """The newest event, and the commands that wait."""
         events = self.view.events
         newest = events[-1].id if events else 0
-        sent = tuple(command.id for command in self._sent())
-        return newest, len(events), self.view.state, sent, self._asked
+        waiting = tuple(command.id for command in self._waiting_commands())
+        return newest, len(events), self.view.state, waiting, self._num_requests
 
     def read(self) -> Callable[[], Any]:
         """Events were read with the run; commands that wait are files beside it."""
         events = self.view.events
-        countdown_text = early_stopping_text(events) if self.view.live else ""
-        return partial(self._show, self._rows(events, self._sent()), bool(events), countdown_text)
+        countdown_text = early_stopping_text(events) if self.view.is_live else ""
+        return partial(self._show, self._build_rows(events, self._waiting_commands()), bool(events), countdown_text)
 
-    def _sent(self) -> Sequence[Command]:
-        return waiting(self.view.folder) if self.view.live else []
+    def _waiting_commands(self) -> Sequence[Command]:
+        return waiting(self.view.folder) if self.view.is_live else []
 
     def action_filter(self) -> None:
         """Type a filter."""
@@ -94,10 +94,10 @@ class EventsPane(Pane):
     def changed(self, message: FilterInput.Changed) -> None:
         """Filter while it is typed."""
         message.stop()
-        matches = self.query_one(FilterInput).matches()
+        matches = self.query_one(FilterInput).current_matcher()
         if matches is not None:
             self._matches = matches
-            self.again()
+            self.request_read()
 
     @on(FilterInput.Closed)
     def closed(self, message: FilterInput.Closed) -> None:
@@ -105,8 +105,8 @@ class EventsPane(Pane):
         message.stop()
         self.query_one(Table).focus()
 
-    @on(Table.Opened)
-    def opened(self, message: Table.Opened) -> None:
+    @on(Table.RowOpened)
+    def opened(self, message: Table.RowOpened) -> None:
         """All that an event says, with the traceback of an error."""
         event = next((event for event in self.view.events if event.id == message.key), None)
         if event is not None:
@@ -123,7 +123,7 @@ class EventsPane(Pane):
                 TextScreen(f"{event.kind}{at}, {_date_time_text(event.time)}", "\n".join(lines))
             )
 
-    def _rows(self, events: Sequence[Event], sent: Sequence[Command]) -> list[tuple[object, Sequence[Cell]]]:
+    def _build_rows(self, events: Sequence[Event], waiting: Sequence[Command]) -> list[tuple[object, Sequence[Cell]]]:
         rows: list[tuple[object, Sequence[Cell]]] = [
             (
                 command.id,
@@ -134,21 +134,21 @@ class EventsPane(Pane):
                     cell(f"{asked}: sent by {command.sender}, not answered yet"),
                 ),
             )
-            for command, asked in ((one, command_text(one.kind, one.value)) for one in reversed(sent))
+            for command, asked in ((one, command_text(one.kind, one.value)) for one in reversed(waiting))
         ]
-        if (death := self._death()) is not None and self._matches(f"crashed {self.view.note}"):
-            rows.append((None, death))
-        known, self._made = self._made, {}
+        if (crash_row := self._crash_row()) is not None and self._matches(f"crashed {self.view.problem}"):
+            rows.append((None, crash_row))
+        cached, self._row_cache = self._row_cache, {}
         for event in reversed(events[-_MAX_EVENTS:]):
             if event.kind in _HIDDEN_KINDS:
                 continue
             # Cells are made for new events only, of which there are few.
-            text, cells = self._made[event.id] = known.get(event.id) or _event_row(event)
+            text, cells = self._row_cache[event.id] = cached.get(event.id) or _event_row(event)
             if self._matches(text):
                 rows.append((event.id, cells))
         return rows
 
-    def _death(self) -> Sequence[Cell] | None:
+    def _crash_row(self) -> Sequence[Cell] | None:
         """The line of a training that was killed: it could not write an event of its end."""
         if self.view.state != "crashed" or self.view.attempts[-1].ended is not None:
             return None
@@ -156,17 +156,17 @@ class EventsPane(Pane):
             cell(_date_time_text(self.view.attempts[-1].heartbeat), "$dim"),
             cell(""),
             cell("crashed", _STYLES["error"]),
-            cell(self.view.note, _STYLES["error"]),
+            cell(self.view.problem, _STYLES["error"]),
         )
 
     def _show(
-        self, rows: Sequence[tuple[object, Sequence[Cell]]], happened: bool, countdown_text: str
+        self, rows: Sequence[tuple[object, Sequence[Cell]]], has_events: bool, countdown_text: str
     ) -> None:
         table = self.query_one(Table)
-        newest = table.cursor == 0
-        table.empty = "nothing has happened yet" if not happened else "no event matches"
+        is_on_newest = table.cursor == 0
+        table.empty_text = "nothing has happened yet" if not has_events else "no event matches"
         table.show(rows)
-        if newest:  # who looks at the newest event wants to see the next one
+        if is_on_newest:  # who looks at the newest event wants to see the next one
             table.action_first()
         facts = self.query_one(Static)
         update_if_changed(

@@ -43,22 +43,22 @@ class KernelsPane(Pane):
     def compose(self) -> ComposeResult:
         """Two tables with their titles."""
         yield Static(id="plans-title", classes="table-title")
-        yield Table([Column("")], empty="no function was traced", id="plans")
+        yield Table([Column("")], empty_text="no function was traced", id="plans")
         yield Static(id="kernels-title", classes="table-title")
-        yield Table([Column("")], empty="no kernel was chosen", id="kernels")
+        yield Table([Column("")], empty_text="no kernel was chosen", id="kernels")
 
     def token(self) -> object:
         """They are artefacts."""
         return self.view.newest.artefact, len(self.view.attempts)
 
-    @on(Table.Opened)
-    def opened(self, message: Table.Opened) -> None:
+    @on(Table.RowOpened)
+    def opened(self, message: Table.RowOpened) -> None:
         """All of a row, as it was recorded."""
-        artefact = self._tables.get(str(message.rows.id))
+        artefact = self._tables.get(str(message.table.id))
         if artefact is not None and isinstance(message.key, int):
             row = zip(artefact.data["columns"], artefact.data["rows"][message.key], strict=False)
             lines = [f"{name}: {value}" for name, value in row if value is not None]
-            self.app.push_screen(TextScreen(str(message.rows.id), "\n".join(lines)))
+            self.app.push_screen(TextScreen(str(message.table.id), "\n".join(lines)))
 
     def read(self) -> Callable[[], Any]:
         """The newest of both tables."""
@@ -70,12 +70,12 @@ class KernelsPane(Pane):
 
     def on_resize(self) -> None:
         """Both tables have room."""
-        self._share()
+        self._set_heights()
 
-    def _share(self) -> None:
+    def _set_heights(self) -> None:
         """Plans, which are fewer, have the room that they need, up to the half."""
         plans = self.query_one("#plans", Table)
-        plans.styles.height = min(len(plans.keys) + 1, max(self.size.height // 2 - 2, 3))
+        plans.styles.height = min(len(plans.row_keys) + 1, max(self.size.height // 2 - 2, 3))
 
     def _show(self, tables: dict[str, Artefact | None]) -> None:
         self._tables = tables
@@ -87,18 +87,18 @@ class KernelsPane(Pane):
                 columns, rows = table_rows(data)
                 facts = f"{name}: {len(rows):,}{machine}"
                 if _FALLBACK_COLUMN in artefact.data["columns"]:
-                    rows, fallen = _mark_fallbacks(rows, artefact.data["columns"].index(_FALLBACK_COLUMN))
+                    rows, num_fallbacks = _mark_fallbacks(rows, artefact.data["columns"].index(_FALLBACK_COLUMN))
                     facts += (
-                        f", {fallen:,} of them fell back to plain torch" if fallen else ", none fell back"
+                        f", {num_fallbacks:,} of them fell back to plain torch" if num_fallbacks else ", none fell back"
                     )
-                shown = self.query_one(f"#{name}", Table)
-                shown.show(rows, columns=columns)
+                table = self.query_one(f"#{name}", Table)
+                table.show(rows, columns=columns)
             title, _, rest = facts.partition(":")
             update_if_changed(
                 self.query_one(f"#{name}-title", Static),
                 Content.assemble((title, "bold"), (f" {rest}", "$dim")),
             )
-        self._share()
+        self._set_heights()
 
 
 def _split_tuning_keys(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
@@ -125,9 +125,9 @@ def _mark_fallbacks(
 ) -> tuple[list[tuple[object, Sequence[Cell]]], int]:
     """The rows of what fell back in another colour, and how many they are."""
     marked: list[tuple[object, Sequence[Cell]]] = []
-    fallen = 0
+    num_fallbacks = 0
     for key, cells in rows:
-        fell = cells[column] != (("-", ""),)
-        fallen += fell
-        marked.append((key, [((cell[0][0], "$warning"),) for cell in cells] if fell else cells))
-    return marked, fallen
+        fell_back = cells[column] != (("-", ""),)
+        num_fallbacks += fell_back
+        marked.append((key, [((cell[0][0], "$warning"),) for cell in cells] if fell_back else cells))
+    return marked, num_fallbacks

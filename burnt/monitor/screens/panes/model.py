@@ -29,7 +29,7 @@ class ModelPane(Pane):
     def compose(self) -> ComposeResult:
         """Some facts and the table."""
         yield Static(classes="facts")
-        yield Table([Column("")], empty="the run has not recorded a summary of its model")
+        yield Table([Column("")], empty_text="the run has not recorded a summary of its model")
 
     def token(self) -> object:
         """A resumed run may have another model."""

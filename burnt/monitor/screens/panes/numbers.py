@@ -17,15 +17,15 @@ from burnt.monitor.ui.table import Cell, Column, Table, cell
 __all__ = ["NumbersPane"]
 
 _COLUMNS = (
-    Column("metric", grows=True),
+    Column("metric", expands=True),
     Column("split"),
-    Column("last", right=True),
-    Column("at step", right=True),
-    Column("epoch", right=True, spare=2),
-    Column("best", right=True),
-    Column("at step ", right=True),
-    Column("better", spare=3),
-    Column("age", right=True, spare=1),
+    Column("last", align_right=True),
+    Column("at step", align_right=True),
+    Column("epoch", align_right=True, drop_priority=2),
+    Column("best", align_right=True),
+    Column("at step ", align_right=True),
+    Column("better", drop_priority=3),
+    Column("age", align_right=True, drop_priority=1),
 )
 
 
@@ -37,7 +37,7 @@ class NumbersPane(Pane):
 
     def compose(self) -> ComposeResult:
         """A table."""
-        yield Table(_COLUMNS, empty="no metric has been written yet")
+        yield Table(_COLUMNS, empty_text="no metric has been written yet")
 
     def read(self) -> Callable[[], Any]:
         """Last values are known; the best are found by the pyramid."""

@@ -36,8 +36,8 @@ class Pane(Vertical):
     def __init__(self, view: RunView) -> None:
         super().__init__(classes="pane")
         self.view = view
-        self._asked = 0
-        self._seen: object = None
+        self._num_requests = 0
+        self._last_token: object = None
 
     @abstractmethod
     def read(self) -> Callable[[], Any] | None:
@@ -49,52 +49,52 @@ class Pane(Vertical):
 
     def token(self) -> object:
         """What is shown depends on this alone: as long as it is the same, nothing is read."""
-        return self.view.version, self._asked
+        return self.view.version, self._num_requests
 
-    def again(self) -> None:
+    def request_read(self) -> None:
         """Something else is asked for, by a key."""
-        self._asked += 1
+        self._num_requests += 1
         app_of(self).refresher.wake()
 
     def load(self, changed: bool) -> Callable[[], Any] | None:
         """In the reading thread: what shows the news, if there are any."""
-        unreadable = self.view.error is not None
-        token = self.token(), unreadable
-        if token == self._seen:
+        is_unreadable = self.view.error is not None
+        token = self.token(), is_unreadable
+        if token == self._last_token:
             return None
-        self._seen = token
+        self._last_token = token
         try:
             show = self.read()
         except BurntError as error:
-            show = partial(self.fail, error)
+            show = partial(self.show_error, error)
         except Exception as error:  # anybody may write into a run's file
             _LOG.exception("%s: the pane %s cannot be read", self.view.label, self.TITLE)
-            show = partial(self.fail, error)
-        return None if show is None and not unreadable else partial(self._show_read, show)
+            show = partial(self.show_error, error)
+        return None if show is None and not is_unreadable else partial(self._show_read, show)
 
     async def _show_read(self, show: Callable[[], Any] | None) -> None:
         """Show what was read; tables without rows say that the run cannot be read, if it cannot."""
-        for rows in self.query(Table):
-            fault = self.unreadable()
-            if fault != rows.fault:
-                rows.fault = fault
-                rows.refresh()
-        if show is not None and (showing := show()) is not None:
-            await showing
+        for table in self.query(Table):
+            error_text = self.unreadable_text()
+            if error_text != table.error_text:
+                table.error_text = error_text
+                table.refresh()
+        if show is not None and (awaitable := show()) is not None:
+            await awaitable
 
-    def unreadable(self) -> str:
+    def unreadable_text(self) -> str:
         """What is said instead of what the run has, if it cannot be read; empty if it can."""
         if self.view.error is None:
             return ""
         return "the run was deleted" if self.view.state == "deleted" else "the run cannot be read"
 
-    def fail(self, error: Exception) -> None:
+    def show_error(self, error: Exception) -> None:
         """Say why there is nothing to show, unless the run's head says so already."""
         if self.view.error is None:
-            what = error.what if isinstance(error, BurntError) else f"cannot be read: {error!r}"
-            self.app.notify(clean(what), severity="error", title=self.TITLE, markup=False)
+            message = error.what if isinstance(error, BurntError) else f"cannot be read: {error!r}"
+            self.app.notify(clean(message), severity="error", title=self.TITLE, markup=False)
 
-    def enter(self) -> None:
+    def take_focus(self) -> None:
         """The pane is shown: the keys go to its main part."""
         parts = self.query("Table, Chart")
         self.screen.set_focus(parts.first() if parts else None)

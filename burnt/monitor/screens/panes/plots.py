@@ -44,15 +44,15 @@ class PlotsPane(Pane):
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
         self._axis: XAxis = "step"
-        self._log = False
+        self._log_y = False
         self._smoothing = 0
-        self._alone: str | None = None
-        self._first = 0
-        self._wanted = ""
+        self._single_metric: str | None = None
+        self._first_index = 0
+        self._filter_text = ""
         self._matches = matcher("")
-        self._range: Range | None = None
-        self._places = (1, 1)
-        self._shown: list[str] = []
+        self._x_range: Range | None = None
+        self._grid_shape = (1, 1)
+        self._shown_metrics: list[str] = []
 
     def compose(self) -> ComposeResult:
         """The grid, a line that says what is shown how, and a field to filter."""
@@ -66,30 +66,30 @@ class PlotsPane(Pane):
         """As many charts as there is room for."""
         across = max(event.size.width // _CHART_WIDTH, 1)
         down = max((event.size.height - 1) // _CHART_HEIGHT, 1)
-        if (across, down) != self._places:
-            self._places = across, down
-            self.again()
+        if (across, down) != self._grid_shape:
+            self._grid_shape = across, down
+            self.request_read()
 
     def token(self) -> object:
         """Values and what is asked for."""
         counts = tuple((series, head.written, head.point.attempt) for series, head in self.view.heads.items())
-        return counts, len(self.view.attempts), self._asked
+        return counts, len(self.view.attempts), self._num_requests
 
-    def _chosen(self) -> tuple[list[str], int]:
+    def _visible_metrics(self) -> tuple[list[str], int]:
         """The metrics of this page, and how many there are in all."""
         names = [name for name in metrics_in_order(self.view.series()) if self._matches(name)]
-        if self._alone is not None and self._alone in names:
-            return [self._alone], len(names)
-        places = self._places[0] * self._places[1]
-        self._first = max(min(self._first, (len(names) - 1) // places * places), 0)
-        return names[self._first : self._first + places], len(names)
+        if self._single_metric is not None and self._single_metric in names:
+            return [self._single_metric], len(names)
+        page_size = self._grid_shape[0] * self._grid_shape[1]
+        self._first_index = max(min(self._first_index, (len(names) - 1) // page_size * page_size), 0)
+        return names[self._first_index : self._first_index + page_size], len(names)
 
     # --- in the reading thread
 
     def read(self) -> Callable[[], Any]:
         """The curves of the charts that are shown."""
-        names, total = self._chosen()
-        axis, zoomed, smoothed = self._axis, self._range, self._smoothing > 0
+        names, total = self._visible_metrics()
+        axis, zoomed, smoothed = self._axis, self._x_range, self._smoothing > 0
         curves = {name: curves_of(self.view, name, axis, zoomed, smoothed=smoothed) for name in names}
         return partial(self._show, curves, total, axis)
 
@@ -105,8 +105,8 @@ class PlotsPane(Pane):
         if len(charts) < len(names):
             await grid.mount_all(Chart() for _ in names[len(charts) :])
         charts = list(grid.query(Chart))
-        across = min(self._places[0], len(names)) or 1
-        if self._alone is not None:
+        across = min(self._grid_shape[0], len(names)) or 1
+        if self._single_metric is not None:
             across = 1
         down = -(-len(names) // across)
         grid.styles.grid_size_columns, grid.styles.grid_size_rows = across, down or None
@@ -114,12 +114,12 @@ class PlotsPane(Pane):
             chart.show(
                 lines,
                 x=axis,
-                log_y=self._log,
+                log_y=self._log_y,
                 smoothing=_SMOOTHING[self._smoothing],
                 title=clean(name),
             )
-            chart.zoom(self._range)
-        self._shown = names
+            chart.zoom(self._x_range)
+        self._shown_metrics = names
         if charts and (focused is None or focused >= len(charts)) and self.app.focused is None:
             charts[0].focus()
         update_if_changed(self.query_one(Static), self._status(len(names), total))
@@ -128,20 +128,20 @@ class PlotsPane(Pane):
         if not total:
             text = (
                 "no metric matches: / changes the filter"
-                if self._wanted
-                else self.unreadable() or "no metric has been written yet"
+                if self._filter_text
+                else self.unreadable_text() or "no metric has been written yet"
             )
             return Content.assemble((f" {text}", "$dim"))
         axis = {"step": "steps", "epoch": "epochs", "time": "time at work"}[self._axis]
-        facts = [f"x {axis}", "log y" if self._log else "linear y"]
+        facts = [f"x {axis}", "log y" if self._log_y else "linear y"]
         if self._smoothing:
             facts.append(f"smoothed {_SMOOTHING[self._smoothing]}")
-        if self._range is not None:
+        if self._x_range is not None:
             facts.append("zoomed, 0 shows all")
-        if self._wanted:
-            facts.append(f"filter {self._wanted}")
-        if shown < total and self._alone is None:
-            facts.append(f"charts {self._first + 1} to {self._first + shown} of {total}, page down for more")
+        if self._filter_text:
+            facts.append(f"filter {self._filter_text}")
+        if shown < total and self._single_metric is None:
+            facts.append(f"charts {self._first_index + 1} to {self._first_index + shown} of {total}, page down for more")
         return Content.assemble((" " + "   ".join(facts), "$dim"))
 
     # --- charts in step
@@ -150,10 +150,10 @@ class PlotsPane(Pane):
     def zoomed(self, message: Chart.Zoomed) -> None:
         """All charts show the same part, in more detail when it has been read."""
         message.stop()
-        self._range = message.range
+        self._x_range = message.range
         for chart in self.query(Chart):
             chart.zoom(message.range)
-        self.again()
+        self.request_read()
 
     @on(Chart.CrosshairMoved)
     def crosshair_moved(self, message: Chart.CrosshairMoved) -> None:
@@ -171,49 +171,49 @@ class PlotsPane(Pane):
         if self._axis == "epoch" and not self.view.epoch_ends:
             self._axis = axes[(axes.index(self._axis) + 1) % len(axes)]
             self.notify("no epoch is done yet, so there is no axis of epochs")
-        self._range = None
-        self.again()
+        self._x_range = None
+        self.request_read()
 
     def action_log(self) -> None:
         """Linear or logarithmic."""
-        self._log = not self._log
-        self.again()
+        self._log_y = not self._log_y
+        self.request_read()
 
     def action_smooth(self) -> None:
         """More smoothing, in turn."""
         self._smoothing = (self._smoothing + 1) % len(_SMOOTHING)
-        self.again()
+        self.request_read()
 
     def action_focus_one(self) -> None:
         """One chart, or all again."""
-        if self._alone is not None:
-            self._alone = None
+        if self._single_metric is not None:
+            self._single_metric = None
         else:
             charts = list(self.query(Chart))
             focused = next((i for i, chart in enumerate(charts) if chart.has_focus), 0)
-            if focused >= len(self._shown):
+            if focused >= len(self._shown_metrics):
                 return
-            self._alone = self._shown[focused]
-        self.again()
+            self._single_metric = self._shown_metrics[focused]
+        self.request_read()
 
     def action_next_chart(self, direction: int) -> None:
         """To another chart of the page, or of the next one."""
         charts = list(self.query(Chart))
-        here = next((i for i, chart in enumerate(charts) if chart.has_focus), None)
-        if here is not None and not 0 <= here + direction < len(charts):
+        focused = next((i for i, chart in enumerate(charts) if chart.has_focus), None)
+        if focused is not None and not 0 <= focused + direction < len(charts):
             self.action_page(direction)
             return
         if charts:
-            charts[0 if here is None else here + direction].focus()
+            charts[0 if focused is None else focused + direction].focus()
 
     def action_page(self, direction: int) -> None:
         """Other charts."""
-        self._first = max(self._first + direction * self._places[0] * self._places[1], 0)
-        self.again()
+        self._first_index = max(self._first_index + direction * self._grid_shape[0] * self._grid_shape[1], 0)
+        self.request_read()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Escape drops the filter; without one it means what it means elsewhere."""
-        return action != "drop_filter" or bool(self._wanted)
+        return action != "drop_filter" or bool(self._filter_text)
 
     def action_drop_filter(self) -> None:
         """Show all metrics again."""
@@ -227,13 +227,13 @@ class PlotsPane(Pane):
     def changed(self, message: FilterInput.Changed) -> None:
         """Filter while it is typed."""
         message.stop()
-        matches = self.query_one(FilterInput).matches()
+        matches = self.query_one(FilterInput).current_matcher()
         if matches is not None:
-            self._matches, self._wanted, self._first = matches, message.value, 0
-            self.again()
+            self._matches, self._filter_text, self._first_index = matches, message.value, 0
+            self.request_read()
 
     @on(FilterInput.Closed)
     def closed(self, message: FilterInput.Closed) -> None:
         """Back to the charts."""
         message.stop()
-        self.enter()
+        self.take_focus()

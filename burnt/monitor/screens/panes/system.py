@@ -43,7 +43,7 @@ class SystemPane(Pane):
 
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
-        self._across = 1
+        self._num_columns = 1
 
     def compose(self) -> ComposeResult:
         """A line of values and the plots."""
@@ -52,17 +52,17 @@ class SystemPane(Pane):
 
     def on_resize(self, event: events.Resize) -> None:
         """As many beside each other as there is room for."""
-        self._across = max(event.size.width // _CHART_WIDTH, 1)
-        self.again()
+        self._num_columns = max(event.size.width // _CHART_WIDTH, 1)
+        self.request_read()
 
     def token(self) -> object:
         """New samples."""
-        return self.view.newest.system_sample, self._asked
+        return self.view.newest.system_sample, self._num_requests
 
     def read(self) -> Callable[[], Any]:
         """The samples as curves."""
         samples = self.view.system_samples()
-        xs = times_to_active_seconds([sample.time for sample in samples], self.view.spans)
+        xs = times_to_active_seconds([sample.time for sample in samples], self.view.attempt_spans)
         curves = {}
         for panel in panels(samples[-1].values if samples else {}):
             curves[panel.title] = [
@@ -79,7 +79,7 @@ class SystemPane(Pane):
             await chart.remove()
         if len(charts) < len(curves):
             await grid.mount_all(Chart() for _ in range(len(curves) - len(charts)))
-        across = min(self._across, len(curves)) or 1
+        across = min(self._num_columns, len(curves)) or 1
         grid.styles.grid_size_columns = across
         grid.styles.grid_size_rows = -(-len(curves) // across) or None
         for chart, (title, lines) in zip(grid.query(Chart), curves.items(), strict=True):
@@ -108,27 +108,27 @@ def panels(names: Sequence[str] | dict[str, Any]) -> list[Panel]:
     """
     gpus = sorted({name.partition(".")[0] for name in names if name.startswith("gpu")})
 
-    def of_gpus(measure: str) -> dict[str, str]:
+    def per_gpu(measure: str) -> dict[str, str]:
         return {gpu: f"{gpu}.{measure}" for gpu in gpus}
 
-    wanted = [
+    all_panels = [
         Panel("CPU %", {"machine": "cpu.percent", "process": "process.cpu_percent"}),
         Panel("memory GiB", {"machine": "memory.used_bytes", "process": "process.rss_bytes"}, _GIB),
-        Panel("GPU %", of_gpus("percent")),
-        Panel("GPU memory GiB", of_gpus("memory_used_bytes"), _GIB),
-        Panel("GPU °C", of_gpus("celsius")),
-        Panel("GPU watts", of_gpus("watts")),
+        Panel("GPU %", per_gpu("percent")),
+        Panel("GPU memory GiB", per_gpu("memory_used_bytes"), _GIB),
+        Panel("GPU °C", per_gpu("celsius")),
+        Panel("GPU watts", per_gpu("watts")),
     ]
-    there = [
+    available = [
         panel._replace(names={label: name for label, name in panel.names.items() if name in names})
-        for panel in wanted
+        for panel in all_panels
     ]
-    return [panel for panel in there if panel.names]
+    return [panel for panel in available if panel.names]
 
 
 def _values_of(samples: Sequence[SystemSample], name: str, divisor: float) -> list[float]:
-    found = [parse_number(sample.values.get(name)) for sample in samples]
-    return [math.nan if value is None else value / divisor for value in found]
+    values = [parse_number(sample.values.get(name)) for sample in samples]
+    return [math.nan if value is None else value / divisor for value in values]
 
 
 def _latest_values(last: dict[str, Any] | None) -> list[tuple[str, str]]:
@@ -140,9 +140,9 @@ def _latest_values(last: dict[str, Any] | None) -> list[tuple[str, str]]:
     def add(name: str, text: str) -> None:
         parts.extend([(f" {name} ", "$dim"), (f"{text}  ", "")])
 
-    def value(name: str, write: Callable[[float], str]) -> str | None:
+    def value(name: str, format_number: Callable[[float], str]) -> str | None:
         found = parse_number(last.get(name))
-        return None if found is None else write(found) if math.isfinite(found) else value_text(found)
+        return None if found is None else format_number(found) if math.isfinite(found) else value_text(found)
 
     cpu, process = value("cpu.percent", _percent), value("process.cpu_percent", _percent)
     used, total = value("memory.used_bytes", size_text), value("memory.total_bytes", size_text)

@@ -33,7 +33,7 @@ def table_rows(table: dict[str, Any]) -> tuple[list[Column], list[tuple[object, 
     ]
     last = max((i for i in range(len(names)) if not numeric[i]), default=0)
     grows = widths.index(max(widths)) if max(widths, default=0) > _MAX_FIXED_WIDTH else last
-    columns = [Column(name, right=numeric[i], grows=i == grows) for i, name in enumerate(names)]
+    columns = [Column(name, align_right=numeric[i], expands=i == grows) for i, name in enumerate(names)]
     return columns, [(number, [cell(_value_text(value)) for value in row]) for number, row in enumerate(rows)]
 
 
