@@ -60,11 +60,11 @@ def run(
             expected="a function that returns (model, batch), or --input for each argument",
             hint="--input 8x3x224x224, --input 4x256:int64:30000",
         )
-    found = []
+    results = []
     for device in devices or _available_devices():
         try:
-            there = copy.deepcopy(model).to(device)
-            given = torch.utils._pytree.tree_map(
+            device_model = copy.deepcopy(model).to(device)
+            device_batch = torch.utils._pytree.tree_map(
                 lambda value, device=device: _to_device(value, device), _as_dict(batch)
             )
         except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for a device
@@ -74,58 +74,62 @@ def run(
         for train in [train for train in (False, True) if steps in ("both", ("forward", "training")[train])]:
             what = "training" if train else "forward"
 
-            def say(text: str, what: str = what, device: str = device) -> None:
+            def report_progress(text: str, what: str = what, device: str = device) -> None:
                 print(f"{device} {what}: {text}", file=sys.stderr, flush=True)
 
-            compared = benchmark.compare(there, given, train, seconds=seconds, rounds=_ROUNDS, say=say)
-            found.append(_result_json(device, what, compared))
+            comparison = benchmark.compare(
+                device_model, device_batch, train, seconds=seconds, rounds=_ROUNDS, say=report_progress
+            )
+            results.append(_result_json(device, what, comparison))
     if as_json:
-        print_json(found)
+        print_json(results)
     else:
-        _print(found, report)
+        _print(results, report)
     return 0
 
 
-def _result_json(device: str, step: str, compared: Any) -> dict[str, Any]:
+def _result_json(device: str, step: str, comparison: Any) -> dict[str, Any]:
     """What was found for a device and a kind of step, as JSON can hold it."""
     rivals = {
         name: {
-            "ms": 1e3 * compared.median(name),
-            "speed": compared.ratio(name)[0],
-            "quartiles": compared.ratio(name)[1:],
-            "rounds": len(compared.seconds[name]),
+            "ms": 1e3 * comparison.median(name),
+            "speed": comparison.ratio(name)[0],
+            "quartiles": comparison.ratio(name)[1:],
+            "rounds": len(comparison.seconds[name]),
         }
-        for name in compared.seconds
+        for name in comparison.seconds
     }
     return {
         "device": device,
         "step": step,
         "rivals": rivals,
-        "failed": compared.failed,
-        "error": compared.error,
-        "report": str(compared.report),
+        "failed": comparison.failed,
+        "error": comparison.error,
+        "report": str(comparison.report),
     }
 
 
-def _print(found: Sequence[dict[str, Any]], report: bool) -> None:
+def _print(results: Sequence[dict[str, Any]], report: bool) -> None:
     from burnt.swapping.report import in_ms
 
     page = Page()
     rows: list[list[str | Cell]] = []
-    for row in found:
+    for row in results:
         for name in ("eager", "inductor", "swapped"):
             line: list[str | Cell] = [row["device"], row["step"], name]
             if name in row["failed"]:
                 rows.append([*line, "", "", Cell(row["failed"][name], "yellow")])
                 continue
-            rival = row["rivals"][name]
-            low, high = rival["quartiles"]
+            result = row["rivals"][name]
+            low, high = result["quartiles"]
             style = "green" if name != "eager" and low > 1 else ""
-            speed = Cell(f"{rival['speed']:.2f}x", style)
-            rows.append([*line, in_ms(rival["ms"]), speed, f"{low:.2f}-{high:.2f}, {rival['rounds']} rounds"])
-    page.table(["device", "step", "", "ms", "speed", "quartiles"], rows, right=("ms", "speed"))
+            speed = Cell(f"{result['speed']:.2f}x", style)
+            rows.append(
+                [*line, in_ms(result["ms"]), speed, f"{low:.2f}-{high:.2f}, {result['rounds']} rounds"]
+            )
+    page.table(["device", "step", "", "ms", "speed", "quartiles"], rows, align_right=("ms", "speed"))
     if report:
-        for row in found:
+        for row in results:
             page.heading(f"swapped on {row['device']}, {row['step']}")
             for text in row["report"].splitlines():
                 page.line(text)
@@ -153,19 +157,19 @@ def _load_model(target: str) -> tuple[Any, Any]:
             hint=f"did you mean {close!r}?" if close else None,
         )
     value = getattr(module, name)
-    wanted = "a torch.nn.Module, or a function without arguments that returns one, or (model, batch)"
-    if not isinstance(value, nn.Module) and callable(value) and (needed := _required_arguments(value)):
+    expected = "a torch.nn.Module, or a function without arguments that returns one, or (model, batch)"
+    if not isinstance(value, nn.Module) and callable(value) and (required := _required_arguments(value)):
         raise UsageError(
-            f"{target} wants {', '.join(needed)}, and is called without arguments",
-            expected=wanted,
+            f"{target} wants {', '.join(required)}, and is called without arguments",
+            expected=expected,
             hint=f"lambda: {name}(...) under a name of its own",
         )
-    made = value if isinstance(value, nn.Module) or not callable(value) else value()
-    model, batch = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    loaded = value if isinstance(value, nn.Module) or not callable(value) else value()
+    model, batch = loaded if isinstance(loaded, tuple) and len(loaded) == 2 else (loaded, None)
     if not isinstance(model, nn.Module):
         raise UsageError(
             f"{target} is no model, and makes none",
-            expected=wanted,
+            expected=expected,
             found=type(model).__name__,
         )
     return model, batch

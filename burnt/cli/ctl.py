@@ -43,52 +43,54 @@ def run(name: str, kind: str, words: Sequence[str], timeout: float, wait: bool) 
             error.what, expected=error.expected, found=error.found, hint=error.hint or _usage_hint(kind)
         ) from None
     with open_run(run_folder(name)) as reader:
-        leap = _rate_warning(reader, value) if isinstance(value, float) else ""
+        warning = _rate_warning(reader, value) if isinstance(value, float) else ""
         id = send(reader.folder, kind, value)
         if not wait:
             print(clean(f"{reader.folder}: {kind} is sent"))
             return 0
         answer = _wait_for_answer(reader, id, timeout)
         if answer is not None:
-            return _print_answer(reader, kind, value, answer, leap)
+            return _print_answer(reader, kind, value, answer, warning)
         state = reader.state()
         if state == "running":
-            why = f"not answered within {timeout:g} s; it is carried out when the step under way is done"
+            reason = f"not answered within {timeout:g} s; it is carried out when the step under way is done"
         elif state == "stale":
-            why = f"not answered: process {reader.attempts()[-1].pid} lives, but has not written for a while"
+            reason = (
+                f"not answered: process {reader.attempts()[-1].pid} lives, but has not written for a while"
+            )
         else:
-            why = f"not carried out: the run has ended ({state})"
-    print(clean(f"{reader.folder}: {kind} is {why}"), file=sys.stderr)
+            reason = f"not carried out: the run has ended ({state})"
+    print(clean(f"{reader.folder}: {kind} is {reason}"), file=sys.stderr)
     return _NOT_ANSWERED if state in ("running", "stale") else 1
 
 
 def _rate_warning(reader: RunReader, rate: float) -> str:
     """How far a learning rate is from the present one, if it may be mistyped."""
-    now = reader.heads().get(Series("learning_rate", "train"))
+    current = reader.heads().get(Series("learning_rate", "train"))
     return (
         ""
-        if now is None
-        else rate_change_warning(rate, now.point.value, highest_scheduled_rate(reader.config()))
+        if current is None
+        else rate_change_warning(rate, current.point.value, highest_scheduled_rate(reader.config()))
     )
 
 
 def _wait_for_answer(reader: RunReader, id: str, timeout: float) -> Acknowledgement | None:
     """The training's answer; None when there is none in time, or the run has ended without one."""
-    until, look_at_state = time.monotonic() + timeout, 0.0
-    ended = False
+    deadline, next_state_check = time.monotonic() + timeout, 0.0
+    has_ended = False
     while True:
         answer = acknowledgement(reader, id)
         now = time.monotonic()
-        if answer is not None or ended or now >= until:
+        if answer is not None or has_ended or now >= deadline:
             return answer
-        if now >= look_at_state:
+        if now >= next_state_check:
             # A process that is gone answers no more; what it has answered is read once more.
-            ended, look_at_state = reader.state() not in ("running", "stale"), now + 1.0
-        time.sleep(0.0 if ended else min(_POLL_SECONDS, max(until - now, 0.0)))
+            has_ended, next_state_check = reader.state() not in ("running", "stale"), now + 1.0
+        time.sleep(0.0 if has_ended else min(_POLL_SECONDS, max(deadline - now, 0.0)))
 
 
 def _print_answer(
-    reader: RunReader, kind: str, value: float | str | None, answer: Acknowledgement, leap: str
+    reader: RunReader, kind: str, value: float | str | None, answer: Acknowledgement, warning: str
 ) -> int:
     at = "" if answer.step is None else f" {answer.step}"
     if answer.status == "refused":
@@ -105,8 +107,8 @@ def _print_answer(
     }[kind]
     if kind == "stop" and answer.reason:
         text += f", {answer.reason}"
-    if leap:
-        text += f": {leap.replace('present', 'former')}"
+    if warning:
+        text += f": {warning.replace('present', 'former')}"
     print(clean(f"{reader.folder}: {text}"))
     return 0
 

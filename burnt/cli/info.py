@@ -74,13 +74,13 @@ def _usable_cores() -> int | None:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def _package_status(name: str, how: str) -> dict[str, Any]:
+def _package_status(name: str, install_command: str) -> dict[str, Any]:
     """Whether a package can be imported, which version, or why not."""
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name:
-            return {"available": False, "why": f"not installed: {how}"}
+            return {"available": False, "why": f"not installed: {install_command}"}
         return {"available": False, "why": str(error)}
     except (ImportError, OSError, RuntimeError) as error:  # a library of its own that does not load here
         return {"available": False, "why": f"{type(error).__name__}: {error}"}
@@ -89,9 +89,9 @@ def _package_status(name: str, how: str) -> dict[str, Any]:
 
 def _nvml_status() -> dict[str, Any]:
     """Whether NVML measures GPUs here: the package, and the driver behind it."""
-    found = _package_status("pynvml", "pip install 'burnt[nvml]'")
-    if not found["available"]:
-        return found
+    status = _package_status("pynvml", "pip install 'burnt[nvml]'")
+    if not status["available"]:
+        return status
     nvml = importlib.import_module("pynvml")
     try:
         nvml.nvmlInit()
@@ -106,8 +106,8 @@ def _compiler_info() -> dict[str, str] | None:
     """The C compiler of generated kernels: ``$BURNT_CC``, ``$CC``, or the first that works."""
     from burnt.codegen.runtime.c_compiler import find_compiler
 
-    found = find_compiler()
-    return None if found is None else {"path": found.command[0], "version": found.version}
+    compiler = find_compiler()
+    return None if compiler is None else {"path": compiler.command[0], "version": compiler.version}
 
 
 def _kernel_status() -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _kernel_status() -> dict[str, Any]:
     from burnt.kernels.tuning.database import TuningDatabase
 
     status = c_library.status()
-    found = {
+    facts = {
         "generated": status["compiler"] is not None,
         "why": c_library.why_no_compiler(),
         "folder": status["folder"],
@@ -127,21 +127,21 @@ def _kernel_status() -> dict[str, Any]:
         "notes": status["notes"],
     }
     try:
-        store = TuningDatabase()
-        found |= {"table": str(store.path), "tuned": len(store.rows())}
+        database = TuningDatabase()
+        facts |= {"table": str(database.path), "tuned": len(database.rows())}
     except (CacheError, OSError) as error:
-        found["notes"].append(str(error))
-    return found
+        facts["notes"].append(str(error))
+    return facts
 
 
 def _print(facts: dict[str, Any]) -> None:
     page = Page()
-    built = [f"{kind.upper()} {facts[kind]}" for kind in ("cuda", "rocm") if facts[kind]]
+    backends = [f"{kind.upper()} {facts[kind]}" for kind in ("cuda", "rocm") if facts[kind]]
     cpu, memory, pool, compiler = (facts[name] for name in ("cpu", "memory", "memory_pool", "compiler"))
     rows: dict[str, str | Cell] = {
         "burnt": facts["burnt"],
         "Python": facts["python"],
-        "torch": f"{facts['torch']} ({', '.join(built) if built else 'built for the CPU alone'})",
+        "torch": f"{facts['torch']} ({', '.join(backends) if backends else 'built for the CPU alone'})",
         "numpy": facts["numpy"],
         "Triton": _status_cell(facts["triton"]),
         "NVML": _status_cell(facts["nvml"]),
@@ -169,18 +169,20 @@ def _print(facts: dict[str, Any]) -> None:
     page.pairs(rows)
 
 
-def _kernels_text(found: dict[str, Any]) -> str | Cell:
-    tuned = "its table cannot be read" if found["tuned"] is None else f"{found['tuned']} measured"
-    if not found["generated"]:
+def _kernels_text(kernels: dict[str, Any]) -> str | Cell:
+    tuned = "its table cannot be read" if kernels["tuned"] is None else f"{kernels['tuned']} measured"
+    if not kernels["generated"]:
         return Cell("torch's own alone: none can be compiled", "yellow")
-    kept = "not kept" if found["folder"] is None else f"{found['entries']} compiled in {found['folder']}"
+    cached = (
+        "not kept" if kernels["folder"] is None else f"{kernels['entries']} compiled in {kernels['folder']}"
+    )
     return Cell(
-        "\n".join([f"generated; {kept}; {tuned}", *found["notes"]]), "yellow" if found["notes"] else ""
+        "\n".join([f"generated; {cached}; {tuned}", *kernels["notes"]]), "yellow" if kernels["notes"] else ""
     )
 
 
-def _status_cell(found: dict[str, Any]) -> Cell:
-    if not found["available"]:
-        return Cell(found["why"], "yellow")
-    driver = f", driver {found['driver']}" if "driver" in found else ""
-    return Cell(f"{found['version'] or 'of unknown version'}{driver}")
+def _status_cell(status: dict[str, Any]) -> Cell:
+    if not status["available"]:
+        return Cell(status["why"], "yellow")
+    driver = f", driver {status['driver']}" if "driver" in status else ""
+    return Cell(f"{status['version'] or 'of unknown version'}{driver}")

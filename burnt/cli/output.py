@@ -62,10 +62,10 @@ class Page:
     """Writes to the standard output, as its reader can take it."""
 
     def __init__(self) -> None:
-        self.fancy = os.environ.get("TERM") not in ("dumb", "unknown", "") and (
+        self.is_styled = os.environ.get("TERM") not in ("dumb", "unknown", "") and (
             sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
         )
-        if self.fancy:
+        if self.is_styled:
             from rich.console import Console
 
             self._console = Console(highlight=False, markup=False, emoji=False)
@@ -73,7 +73,7 @@ class Page:
     def line(self, *parts: str | Cell) -> None:
         """A line of text, its parts set side by side."""
         cells = [Cell(part) if isinstance(part, str) else part for part in parts]
-        if self.fancy:
+        if self.is_styled:
             from rich.text import Text
 
             self._console.print(Text.assemble(*((clean(text), style) for text, style in cells)))
@@ -88,18 +88,18 @@ class Page:
     def pairs(self, pairs: Mapping[str, str | Cell]) -> None:
         """Names and their values, one a line."""
         rows = [[Cell(name, "dim"), value] for name, value in pairs.items()]
-        self.table(["name", "value"], rows, head=False)
+        self.table(["name", "value"], rows, header=False)
 
     def table(
         self,
         columns: Sequence[str],
         rows: Sequence[Sequence[str | Cell]],
         *,
-        right: Sequence[str] = (),
-        fold: str | None = None,
-        spare: Sequence[str] = (),
-        whole: bool = True,
-        head: bool = True,
+        align_right: Sequence[str] = (),
+        fold_column: str | None = None,
+        droppable: Sequence[str] = (),
+        show_all: bool = True,
+        header: bool = True,
     ) -> None:
         """A table.
 
@@ -114,39 +114,49 @@ class Page:
             head: with a line of headings.
         """
         cells = [[_to_cell(cell) for cell in row] for row in rows]
-        if self.fancy and not whole:
-            shown = self._columns_that_fit(columns, cells)
-            self._draw(columns[:shown], [row[:shown] for row in cells[:_MAX_ROWS]], right, None, head)
-            left = [(len(cells) - _MAX_ROWS, "rows"), (len(columns) - shown, "columns")]
-            if more := " and ".join(f"{count} {what}" for count, what in left if count > 0):
+        if self.is_styled and not show_all:
+            num_columns = self._columns_that_fit(columns, cells)
+            self._draw_table(
+                columns[:num_columns],
+                [row[:num_columns] for row in cells[:_MAX_ROWS]],
+                align_right,
+                None,
+                header,
+            )
+            num_hidden = [(len(cells) - _MAX_ROWS, "rows"), (len(columns) - num_columns, "columns")]
+            if more := " and ".join(f"{count} {what}" for count, what in num_hidden if count > 0):
                 self.line(Cell(f"... {more} more: --json, or a pipe, has them all", "dim"))
-        elif self.fancy:
-            fold = fold or columns[-1]
-            kept = self._without_spare(columns, cells, fold, spare)
-            shown_cells = [[row[i] for i in kept] for row in cells]
-            self._draw([columns[i] for i in kept], shown_cells, right, fold, head)
+        elif self.is_styled:
+            fold_column = fold_column or columns[-1]
+            column_indices = self._columns_to_keep(columns, cells, fold_column, droppable)
+            shown_cells = [[row[i] for i in column_indices] for row in cells]
+            self._draw_table(
+                [columns[i] for i in column_indices], shown_cells, align_right, fold_column, header
+            )
         else:
-            _print_aligned([columns, *([c.text for c in row] for row in cells)][not head :], columns, right)
+            _print_aligned(
+                [columns, *([c.text for c in row] for row in cells)][not header :], columns, align_right
+            )
 
-    def _draw(
+    def _draw_table(
         self,
         columns: Sequence[str],
         rows: Sequence[Sequence[Cell]],
-        right: Sequence[str],
-        fold: str | None,
-        head: bool,
+        align_right: Sequence[str],
+        fold_column: str | None,
+        header: bool,
     ) -> None:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=head, header_style="bold")
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=header, header_style="bold")
         for column in columns:
             # What is long is folded, not cut: the names of runs are there to be copied.
             table.add_column(
                 Text(clean(column)),
-                justify="right" if column in right else "left",
+                justify="right" if column in align_right else "left",
                 overflow="fold",
-                no_wrap=column != fold,
+                no_wrap=column != fold_column,
             )
         for row in rows:
             table.add_row(*(Text(cell.text, cell.style) for cell in row))
@@ -162,15 +172,19 @@ class Page:
                 return max(i, 1)
         return len(columns)
 
-    def _without_spare(
-        self, columns: Sequence[str], rows: Sequence[Sequence[Cell]], fold: str, spare: Sequence[str]
+    def _columns_to_keep(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        fold_column: str,
+        droppable: Sequence[str],
     ) -> list[int]:
         """The columns to show, so that the one which folds has a readable width."""
         widths = dict(
             zip(columns, _column_widths([columns, *([c.text for c in row] for row in rows)]), strict=True)
         )
-        widths[fold] = min(widths[fold], _MIN_FOLDED_WIDTH)
-        for column in spare:
+        widths[fold_column] = min(widths[fold_column], _MIN_FOLDED_WIDTH)
+        for column in droppable:
             if sum(width + 2 for width in widths.values()) > self._console.width + 2:
                 del widths[column]
         return [i for i, column in enumerate(columns) if column in widths]
@@ -188,7 +202,7 @@ def _column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
 
 
-def _print_aligned(rows: Sequence[Sequence[str]], columns: Sequence[str], right: Sequence[str]) -> None:
+def _print_aligned(rows: Sequence[Sequence[str]], columns: Sequence[str], align_right: Sequence[str]) -> None:
     from rich.cells import cell_len
 
     widths = _column_widths(rows)
@@ -196,17 +210,17 @@ def _print_aligned(rows: Sequence[Sequence[str]], columns: Sequence[str], right:
         padded = []
         for text, width, column in zip(row, widths, columns, strict=True):
             space = " " * (width - cell_len(text))
-            padded.append(space + text if column in right else text + space)
+            padded.append(space + text if column in align_right else text + space)
         print("  ".join(padded).rstrip())
 
 
-def closest_path(name: str, known: Iterable[str], separator: str) -> str | None:
+def closest_path(name: str, paths: Iterable[str], separator: str) -> str | None:
     """The known path closest to a mistyped one: by all of it, or by its last part.
 
     >>> closest_path("digit", ["runs/mnist", "runs/digits"], "/")
     'runs/digits'
     """
-    candidates = list(known)
+    candidates = list(paths)
     ends = {candidate.rpartition(separator)[2]: candidate for candidate in candidates}
-    end = nearest(name.rpartition(separator)[2], ends)
-    return nearest(name, candidates) or (None if end is None else ends[end])
+    last_part = nearest(name.rpartition(separator)[2], ends)
+    return nearest(name, candidates) or (None if last_part is None else ends[last_part])

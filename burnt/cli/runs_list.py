@@ -82,8 +82,8 @@ def _read_run(folder: Path) -> _Row:
         with RunReader(folder) as reader:
             summary = reader.summary()
             metric = main_metric(list(summary.last), reader.config())
-            reached = None if metric is None else best_value(reader, metric)
-            return _Row(folder, summary, None, metric, reached, active_seconds(reader))
+            best = None if metric is None else best_value(reader, metric)
+            return _Row(folder, summary, None, metric, best, active_seconds(reader))
     except RunError as error:  # the other runs are listed all the same
         return _Row(folder, None, error, None, None, math.nan)
 
@@ -92,10 +92,10 @@ def _print(rows: list[_Row]) -> None:
     page = Page()
     columns = ["run", "state", "progress", "metric", "last", "best", "age", "took"]
     # In a terminal the reasons go below the table, where there is room for them.
-    notes = not page.fancy and any(_problem(row) for row in rows)
+    notes = not page.is_styled and any(_problem(row) for row in rows)
     cells = [_row_cells(row)[: len(columns) + notes] for row in rows]
     metrics = {row.metric for row in rows if row.metric is not None}
-    if page.fancy and len(metrics) == 1:
+    if page.is_styled and len(metrics) == 1:
         # Said once, it leaves room for the names of the runs.
         i = columns.index("metric")
         for row_cells in cells:
@@ -104,11 +104,11 @@ def _print(rows: list[_Row]) -> None:
     page.table(
         [*columns, "note"] if notes else columns,
         cells,
-        right=[columns[-4], "best", "age", "took"],
-        fold="run",
-        spare=["took", "age"],
+        align_right=[columns[-4], "best", "age", "took"],
+        fold_column="run",
+        droppable=["took", "age"],
     )
-    for row in rows if page.fancy else ():
+    for row in rows if page.is_styled else ():
         if note := _problem(row):
             page.line(Cell(f"{row.folder}: ", "bold"), note)
 
@@ -161,8 +161,8 @@ def _row_json(row: _Row) -> dict[str, Any]:
 
 def best_value(reader: RunReader, series: Series) -> Extreme | None:
     """The best value of a series; None where nobody knows which way is better."""
-    way = better_direction(series.name, reader.config())
-    return None if way is None else reader.best(*series, higher=way == "higher")
+    direction = better_direction(series.name, reader.config())
+    return None if direction is None else reader.best(*series, higher=direction == "higher")
 
 
 def active_seconds(reader: RunReader) -> float:

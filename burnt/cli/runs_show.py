@@ -59,14 +59,16 @@ def open_run(folder: str) -> RunReader:
     if Path(folder, DATABASE).is_file():
         return RunReader(folder)
     parent = os.path.dirname(folder.rstrip("/")) or "runs"
-    here = os.path.isdir(folder)
-    runs = [str(run) for run in find_runs(folder if here else parent)]
+    is_folder = os.path.isdir(folder)
+    runs = [str(run) for run in find_runs(folder if is_folder else parent)]
     guess = closest_path(folder, runs, "/")
-    below = folder if here and runs else parent
+    listed_folder = folder if is_folder and runs else parent
     raise UsageError(
-        f"{folder} holds no run" if here else f"there is no folder {folder!r}",
+        f"{folder} holds no run" if is_folder else f"there is no folder {folder!r}",
         expected=os.path.join(folder, DATABASE),
-        hint=f"did you mean {guess}?" if guess else f"`burnt runs list {below}` shows what runs there are",
+        hint=f"did you mean {guess}?"
+        if guess
+        else f"`burnt runs list {listed_folder}` shows what runs there are",
     )
 
 
@@ -79,18 +81,18 @@ def run_folder(name: str) -> str:
     if Path(name, DATABASE).is_file() or os.path.dirname(name) or not os.path.isdir("runs"):
         return name
     stamped = re.compile(re.escape(name) + _STAMP_PATTERN)
-    below = find_runs("runs")
-    named = [run for run in below if run.name == name] or [
-        run for run in below if stamped.fullmatch(run.name)
+    all_runs = find_runs("runs")
+    named = [run for run in all_runs if run.name == name] or [
+        run for run in all_runs if stamped.fullmatch(run.name)
     ]
-    going = [run for run in named if _is_active(run)]
-    if len(going) > 1:
+    active = [run for run in named if _is_active(run)]
+    if len(active) > 1:
         raise UsageError(
-            f"{len(going)} trainings of the name {name!r} are running",
+            f"{len(active)} trainings of the name {name!r} are running",
             expected="the folder of one of them",
-            found=", ".join(sorted(map(os.fspath, going))),
+            found=", ".join(sorted(map(os.fspath, active))),
         )
-    return os.fspath(next(iter(going or named), name))
+    return os.fspath(next(iter(active or named), name))
 
 
 def _is_active(folder: Path) -> bool:
@@ -105,28 +107,28 @@ def _print_run(reader: RunReader) -> None:
     page = Page()
     summary, attempts, now = reader.summary(), reader.attempts(), time.time()
     page.line(Cell(str(reader.folder), "bold"), "  ", Cell(summary.state, STATE_STYLES[summary.state]))
-    where = progress_text(summary.progress)
+    progress = progress_text(summary.progress)
     if summary.progress is not None:
-        where += f", step {summary.progress.step}"
+        progress += f", step {summary.progress.step}"
         if summary.state in ("running", "stale"):
-            where += f", {summary.progress.activity}"
-    head: dict[str, str | Cell] = {
+            progress += f", {summary.progress.activity}"
+    facts: dict[str, str | Cell] = {
         "name": summary.name,
         "reason": problem_text(summary) or ("" if summary.reason == summary.state else summary.reason or ""),
         "created": f"{_date(summary.created)}, {age_text(now - summary.created)} ago",
         "took": duration_text(active_seconds(reader)),
-        "progress": where,
+        "progress": progress,
         "process": f"{summary.pid} on {summary.host}",
     }
     if summary.dropped:
-        head["dropped"] = Cell(f"{summary.dropped} samples were lost while writing", "yellow")
-    page.pairs({name: value for name, value in head.items() if value})
+        facts["dropped"] = Cell(f"{summary.dropped} samples were lost while writing", "yellow")
+    page.pairs({name: value for name, value in facts.items() if value})
     if len(attempts) > 1:
         page.heading("attempts")
         page.table(
             ["", "began", "took", "from step", "ended"],
             [_attempt_cells(attempt) for attempt in attempts],
-            right=["took", "from step"],
+            align_right=["took", "from step"],
         )
     if config := _flatten(reader.config() or {}):
         page.heading("config")
@@ -136,7 +138,7 @@ def _print_run(reader: RunReader) -> None:
         page.table(
             ["metric", "last", "at step", "best", "at step ", "course"],
             [_series_cells(reader, one) for one in series],
-            right=["last", "at step", "best", "at step "],
+            align_right=["last", "at step", "best", "at step "],
         )
     if checkpoints := _checkpoints(reader):
         page.heading("checkpoints")
@@ -146,7 +148,7 @@ def _print_run(reader: RunReader) -> None:
                 [c.name, size_text(c.bytes), age_text(now - c.written), _data_text(c.values)]
                 for c in checkpoints
             ],
-            right=["size", "age"],
+            align_right=["size", "age"],
         )
     for table in _newest_tables(reader):
         at = "" if table.step is None else f" at step {table.step}"
@@ -160,15 +162,15 @@ def _print_run(reader: RunReader) -> None:
                 [_clock(e.time), "" if e.step is None else str(e.step), e.kind, _data_text(e.data)]
                 for e in events
             ],
-            right=["step"],
-            head=False,
+            align_right=["step"],
+            header=False,
         )
     if lines := reader.log_lines(newest=_LOG_LINES):
         page.heading("last log lines")
         page.table(
             ["time", "level", "text"],
             [[_clock(line.time), line.level, line.text] for line in lines],
-            head=False,
+            header=False,
         )
 
 
@@ -186,13 +188,13 @@ def _attempt_cells(attempt: Attempt) -> list[str | Cell]:
 
 
 def _series_cells(reader: RunReader, series: Series) -> list[str | Cell]:
-    last, reached = reader.last(*series), best_value(reader, series)
+    last, best = reader.last(*series), best_value(reader, series)
     return [
         series_label(series),
         "" if last is None else value_text(last.value),
         "" if last is None else str(last.step),
-        "" if reached is None else value_text(reached.value),
-        "" if reached is None else str(reached.step),
+        "" if best is None else value_text(best.value),
+        "" if best is None else str(best.step),
         Cell(sparkline(reader.points(*series, max_points=8 * _SPARKLINE_CELLS)), "cyan"),
     ]
 
@@ -211,10 +213,10 @@ def sparkline(points: Points, cells: int = _SPARKLINE_CELLS) -> str:
     '█▅!▁'
     """
     cells = min(cells, len(points.values))
-    stretches: list[list[float]] = [[] for _ in range(cells)]
+    chunks: list[list[float]] = [[] for _ in range(cells)]
     for i, value in enumerate(points.values):
-        stretches[i * cells // len(points.values)].append(value)
-    means = [sum(value / len(stretch) for value in stretch) for stretch in stretches]
+        chunks[i * cells // len(points.values)].append(value)
+    means = [sum(value / len(chunk) for value in chunk) for chunk in chunks]
     finite = [mean for mean in means if math.isfinite(mean)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     text = ""
@@ -240,20 +242,22 @@ def _print_table(page: Page, columns: list[str], rows: list[list[Any]]) -> None:
         for i, name in enumerate(columns)
         if all(isinstance(row[i], int | float) or row[i] == "NaN" for row in rows)
     ]
-    page.table(columns, [[_rounded_text(cell) for cell in row] for row in rows], right=numeric, whole=False)
+    page.table(
+        columns, [[_rounded_text(cell) for cell in row] for row in rows], align_right=numeric, show_all=False
+    )
 
 
 def _checkpoints(reader: RunReader) -> list[_Checkpoint]:
     values = {event.data.get("path"): event.data.get("values") for event in reader.events("checkpoint")}
-    found = []
+    checkpoints = []
     for folder in sorted((reader.folder / "checkpoints").glob("step-*")):
         try:
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
             written = folder.stat().st_mtime
         except FileNotFoundError:  # a training that runs has removed it meanwhile
             continue
-        found.append(_Checkpoint(folder.name, size, written, values.get(folder.name) or {}))
-    return found
+        checkpoints.append(_Checkpoint(folder.name, size, written, values.get(folder.name) or {}))
+    return checkpoints
 
 
 def _run_json(reader: RunReader) -> dict[str, Any]:

@@ -129,9 +129,9 @@ def _load_file(path: Path) -> ModuleType:
 
 def _is_raised_inside(error: BaseException) -> bool:
     """Whether an import failed in a module's code, and not because that module is not there."""
-    own = (__file__, importlib.__file__)
+    import_files = (__file__, importlib.__file__)
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return any(file not in own and not file.startswith("<frozen importlib") for file in files)
+    return any(file not in import_files and not file.startswith("<frozen importlib") for file in files)
 
 
 def _python_files() -> list[str]:
@@ -140,16 +140,16 @@ def _python_files() -> list[str]:
 
 
 def _walk_python_files() -> Iterator[str]:
-    for folder, below, files in os.walk("."):
+    for folder, folders, files in os.walk("."):
         parts = Path(folder).parts
-        below[:] = [name for name in below if not name.startswith(".") and name not in _SKIPPED_FOLDERS]
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED_FOLDERS]
         if len(parts) >= _MAX_DEPTH:
-            below.clear()
+            folders.clear()
         yield from (str(Path(folder, file)) for file in sorted(files) if file.endswith(".py"))
 
 
-def _not_found_error(kind: str, name: str, known: Iterable[str], separator: str) -> UsageError:
-    guess = closest_path(name, known, separator)
+def _not_found_error(kind: str, name: str, names: Iterable[str], separator: str) -> UsageError:
+    guess = closest_path(name, names, separator)
     return UsageError(
         f"there is no {kind} {name!r}",
         where=os.getcwd(),
@@ -160,22 +160,22 @@ def _not_found_error(kind: str, name: str, known: Iterable[str], separator: str)
 def _no_function_error(module: ModuleType, module_name: str, name: str) -> UsageError:
     functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
     guess = nearest(name, functions)
-    offers = _functions_hint(module)
+    hint = _functions_hint(module)
     return UsageError(
         f"{module_name} has no function {name!r}",
         where=getattr(module, "__file__", None),
-        hint=f"did you mean {guess!r}? {offers}" if guess else offers,
+        hint=f"did you mean {guess!r}? {hint}" if guess else hint,
     )
 
 
 def _functions_hint(module: ModuleType) -> str:
     """Which functions of a module could be meant."""
-    own = [
+    functions = [
         name
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
     ]
-    return f"its functions: {', '.join(own)}" if own else "it defines no functions"
+    return f"its functions: {', '.join(functions)}" if functions else "it defines no functions"
 
 
 def _config_class(function: Callable[[Any], object], target: str) -> type[Config]:

@@ -50,7 +50,7 @@ def run(
 
     if not seconds >= 0:
         raise UsageError(f"--seconds {seconds:g} is no time", expected="0 or more")
-    barren = [module for module in modules if not _import_ops(module)]
+    modules_without_ops = [module for module in modules if not _import_ops(module)]
     for name in names:
         if name not in OPS:
             close = nearest(name, OPS)
@@ -58,8 +58,8 @@ def run(
                 f"there is no op {name!r}",
                 hint=f"{close}?"
                 if close
-                else f"{barren[0]} registers no op"
-                if barren
+                else f"{modules_without_ops[0]} registers no op"
+                if modules_without_ops
                 else f"an op of yours wants --import MODULE; there are {', '.join(sorted(OPS))}",
             )
         if OPS[name].examples is None:
@@ -67,63 +67,65 @@ def run(
                 f"the op {name} has no examples to be measured with",
                 hint=f"@kernels.op(examples=lambda device: [...]), tuples of arguments for {name}",
             )
-    on = _parse_device(device)
-    if on.type == "meta":
+    target_device = _parse_device(device)
+    if target_device.type == "meta":
         raise UsageError("nothing can be measured on the device meta", expected="cpu, cuda, mps")
-    kinds = [_parse_dtype(name) for name in dtypes] or [None]
-    store = TuningDatabase()
-    _set_aside_if_damaged(store)
+    dtypes_to_measure = [_parse_dtype(name) for name in dtypes] or [None]
+    database = TuningDatabase()
+    _set_aside_if_damaged(database)
     rows: list[Row] = []
     problems: list[str] = []
-    without: list[str] = []
-    end = time.monotonic() + seconds
-    waiting = [op for op in ([OPS[name] for name in names] if names else OPS.values()) if op.examples]
-    done = dict.fromkeys((op.name for op in waiting), 0)
-    while waiting:
-        later = []
-        for k, op in enumerate(waiting):
+    ops_without_examples: list[str] = []
+    deadline = time.monotonic() + seconds
+    remaining = [op for op in ([OPS[name] for name in names] if names else OPS.values()) if op.examples]
+    num_measured = dict.fromkeys((op.name for op in remaining), 0)
+    while remaining:
+        next_round = []
+        for k, op in enumerate(remaining):
             now = time.monotonic()
-            if now >= end:
-                later.append(op)
+            if now >= deadline:
+                next_round.append(op)
                 continue
-            share = now + (end - now) / (len(waiting) - k)
+            op_deadline = now + (deadline - now) / (len(remaining) - k)
             try:
-                examples = op.example_args(on)
+                examples = op.example_args(target_device)
             except Exception as error:  # of any kind: the other ops are measured all the same
                 problems.append(f"{op.name}, its examples: {type(error).__name__}: {error}")
                 continue
-            without += [] if examples else [op.name]
-            began = done[op.name]
-            for args, kind in [(args, kind) for args in examples for kind in kinds][began:]:
-                if done[op.name] > began and time.monotonic() >= share:
-                    later.append(op)
+            ops_without_examples += [] if examples else [op.name]
+            num_before = num_measured[op.name]
+            for args, dtype in [(args, dtype) for args in examples for dtype in dtypes_to_measure][
+                num_before:
+            ]:
+                if num_measured[op.name] > num_before and time.monotonic() >= op_deadline:
+                    next_round.append(op)
                     break
-                found, problem = _measure_example(op, args, kind, "full" if full else "quick", store)
-                done[op.name] += 1
-                rows += found
+                new_rows, problem = _measure_example(op, args, dtype, "full" if full else "quick", database)
+                num_measured[op.name] += 1
+                rows += new_rows
                 problems += [problem] if problem is not None else []
-                _print_progress(op.name, found, kind)
-        waiting = later
-        if time.monotonic() >= end:
+                _print_progress(op.name, new_rows, dtype)
+        remaining = next_round
+        if time.monotonic() >= deadline:
             break
-    left = [op.name for op in waiting]
+    skipped = [op.name for op in remaining]
     if as_json:
         print_json([row._asdict() for row in rows])
     else:
-        why = (
+        why_none = (
             "what could not be measured follows"
             if problems
             else "no time was left"
-            if left
-            else f"no examples of {', '.join(without)} on {on}"
-            if without
+            if skipped
+            else f"no examples of {', '.join(ops_without_examples)} on {target_device}"
+            if ops_without_examples
             else "one candidate alone can run here"
         )
-        _print_results(rows, why)
+        _print_results(rows, why_none)
     for problem in problems:
         print(f"could not be measured: {problem}", file=sys.stderr)
-    if left:
-        print(f"left out for want of time: {', '.join(left)}", file=sys.stderr)
+    if skipped:
+        print(f"left out for want of time: {', '.join(skipped)}", file=sys.stderr)
     return 1 if problems else 0
 
 
@@ -168,9 +170,9 @@ def _check_op_name(name: str | None, rows: Iterable[Row]) -> None:
     """Raise where there is no op of a name, and nothing was measured of one that is not imported now."""
     from burnt.kernels import OPS
 
-    known = {*OPS, *(row.op for row in rows)}
-    if name is not None and name not in known:
-        close = nearest(name, known)
+    known_ops = {*OPS, *(row.op for row in rows)}
+    if name is not None and name not in known_ops:
+        close = nearest(name, known_ops)
         raise UsageError(
             f"there is no op {name!r}, and nothing was measured of one",
             hint=f"{close}?" if close else "`burnt tune show` lists what was measured",
@@ -189,7 +191,7 @@ def _parse_dtype(name: str) -> Any:
 
 
 def _measure_example(
-    op: Any, args: Sequence[Any], kind: Any, effort: str, store: TuningDatabase
+    op: Any, args: Sequence[Any], dtype: Any, effort: str, database: TuningDatabase
 ) -> tuple[list[Row], str | None]:
     """The rows of an example, without and with gradients, and what went wrong, if something did."""
     import torch
@@ -198,14 +200,14 @@ def _measure_example(
 
     def cast(value: Any) -> Any:
         floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-        return value.to(kind) if floating and kind is not None else value
+        return value.to(dtype) if floating and dtype is not None else value
 
-    given = [cast(a) for a in args]
+    example_args = [cast(a) for a in args]
     rows: list[Row] = []
     try:
-        for wanted in (given, _with_gradients(given)):
-            if wanted is not None:
-                rows += tune(op, wanted, effort, store=store)
+        for call_args in (example_args, _with_gradients(example_args)):
+            if call_args is not None:
+                rows += tune(op, call_args, effort, store=database)
     except CacheError:
         raise
     except Exception as error:  # of any kind: the other ops are measured all the same
@@ -219,10 +221,12 @@ def _print_progress(name: str, rows: Sequence[Row], kind: Any) -> None:
         status: sum(row.status == status for row in rows) for status in ("ok", "wrong", "failed", "pruned")
     }
     best = min((row for row in rows if row.ms is not None), key=lambda row: row.ms or 0, default=None)
-    won = "" if best is None else f"; best: {best.config}, {best.ms:.4g} ms"
+    best_text = "" if best is None else f"; best: {best.config}, {best.ms:.4g} ms"
     dtype = "" if kind is None else f" {str(kind).removeprefix('torch.')}"
-    counted = ", ".join(f"{n} {'timed' if status == 'ok' else status}" for status, n in count.items() if n)
-    print(f"{name}{dtype}: {counted or 'nothing to measure'}{won}", file=sys.stderr, flush=True)
+    counts_text = ", ".join(
+        f"{n} {'timed' if status == 'ok' else status}" for status, n in count.items() if n
+    )
+    print(f"{name}{dtype}: {counts_text or 'nothing to measure'}{best_text}", file=sys.stderr, flush=True)
 
 
 def _print_results(rows: Sequence[Row], why_none: str) -> None:
@@ -248,13 +252,13 @@ def _with_gradients(args: Sequence[Any]) -> list[Any] | None:
     return [a.detach().clone().requires_grad_() if any(a is t for t in tensors) else a for a in args]
 
 
-def _set_aside_if_damaged(store: TuningDatabase) -> None:
+def _set_aside_if_damaged(database: TuningDatabase) -> None:
     """A table that is damaged makes room for a new one."""
     try:
-        store.rows()
+        database.rows()
     except CacheError as error:
         if error.what.endswith("is damaged"):
-            Page().line(Cell(f"{error.what}: it is kept as {store.set_aside()}", "yellow"))
+            Page().line(Cell(f"{error.what}: it is kept as {database.set_aside()}", "yellow"))
         else:
             raise
 
@@ -265,14 +269,14 @@ def show(name: str | None, as_json: bool) -> int:
     Raises:
         UsageError: there is no such op.
     """
-    found = TuningDatabase().rows()
-    _check_op_name(name, found)
-    rows = [row for row in found if name is None or row.op == name]
-    old = _stale_keys(rows)
+    all_rows = TuningDatabase().rows()
+    _check_op_name(name, all_rows)
+    rows = [row for row in all_rows if name is None or row.op == name]
+    stale = _stale_keys(rows)
     if as_json:
-        print_json([row._asdict() | {"old": row.key in old} for row in rows])
+        print_json([row._asdict() | {"old": row.key in stale} for row in rows])
     elif rows:
-        _print_rows(rows, old)
+        _print_rows(rows, stale)
     else:
         page = Page()
         page.line(f"nothing was measured{'' if name is None else f' of {name}'} yet")
@@ -288,19 +292,23 @@ def _stale_keys(rows: Sequence[Row]) -> set[str]:
     from burnt.kernels import OPS
     from burnt.kernels.interface.tuning_key import source_hash
 
-    last: dict[str, Row] = {}
-    known: dict[tuple[str, str], bool] = {}  # whether all candidates of rows of one op and sources are here
+    newest: dict[str, Row] = {}
+    all_registered: dict[
+        tuple[str, str], bool
+    ] = {}  # whether all candidates of rows of one op and sources are here
     for row in rows:
         op = OPS.get(row.op)
-        last[row.op] = max(last.get(row.op, row), row, key=lambda r: r.at)
-        here = op is not None and row.config.partition(" {")[0] in op.candidates
-        known[row.op, row.sources] = here and known.get((row.op, row.sources), True)
-    now = {name: source_hash(OPS[name]) for name in last if name in OPS}
+        newest[row.op] = max(newest.get(row.op, row), row, key=lambda r: r.at)
+        is_registered = op is not None and row.config.partition(" {")[0] in op.candidates
+        all_registered[row.op, row.sources] = is_registered and all_registered.get(
+            (row.op, row.sources), True
+        )
+    current = {name: source_hash(OPS[name]) for name in newest if name in OPS}
     return {
         row.key
         for row in rows
-        if row.sources != now.get(row.op)
-        and (known[row.op, row.sources] or row.sources != last[row.op].sources)
+        if row.sources != current.get(row.op)
+        and (all_registered[row.op, row.sources] or row.sources != newest[row.op].sources)
     }
 
 
@@ -308,24 +316,24 @@ def _first_line(text: str) -> str:
     return text.partition("\n")[0]
 
 
-def _print_rows(rows: Iterable[Row], old: Collection[str] = ()) -> None:
+def _print_rows(rows: Iterable[Row], stale: Collection[str] = ()) -> None:
     by_key: dict[str, list[Row]] = {}
     for row in rows:
         by_key.setdefault(row.key, []).append(row)
     table: list[list[str | Cell]] = []
-    for found in by_key.values():
-        best = min((r.ms for r in found if r.ms is not None), default=math.nan)
-        for row in sorted(found, key=lambda r: math.inf if r.ms is None else r.ms):
-            won = row.ms is not None and row.ms == best
+    for key_rows in by_key.values():
+        best = min((r.ms for r in key_rows if r.ms is not None), default=math.nan)
+        for row in sorted(key_rows, key=lambda r: math.inf if r.ms is None else r.ms):
+            is_best = row.ms is not None and row.ms == best
             state = Cell(row.status, "" if row.status == "ok" else "bold red")
             if row.status == "ok" and row.note:
                 state = Cell("ok (disturbed)", "yellow")
-            if row.key in old:
+            if row.key in stale:
                 state = Cell("old", "dim")
             table.append(
                 [
                     row.op,
-                    Cell(row.config, "green" if won else ""),
+                    Cell(row.config, "green" if is_best else ""),
                     state,
                     "" if row.ms is None else f"{row.ms:.4g}",
                     "" if row.ms is None else f"{row.ms / best:.2f}",
@@ -334,7 +342,7 @@ def _print_rows(rows: Iterable[Row], old: Collection[str] = ()) -> None:
                 ]
             )
     columns = ["op", "candidate", "state", "ms", "of best", "age", "for"]
-    Page().table(columns, table, right=["ms", "of best", "age"], fold="for", spare=["age"])
+    Page().table(columns, table, align_right=["ms", "of best", "age"], fold_column="for", droppable=["age"])
 
 
 def export(path: str, name: str | None, device: str | None = None) -> int:
@@ -351,9 +359,9 @@ def export(path: str, name: str | None, device: str | None = None) -> int:
     """
     if not Path(path).parent.is_dir():
         raise UsageError(f"the folder {str(Path(path).parent)!r} of {path} does not exist")
-    found = TuningDatabase().rows()
-    _check_op_name(name, found)
-    rows = [row for row in found if name is None or row.op == name]
+    all_rows = TuningDatabase().rows()
+    _check_op_name(name, all_rows)
+    rows = [row for row in all_rows if name is None or row.op == name]
     if device is not None:
         rows = [row for row in rows if row.machine.startswith(_machine_prefix(device))]
     if not rows:
@@ -377,18 +385,18 @@ def _machine_prefix(device: str) -> str:
         _parse_device(device)
         raise
     try:
-        on = _parse_device(device)
+        torch_device = _parse_device(device)
     except UsageError:
         return f"{kind} "
-    return machine_name(on.type, on.index or 0)
+    return machine_name(torch_device.type, torch_device.index or 0)
 
 
 def import_rows(path: str) -> int:
     """Add the rows of a JSON file to the table."""
     rows = read_table(Path(path))
-    store = TuningDatabase()
-    _set_aside_if_damaged(store)
-    store.add(rows)
+    database = TuningDatabase()
+    _set_aside_if_damaged(database)
+    database.add(rows)
     Page().line(f"{len(rows)} rows added from {path}")
     return 0
 
@@ -399,8 +407,8 @@ def clear(name: str | None) -> int:
     Raises:
         UsageError: there is no such op.
     """
-    store = TuningDatabase()
-    _set_aside_if_damaged(store)
-    _check_op_name(name, store.rows())
-    Page().line(f"{store.clear(name)} rows deleted")
+    database = TuningDatabase()
+    _set_aside_if_damaged(database)
+    _check_op_name(name, database.rows())
+    Page().line(f"{database.clear(name)} rows deleted")
     return 0

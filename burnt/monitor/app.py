@@ -193,7 +193,9 @@ class MonitorApp(App[None]):
 
     def _check_run_ended(self, view: RunView) -> None:
         # A training may end before the first look at it.
-        self._was_live |= view.is_live or any(attempt.pid == self.training_pid for attempt in view.attempts[-1:])
+        self._was_live |= view.is_live or any(
+            attempt.pid == self.training_pid for attempt in view.attempts[-1:]
+        )
         if self._was_live and not view.is_live and not self._is_ending:
             from burnt.monitor.ui.dialogs import EndScreen
 
@@ -315,7 +317,9 @@ class MonitorApp(App[None]):
         try:
             os.kill(self.training_pid, signal.SIGINT)
         except OSError as error:
-            self.notify(f"process {self.training_pid} cannot be interrupted: {error.strerror}", severity="error")
+            self.notify(
+                f"process {self.training_pid} cannot be interrupted: {error.strerror}", severity="error"
+            )
         else:
             self.notify("told the training: it finishes the step, saves and stops; again: at once")
 

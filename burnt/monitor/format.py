@@ -153,7 +153,9 @@ def rate_change_warning(rate: float, current: float | None, highest_scheduled: f
     nearest = min(max(rate, current), max(current, highest_scheduled or 0.0))
     ratio = rate / nearest
     return (
-        "" if _MIN_RATE_RATIO <= ratio <= _MAX_RATE_RATIO else f"{rate / current:.3g} times the present {current:.3g}"
+        ""
+        if _MIN_RATE_RATIO <= ratio <= _MAX_RATE_RATIO
+        else f"{rate / current:.3g} times the present {current:.3g}"
     )
 
 

@@ -123,7 +123,10 @@ def screen_text(app: MonitorApp) -> str:
 def table(app: MonitorApp) -> list[str]:
     """The lines of the table that is shown, without the headings."""
     rows = next(rows for rows in app.screen.query(Table) if rows.region.height)
-    return [rows.render_line(y).text.strip() for y in range(rows.header_height, rows.header_height + len(rows.row_keys))]
+    return [
+        rows.render_line(y).text.strip()
+        for y in range(rows.header_height, rows.header_height + len(rows.row_keys))
+    ]
 
 
 def test_the_list_shows_runs_states_and_why(runs: Path) -> None:

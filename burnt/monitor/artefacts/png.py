@@ -43,9 +43,9 @@ def decode(data: bytes) -> Image:
     try:
         with pillow.open(io.BytesIO(data), formats=["PNG"]) as file:
             image = file.convert("RGBA")
-            under = pillow.new("RGBA", image.size, (128, 128, 128, 255))
+            grey = pillow.new("RGBA", image.size, (128, 128, 128, 255))
             width, height = image.size
-            return Image(width, height, pillow.alpha_composite(under, image).convert("RGB").tobytes())
+            return Image(width, height, pillow.alpha_composite(grey, image).convert("RGB").tobytes())
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
         raise PngError(f"the PNG file is damaged: {error}") from error
 
@@ -53,14 +53,14 @@ def decode(data: bytes) -> Image:
 def _decode(data: bytes) -> Image:
     if data[:8] != _SIGNATURE:
         raise PngError("this is no PNG file")
-    header, palette, alphas, packed = None, b"", b"", []
-    at = 8
-    while at + 8 <= len(data):
-        size, kind = struct.unpack_from(">I4s", data, at)
-        body = data[at + 8 : at + 8 + size]
+    header, palette, alphas, compressed = None, b"", b"", []
+    offset = 8
+    while offset + 8 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data, offset)
+        body = data[offset + 8 : offset + 8 + size]
         if len(body) < size:
             raise PngError("the PNG file is cut off")
-        at += size + 12
+        offset += size + 12
         if kind == b"IHDR" and size == 13:
             header = struct.unpack(">IIBBBBB", body)
         elif kind == b"PLTE":
@@ -68,59 +68,59 @@ def _decode(data: bytes) -> Image:
         elif kind == b"tRNS":
             alphas = body
         elif kind == b"IDAT":
-            packed.append(body)
+            compressed.append(body)
         elif kind == b"IEND":
             break
     if header is None:
         raise PngError("the PNG file has no header")
-    width, height, depth, kind_of_color, _, _, interlaced = header
-    channels = _CHANNELS.get(kind_of_color)
+    width, height, depth, color_type, _, _, interlaced = header
+    channels = _CHANNELS.get(color_type)
     if channels is None or depth not in (1, 2, 4, 8, 16) or not width or not height:
-        raise PngError(f"colour type {kind_of_color} of {depth} bits is unknown")
+        raise PngError(f"colour type {color_type} of {depth} bits is unknown")
     if interlaced:
         raise PngError("an interlaced PNG file is shown only with Pillow installed")
     if width * height > _MAX_PIXELS:
         raise PngError(f"{width} x {height} pixels are shown only with Pillow installed")
     stride = (width * channels * depth + 7) // 8
     try:
-        unpacker = zlib.decompressobj()
-        raw = unpacker.decompress(b"".join(packed), (stride + 1) * height)
+        decompressor = zlib.decompressobj()
+        raw = decompressor.decompress(b"".join(compressed), (stride + 1) * height)
     except zlib.error as error:
         raise PngError(f"the PNG file is damaged: {error}") from error
     if len(raw) < (stride + 1) * height:
         raise PngError("the PNG file is cut off")
     rows = _unfilter_rows(raw, stride, height, max(channels * depth // 8, 1))
-    samples = b"".join(_unpack_samples(row, depth, width * channels, kind_of_color == 3) for row in rows)
-    return Image(width, height, _to_rgb(samples, kind_of_color, palette, alphas))
+    samples = b"".join(_unpack_samples(row, depth, width * channels, color_type == 3) for row in rows)
+    return Image(width, height, _to_rgb(samples, color_type, palette, alphas))
 
 
 def _unfilter_rows(raw: bytes, stride: int, height: int, pixel: int) -> list[bytearray]:
     """Rows of bytes; `pixel` is how far back the same channel is."""
     rows = []
-    before = bytearray(stride)
+    previous = bytearray(stride)
     for y in range(height):
         start = y * (stride + 1)
-        method, row = raw[start], bytearray(raw[start + 1 : start + 1 + stride])
-        if method == 1:
+        filter_type, row = raw[start], bytearray(raw[start + 1 : start + 1 + stride])
+        if filter_type == 1:
             for i in range(pixel, stride):
                 row[i] = (row[i] + row[i - pixel]) & 255
-        elif method == 2:
-            row = bytearray((a + b) & 255 for a, b in zip(row, before, strict=True))
-        elif method == 3:
+        elif filter_type == 2:
+            row = bytearray((a + b) & 255 for a, b in zip(row, previous, strict=True))
+        elif filter_type == 3:
             for i in range(stride):
                 left = row[i - pixel] if i >= pixel else 0
-                row[i] = (row[i] + (left + before[i]) // 2) & 255
-        elif method == 4:
+                row[i] = (row[i] + (left + previous[i]) // 2) & 255
+        elif filter_type == 4:
             for i in range(stride):
-                a, c = (row[i - pixel], before[i - pixel]) if i >= pixel else (0, 0)
-                b = before[i]
+                a, c = (row[i - pixel], previous[i - pixel]) if i >= pixel else (0, 0)
+                b = previous[i]
                 # Paeth: the one of left, above and above left that is nearest to left + above - above left.
                 pa, pb, pc = abs(b - c), abs(a - c), abs(a + b - 2 * c)
                 row[i] = (row[i] + (a if pa <= pb and pa <= pc else b if pb <= pc else c)) & 255
-        elif method != 0:
-            raise PngError(f"the PNG file is damaged: filter {method} does not exist")
+        elif filter_type != 0:
+            raise PngError(f"the PNG file is damaged: filter {filter_type} does not exist")
         rows.append(row)
-        before = row
+        previous = row
     return rows
 
 
@@ -177,17 +177,19 @@ def fit(image: Image, width: int, height: int) -> Image:
             rows.append(b"".join(row[x : x + 3] * factor for x in range(0, len(row), 3)) * factor)
         return Image(image.width * factor, image.height * factor, b"".join(rows))
     across, down = max(round(image.width / shrink), 1), max(round(image.height / shrink), 1)
-    found = bytearray()
+    pixels = bytearray()
     for y in range(down):
         top, bottom = (
             y * image.height // down,
             max((y + 1) * image.height // down, y * image.height // down + 1),
         )
-        rows_of = [image.rgb[r * image.width * 3 : (r + 1) * image.width * 3] for r in range(top, bottom)]
+        source_rows = [image.rgb[r * image.width * 3 : (r + 1) * image.width * 3] for r in range(top, bottom)]
         for x in range(across):
             left = x * image.width // across
             right = max((x + 1) * image.width // across, left + 1)
             count = (right - left) * (bottom - top)
             for channel in range(3):
-                found.append(sum(sum(row[left * 3 + channel : right * 3 : 3]) for row in rows_of) // count)
-    return Image(across, down, bytes(found))
+                pixels.append(
+                    sum(sum(row[left * 3 + channel : right * 3 : 3]) for row in source_rows) // count
+                )
+    return Image(across, down, bytes(pixels))

@@ -48,7 +48,7 @@ class StyledText(NamedTuple):
     text: str
     color: str = ""
     shade: float = 0.0
-    back: str = ""
+    background: str = ""
     bold: bool = False
 
 
@@ -84,53 +84,65 @@ def draw_confusion_matrix(table: dict[str, Any], width: int, *, colors: bool = T
     names = [clean(str(name)) for name in table["columns"][1:]]
     counts = [[n if n > 0 else 0 for n in row[1:]] for row in table["rows"]]
     targets = [float(sum(row)) for row in counts]
-    left = max(6, min(max(map(cell_len, names)), 16))
-    if left + 1 + len(names) * 4 > width:  # as it is with many classes, of which no number is looked at then
+    label_width = max(6, min(max(map(cell_len, names)), 16))
+    if (
+        label_width + 1 + len(names) * 4 > width
+    ):  # as it is with many classes, of which no number is looked at then
         return _draw_shaded_matrix(counts, width, colors) + _draw_most_confused(names, counts, targets, width)
     predictions = [float(sum(column)) for column in zip(*counts, strict=True)]
-    number = max(max((len(_count_text(n)) for row in counts for n in row), default=1), 3)
-    longest = max(map(cell_len, names))
-    for cell, recalls in ((min(max(longest, number), 10), True), (number, True), (number, False)):
-        if left + 1 + len(names) * (cell + 1) + 8 * recalls <= width:
+    number_width = max(max((len(_count_text(n)) for row in counts for n in row), default=1), 3)
+    longest_name = max(map(cell_len, names))
+    for cell_width, has_recalls in (
+        (min(max(longest_name, number_width), 10), True),
+        (number_width, True),
+        (number_width, False),
+    ):
+        if label_width + 1 + len(names) * (cell_width + 1) + 8 * has_recalls <= width:
             break
     else:
         return _draw_shaded_matrix(counts, width, colors) + _draw_most_confused(names, counts, targets, width)
-    head = [StyledText(f"{'true':>{left}} ", "$dim")]
-    head += [StyledText(f" {_pad(name, cell, right=True)}", "$dim") for name in names]
+    header = [StyledText(f"{'true':>{label_width}} ", "$dim")]
+    header += [StyledText(f" {_pad(name, cell_width, right=True)}", "$dim") for name in names]
     lines: Lines = [
-        [StyledText(" " * (left + 2) + "predicted", "$dim")],
-        [*head, *[StyledText("  recall", "$dim")] * recalls],
+        [StyledText(" " * (label_width + 2) + "predicted", "$dim")],
+        [*header, *[StyledText("  recall", "$dim")] * has_recalls],
     ]
     for i, row in enumerate(counts):
-        line = [StyledText(_pad(names[i], left, right=True) + " ", bold=True)]
+        line = [StyledText(_pad(names[i], label_width, right=True) + " ", bold=True)]
         for j, n in enumerate(row):
             share = n / targets[i] if targets[i] else 0.0
             mark = " " if colors else _SHADES[round(share * (len(_SHADES) - 1))]
-            line.append(StyledText(f"{mark}{_count_text(n) if n else '.':>{cell}}", shade=share, bold=i == j))
+            line.append(
+                StyledText(f"{mark}{_count_text(n) if n else '.':>{cell_width}}", shade=share, bold=i == j)
+            )
         recall = row[i] / targets[i] if targets[i] else math.nan
-        lines.append([*line, *[StyledText(f"  {_ratio_text(recall):>6}", "$dim")] * recalls])
+        lines.append([*line, *[StyledText(f"  {_ratio_text(recall):>6}", "$dim")] * has_recalls])
     precisions = [row[i] / predictions[i] if predictions[i] else math.nan for i, row in enumerate(counts)]
-    foot = [StyledText(_pad("precision" if left >= 9 else "prec.", left, right=True) + " ", "$dim")]
-    foot += [StyledText(f" {_ratio_text(p, cell):>{cell}}", "$dim") for p in precisions]
-    right, total = sum(row[i] for i, row in enumerate(counts)), sum(targets)
-    if total and recalls:
-        foot.append(StyledText(f"  {_ratio_text(right / total):>6}", bold=True))
-    lines.append(foot)
+    footer = [
+        StyledText(_pad("precision" if label_width >= 9 else "prec.", label_width, right=True) + " ", "$dim")
+    ]
+    footer += [StyledText(f" {_ratio_text(p, cell_width):>{cell_width}}", "$dim") for p in precisions]
+    num_correct, total = sum(row[i] for i, row in enumerate(counts)), sum(targets)
+    if total and has_recalls:
+        footer.append(StyledText(f"  {_ratio_text(num_correct / total):>6}", bold=True))
+    lines.append(footer)
     return lines + _draw_most_confused(names, counts, targets, width)
 
 
 def _draw_shaded_matrix(counts: list[list[float]], width: int, colors: bool) -> Lines:
     """The matrix without numbers, two characters a cell."""
     size = len(counts)
-    across = max(min(size, width // 2), 1)
-    block = -(-size // across)
-    title = "true down, predicted across" + f", {block} classes a cell" * (block > 1)
+    num_cells = max(min(size, width // 2), 1)
+    classes_per_cell = -(-size // num_cells)
+    title = "true down, predicted across" + f", {classes_per_cell} classes a cell" * (classes_per_cell > 1)
     lines: Lines = [[StyledText(_truncate(title, width), "$dim")]]
-    for top in range(0, size, block):
-        total = sum(sum(row) for row in counts[top : top + block])
+    for top in range(0, size, classes_per_cell):
+        total = sum(sum(row) for row in counts[top : top + classes_per_cell])
         line = []
-        for start in range(0, size, block):
-            n = sum(sum(row[start : start + block]) for row in counts[top : top + block])
+        for start in range(0, size, classes_per_cell):
+            n = sum(
+                sum(row[start : start + classes_per_cell]) for row in counts[top : top + classes_per_cell]
+            )
             share = n / total if total else 0.0
             # The root, as one mistake in a hundred should be seen.
             shade = math.sqrt(share)
@@ -181,24 +193,26 @@ def draw_class_scores(table: dict[str, Any], width: int) -> Lines:
         width: of the lines at most.
     """
     rows = [[clean(str(row[0])), *row[1:]] for row in table["rows"]]
-    left = max([5, *(min(cell_len(row[0]), 20) for row in rows)])
-    wide = max([5, *(len(_count_text(_parse_number(row[4]))) for row in rows)])
-    bar = min((width - left - wide - 2 - 3 * 11) // 3, 20)
-    bar = bar if bar >= 3 else 0
-    column = 8 + (bar + 1 if bar else 0)
-    head = f"{'class':>{left}}  " + "".join(f"{name:<{column + 2}}" for name in ("precision", "recall", "F1"))
-    lines: Lines = [[StyledText(f"{head}{'count':>{wide}}".rstrip(), "$dim")]]
+    label_width = max([5, *(min(cell_len(row[0]), 20) for row in rows)])
+    count_width = max([5, *(len(_count_text(_parse_number(row[4]))) for row in rows)])
+    bar_width = min((width - label_width - count_width - 2 - 3 * 11) // 3, 20)
+    bar_width = bar_width if bar_width >= 3 else 0
+    column_width = 8 + (bar_width + 1 if bar_width else 0)
+    header = f"{'class':>{label_width}}  " + "".join(
+        f"{name:<{column_width + 2}}" for name in ("precision", "recall", "F1")
+    )
+    lines: Lines = [[StyledText(f"{header}{'count':>{count_width}}".rstrip(), "$dim")]]
     for name, *scores, count in rows:
-        line = [StyledText(_pad(name, left, right=True), bold=True), StyledText("  ")]
+        line = [StyledText(_pad(name, label_width, right=True), bold=True), StyledText("  ")]
         for score in map(_parse_number, scores):
-            if bar:
-                filled = _bar_text(score, bar)
+            if bar_width:
+                filled = _bar_text(score, bar_width)
                 line += [
                     StyledText(filled, "$primary"),
-                    StyledText("·" * (bar - len(filled)) + " ", "$faint"),
+                    StyledText("·" * (bar_width - len(filled)) + " ", "$faint"),
                 ]
             line.append(StyledText(f"{_ratio_text(score):<8}  "))
-        lines.append([*line, StyledText(f"{_count_text(_parse_number(count)):>{wide}}")])
+        lines.append([*line, StyledText(f"{_count_text(_parse_number(count)):>{count_width}}")])
     return lines
 
 
@@ -207,7 +221,7 @@ def draw_class_scores(table: dict[str, Any], width: int) -> Lines:
 
 def draw_histogram(
     histograms: Sequence[tuple[int | None, dict[str, Any]]],
-    chosen: int,
+    selected: int,
     width: int,
     height: int,
     *,
@@ -222,51 +236,55 @@ def draw_histogram(
         height: how many lines at most.
         colors: whether there are any; otherwise shades are characters.
     """
-    read = [(step, *_parse_bins(data)) for step, data in histograms]
-    finite = [edge for _, _, edges in read for edge in edges if math.isfinite(edge)]
+    parsed = [(step, *_parse_bins(data)) for step, data in histograms]
+    finite = [edge for _, _, edges in parsed for edge in edges if math.isfinite(edge)]
     if not finite or width < 12 or height < 3:
         return [[StyledText("no finite values" if not finite else "no room", "$dim")]]
     low, high = min(finite), max(finite)
     if high - low < 1e-300:  # nothing can be divided by less
         half = max(0.5, abs(low) * 1e-9)
         low, high = low - half, high + half
-    step, counts, edges = read[chosen]
-    rest = min(len(read), height // 2) if len(read) > 1 else 0
-    rows = max(height - 3 - (rest + 2 if rest else 0), 1)
-    left = max(len(_count_text(max(counts, default=0.0))), 6) + 1
-    columns = max(width - left, 1)
-    shares = _column_counts(counts, edges, low, high, columns)
-    top = max(shares, default=0.0)
+    step, counts, edges = parsed[selected]
+    num_lines_below = min(len(parsed), height // 2) if len(parsed) > 1 else 0
+    rows = max(height - 3 - (num_lines_below + 2 if num_lines_below else 0), 1)
+    label_width = max(len(_count_text(max(counts, default=0.0))), 6) + 1
+    columns = max(width - label_width, 1)
+    column_counts = _column_counts(counts, edges, low, high, columns)
+    max_count = max(column_counts, default=0.0)
     lines: Lines = []
     for row in range(rows):
         text = ""
-        for share in shares:
-            full = share / top * rows * 8 if top else 0.0
+        for share in column_counts:
+            full = share / max_count * rows * 8 if max_count else 0.0
             eighths = min(max(math.ceil(full) - (rows - 1 - row) * 8, 0), 8)
             text += _EIGHTHS[eighths]
         label = _count_text(max(counts, default=0.0)) if row == 0 else ""
-        lines.append([StyledText(f"{label:>{left - 1}} ", "$dim"), StyledText(text, "$primary")])
-    lines += _draw_axis(low, high, left, columns)
+        lines.append([StyledText(f"{label:>{label_width - 1}} ", "$dim"), StyledText(text, "$primary")])
+    lines += _draw_axis(low, high, label_width, columns)
     total = sum(counts)
     mean = sum(n * (a / 2 + b / 2) for n, a, b in zip(counts, edges, edges[1:], strict=False) if n)
     facts = f"{_count_text(total)} values, {len(counts)} bins"
     if total and math.isfinite(mean):
         facts += f", mean about {number_text(mean / total)}"
-    lines.append([StyledText(" " * left + facts, "$dim")])
-    if rest:
-        lines.append([StyledText(_truncate(f"{'step':>{left - 1}} all of them, a line each", width), "$dim")])
+    lines.append([StyledText(" " * label_width + facts, "$dim")])
+    if num_lines_below:
+        lines.append(
+            [StyledText(_truncate(f"{'step':>{label_width - 1}} all of them, a line each", width), "$dim")]
+        )
         # Those around the chosen one.
-        first = min(max(chosen - rest // 2, 0), len(read) - rest)
-        for i in range(first, first + rest):
-            step, counts, edges = read[i]
-            shares = _column_counts(counts, edges, low, high, columns)
-            most = max(shares, default=0.0)
+        first = min(max(selected - num_lines_below // 2, 0), len(parsed) - num_lines_below)
+        for i in range(first, first + num_lines_below):
+            step, counts, edges = parsed[i]
+            column_counts = _column_counts(counts, edges, low, high, columns)
+            max_share = max(column_counts, default=0.0)
             line = [
-                StyledText(_pad("-" if step is None else str(step), left - 1, right=True), bold=i == chosen)
+                StyledText(
+                    _pad("-" if step is None else str(step), label_width - 1, right=True), bold=i == selected
+                )
             ]
-            line.append(StyledText("▸" if i == chosen else " ", "$primary"))
-            for share in shares:
-                shade = share / most if most else 0.0
+            line.append(StyledText("▸" if i == selected else " ", "$primary"))
+            for share in column_counts:
+                shade = share / max_share if max_share else 0.0
                 line.append(StyledText(" " if colors else _SHADES[math.ceil(shade * 4)], shade=shade))
             lines.append(_merge_equal_styles(line))
     return lines[:height]
@@ -283,35 +301,35 @@ def _column_counts(
 ) -> list[float]:
     """What of the counts falls into each of so many columns, if each bin's values lie evenly in it."""
     scale = columns / (high - low) if math.isfinite(high - low) else 0.0
-    found = [0.0] * columns
+    column_counts = [0.0] * columns
     for n, start, end in zip(counts, edges, edges[1:], strict=False):
         if not (n > 0 and math.isfinite(start) and math.isfinite(end) and scale):
             continue
         a, b = (start - low) * scale, (end - low) * scale
         first, last = min(int(a), columns - 1), min(max(math.ceil(b) - 1, int(a)), columns - 1)
         for column in range(first, last + 1):
-            inside = min(b, column + 1) - max(a, column)
-            found[column] += n * (inside / (b - a) if b > a else 1.0)
-    return found
+            overlap = min(b, column + 1) - max(a, column)
+            column_counts[column] += n * (overlap / (b - a) if b > a else 1.0)
+    return column_counts
 
 
-def _draw_axis(low: float, high: float, left: int, columns: int) -> Lines:
-    line, labels = ["─"] * columns, [" "] * (left + columns)
+def _draw_axis(low: float, high: float, label_width: int, columns: int) -> Lines:
+    line, labels = ["─"] * columns, [" "] * (label_width + columns)
     end = 0
     for tick in linear_ticks(low, high, max(columns // 10, 2)):
         column = min(max(round((tick.at - low) / (high - low) * columns), 0), columns - 1)
-        start = max(left + column - len(tick.text) // 2, 0)
+        start = max(label_width + column - len(tick.text) // 2, 0)
         line[column] = "┬"
         if start >= end and start + len(tick.text) <= len(labels):
             labels[start : start + len(tick.text)] = tick.text
             end = start + len(tick.text) + 1
-    return [[StyledText(" " * left + "".join(line), "$dim")], [StyledText("".join(labels), "$dim")]]
+    return [[StyledText(" " * label_width + "".join(line), "$dim")], [StyledText("".join(labels), "$dim")]]
 
 
 # --- images
 
 
-def draw_image(picture: Image, width: int, height: int, *, colors: bool = True) -> Lines:
+def draw_image(image: Image, width: int, height: int, *, colors: bool = True) -> Lines:
     """An image in half blocks, two pixels a character; without colours, in characters from dark to light.
 
     Args:
@@ -320,18 +338,18 @@ def draw_image(picture: Image, width: int, height: int, *, colors: bool = True) 
         height: cells down at most.
         colors: whether there are any.
     """
-    small = fit(picture, width, 2 * height)
+    scaled = fit(image, width, 2 * height)
     lines: Lines = []
-    for y in range(0, small.height, 2):
+    for y in range(0, scaled.height, 2):
         line = []
-        for x in range(small.width):
-            above = small.rgb[(y * small.width + x) * 3 :][:3]
-            below = small.rgb[((y + 1) * small.width + x) * 3 :][:3] if y + 1 < small.height else b""
+        for x in range(scaled.width):
+            upper = scaled.rgb[(y * scaled.width + x) * 3 :][:3]
+            lower = scaled.rgb[((y + 1) * scaled.width + x) * 3 :][:3] if y + 1 < scaled.height else b""
             if colors:
-                back = f"#{below.hex()}" if below else ""
-                line.append(StyledText("▀", f"#{above.hex()}", back=back))
+                background = f"#{lower.hex()}" if lower else ""
+                line.append(StyledText("▀", f"#{upper.hex()}", background=background))
             else:
-                levels = [sum(pixel) / 765 for pixel in (above, below) if pixel]
+                levels = [sum(pixel) / 765 for pixel in (upper, lower) if pixel]
                 line.append(StyledText(_GREYS[round(sum(levels) / len(levels) * (len(_GREYS) - 1))]))
         lines.append(_merge_equal_styles(line))
     return lines
@@ -342,13 +360,13 @@ def draw_image(picture: Image, width: int, height: int, *, colors: bool = True) 
 
 def _merge_equal_styles(line: list[StyledText]) -> list[StyledText]:
     """Neighbours of one colour as one."""
-    joined: list[StyledText] = []
+    merged: list[StyledText] = []
     for ink in line:
-        if joined and joined[-1][1:] == ink[1:]:
-            joined[-1] = joined[-1]._replace(text=joined[-1].text + ink.text)
+        if merged and merged[-1][1:] == ink[1:]:
+            merged[-1] = merged[-1]._replace(text=merged[-1].text + ink.text)
         else:
-            joined.append(ink)
-    return joined
+            merged.append(ink)
+    return merged
 
 
 def _parse_number(value: object) -> float:

@@ -40,15 +40,15 @@ class Picture(ScrollView, can_focus=False):
 
     def __init__(self) -> None:
         super().__init__()
-        self._draw: DrawFunction | None = None
+        self._draw_function: DrawFunction | None = None
         self._drawn_for: object = None
         self._lines: Lines = []
         self._styles: dict[StyledText, Style] = {}
 
     def show(self, draw: DrawFunction) -> None:
         """Show something else; nothing is drawn again for what is shown."""
-        if draw is not self._draw or self._drawn_for != (self.size, self._colors):
-            self._draw = draw
+        if draw is not self._draw_function or self._drawn_for != (self.size, self._colors):
+            self._draw_function = draw
             self._redraw()
 
     def on_resize(self) -> None:
@@ -59,7 +59,7 @@ class Picture(ScrollView, can_focus=False):
         """Another theme has other colours."""
         super().notify_style_update()
         self._styles = {}
-        if self._draw is not None and self._drawn_for != (self.size, self._colors):
+        if self._draw_function is not None and self._drawn_for != (self.size, self._colors):
             self._redraw()
 
     @property
@@ -69,10 +69,10 @@ class Picture(ScrollView, can_focus=False):
     def _redraw(self) -> None:
         self._styles = {}
         width, height = self.size
-        if self._draw is not None and width and height:
+        if self._draw_function is not None and width and height:
             self._drawn_for = self.size, self._colors
             # A space before it, and one for the scrollbar that the drawing may bring about.
-            self._lines = self._draw(max(width - 2, 1), height, self._colors)
+            self._lines = self._draw_function(max(width - 2, 1), height, self._colors)
             self.virtual_size = Size(width, len(self._lines))
         self.refresh()
 
@@ -98,8 +98,8 @@ class Picture(ScrollView, can_focus=False):
             return style + Style(dim=ink.color in ("$dim", "$faint"))
         _, background = self.background_colors
         color = self._color(ink.color) if ink.color else None
-        if ink.back:
-            background = self._color(ink.back) or background
+        if ink.background:
+            background = self._color(ink.background) or background
             style += Style(bgcolor=background.rich_color)
         elif ink.shade:
             background = background.blend(self._color("$primary") or background, ink.shade * _MAX_SHADE)
@@ -128,8 +128,8 @@ class Slider(Widget, can_focus=False):
     class Moved(Message):
         """Another place was chosen with the mouse."""
 
-        def __init__(self, slider: Slider, at: int) -> None:
-            self.slider, self.at = slider, at
+        def __init__(self, slider: Slider, position: int) -> None:
+            self.slider, self.position = slider, position
             super().__init__()
 
         @property
@@ -141,51 +141,51 @@ class Slider(Widget, can_focus=False):
         super().__init__()
         self._state = (0, 0, "")
         self._bar = (0, 1)  # where the line begins, and how long it is
-        self._held = False
+        self._is_dragging = False
 
-    def show(self, at: int, count: int, label: str) -> None:
+    def show(self, position: int, count: int, label: str) -> None:
         """Stand at one of so many places, and say what is there."""
-        if (at, count, label) != self._state:
-            self._state = at, count, label
+        if (position, count, label) != self._state:
+            self._state = position, count, label
             self.refresh()
 
     def render(self) -> Content:
         """What it is, the line, and which of how many."""
-        at, count, label = self._state
+        position, count, label = self._state
         if count < 2:
             return Content.assemble((label, "$dim"))
-        before, after = f"{label}  ", f"  {at + 1} of {count}"
+        before, after = f"{label}  ", f"  {position + 1} of {count}"
         length = max(self.size.width - len(before) - len(after), 3)
         self._bar = len(before), length
-        place = round(at / (count - 1) * (length - 1))
+        offset = round(position / (count - 1) * (length - 1))
         return Content.assemble(
             (before, ""),
-            ("━" * place, "$primary"),
+            ("━" * offset, "$primary"),
             ("●", "bold $primary"),
-            ("─" * (length - 1 - place), "$faint"),
+            ("─" * (length - 1 - offset), "$faint"),
             (after, "$dim"),
         )
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         """Take hold of it."""
-        self._held = True
+        self._is_dragging = True
         self.capture_mouse()
         self._move(event)
 
     def on_mouse_up(self) -> None:
         """Let go of it."""
-        self._held = False
+        self._is_dragging = False
         self.release_mouse()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
         """Drag."""
-        if self._held:
+        if self._is_dragging:
             self._move(event)
 
     def _move(self, event: events.MouseEvent) -> None:
-        at, count, _ = self._state
+        position, count, _ = self._state
         start, length = self._bar
-        share = (event.x - self.gutter.left - start) / max(length - 1, 1)
-        chosen = round(min(max(share, 0.0), 1.0) * (count - 1))
-        if count > 1 and chosen != at:
-            self.post_message(self.Moved(self, chosen))
+        fraction = (event.x - self.gutter.left - start) / max(length - 1, 1)
+        new_position = round(min(max(fraction, 0.0), 1.0) * (count - 1))
+        if count > 1 and new_position != position:
+            self.post_message(self.Moved(self, new_position))

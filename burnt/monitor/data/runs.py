@@ -95,7 +95,9 @@ class RunView:
     ('finished', [Series(name='loss', split='train')], [0.5])
     """
 
-    def __init__(self, folder: str | os.PathLike[str], label: str | None = None, style_index: int = 0) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], label: str | None = None, style_index: int = 0
+    ) -> None:
         self.folder = Path(folder)
         self.label = str(folder) if label is None else label
         self.style_index = style_index
@@ -203,7 +205,10 @@ class RunView:
         active_time = _active_time(progress)
         if progress.activity == "paused":
             self._pace_marks = deque([(active_time, progress.step)])
-        elif progress.step > self._pace_marks[-1][1] and active_time - self._pace_marks[-1][0] >= _PACE_WINDOW_SECONDS / 20:
+        elif (
+            progress.step > self._pace_marks[-1][1]
+            and active_time - self._pace_marks[-1][0] >= _PACE_WINDOW_SECONDS / 20
+        ):
             self._pace_marks.append((active_time, progress.step))
         while len(self._pace_marks) > 2 and active_time - self._pace_marks[1][0] > _PACE_WINDOW_SECONDS:
             self._pace_marks.popleft()
@@ -211,7 +216,9 @@ class RunView:
     @property
     def active_seconds(self) -> float:
         """How long the run was worked on, over all its attempts, without the newest one's pauses."""
-        return max(sum(max(end - begin, 0.0) for begin, end in self.attempt_spans) - self._paused_seconds, 0.0)
+        return max(
+            sum(max(end - begin, 0.0) for begin, end in self.attempt_spans) - self._paused_seconds, 0.0
+        )
 
     @property
     def _paused_seconds(self) -> float:
@@ -540,7 +547,9 @@ class RunView:
 
     def checkpoints(self) -> list[Checkpoint]:
         """The checkpoints that are there, oldest first."""
-        events_by_path = {str(event.data.get("path")): event for event in self.events if event.kind == "checkpoint"}
+        events_by_path = {
+            str(event.data.get("path")): event for event in self.events if event.kind == "checkpoint"
+        }
         checkpoints = []
         for folder in sorted((self.folder / "checkpoints").glob("step-*")):
             try:

@@ -56,11 +56,11 @@ def line_masks(
     bottom = height - 1
     length = 0  # dots of the line so far, for the dashes
 
-    def span(column: int, start: float, end: float, closed: bool) -> None:
+    def span(column: int, start: float, end: float, is_last: bool) -> None:
         nonlocal length
         first, last = math.floor(start + 0.5), math.floor(end + 0.5)
         # The next column begins with the last row of this one, so that a slope is one dot thick.
-        if not closed and last != first:
+        if not is_last and last != first:
             last += 1 if last < first else -1
         top, low = (first, last) if first <= last else (last, first)
         count = low - top + 1
@@ -80,16 +80,16 @@ def line_masks(
                 if 0 <= c < width and -1 <= column <= width:
                     masks[c] |= (0b11 << row) & ((1 << height) - 1)
 
-    started = False  # whether the point before is part of a line
+    in_line = False  # whether the point before is part of a line
     for i in range(len(xs)):
         x1, y1 = xs[i], ys[i]
         if y1 != y1:
-            started = False
+            in_line = False
             continue
-        follows = i + 1 < len(xs) and ys[i + 1] == ys[i + 1]
-        if not started:
-            started = True
-            if not follows:
+        has_next = i + 1 < len(xs) and ys[i + 1] == ys[i + 1]
+        if not in_line:
+            in_line = True
+            if not has_next:
                 dot(x1, y1)
             x0, y0 = x1, y1
             continue
@@ -104,9 +104,9 @@ def line_masks(
                 column = 0
                 at = y0 + slope * (-0.5 - x0)
             for c in range(column, min(end, width - 1) + 1):
-                to = y1 if c == end else y0 + slope * (c + 0.5 - x0)
-                span(c, at, to, c == end)
-                at = to
+                next_y = y1 if c == end else y0 + slope * (c + 0.5 - x0)
+                span(c, at, next_y, c == end)
+                at = next_y
         x0, y0 = x1, y1
     return masks
 

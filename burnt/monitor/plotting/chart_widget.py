@@ -116,7 +116,7 @@ class Chart(Widget, can_focus=True):
         self._plot: Plot | None = None
         self._strips: list[Strip] = []
         self._styles: dict[str, Style] = {}
-        self._dragged: tuple[int, int, Range, Range] | None = None
+        self._drag_start: tuple[int, int, Range, Range] | None = None
 
     # --- what the app calls
 
@@ -145,7 +145,7 @@ class Chart(Widget, can_focus=True):
             view = view._replace(range_x=None, crosshair=None)
         if log_y != view.log_y:
             view = view._replace(range_y=None)
-        self._look(
+        self._set_view(
             view._replace(
                 curves=tuple(curve._replace(label=clean(curve.label)) for curve in curves),
                 x=x,
@@ -163,13 +163,13 @@ class Chart(Widget, can_focus=True):
 
     def zoom(self, range: Range | None) -> None:
         """Show this range of the x axis, or all of it. Posts no message."""
-        self._look(self._view._replace(range_x=range))
+        self._set_view(self._view._replace(range_x=range))
 
     def move_crosshair(self, x: float | None) -> None:
         """Put the crosshair here, or hide it. Posts no message."""
-        self._look(self._view._replace(crosshair=x))
+        self._set_view(self._view._replace(crosshair=x))
 
-    def _look(self, view: PlotView) -> None:
+    def _set_view(self, view: PlotView) -> None:
         if view == self._view:
             return
         self._view = view
@@ -177,12 +177,12 @@ class Chart(Widget, can_focus=True):
             self._plot = None
             self.refresh()
             return
-        before = self._strips
+        old_strips = self._strips
         self._paint()
         # Only lines that differ are sent to the terminal: over SSH their bytes are what is slow.
         gutter = self.gutter
         for y, strip in enumerate(self._strips):
-            if y >= len(before) or strip != before[y]:
+            if y >= len(old_strips) or strip != old_strips[y]:
                 self.refresh(Region(gutter.left, gutter.top + y, self.size.width, 1))
 
     # --- drawing
@@ -205,10 +205,10 @@ class Chart(Widget, can_focus=True):
         ]
 
     def _style(self, span: Span) -> Style:
-        found = self._styles.get(span.style)
-        if found is None:
-            found = self._styles[span.style] = self._new_style(span.style)
-        return found
+        style = self._styles.get(span.style)
+        if style is None:
+            style = self._styles[span.style] = self._new_style(span.style)
+        return style
 
     def _new_style(self, key: str) -> Style:
         if not key.lstrip("-").isdigit():
@@ -247,7 +247,7 @@ class Chart(Widget, can_focus=True):
         """Move along the x axis by a quarter of what is seen."""
         if self._plot is not None:
             low, high = self._plot.range_x
-            self._move((high - low) / 4 * direction)
+            self._pan((high - low) / 4 * direction)
 
     def action_crosshair(self, direction: int) -> None:
         """Move the crosshair by a cell; at the edge of what is seen, move that."""
@@ -260,9 +260,9 @@ class Chart(Widget, can_focus=True):
         else:
             at += (high - low) / max(self._plot.columns, 1) * direction
         if not low <= at <= high:
-            self._move((high - low) / 4 * direction)
+            self._pan((high - low) / 4 * direction)
             low, high = self._plot.range_x
-        self._read(min(max(at, low), high))
+        self._set_crosshair(min(max(at, low), high))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Escape hides the crosshair; without one it means what it means elsewhere."""
@@ -272,14 +272,14 @@ class Chart(Widget, can_focus=True):
         """Hide the crosshair; without one, escape is for the screen."""
         if self._view.crosshair is None:
             raise SkipAction
-        self._read(None)
+        self._set_crosshair(None)
 
     def action_reset(self) -> None:
         """Show everything."""
-        self._look(self._view._replace(range_y=None))
+        self._set_view(self._view._replace(range_y=None))
         self._set_range_x(None)
 
-    def _read(self, x: float | None) -> None:
+    def _set_crosshair(self, x: float | None) -> None:
         if x != self._view.crosshair:
             self.move_crosshair(x)
             self.post_message(self.CrosshairMoved(self, x))
@@ -307,9 +307,9 @@ class Chart(Widget, can_focus=True):
         low, high = self._plot.range_y
         low, high = around - (around - low) / factor, around + (high - around) / factor
         if high - low > 1e-12 * max(abs(low), abs(high)) and abs(low) < 1e307 and abs(high) < 1e307:
-            self._look(self._view._replace(range_y=(low, high)))
+            self._set_view(self._view._replace(range_y=(low, high)))
 
-    def _move(self, by: float) -> None:
+    def _pan(self, by: float) -> None:
         """Move along the x axis, as far as there are values."""
         if self._plot is None or self._view.range_x is None:
             return
@@ -320,7 +320,7 @@ class Chart(Widget, can_focus=True):
 
     # --- mouse
 
-    def _inside(self, event: events.MouseEvent) -> tuple[int, int] | None:
+    def _plot_position(self, event: events.MouseEvent) -> tuple[int, int] | None:
         """Column and row of the event in the content, if it is over the plot."""
         offset = event.get_content_offset(self)
         plot = self._plot
@@ -333,14 +333,14 @@ class Chart(Widget, can_focus=True):
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
         """Zoom in."""
-        self._scroll(event, _ZOOM_FACTOR)
+        self._zoom_by_wheel(event, _ZOOM_FACTOR)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         """Zoom out."""
-        self._scroll(event, 1 / _ZOOM_FACTOR)
+        self._zoom_by_wheel(event, 1 / _ZOOM_FACTOR)
 
-    def _scroll(self, event: events.MouseEvent, factor: float) -> None:
-        at = self._inside(event)
+    def _zoom_by_wheel(self, event: events.MouseEvent, factor: float) -> None:
+        at = self._plot_position(event)
         if at is None or self._plot is None:
             return
         event.stop()
@@ -351,14 +351,14 @@ class Chart(Widget, can_focus=True):
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
         """Begin to pan."""
-        if self._inside(event) is not None and self._plot is not None:
+        if self._plot_position(event) is not None and self._plot is not None:
             self.capture_mouse()
-            self._dragged = (event.screen_x, event.screen_y, self._plot.range_x, self._plot.range_y)
+            self._drag_start = (event.screen_x, event.screen_y, self._plot.range_x, self._plot.range_y)
 
     def on_mouse_up(self, event: events.MouseUp) -> None:
         """End of panning."""
-        if self._dragged is not None:
-            self._dragged = None
+        if self._drag_start is not None:
+            self._drag_start = None
             self.release_mouse()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
@@ -366,19 +366,19 @@ class Chart(Widget, can_focus=True):
         plot = self._plot
         if plot is None:
             return
-        if self._dragged is None:
-            at = self._inside(event)
-            self._read(None if at is None else plot.x_at(at[0]))
+        if self._drag_start is None:
+            at = self._plot_position(event)
+            self._set_crosshair(None if at is None else plot.x_at(at[0]))
             return
-        column, row, (low, high), (bottom, top) = self._dragged
+        column, row, (low, high), (bottom, top) = self._drag_start
         if self._view.range_x is not None and self._view.range_x != (low, high):
             # What earlier moves did is undone first, as the drag is measured from its beginning.
             self.zoom((low, high))
         if event.screen_x != column:
-            self._move((high - low) * (column - event.screen_x) / max(plot.columns, 1))
+            self._pan((high - low) * (column - event.screen_x) / max(plot.columns, 1))
         if self._view.range_y is not None:
             by = (top - bottom) * (event.screen_y - row) / max(plot.rows, 1)
-            self._look(self._view._replace(range_y=(bottom + by, top + by)))
+            self._set_view(self._view._replace(range_y=(bottom + by, top + by)))
 
     def on_click(self, event: events.Click) -> None:
         """A double click shows everything."""
@@ -387,7 +387,7 @@ class Chart(Widget, can_focus=True):
 
     def on_leave(self, event: events.Leave) -> None:
         """The pointer reads elsewhere."""
-        self._read(None)
+        self._set_crosshair(None)
 
 
 def ensure_contrast(color: str, background: Color) -> Color:
@@ -402,12 +402,12 @@ def ensure_contrast(color: str, background: Color) -> Color:
         parsed = background.get_contrast_text(1.0)
     if background.ansi is not None:
         return parsed
-    end = Color(255, 255, 255) if background.brightness < 0.5 else Color(0, 0, 0)
+    target = Color(255, 255, 255) if background.brightness < 0.5 else Color(0, 0, 0)
     for step in range(11):
-        moved = parsed.blend(end, step / 10)
-        if _contrast_ratio(moved, background) >= _MIN_CONTRAST:
+        adjusted = parsed.blend(target, step / 10)
+        if _contrast_ratio(adjusted, background) >= _MIN_CONTRAST:
             break
-    return moved
+    return adjusted
 
 
 def _contrast_ratio(one: Color, other: Color) -> float:

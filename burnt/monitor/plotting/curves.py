@@ -93,34 +93,34 @@ def reduce_points(
         return list(xs[start:stop]), list(ys[start:stop])
     first, last = bisect_left(xs, low, start, stop), bisect_right(xs, high, start, stop)
     scale = columns / (high - low) if high > low else 0.0
-    places = [int((x - low) * scale) for x in xs[first:last]]
-    at_the_edge = bisect_left(places, columns)
-    places[at_the_edge:] = [columns - 1] * (len(places) - at_the_edge)
-    kept = list(range(start, first))  # the neighbour to the left
+    columns_of_points = [int((x - low) * scale) for x in xs[first:last]]
+    at_the_edge = bisect_left(columns_of_points, columns)
+    columns_of_points[at_the_edge:] = [columns - 1] * (len(columns_of_points) - at_the_edge)
+    indices = list(range(start, first))  # the neighbour to the left
     at = 0
-    while at < len(places):
-        end = bisect_right(places, places[at], at)
-        kept += _column_points(ys, first + at, first + end)
+    while at < len(columns_of_points):
+        end = bisect_right(columns_of_points, columns_of_points[at], at)
+        indices += _column_points(ys, first + at, first + end)
         at = end
-    kept += range(last, stop)
-    return [xs[i] for i in kept], [ys[i] for i in kept]
+    indices += range(last, stop)
+    return [xs[i] for i in indices], [ys[i] for i in indices]
 
 
 def _column_points(ys: Sequence[float], start: int, stop: int) -> list[int]:
     """The points of a column that a plot needs."""
     if stop - start < 3:
         return list(range(start, stop))
-    keep = {start, stop - 1}
+    indices = {start, stop - 1}
     part = ys[start:stop]
     if math.isfinite(sum(part)):
-        return sorted(keep | {start + part.index(min(part)), start + part.index(max(part))})
+        return sorted(indices | {start + part.index(min(part)), start + part.index(max(part))})
     finite = [i for i in range(start, stop) if math.isfinite(ys[i])]
     if finite:
-        keep.add(min(finite, key=ys.__getitem__))
-        keep.add(max(finite, key=ys.__getitem__))
+        indices.add(min(finite, key=ys.__getitem__))
+        indices.add(max(finite, key=ys.__getitem__))
     if len(finite) < stop - start:
-        keep.add(next(i for i in range(start, stop) if not math.isfinite(ys[i])))
-    return sorted(keep)
+        indices.add(next(i for i in range(start, stop) if not math.isfinite(ys[i])))
+    return sorted(indices)
 
 
 def smooth(ys: Sequence[float], weight: float) -> list[float]:
@@ -194,13 +194,13 @@ def steps_to_epochs(steps: Sequence[float], ends: Sequence[tuple[float, float]])
     if not ends:
         return [float(step) for step in steps]
     marks = [(0.0, 0.0), *((float(s), float(e)) for s, e in ends if s > 0)]
-    at = [step for step, _ in marks]
-    found = []
+    mark_steps = [step for step, _ in marks]
+    epochs = []
     for step in steps:
-        i = min(max(bisect_left(at, step), 1), len(marks) - 1)
+        i = min(max(bisect_left(mark_steps, step), 1), len(marks) - 1)
         (left, before), (right, after) = marks[i - 1], marks[i]
-        found.append(before + (after - before) * (step - left) / (right - left))
-    return found
+        epochs.append(before + (after - before) * (step - left) / (right - left))
+    return epochs
 
 
 def times_to_active_seconds(times: Sequence[float], attempts: Sequence[tuple[float, float]]) -> list[float]:
@@ -213,11 +213,11 @@ def times_to_active_seconds(times: Sequence[float], attempts: Sequence[tuple[flo
     >>> times_to_active_seconds([10, 12, 105, 120], [(10, 15), (105, 110)])
     [0.0, 2.0, 5.0, 20.0]
     """
-    found = []
+    result = []
     for time in times:
-        passed = 0.0
+        active = 0.0
         for i, (began, ended) in enumerate(attempts):
             last = i == len(attempts) - 1
-            passed += max((time if last else min(time, ended)) - began, 0.0)
-        found.append(passed)
-    return found
+            active += max((time if last else min(time, ended)) - began, 0.0)
+        result.append(active)
+    return result

@@ -104,21 +104,21 @@ class Plot:
     def __init__(self, view: PlotView, width: int, height: int) -> None:
         self.view, self.width, self.height = view, max(width, 0), max(height, 0)
         self.range_x = view.range_x or _full_x_range(view.curves)
-        legend = self._legend()
+        legend = self._draw_legend()
         self.top = len(legend)
         self.bottom = 2 if self.height - self.top >= 5 else 0
         self.rows = max(self.height - self.top - self.bottom, 0)
         self.right = max((len(curve.tag) + 1 for curve in view.curves if curve.tag), default=0)
-        lines = self._lines(max(self.width, 1) * 2)
-        self.range_y = view.range_y or self._fitting_range(lines)
-        self._y_ticks = self._ticks_of_y()
+        lines = self._prepare_lines(max(self.width, 1) * 2)
+        self.range_y = view.range_y or self._fit_y_range(lines)
+        self._y_ticks = self._compute_y_ticks()
         labels = max((len(tick.text) for tick in self._y_ticks), default=0)
         self.left = labels + 2 if self.width >= 20 + labels else 0
         self.columns = max(self.width - self.left - self.right, 0)
-        self._cells: dict[tuple[int, int], tuple[str, str]] = {}  # over the curves, by row and column
+        self._overlays: dict[tuple[int, int], tuple[str, str]] = {}  # over the curves, by row and column
         self.lines: list[list[Span]] = legend
         if self.rows and self.columns:
-            self.lines = legend + self._body(lines)
+            self.lines = legend + self._draw_body(lines)
         self.lines = self.lines[: self.height]
 
     def text(self) -> str:
@@ -137,11 +137,11 @@ class Plot:
         low, high = self.range_y
         return high + (low - high) * (4 * (row - self.top) + 1.5) / max(4 * self.rows - 1, 1)
 
-    def _dot_x(self, x: float) -> float:
+    def _x_to_dot(self, x: float) -> float:
         low, high = self.range_x
         return min(max((x - low) / (high - low) * (2 * self.columns - 1), -_MAX_DOT), _MAX_DOT)
 
-    def _dot_y(self, y: float) -> float:
+    def _y_to_dot(self, y: float) -> float:
         low, high = self.range_y
         # Halved, as the difference of two huge numbers may be an infinity; not of two that are all but 0.
         half = high / 2 - low / 2
@@ -151,9 +151,9 @@ class Plot:
 
     def _cell(self, x: float, y: float) -> tuple[int, int]:
         """Row and column of a point; both may lie outside of the plot."""
-        return math.floor(self._dot_y(y) + 0.5) // 4, math.floor(self._dot_x(x) + 0.5) // 2
+        return math.floor(self._y_to_dot(y) + 0.5) // 4, math.floor(self._x_to_dot(x) + 0.5) // 2
 
-    def _unit(self, y: float) -> float:
+    def _axis_value(self, y: float) -> float:
         """A value on the y axis: NaN if a logarithmic one has no place for it."""
         if not self.view.log_y:
             return y
@@ -161,20 +161,20 @@ class Plot:
 
     # --- the curves
 
-    def _lines(self, columns: int) -> list[_PreparedLine]:
+    def _prepare_lines(self, columns: int) -> list[_PreparedLine]:
         low, high = self.range_x
         lines = []
         for i, curve in enumerate(self.view.curves):
-            courses = [(curve.xs, curve.ys, self.view.smoothing > 0)]
+            series = [(curve.xs, curve.ys, self.view.smoothing > 0)]
             if self.view.smoothing:
                 means_xs, means = curve.means or (curve.xs, curve.ys)
-                courses.append((means_xs, smooth(means, self.view.smoothing), False))
-            for xs, ys, faint in courses:
+                series.append((means_xs, smooth(means, self.view.smoothing), False))
+            for xs, ys, faint in series:
                 xs, ys = reduce_points(xs, ys, columns, low, high)
-                lines.append(_PreparedLine(i, xs, [self._unit(y) for y in ys], faint))
+                lines.append(_PreparedLine(i, xs, [self._axis_value(y) for y in ys], faint))
         return sorted(lines, key=lambda line: not line.faint)
 
-    def _fitting_range(self, lines: Sequence[_PreparedLine]) -> Range:
+    def _fit_y_range(self, lines: Sequence[_PreparedLine]) -> Range:
         low, high = self.range_x
         seen = [
             y
@@ -195,14 +195,14 @@ class Plot:
             return bottom, top
         return bottom - 2 * span * share, top + 2 * span * share
 
-    def _body(self, lines: list[_PreparedLine]) -> list[list[Span]]:
+    def _draw_body(self, lines: list[_PreparedLine]) -> list[list[Span]]:
         bits = [[0] * self.columns for _ in range(self.rows)]
         owners = [[""] * self.columns for _ in range(self.rows)]
         for line in lines:
             curve = self.view.curves[line.curve]
             masks = line_masks(
-                [self._dot_x(x) for x in line.xs],
-                [self._dot_y(y) if math.isfinite(y) else math.nan for y in line.ys],
+                [self._x_to_dot(x) for x in line.xs],
+                [self._y_to_dot(y) if math.isfinite(y) else math.nan for y in line.ys],
                 2 * self.columns,
                 4 * self.rows,
                 _dash_pattern(line.curve, curve),
@@ -214,27 +214,27 @@ class Plot:
                 while left or right:
                     if dots := left & 15 | (right & 15) << 4:
                         # What is faint gives way in its cell, or it would thicken the line above it.
-                        under = owners[row][column].startswith("-") and not line.faint
-                        bits[row][column] = dots if under else bits[row][column] | dots
+                        covers_faint = owners[row][column].startswith("-") and not line.faint
+                        bits[row][column] = dots if covers_faint else bits[row][column] | dots
                         owners[row][column] = style
                     left, right, row = left >> 4, right >> 4, row + 1
-        drawn = any(any(row) for row in bits)
-        self._overlay_values_that_are_not_finite()
-        if not drawn and not self._cells:
-            self._overlay(self.rows // 2, max(self.columns // 2 - 6, 0), self._emptiness(), "note")
+        has_dots = any(any(row) for row in bits)
+        self._overlay_non_finite()
+        if not has_dots and not self._overlays:
+            self._overlay(self.rows // 2, max(self.columns // 2 - 6, 0), self._empty_text(), "note")
         if self.view.markers and self.rows >= 4:
             self._overlay_extremes(bits)
         self._overlay_crosshair(bits)
-        tags = self._tags()
+        tags = self._place_tags()
         ticks = {self._cell(self.range_x[0], tick.at)[0]: tick.text for tick in self._y_ticks}
-        over: dict[int, list[str]] = {}
-        for (row, column), (character, style) in self._cells.items():
-            if row not in over:
-                over[row] = [_CELLS[dots] for dots in bits[row]]
-            over[row][column], owners[row][column] = character, style
+        overlaid_rows: dict[int, list[str]] = {}
+        for (row, column), (character, style) in self._overlays.items():
+            if row not in overlaid_rows:
+                overlaid_rows[row] = [_CELLS[dots] for dots in bits[row]]
+            overlaid_rows[row][column], owners[row][column] = character, style
         body = []
         for row in range(self.rows):
-            characters = over.get(row) or list(map(_CELLS.__getitem__, bits[row]))
+            characters = overlaid_rows.get(row) or list(map(_CELLS.__getitem__, bits[row]))
             spans = []
             start = 0
             for style, group in groupby(owners[row]):
@@ -250,9 +250,9 @@ class Plot:
             if row in tags:
                 spans.append(Span(f" {tags[row][0]}", tags[row][1]))
             body.append(spans)
-        return body + self._x_axis()
+        return body + self._draw_x_axis()
 
-    def _emptiness(self) -> str:
+    def _empty_text(self) -> str:
         points = [y for curve in self.view.curves for y in curve.ys]
         if not points:
             return "no values yet"
@@ -264,9 +264,9 @@ class Plot:
 
     def _overlay(self, row: int, column: int, text: str, style: str) -> None:
         for i, character in enumerate(text[: max(self.columns - column, 0)]):
-            self._cells[row, column + i] = (character, style)
+            self._overlays[row, column + i] = (character, style)
 
-    def _overlay_values_that_are_not_finite(self) -> None:
+    def _overlay_non_finite(self) -> None:
         """Infinities at the edge they leave by; NaN at the bottom."""
         low, high = self.range_x
         for i, curve in enumerate(self.view.curves):
@@ -276,36 +276,37 @@ class Plot:
                 if not math.isfinite(y) and low <= x <= high:
                     column = min(max(self._cell(x, self.range_y[0])[1], 0), self.columns - 1)
                     row = 0 if y > 0 else self.rows - 1
-                    self._cells[row, column] = ("!" if math.isnan(y) else "∞", str(i))
+                    self._overlays[row, column] = ("!" if math.isnan(y) else "∞", str(i))
 
     def _overlay_extremes(self, bits: list[list[int]]) -> None:
         low, high = self.range_x
-        found: list[tuple[bool, float, float, int]] = []
+        extremes: list[tuple[bool, float, float, int]] = []
         for i, curve in enumerate(self.view.curves):
             seen = [(x, y) for x, y in zip(curve.xs, curve.ys, strict=True) if low <= x <= high]
             if self.view.log_y:
                 seen = [(x, y) for x, y in seen if y > 0]
             ends = extreme_indices([y for _, y in seen])
             if ends is not None and seen[ends[0]][1] != seen[ends[1]][1]:
-                found += [(lowest, *seen[end], i) for lowest, end in zip((True, False), ends, strict=True)]
+                extremes += [(lowest, *seen[end], i) for lowest, end in zip((True, False), ends, strict=True)]
         if len(self.view.curves) > 2:
             # Of many curves only the ends of all, as the labels would cover the curves.
-            lows, highs = [f for f in found if f[0]], [f for f in found if not f[0]]
-            found = sorted(lows, key=lambda f: f[2])[:1] + sorted(highs, key=lambda f: f[2])[-1:]
-        for lowest, x, y, i in found:
-            row, column = self._cell(x, self._unit(y))
+            lows, highs = [f for f in extremes if f[0]], [f for f in extremes if not f[0]]
+            extremes = sorted(lows, key=lambda f: f[2])[:1] + sorted(highs, key=lambda f: f[2])[-1:]
+        for lowest, x, y, i in extremes:
+            row, column = self._cell(x, self._axis_value(y))
             if not (0 <= row < self.rows and 0 <= column < self.columns):
                 continue
             text = f"{'▼' if lowest else '▲'}{number_text(y)}"
-            beyond = row + 1 if lowest else row - 1
+            outer_row = row + 1 if lowest else row - 1
             middle = min(max(column - len(text) // 2, 0), self.columns - len(text))
             sides = (column + 1, column - len(text))
             for at, start in (
-                (beyond, middle), *((r, c) for r in (row, beyond, row - 1, row + 1) for c in sides)
+                (outer_row, middle), *((r, c) for r in (row, outer_row, row - 1, row + 1) for c in sides)
             ):  # fmt: skip
-                places = [(at, start + k) for k in range(len(text))]
+                cells = [(at, start + k) for k in range(len(text))]
                 if 0 <= at < self.rows and all(
-                    0 <= c < self.columns and not bits[r][c] and (r, c) not in self._cells for r, c in places
+                    0 <= c < self.columns and not bits[r][c] and (r, c) not in self._overlays
+                    for r, c in cells
                 ):
                     self._overlay(at, start, text, str(i))
                     break
@@ -319,22 +320,22 @@ class Plot:
         column = self._cell(x, self.range_y[0])[1]
         if 0 <= column < self.columns:
             for row in range(self.rows):
-                if not bits[row][column] and (row, column) not in self._cells:
-                    self._cells[row, column] = ("│", "cross")
+                if not bits[row][column] and (row, column) not in self._overlays:
+                    self._overlays[row, column] = ("│", "cross")
         for i, curve in enumerate(self.view.curves):
             index = nearest_index(curve.xs, x)
-            if index is None or not math.isfinite(y := self._unit(curve.ys[index])):
+            if index is None or not math.isfinite(y := self._axis_value(curve.ys[index])):
                 continue
             row, column = self._cell(curve.xs[index], y)
             if 0 <= row < self.rows and 0 <= column < self.columns:
-                self._cells[row, column] = ("●", str(i))
+                self._overlays[row, column] = ("●", str(i))
 
-    def _tags(self) -> dict[int, tuple[str, str]]:
+    def _place_tags(self) -> dict[int, tuple[str, str]]:
         """Tags beside the ends of curves, by row; where two would meet, the later one moves."""
         tags: dict[int, tuple[str, str]] = {}
         for i, curve in enumerate(self.view.curves):
             index = nearest_index(curve.xs, self.range_x[1])
-            if not curve.tag or index is None or not math.isfinite(y := self._unit(curve.ys[index])):
+            if not curve.tag or index is None or not math.isfinite(y := self._axis_value(curve.ys[index])):
                 continue
             row = min(max(self._cell(curve.xs[index], y)[0], 0), self.rows - 1)
             free = [r for r in range(self.rows) if r not in tags]
@@ -344,42 +345,44 @@ class Plot:
 
     # --- axes
 
-    def _ticks_of_y(self) -> list[Tick]:
-        most = max(self.rows // 2 + 1, 2) if self.rows < 10 else self.rows // 3 + 2
+    def _compute_y_ticks(self) -> list[Tick]:
+        max_ticks = max(self.rows // 2 + 1, 2) if self.rows < 10 else self.rows // 3 + 2
         low, high = self.range_y
         if self.view.log_y:
             if not (-307 < low < high < 308):
                 return []
-            return [Tick(math.log10(t.at), t.text) for t in log_ticks(10**low, 10**high, most)]
-        return linear_ticks(low, high, most)
+            return [Tick(math.log10(t.at), t.text) for t in log_ticks(10**low, 10**high, max_ticks)]
+        return linear_ticks(low, high, max_ticks)
 
     def _x_text(self, x: float) -> str:
         if self.view.x == "time":
             return span_text(x)
         return f"{x:,.0f}" if self.view.x == "step" else f"{x:.4g}"
 
-    def _x_axis(self) -> list[list[Span]]:
+    def _draw_x_axis(self) -> list[list[Span]]:
         if not self.bottom:
             return []
-        most = max(self.columns // 8, 2)
+        max_ticks = max(self.columns // 8, 2)
         low, high = self.range_x
         if self.view.x == "time":
-            ticks = time_ticks(low, high, most)
+            ticks = time_ticks(low, high, max_ticks)
         else:
-            ticks = linear_ticks(low, high, most, whole=self.view.x == "step")
+            ticks = linear_ticks(low, high, max_ticks, whole=self.view.x == "step")
         line = ["─"] * self.columns
         labels = [" "] * self.width
         unit = self.view.x
         end = self.width - self.right
         x = self.view.crosshair
-        read = range(0)  # where the crosshair's label stands; what it would cover in part is left out
+        crosshair_span = range(
+            0
+        )  # where the crosshair's label stands; what it would cover in part is left out
         if x is not None and low <= x <= high:
             cross = min(max(self._cell(x, self.range_y[0])[1], 0), self.columns - 1)
             text = f" {self._x_text(x)} "[: self.width]
             start = min(max(self.left + cross - len(text) // 2, 0), max(self.width - len(text), 0))
-            read = range(start, start + len(text))
-            labels[read.start : read.stop] = text
-        if end >= 4 * len(unit) and not (read and read.stop > end - len(unit)):
+            crosshair_span = range(start, start + len(text))
+            labels[crosshair_span.start : crosshair_span.stop] = text
+        if end >= 4 * len(unit) and not (crosshair_span and crosshair_span.stop > end - len(unit)):
             labels[end - len(unit) : end] = unit
             end -= len(unit) + 1
         style = ["label"] * self.width
@@ -389,14 +392,14 @@ class Plot:
                 continue
             line[column] = "┬"
             start = max(self.left + column - len(tick.text) // 2, 0)
-            place = slice(start, start + len(tick.text))
-            around = labels[max(start - 1, 0) : place.stop + 1]
-            covered = place.start < read.stop and read.start < place.stop
-            if place.stop <= end and not covered and not "".join(around).strip():
-                labels[place] = tick.text
-        if read:
+            label_span = slice(start, start + len(tick.text))
+            surrounding = labels[max(start - 1, 0) : label_span.stop + 1]
+            is_covered = label_span.start < crosshair_span.stop and crosshair_span.start < label_span.stop
+            if label_span.stop <= end and not is_covered and not "".join(surrounding).strip():
+                labels[label_span] = tick.text
+        if crosshair_span:
             line[cross] = "┴"
-            style[read.start : read.stop] = ["cross"] * len(read)
+            style[crosshair_span.start : crosshair_span.stop] = ["cross"] * len(crosshair_span)
         axis = [Span(" " * (self.left - 1) + "└", "axis")] if self.left else []
         bottom = [
             Span("".join(text for text, _ in group), key)
@@ -406,31 +409,31 @@ class Plot:
 
     # --- the legend
 
-    def _legend(self) -> list[list[Span]]:
+    def _draw_legend(self) -> list[list[Span]]:
         """Title, curves and notes in as many lines as they need and the plot can spare."""
         if self.height < 4:
             return []
         lines: list[list[Span]] = [[]]
-        most = max(self.height // 4, 1)
-        used = 0
+        max_lines = max(self.height // 4, 1)
+        used_width = 0
         entries = [[Span(clean(self.view.title), "title")]] if self.view.title else []
         for i, curve in enumerate(self.view.curves):
-            entries.append(self._entry(i, curve))
+            entries.append(self._legend_entry(i, curve))
         entries += [[Span(note, "note")] for note in self._notes()]
         for entry in entries:
             length = sum(cell_len(span.text) for span in entry)
-            gap = 2 if used else 0
-            if used and used + gap + length > self.width:
-                if len(lines) == most:
-                    if used + 2 <= self.width:
+            gap = 2 if used_width else 0
+            if used_width and used_width + gap + length > self.width:
+                if len(lines) == max_lines:
+                    if used_width + 2 <= self.width:
                         lines[-1].append(Span(" …", "note"))
                     break
                 lines.append([])
-                used = gap = 0
+                used_width = gap = 0
             if gap:
                 lines[-1].append(Span(" " * gap, "label"))
-            lines[-1] += _truncate(entry, self.width - used - gap)
-            used += gap + length
+            lines[-1] += _truncate(entry, self.width - used_width - gap)
+            used_width += gap + length
         return lines
 
     def _notes(self) -> list[str]:
@@ -450,7 +453,7 @@ class Plot:
                     break
         return list(dict.fromkeys(notes))
 
-    def _entry(self, number: int, curve: Curve) -> list[Span]:
+    def _legend_entry(self, number: int, curve: Curve) -> list[Span]:
         at = self.range_x[1] if self.view.crosshair is None else self.view.crosshair
         index = nearest_index(curve.xs, at)
         # Under a smoothed line the values are still those that were measured.
@@ -480,11 +483,11 @@ def _full_x_range(curves: Sequence[Curve]) -> Range:
 
 def _truncate(spans: Sequence[Span], width: int) -> list[Span]:
     """Spans of at most this many cells."""
-    kept = []
+    shown = []
     for span in spans:
         if width <= 0:
             break
         size = cell_len(span.text)
-        kept.append(span if size <= width else span._replace(text=set_cell_size(span.text, width)))
+        shown.append(span if size <= width else span._replace(text=set_cell_size(span.text, width)))
         width -= size
-    return kept
+    return shown

@@ -33,9 +33,9 @@ def curves_of(
     view: RunView,
     name: str,
     axis: XAxis = "step",
-    zoomed: Range | None = None,
+    x_range: Range | None = None,
     *,
-    smoothed: bool = False,
+    with_means: bool = False,
 ) -> list[Curve]:
     """A metric on every split it was computed on.
 
@@ -58,10 +58,10 @@ def curves_of(
         # A split has the same colour and kind of line in every chart.
         number = _SPLITS.index(split) if split in _SPLITS else len(_SPLITS) + splits.index(split)
         series = Series(name, split)
-        xs, ys = curve_on_axis(view, view.points(*series), view.points_between, series, axis, zoomed)
+        xs, ys = curve_on_axis(view, view.points(*series), view.points_between, series, axis, x_range)
         means = None
-        if smoothed:
-            means = curve_on_axis(view, view.means(*series), view.means_between, series, axis, zoomed)
+        if with_means:
+            means = curve_on_axis(view, view.means(*series), view.means_between, series, axis, x_range)
         color, style = PALETTE[number % len(PALETTE)], _DASH_NAMES[number % len(_DASH_NAMES)]
         curves.append(Curve(clean(split), color, xs, ys, style, means=means))
     return curves
@@ -73,7 +73,7 @@ def curve_on_axis(
     between: Callable[[Series, int, int, int], Points],
     series: Series,
     axis: XAxis,
-    zoomed: Range | None,
+    x_range: Range | None,
 ) -> tuple[Sequence[float], Sequence[float]]:
     """Points on the horizontal axis, in more detail where it was zoomed into.
 
@@ -89,10 +89,10 @@ def curve_on_axis(
         BurntError: it cannot be read.
     """
     xs = values_on_axis(view, points, axis)
-    if zoomed is None or not xs:
+    if x_range is None or not xs:
         return xs, points.values
-    left = max(bisect_left(xs, zoomed[0]) - 1, 0)
-    right = min(bisect_right(xs, zoomed[1]), len(xs) - 1)
+    left = max(bisect_left(xs, x_range[0]) - 1, 0)
+    right = min(bisect_right(xs, x_range[1]), len(xs) - 1)
     detail = between(series, points.steps[left], points.steps[right], _DETAIL_BUCKETS)
     points = Points(
         [*points.steps[:left], *detail.steps, *points.steps[right + 1 :]],
@@ -109,12 +109,12 @@ def metrics_in_order(series: Sequence[Series]) -> list[str]:
     ['loss', 'accuracy', 'learning_rate']
     """
 
-    def place(name: str) -> tuple[int, str]:
+    def rank(name: str) -> tuple[int, str]:
         if name in _TRAINING_METRICS:
             return 3 + _TRAINING_METRICS.index(name), name
         return 0 if name == "loss" else 1 if better_direction(name) else 2, name
 
-    return sorted({one.name for one in series}, key=place)
+    return sorted({one.name for one in series}, key=rank)
 
 
 def values_on_axis(view: RunView, points: Points, axis: XAxis) -> Sequence[float]:

@@ -16,7 +16,7 @@ class Tick(NamedTuple):
     text: str
 
 
-def linear_ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[Tick]:
+def linear_ticks(low: float, high: float, max_ticks: int, *, whole: bool = False) -> list[Tick]:
     """Round numbers within a range.
 
     Args:
@@ -30,32 +30,32 @@ def linear_ticks(low: float, high: float, most: int, *, whole: bool = False) -> 
     >>> [tick.text for tick in linear_ticks(0, 12000, 4, whole=True)]
     ['0', '5k', '10k']
     """
-    if not (math.isfinite(low) and math.isfinite(high)) or high <= low or most < 1:
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low or max_ticks < 1:
         return []
     # Halved, as the difference of two huge numbers may be an infinity.
-    rough = (high / 2 - low / 2) / most * 2
-    if rough == 0 or not math.isfinite(rough):
+    rough_step = (high / 2 - low / 2) / max_ticks * 2
+    if rough_step == 0 or not math.isfinite(rough_step):
         return []
-    power = math.floor(math.log10(rough))
+    power = math.floor(math.log10(rough_step))
     for factor, exponent in ((1, 0), (2, 0), (5, 0), (1, 1), (2, 1)):
         step = _times_power_of_ten(factor, power + exponent)
         if whole and step < 1:
             continue
         first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-        if last - first + 1 <= most:
+        if last - first + 1 <= max_ticks:
             break
     else:
         step, first, last = 1.0, math.ceil(low), math.floor(high)
-        while last - first + 1 > most:
+        while last - first + 1 > max_ticks:
             step *= 10
             first, last = math.ceil(low / step), math.floor(high / step)
-    places = [
+    positions = [
         _times_power_of_ten(k * factor, power + exponent) if not whole else k * step
         for k in range(first, last + 1)
     ]
-    texts = [count_text(at) for at in places] if whole else _format_decimals(places, step)
+    texts = [count_text(at) for at in positions] if whole else _format_decimals(positions, step)
     # Where floats are too coarse for such a range, several ticks read the same.
-    unique = dict(zip(reversed(texts), reversed(places), strict=True))
+    unique = dict(zip(reversed(texts), reversed(positions), strict=True))
     return [Tick(at, text) for text, at in reversed(unique.items())]
 
 
@@ -64,16 +64,16 @@ def _times_power_of_ten(factor: int, power: int) -> float:
     return float(f"{factor}e{power}")
 
 
-def _format_decimals(places: Sequence[float], step: float) -> list[str]:
+def _format_decimals(positions: Sequence[float], step: float) -> list[str]:
     """Numbers with the decimals that their distance asks for."""
-    largest = max(map(abs, places), default=0.0)
+    largest = max(map(abs, positions), default=0.0)
     if largest == 0:
-        return ["0"] * len(places)
+        return ["0"] * len(positions)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     if 1e-4 <= largest < 1e6 and decimals <= 6:
-        return [f"{0.0 if at == 0 else at:.{decimals}f}" for at in places]
+        return [f"{0.0 if at == 0 else at:.{decimals}f}" for at in positions]
     digits = max(0, min(math.floor(math.log10(largest)) - math.floor(math.log10(step) + 1e-9), 15))
-    return [_scientific(at, digits) for at in places]
+    return [_scientific(at, digits) for at in positions]
 
 
 def _scientific(value: float, digits: int) -> str:
@@ -83,7 +83,7 @@ def _scientific(value: float, digits: int) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def log_ticks(low: float, high: float, most: int) -> list[Tick]:
+def log_ticks(low: float, high: float, max_ticks: int) -> list[Tick]:
     """Powers of ten within a range of positive numbers, or rounder numbers where it has few of them.
 
     >>> [tick.text for tick in log_ticks(0.001, 2000.0, 7)]
@@ -91,28 +91,28 @@ def log_ticks(low: float, high: float, most: int) -> list[Tick]:
     >>> [tick.text for tick in log_ticks(0.5, 30.0, 6)]
     ['0.5', '1', '2', '5', '10', '20']
     """
-    if not (0 < low < high < math.inf) or most < 1:
+    if not (0 < low < high < math.inf) or max_ticks < 1:
         return []
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     finest: list[float] = []
     for factors in ((1, 2, 5), (1, 3), (1,)):
-        places = [
-            place
+        positions = [
+            position
             for power in range(first, last + 1)
             for factor in factors
-            if low <= (place := _times_power_of_ten(factor, power)) <= high
+            if low <= (position := _times_power_of_ten(factor, power)) <= high
         ]
-        finest = finest or places
-        if 2 <= len(places) <= most:
-            return [Tick(at, number_text(at)) for at in places]
-    if len(places) < 2:
+        finest = finest or positions
+        if 2 <= len(positions) <= max_ticks:
+            return [Tick(at, number_text(at)) for at in positions]
+    if len(positions) < 2:
         # Less than a decade: as on a linear axis.
-        return [tick for tick in linear_ticks(low, high, most) if tick.at > 0]
-    stride = -(-len(places) // most)
-    return [Tick(at, number_text(at)) for at in places[::stride]]
+        return [tick for tick in linear_ticks(low, high, max_ticks) if tick.at > 0]
+    stride = -(-len(positions) // max_ticks)
+    return [Tick(at, number_text(at)) for at in positions[::stride]]
 
 
-def time_ticks(low: float, high: float, most: int) -> list[Tick]:
+def time_ticks(low: float, high: float, max_ticks: int) -> list[Tick]:
     """Round times within a range of seconds.
 
     >>> [tick.text for tick in time_ticks(0.0, 3 * 3600.0, 4)]
@@ -120,17 +120,17 @@ def time_ticks(low: float, high: float, most: int) -> list[Tick]:
     >>> [tick.text for tick in time_ticks(0.0, 100.0, 5)]
     ['0', '30s', '1m', '1m30s']
     """
-    if not (math.isfinite(low) and math.isfinite(high)) or high <= low or most < 1:
+    if not (math.isfinite(low) and math.isfinite(high)) or high <= low or max_ticks < 1:
         return []
     for step in (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400):
         first, last = math.ceil(low / step), math.floor(high / step)
-        if last - first + 1 <= most:
+        if last - first + 1 <= max_ticks:
             break
     else:
-        days = linear_ticks(low / 86400, high / 86400, most, whole=True)
+        days = linear_ticks(low / 86400, high / 86400, max_ticks, whole=True)
         return [Tick(tick.at * 86400, "0" if tick.at == 0 else f"{tick.text}d") for tick in days]
     if high - low < 2:
-        return [Tick(tick.at, f"{tick.text}s") for tick in linear_ticks(low, high, most)]
+        return [Tick(tick.at, f"{tick.text}s") for tick in linear_ticks(low, high, max_ticks)]
     return [Tick(float(k * step), span_text(k * step)) for k in range(first, last + 1)]
 
 

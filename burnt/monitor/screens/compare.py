@@ -153,7 +153,9 @@ class CompareScreen(Screen[None]):
         self.query_one(Chart).show(
             curves, x=axis, log_y=self._log_y, smoothing=_SMOOTHING[self._smoothing], title=title
         )
-        position = f"   metric {all_series.index(selected) + 1} of {len(all_series)}" if selected is not None else ""
+        position = (
+            f"   metric {all_series.index(selected) + 1} of {len(all_series)}" if selected is not None else ""
+        )
         axes = {"step": "steps", "epoch": "epochs", "time": "time at work"}
         facts = f"{position}   x {axes[axis]}   {'log y' if self._log_y else 'linear y'}"
         parts = [(f" compare {len(self.views)} runs", "bold $primary"), (facts, "$dim")]
@@ -243,7 +245,7 @@ class CompareScreen(Screen[None]):
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
-    def changed(self, message: FilterInput.Changed) -> None:
+    def filter_changed(self, message: FilterInput.Changed) -> None:
         """The first metric that matches, while it is typed."""
         message.stop()
         field = self.query_one(FilterInput)
@@ -256,14 +258,14 @@ class CompareScreen(Screen[None]):
             self._select_metric(match)
 
     @on(FilterInput.Closed)
-    def closed(self, message: FilterInput.Closed) -> None:
+    def filter_closed(self, message: FilterInput.Closed) -> None:
         """Back to the chart."""
         message.stop()
         self.query_one(FilterInput).close()
         self.query_one(Chart).focus()
 
     @on(Chart.Zoomed)
-    def zoomed(self, message: Chart.Zoomed) -> None:
+    def chart_zoomed(self, message: Chart.Zoomed) -> None:
         """The part that is shown is read in more detail."""
         message.stop()
         self._x_range = message.range
@@ -299,7 +301,9 @@ def all_metrics(views: Sequence[RunView]) -> list[Series]:
     """All metrics that one of the runs has: by name, validation first."""
     series_set = {series for view in views for series in view.series()}
     names = metrics_in_order(list(series_set))
-    return sorted(series_set, key=lambda series: (names.index(series.name), series.split != "valid", series.split))
+    return sorted(
+        series_set, key=lambda series: (names.index(series.name), series.split != "valid", series.split)
+    )
 
 
 def assign_styles(views: Sequence[RunView]) -> list[tuple[str, str]]:

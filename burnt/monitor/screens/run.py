@@ -163,7 +163,9 @@ class RunScreen(Screen[None]):
         """In the reading thread: the head's news, and those of the pane."""
         pane = self._panes.get(self.current)
         show = None if pane is None else pane.load(changed)
-        needs_ticks = self.view.is_live or self._shows_command  # what is told of a command goes away by itself
+        needs_ticks = (
+            self.view.is_live or self._shows_command
+        )  # what is told of a command goes away by itself
         is_due = needs_ticks and time.monotonic() - self._header_shown_at > _TICK_SECONDS
         if show is None and not changed and not is_due:
             return None
@@ -277,7 +279,7 @@ class RunScreen(Screen[None]):
         await self._show_pane((self.current - 1) % len(_PANES))
 
     @on(Tabs.Chosen)
-    async def chosen(self, message: Tabs.Chosen) -> None:
+    async def tab_chosen(self, message: Tabs.Chosen) -> None:
         """A click on a name."""
         await self._show_pane(message.number)
 
@@ -314,7 +316,9 @@ class RunScreen(Screen[None]):
             warning = self._rate_warning(text) if kind == "lr" else ""
             if warning:
                 question = f"Set the learning rate to {text}?"
-                await self._confirm(ConfirmScreen(question, f"It is {warning}.", "Set", dangerous=True), kind, text)
+                await self._confirm(
+                    ConfirmScreen(question, f"It is {warning}.", "Set", dangerous=True), kind, text
+                )
             else:
                 self._send(kind, text)
 
@@ -356,7 +360,9 @@ class RunScreen(Screen[None]):
                 "It finishes the step it is in, writes a checkpoint and ends. "
                 "The run can be resumed from there."
             )
-            await self._confirm(ConfirmScreen(f"Stop {self.view.label}?", detail, "Stop", dangerous=True), "stop")
+            await self._confirm(
+                ConfirmScreen(f"Stop {self.view.label}?", detail, "Stop", dangerous=True), "stop"
+            )
 
     async def action_learning_rate(self) -> None:
         """Another learning rate."""
@@ -401,7 +407,9 @@ class RunScreen(Screen[None]):
         line = self.query_one("#commands", Static)
         newest = self.commands.requests[-1] if self.commands.requests else None
         is_answered = newest is not None and newest.status in ("done", "refused")
-        self._shows_command = newest is not None and not (is_answered and time.time() - newest.time > _SHOW_ANSWER_SECONDS)
+        self._shows_command = newest is not None and not (
+            is_answered and time.time() - newest.time > _SHOW_ANSWER_SECONDS
+        )
         line.display = self._shows_command
         if newest is None or not self._shows_command:
             return

@@ -172,7 +172,9 @@ class RunsScreen(Screen[None]):
         metrics = {view.metric for view in views if view.metric is not None}
         if len(metrics) == 1:
             # Said once, it leaves room for the names of the runs.
-            columns[_METRIC_COLUMN : _METRIC_COLUMN + 2] = [Column(clean(series_label(*metrics)), align_right=True)]
+            columns[_METRIC_COLUMN : _METRIC_COLUMN + 2] = [
+                Column(clean(series_label(*metrics)), align_right=True)
+            ]
             cells = [(view, [*line[:_METRIC_COLUMN], *line[_METRIC_COLUMN + 1 :]]) for view, line in cells]
         names = {"last": columns[_METRIC_COLUMN].name} if len(metrics) == 1 else {}
         table.show(
@@ -281,18 +283,18 @@ class RunsScreen(Screen[None]):
     # --- keys
 
     @on(Table.CursorMoved)
-    def moved(self) -> None:
+    def cursor_moved(self) -> None:
         """Something else is said below the table."""
         self._show_details()
         self._update_preview()
 
     @on(Table.RowOpened)
-    def opened(self) -> None:
+    def row_opened(self) -> None:
         """A double click."""
         self.action_open()
 
     @on(Table.HeadingClicked)
-    def headed(self, message: Table.HeadingClicked) -> None:
+    def heading_clicked(self, message: Table.HeadingClicked) -> None:
         """A click on a heading sorts by it, a second one the other way round."""
         # What is called as its metric is holds the last values.
         column = message.column if message.column in {column.name for column in _COLUMNS} else "last"
@@ -312,7 +314,9 @@ class RunsScreen(Screen[None]):
         """Sort by the next column."""
         columns = {column.name for column in self.query_one(Table).columns}
         # A metric that all runs have is no column; sorting by it would seem to do nothing.
-        names = [name for name in _SORT_KEYS if name != "metric" or name in columns or name == self._sort_column]
+        names = [
+            name for name in _SORT_KEYS if name != "metric" or name in columns or name == self._sort_column
+        ]
         self._sort_column = names[(names.index(self._sort_column) + 1) % len(names)]
         self._descending = False
         self._show()
@@ -387,7 +391,9 @@ def _sort_views(views: list[RunView], column: str, descending: bool) -> list[Run
     key = _SORT_KEYS[column]
     keyed = [(key(view), view) for view in views]
     without_value = [view for value, view in keyed if isinstance(value, float) and math.isnan(value)]
-    with_value = [(value, view) for value, view in keyed if not (isinstance(value, float) and math.isnan(value))]
+    with_value = [
+        (value, view) for value, view in keyed if not (isinstance(value, float) and math.isnan(value))
+    ]
     with_value.sort(key=lambda pair: pair[0], reverse=descending)
     return [view for _, view in with_value] + without_value
 

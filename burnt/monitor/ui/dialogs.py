@@ -71,7 +71,11 @@ class _TextDialog(ModalScreen[None]):
         """Whether there is more than can be seen: a thin scrollbar is easily overlooked."""
         scroll = self.query_one(VerticalScroll)
         lines_below = math.ceil(scroll.max_scroll_y - scroll.scroll_y)
-        hint = f"{lines_below:,} more line{'s' * (lines_below != 1)} below: ↓ or page down   " if lines_below > 0 else ""
+        hint = (
+            f"{lines_below:,} more line{'s' * (lines_below != 1)} below: ↓ or page down   "
+            if lines_below > 0
+            else ""
+        )
         self.query_one(".window", Vertical).border_subtitle = f"{hint}esc closes"
 
     def action_close(self) -> None:
@@ -143,7 +147,12 @@ class ConfirmScreen(ModalScreen[bool]):
 
     def __init__(self, question: str, detail: str, confirm_label: str, *, dangerous: bool = False) -> None:
         super().__init__()
-        self._question, self._detail, self._confirm_label, self._dangerous = question, detail, confirm_label, dangerous
+        self._question, self._detail, self._confirm_label, self._dangerous = (
+            question,
+            detail,
+            confirm_label,
+            dangerous,
+        )
 
     def compose(self) -> ComposeResult:
         """The question and two buttons."""
@@ -152,7 +161,10 @@ class ConfirmScreen(ModalScreen[bool]):
             yield Static(clean(self._detail), markup=False)
             with Horizontal(classes="buttons"):
                 yield Button(
-                    f"{self._confirm_label} (y)", id="yes", compact=True, variant="error" if self._dangerous else "primary"
+                    f"{self._confirm_label} (y)",
+                    id="yes",
+                    compact=True,
+                    variant="error" if self._dangerous else "primary",
                 )
                 yield Button("Cancel (esc)", id="no", compact=True)
 
@@ -169,7 +181,7 @@ class ConfirmScreen(ModalScreen[bool]):
         self.focus_next()
 
     @on(Button.Pressed)
-    def pressed(self, message: Button.Pressed) -> None:
+    def button_pressed(self, message: Button.Pressed) -> None:
         """A button."""
         self.dismiss(message.button.id == "yes")
 
@@ -192,7 +204,12 @@ class PromptScreen(ModalScreen[str | None]):
     ) -> None:
         super().__init__()
         self._check = check
-        self._question, self._detail, self._placeholder, self._confirm_label = question, detail, placeholder, confirm_label
+        self._question, self._detail, self._placeholder, self._confirm_label = (
+            question,
+            detail,
+            placeholder,
+            confirm_label,
+        )
 
     def compose(self) -> ComposeResult:
         """The question, a line to type in, and two buttons."""
@@ -214,12 +231,12 @@ class PromptScreen(ModalScreen[str | None]):
         self.dismiss(None)
 
     @on(Input.Submitted)
-    def submitted(self, message: Input.Submitted) -> None:
+    def input_submitted(self, message: Input.Submitted) -> None:
         """Enter: what stood there then, as more may have been typed since."""
         self._submit(message.value)
 
     @on(Button.Pressed)
-    def pressed(self, message: Button.Pressed) -> None:
+    def button_pressed(self, message: Button.Pressed) -> None:
         """A button."""
         if message.button.id == "yes":
             self._submit(self.query_one(Input).value)

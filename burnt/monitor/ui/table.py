@@ -154,8 +154,12 @@ class Table(ScrollView, can_focus=True):
         for key, cells in rows:
             size = measured.get(key)
             # Of long tables most rows are those of before.
-            self._measured_rows[key] = size if size and size[0] is cells else (cells, tuple(map(_cell_width, cells)))
-        widths = [max(column) for column in zip(*(sizes for _, sizes in self._measured_rows.values()), strict=False)]
+            self._measured_rows[key] = (
+                size if size and size[0] is cells else (cells, tuple(map(_cell_width, cells)))
+            )
+        widths = [
+            max(column) for column in zip(*(sizes for _, sizes in self._measured_rows.values()), strict=False)
+        ]
         widths = (widths or [0] * len(self.columns))[: len(self.columns)]
         if needs_layout or widths != self._widths or len(old_rows) != len(self._rows):
             self._widths = widths
@@ -192,7 +196,10 @@ class Table(ScrollView, can_focus=True):
         """Which columns are shown, and how wide they are."""
         self.virtual_size = Size(self.size.width, len(self._rows) + self.header_height)
         available = self.scrollable_content_region.width - 2
-        names = [cell_len(column.name) + (self.header_height and 2 * (not column.expands)) for column in self.columns]
+        names = [
+            cell_len(column.name) + (self.header_height and 2 * (not column.expands))
+            for column in self.columns
+        ]
         widths = [
             max(width, self.header_height * cell_len(column.name) + self._sort_mark_width(column))
             for column, width in zip(self.columns, self._widths or names, strict=True)

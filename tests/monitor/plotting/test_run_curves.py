@@ -36,7 +36,7 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> RunView:
 
 
 def test_smoothing_goes_through_the_means_and_not_between_the_extremes(view: RunView) -> None:
-    train, valid = curves_of(view, "loss", smoothed=True)
+    train, valid = curves_of(view, "loss", with_means=True)
     assert train.means is not None
     xs, means = train.means
     assert list(xs) == sorted(xs)
@@ -62,8 +62,8 @@ def test_the_plot_draws_smoothed_means() -> None:
 
 
 def test_what_is_zoomed_into_is_read_in_detail(view: RunView) -> None:
-    whole = curves_of(view, "loss", smoothed=True)[0]
-    zoomed = curves_of(view, "loss", zoomed=(5000.0, 5100.0), smoothed=True)[0]
+    whole = curves_of(view, "loss", with_means=True)[0]
+    zoomed = curves_of(view, "loss", x_range=(5000.0, 5100.0), with_means=True)[0]
 
     def inside(curve: Curve) -> int:
         return sum(5000 <= x <= 5100 for x in curve.xs)

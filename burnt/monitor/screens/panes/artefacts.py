@@ -74,7 +74,9 @@ class ArtefactsPane(Pane):
         self._step_index: int | None = None  # None is the newest, also when there is a newer one
         self._num_steps = 0
         self._data_cache: dict[int, tuple[Any, int]] = {}  # data and about how many bytes they take, by id
-        self._last_draw: tuple[int, DrawFunction] | None = None  # the last matrix or table of classes, by its id
+        self._last_draw: tuple[int, DrawFunction] | None = (
+            None  # the last matrix or table of classes, by its id
+        )
 
     def compose(self) -> ComposeResult:
         """The list to the left, what is chosen to the right."""
@@ -187,10 +189,12 @@ class ArtefactsPane(Pane):
         elif selection.draw is not None:
             self.query_one(Picture).show(selection.draw)
         step = group[selection.step_index].step
-        self.query_one(Slider).show(selection.step_index, len(group), "" if step is None else f"step {step:,}")
+        self.query_one(Slider).show(
+            selection.step_index, len(group), "" if step is None else f"step {step:,}"
+        )
 
     @on(Table.CursorMoved, "#names")
-    def moved(self, message: Table.CursorMoved) -> None:
+    def cursor_moved(self, message: Table.CursorMoved) -> None:
         """Another name."""
         message.stop()
         if message.key != self._selected and isinstance(message.key, tuple):
@@ -198,10 +202,10 @@ class ArtefactsPane(Pane):
             self.request_read()
 
     @on(Slider.Moved)
-    def slid(self, message: Slider.Moved) -> None:
+    def slider_moved(self, message: Slider.Moved) -> None:
         """Another step."""
         message.stop()
-        self._go_to(message.at)
+        self._go_to(message.position)
 
     # --- keys
 

@@ -52,11 +52,13 @@ class ConfigPane(Pane):
             for key, value in flatten(self.view.config or {}).items()
             if matches(f"{key} {value}")
         ]
-        table.empty_text = "nothing in the configuration matches" if filter_text else "the run has no configuration"
+        table.empty_text = (
+            "nothing in the configuration matches" if filter_text else "the run has no configuration"
+        )
         table.show([(key, (cell(key, "$dim"), cell(value))) for key, value in pairs])
 
     @on(Table.RowOpened)
-    def opened(self, message: Table.RowOpened) -> None:
+    def row_opened(self, message: Table.RowOpened) -> None:
         """All of a long value."""
         key = str(message.key)
         self.app.push_screen(TextScreen(key, flatten(self.view.config or {}).get(key, "")))
@@ -66,12 +68,12 @@ class ConfigPane(Pane):
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
-    def changed(self) -> None:
+    def filter_changed(self) -> None:
         """Filter while it is typed."""
         self._show()
 
     @on(FilterInput.Closed)
-    def closed(self) -> None:
+    def filter_closed(self) -> None:
         """Back to the table."""
         self.query_one(Table).focus()
 

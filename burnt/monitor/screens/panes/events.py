@@ -62,7 +62,9 @@ class EventsPane(Pane):
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
         self._matches = matcher("")
-        self._row_cache: dict[int, tuple[str, Sequence[Cell]]] = {}  # what a filter looks at, and cells, by event
+        self._row_cache: dict[
+            int, tuple[str, Sequence[Cell]]
+        ] = {}  # what a filter looks at, and cells, by event
 
     def compose(self) -> ComposeResult:
         """How long early stopping still waits, the table, and a field to filter it."""
@@ -81,7 +83,9 @@ class EventsPane(Pane):
         """Events were read with the run; commands that wait are files beside it."""
         events = self.view.events
         countdown_text = early_stopping_text(events) if self.view.is_live else ""
-        return partial(self._show, self._build_rows(events, self._waiting_commands()), bool(events), countdown_text)
+        return partial(
+            self._show, self._build_rows(events, self._waiting_commands()), bool(events), countdown_text
+        )
 
     def _waiting_commands(self) -> Sequence[Command]:
         return waiting(self.view.folder) if self.view.is_live else []
@@ -91,7 +95,7 @@ class EventsPane(Pane):
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
-    def changed(self, message: FilterInput.Changed) -> None:
+    def filter_changed(self, message: FilterInput.Changed) -> None:
         """Filter while it is typed."""
         message.stop()
         matches = self.query_one(FilterInput).current_matcher()
@@ -100,13 +104,13 @@ class EventsPane(Pane):
             self.request_read()
 
     @on(FilterInput.Closed)
-    def closed(self, message: FilterInput.Closed) -> None:
+    def filter_closed(self, message: FilterInput.Closed) -> None:
         """Back to the table; the filter stays."""
         message.stop()
         self.query_one(Table).focus()
 
     @on(Table.RowOpened)
-    def opened(self, message: Table.RowOpened) -> None:
+    def row_opened(self, message: Table.RowOpened) -> None:
         """All that an event says, with the traceback of an error."""
         event = next((event for event in self.view.events if event.id == message.key), None)
         if event is not None:
@@ -123,7 +127,9 @@ class EventsPane(Pane):
                 TextScreen(f"{event.kind}{at}, {_date_time_text(event.time)}", "\n".join(lines))
             )
 
-    def _build_rows(self, events: Sequence[Event], waiting: Sequence[Command]) -> list[tuple[object, Sequence[Cell]]]:
+    def _build_rows(
+        self, events: Sequence[Event], waiting: Sequence[Command]
+    ) -> list[tuple[object, Sequence[Cell]]]:
         rows: list[tuple[object, Sequence[Cell]]] = [
             (
                 command.id,

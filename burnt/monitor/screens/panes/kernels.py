@@ -52,7 +52,7 @@ class KernelsPane(Pane):
         return self.view.newest.artefact, len(self.view.attempts)
 
     @on(Table.RowOpened)
-    def opened(self, message: Table.RowOpened) -> None:
+    def row_opened(self, message: Table.RowOpened) -> None:
         """All of a row, as it was recorded."""
         artefact = self._tables.get(str(message.table.id))
         if artefact is not None and isinstance(message.key, int):
@@ -87,9 +87,13 @@ class KernelsPane(Pane):
                 columns, rows = table_rows(data)
                 facts = f"{name}: {len(rows):,}{machine}"
                 if _FALLBACK_COLUMN in artefact.data["columns"]:
-                    rows, num_fallbacks = _mark_fallbacks(rows, artefact.data["columns"].index(_FALLBACK_COLUMN))
+                    rows, num_fallbacks = _mark_fallbacks(
+                        rows, artefact.data["columns"].index(_FALLBACK_COLUMN)
+                    )
                     facts += (
-                        f", {num_fallbacks:,} of them fell back to plain torch" if num_fallbacks else ", none fell back"
+                        f", {num_fallbacks:,} of them fell back to plain torch"
+                        if num_fallbacks
+                        else ", none fell back"
                     )
                 table = self.query_one(f"#{name}", Table)
                 table.show(rows, columns=columns)

@@ -94,7 +94,7 @@ class LogPane(Pane):
         self.query_one(FilterInput).show_remark(text)
 
     @on(Table.RowOpened)
-    def opened(self, message: Table.RowOpened) -> None:
+    def row_opened(self, message: Table.RowOpened) -> None:
         """All of a long line."""
         line = next((line for line in self._lines if line.id == message.key), None)
         if line is not None:
@@ -102,7 +102,7 @@ class LogPane(Pane):
             self.app.push_screen(TextScreen(title, line.text))
 
     @on(Table.CursorMoved)
-    def moved(self) -> None:
+    def cursor_moved(self) -> None:
         """Who goes up stops following; who comes to the end follows again."""
         table = self.query_one(Table)
         self._is_following = table.cursor >= len(table.row_keys) - 1
@@ -120,14 +120,14 @@ class LogPane(Pane):
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
-    def changed(self, message: FilterInput.Changed) -> None:
+    def search_changed(self, message: FilterInput.Changed) -> None:
         """What is typed has not been looked for yet."""
         message.stop()
         if message.value.lower() != self._search_text:
             self.query_one(FilterInput).show_remark("")
 
     @on(FilterInput.Closed)
-    def closed(self, message: FilterInput.Closed) -> None:
+    def search_closed(self, message: FilterInput.Closed) -> None:
         """Mark the matches and go to the last one."""
         message.stop()
         self._search_text = message.field.value.lower()

@@ -64,10 +64,10 @@ class PlotsPane(Pane):
 
     def on_resize(self, event: events.Resize) -> None:
         """As many charts as there is room for."""
-        across = max(event.size.width // _CHART_WIDTH, 1)
-        down = max((event.size.height - 1) // _CHART_HEIGHT, 1)
-        if (across, down) != self._grid_shape:
-            self._grid_shape = across, down
+        num_columns = max(event.size.width // _CHART_WIDTH, 1)
+        num_rows = max((event.size.height - 1) // _CHART_HEIGHT, 1)
+        if (num_columns, num_rows) != self._grid_shape:
+            self._grid_shape = num_columns, num_rows
             self.request_read()
 
     def token(self) -> object:
@@ -89,8 +89,8 @@ class PlotsPane(Pane):
     def read(self) -> Callable[[], Any]:
         """The curves of the charts that are shown."""
         names, total = self._visible_metrics()
-        axis, zoomed, smoothed = self._axis, self._x_range, self._smoothing > 0
-        curves = {name: curves_of(self.view, name, axis, zoomed, smoothed=smoothed) for name in names}
+        axis, x_range, with_means = self._axis, self._x_range, self._smoothing > 0
+        curves = {name: curves_of(self.view, name, axis, x_range, with_means=with_means) for name in names}
         return partial(self._show, curves, total, axis)
 
     # --- in the app's thread
@@ -99,17 +99,17 @@ class PlotsPane(Pane):
         grid = self.query_one(Grid)
         charts = list(grid.query(Chart))
         names = list(curves)
-        focused = next((i for i, chart in enumerate(charts) if chart.has_focus), None)
+        focused_index = next((i for i, chart in enumerate(charts) if chart.has_focus), None)
         for chart in charts[len(names) :]:
             await chart.remove()
         if len(charts) < len(names):
             await grid.mount_all(Chart() for _ in names[len(charts) :])
         charts = list(grid.query(Chart))
-        across = min(self._grid_shape[0], len(names)) or 1
+        num_columns = min(self._grid_shape[0], len(names)) or 1
         if self._single_metric is not None:
-            across = 1
-        down = -(-len(names) // across)
-        grid.styles.grid_size_columns, grid.styles.grid_size_rows = across, down or None
+            num_columns = 1
+        num_rows = -(-len(names) // num_columns)
+        grid.styles.grid_size_columns, grid.styles.grid_size_rows = num_columns, num_rows or None
         for chart, (name, lines) in zip(charts, curves.items(), strict=True):
             chart.show(
                 lines,
@@ -120,7 +120,7 @@ class PlotsPane(Pane):
             )
             chart.zoom(self._x_range)
         self._shown_metrics = names
-        if charts and (focused is None or focused >= len(charts)) and self.app.focused is None:
+        if charts and (focused_index is None or focused_index >= len(charts)) and self.app.focused is None:
             charts[0].focus()
         update_if_changed(self.query_one(Static), self._status(len(names), total))
 
@@ -141,13 +141,15 @@ class PlotsPane(Pane):
         if self._filter_text:
             facts.append(f"filter {self._filter_text}")
         if shown < total and self._single_metric is None:
-            facts.append(f"charts {self._first_index + 1} to {self._first_index + shown} of {total}, page down for more")
+            facts.append(
+                f"charts {self._first_index + 1} to {self._first_index + shown} of {total}, page down for more"
+            )
         return Content.assemble((" " + "   ".join(facts), "$dim"))
 
     # --- charts in step
 
     @on(Chart.Zoomed)
-    def zoomed(self, message: Chart.Zoomed) -> None:
+    def chart_zoomed(self, message: Chart.Zoomed) -> None:
         """All charts show the same part, in more detail when it has been read."""
         message.stop()
         self._x_range = message.range
@@ -224,7 +226,7 @@ class PlotsPane(Pane):
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
-    def changed(self, message: FilterInput.Changed) -> None:
+    def filter_changed(self, message: FilterInput.Changed) -> None:
         """Filter while it is typed."""
         message.stop()
         matches = self.query_one(FilterInput).current_matcher()
@@ -233,7 +235,7 @@ class PlotsPane(Pane):
             self.request_read()
 
     @on(FilterInput.Closed)
-    def closed(self, message: FilterInput.Closed) -> None:
+    def filter_closed(self, message: FilterInput.Closed) -> None:
         """Back to the charts."""
         message.stop()
         self.take_focus()

@@ -86,7 +86,7 @@ class SystemPane(Pane):
             chart.show(lines, x="time", title=title, markers=False)
 
     @on(Chart.Zoomed)
-    def zoomed(self, message: Chart.Zoomed) -> None:
+    def chart_zoomed(self, message: Chart.Zoomed) -> None:
         """All plots show the same time."""
         message.stop()
         for chart in self.query(Chart):
