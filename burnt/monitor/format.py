@@ -1,4 +1,4 @@
-"""How numbers, sizes, ages and runs are put into words, in the monitor and by the commands on runs."""
+"""Format numbers, sizes, ages and run states as text, for the monitor and the commands on runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = [
     "value_text",
 ]
 
-# The run store does not say which way a metric is better, so its name must.
+# The run store does not record the better direction of a metric, so it is inferred from its name.
 _LOWER_IS_BETTER = {
     "loss",
     "error",
@@ -52,13 +52,13 @@ _LOWER_IS_BETTER = {
 _HIGHER_IS_BETTER = {"accuracy", "precision", "recall", "f1", "fbeta", "auc", "auroc", "iou", "dice", "bleu", "rouge",
            "map", "psnr", "ssim", "r2"}  # fmt: skip
 
-# By so much people change a learning rate; beyond they may have mistyped it.
+# Learning-rate changes by a factor outside of this range may be typing errors.
 _MIN_RATE_RATIO, _MAX_RATE_RATIO = 1e-4, 10.001
 _RATE_PATTERN = re.compile(r"\b(?:lr|start|end)=(\d+(?:\.\d*)?(?:e[+-]?\d+)?)", re.ASCII)
 
 
 def clean(text: str) -> str:
-    r"""The text with what a terminal would obey, or cannot show, escaped.
+    r"""Escape control sequences and unprintable characters, so that text from a run file is safe to print.
 
     >>> print(clean("red \x1b[31m\n"))
     red \x1b[31m\n
@@ -69,7 +69,7 @@ def clean(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    r"""A text of several lines in one.
+    r"""Join the lines of a text with semicolons.
 
     >>> one_line("the loss became nan\n  expected    a finite number\n")
     'the loss became nan; expected a finite number'
@@ -78,7 +78,7 @@ def one_line(text: str) -> str:
 
 
 def parse_number(value: object) -> float | None:
-    """A number out of the run store's JSON, which has words for those that JSON lacks; None for all else.
+    """Parse a number of the run store's JSON, where NaN and infinities are strings; None for anything else.
 
     >>> parse_number(1.5), parse_number("NaN"), parse_number("-Infinity"), parse_number("many"), parse_number(True)
     (1.5, nan, -inf, None, None)
@@ -89,7 +89,7 @@ def parse_number(value: object) -> float | None:
 
 
 def clock_text(seconds: float, date_format: str = "%H:%M:%S") -> str:
-    """A time of the clock; ``"?"`` for what is none.
+    """Format a Unix time in local time; ``"?"`` if it is out of range.
 
     >>> clock_text(1e20), clock_text(float("nan"))
     ('?', '?')
@@ -101,7 +101,7 @@ def clock_text(seconds: float, date_format: str = "%H:%M:%S") -> str:
 
 
 def full_number_text(value: float) -> str:
-    """As `value_text`, with large numbers in full.
+    """Format a number like `value_text`, but write numbers from 10,000 to 1e9 in full.
 
     >>> full_number_text(0.12345), full_number_text(13559.2), full_number_text(2e12)
     ('0.1235', '13,559', '2e+12')
@@ -110,7 +110,7 @@ def full_number_text(value: float) -> str:
 
 
 def size_text(size: float) -> str:
-    """Bytes as people read them.
+    """Format a number of bytes with a binary unit.
 
     >>> size_text(12), size_text(1536), size_text(3 * 2**30)
     ('12 B', '1.5 KiB', '3.0 GiB')
@@ -123,7 +123,7 @@ def size_text(size: float) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """How long ago, in one unit.
+    """Format an age in its largest unit.
 
     >>> age_text(4), age_text(300), age_text(8000), age_text(3e5)
     ('4s', '5m', '2h', '3d')
@@ -136,17 +136,17 @@ def age_text(seconds: float) -> str:
 
 
 def rate_change_warning(rate: float, current: float | None, highest_scheduled: float | None = None) -> str:
-    """How a learning rate differs from the present one, if it does so by orders of magnitude; else empty.
+    """Return a warning if a new learning rate differs from the current one by orders of magnitude; else "".
 
     Args:
-        rate: one that somebody wants.
-        now: the present one; None where it is not known.
-        highest: of the schedule's; what lies between it and the present one is no leap.
+        rate: the requested learning rate.
+        current: the current one; None if unknown.
+        highest_scheduled: the schedule's highest; a rate between it and the current one gives no warning.
 
     >>> rate_change_warning(1e9, 1e-3), rate_change_warning(1e-3, 1e-2), rate_change_warning(1e-3, None)
-    ('1e+12 times the present 0.001', '', '')
+    ('1e+12 times the current 0.001', '', '')
     >>> rate_change_warning(2e-3, 1e-5, 1e-3), rate_change_warning(2e-2, 1e-5, 1e-3)
-    ('', '2e+03 times the present 1e-05')
+    ('', '2e+03 times the current 1e-05')
     """
     if not current:
         return ""
@@ -155,15 +155,15 @@ def rate_change_warning(rate: float, current: float | None, highest_scheduled: f
     return (
         ""
         if _MIN_RATE_RATIO <= ratio <= _MAX_RATE_RATIO
-        else f"{rate / current:.3g} times the present {current:.3g}"
+        else f"{rate / current:.3g} times the current {current:.3g}"
     )
 
 
 def highest_scheduled_rate(config: Mapping[str, Any] | None) -> float | None:
-    """The highest learning rate that a run's schedule names; None where it names none.
+    """Return the highest learning rate in a run's schedule; None if it names no rate.
 
     Args:
-        config: of the run, which has the schedule as text.
+        config: the run's configuration, which holds the schedule as text.
 
     >>> highest_scheduled_rate({"schedule": "Warmup(steps=200, then=Cosine(lr=0.003, steps=5000, end=0.0), start=0.0)"})
     0.003
@@ -177,17 +177,17 @@ def highest_scheduled_rate(config: Mapping[str, Any] | None) -> float | None:
 
 
 def series_label(series: Series) -> str:
-    """A series as checkpoints and logs call it, ``"valid/loss"``."""
+    """Return the name of a series as checkpoints and logs write it, such as ``"valid/loss"``."""
     return f"{series.split}/{series.name}"
 
 
 def better_direction(name: str, config: Mapping[str, Any] | None = None) -> str | None:
-    """Which end of a metric is the better one, ``"lower"`` or ``"higher"``.
+    """Return the better direction of a metric, ``"lower"`` or ``"higher"``; None if unknown.
 
     Args:
-        name: of the metric, also with its split.
-        config: of the run, which says so of the metrics that it was given; of others the name tells, or
-            nothing does.
+        name: the metric's name, with or without its split.
+        config: the run's configuration, which declares the direction of the metrics passed to the training.
+            For others it is inferred from the name.
 
     >>> better_direction("loss"), better_direction("accuracy_top5"), better_direction("learning_rate")
     ('lower', 'higher', None)
@@ -203,7 +203,7 @@ def better_direction(name: str, config: Mapping[str, Any] | None = None) -> str 
 
 
 def main_metric(series_list: Sequence[Series], config: Mapping[str, Any] | None = None) -> Series | None:
-    """The validation loss; else the loss; else the first metric, of those whose better end is known."""
+    """Return the validation loss, else the loss, else the first metric with a known better direction."""
 
     def rank(series: Series) -> int:
         if series.name == "loss" and series.split in ("valid", "train"):
@@ -214,7 +214,7 @@ def main_metric(series_list: Sequence[Series], config: Mapping[str, Any] | None 
 
 
 def fraction(progress: Progress | None) -> float | None:
-    """The share of a run that is done, 0 to 1; None where its end is not known."""
+    """Return the fraction of a run that is done, 0 to 1; None if its total is unknown."""
     if progress is None:
         return None
     if progress.total_steps:
@@ -225,7 +225,7 @@ def fraction(progress: Progress | None) -> float | None:
 
 
 def progress_text(progress: Progress | None) -> str:
-    """Where a run stands: ``"epoch 3/10 25%"``, ``"step 120"``."""
+    """Format a run's progress, such as ``"epoch 3/10 25%"`` or ``"step 120"``."""
     if progress is None:
         return ""
     if progress.total_epochs and progress.epoch is not None:
@@ -235,17 +235,17 @@ def progress_text(progress: Progress | None) -> str:
     else:
         text = f"step {progress.step}"
     done = fraction(progress)
-    # Rounded down: what is not done is not shown as 100%.
+    # Rounded down, so that an unfinished run never shows 100%.
     return text if done is None else f"{text} {math.floor(done * 100)}%"
 
 
 def problem_text(summary: RunSummary) -> str:
-    """Why a run ended otherwise than it should, on one line; empty for the others."""
+    """Return one line on why a run did not finish normally or is silent; empty if neither."""
     if summary.state in ("finished", "running"):
         return ""
     if summary.reason is not None:
         return summary.reason.partition("\n")[0]
     if summary.state == "stale":
         silence = age_text(time.time() - summary.heartbeat)
-        return f"process {summary.pid} lives, but wrote nothing for {silence}"
-    return f"process {summary.pid} on {summary.host} ended without a word"
+        return f"process {summary.pid} is alive but has written nothing for {silence}"
+    return f"process {summary.pid} on {summary.host} ended without closing the run"

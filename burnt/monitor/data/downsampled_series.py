@@ -1,7 +1,6 @@
-"""`DownsampledSeries`: the course of one series at a bounded size, extended by what is new since the last
-look.
+"""`DownsampledSeries`: one metric series in a bounded number of buckets, extended as new points arrive.
 
-A plot of a million points reads a few thousand buckets once, and after that only the points that came.
+A plot of a million points reads a few thousand buckets once, and after that only the new points.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from burnt.train.store.reader import group, marked_points, mean_points
 
 __all__ = ["DownsampledSeries"]
 
-# Twice as many are held before they are merged. A braille plot 200 cells wide has 400 columns of dots.
+# Merged to this many at twice the number. A braille plot 200 cells wide has 400 columns of dots.
 _MIN_BUCKETS = 512
 _PAGE_POINTS = 20_000
 
 
 class DownsampledSeries:
-    """What is known of a series: its shape, its ends and its extremes, in at most 1024 buckets.
+    """A series as at most 1,024 buckets, which keep its first and last point and its extremes.
 
     Args:
-        series: which one.
+        series: the series to read.
 
     >>> import tempfile
     >>> from burnt.train.store import RunWriter
@@ -52,11 +51,11 @@ class DownsampledSeries:
         self._num_read = 0
         self._points: Points | None = None
         self._means: Points | None = None
-        self._final_points = Points([], [], [])  # of the first `_closed` buckets, which change no more
+        self._final_points = Points([], [], [])  # of buckets that no longer change
         self._num_final_buckets = 0
 
     def refresh(self, reader: RunReader) -> None:
-        """Read what is new; all of it the first time, and after the run was resumed.
+        """Read the new points; the first time and after a resume, read the whole series.
 
         Raises:
             MetricError: the run has no such series.
@@ -96,9 +95,9 @@ class DownsampledSeries:
         self._final_points, self._num_final_buckets = Points([], [], []), 0
 
     def points(self) -> Points:
-        """The ends, and the lowest, the highest and the first NaN or infinite value of every bucket."""
+        """Return the first and last point, and each bucket's lowest, highest and first non-finite value."""
         if self._points is None:
-            # Only the last bucket still changes: of the others everything is known from the last time.
+            # Only the last bucket still changes; reuse the points of the others.
             if len(self._buckets) - 1 > self._num_final_buckets:
                 first = None if self._num_final_buckets else self._first
                 new_points = marked_points(self._buckets[self._num_final_buckets : -1], first, None)
@@ -108,19 +107,19 @@ class DownsampledSeries:
             tail = marked_points(self._buckets[-1:], first, self._last)
             self._points = _concatenate(self._final_points, tail)
             if any(map(operator.gt, self._points.steps, self._points.steps[1:])):
-                # Steps that were not logged in ascending order.
+                # The steps were not logged in ascending order.
                 self._points = marked_points(self._buckets, self._first, self._last)
         return self._points
 
     def means(self) -> Points:
-        """The mean of the finite values of every bucket: what a smoothed curve starts from."""
+        """Return the mean of the finite values of every bucket, the input of smoothed curves."""
         if self._means is None:
             self._means = mean_points(self._buckets)
         return self._means
 
     @property
     def last(self) -> Point | None:
-        """The newest point."""
+        """The newest point; None before the first."""
         return self._last
 
 

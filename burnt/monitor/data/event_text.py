@@ -1,7 +1,7 @@
-"""What a run's events say, in words: each on a line, the countdown of early stopping, why a run ended.
+"""A run's events as text: one line per event, the state of early stopping, why the run ended.
 
-Without Textual. Anybody may write into a run's file: nothing here is sure that an event has the data that a
-training gives it.
+Without Textual. Other programs may write to a run's file, so no function relies on an event having the
+documented data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["command_text", "early_stopping_text", "end_reason_text", "event_text
 
 
 def event_text(kind: str, data: Mapping[str, Any]) -> str:
-    """What an event says beside its kind, on one line, with rounded values.
+    """Format an event's data on one line, without its kind, with rounded values.
 
     >>> event_text("epoch", {"epoch": 3, "values": {"loss": 0.29855883041083864}})
     '3  loss 0.2986'
@@ -51,7 +51,7 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
             parts = [str(data.get("signal"))]
         case "learning_rate":
             value = data.get("value")
-            parts = ["as the schedule says" if value is None else _format_value(value)]
+            parts = ["follows the schedule" if value is None else _format_value(value)]
         case _:
             parts = [f"{key} {_format_value(value)}" for key, value in data.items()]
     lines = "  ".join(filter(None, parts)).splitlines()
@@ -59,7 +59,7 @@ def event_text(kind: str, data: Mapping[str, Any]) -> str:
 
 
 def command_text(kind: object, value: object) -> str:
-    """A command with its value, if it has one.
+    """Format a command with its value, if any.
 
     >>> command_text("lr", 0.00012345678), command_text("pause", None)
     ('lr 0.000123', 'pause')
@@ -68,28 +68,28 @@ def command_text(kind: object, value: object) -> str:
 
 
 def early_stopping_text(events: Sequence[Event]) -> str:
-    """How long early stopping still waits, as the newest validation left it; empty if there is none."""
+    """Return the early-stopping status after the newest validation; empty without early stopping."""
     newest = next((event for event in reversed(events) if event.kind == "stopping"), None)
     if newest is None:
         return ""
     data = newest.data
     return (
-        f"early stopping: {data.get('waited')} of {data.get('patience')} without a better "
-        f"{clean(str(data.get('metric')))} than {_format_value(data.get('best'))}"
+        f"early stopping: {data.get('waited')} of {data.get('patience')} without improving on "
+        f"{clean(str(data.get('metric')))} {_format_value(data.get('best'))}"
     )
 
 
 def manual_learning_rate(view: RunView) -> float | None:
-    """The learning rate that somebody set, which holds instead of the schedule; None where that does."""
+    """Return the learning rate set by hand, which overrides the schedule; None if there is none."""
     attempt = view.attempts[-1].id if view.attempts else 0
-    # An attempt that goes on with a rate of the one before begins by telling it.
+    # An attempt that inherits the previous attempt's rate logs it as its first event.
     rate_events = (e for e in reversed(view.events) if e.kind == "learning_rate" and e.attempt == attempt)
     newest = next(rate_events, None)
     return None if newest is None else parse_number(newest.data.get("value"))
 
 
 def end_reason_text(view: RunView) -> str:
-    """Why a run ended otherwise than by coming to its end, in a sentence; empty for the others."""
+    """Return why a run ended early, in one sentence; empty if it is live or finished normally."""
     if view.is_live or view.state == "finished":
         return ""
     attempt = view.attempts[-1].id if view.attempts else 0
@@ -110,7 +110,7 @@ def _cause_text(event: Event) -> str:
     data = event.data
     at = "" if event.step is None else f" at step {event.step:,}"
     if event.kind == "signal":
-        return f"ended by {data.get('signal')}{at}"
+        return f"stopped by {data.get('signal')}{at}"
     message = one_line(str(data.get("message") or ""))
     cause = {"nan": "not a number", "out of memory": "out of memory"}.get(str(data.get("cause")))
     error = f"{data.get('error')}: {message}" if message else str(data.get("error"))

@@ -1,8 +1,8 @@
-"""What the app knows of runs: `RunView` of one run, `RunLibrary` of those below some folders.
+"""In-memory views of runs: `RunView` for one run, `RunLibrary` for all runs below some folders.
 
-Nothing here draws, and nothing here raises because of what lies on the disk: a run that cannot be read has
-an `error`. `refresh` reads what has changed, in a worker thread; a run whose files are as they were costs
-two calls of `stat`. What a screen asks for beyond the line of a list is read when it is asked for.
+Nothing here draws, and `refresh` never raises because of what is on the disk: a run that cannot be read has
+an `error`. `refresh` runs in a worker thread and reads only what has changed; a run whose files are unchanged
+costs two `stat` calls. Data that the list of runs does not show is read when a screen asks for it.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ _MAX_LOG_LINES = 20_000
 _MAX_LOG_CHARACTERS = 16_000_000
 _MAX_SAMPLES = 1_800  # an hour
 _RETRY_SECONDS = 5.0
-_PACE_WINDOW_SECONDS = 180.0  # the time to the end is told by the pace of so long
+_PACE_WINDOW_SECONDS = 180.0  # the remaining time is estimated from the pace of this window
 
-# A walk through the folders takes at most this share of the time.
+# Maximum share of the time spent on searching the folders for runs.
 _MAX_SCAN_SHARE = 0.005
 _MIN_SCAN_SECONDS = 2.0
 _IDLE_REFRESH_SECONDS = 2.0
 
 
 class Checkpoint(NamedTuple):
-    """A folder in a run's `checkpoints/`, and what its event tells of it."""
+    """A folder in a run's `checkpoints/`, with the step and metric values from its event."""
 
     name: str
     step: int | None
@@ -73,15 +73,15 @@ class Checkpoint(NamedTuple):
 
 
 class RunView:
-    """One run, as far as it is known.
+    """A cached view of one run, updated by `refresh`.
 
     Args:
         folder: the run's folder.
-        label: what the run is called in lists; the folder's path by default.
-        colour: its number among the looks of runs, `burnt.monitor.plotting.curves.RUN_STYLES`.
+        label: the run's name in lists; by default the folder's path.
+        style_index: index of its line style in `burnt.monitor.plotting.curves.RUN_STYLES`.
 
-    `refresh` and what reads (`points`, `best`, `artefacts`, `log_lines`, `system_samples`, `checkpoints`) may
-    be called from any thread, and belong into a worker; the attributes are what the last `refresh` found.
+    The attributes hold the state at the last `refresh`. `refresh` and the reading methods (`points`, `best`,
+    `artefacts`, `log_lines`, `system_samples`, `checkpoints`) are thread-safe; call them in a worker.
 
     >>> import tempfile
     >>> from burnt.train.store import RunWriter
@@ -128,25 +128,25 @@ class RunView:
         self._log_lines: list[LogLine] = []
         self._samples: list[SystemSample] = []
 
-    # --- what is known
+    # --- state at the last refresh
 
     def series(self) -> list[Series]:
-        """The metrics that have a value, by name."""
+        """Return the metrics that have at least one value."""
         return list(self.heads)
 
     @property
     def is_live(self) -> bool:
-        """Whether a process writes the run."""
+        """Whether a process is writing the run."""
         return self.state in LIVE
 
     @property
     def activity(self) -> str:
-        """What the training does just now; empty when it does nothing any more."""
+        """What the training is doing, such as ``"validating"``; empty after it has ended."""
         return self.progress.activity if self.is_live and self.progress is not None else ""
 
     @property
     def summary(self) -> RunSummary | None:
-        """The run in one line; None if it cannot be read."""
+        """The run's summary; None if it cannot be read."""
         if self.error is not None or not self.attempts:
             return None
         newest = self.attempts[-1]
@@ -167,7 +167,7 @@ class RunView:
 
     @property
     def problem(self) -> str:
-        """Why the run cannot be read, or ended otherwise than it should, on one line; or empty."""
+        """One line on why the run cannot be read or did not finish normally; empty if neither."""
         if self.error is not None:
             return f"{self.error.what}: {self.error.found}" if self.error.found else self.error.what
         summary = self.summary
@@ -175,12 +175,12 @@ class RunView:
 
     @property
     def fraction(self) -> float | None:
-        """The share that is done, 0 to 1; None where the end is not known."""
+        """Fraction of the training that is done, 0 to 1; None if the total is unknown."""
         return fraction(self.progress)
 
     @property
     def eta(self) -> float | None:
-        """Seconds to the end at the pace of the last minutes; None where that cannot be told."""
+        """Estimated seconds until the end, from the pace of the last minutes; None if unknown."""
         progress, fraction = self.progress, self.fraction
         if not self.is_live or progress is None or fraction is None or not self.attempts:
             return None
@@ -195,7 +195,7 @@ class RunView:
         return None if done <= 0 or elapsed <= 0 else max(elapsed / done * left, 0.0)
 
     def _record_pace(self) -> None:
-        """Remember when which step was reached: from the start of the attempt, then for some minutes."""
+        """Record (time, step) marks for `eta`: the start of the attempt, later only the last minutes."""
         newest, progress = self.attempts[-1], self.progress
         if len(self.attempts) != self._num_pace_attempts:
             self._num_pace_attempts = len(self.attempts)
@@ -215,7 +215,7 @@ class RunView:
 
     @property
     def active_seconds(self) -> float:
-        """How long the run was worked on, over all its attempts, without the newest one's pauses."""
+        """Total training time in seconds over all attempts, without the pauses of the newest one."""
         return max(
             sum(max(end - begin, 0.0) for begin, end in self.attempt_spans) - self._paused_seconds, 0.0
         )
@@ -226,18 +226,18 @@ class RunView:
         if progress is None or not self.attempts or progress.attempt != self.attempts[-1].id:
             return 0.0
         paused = float(progress.data.get("paused_seconds", 0.0))
-        if progress.activity == "paused":  # this pause is counted when it is over
+        if progress.activity == "paused":  # the store counts a pause only when it ends
             paused += max(self.attempt_spans[-1][1] - progress.time, 0.0)
         return paused
 
     @property
     def attempt_spans(self) -> list[tuple[float, float]]:
-        """When each attempt began and ended, or last gave a sign of life; Unix seconds."""
+        """(start, end) of each attempt in Unix seconds; the last heartbeat if it has not ended."""
         return [(a.started, a.heartbeat if a.ended is None else a.ended) for a in self.attempts]
 
     @property
     def epoch_ends(self) -> list[tuple[int, int]]:
-        """(steps, epochs) done at the end of each epoch, as far as they hold; known of a followed run."""
+        """(step, epoch) at each completed epoch, without those a resume discarded; only of followed runs."""
         visible_until = {attempt.id: attempt.visible_until for attempt in self.attempts}
         ends = [
             (event.step, event.data["epoch"])
@@ -253,7 +253,7 @@ class RunView:
 
     @property
     def reader(self) -> RunReader:
-        """The run's reader, opened if it was not.
+        """The run's reader; opens the database if needed.
 
         Raises:
             RunError: the run cannot be read.
@@ -264,11 +264,11 @@ class RunView:
             return self._reader
 
     def follow(self) -> None:
-        """From the next `refresh` on, keep the file open and read events too: a screen shows the run."""
+        """Keep the file open and read events from the next `refresh` on, because a screen shows the run."""
         self._num_followers += 1
 
     def unfollow(self) -> None:
-        """The opposite of `follow`; what was read for screens is forgotten with the last of them."""
+        """Undo one `follow`; after the last, the next `refresh` clears what was cached for screens."""
         self._num_followers -= 1
 
     @property
@@ -277,19 +277,19 @@ class RunView:
         return self._num_followers > 0
 
     def close(self) -> None:
-        """Let go of the file; whatever reads opens it again."""
+        """Close the database; the next read opens it again."""
         with self._lock:
             if self._reader is not None:
                 self._reader.close()
                 self._reader = None
 
     def refresh(self) -> bool:
-        """Read what has changed; returns whether there is something else to show."""
+        """Read what has changed; return whether anything shown has changed."""
         with self._lock:
             try:
                 self._refresh()
             except Exception as error:
-                # Anybody may write into a run's file, and its content may be odd in ways nobody thought of.
+                # Other programs may write to a run's file, so its content can be invalid in unforeseen ways.
                 self._set_error(_unexpected_error(self.label, error))
             state = (
                 self.state,
@@ -323,7 +323,7 @@ class RunView:
             return
         if stamp is None:
             self.close()
-            # The folder is looked at first: a run is deleted when somebody deleted it, not before it began.
+            # Only a run that was seen before counts as deleted; otherwise it does not exist yet.
             if self.attempts or self._stamp is not None:
                 self.state, self.error = "deleted", RunError(f"{self.label} was deleted")
             else:
@@ -333,18 +333,18 @@ class RunView:
             if self.is_live:
                 self.state = state_of(self.attempts[-1])
                 if self.state == "crashed":
-                    self._read(stamp, now)  # it may have closed the run before it went
+                    self._read(stamp, now)  # it may have closed the run just before it exited
             return
         if self._stamp is not None and isinstance(self._stamp, tuple) and stamp[0][0] != self._stamp[0][0]:
-            self._clear_cache()  # another file took its place
+            self._clear_cache()  # the file was replaced by another one
             self.close()
         self._read(stamp, now)
 
     def _should_reread(self, now: float) -> bool:
-        """Whether to read although the files look unchanged."""
+        """Whether to read the database even though its files look unchanged."""
         if self.error is not None:
             return now - self._read_at > _RETRY_SECONDS
-        # Times of files on a network may be old; the database itself is read through their locks.
+        # Network file systems may report stale modification times; reading the database takes its locks.
         is_silent = self.is_live and time.time() - self.attempts[-1].heartbeat > SILENT_SECONDS / 2
         return is_silent and now - self._read_at > 1.0
 
@@ -354,7 +354,7 @@ class RunView:
             reader = self.reader
             attempts = reader.attempts()
             if self.attempts and _attempt_identity(attempts[0]) != _attempt_identity(self.attempts[0]):
-                # Another run took its place, in a file that may even have the number of the one before.
+                # Another run replaced this one; the new file may even have the same inode.
                 self._clear_cache()
                 self._num_pace_attempts, self.attempts = 0, ()
             if len(attempts) != len(self.attempts):
@@ -376,7 +376,7 @@ class RunView:
                         event._replace(data=_as_mapping(event.data)) for event in reader.events(after=after)
                     ]
                     self.events = [*self.events, *new_events]
-            # Asked last, since a process that closed the run meanwhile must not seem crashed.
+            # Read last: a process that closed the run during this read must not look crashed.
             self.state = reader.state()
             self.error, self._stamp = None, stamp
         except RunError as error:
@@ -414,12 +414,12 @@ class RunView:
                     self.close()
 
     def points(self, name: str, split: str = "train", max_points: int | None = None) -> Points:
-        """The shape of a series: at most some thousand points, among them both ends and the extremes.
+        """Return a series downsampled to a few thousand points, including both ends and the extremes.
 
         Args:
             name: the metric.
-            split: what it was computed on.
-            max_points: at least 8; so many at most.
+            split: the split it was computed on.
+            max_points: maximum number of points, at least 8; by default the cached downsampling.
 
         Raises:
             MetricError: there is no such series.
@@ -431,10 +431,10 @@ class RunView:
             return self._refresh_series(Series(name, split), reader).points()
 
     def means(self, name: str, split: str = "train") -> Points:
-        """The course of a series as at most some hundred means: what a smoothed curve starts from.
+        """Return a series as at most 1,024 bucket means, the input of smoothed curves.
 
-        The points of `points` are extremes where a series is long, and their average lies where the noise
-        is widest, not where the values are.
+        Smoothing the result of `points` would be biased: for long series those points are extremes, whose
+        average depends on the noise, not on the mean of the values.
 
         Raises:
             MetricError: there is no such series.
@@ -450,13 +450,13 @@ class RunView:
         return downsampled
 
     def points_between(self, series: Series, first: int, last: int, max_buckets: int) -> Points:
-        """A part of a series in more detail than `points` has.
+        """Return the points of a step range, in more detail than `points`.
 
         Args:
-            series: which one.
-            first: step; shown from there.
-            last: step; up to there, included.
-            max_buckets: of each, the extremes are points.
+            series: the series.
+            first: first step.
+            last: last step, inclusive.
+            max_buckets: maximum number of buckets; the extremes of each are returned.
 
         Raises:
             MetricError: there is no such series.
@@ -467,12 +467,12 @@ class RunView:
         return marked_points(buckets, None, None)
 
     def means_between(self, series: Series, first: int, last: int, max_buckets: int) -> Points:
-        """As `points_between`, for `means`."""
+        """Return the means of a step range; see `points_between`."""
         with self._open_reader() as reader:
             return mean_points(reader.outline(*series, max_buckets, steps=(first, last)).buckets)
 
     def best(self, series: Series) -> Extreme | None:
-        """The best value of a series; None where nobody knows which way is better.
+        """Return the best value of a series; None if its better direction is unknown.
 
         Raises:
             MetricError: there is no such series.
@@ -493,7 +493,7 @@ class RunView:
         return cached[1]
 
     def artefacts(self, kind: str | None = None, name: str | None = None) -> list[Artefact]:
-        """As `RunReader.artefacts`.
+        """See `RunReader.artefacts`.
 
         Raises:
             RunError: the run cannot be read.
@@ -502,7 +502,7 @@ class RunView:
             return reader.artefacts(kind, name)
 
     def artefact_names(self) -> list[ArtefactName]:
-        """As `RunReader.artefact_names`.
+        """See `RunReader.artefact_names`.
 
         Raises:
             RunError: the run cannot be read.
@@ -511,7 +511,7 @@ class RunView:
             return reader.artefact_names()
 
     def artefact(self, id: int) -> Artefact | None:
-        """As `RunReader.artefact`.
+        """See `RunReader.artefact`.
 
         Raises:
             RunError: the run cannot be read.
@@ -520,7 +520,7 @@ class RunView:
             return reader.artefact(id)
 
     def log_lines(self) -> Sequence[LogLine]:
-        """The newest 20,000 lines of the log, fewer if they are very long, oldest first.
+        """Return the newest 20,000 log lines (16 million characters at most), oldest first.
 
         Raises:
             RunError: the run cannot be read.
@@ -535,7 +535,7 @@ class RunView:
             return self._log_lines
 
     def system_samples(self) -> Sequence[SystemSample]:
-        """The samples of the machine's state of the last hour, oldest first.
+        """Return the system samples of the last hour, oldest first.
 
         Raises:
             RunError: the run cannot be read.
@@ -546,7 +546,7 @@ class RunView:
             return self._samples
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints that are there, oldest first."""
+        """Return the checkpoints on disk, oldest first."""
         events_by_path = {
             str(event.data.get("path")): event for event in self.events if event.kind == "checkpoint"
         }
@@ -555,7 +555,7 @@ class RunView:
             try:
                 size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
                 written = folder.stat().st_mtime
-            except OSError:  # a training that runs has removed it meanwhile
+            except OSError:  # the training has removed it in the meantime
                 continue
             event = events_by_path.get(folder.name)
             values = event.data.get("values") if event is not None else None
@@ -565,10 +565,10 @@ class RunView:
 
 
 class RunLibrary:
-    """The runs at and below folders; new ones are found while it is open.
+    """All runs at and below some folders; `refresh` also discovers new ones.
 
     Args:
-        folders: where to look.
+        folders: the folders to search.
 
     >>> import tempfile
     >>> from burnt.train.store import RunWriter
@@ -590,10 +590,10 @@ class RunLibrary:
         self._scan_interval = 0.0
 
     def refresh(self, *, rescan: bool = False) -> bool:
-        """Look for runs, and read what has changed; returns whether there is something else to show.
+        """Search for new runs and read what has changed; return whether anything shown has changed.
 
         Args:
-            look: for new runs as well, although it was done a moment ago.
+            rescan: search the folders even if they were searched a moment ago.
         """
         now = time.monotonic()
         new_views: list[RunView] = []
@@ -601,14 +601,14 @@ class RunLibrary:
             new_views = self._find_new_runs()
             self._scanned_at = time.monotonic()
             self._scan_interval = max(_MIN_SCAN_SECONDS, (self._scanned_at - now) / _MAX_SCAN_SHARE)
-        # What nobody writes or looks at is asked for less often: it may be resumed or deleted.
+        # Runs that are neither live nor shown are refreshed less often; they may be resumed or deleted.
         skip_idle = not rescan and now - self._refreshed_all_at < _IDLE_REFRESH_SECONDS
         to_refresh = [view for view in self.views if not skip_idle or view.is_live or view.is_followed]
         if not skip_idle:
             self._refreshed_all_at = now
         changed = [view.refresh() for view in [*to_refresh, *new_views]]
         if new_views:
-            # Colours go by age, so that a run has the same one tomorrow. NaN is of those that are unreadable.
+            # Line styles go by age, so a run keeps its style across sessions. Unreadable runs have NaN.
             new_views.sort(key=lambda view: (math.isnan(view.created), view.created))
             for view in new_views:
                 view.style_index = self._next_style_index
@@ -618,7 +618,7 @@ class RunLibrary:
         return any(changed)
 
     def _find_new_runs(self) -> list[RunView]:
-        new_views: dict[str, RunView] = {}  # folders to look in may lie in each other
+        new_views: dict[str, RunView] = {}  # by path, as the searched folders may be nested
         for root in self.folders:
             for folder in find_runs(root):
                 path = os.path.abspath(folder)
@@ -627,13 +627,13 @@ class RunLibrary:
         return list(new_views.values())
 
     def _make_label(self, root: Path, folder: Path) -> str:
-        """A path that tells the runs apart, without what all of them share."""
+        """Return a label that is unique among the runs, without their common parent folder."""
         if folder == root:
             return str(folder)
         return str(folder if len(self.folders) > 1 else folder.relative_to(root))
 
     def drop_deleted(self) -> None:
-        """Forget the runs that were deleted; they are found again when they are back."""
+        """Remove deleted runs from the list; a scan finds them again if they reappear."""
         for view in self.views:
             if view.state == "deleted":
                 view.close()
@@ -641,7 +641,7 @@ class RunLibrary:
         self.views = [view for view in self.views if view.state != "deleted"]
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all databases."""
         for view in self.views:
             view.close()
 
@@ -649,7 +649,7 @@ class RunLibrary:
 def _extend_rows(
     cached: list[_Row], newest: int, read: Callable[..., Sequence[_Row]], max_rows: int
 ) -> list[_Row]:
-    """The known rows of a table and those written since, so many of the newest; `known` if there are none."""
+    """Append the new rows and keep the newest `max_rows`; return `cached` itself if there are none."""
     after: int = cached[-1].id if cached else 0
     if newest <= after:
         return cached
@@ -659,32 +659,32 @@ def _extend_rows(
 
 
 def _active_time(progress: Progress) -> float:
-    """The time of a progress on a clock that stands still while the training is paused."""
+    """Return the time of a progress record on a clock that stops while the training is paused."""
     return progress.time - (parse_number(progress.data.get("paused_seconds")) or 0.0)
 
 
 def _attempt_identity(attempt: Attempt) -> tuple[object, ...]:
-    """What tells a run from another in the same folder, of its first attempt."""
+    """Return what identifies a run by its first attempt, to detect another run in the same folder."""
     return attempt.host, attempt.pid, attempt.process_started, attempt.started
 
 
 def _as_mapping(data: Any) -> dict[str, Any]:
-    """An object of the run store's JSON; what is another thing than documented is its only value."""
+    """Return a JSON object as a dict; anything else becomes the value of the key ``"?"``."""
     return data if isinstance(data, dict) else {"?": data}
 
 
 def _unexpected_error(label: str, error: Exception) -> RunError:
-    """What says that reading met something that nothing here thought of."""
+    """Wrap an unexpected exception raised while reading in a `RunError`."""
     wrapped = RunError(f"{label} cannot be read", found=f"{type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped
 
 
 def _database_stamp(folder: Path) -> tuple[tuple[int, int, int], tuple[int, int, int] | None] | None:
-    """What changes when a run's database is written; None when there is none.
+    """Return the file stamps of a run's database and its WAL, which change on every write; None if missing.
 
     Raises:
-        PermissionError: the folder may not be looked into.
+        PermissionError: the folder is not accessible.
     """
     path = os.path.join(folder, DATABASE)
     try:

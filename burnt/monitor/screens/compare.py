@@ -1,4 +1,4 @@
-"""Several runs in one plot, their values side by side, and in what their configurations differ."""
+"""Several runs in one chart, with their values side by side and the settings in which they differ."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from burnt.train.store import Extreme, Series
 
 __all__ = ["MAX_RUNS", "CompareScreen", "all_metrics", "assign_styles", "differences"]
 
-MAX_RUNS = 8  # runs in one plot: as many as there are colours that can be told apart
+MAX_RUNS = 8  # runs in one chart: as many as there are distinguishable colours
 
-_SAMPLE_CELLS = 3  # cells of a line, beside a run's name
+_SAMPLE_CELLS = 3  # cells of the line sample beside a run's name
 _SMOOTHING = (0.0, 0.6, 0.9, 0.97)
 _VALUE_COLUMNS = (
     Column(""),
@@ -51,7 +51,7 @@ _VALUE_COLUMNS = (
 
 
 class CompareScreen(Screen[None]):
-    """Two to eight runs.
+    """Compares two to eight runs.
 
     Args:
         views: the runs; the screen follows them while it is open.
@@ -80,32 +80,32 @@ class CompareScreen(Screen[None]):
             view.follow()
 
     def compose(self) -> ComposeResult:
-        """What is compared, the chart, the tables, the keys."""
+        """Compose the title, the chart, the tables of values and settings, and the key bar."""
         yield Static(id="title")
         yield Chart()
         yield Table(_VALUE_COLUMNS, id="values")
-        yield Table([Column("")], empty_text="the configurations do not differ", id="configs")
-        yield FilterInput("a part of a metric's name, or /regular expression/")
+        yield Table([Column("")], empty_text="All runs have the same configuration.", id="configs")
+        yield FilterInput("part of a metric's name, or /regular expression/")
         yield KeyBar()
 
     def on_mount(self) -> None:
-        """The chart has the keys."""
+        """Focus the chart."""
         self.query_one("#values").styles.height = len(self.views) + 1
         self.query_one(Chart).focus()
 
     def on_unmount(self) -> None:
-        """The runs are no longer followed."""
+        """Stop following the runs."""
         for view in self.views:
             view.unfollow()
 
     def on_screen_resume(self) -> None:
-        """The screen is shown (again)."""
+        """Start reading when the screen becomes visible."""
         self._request_read()
 
-    # --- in the reading thread
+    # --- in the reader thread
 
     def load(self, changed: bool) -> Callable[[], Any] | None:
-        """The curves, values and configurations, if something changed."""
+        """Read the curves, values and configurations, if anything changed."""
         token = [view.version for view in self.views], self._num_requests
         if token == self._last_token:
             return None
@@ -149,14 +149,14 @@ class CompareScreen(Screen[None]):
         differing: Mapping[str, Sequence[str | None]],
         errors: Sequence[str],
     ) -> None:
-        title = "no metric has been written yet" if selected is None else series_label(selected)
+        title = "no metric has been logged yet" if selected is None else series_label(selected)
         self.query_one(Chart).show(
             curves, x=axis, log_y=self._log_y, smoothing=_SMOOTHING[self._smoothing], title=title
         )
         position = (
             f"   metric {all_series.index(selected) + 1} of {len(all_series)}" if selected is not None else ""
         )
-        axes = {"step": "steps", "epoch": "epochs", "time": "time at work"}
+        axes = {"step": "steps", "epoch": "epochs", "time": "training time"}
         facts = f"{position}   x {axes[axis]}   {'log y' if self._log_y else 'linear y'}"
         parts = [(f" compare {len(self.views)} runs", "bold $primary"), (facts, "$dim")]
         parts += [(f"   {clean(error)}", "$error") for error in errors]
@@ -201,13 +201,13 @@ class CompareScreen(Screen[None]):
             most_common = Counter(values).most_common(1)[0]
             cells = [cell(key, "$dim")]
             for value in values:
-                # What most have is quiet, so that the exception is seen.
+                # Values that most runs share are dimmed, so that the exceptions stand out.
                 is_dim = value is None or (most_common[1] > len(values) / 2 and value == most_common[0])
                 cells.append(cell("-" if value is None else _shorten(value), "$dim" if is_dim else ""))
             rows.append((key, cells))
         table = self.query_one("#configs", Table)
         if not any(view.config for view in self.views):
-            table.empty_text = "no run has a configuration"
+            table.empty_text = "No run has recorded a configuration."
         table.show(rows, columns=columns)
         table.styles.height = min(len(rows) + 1, max(self.size.height // 4, 4)) if rows else 2
 
@@ -225,11 +225,11 @@ class CompareScreen(Screen[None]):
         app_of(self).read_for(self)
 
     def action_back(self) -> None:
-        """To the list."""
+        """Return to the list of runs."""
         self.app.pop_screen()
 
     def action_metric(self, direction: int) -> None:
-        """The next metric, or the one before."""
+        """Show the next (1) or previous (-1) metric."""
         all_series = all_metrics(self.views)
         if all_series:
             index = all_series.index(self.metric) if self.metric in all_series else -1
@@ -241,12 +241,12 @@ class CompareScreen(Screen[None]):
             self._request_read()
 
     def action_choose(self) -> None:
-        """Type a part of a metric's name."""
+        """Open the input that selects a metric by name."""
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
     def filter_changed(self, message: FilterInput.Changed) -> None:
-        """The first metric that matches, while it is typed."""
+        """Select the first matching metric while the name is typed."""
         message.stop()
         field = self.query_one(FilterInput)
         matches = field.current_matcher()
@@ -259,46 +259,46 @@ class CompareScreen(Screen[None]):
 
     @on(FilterInput.Closed)
     def filter_closed(self, message: FilterInput.Closed) -> None:
-        """Back to the chart."""
+        """Return the focus to the chart."""
         message.stop()
         self.query_one(FilterInput).close()
         self.query_one(Chart).focus()
 
     @on(Chart.Zoomed)
     def chart_zoomed(self, message: Chart.Zoomed) -> None:
-        """The part that is shown is read in more detail."""
+        """Read the visible range in more detail."""
         message.stop()
         self._x_range = message.range
         self._request_read()
 
     def action_axis(self) -> None:
-        """The next unit of the horizontal axis."""
+        """Switch to the next unit of the x axis."""
         axes = get_args(XAxis)
         self._axis = axes[(axes.index(self._axis) + 1) % len(axes)]
         if self._axis == "epoch" and not all(view.epoch_ends for view in self.views):
             self._axis = axes[(axes.index(self._axis) + 1) % len(axes)]
-            self.notify("not every run has finished an epoch, so there is no axis of epochs")
+            self.notify("The x axis cannot show epochs: not every run has finished an epoch.")
         self._x_range = None
         self._request_read()
 
     def action_log(self) -> None:
-        """Linear or logarithmic."""
+        """Switch between a linear and a logarithmic y axis."""
         self._log_y = not self._log_y
         self._request_read()
 
     def action_smooth(self) -> None:
-        """More smoothing, in turn."""
+        """Switch to the next smoothing strength."""
         self._smoothing = (self._smoothing + 1) % len(_SMOOTHING)
         self._request_read()
 
     def action_full(self) -> None:
-        """The chart alone, or with the tables."""
+        """Show the chart alone, or with the tables."""
         self.toggle_class("full")
         self.query_one(Chart).focus()
 
 
 def all_metrics(views: Sequence[RunView]) -> list[Series]:
-    """All metrics that one of the runs has: by name, validation first."""
+    """Return the metrics that at least one run has, in display order, validation before training."""
     series_set = {series for view in views for series in view.series()}
     names = metrics_in_order(list(series_set))
     return sorted(
@@ -307,7 +307,7 @@ def all_metrics(views: Sequence[RunView]) -> list[Series]:
 
 
 def assign_styles(views: Sequence[RunView]) -> list[tuple[str, str]]:
-    """Colour and kind of line for each run: its own, unless one before it has the same."""
+    """Return colour and dash style of each run: its own, or a free one if an earlier run has the same."""
     styles: list[tuple[str, str]] = []
     for view in views:
         own = RUN_STYLES[view.style_index % len(RUN_STYLES)]
@@ -316,7 +316,7 @@ def assign_styles(views: Sequence[RunView]) -> list[tuple[str, str]]:
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[str | None]]:
-    """The values of the keys in which configurations differ, nested keys dotted; None where one has none.
+    """Return the values of the settings that differ, by dotted key; None where a run lacks the setting.
 
     >>> differences([{"model": {"hidden": 64}, "seed": 1}, {"model": {"hidden": 32}, "seed": 1, "note": "a"}])
     {'model.hidden': ['64', '32'], 'note': [None, 'a']}

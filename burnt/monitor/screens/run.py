@@ -1,4 +1,4 @@
-"""A run's screen: where it stands, why it ended, its panes, and the commands to it."""
+"""The screen of one run: its progress, why it ended, its panes, and commands to its training."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ _PANES: tuple[type[Pane], ...] = (
     ArtefactsPane,
     KernelsPane,
 )
-_PANE_KEYS = "123456789K"  # as in the table of keys
-_SHORT_TITLES_WIDTH = 108  # the panes' titles in full need as much
+_PANE_KEYS = "123456789K"  # as in `keymap.RUN`
+_SHORT_TITLES_WIDTH = 108  # below this width, the tabs use short titles
 _SHOW_ANSWER_SECONDS = 10.0  # how long an answered command is shown
 _COMMAND_ACTIONS = ("pause", "stop", "save", "learning_rate", "note")  # actions
-_TICK_SECONDS = 1.0  # how often the time that is left is renewed
+_TICK_SECONDS = 1.0  # how often the remaining time is updated
 
 
 class Tabs(Static):
-    """The panes' names on a line; a click shows one."""
+    """The titles of the panes on one line; a click opens one."""
 
     class Chosen(Message):
-        """A pane was chosen."""
+        """A tab was clicked."""
 
         def __init__(self, number: int) -> None:
             self.number = number
@@ -86,7 +86,7 @@ class Tabs(Static):
         self._current = 0
 
     def show(self, current: int) -> None:
-        """Mark a pane as shown."""
+        """Highlight the current pane's title."""
         self._current = current
         is_narrow = self.size.width < _SHORT_TITLES_WIDTH
         parts: list[tuple[str, str]] = []
@@ -102,22 +102,22 @@ class Tabs(Static):
         update_if_changed(self, Content.assemble(*parts))
 
     def on_resize(self) -> None:
-        """Shorter names where there is less room."""
+        """Use short titles on a narrow screen."""
         self.show(self._current)
 
     def on_click(self, event: events.Click) -> None:
-        """Show the pane whose name it is."""
+        """Post `Chosen` for the clicked title."""
         number = next((i for i, end in enumerate(self._title_ends) if event.x < end), None)
         if number is not None:
             self.post_message(self.Chosen(number))
 
 
 class RunScreen(Screen[None]):
-    """All about one run.
+    """Everything about one run.
 
     Args:
-        view: the run.
-        library: the runs it is one of.
+        view: the run; the screen follows it while it is open.
+        library: the library it belongs to.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(RUN)]
@@ -136,7 +136,7 @@ class RunScreen(Screen[None]):
         view.follow()
 
     def compose(self) -> ComposeResult:
-        """Two lines of head, the panes' names, a pane, a line on commands, the keys."""
+        """Compose a header of two lines, the tabs, the pane, the command status and the key bar."""
         yield Static(id="title")
         yield Static(id="about")
         yield Tabs()
@@ -145,27 +145,27 @@ class RunScreen(Screen[None]):
         yield KeyBar()
 
     async def on_mount(self) -> None:
-        """Begin with the plots."""
+        """Show the plots first."""
         await self._show_pane(0)
         self._show_header()
 
     def on_unmount(self) -> None:
-        """The run is no longer followed."""
+        """Stop following the run."""
         self.view.unfollow()
 
     def on_screen_resume(self) -> None:
-        """The screen is shown (again)."""
+        """Start reading when the screen becomes visible."""
         app_of(self).read_for(self)
 
     # --- showing
 
     def load(self, changed: bool) -> Callable[[], Any] | None:
-        """In the reading thread: the head's news, and those of the pane."""
+        """In the reader thread: read the current pane; return what updates it and the header."""
         pane = self._panes.get(self.current)
         show = None if pane is None else pane.load(changed)
         needs_ticks = (
             self.view.is_live or self._shows_command
-        )  # what is told of a command goes away by itself
+        )  # the status of an answered command disappears after a while
         is_due = needs_ticks and time.monotonic() - self._header_shown_at > _TICK_SECONDS
         if show is None and not changed and not is_due:
             return None
@@ -205,7 +205,7 @@ class RunScreen(Screen[None]):
             self.query_one(KeyBar).update_keys()
 
     def displayed_key(self, key: Key) -> Key:
-        """The key as the key bar shows it: not at all if it commands a training that does not run."""
+        """Return the key as the key bar shows it; commands are hidden while the training is not running."""
         if key.action in _COMMAND_ACTIONS and not self.view.is_live:
             return key._replace(bar_priority=0)
         return key._replace(label="Resume") if key.action == "pause" and self._paused() else key
@@ -226,7 +226,7 @@ class RunScreen(Screen[None]):
                 (series_label(view.metric), (value_text(view.heads[view.metric].point.value), "bold"))
             )
             if view.metric_best is not None:
-                best = f"{value_text(view.metric_best.value)} at {view.metric_best.step:,}"
+                best = f"{value_text(view.metric_best.value)} at step {view.metric_best.step:,}"
                 pairs.append(("best", (best, "$success")))
         if view.is_live and (stopping := early_stopping_text(view.events)):
             pairs.append(("", (stopping, "")))
@@ -236,16 +236,16 @@ class RunScreen(Screen[None]):
         for name, text, form in (
             ("samples_per_second", "samples/s", "{:,.0f}"),
             ("learning_rate", "learning rate", "{:.3g}"),
-            ("data_wait_share", "waits for data", "{:.0%}"),
+            ("data_wait_share", "waiting for data", "{:.0%}"),
         ):
             if name == "learning_rate" and manual_rate is not None:
                 continue
             head = view.heads.get(Series(name, "train"))
             if head is not None:
                 pairs.append((text, (form.format(head.point.value), "")))
-        pairs.append(("worked", (duration_text(view.active_seconds), "")))
+        pairs.append(("trained for", (duration_text(view.active_seconds), "")))
         if not math.isnan(view.created):
-            pairs.append(("began", (f"{age_text(time.time() - view.created)} ago", "")))
+            pairs.append(("started", (f"{age_text(time.time() - view.created)} ago", "")))
         return facts_line(pairs, self.size.width)
 
     async def _show_pane(self, number: int) -> None:
@@ -253,7 +253,7 @@ class RunScreen(Screen[None]):
         pane = self._panes.get(number)
         if pane is None:
             pane = _PANES[number](self.view)
-            # Mounted before the reading thread knows of it, so that what it reads can be shown.
+            # Mounted before the reader thread sees it, so that its data can be displayed.
             await container.mount(pane)
             self._panes[number] = pane
         for other, shown in self._panes.items():
@@ -266,31 +266,31 @@ class RunScreen(Screen[None]):
     # --- panes
 
     async def action_pane(self, number: int) -> None:
-        """Show a pane by its number."""
+        """Show a pane by its number, counted from 1."""
         if number <= len(_PANES):
             await self._show_pane(number - 1)
 
     async def action_next_pane(self) -> None:
-        """The pane to the right."""
+        """Show the next pane."""
         await self._show_pane((self.current + 1) % len(_PANES))
 
     async def action_previous_pane(self) -> None:
-        """The pane to the left."""
+        """Show the previous pane."""
         await self._show_pane((self.current - 1) % len(_PANES))
 
     @on(Tabs.Chosen)
     async def tab_chosen(self, message: Tabs.Chosen) -> None:
-        """A click on a name."""
+        """Show the pane whose tab was clicked."""
         await self._show_pane(message.number)
 
     def palette(self) -> Iterator[SystemCommand]:
-        """A command for each pane."""
+        """Yield a palette entry for each pane."""
         for number, pane in enumerate(_PANES):
             show = partial(self.call_later, self._show_pane, number)
-            yield SystemCommand(pane.TITLE, f"show the pane {pane.TITLE.lower()}", show)
+            yield SystemCommand(pane.TITLE, f"show the {pane.TITLE.lower()} pane", show)
 
     def action_back(self) -> None:
-        """To the list."""
+        """Return to the list of runs."""
         self.app.pop_screen()
 
     # --- commands
@@ -306,7 +306,7 @@ class RunScreen(Screen[None]):
             if yes:
                 self._send(kind, value)
 
-        # Awaited, so that the next key goes to the window.
+        # Awaited, so that the next key goes to the dialog.
         await self.app.push_screen(screen, answered)
 
     async def _ask(self, screen: PromptScreen, kind: str) -> None:
@@ -325,7 +325,7 @@ class RunScreen(Screen[None]):
         await self.app.push_screen(screen, answered)
 
     def _rate_warning(self, text: str) -> str:
-        """How far a learning rate that was typed is from the present one, if it may be mistyped."""
+        """Return a warning if the typed learning rate is far from the current one; else an empty string."""
         rate = check("lr", text)
         if not isinstance(rate, float):
             return ""
@@ -337,55 +337,55 @@ class RunScreen(Screen[None]):
         return None if head is None else head.point.value
 
     async def action_pause(self) -> None:
-        """Pause, or go on."""
+        """Ask whether to pause or resume the training."""
         if not self._can_send_commands():
             return
         if self._paused():
-            question, detail, kind = "Let the training go on?", "It goes on with the next step.", "resume"
+            question, detail, kind = "Resume the training?", "It continues with the next step.", "resume"
         else:
             question, kind = "Pause the training?", "pause"
-            detail = "It stops after the step it is in, keeps its memory, and waits until it may go on."
+            detail = "It stops after the current step, keeps its memory, and waits until you resume it."
         await self._confirm(ConfirmScreen(question, detail, kind.capitalize()), kind)
 
     async def action_save(self) -> None:
-        """A checkpoint now."""
+        """Ask whether to write a checkpoint now."""
         if self._can_send_commands():
-            detail = "After the step it is in; the training goes on."
+            detail = "It is written after the current step; the training continues."
             await self._confirm(ConfirmScreen("Write a checkpoint now?", detail, "Write"), "save")
 
     async def action_stop(self) -> None:
-        """Stop with a checkpoint."""
+        """Ask whether to stop the training with a checkpoint."""
         if self._can_send_commands():
             detail = (
-                "It finishes the step it is in, writes a checkpoint and ends. "
-                "The run can be resumed from there."
+                "The training finishes the current step, writes a checkpoint and exits. "
+                "The run can be resumed from that checkpoint."
             )
             await self._confirm(
                 ConfirmScreen(f"Stop {self.view.label}?", detail, "Stop", dangerous=True), "stop"
             )
 
     async def action_learning_rate(self) -> None:
-        """Another learning rate."""
+        """Ask for a new learning rate."""
         if not self._can_send_commands():
             return
         current, manual_rate = self._current_rate(), manual_learning_rate(self.view)
-        detail = "A number, which holds instead of the schedule; or auto, to follow the schedule again."
+        detail = "Enter a number to override the schedule, or auto to follow the schedule again."
         if current is not None:
-            detail += f" It is {current:.3g} now{'' if manual_rate is None else ', set by hand'}."
+            detail += f" It is now {current:.3g}{'' if manual_rate is None else ', set by hand'}."
         await self._ask(
             PromptScreen(
-                "Change the learning rate to", detail, "a number, or auto", "Change", partial(check, "lr")
+                "Change the learning rate to", detail, "a number or auto", "Change", partial(check, "lr")
             ),
             "lr",
         )
 
     async def action_note(self) -> None:
-        """A note."""
+        """Ask for a note."""
         if self._can_send_commands():
-            detail = "It is kept among the run's events."
+            detail = "The note is stored with the run's events."
             await self._ask(
                 PromptScreen(
-                    "Add a note", detail, "what should be remembered", "Add", partial(check, "note")
+                    "Add a note", detail, "text of the note", "Add", partial(check, "note")
                 ),
                 "note",
             )
@@ -397,7 +397,7 @@ class RunScreen(Screen[None]):
         app_of(self).refresher.wake()
 
     def _show_request(self, request: Request) -> None:
-        if request.status == "refused":  # what is done is said in the line of commands alone
+        if request.status == "refused":  # a completed command is shown in the command line only
             self.notify(clean(request_text(request)), severity="error", markup=False)
         self._show_commands()
 

@@ -1,4 +1,4 @@
-"""The list of runs: filter, sort, mark for comparing, open."""
+"""The list of runs: filter, sort, mark runs to compare, open one."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ _COLUMNS = (
 _METRIC_COLUMN = 7
 _LINE_MARKS = dict(
     zip(DASH_PATTERNS, "▐┇┊╏", strict=True)
-)  # upright, as runs are drawn when they are compared
+)  # upright; the dash patterns of compared runs
 _NARROW_WIDTH = 100
 _MIN_PREVIEW_LINES = 30
 _STATE_ORDER = ("running", "stale", "crashed", "stopped", "finished", "unreadable", "deleted")
-_AGE_REFRESH_SECONDS = 10.0  # how often ages are renewed when nothing else changes
+_AGE_REFRESH_SECONDS = 10.0  # how often ages are updated when nothing else changes
 
 _SORT_KEYS: dict[str, Callable[[RunView], Any]] = {
     "age": lambda view: -view.created,
@@ -82,7 +82,7 @@ _SORT_KEYS: dict[str, Callable[[RunView], Any]] = {
 
 
 class RunsScreen(Screen[None]):
-    """All runs, one a line."""
+    """The table of all runs."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(RUNS)]
     KEYS = RUNS
@@ -99,7 +99,7 @@ class RunsScreen(Screen[None]):
         self._cursor_view: RunView | None = None
 
     def compose(self) -> ComposeResult:
-        """A line of title, the table, what is to be said of the run under the cursor, the keys."""
+        """Compose the title, the table, a preview chart, details of the selected run and the key bar."""
         yield Static(id="title")
         yield Table(_COLUMNS, empty_text="reading ...", id="runs")
         yield Container(id="preview")
@@ -108,18 +108,18 @@ class RunsScreen(Screen[None]):
         yield KeyBar()
 
     def on_mount(self) -> None:
-        """The table has the keys."""
+        """Focus the table."""
         self.query_one(Table).focus()
 
     def on_screen_resume(self) -> None:
-        """The list is on the screen (again)."""
+        """Start reading when the screen becomes visible."""
         self._shown_at = -math.inf
         app_of(self).read_for(self)
 
     # --- showing
 
     def load(self, changed: bool) -> Callable[[], Any] | None:
-        """In the reading thread: nothing more is needed than what the library has."""
+        """In the reader thread: read the preview; everything else is in the library."""
         if not changed and time.monotonic() - self._shown_at < _AGE_REFRESH_SECONDS:
             return None
         self._shown_at = time.monotonic()
@@ -127,32 +127,32 @@ class RunsScreen(Screen[None]):
         return partial(self._show_all, self._cursor_view, curves)
 
     def _curves(self, view: RunView | None) -> list[Curve]:
-        """The key metric of the run under the cursor."""
+        """Read the curves of a run's main metric."""
         metric = None if view is None else view.metric
         if view is None or metric is None or view.error is not None:
             return []
         try:
             return curves_of(view, metric.name)
-        except BurntError:  # the run's line will say so
+        except BurntError:  # the run's row shows the error
             return []
 
     async def _show_all(self, view: RunView | None, curves: list[Curve] | None) -> None:
         self._show(True)
         if curves is None:
             return
-        from burnt.monitor.plotting.chart_widget import Chart  # not needed for the first picture
+        from burnt.monitor.plotting.chart_widget import Chart  # imported late: the first screen does not need it
 
         container = self.query_one("#preview")
         if not container.query(Chart):
             chart = Chart()
-            chart.can_focus = False  # it is for a look only
+            chart.can_focus = False  # it is display only
             await container.mount(chart)
         container.display = bool(curves)
         metric = None if view is None else view.metric
         container.query_one(Chart).show(curves, title="" if metric is None else clean(metric.name))
 
     def on_resize(self) -> None:
-        """A preview where there is room for one."""
+        """Show the preview only if the screen is high enough."""
         self._has_preview = self.size.height >= _MIN_PREVIEW_LINES
         if not self._has_preview:
             self.query_one("#preview").display = False
@@ -171,7 +171,7 @@ class RunsScreen(Screen[None]):
         columns = list(_COLUMNS)
         metrics = {view.metric for view in views if view.metric is not None}
         if len(metrics) == 1:
-            # Said once, it leaves room for the names of the runs.
+            # Name the common metric in the heading only, to leave room for the runs' names.
             columns[_METRIC_COLUMN : _METRIC_COLUMN + 2] = [
                 Column(clean(series_label(*metrics)), align_right=True)
             ]
@@ -187,7 +187,7 @@ class RunsScreen(Screen[None]):
         self._update_preview()
 
     def _update_preview(self) -> None:
-        """Have the preview read, if it is of another run than before."""
+        """Request the preview if the cursor is on another run than before."""
         view = self.query_one(Table).cursor_key
         view = view if isinstance(view, RunView) else None
         if view is not self._cursor_view:
@@ -200,9 +200,9 @@ class RunsScreen(Screen[None]):
         if not self._has_read:
             return "reading ..."
         if self.library.views:
-            return "no run matches the filter: esc drops it"
+            return "No run matches the filter. Press esc to clear it."
         folders = clean(", ".join(map(str, self.library.folders)))
-        return f"no runs in {folders} yet: they appear here when one begins"
+        return f"No runs in {folders} yet. New runs appear here when they start."
 
     def _show_title(self, shown: int) -> None:
         views = self.library.views
@@ -244,8 +244,8 @@ class RunsScreen(Screen[None]):
             pairs: list[tuple[str, Part]] = []
             if view.activity not in ("", "paused"):
                 pairs.append(("", (clean(view.activity), "")))
-            pairs += [("worked", (duration_text(view.active_seconds), ""))]
-            pairs += [("began", (clock_text(view.created, "%Y-%m-%d %H:%M"), ""))]
+            pairs += [("trained for", (duration_text(view.active_seconds), ""))]
+            pairs += [("started", (clock_text(view.created, "%Y-%m-%d %H:%M"), ""))]
             second = facts_line(pairs, self.size.width)
         update_if_changed(about, Content("\n").join([Content.assemble(*parts), second]))
 
@@ -284,19 +284,19 @@ class RunsScreen(Screen[None]):
 
     @on(Table.CursorMoved)
     def cursor_moved(self) -> None:
-        """Something else is said below the table."""
+        """Show details of the run under the cursor."""
         self._show_details()
         self._update_preview()
 
     @on(Table.RowOpened)
     def row_opened(self) -> None:
-        """A double click."""
+        """Open a run with enter or a double click."""
         self.action_open()
 
     @on(Table.HeadingClicked)
     def heading_clicked(self, message: Table.HeadingClicked) -> None:
-        """A click on a heading sorts by it, a second one the other way round."""
-        # What is called as its metric is holds the last values.
+        """Sort by the clicked column; a second click reverses the order."""
+        # A heading that is a metric's name belongs to the column "last".
         column = message.column if message.column in {column.name for column in _COLUMNS} else "last"
         if column not in _SORT_KEYS:
             return
@@ -305,7 +305,7 @@ class RunsScreen(Screen[None]):
         self._show()
 
     def action_open(self) -> None:
-        """Show the run under the cursor."""
+        """Open the run under the cursor."""
         view = self.query_one(Table).cursor_key
         if isinstance(view, RunView):
             app_of(self).open_run(view)
@@ -313,7 +313,7 @@ class RunsScreen(Screen[None]):
     def action_sort(self) -> None:
         """Sort by the next column."""
         columns = {column.name for column in self.query_one(Table).columns}
-        # A metric that all runs have is no column; sorting by it would seem to do nothing.
+        # If all runs share the metric, its column is hidden and sorting by it would change nothing visible.
         names = [
             name for name in _SORT_KEYS if name != "metric" or name in columns or name == self._sort_column
         ]
@@ -322,12 +322,12 @@ class RunsScreen(Screen[None]):
         self._show()
 
     def action_reverse(self) -> None:
-        """Sort the other way round."""
+        """Reverse the sort order."""
         self._descending = not self._descending
         self._show()
 
     def action_mark(self) -> None:
-        """Mark the run, or unmark it."""
+        """Mark or unmark the run under the cursor."""
         view = self.query_one(Table).cursor_key
         if isinstance(view, RunView):
             if view in self.marked:
@@ -340,12 +340,12 @@ class RunsScreen(Screen[None]):
         """Compare the marked runs."""
         readable = [view for view in self.marked if view.error is None]
         if not 2 <= len(readable) <= 8:
-            self.notify(f"mark 2 to 8 runs with the space bar; {len(readable)} can be compared now")
+            self.notify(f"Mark 2 to 8 readable runs with the space bar. Marked now: {len(readable)}.")
             return
         app_of(self).compare(readable)
 
     def action_clear(self) -> None:
-        """Drop the filter, else the marks."""
+        """Clear the filter; if there is none, clear the marks."""
         field = self.query_one(FilterInput)
         if field.value:
             field.close()
@@ -354,12 +354,12 @@ class RunsScreen(Screen[None]):
         self._show()
 
     def action_filter(self) -> None:
-        """Type a filter."""
+        """Open the filter input."""
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
     def filter_changed(self, message: FilterInput.Changed) -> None:
-        """Filter while it is typed."""
+        """Apply the filter while it is typed."""
         message.stop()
         matches = self.query_one(FilterInput).current_matcher()
         if matches is not None:
@@ -368,7 +368,7 @@ class RunsScreen(Screen[None]):
 
     @on(FilterInput.Closed)
     def filter_closed(self) -> None:
-        """Back to the table."""
+        """Return the focus to the table."""
         self.query_one(Table).focus()
 
 
@@ -376,7 +376,7 @@ def _progress_cell(share: float | None, width: int) -> Cell:
     if share is None:
         return cell("")
     done, left = progress_bar(share, width)
-    # Rounded down: what is not done is not shown as 100 %.
+    # Rounded down, so that an unfinished run never shows 100 %.
     return ((done, "$primary"), (left, "$faint"), (f" {math.floor(share * 100):>3} %", ""))
 
 
@@ -387,7 +387,7 @@ def _count_of_total(number: int | None, total: int | None) -> str:
 
 
 def _sort_views(views: list[RunView], column: str, descending: bool) -> list[RunView]:
-    """By a column; runs without a value come last whichever way it is sorted."""
+    """Sort by a column; runs without a value come last in either order."""
     key = _SORT_KEYS[column]
     keyed = [(key(view), view) for view in views]
     without_value = [view for value, view in keyed if isinstance(value, float) and math.isnan(value)]
@@ -403,11 +403,11 @@ def _or_nan(value: float | None) -> float:
 
 
 def _sort_value(view: RunView, value: float) -> float:
-    """Ascending order puts the better value first, as far as anyone knows which that is."""
+    """Return a sort key that puts the better value first, if the better direction is known."""
     higher = view.metric is not None and better_direction(view.metric.name, view.config) == "higher"
     return -value if higher else value
 
 
 def _natural_key(text: str) -> list[tuple[int, int | str]]:
-    """So that run-2 comes before run-10."""
+    """Return a sort key that puts run-2 before run-10."""
     return [(0, int(part)) if part.isdecimal() else (1, part.lower()) for part in re.split(r"(\d+)", text)]

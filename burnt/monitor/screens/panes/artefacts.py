@@ -1,4 +1,4 @@
-"""What a training recorded to be looked at: confusion matrices, classes, histograms, images, other tables."""
+"""Recorded artefacts: confusion matrices, scores by class, histograms, images and other tables."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ __all__ = ["ArtefactsPane"]
 
 _SHOWN_ELSEWHERE = ("model", *KERNEL_TABLES)  # tables that other panes show
 _KINDS = ("table", "image", "histogram")
-_MAX_HISTOGRAMS = 200  # of a name, at most so many are shown together
-_CACHE_BYTES = 128 * 2**20  # of artefacts that are remembered, so that moving along steps reads nothing twice
+_MAX_HISTOGRAMS = 200  # drawn together for one name
+_CACHE_BYTES = 128 * 2**20  # of cached artefacts, so that moving between steps does not read them again
 
 
 class _Selection(NamedTuple):
-    """What is there, and the one that is shown."""
+    """The artefacts by kind and name, and the selected one."""
 
     groups: dict[tuple[str, str], list[ArtefactName]]
     selected: tuple[str, str] | None
@@ -54,7 +54,7 @@ class _Selection(NamedTuple):
 
 
 class ArtefactsPane(Pane):
-    """A list of names, the one under the cursor drawn, and a slider over its steps."""
+    """A list of artefact names, the selected artefact, and a slider over its steps."""
 
     TITLE = "Artefacts"
     SHORT = "Data"
@@ -71,35 +71,35 @@ class ArtefactsPane(Pane):
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
         self._selected: tuple[str, str] | None = None
-        self._step_index: int | None = None  # None is the newest, also when there is a newer one
+        self._step_index: int | None = None  # None follows the newest step
         self._num_steps = 0
-        self._data_cache: dict[int, tuple[Any, int]] = {}  # data and about how many bytes they take, by id
+        self._data_cache: dict[int, tuple[Any, int]] = {}  # (data, approximate bytes) by id
         self._last_draw: tuple[int, DrawFunction] | None = (
-            None  # the last matrix or table of classes, by its id
+            None  # id and draw function of the last matrix
         )
 
     def compose(self) -> ComposeResult:
-        """The list to the left, what is chosen to the right."""
+        """Compose the list of names on the left and the selected artefact on the right."""
         with Horizontal():
             yield Table(
                 [Column("name", expands=True), Column("", align_right=True)],
-                empty_text="nothing was recorded",
+                empty_text="No artefacts have been recorded.",
                 id="names",
             )
             with Vertical():
                 yield Static(id="shown-name")
                 yield Picture()
-                yield Table([Column("")], empty_text="the table is empty", id="table")
+                yield Table([Column("")], empty_text="The table is empty.", id="table")
                 yield Slider()
 
-    # --- in the reading thread
+    # --- in the reader thread
 
     def token(self) -> object:
-        """Artefacts, and what was chosen."""
+        """Return the newest artefact, the attempts and the number of requests."""
         return self.view.newest.artefact, len(self.view.attempts), self._num_requests
 
     def read(self) -> Callable[[], Any]:
-        """The names, and the data of what is shown."""
+        """Read the names, and the data of the selected artefact."""
         groups: dict[tuple[str, str], list[ArtefactName]] = {}
         for name in self.view.artefact_names():
             if name.kind in _KINDS and not (name.kind == "table" and name.name in _SHOWN_ELSEWHERE):
@@ -116,7 +116,7 @@ class ArtefactsPane(Pane):
     def _prepare(
         self, names: Sequence[ArtefactName], index: int
     ) -> tuple[DrawFunction | None, dict[str, Any] | None]:
-        """What draws the artefact, or the rows of a table."""
+        """Return the draw function of an artefact, or the data of a table."""
         kind = names[index].kind
         try:
             if kind == "histogram":
@@ -144,16 +144,16 @@ class ArtefactsPane(Pane):
         except PngError as error:
             return partial(_draw_message, str(error)), None
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            # Anybody may write into a run's file; what has another form than documented is said to have it.
-            return partial(_draw_message, f"this {kind} has an unknown form: {error!r}"), None
+            # Other programs may write to a run's file, so an artefact can have any format.
+            return partial(_draw_message, f"this {kind} has an unknown format: {error!r}"), None
 
     def _load_data(self, name: ArtefactName) -> Any:
         if name.id in self._data_cache:
-            self._data_cache[name.id] = self._data_cache.pop(name.id)  # the newest of the remembered
+            self._data_cache[name.id] = self._data_cache.pop(name.id)  # move to the end: most recently used
             return self._data_cache[name.id][0]
         artefact: Artefact | None = self.view.artefact(name.id)
         if artefact is None:
-            raise ValueError("it was superseded a moment ago")
+            raise ValueError("it has just been superseded")
         data = decode(artefact.data) if artefact.kind == "image" else artefact.data
         self._data_cache[name.id] = data, _memory_bytes(data)
         used = sum(size for _, size in self._data_cache.values())
@@ -170,7 +170,7 @@ class ArtefactsPane(Pane):
         )
         if selection.selected is None:
             update_if_changed(self.query_one("#shown-name", Static), Content(""))
-            self.query_one(Picture).show(partial(_draw_message, "metrics and trainings record them"))
+            self.query_one(Picture).show(partial(_draw_message, "Metrics and trainings record artefacts."))
             self.query_one(Slider).show(0, 0, "")
             return
         self._selected = selection.selected
@@ -195,7 +195,7 @@ class ArtefactsPane(Pane):
 
     @on(Table.CursorMoved, "#names")
     def cursor_moved(self, message: Table.CursorMoved) -> None:
-        """Another name."""
+        """Select the name under the cursor."""
         message.stop()
         if message.key != self._selected and isinstance(message.key, tuple):
             self._selected, self._step_index = message.key, None
@@ -203,7 +203,7 @@ class ArtefactsPane(Pane):
 
     @on(Slider.Moved)
     def slider_moved(self, message: Slider.Moved) -> None:
-        """Another step."""
+        """Go to the step chosen with the slider."""
         message.stop()
         self._go_to(message.position)
 
@@ -214,20 +214,20 @@ class ArtefactsPane(Pane):
         self.request_read()
 
     def action_step(self, direction: int) -> None:
-        """The step before, or the next."""
+        """Go to the previous (-1) or next (1) step."""
         self._go_to((self._num_steps - 1 if self._step_index is None else self._step_index) + direction)
 
     def action_end(self, end: int) -> None:
-        """The first step; or the last one, and those that come."""
+        """Go to the first step (0), or to the last and follow new ones (-1)."""
         self._go_to(end if end == 0 else self._num_steps)
 
     def action_scroll(self, direction: int) -> None:
-        """Move what is shown."""
+        """Scroll the artefact."""
         self.query_one(Picture).scroll_relative(y=direction * 4, animate=False)
 
 
 def _memory_bytes(data: Any) -> int:
-    """About how much memory an artefact takes."""
+    """Return the approximate memory of an artefact in bytes."""
     if isinstance(data, Image):
         return len(data.rgb)
     lists = [part for part in data.values() if isinstance(part, list)] if isinstance(data, dict) else []

@@ -1,4 +1,4 @@
-"""The checkpoints that are there: which is the best, how large, how old."""
+"""The checkpoints on disk: metric values, size, age, and which is the best."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ _RESCAN_SECONDS = 5
 
 
 class CheckpointsPane(Pane):
-    """What the run can be resumed from."""
+    """The checkpoints from which the run can be resumed."""
 
     TITLE = "Checkpoints"
     SHORT = "Ckpts"
 
     def compose(self) -> ComposeResult:
-        """A table."""
-        yield Table(_COLUMNS, empty_text="there are no checkpoints")
+        """Compose the table."""
+        yield Table(_COLUMNS, empty_text="There are no checkpoints.")
 
     def token(self) -> object:
-        """The folder is looked at every few seconds: somebody may delete a checkpoint."""
+        """Change every few seconds, as checkpoints may be deleted by hand."""
         num_events = sum(event.kind == "checkpoint" for event in self.view.events)
         return num_events, self.view.is_live, int(time.monotonic() / _RESCAN_SECONDS)
 
     def read(self) -> Callable[[], Any]:
-        """The folders, newest first."""
+        """Read the checkpoint folders, newest first."""
         checkpoints = self.view.checkpoints()
         best, key = best_checkpoint(checkpoints, self.view.config)
         now = time.time()
@@ -79,11 +79,11 @@ class CheckpointsPane(Pane):
 def best_checkpoint(
     checkpoints: Sequence[Checkpoint], config: Mapping[str, Any] | None = None
 ) -> tuple[Checkpoint | None, str]:
-    """The best checkpoint by the validation loss, else by the first value whose better end is known.
+    """Find the best checkpoint by validation loss, else by the first value with a known better direction.
 
     Returns:
-        It (the oldest of equals, which is the one that a training keeps) and the value's name; None when no
-        checkpoint has such a value.
+        The checkpoint (the oldest of equals, which is the one a training keeps) and the value's name; None and
+        an empty name if no checkpoint has such a value.
     """
     names = list(dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.values))
     comparable = [name for name in names if better_direction(name, config) is not None]
@@ -100,7 +100,7 @@ def best_checkpoint(
 
 
 def _sort_values(values: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
-    """What tells the best first, then the other values of validation: the last ones may find no room."""
+    """Sort values: the deciding one, other validation values, the rest; the last may be cut off."""
     return sorted(values.items(), key=lambda one: (one[0] != key, not one[0].startswith("valid/")))
 
 

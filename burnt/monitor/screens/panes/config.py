@@ -1,4 +1,4 @@
-"""The configuration, flat and filtered."""
+"""The configuration as a flat table with a filter."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class ConfigPane(Pane):
     BINDINGS: ClassVar[list[BindingType]] = [*bindings(FILTER)]
 
     def compose(self) -> ComposeResult:
-        """A table, and a field to filter it."""
-        yield Table(_COLUMNS, empty_text="the run has no configuration")
+        """Compose the table and its filter input."""
+        yield Table(_COLUMNS, empty_text="The run has no configuration.")
         yield FilterInput("words, or /regular expression/")
 
     def token(self) -> object:
-        """A run that is resumed may have another one."""
+        """Return the number of attempts, as a resumed run may have another configuration, and the error."""
         return len(self.view.attempts), self.view.error
 
     def read(self) -> Callable[[], Any]:
-        """It was read with the run."""
+        """Read nothing: the configuration is read with the run."""
         return self._show
 
     def _show(self) -> None:
@@ -53,33 +53,33 @@ class ConfigPane(Pane):
             if matches(f"{key} {value}")
         ]
         table.empty_text = (
-            "nothing in the configuration matches" if filter_text else "the run has no configuration"
+            "No setting matches the filter." if filter_text else "The run has no configuration."
         )
         table.show([(key, (cell(key, "$dim"), cell(value))) for key, value in pairs])
 
     @on(Table.RowOpened)
     def row_opened(self, message: Table.RowOpened) -> None:
-        """All of a long value."""
+        """Show the full value of a setting."""
         key = str(message.key)
         self.app.push_screen(TextScreen(key, flatten(self.view.config or {}).get(key, "")))
 
     def action_filter(self) -> None:
-        """Type a filter."""
+        """Open the filter input."""
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
     def filter_changed(self) -> None:
-        """Filter while it is typed."""
+        """Apply the filter while it is typed."""
         self._show()
 
     @on(FilterInput.Closed)
     def filter_closed(self) -> None:
-        """Back to the table."""
+        """Return the focus to the table."""
         self.query_one(Table).focus()
 
 
 def flatten(data: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values by dotted key, as text.
+    """Flatten nested settings to text values by dotted key.
 
     >>> flatten({"model": {"hidden": 64}, "name": "digits", "sizes": [1, 2]})
     {'model.hidden': '64', 'name': 'digits', 'sizes': '[1, 2]'}

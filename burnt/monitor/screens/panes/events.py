@@ -1,4 +1,4 @@
-"""Events: what happened once, newest first, and what was asked of the training and is not answered yet."""
+"""A run's events, newest first, after the commands that the training has not answered yet."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _STYLES = {
     "paused": "$warning",
     "resumed": "$primary",
 }
-_MAX_EVENTS = 5_000  # events that are shown, the newest
-_MAX_TEXT_LENGTH = 1_000  # characters of an event that its row has; enter shows all
-_HIDDEN_KINDS = ("stopping",)  # after each validation; the countdown tells the newest of them
+_MAX_EVENTS = 5_000  # the newest are shown
+_MAX_TEXT_LENGTH = 1_000  # characters of an event in its row; enter shows the full text
+_HIDDEN_KINDS = ("stopping",)  # logged after each validation; the line above the table shows the newest
 
 
 class EventsPane(Pane):
-    """What happened."""
+    """The table of events."""
 
     TITLE = "Events"
     KEYS = FILTER
@@ -64,23 +64,23 @@ class EventsPane(Pane):
         self._matches = matcher("")
         self._row_cache: dict[
             int, tuple[str, Sequence[Cell]]
-        ] = {}  # what a filter looks at, and cells, by event
+        ] = {}  # (filtered text, cells) by event id
 
     def compose(self) -> ComposeResult:
-        """How long early stopping still waits, the table, and a field to filter it."""
+        """Compose the early-stopping status, the table and its filter input."""
         yield Static(classes="facts")
         yield Table(_COLUMNS, empty_text="reading ...")
         yield FilterInput("words, or /regular expression/")
 
     def token(self) -> object:
-        """The newest event, and the commands that wait."""
+        """Return the newest event, the waiting commands and the run's state."""
         events = self.view.events
         newest = events[-1].id if events else 0
         waiting = tuple(command.id for command in self._waiting_commands())
         return newest, len(events), self.view.state, waiting, self._num_requests
 
     def read(self) -> Callable[[], Any]:
-        """Events were read with the run; commands that wait are files beside it."""
+        """Build the rows; events are read with the run, waiting commands are files in its folder."""
         events = self.view.events
         countdown_text = early_stopping_text(events) if self.view.is_live else ""
         return partial(
@@ -91,12 +91,12 @@ class EventsPane(Pane):
         return waiting(self.view.folder) if self.view.is_live else []
 
     def action_filter(self) -> None:
-        """Type a filter."""
+        """Open the filter input."""
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
     def filter_changed(self, message: FilterInput.Changed) -> None:
-        """Filter while it is typed."""
+        """Apply the filter while it is typed."""
         message.stop()
         matches = self.query_one(FilterInput).current_matcher()
         if matches is not None:
@@ -105,13 +105,13 @@ class EventsPane(Pane):
 
     @on(FilterInput.Closed)
     def filter_closed(self, message: FilterInput.Closed) -> None:
-        """Back to the table; the filter stays."""
+        """Return the focus to the table; the filter stays."""
         message.stop()
         self.query_one(Table).focus()
 
     @on(Table.RowOpened)
     def row_opened(self, message: Table.RowOpened) -> None:
-        """All that an event says, with the traceback of an error."""
+        """Show an event's full data, with the traceback of an error."""
         event = next((event for event in self.view.events if event.id == message.key), None)
         if event is not None:
             data = dict(event.data)
@@ -137,7 +137,7 @@ class EventsPane(Pane):
                     cell(_date_time_text(command.time), "$dim"),
                     cell(""),
                     cell("command", "$primary"),
-                    cell(f"{asked}: sent by {command.sender}, not answered yet"),
+                    cell(f"{asked}: sent by {command.sender}, waiting for an answer"),
                 ),
             )
             for command, asked in ((one, command_text(one.kind, one.value)) for one in reversed(waiting))
@@ -148,14 +148,14 @@ class EventsPane(Pane):
         for event in reversed(events[-_MAX_EVENTS:]):
             if event.kind in _HIDDEN_KINDS:
                 continue
-            # Cells are made for new events only, of which there are few.
+            # Cells are built for new events only, of which there are few.
             text, cells = self._row_cache[event.id] = cached.get(event.id) or _event_row(event)
             if self._matches(text):
                 rows.append((event.id, cells))
         return rows
 
     def _crash_row(self) -> Sequence[Cell] | None:
-        """The line of a training that was killed: it could not write an event of its end."""
+        """Return the row of a training that was killed and could not log its end; None otherwise."""
         if self.view.state != "crashed" or self.view.attempts[-1].ended is not None:
             return None
         return (
@@ -170,9 +170,9 @@ class EventsPane(Pane):
     ) -> None:
         table = self.query_one(Table)
         is_on_newest = table.cursor == 0
-        table.empty_text = "nothing has happened yet" if not has_events else "no event matches"
+        table.empty_text = "No events have been logged yet." if not has_events else "No event matches the filter."
         table.show(rows)
-        if is_on_newest:  # who looks at the newest event wants to see the next one
+        if is_on_newest:  # keep following the newest event
             table.action_first()
         facts = self.query_one(Static)
         update_if_changed(
@@ -182,7 +182,7 @@ class EventsPane(Pane):
 
 
 def _event_row(event: Event) -> tuple[str, Sequence[Cell]]:
-    """What a filter looks at, and the cells."""
+    """Return the text that filters search, and the cells."""
     text, kind = event_text(event.kind, event.data), event.kind.replace("_", " ")
     style = _STYLES.get(event.kind, "")
     return f"{kind} {text}", (

@@ -1,4 +1,4 @@
-"""Which kernels run, which plans are active, and what fell back, as the training recorded it."""
+"""The kernels and plans in use, and which fell back to PyTorch, as the training recorded them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FALLBACK_COLUMN = "fell back"
 
 
 class KernelsPane(Pane):
-    """Table artefacts ``kernels`` and ``plans``."""
+    """Shows the table artefacts ``kernels`` and ``plans``."""
 
     TITLE = "Kernels"
     SHORT = "Kern"
@@ -41,19 +41,19 @@ class KernelsPane(Pane):
         self._tables: dict[str, Artefact | None] = {}
 
     def compose(self) -> ComposeResult:
-        """Two tables with their titles."""
+        """Compose two tables with titles."""
         yield Static(id="plans-title", classes="table-title")
-        yield Table([Column("")], empty_text="no function was traced", id="plans")
+        yield Table([Column("")], empty_text="No function has been traced.", id="plans")
         yield Static(id="kernels-title", classes="table-title")
-        yield Table([Column("")], empty_text="no kernel was chosen", id="kernels")
+        yield Table([Column("")], empty_text="No kernel has been chosen.", id="kernels")
 
     def token(self) -> object:
-        """They are artefacts."""
+        """Return the newest artefact and the number of attempts."""
         return self.view.newest.artefact, len(self.view.attempts)
 
     @on(Table.RowOpened)
     def row_opened(self, message: Table.RowOpened) -> None:
-        """All of a row, as it was recorded."""
+        """Show a row in full, as recorded."""
         artefact = self._tables.get(str(message.table.id))
         if artefact is not None and isinstance(message.key, int):
             row = zip(artefact.data["columns"], artefact.data["rows"][message.key], strict=False)
@@ -61,7 +61,7 @@ class KernelsPane(Pane):
             self.app.push_screen(TextScreen(str(message.table.id), "\n".join(lines)))
 
     def read(self) -> Callable[[], Any]:
-        """The newest of both tables."""
+        """Read the newest version of both tables."""
         newest: dict[str, int] = {}
         for name in self.view.artefact_names():
             if name.kind == "table" and name.name in TABLES:
@@ -69,11 +69,11 @@ class KernelsPane(Pane):
         return partial(self._show, {name: self.view.artefact(id) for name, id in newest.items()})
 
     def on_resize(self) -> None:
-        """Both tables have room."""
+        """Divide the height between the tables."""
         self._set_heights()
 
     def _set_heights(self) -> None:
-        """Plans, which are fewer, have the room that they need, up to the half."""
+        """Give the plans, which are fewer, the height they need, up to half of the pane."""
         plans = self.query_one("#plans", Table)
         plans.styles.height = min(len(plans.row_keys) + 1, max(self.size.height // 2 - 2, 3))
 
@@ -81,7 +81,7 @@ class KernelsPane(Pane):
         self._tables = tables
         for name in TABLES:
             artefact = tables.get(name)
-            facts = f"{name}: the training has recorded none"
+            facts = f"{name}: none recorded"
             if artefact is not None:
                 data, machine = _split_tuning_keys(artefact.data)
                 columns, rows = table_rows(data)
@@ -91,7 +91,7 @@ class KernelsPane(Pane):
                         rows, artefact.data["columns"].index(_FALLBACK_COLUMN)
                     )
                     facts += (
-                        f", {num_fallbacks:,} of them fell back to plain torch"
+                        f", {num_fallbacks:,} of them fell back to PyTorch"
                         if num_fallbacks
                         else ", none fell back"
                     )
@@ -106,9 +106,10 @@ class KernelsPane(Pane):
 
 
 def _split_tuning_keys(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The table of kernels with what tells its rows apart, and on which machine they run; others as they are.
+    """Replace the tuning keys of the table of kernels by their arguments; return the machine's name as well.
 
-    A tuning key is ``version|machine|mode|argument|...``: its beginning is the same in all rows.
+    A tuning key is ``version|machine|mode|argument|...``; its first parts are the same in all rows. Other tables
+    are returned unchanged.
     """
     if table["columns"][:2] != ["op", "key"]:
         return table, ""
@@ -127,7 +128,7 @@ def _split_tuning_keys(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
 def _mark_fallbacks(
     rows: Sequence[tuple[object, Sequence[Cell]]], column: int
 ) -> tuple[list[tuple[object, Sequence[Cell]]], int]:
-    """The rows of what fell back in another colour, and how many they are."""
+    """Colour the rows of functions that fell back; return the rows and the number of those."""
     marked: list[tuple[object, Sequence[Cell]]] = []
     num_fallbacks = 0
     for key, cells in rows:

@@ -1,4 +1,4 @@
-"""The log: its tail, which follows, and a search."""
+"""The newest lines of the log, with follow mode and search."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["LogPane"]
 
 _COLUMNS = (Column("time"), Column("level", drop_priority=1), Column("text", expands=True))
 _MAX_TEXT_LENGTH = (
-    1_000  # characters of a line that its row has, more than any terminal is wide; enter shows all
+    1_000  # characters of a line in its row, wider than any terminal; enter shows all
 )
 _LEVEL_STYLES = {"error": "$error", "critical": "bold $error", "warning": "$warning", "debug": "$dim"}
 
 
 class LogPane(Pane):
-    """The newest lines of the log."""
+    """The table of log lines."""
 
     TITLE = "Log"
     KEYS = LOG
@@ -40,32 +40,32 @@ class LogPane(Pane):
         self._is_following = True
         self._search_text = ""
         self._lines: Sequence[LogLine] = ()
-        self._row_cache: dict[int, tuple[str, Sequence[Cell], bool]] = {}  # by line: search, cells, a match
-        self._match_rows: Sequence[int] = ()  # which lines are matches
+        self._row_cache: dict[int, tuple[str, Sequence[Cell], bool]] = {}  # (search text, cells, is a match) by line id
+        self._match_rows: Sequence[int] = ()  # row numbers of matches
 
     def compose(self) -> ComposeResult:
-        """The lines, and a field to search in."""
-        yield Table(_COLUMNS, empty_text="nothing has been logged yet", header=False)
+        """Compose the lines and the search input."""
+        yield Table(_COLUMNS, empty_text="Nothing has been logged yet.", header=False)
         yield FilterInput("search the log")
 
     def token(self) -> object:
-        """Other things than new lines change nothing here."""
+        """Return the newest line and the number of requests."""
         return self.view.newest.log_line, self._num_requests
 
     def read(self) -> Callable[[], Any]:
-        """New lines."""
+        """Read the log lines and build their rows."""
         lines = self.view.log_lines()
         return partial(self._show, lines, *self._build_rows(lines))
 
     def _build_rows(self, lines: Sequence[LogLine]) -> tuple[list[tuple[object, Sequence[Cell]]], list[int]]:
-        """The lines as rows of the table, and which are matches; made for new lines only, which are few."""
+        """Return the lines as table rows, and the row numbers of matches; only new lines are built."""
         search_text, cached, rows = self._search_text, self._row_cache, {}
         for line in lines:
             cached_row = cached.get(line.id)
             if cached_row and cached_row[0] == search_text:
                 rows[line.id] = cached_row
             else:
-                # The whole line is searched, of which its row may have the beginning only.
+                # Search the whole line; its row may show only the beginning.
                 is_match = bool(search_text) and search_text in clean(line.text).lower()
                 rows[line.id] = search_text, _line_cells(line, search_text), is_match
         self._row_cache = rows
@@ -83,7 +83,7 @@ class LogPane(Pane):
         self._show_match_count()
 
     def _show_match_count(self) -> None:
-        """Say beside the search which match the cursor is on, of how many."""
+        """Show beside the search text the number of matches and which one the cursor is on."""
         text, table = "", self.query_one(Table)
         if self._search_text:
             total = f"{len(self._match_rows):,}"
@@ -95,7 +95,7 @@ class LogPane(Pane):
 
     @on(Table.RowOpened)
     def row_opened(self, message: Table.RowOpened) -> None:
-        """All of a long line."""
+        """Show a line in full."""
         line = next((line for line in self._lines if line.id == message.key), None)
         if line is not None:
             title = f"{clock_text(line.time, '%Y-%m-%d %H:%M:%S')} {line.level}"
@@ -103,32 +103,32 @@ class LogPane(Pane):
 
     @on(Table.CursorMoved)
     def cursor_moved(self) -> None:
-        """Who goes up stops following; who comes to the end follows again."""
+        """Stop following when the cursor moves up; follow again when it reaches the last line."""
         table = self.query_one(Table)
         self._is_following = table.cursor >= len(table.row_keys) - 1
         self._show_match_count()
 
     def action_follow(self) -> None:
-        """Follow, or stay."""
+        """Switch follow mode on or off."""
         self._is_following = not self._is_following
         if self._is_following:
             self.query_one(Table).action_last()
-        self.notify("following the log" if self._is_following else "the log stays where it is")
+        self.notify("Following new log lines." if self._is_following else "No longer following new log lines.")
 
     def action_search(self) -> None:
-        """Type what to look for."""
+        """Open the search input."""
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
     def search_changed(self, message: FilterInput.Changed) -> None:
-        """What is typed has not been looked for yet."""
+        """Hide the match count until the new text is searched."""
         message.stop()
         if message.value.lower() != self._search_text:
             self.query_one(FilterInput).show_remark("")
 
     @on(FilterInput.Closed)
     def search_closed(self, message: FilterInput.Closed) -> None:
-        """Mark the matches and go to the last one."""
+        """Highlight the matches and go to the last one."""
         message.stop()
         self._search_text = message.field.value.lower()
         rows = self.query_one(Table)
@@ -140,7 +140,7 @@ class LogPane(Pane):
             self.action_match(-1, here=True)
 
     def action_match(self, direction: int, here: bool = False) -> None:
-        """Go to the next line with what was looked for, or the one before."""
+        """Go to the next (1) or previous (-1) match."""
         if not self._search_text:
             self.action_search()
             return
@@ -154,7 +154,7 @@ class LogPane(Pane):
             rows.cursor = self._match_rows[at]
             return
         where = ("earlier" if direction < 0 else "later") if self._match_rows else "in the log"
-        self.notify(f"{self._search_text!r} is not found {where}", markup=False)
+        self.notify(f"{self._search_text!r} not found {where}.", markup=False)
 
 
 def _line_cells(line: LogLine, search_text: str) -> Sequence[Cell]:

@@ -1,4 +1,4 @@
-"""The model: its parts, output shapes and parameters, as the run recorded them."""
+"""The model's layers, output shapes and parameters, as the run recorded them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _SHOWN_SETTINGS = ("model", "parameters", "optimizer", "schedule", "precision", 
 
 
 class ModelPane(Pane):
-    """Table artefact `model`, below what the configuration says of the model."""
+    """Shows the table artefact ``model``, below the model's settings in the configuration."""
 
     TITLE = "Model"
 
     def compose(self) -> ComposeResult:
-        """Some facts and the table."""
+        """Compose the line of settings and the table."""
         yield Static(classes="facts")
-        yield Table([Column("")], empty_text="the run has not recorded a summary of its model")
+        yield Table([Column("")], empty_text="The run has not recorded a model summary.")
 
     def token(self) -> object:
-        """A resumed run may have another model."""
+        """Return the newest artefact and the attempts, as a resumed run may have another model."""
         return self.view.newest.artefact, len(self.view.attempts)
 
     def read(self) -> Callable[[], Any]:
-        """The newest table."""
+        """Read the newest model summary."""
         tables = self.view.artefacts("table", "model")
         return partial(self._show, table_rows(tables[-1].data) if tables else None)
 

@@ -1,4 +1,4 @@
-"""The table of numbers: for every metric the newest value, and the best with its step."""
+"""The table of metrics: the last value of each, and the best with its step."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _COLUMNS = (
 
 
 class NumbersPane(Pane):
-    """Last and best of every metric."""
+    """The last and best values of every metric."""
 
     TITLE = "Numbers"
     SHORT = "Nums"
 
     def compose(self) -> ComposeResult:
-        """A table."""
-        yield Table(_COLUMNS, empty_text="no metric has been written yet")
+        """Compose the table."""
+        yield Table(_COLUMNS, empty_text="No metric has been logged yet.")
 
     def read(self) -> Callable[[], Any]:
-        """Last values are known; the best are found by the pyramid."""
+        """Build the rows; only the best values are read from the store."""
         now = time.time()
         rows: list[tuple[object, Sequence[Cell]]] = []
         for series, head in self.view.heads.items():

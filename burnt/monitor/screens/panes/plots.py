@@ -1,4 +1,4 @@
-"""The plots: a chart for each metric, train and valid in one, as many as there is room for."""
+"""Charts of the metrics, one per metric with all its splits, as many as fit on a page."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SMOOTHING = (0.0, 0.6, 0.9, 0.97)
 
 
 class PlotsPane(Pane):
-    """Charts in a grid, in step with each other."""
+    """A grid of charts that share zoom and crosshair."""
 
     TITLE = "Plots"
     KEYS = PLOTS
@@ -55,15 +55,15 @@ class PlotsPane(Pane):
         self._shown_metrics: list[str] = []
 
     def compose(self) -> ComposeResult:
-        """The grid, a line that says what is shown how, and a field to filter."""
+        """Compose the grid, a status line and the filter input."""
         yield Grid()
         yield Static(classes="facts")
         yield FilterInput("words, or /regular expression/")
 
-    # --- what is shown where
+    # --- which charts are shown
 
     def on_resize(self, event: events.Resize) -> None:
-        """As many charts as there is room for."""
+        """Fit the number of charts to the size."""
         num_columns = max(event.size.width // _CHART_WIDTH, 1)
         num_rows = max((event.size.height - 1) // _CHART_HEIGHT, 1)
         if (num_columns, num_rows) != self._grid_shape:
@@ -71,12 +71,12 @@ class PlotsPane(Pane):
             self.request_read()
 
     def token(self) -> object:
-        """Values and what is asked for."""
+        """Return the number of values per series, the attempts and the number of requests."""
         counts = tuple((series, head.written, head.point.attempt) for series, head in self.view.heads.items())
         return counts, len(self.view.attempts), self._num_requests
 
     def _visible_metrics(self) -> tuple[list[str], int]:
-        """The metrics of this page, and how many there are in all."""
+        """Return the metrics of this page, and the total number of matching metrics."""
         names = [name for name in metrics_in_order(self.view.series()) if self._matches(name)]
         if self._single_metric is not None and self._single_metric in names:
             return [self._single_metric], len(names)
@@ -84,10 +84,10 @@ class PlotsPane(Pane):
         self._first_index = max(min(self._first_index, (len(names) - 1) // page_size * page_size), 0)
         return names[self._first_index : self._first_index + page_size], len(names)
 
-    # --- in the reading thread
+    # --- in the reader thread
 
     def read(self) -> Callable[[], Any]:
-        """The curves of the charts that are shown."""
+        """Read the curves of the visible charts."""
         names, total = self._visible_metrics()
         axis, x_range, with_means = self._axis, self._x_range, self._smoothing > 0
         curves = {name: curves_of(self.view, name, axis, x_range, with_means=with_means) for name in names}
@@ -127,17 +127,17 @@ class PlotsPane(Pane):
     def _status(self, shown: int, total: int) -> Content:
         if not total:
             text = (
-                "no metric matches: / changes the filter"
+                "No metric matches the filter. Press / to change it."
                 if self._filter_text
-                else self.unreadable_text() or "no metric has been written yet"
+                else self.unreadable_text() or "No metric has been logged yet."
             )
             return Content.assemble((f" {text}", "$dim"))
-        axis = {"step": "steps", "epoch": "epochs", "time": "time at work"}[self._axis]
+        axis = {"step": "steps", "epoch": "epochs", "time": "training time"}[self._axis]
         facts = [f"x {axis}", "log y" if self._log_y else "linear y"]
         if self._smoothing:
             facts.append(f"smoothed {_SMOOTHING[self._smoothing]}")
         if self._x_range is not None:
-            facts.append("zoomed, 0 shows all")
+            facts.append("zoomed (0 resets)")
         if self._filter_text:
             facts.append(f"filter {self._filter_text}")
         if shown < total and self._single_metric is None:
@@ -146,11 +146,11 @@ class PlotsPane(Pane):
             )
         return Content.assemble((" " + "   ".join(facts), "$dim"))
 
-    # --- charts in step
+    # --- synchronized charts
 
     @on(Chart.Zoomed)
     def chart_zoomed(self, message: Chart.Zoomed) -> None:
-        """All charts show the same part, in more detail when it has been read."""
+        """Zoom all charts to the same range and read it in more detail."""
         message.stop()
         self._x_range = message.range
         for chart in self.query(Chart):
@@ -159,7 +159,7 @@ class PlotsPane(Pane):
 
     @on(Chart.CrosshairMoved)
     def crosshair_moved(self, message: Chart.CrosshairMoved) -> None:
-        """All charts read at the same place."""
+        """Move the crosshair of all charts."""
         message.stop()
         for chart in self.query(Chart):
             chart.move_crosshair(message.x)
@@ -167,27 +167,27 @@ class PlotsPane(Pane):
     # --- keys
 
     def action_axis(self) -> None:
-        """The next unit of the horizontal axis."""
+        """Switch to the next unit of the x axis."""
         axes = get_args(XAxis)
         self._axis = axes[(axes.index(self._axis) + 1) % len(axes)]
         if self._axis == "epoch" and not self.view.epoch_ends:
             self._axis = axes[(axes.index(self._axis) + 1) % len(axes)]
-            self.notify("no epoch is done yet, so there is no axis of epochs")
+            self.notify("The x axis cannot show epochs: no epoch has finished yet.")
         self._x_range = None
         self.request_read()
 
     def action_log(self) -> None:
-        """Linear or logarithmic."""
+        """Switch between a linear and a logarithmic y axis."""
         self._log_y = not self._log_y
         self.request_read()
 
     def action_smooth(self) -> None:
-        """More smoothing, in turn."""
+        """Switch to the next smoothing strength."""
         self._smoothing = (self._smoothing + 1) % len(_SMOOTHING)
         self.request_read()
 
     def action_focus_one(self) -> None:
-        """One chart, or all again."""
+        """Show only the focused chart, or all again."""
         if self._single_metric is not None:
             self._single_metric = None
         else:
@@ -199,7 +199,7 @@ class PlotsPane(Pane):
         self.request_read()
 
     def action_next_chart(self, direction: int) -> None:
-        """To another chart of the page, or of the next one."""
+        """Focus the next (1) or previous (-1) chart, changing the page at its end."""
         charts = list(self.query(Chart))
         focused = next((i for i, chart in enumerate(charts) if chart.has_focus), None)
         if focused is not None and not 0 <= focused + direction < len(charts):
@@ -209,25 +209,25 @@ class PlotsPane(Pane):
             charts[0 if focused is None else focused + direction].focus()
 
     def action_page(self, direction: int) -> None:
-        """Other charts."""
+        """Show the next (1) or previous (-1) page of charts."""
         self._first_index = max(self._first_index + direction * self._grid_shape[0] * self._grid_shape[1], 0)
         self.request_read()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Escape drops the filter; without one it means what it means elsewhere."""
+        """Let escape clear the filter; without a filter, the screen handles escape."""
         return action != "drop_filter" or bool(self._filter_text)
 
     def action_drop_filter(self) -> None:
-        """Show all metrics again."""
+        """Clear the filter."""
         self.query_one(FilterInput).close()
 
     def action_filter(self) -> None:
-        """Type a filter."""
+        """Open the filter input."""
         self.query_one(FilterInput).open()
 
     @on(FilterInput.Changed)
     def filter_changed(self, message: FilterInput.Changed) -> None:
-        """Filter while it is typed."""
+        """Apply the filter while it is typed."""
         message.stop()
         matches = self.query_one(FilterInput).current_matcher()
         if matches is not None:
@@ -236,6 +236,6 @@ class PlotsPane(Pane):
 
     @on(FilterInput.Closed)
     def filter_closed(self, message: FilterInput.Closed) -> None:
-        """Back to the charts."""
+        """Return the focus to the charts."""
         message.stop()
         self.take_focus()

@@ -1,4 +1,4 @@
-"""The machine: CPU, memory and GPUs as small plots with their last values."""
+"""Machine load: CPU, memory and GPUs as small charts with their latest values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GIB = 2.0**30
 
 
 class Panel(NamedTuple):
-    """A plot of the machine's state: names of a sample's numbers by their labels, and what divides them."""
+    """A chart of system samples: the sample's value names by curve label, and the divisor of the values."""
 
     title: str
     names: dict[str, str]
@@ -36,7 +36,7 @@ class Panel(NamedTuple):
 
 
 class SystemPane(Pane):
-    """Plots of the last hour."""
+    """Charts of the last hour."""
 
     TITLE = "System"
     SHORT = "Sys"
@@ -46,21 +46,21 @@ class SystemPane(Pane):
         self._num_columns = 1
 
     def compose(self) -> ComposeResult:
-        """A line of values and the plots."""
+        """Compose the line of latest values and the charts."""
         yield Static(classes="facts")
         yield Grid()
 
     def on_resize(self, event: events.Resize) -> None:
-        """As many beside each other as there is room for."""
+        """Fit the number of columns to the width."""
         self._num_columns = max(event.size.width // _CHART_WIDTH, 1)
         self.request_read()
 
     def token(self) -> object:
-        """New samples."""
+        """Return the newest sample and the number of requests."""
         return self.view.newest.system_sample, self._num_requests
 
     def read(self) -> Callable[[], Any]:
-        """The samples as curves."""
+        """Read the samples as curves."""
         samples = self.view.system_samples()
         xs = times_to_active_seconds([sample.time for sample in samples], self.view.attempt_spans)
         curves = {}
@@ -87,21 +87,21 @@ class SystemPane(Pane):
 
     @on(Chart.Zoomed)
     def chart_zoomed(self, message: Chart.Zoomed) -> None:
-        """All plots show the same time."""
+        """Zoom all charts to the same time range."""
         message.stop()
         for chart in self.query(Chart):
             chart.zoom(message.range)
 
     @on(Chart.CrosshairMoved)
     def crosshair_moved(self, message: Chart.CrosshairMoved) -> None:
-        """All plots read at the same time."""
+        """Move the crosshair of all charts."""
         message.stop()
         for chart in self.query(Chart):
             chart.move_crosshair(message.x)
 
 
 def panels(names: Sequence[str] | dict[str, Any]) -> list[Panel]:
-    """The plots for what a sample holds.
+    """Return the charts for the values that a sample holds.
 
     >>> [panel.title for panel in panels(["cpu.percent", "process.rss_bytes", "gpu0.watts", "gpu1.watts"])]
     ['CPU %', 'memory GiB', 'GPU watts']
@@ -132,9 +132,9 @@ def _values_of(samples: Sequence[SystemSample], name: str, divisor: float) -> li
 
 
 def _latest_values(last: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """The newest values, on a line."""
+    """Return the latest values as styled parts of one line."""
     if last is None:
-        return [(" the machine has not been looked at yet", "$dim")]
+        return [(" No system samples have been recorded yet.", "$dim")]
     parts: list[tuple[str, str]] = []
 
     def add(name: str, text: str) -> None:
