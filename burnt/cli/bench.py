@@ -1,7 +1,7 @@
-"""`burnt bench module:model`: a model eager, by Inductor and swapped, on every device. Imports torch.
+"""`burnt bench`: compare a model in eager mode, with Inductor and with `burnt.swap`. Imports torch.
 
-What is named is a module, or a function that makes one, or makes the pair ``(model, batch)``. Without a
-batch, ``--input`` says what the model is called with.
+The target is an `nn.Module`, or a function that returns one or a pair ``(model, batch)``. Without a batch,
+``--input`` gives the inputs of the model.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ def run(
     report: bool,
     as_json: bool,
 ) -> int:
-    """Measure, and print a table for each device.
+    """Measure a model and print the results.
 
     Args:
         target: ``"module:model"`` or ``"path/file.py:model"``.
-        inputs: ``"4x256"``, ``"4x256:int64:30000"``, one for each argument of the model.
-        devices: as torch names them; none are all at hand.
-        seconds: for the rounds of each table's row.
+        inputs: one per argument of the model, such as ``"4x256"`` or ``"4x256:int64:30000"``.
+        devices: torch device names; empty means all available devices.
+        seconds: duration of each comparison.
         steps: ``"forward"``, ``"training"`` or ``"both"``.
-        report: print what was swapped where, too.
-        as_json: print JSON.
+        report: whether to print which modules were swapped.
+        as_json: whether to print JSON.
 
     Returns:
-        the exit code.
+        The exit code.
 
     Raises:
         UsageError: there is no such model, input or device.
@@ -56,7 +56,7 @@ def run(
         batch = tuple(_parse_input(text) for text in inputs)
     if batch is None:
         raise UsageError(
-            f"nothing is known to call {target} with",
+            f"there are no inputs for {target}",
             expected="a function that returns (model, batch), or --input for each argument",
             hint="--input 8x3x224x224, --input 4x256:int64:30000",
         )
@@ -67,7 +67,10 @@ def run(
             device_batch = torch.utils._pytree.tree_map(
                 lambda value, device=device: _to_device(value, device), _as_dict(batch)
             )
-        except (RuntimeError, AssertionError) as error:  # torch asserts that it was built for a device
+        except (
+            RuntimeError,
+            AssertionError,
+        ) as error:  # torch built without a device raises AssertionError
             raise UsageError(
                 f"the model cannot be moved to {device!r}", found=f"{type(error).__name__}: {error}"
             ) from error
@@ -89,7 +92,7 @@ def run(
 
 
 def _result_json(device: str, step: str, comparison: Any) -> dict[str, Any]:
-    """What was found for a device and a kind of step, as JSON can hold it."""
+    """Return the results for a device and a kind of step as JSON data."""
     rivals = {
         name: {
             "ms": 1e3 * comparison.median(name),
@@ -136,17 +139,17 @@ def _print(results: Sequence[dict[str, Any]], report: bool) -> None:
 
 
 def _load_model(target: str) -> tuple[Any, Any]:
-    """The model that is named, and a batch if one comes with it."""
+    """Load the model, and its batch if the target returns one."""
     from torch import nn
 
     module_name, colon, name = target.rpartition(":")
     if not colon or not module_name or not name:
         where = target.strip(":") or "module"
         raise UsageError(
-            "it is not said which model to measure",
+            "the target names no model",
             expected="module:model or path/file.py:model",
             found=repr(target),
-            hint=f"burnt bench {where}:model, if it is called model",
+            hint=f"burnt bench {where}:model, if the model is called model",
         )
     module = load_module(module_name)
     if not hasattr(module, name):
@@ -160,9 +163,9 @@ def _load_model(target: str) -> tuple[Any, Any]:
     expected = "a torch.nn.Module, or a function without arguments that returns one, or (model, batch)"
     if not isinstance(value, nn.Module) and callable(value) and (required := _required_arguments(value)):
         raise UsageError(
-            f"{target} wants {', '.join(required)}, and is called without arguments",
+            f"{target} is called without arguments, but requires {', '.join(required)}",
             expected=expected,
-            hint=f"lambda: {name}(...) under a name of its own",
+            hint=f"define a function without parameters that calls {name}(...)",
         )
     loaded = value if isinstance(value, nn.Module) or not callable(value) else value()
     model, batch = loaded if isinstance(loaded, tuple) and len(loaded) == 2 else (loaded, None)
@@ -176,17 +179,17 @@ def _load_model(target: str) -> tuple[Any, Any]:
 
 
 def _required_arguments(function: Callable[..., Any]) -> list[str]:
-    """The arguments that a function cannot be called without."""
+    """Return the names of a function's required arguments."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # of code in C: calling it shows
+    except ValueError:  # a function in C without a signature: just call it
         return []
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
 
 
 def _parse_input(text: str) -> Any:
-    """A tensor of random numbers: its shape, dtype, and for integers the number of values.
+    """Create a random tensor from its shape, dtype and, for integers, the number of values.
 
     >>> _parse_input("2x3:int64:10").shape
     torch.Size([2, 3])
@@ -199,7 +202,7 @@ def _parse_input(text: str) -> Any:
     sizes = shape.split("x")
     if not all(size.isdigit() for size in sizes) or not isinstance(dtype, torch.dtype):
         raise UsageError(
-            "an input cannot be read", expected="SHAPE, SHAPE:DTYPE or SHAPE:DTYPE:VALUES", found=repr(text),
+            "the input is invalid", expected="SHAPE, SHAPE:DTYPE or SHAPE:DTYPE:VALUES", found=repr(text),
             hint="--input 8x3x224x224, --input 4x256:int64:30000",
         )  # fmt: skip
     size = [int(s) for s in sizes]
@@ -207,7 +210,7 @@ def _parse_input(text: str) -> Any:
         return torch.randn(size).to(dtype)
     if not high.isdigit() or not int(high):
         raise UsageError(
-            "how many values an integer input has is not said",
+            "an integer input needs the number of values",
             found=repr(text),
             hint=f"--input {shape}:{name}:1000",
         )
@@ -223,7 +226,7 @@ def _available_devices() -> list[str]:
 
 
 def _as_dict(batch: Any) -> Any:
-    """A batch whose tensors can be reached: other mappings than dictionaries as dictionaries."""
+    """Convert mappings other than dicts to dicts, so that `tree_map` reaches their tensors."""
     from collections.abc import Mapping
 
     return dict(batch) if isinstance(batch, Mapping) else batch

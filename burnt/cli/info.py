@@ -1,4 +1,4 @@
-"""`burnt info`: what burnt finds on this machine. The one command here that imports torch."""
+"""`burnt info`: versions, hardware and missing packages on this machine. Imports torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["accelerators", "collect_facts", "run"]
 
 
 def run(as_json: bool) -> int:
-    """Print what there is."""
+    """Print what burnt finds on this machine, as a table or as JSON; return the exit code."""
     facts = collect_facts()
     if as_json:
         print_json(facts)
@@ -27,7 +27,7 @@ def run(as_json: bool) -> int:
 
 
 def collect_facts() -> dict[str, Any]:
-    """Versions, CPU, memory, compiler and GPUs, as JSON can hold them; sizes in bytes."""
+    """Return versions, CPU, memory, compiler and GPUs as JSON data; sizes in bytes."""
     import numpy
     import psutil
     import torch
@@ -64,31 +64,31 @@ def collect_facts() -> dict[str, Any]:
 
 
 def accelerators(torch: Any) -> list[str]:
-    """The accelerators that torch sees, by its names."""
+    """Return the torch names of the available accelerators."""
     names = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     return [*names, "mps"] if torch.backends.mps.is_available() else names
 
 
 def _usable_cores() -> int | None:
-    # A container or a batch system may leave this process fewer than there are.
+    # A container or batch system may restrict the process to fewer cores.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _package_status(name: str, install_command: str) -> dict[str, Any]:
-    """Whether a package can be imported, which version, or why not."""
+    """Return whether a package can be imported, with its version or the reason."""
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name == name:
             return {"available": False, "why": f"not installed: {install_command}"}
         return {"available": False, "why": str(error)}
-    except (ImportError, OSError, RuntimeError) as error:  # a library of its own that does not load here
+    except (ImportError, OSError, RuntimeError) as error:  # its shared library cannot be loaded
         return {"available": False, "why": f"{type(error).__name__}: {error}"}
     return {"available": True, "version": getattr(module, "__version__", None)}
 
 
 def _nvml_status() -> dict[str, Any]:
-    """Whether NVML measures GPUs here: the package, and the driver behind it."""
+    """Return whether NVML can measure GPUs: the package's and the driver's versions, or the reason."""
     status = _package_status("pynvml", "pip install 'burnt[nvml]'")
     if not status["available"]:
         return status
@@ -103,7 +103,7 @@ def _nvml_status() -> dict[str, Any]:
 
 
 def _compiler_info() -> dict[str, str] | None:
-    """The C compiler of generated kernels: ``$BURNT_CC``, ``$CC``, or the first that works."""
+    """Return the C compiler of generated kernels: ``$BURNT_CC``, ``$CC``, or the first that works."""
     from burnt.codegen.runtime.c_compiler import find_compiler
 
     compiler = find_compiler()
@@ -111,7 +111,7 @@ def _compiler_info() -> dict[str, str] | None:
 
 
 def _kernel_status() -> dict[str, Any]:
-    """Whether kernels are generated, where they are kept, and how many tunings are known."""
+    """Return whether kernels can be compiled, where they are cached, and how many tunings are stored."""
     from burnt.codegen.runtime import c_library
     from burnt.errors import CacheError
     from burnt.kernels.tuning.database import TuningDatabase
@@ -141,7 +141,7 @@ def _print(facts: dict[str, Any]) -> None:
     rows: dict[str, str | Cell] = {
         "burnt": facts["burnt"],
         "Python": facts["python"],
-        "torch": f"{facts['torch']} ({', '.join(backends) if backends else 'built for the CPU alone'})",
+        "torch": f"{facts['torch']} ({', '.join(backends) if backends else 'CPU-only build'})",
         "numpy": facts["numpy"],
         "Triton": _status_cell(facts["triton"]),
         "NVML": _status_cell(facts["nvml"]),
@@ -150,7 +150,7 @@ def _print(facts: dict[str, Any]) -> None:
         "cores": f"{cpu['cores'] or 'unknown'}, {cpu['logical']} logical, {cpu['usable']} usable; "
         f"torch uses {cpu['torch_threads']} threads",
         "memory": f"{size_text(memory['total'])}, {size_text(memory['available'])} available",
-        "host pool": f"keeps at most {size_text(pool['limit'])} for the Learner and compiled code"
+        "host pool": f"caches at most {size_text(pool['limit'])} for the Learner and compiled code"
         if pool["reason"] is None
         else Cell(f"off: {pool['reason']}", "yellow"),
         "C compiler": f"{compiler['version']} ({compiler['path']})"
@@ -170,11 +170,11 @@ def _print(facts: dict[str, Any]) -> None:
 
 
 def _kernels_text(kernels: dict[str, Any]) -> str | Cell:
-    tuned = "its table cannot be read" if kernels["tuned"] is None else f"{kernels['tuned']} measured"
+    tuned = "the tuning table cannot be read" if kernels["tuned"] is None else f"{kernels['tuned']} tunings"
     if not kernels["generated"]:
-        return Cell("torch's own alone: none can be compiled", "yellow")
+        return Cell("PyTorch only: no working C compiler", "yellow")
     cached = (
-        "not kept" if kernels["folder"] is None else f"{kernels['entries']} compiled in {kernels['folder']}"
+        "not cached" if kernels["folder"] is None else f"{kernels['entries']} compiled in {kernels['folder']}"
     )
     return Cell(
         "\n".join([f"generated; {cached}; {tuned}", *kernels["notes"]]), "yellow" if kernels["notes"] else ""
@@ -185,4 +185,4 @@ def _status_cell(status: dict[str, Any]) -> Cell:
     if not status["available"]:
         return Cell(status["why"], "yellow")
     driver = f", driver {status['driver']}" if "driver" in status else ""
-    return Cell(f"{status['version'] or 'of unknown version'}{driver}")
+    return Cell(f"{status['version'] or 'unknown version'}{driver}")

@@ -1,4 +1,4 @@
-"""`burnt monitor`: the full-screen app, or its picture, or a snapshot in plain text or JSON."""
+"""`burnt monitor`: the full-screen app, a screenshot of it, or a snapshot as plain text or JSON."""
 
 from __future__ import annotations
 
@@ -30,25 +30,28 @@ def run(
     """Show runs.
 
     Args:
-        folders: runs, folders with runs below, or names of runs below ``runs``.
-        once: print a snapshot and end.
-        svg: write a picture to this file and end.
-        as_json: print the state and end.
-        fps: pictures a second, at most.
-        attached: the process id of the training whose monitor this is.
-        pulse: a pipe to it, by which it sees that the app lives.
-        size: of the picture, in columns and lines.
+        folders: folders of runs, folders that contain runs, or names of runs in ``runs``.
+        once: whether to print a snapshot as plain text and exit.
+        svg: file for a screenshot; the command then exits.
+        as_json: whether to print a snapshot as JSON and exit.
+        fps: maximum number of updates per second.
+        attached: process id of the training that started this monitor.
+        pulse: file descriptor of a pipe to the training, for heartbeats.
+        size: size of the screenshot, ``"COLUMNSxLINES"``.
+
+    Returns:
+        The exit code.
 
     Raises:
-        UsageError: there is no such folder; `fps` or `size` cannot be.
-        UnsupportedError: the app is asked for and Textual is not installed.
+        UsageError: there is no such folder, or `fps` or `size` is invalid.
+        UnsupportedError: the app is requested, but Textual is not installed.
     """
     if svg is not None and (once or as_json):
         raise UsageError(
-            "a snapshot and a picture are two things",
-            expected=f"--svg FILE or {'--json' if as_json else '--once'}",
+            f"--svg cannot be combined with {'--json' if as_json else '--once'}",
+            expected="one of the two options",
             found="both",
-            hint="ask for one after the other",
+            hint="run the command twice",
         )
     if attached is not None or os.environ.get("BURNT_DEBUG") == "1":
         logging.basicConfig()
@@ -58,25 +61,23 @@ def run(
             raise _no_folder_error(folder)
         try:
             os.scandir(folder).close()
-        except OSError as error:  # else it would seem to hold no runs
+        except OSError as error:  # otherwise it would appear to contain no runs
             raise UsageError(f"the folder {folder!r} cannot be read", found=error.strerror) from None
     if not 0.1 <= fps <= 30:
-        raise UsageError(
-            "the monitor cannot be as fast as that", expected="--fps 0.1 to 30", found=f"{fps:g}"
-        )
+        raise UsageError("the update rate is out of range", expected="--fps 0.1 to 30", found=f"{fps:g}")
     if as_json or once:
         return _snapshot(folders, as_json)
     if svg is None and (reason := _why_no_terminal()) is not None:
         _snapshot(folders, False)
-        print(f"({reason}: this is a snapshot; `burnt monitor` in a terminal shows it live)")
+        print(f"({reason}: this is a snapshot; run `burnt monitor` in a terminal for a live view)")
         return 0
     if importlib.util.find_spec("textual") is None:
         raise UnsupportedError(
             "the full-screen monitor needs Textual, which is not installed",
-            hint='pip install "burnt[tui]"; or `burnt monitor --once` prints a snapshot without it',
+            hint='pip install "burnt[tui]", or print a snapshot with `burnt monitor --once`',
         )
     shape = None if svg is None else _parse_size(size)
-    if pulse is None:  # else the training sees to it, once it has seen the first picture
+    if pulse is None:  # otherwise the training lowers the priority after the first screen
         from burnt.train.priority import give_way
 
         give_way()
@@ -111,18 +112,22 @@ def _snapshot(folders: Sequence[str], as_json: bool) -> int:
 
 
 def _why_no_terminal() -> str | None:
-    """Why the app cannot be shown here; None if it can."""
+    """Return why the app cannot be shown here; None if it can."""
     if not (sys.stdout.isatty() and sys.stdin.isatty()):
-        return "the output is no terminal" if not sys.stdout.isatty() else "the input is no terminal"
+        return "the output is not a terminal" if not sys.stdout.isatty() else "the input is not a terminal"
     if os.environ.get("TERM", "dumb") in ("dumb", "unknown", ""):
-        return "TERM says that this terminal cannot place text"
+        return "TERM describes a terminal without cursor control"
     return None
 
 
 def _parse_size(text: str) -> tuple[int, int]:
     width, _, height = text.partition("x")
     if not (width.isdigit() and height.isdigit() and 10 <= int(width) <= 1000 and 5 <= int(height) <= 500):
-        raise UsageError("the picture cannot have that size", expected="--size 120x40", found=text)
+        raise UsageError(
+            "the size of the screenshot is invalid",
+            expected="--size 120x40, from 10x5 to 1000x500",
+            found=text,
+        )
     return int(width), int(height)
 
 
@@ -134,7 +139,5 @@ def _no_folder_error(folder: str) -> UsageError:
         f"there is no folder {folder!r}",
         where=os.getcwd(),
         found="a file" if os.path.exists(folder) else None,
-        hint=f"did you mean {guess}?"
-        if guess
-        else "runs are made by `burnt train`; name a folder that has some",
+        hint=f"did you mean {guess}?" if guess else "name a folder of runs; `burnt train` creates runs",
     )

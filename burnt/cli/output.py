@@ -1,8 +1,8 @@
-"""How commands write: tables in colour for terminals, plain aligned columns for pipes, JSON, errors.
+"""Output of the commands: coloured tables for terminals, aligned plain columns for pipes, JSON, errors.
 
-A terminal gets tables that fit its width, drawn by rich. A pipe, a file and ``TERM=dumb`` get every cell in
-full on a line of its row, columns two spaces or more apart, so that grep and awk can read them. ``NO_COLOR``
-and ``FORCE_COLOR`` are respected.
+In a terminal, rich draws tables that fit its width. In a pipe, a file or with ``TERM=dumb``, each row is one
+line with every cell in full and columns at least two spaces apart, for grep and awk. ``NO_COLOR`` and
+``FORCE_COLOR`` are respected.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ __all__ = [
     "size_text",
 ]
 
-_MAX_ROWS = 20  # of a table in a terminal
-_MIN_FOLDED_WIDTH = 20  # columns of a terminal in which a name can still be read
+_MAX_ROWS = 20  # rows of an abbreviated table in a terminal
+_MIN_FOLDED_WIDTH = 20  # minimum readable width of a folded column
 
 
 class UsageError(BurntError):
-    """A command line that cannot be carried out, found before anything was done: exit code 2."""
+    """An invalid command line, detected before anything was done; exit code 2."""
 
 
 def report(error: BurntError) -> None:
-    """Print an error to the standard error, and how to see where it was raised."""
+    """Print an error to standard error, with a hint how to get its traceback."""
     lines = [clean(line) for line in str(error).splitlines()]
     print("error:", "\n".join(lines), file=sys.stderr)
     if not isinstance(error, UsageError):
-        print("(BURNT_DEBUG=1 shows where it was raised)", file=sys.stderr)
+        print("(set BURNT_DEBUG=1 to see the traceback)", file=sys.stderr)
 
 
 def print_json(value: object) -> None:
-    """Print a value as JSON; numbers that are not finite become strings, as in the run store's exports."""
+    """Print a value as JSON; non-finite numbers become strings, as in the run store's exports."""
     from burnt.train.store.schema import to_json
 
     print(json.dumps(json.loads(to_json(value)), indent=2))
 
 
 class Cell(NamedTuple):
-    """Text in a style of rich's, such as ``"red"``."""
+    """A text with a rich style, such as ``"red"``."""
 
     text: str
     style: str = ""
 
 
 class Page:
-    """Writes to the standard output, as its reader can take it."""
+    """Writes to standard output: styled for a terminal, plain otherwise."""
 
     def __init__(self) -> None:
         self.is_styled = os.environ.get("TERM") not in ("dumb", "unknown", "") and (
@@ -71,7 +71,7 @@ class Page:
             self._console = Console(highlight=False, markup=False, emoji=False)
 
     def line(self, *parts: str | Cell) -> None:
-        """A line of text, its parts set side by side."""
+        """Print a line of text from its parts."""
         cells = [Cell(part) if isinstance(part, str) else part for part in parts]
         if self.is_styled:
             from rich.text import Text
@@ -81,12 +81,12 @@ class Page:
             print("".join(clean(cell.text) for cell in cells))
 
     def heading(self, text: str) -> None:
-        """The title of what follows, after an empty line."""
+        """Print an empty line and a heading."""
         self.line("")
         self.line(Cell(text, "bold cyan"))
 
     def pairs(self, pairs: Mapping[str, str | Cell]) -> None:
-        """Names and their values, one a line."""
+        """Print names and values, one pair per line."""
         rows = [[Cell(name, "dim"), value] for name, value in pairs.items()]
         self.table(["name", "value"], rows, header=False)
 
@@ -101,17 +101,17 @@ class Page:
         show_all: bool = True,
         header: bool = True,
     ) -> None:
-        """A table.
+        """Print a table.
 
         Args:
-            columns: their headings.
-            rows: a cell for each column; an empty one is shown as ``-``.
-            right: the columns that are set to the right.
-            fold: the column that gives way in a narrow terminal, by default the last.
-            spare: columns that a narrow terminal does without, the first of them first.
-            whole: all of it; otherwise a terminal gets the rows and columns that it has room for, and how
-                many are left out.
-            head: with a line of headings.
+            columns: the headings.
+            rows: one cell per column; empty cells are shown as ``-``.
+            align_right: the columns that are right-aligned.
+            fold_column: the column that wraps in a narrow terminal, by default the last.
+            droppable: columns to omit in a narrow terminal, in this order.
+            show_all: whether to print the whole table; otherwise a terminal shows the rows and columns that
+                fit, and the number of hidden ones.
+            header: whether to print the headings.
         """
         cells = [[_to_cell(cell) for cell in row] for row in rows]
         if self.is_styled and not show_all:
@@ -125,7 +125,7 @@ class Page:
             )
             num_hidden = [(len(cells) - _MAX_ROWS, "rows"), (len(columns) - num_columns, "columns")]
             if more := " and ".join(f"{count} {what}" for count, what in num_hidden if count > 0):
-                self.line(Cell(f"... {more} more: --json, or a pipe, has them all", "dim"))
+                self.line(Cell(f"... {more} more: use --json or a pipe to get all", "dim"))
         elif self.is_styled:
             fold_column = fold_column or columns[-1]
             column_indices = self._columns_to_keep(columns, cells, fold_column, droppable)
@@ -151,7 +151,7 @@ class Page:
 
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=header, header_style="bold")
         for column in columns:
-            # What is long is folded, not cut: the names of runs are there to be copied.
+            # Long texts are wrapped, not truncated, so that names of runs can be copied.
             table.add_column(
                 Text(clean(column)),
                 justify="right" if column in align_right else "left",
@@ -179,7 +179,7 @@ class Page:
         fold_column: str,
         droppable: Sequence[str],
     ) -> list[int]:
-        """The columns to show, so that the one which folds has a readable width."""
+        """Return the indices of the columns to show, leaving the folded column a readable width."""
         widths = dict(
             zip(columns, _column_widths([columns, *([c.text for c in row] for row in rows)]), strict=True)
         )
@@ -196,7 +196,7 @@ def _to_cell(cell: str | Cell) -> Cell:
 
 
 def _column_widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    """How many places each column takes in a terminal, where a character may take two."""
+    """Return the width of each column in terminal cells; a character may take two."""
     from rich.cells import cell_len
 
     return [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
@@ -215,7 +215,7 @@ def _print_aligned(rows: Sequence[Sequence[str]], columns: Sequence[str], align_
 
 
 def closest_path(name: str, paths: Iterable[str], separator: str) -> str | None:
-    """The known path closest to a mistyped one: by all of it, or by its last part.
+    """Return the path closest to a mistyped one, compared as a whole or by the last part; None if none is.
 
     >>> closest_path("digit", ["runs/mnist", "runs/digits"], "/")
     'runs/digits'

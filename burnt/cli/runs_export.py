@@ -1,4 +1,4 @@
-"""`burnt runs export`: a run as CSV, JSON lines or TensorBoard event files."""
+"""`burnt runs export`: export a run as CSV, JSON lines or TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ def run(folder: str, format_name: str, out: str | None, follow: bool) -> int:
 
     Args:
         folder: the run's folder.
-        form: ``"csv"``, ``"jsonl"`` or ``"tensorboard"``.
-        out: a path; None: the standard output, or for TensorBoard a folder in the run's.
-        follow: JSON lines until the run ends.
+        format_name: ``"csv"``, ``"jsonl"`` or ``"tensorboard"``.
+        out: output path; None is standard output, or for TensorBoard the run's subfolder ``tensorboard``.
+        follow: whether to continue writing JSON lines until the run ends.
+
+    Returns:
+        The exit code 0.
 
     Raises:
         RunError: the run cannot be read, or a file cannot be written.
     """
-    open_run(folder).close()  # a mistyped name is told with the nearest one
+    open_run(folder).close()  # raises with the closest name if this one is mistyped
     if format_name == "tensorboard":
         files = export_tensorboard(folder, Path(folder, "tensorboard") if out is None else out)
         messages = [f"wrote {file}" for file in files] or ["the run has no metrics yet: nothing was written"]

@@ -1,4 +1,4 @@
-"""`burnt runs list`: the runs below a folder, one a line."""
+"""`burnt runs list`: list the runs in a folder, one per line."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Row(NamedTuple):
 
 
 def run(folder: str, as_json: bool) -> int:
-    """Print the runs at and below a folder, the most recently written first.
+    """Print the runs at and below a folder, the most recently written first; return the exit code 0.
 
     Raises:
         UsageError: there is no such folder.
@@ -63,7 +63,7 @@ def run(folder: str, as_json: bool) -> int:
             f"there is no folder {folder!r}",
             where=os.getcwd(),
             found="a file" if os.path.exists(folder) else None,
-            hint="runs are made by `burnt train`; those of another folder: burnt runs list FOLDER",
+            hint="burnt runs list FOLDER lists another folder; `burnt train` creates runs",
         )
     rows = [_read_run(found) for found in find_runs(folder)]
     if as_json:
@@ -73,7 +73,9 @@ def run(folder: str, as_json: bool) -> int:
     else:
         page = Page()
         page.line(f"no runs in {folder}")
-        page.line("`burnt train module:function` makes one; or look elsewhere: burnt runs list FOLDER")
+        page.line(
+            "Start one with `burnt train module:function`, or list another folder: burnt runs list FOLDER"
+        )
     return 0
 
 
@@ -84,19 +86,19 @@ def _read_run(folder: Path) -> _Row:
             metric = main_metric(list(summary.last), reader.config())
             best = None if metric is None else best_value(reader, metric)
             return _Row(folder, summary, None, metric, best, active_seconds(reader))
-    except RunError as error:  # the other runs are listed all the same
+    except RunError as error:  # the other runs must still be listed
         return _Row(folder, None, error, None, None, math.nan)
 
 
 def _print(rows: list[_Row]) -> None:
     page = Page()
     columns = ["run", "state", "progress", "metric", "last", "best", "age", "took"]
-    # In a terminal the reasons go below the table, where there is room for them.
+    # In a terminal, the reasons are printed below the table, where there is more room.
     notes = not page.is_styled and any(_problem(row) for row in rows)
     cells = [_row_cells(row)[: len(columns) + notes] for row in rows]
     metrics = {row.metric for row in rows if row.metric is not None}
     if page.is_styled and len(metrics) == 1:
-        # Said once, it leaves room for the names of the runs.
+        # Name the common metric in the heading only, to leave room for the runs' names.
         i = columns.index("metric")
         for row_cells in cells:
             del row_cells[i]
@@ -160,16 +162,16 @@ def _row_json(row: _Row) -> dict[str, Any]:
 
 
 def best_value(reader: RunReader, series: Series) -> Extreme | None:
-    """The best value of a series; None where nobody knows which way is better."""
+    """Return the best value of a series; None if its better direction is unknown."""
     direction = better_direction(series.name, reader.config())
     return None if direction is None else reader.best(*series, higher=direction == "higher")
 
 
 def active_seconds(reader: RunReader) -> float:
-    """How long a run was worked on, over all its attempts."""
+    """Return the training time of a run in seconds, over all its attempts."""
     return sum(max((a.ended or a.heartbeat) - a.started, 0.0) for a in reader.attempts())
 
 
 def progress_json(progress: Progress | None) -> dict[str, Any] | None:
-    """Where a run stands, with the share that is done."""
+    """Return a run's progress as JSON data, with the fraction that is done."""
     return progress and {**progress._asdict(), "fraction": fraction(progress)}

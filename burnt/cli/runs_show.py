@@ -1,4 +1,4 @@
-"""`burnt runs show`: all about one run."""
+"""`burnt runs show`: print one run in detail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["open_run", "run", "run_folder", "sparkline"]
 
 _EVENTS, _LOG_LINES = 8, 10
 _SPARKLINE_CELLS = 20
-_STAMP_PATTERN = r"-[0-9][0-9T_.:-]*Z?"  # a date, a time or a count: a word makes it another training's name
+_STAMP_PATTERN = r"-[0-9][0-9T_.:-]*Z?"  # a date, time or counter; a word would be another run's name
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -35,7 +35,7 @@ class _Checkpoint(NamedTuple):
 
 
 def run(folder: str, as_json: bool) -> int:
-    """Print one run.
+    """Print one run; return the exit code 0.
 
     Raises:
         UsageError: there is no run in the folder.
@@ -50,10 +50,10 @@ def run(folder: str, as_json: bool) -> int:
 
 
 def open_run(folder: str) -> RunReader:
-    """The reader of a run's folder.
+    """Open the reader of a run's folder.
 
     Raises:
-        UsageError: there is no run in the folder; told with the nearest that there is.
+        UsageError: there is no run in the folder; the hint names the closest one.
         RunError: the run cannot be read.
     """
     if Path(folder, DATABASE).is_file():
@@ -64,19 +64,17 @@ def open_run(folder: str) -> RunReader:
     guess = closest_path(folder, runs, "/")
     listed_folder = folder if is_folder and runs else parent
     raise UsageError(
-        f"{folder} holds no run" if is_folder else f"there is no folder {folder!r}",
+        f"{folder} contains no run" if is_folder else f"there is no folder {folder!r}",
         expected=os.path.join(folder, DATABASE),
-        hint=f"did you mean {guess}?"
-        if guess
-        else f"`burnt runs list {listed_folder}` shows what runs there are",
+        hint=f"did you mean {guess}?" if guess else f"`burnt runs list {listed_folder}` lists the runs",
     )
 
 
 def run_folder(name: str) -> str:
-    """The folder of a run: itself, or the one below ``runs`` of that name, with or without a stamp.
+    """Return a run's folder: `name` itself, or the run in ``runs`` of that name, with or without a date.
 
     Raises:
-        UsageError: several of the name are running.
+        UsageError: several runs of that name are running.
     """
     if Path(name, DATABASE).is_file() or os.path.dirname(name) or not os.path.isdir("runs"):
         return name
@@ -88,7 +86,7 @@ def run_folder(name: str) -> str:
     active = [run for run in named if _is_active(run)]
     if len(active) > 1:
         raise UsageError(
-            f"{len(active)} trainings of the name {name!r} are running",
+            f"{len(active)} trainings named {name!r} are running",
             expected="the folder of one of them",
             found=", ".join(sorted(map(os.fspath, active))),
         )
@@ -99,7 +97,7 @@ def _is_active(folder: Path) -> bool:
     try:
         with RunReader(folder) as reader:
             return reader.state() in ("running", "stale")
-    except RunError:  # damaged, deleted just now or not started: nothing there takes commands
+    except RunError:  # damaged, just deleted or not started: it accepts no commands
         return False
 
 
@@ -200,14 +198,14 @@ def _series_cells(reader: RunReader, series: Series) -> list[str | Cell]:
 
 
 def sparkline(points: Points, cells: int = _SPARKLINE_CELLS) -> str:
-    """A small plot of a series: a bar for each stretch of points, as high as the mean of their values.
+    """Draw a series as a line of bars, each as high as the mean of its chunk of points.
 
     Args:
-        points: by ascending step.
-        cells: at most so many bars.
+        points: the points, by ascending step.
+        cells: maximum number of bars.
 
     Returns:
-        Bars between the lowest and the highest mean, and ``!`` where values are NaN or infinite.
+        Bars scaled between the lowest and the highest mean, and ``!`` where values are NaN or infinite.
 
     >>> sparkline(Points([1, 2, 3, 4], [0.0] * 4, [1.0, 0.5, float("nan"), 0.0]))
     '█▅!▁'
@@ -226,7 +224,7 @@ def sparkline(points: Points, cells: int = _SPARKLINE_CELLS) -> str:
         elif high == low:
             text += _BARS[3]
         else:
-            # Halved, as the difference of two huge numbers may be an infinity.
+            # Halved, as the difference of two huge numbers may overflow.
             text += _BARS[round((mean / 2 - low / 2) / (high / 2 - low / 2) * (len(_BARS) - 1))]
     return text
 
@@ -254,7 +252,7 @@ def _checkpoints(reader: RunReader) -> list[_Checkpoint]:
         try:
             size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
             written = folder.stat().st_mtime
-        except FileNotFoundError:  # a training that runs has removed it meanwhile
+        except FileNotFoundError:  # the training has removed it in the meantime
             continue
         checkpoints.append(_Checkpoint(folder.name, size, written, values.get(folder.name) or {}))
     return checkpoints
@@ -294,7 +292,7 @@ def _series_json(reader: RunReader, series: Series) -> dict[str, Any]:
 
 
 def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values by dotted key, as the command line sets them."""
+    """Flatten nested settings by dotted key, as the command line writes them."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         if isinstance(value, dict) and value:
@@ -313,9 +311,9 @@ def _rounded_text(value: Any) -> str:
 
 
 def _data_text(data: dict[str, Any]) -> str:
-    # The values that a checkpoint's event carries need no word before their names.
+    # The metric values of a checkpoint event need no prefix.
     flat = {key.removeprefix("values."): _rounded_text(value) for key, value in _flatten(data).items()}
-    flat.pop("traceback", None)  # of many lines; --json has it
+    flat.pop("traceback", None)  # several lines long; --json includes it
     return "  ".join(f"{key} {text}" for key, text in flat.items())
 
 

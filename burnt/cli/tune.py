@@ -1,4 +1,4 @@
-"""`burnt tune`: measure kernels, and show, move and clear what was measured. Imports torch."""
+"""`burnt tune`: measure kernels, and show, export, import and delete the measurements. Imports torch."""
 
 from __future__ import annotations
 
@@ -27,49 +27,49 @@ def run(
     seconds: float = math.inf,
     modules: Sequence[str] = (),
 ) -> int:
-    """Measure ops at their example sizes, without and with gradients, and print what was found.
+    """Measure ops at their example sizes, without and with gradients, and print the results.
 
     Args:
-        names: of ops; none are all.
-        device: where, as torch names it.
-        full: all configurations, and longer.
-        as_json: print the rows as JSON.
-        dtypes: what floating-point examples are measured in; none is as they are.
-        seconds: after which no other example is begun. Each op has an equal share of what is left when its
-            turn comes; what ops leave over goes to the examples that were left out, in the same order.
-        modules: names or files of those that define further ops.
+        names: names of ops; empty means all.
+        device: a torch device.
+        full: whether to measure all configurations, and each for longer.
+        as_json: whether to print the rows as JSON.
+        dtypes: dtypes of floating-point examples; empty keeps their own.
+        seconds: time limit after which no example is started. Each op gets an equal share of the remaining
+            time; time that ops do not use goes to the skipped examples, in the same order.
+        modules: names or files of modules that register further ops.
 
     Returns:
-        the exit code: 1 where an op could not be measured at all.
+        The exit code: 1 if an op could not be measured at all.
 
     Raises:
-        UsageError: there is no such op, module, device or dtype, a module cannot be imported, `seconds` is no
-            time, or an op that is named has no examples.
+        UsageError: there is no such op, module, device or dtype, a module cannot be imported, `seconds` is
+            negative, or a named op has no examples.
     """
     from burnt.kernels import OPS
 
     if not seconds >= 0:
-        raise UsageError(f"--seconds {seconds:g} is no time", expected="0 or more")
+        raise UsageError(f"--seconds {seconds:g} is not a valid time", expected="0 or more")
     modules_without_ops = [module for module in modules if not _import_ops(module)]
     for name in names:
         if name not in OPS:
             close = nearest(name, OPS)
             raise UsageError(
                 f"there is no op {name!r}",
-                hint=f"{close}?"
+                hint=f"did you mean {close}?"
                 if close
                 else f"{modules_without_ops[0]} registers no op"
                 if modules_without_ops
-                else f"an op of yours wants --import MODULE; there are {', '.join(sorted(OPS))}",
+                else f"add --import MODULE for an op of your own; the ops are {', '.join(sorted(OPS))}",
             )
         if OPS[name].examples is None:
             raise UsageError(
-                f"the op {name} has no examples to be measured with",
-                hint=f"@kernels.op(examples=lambda device: [...]), tuples of arguments for {name}",
+                f"the op {name} has no examples to measure",
+                hint=f"add @kernels.op(examples=lambda device: [...]) with tuples of arguments for {name}",
             )
     target_device = _parse_device(device)
     if target_device.type == "meta":
-        raise UsageError("nothing can be measured on the device meta", expected="cpu, cuda, mps")
+        raise UsageError("the device meta cannot be measured", expected="cpu, cuda, mps")
     dtypes_to_measure = [_parse_dtype(name) for name in dtypes] or [None]
     database = TuningDatabase()
     _set_aside_if_damaged(database)
@@ -89,8 +89,8 @@ def run(
             op_deadline = now + (deadline - now) / (len(remaining) - k)
             try:
                 examples = op.example_args(target_device)
-            except Exception as error:  # of any kind: the other ops are measured all the same
-                problems.append(f"{op.name}, its examples: {type(error).__name__}: {error}")
+            except Exception as error:  # of any type: the other ops must still be measured
+                problems.append(f"{op.name}, creating its examples: {type(error).__name__}: {error}")
                 continue
             ops_without_examples += [] if examples else [op.name]
             num_before = num_measured[op.name]
@@ -113,27 +113,27 @@ def run(
         print_json([row._asdict() for row in rows])
     else:
         why_none = (
-            "what could not be measured follows"
+            "see the errors below"
             if problems
-            else "no time was left"
+            else "the time limit was reached"
             if skipped
             else f"no examples of {', '.join(ops_without_examples)} on {target_device}"
             if ops_without_examples
-            else "one candidate alone can run here"
+            else "only one candidate can run here"
         )
         _print_results(rows, why_none)
     for problem in problems:
         print(f"could not be measured: {problem}", file=sys.stderr)
     if skipped:
-        print(f"left out for want of time: {', '.join(skipped)}", file=sys.stderr)
+        print(f"skipped because of the time limit: {', '.join(skipped)}", file=sys.stderr)
     return 1 if problems else 0
 
 
 def _import_ops(name: str) -> bool:
-    """Import a module; whether it registers an op.
+    """Import a module; return whether it registers an op.
 
     Raises:
-        UsageError: there is none, or its code raises.
+        UsageError: there is no such module, or its code raises.
     """
     from burnt.kernels import OPS
 
@@ -142,7 +142,7 @@ def _import_ops(name: str) -> bool:
         module = load_module(name)
     except BurntError:
         raise
-    except Exception as error:  # of any kind: it is somebody's own code
+    except Exception as error:  # of any type: it is the user's code
         frames = traceback.extract_tb(error.__traceback__)
         file, line = frames[-1].filename, frames[-1].lineno
         if isinstance(error, SyntaxError) and error.filename is not None:
@@ -167,15 +167,15 @@ def _parse_device(name: str) -> Any:
 
 
 def _check_op_name(name: str | None, rows: Iterable[Row]) -> None:
-    """Raise where there is no op of a name, and nothing was measured of one that is not imported now."""
+    """Raise if no op of that name is registered, and none was measured earlier."""
     from burnt.kernels import OPS
 
     known_ops = {*OPS, *(row.op for row in rows)}
     if name is not None and name not in known_ops:
         close = nearest(name, known_ops)
         raise UsageError(
-            f"there is no op {name!r}, and nothing was measured of one",
-            hint=f"{close}?" if close else "`burnt tune show` lists what was measured",
+            f"there is no op {name!r}, and no measurements of one",
+            hint=f"did you mean {close}?" if close else "`burnt tune show` lists the measurements",
         )
 
 
@@ -193,7 +193,7 @@ def _parse_dtype(name: str) -> Any:
 def _measure_example(
     op: Any, args: Sequence[Any], dtype: Any, effort: str, database: TuningDatabase
 ) -> tuple[list[Row], str | None]:
-    """The rows of an example, without and with gradients, and what went wrong, if something did."""
+    """Measure an example without and with gradients; return the rows, and the error if one occurred."""
     import torch
 
     from burnt.kernels.tuning.tuner import tune
@@ -210,13 +210,13 @@ def _measure_example(
                 rows += tune(op, call_args, effort, store=database)
     except CacheError:
         raise
-    except Exception as error:  # of any kind: the other ops are measured all the same
+    except Exception as error:  # of any type: the other ops must still be measured
         return rows, f"{op.name}: {type(error).__name__}: {error}"
     return rows, None
 
 
 def _print_progress(name: str, rows: Sequence[Row], kind: Any) -> None:
-    """A line for each example, so that a long run shows where it is."""
+    """Print one line per example, to show the progress of long runs."""
     count = {
         status: sum(row.status == status for row in rows) for status in ("ok", "wrong", "failed", "pruned")
     }
@@ -234,11 +234,11 @@ def _print_results(rows: Sequence[Row], why_none: str) -> None:
     if tried:
         _print_rows(tried)
     else:
-        Page().line(f"there was nothing to measure: {why_none}")
+        Page().line(f"no measurements: {why_none}")
     pruned = dict.fromkeys((row.config, _first_line(row.note)) for row in rows if row.status == "pruned")
     if pruned:
         page = Page()
-        page.heading("left out by estimate")
+        page.heading("skipped because of their estimated time")
         for config, note in pruned:
             page.line(f"{config}: {note}")
 
@@ -253,18 +253,18 @@ def _with_gradients(args: Sequence[Any]) -> list[Any] | None:
 
 
 def _set_aside_if_damaged(database: TuningDatabase) -> None:
-    """A table that is damaged makes room for a new one."""
+    """Rename a damaged table, so that a new one is created."""
     try:
         database.rows()
     except CacheError as error:
         if error.what.endswith("is damaged"):
-            Page().line(Cell(f"{error.what}: it is kept as {database.set_aside()}", "yellow"))
+            Page().line(Cell(f"{error.what}: renamed to {database.set_aside()}", "yellow"))
         else:
             raise
 
 
 def show(name: str | None, as_json: bool) -> int:
-    """Print the table, or an op's part of it; rows of sources that the op no longer has are marked.
+    """Print the measurements, or those of one op; rows measured with outdated sources are marked.
 
     Raises:
         UsageError: there is no such op.
@@ -279,15 +279,18 @@ def show(name: str | None, as_json: bool) -> int:
         _print_rows(rows, stale)
     else:
         page = Page()
-        page.line(f"nothing was measured{'' if name is None else f' of {name}'} yet")
-        page.line("`burnt tune run` measures every op; so do programs under BURNT_TUNE=quick")
+        page.line(f"no measurements{'' if name is None else f' of {name}'} yet")
+        page.line(
+            "`burnt tune run` measures every op; programs run with BURNT_TUNE=quick measure the ops they call"
+        )
     return 0
 
 
 def _stale_keys(rows: Sequence[Row]) -> set[str]:
-    """The keys of rows that no call looks at any more, because the op's sources have changed since.
+    """Return the keys of rows that no call uses any more, because the op's sources have changed since.
 
-    What an op is that is not imported here, or has candidates that are not, the rows measured last say.
+    For an op that is not imported here, or some of whose candidates are not, the newest rows define the
+    current sources.
     """
     from burnt.kernels import OPS
     from burnt.kernels.interface.tuning_key import source_hash
@@ -295,7 +298,7 @@ def _stale_keys(rows: Sequence[Row]) -> set[str]:
     newest: dict[str, Row] = {}
     all_registered: dict[
         tuple[str, str], bool
-    ] = {}  # whether all candidates of rows of one op and sources are here
+    ] = {}  # by (op, sources): whether all candidates are registered
     for row in rows:
         op = OPS.get(row.op)
         newest[row.op] = max(newest.get(row.op, row), row, key=lambda r: r.at)
@@ -346,16 +349,19 @@ def _print_rows(rows: Iterable[Row], stale: Collection[str] = ()) -> None:
 
 
 def export(path: str, name: str | None, device: str | None = None) -> int:
-    """Write the table, or an op's part of it, as JSON.
+    """Write the measurements, or those of one op, as JSON.
 
     Args:
-        path: the file.
-        name: of an op; None is all of them.
-        device: what was measured on it alone, as torch names it; where there is none here, on any of its
-            kind. None is all devices.
+        path: the output file.
+        name: name of an op; None means all.
+        device: only measurements on this torch device, or on any device of its type if it is not available
+            here; None means all devices.
+
+    Returns:
+        The exit code 0.
 
     Raises:
-        UsageError: there is nothing to write, no such op or kind of device, or no such folder.
+        UsageError: there is nothing to write, or no such op, device type or folder.
     """
     if not Path(path).parent.is_dir():
         raise UsageError(f"the folder {str(Path(path).parent)!r} of {path} does not exist")
@@ -367,14 +373,14 @@ def export(path: str, name: str | None, device: str | None = None) -> int:
     if not rows:
         of_op = "" if name is None else f" of {name}"
         on_device = "" if device is None else f" on {device}"
-        raise UsageError(f"nothing was measured yet{of_op}{on_device}", hint="burnt tune run")
+        raise UsageError(f"there are no measurements{of_op}{on_device} yet", hint="burnt tune run")
     write_table(Path(path), rows)
     Page().line(f"{len(rows)} rows written to {path}")
     return 0
 
 
 def _machine_prefix(device: str) -> str:
-    """How the names of a device's machine begin: one device, or where there is none, its kind."""
+    """Return the prefix of a device's machine names; only its type if the device is not available."""
     import torch
 
     from burnt.kernels.interface.tuning_key import machine_name
@@ -392,7 +398,7 @@ def _machine_prefix(device: str) -> str:
 
 
 def import_rows(path: str) -> int:
-    """Add the rows of a JSON file to the table."""
+    """Add the measurements of a JSON file; return the exit code 0."""
     rows = read_table(Path(path))
     database = TuningDatabase()
     _set_aside_if_damaged(database)
@@ -402,7 +408,7 @@ def import_rows(path: str) -> int:
 
 
 def clear(name: str | None) -> int:
-    """Delete the table's rows, or an op's; a damaged table is moved aside.
+    """Delete all measurements, or those of one op; a damaged table is renamed. Return the exit code 0.
 
     Raises:
         UsageError: there is no such op.

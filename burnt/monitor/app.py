@@ -320,9 +320,7 @@ class MonitorApp(App[None]):
         try:
             os.kill(self.training_pid, signal.SIGINT)
         except OSError as error:
-            self.notify(
-                f"Cannot interrupt process {self.training_pid}: {error.strerror}", severity="error"
-            )
+            self.notify(f"Cannot interrupt process {self.training_pid}: {error.strerror}", severity="error")
         else:
             self.notify("Stop requested: finishing this step, then saving. Press Ctrl-C again to stop now.")
 

@@ -49,8 +49,10 @@ _LOWER_IS_BETTER = {
     "bpc",
     "bpb",
 }
-_HIGHER_IS_BETTER = {"accuracy", "precision", "recall", "f1", "fbeta", "auc", "auroc", "iou", "dice", "bleu", "rouge",
-           "map", "psnr", "ssim", "r2"}  # fmt: skip
+_HIGHER_IS_BETTER = {
+    "accuracy", "precision", "recall", "f1", "fbeta", "auc", "auroc", "iou", "dice", "bleu", "rouge", "map",
+    "psnr", "ssim", "r2",
+}  # fmt: skip
 
 # Learning-rate changes by a factor outside of this range may be typing errors.
 _MIN_RATE_RATIO, _MAX_RATE_RATIO = 1e-4, 10.001
@@ -58,7 +60,7 @@ _RATE_PATTERN = re.compile(r"\b(?:lr|start|end)=(\d+(?:\.\d*)?(?:e[+-]?\d+)?)", 
 
 
 def clean(text: str) -> str:
-    r"""Escape control sequences and unprintable characters, so that text from a run file is safe to print.
+    r"""Escape control sequences and unprintable characters, to make text from a run file safe to print.
 
     >>> print(clean("red \x1b[31m\n"))
     red \x1b[31m\n
@@ -80,8 +82,8 @@ def one_line(text: str) -> str:
 def parse_number(value: object) -> float | None:
     """Parse a number of the run store's JSON, where NaN and infinities are strings; None for anything else.
 
-    >>> parse_number(1.5), parse_number("NaN"), parse_number("-Infinity"), parse_number("many"), parse_number(True)
-    (1.5, nan, -inf, None, None)
+    >>> [parse_number(value) for value in (1.5, "NaN", "-Infinity", "many", True)]
+    [1.5, nan, -inf, None, None]
     """
     if isinstance(value, str):
         return float(value) if value in ("NaN", "Infinity", "-Infinity") else None
@@ -165,7 +167,8 @@ def highest_scheduled_rate(config: Mapping[str, Any] | None) -> float | None:
     Args:
         config: the run's configuration, which holds the schedule as text.
 
-    >>> highest_scheduled_rate({"schedule": "Warmup(steps=200, then=Cosine(lr=0.003, steps=5000, end=0.0), start=0.0)"})
+    >>> schedule = "Warmup(steps=200, then=Cosine(lr=0.003, steps=5000, end=0.0), start=0.0)"
+    >>> highest_scheduled_rate({"schedule": schedule})
     0.003
     >>> highest_scheduled_rate({"schedule": "a function"}), highest_scheduled_rate(None)
     (None, None)

@@ -1,4 +1,4 @@
-"""A snapshot of runs, as lines of plain text or as data for JSON. Without Textual."""
+"""A snapshot of runs as plain text or as JSON data, without Textual."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EVENTS, _LOG_LINES = 5, 5
 
 
 def snapshot_lines(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """The runs below folders, a line each; of a single one its numbers, last events and log lines too.
+    """Return one line per run; for a single run also its metrics, last events and last log lines.
 
     >>> import tempfile
     >>> snapshot_lines([tempfile.mkdtemp(prefix="runs-")])  # doctest: +ELLIPSIS
@@ -49,7 +49,7 @@ def snapshot_lines(folders: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def snapshot_data(folders: Sequence[str | os.PathLike[str]]) -> list[dict[str, Any]]:
-    """The runs below folders as data: what `snapshot_lines` shows, and the last value of every metric."""
+    """Return JSON data of the runs: what `snapshot_lines` shows, and the last value of every metric."""
     return [_view_data(view) for view in _read_views(folders)]
 
 
@@ -88,7 +88,7 @@ def _detail_lines(view: RunView) -> list[str]:
         ends = ("", "") if best is None else (value_text(best.value), str(best.step))
         rows.append((series_label(series), value_text(head.point.value), str(head.point.step), *ends))
     lines = ["", *_align_columns(rows, right=("last", "best", "at step"))]
-    # Early stopping tells its patience after each validation.
+    # Early stopping logs an event after each validation; leave those out.
     if events := [event for event in view.events if event.kind != "stopping"]:
         lines += ["", "last events"]
         lines += _align_columns(
@@ -134,7 +134,7 @@ def _view_data(view: RunView) -> dict[str, Any]:
 
 
 def _align_columns(rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> list[str]:
-    """Columns two spaces apart; an empty cell is ``-``, so that programs can count them."""
+    """Align columns two spaces apart; an empty cell is ``-``, so that programs can split the columns."""
     from rich.cells import cell_len
 
     cells = [[clean(text) or "-" for text in row] for row in rows]

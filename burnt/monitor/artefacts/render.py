@@ -1,7 +1,6 @@
-"""Artefacts as lines of text with colours: confusion matrices, classes, histograms, images. No Textual.
+"""Draw confusion matrices, scores by class, histograms and images as styled text. No Textual.
 
-Each function draws for a width and a height. Nothing is told by colour alone: without colours, shades are
-characters.
+Each function draws for a given size. Without colours, shades are drawn as characters.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ _MAX_CONFUSED_PAIRS = 5
 
 
 class StyledText(NamedTuple):
-    """Text and its colours.
+    """A text with its colours.
 
     Args:
-        text: what is written.
-        color: a colour, or a variable of the theme such as ``$dim``; "" is the usual one.
-        shade: from 0 to 1, how far the background goes towards the theme's main colour.
-        back: the background's colour.
+        text: the text.
+        color: a colour, or a theme variable such as ``$dim``; "" is the default colour.
+        shade: from 0 to 1, how far the background is blended towards the theme's primary colour.
+        background: the background colour; "" is the default.
         bold: whether the text is bold.
     """
 
@@ -59,7 +58,7 @@ Lines = list[list[StyledText]]
 
 
 def is_confusion_matrix(table: dict[str, Any]) -> bool:
-    """Whether a table has a row and a column for each class, as `ConfusionMatrix` records it."""
+    """Whether a table is a confusion matrix as `ConfusionMatrix` records it."""
     columns, rows = table.get("columns") or [], table.get("rows") or []
     return (
         len(columns) > 1
@@ -71,23 +70,21 @@ def is_confusion_matrix(table: dict[str, Any]) -> bool:
 
 
 def draw_confusion_matrix(table: dict[str, Any], width: int, *, colors: bool = True) -> Lines:
-    """A confusion matrix: targets down, predictions across, shaded by the share of the target's row.
+    """Draw a confusion matrix: rows are targets, columns predictions, shaded by the share of the row.
 
-    With recall and precision at the margins, and below it the pairs that are confused most. Where numbers
-    find no room the shades alone are shown, of several classes together if need be.
+    Recall and precision are at the margins, the most confused pairs below. If the numbers do not fit, only
+    the shades are drawn, with several classes per cell if needed.
 
     Args:
-        table: as `ConfusionMatrix` records it.
-        width: of the lines at most.
-        colors: whether there are any; otherwise shades are characters.
+        table: the table that `ConfusionMatrix` records.
+        width: maximum width of the lines.
+        colors: whether colours are available; otherwise shades are characters.
     """
     names = [clean(str(name)) for name in table["columns"][1:]]
     counts = [[n if n > 0 else 0 for n in row[1:]] for row in table["rows"]]
     targets = [float(sum(row)) for row in counts]
     label_width = max(6, min(max(map(cell_len, names)), 16))
-    if (
-        label_width + 1 + len(names) * 4 > width
-    ):  # as it is with many classes, of which no number is looked at then
+    if label_width + 1 + len(names) * 4 > width:  # common with many classes; skips formatting the numbers
         return _draw_shaded_matrix(counts, width, colors) + _draw_most_confused(names, counts, targets, width)
     predictions = [float(sum(column)) for column in zip(*counts, strict=True)]
     number_width = max(max((len(_count_text(n)) for row in counts for n in row), default=1), 3)
@@ -130,11 +127,13 @@ def draw_confusion_matrix(table: dict[str, Any], width: int, *, colors: bool = T
 
 
 def _draw_shaded_matrix(counts: list[list[float]], width: int, colors: bool) -> Lines:
-    """The matrix without numbers, two characters a cell."""
+    """Draw the matrix without numbers, two characters per cell."""
     size = len(counts)
     num_cells = max(min(size, width // 2), 1)
     classes_per_cell = -(-size // num_cells)
-    title = "true down, predicted across" + f", {classes_per_cell} classes a cell" * (classes_per_cell > 1)
+    title = "rows: true, columns: predicted" + f", {classes_per_cell} classes per cell" * (
+        classes_per_cell > 1
+    )
     lines: Lines = [[StyledText(_truncate(title, width), "$dim")]]
     for top in range(0, size, classes_per_cell):
         total = sum(sum(row) for row in counts[top : top + classes_per_cell])
@@ -144,7 +143,7 @@ def _draw_shaded_matrix(counts: list[list[float]], width: int, colors: bool) -> 
                 sum(row[start : start + classes_per_cell]) for row in counts[top : top + classes_per_cell]
             )
             share = n / total if total else 0.0
-            # The root, as one mistake in a hundred should be seen.
+            # The square root makes one error in a hundred visible.
             shade = math.sqrt(share)
             character = _SHADES[math.ceil(shade * (len(_SHADES) - 1))]
             line.append(StyledText("  " if colors else character * 2, shade=shade))
@@ -155,19 +154,19 @@ def _draw_shaded_matrix(counts: list[list[float]], width: int, colors: bool) -> 
 def _draw_most_confused(
     names: list[str], counts: list[list[float]], targets: list[float], width: int
 ) -> Lines:
-    """The pairs that are confused most often."""
+    """Draw the list of the most confused pairs."""
     pairs: list[tuple[float, int, int]] = []
     for i, row in enumerate(counts):
-        # Of large matrices most are no larger than the smallest of those that are shown.
+        # In large matrices most counts are below the smallest shown, so they are skipped early.
         least = pairs[-1][0] if len(pairs) == _MAX_CONFUSED_PAIRS else 0.0
         pairs += [(n, i, j) for j, n in enumerate(row) if n > least and i != j]
         pairs.sort(key=lambda pair: (-pair[0], pair[1], pair[2]))
         del pairs[_MAX_CONFUSED_PAIRS:]
     if not pairs:
-        return [[], [StyledText("nothing is confused" if sum(targets) else "nothing was counted", "$dim")]]
+        return [[], [StyledText("no confusions" if sum(targets) else "no samples counted", "$dim")]]
     lines: Lines = [[], [StyledText("most confused", "$dim")]]
     for n, i, j in pairs:
-        text = f"  {names[i]} taken for {names[j]}"
+        text = f"  {names[i]} predicted as {names[j]}"
         lines.append(
             [
                 StyledText(_truncate(text, max(width - 24, 8))),
@@ -181,16 +180,16 @@ def _draw_most_confused(
 
 
 def is_class_scores(table: dict[str, Any]) -> bool:
-    """Whether a table tells of precision, recall and F1 of classes, as `ConfusionMatrix` records it."""
+    """Whether a table holds precision, recall and F1 by class, as `ConfusionMatrix` records it."""
     return list(table.get("columns") or []) == ["class", "precision", "recall", "f1", "count"]
 
 
 def draw_class_scores(table: dict[str, Any], width: int) -> Lines:
-    """Precision, recall and F1 of each class in numbers and bars, and the number of targets.
+    """Draw precision, recall and F1 of each class as numbers and bars, and the number of targets.
 
     Args:
-        table: as `ConfusionMatrix` records it.
-        width: of the lines at most.
+        table: the table that `ConfusionMatrix` records.
+        width: maximum width of the lines.
     """
     rows = [[clean(str(row[0])), *row[1:]] for row in table["rows"]]
     label_width = max([5, *(min(cell_len(row[0]), 20) for row in rows)])
@@ -227,21 +226,21 @@ def draw_histogram(
     *,
     colors: bool = True,
 ) -> Lines:
-    """A histogram, and below it all of its name: a line a step, shaded.
+    """Draw one histogram in full, and below it the histograms of all steps as one shaded line each.
 
     Args:
         histograms: (step, ``{"counts", "edges"}``) pairs by ascending step.
-        chosen: the index of the one that is drawn in full.
-        width: of the lines at most.
-        height: how many lines at most.
-        colors: whether there are any; otherwise shades are characters.
+        selected: index of the one that is drawn in full.
+        width: maximum width of the lines.
+        height: maximum number of lines.
+        colors: whether colours are available; otherwise shades are characters.
     """
     parsed = [(step, *_parse_bins(data)) for step, data in histograms]
     finite = [edge for _, _, edges in parsed for edge in edges if math.isfinite(edge)]
     if not finite or width < 12 or height < 3:
-        return [[StyledText("no finite values" if not finite else "no room", "$dim")]]
+        return [[StyledText("no finite values" if not finite else "not enough room", "$dim")]]
     low, high = min(finite), max(finite)
-    if high - low < 1e-300:  # nothing can be divided by less
+    if high - low < 1e-300:  # too small to divide by
         half = max(0.5, abs(low) * 1e-9)
         low, high = low - half, high + half
     step, counts, edges = parsed[selected]
@@ -269,9 +268,9 @@ def draw_histogram(
     lines.append([StyledText(" " * label_width + facts, "$dim")])
     if num_lines_below:
         lines.append(
-            [StyledText(_truncate(f"{'step':>{label_width - 1}} all of them, a line each", width), "$dim")]
+            [StyledText(_truncate(f"{'step':>{label_width - 1}} all steps, one line each", width), "$dim")]
         )
-        # Those around the chosen one.
+        # The steps around the selected one.
         first = min(max(selected - num_lines_below // 2, 0), len(parsed) - num_lines_below)
         for i in range(first, first + num_lines_below):
             step, counts, edges = parsed[i]
@@ -299,7 +298,7 @@ def _parse_bins(data: dict[str, Any]) -> tuple[list[float], list[float]]:
 def _column_counts(
     counts: Sequence[float], edges: Sequence[float], low: float, high: float, columns: int
 ) -> list[float]:
-    """What of the counts falls into each of so many columns, if each bin's values lie evenly in it."""
+    """Distribute the counts to `columns` columns, assuming uniform values within each bin."""
     scale = columns / (high - low) if math.isfinite(high - low) else 0.0
     column_counts = [0.0] * columns
     for n, start, end in zip(counts, edges, edges[1:], strict=False):
@@ -330,13 +329,13 @@ def _draw_axis(low: float, high: float, label_width: int, columns: int) -> Lines
 
 
 def draw_image(image: Image, width: int, height: int, *, colors: bool = True) -> Lines:
-    """An image in half blocks, two pixels a character; without colours, in characters from dark to light.
+    """Draw an image in half blocks, two pixels per cell; without colours, in characters from dark to light.
 
     Args:
-        picture: what to show.
-        width: cells across at most.
-        height: cells down at most.
-        colors: whether there are any.
+        image: the image.
+        width: maximum number of columns.
+        height: maximum number of lines.
+        colors: whether colours are available.
     """
     scaled = fit(image, width, 2 * height)
     lines: Lines = []
@@ -355,11 +354,11 @@ def draw_image(image: Image, width: int, height: int, *, colors: bool = True) ->
     return lines
 
 
-# --- words
+# --- text
 
 
 def _merge_equal_styles(line: list[StyledText]) -> list[StyledText]:
-    """Neighbours of one colour as one."""
+    """Merge neighbouring texts of the same style."""
     merged: list[StyledText] = []
     for ink in line:
         if merged and merged[-1][1:] == ink[1:]:
@@ -370,7 +369,7 @@ def _merge_equal_styles(line: list[StyledText]) -> list[StyledText]:
 
 
 def _parse_number(value: object) -> float:
-    """A number of a JSON column, where those that are not finite are words."""
+    """Parse a number of a JSON column, where infinities are strings; anything else is NaN."""
     if isinstance(value, int | float):
         return float(value)
     return {"Infinity": math.inf, "-Infinity": -math.inf}.get(str(value), math.nan)

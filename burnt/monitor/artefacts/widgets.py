@@ -1,4 +1,4 @@
-"""Widgets that show artefacts: `Picture`, which scrolls, and `Slider`, which moves along steps."""
+"""Widgets for artefacts: `Picture`, a scrollable drawing, and `Slider`, which selects a step."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from burnt.monitor.artefacts.render import Lines, StyledText
 __all__ = ["DrawFunction", "Picture", "Slider"]
 
 DrawFunction = Callable[[int, int, bool], Lines]
-"""Draws for so many cells across and down, with colours or without."""
+"""Draws lines for a width and height in cells, with or without colours."""
 
-_MAX_SHADE = 0.75  # how far the darkest shade goes towards the theme's main colour
+_MAX_SHADE = 0.75  # how far the darkest shade is blended towards the theme's primary colour
 
 
 class Picture(ScrollView, can_focus=False):
-    """Lines of text with colours, drawn for the size there is."""
+    """Shows styled lines that are drawn for the widget's size."""
 
     DEFAULT_CSS = """
     Picture {
@@ -46,17 +46,17 @@ class Picture(ScrollView, can_focus=False):
         self._styles: dict[StyledText, Style] = {}
 
     def show(self, draw: DrawFunction) -> None:
-        """Show something else; nothing is drawn again for what is shown."""
+        """Show another drawing; does not redraw if it is the same."""
         if draw is not self._draw_function or self._drawn_for != (self.size, self._colors):
             self._draw_function = draw
             self._redraw()
 
     def on_resize(self) -> None:
-        """Another size, another drawing."""
+        """Redraw for the new size."""
         self._redraw()
 
     def notify_style_update(self) -> None:
-        """Another theme has other colours."""
+        """Redraw with the new theme's colours."""
         super().notify_style_update()
         self._styles = {}
         if self._draw_function is not None and self._drawn_for != (self.size, self._colors):
@@ -71,13 +71,13 @@ class Picture(ScrollView, can_focus=False):
         width, height = self.size
         if self._draw_function is not None and width and height:
             self._drawn_for = self.size, self._colors
-            # A space before it, and one for the scrollbar that the drawing may bring about.
+            # Two columns less: a left margin, and a scrollbar that the drawing may need.
             self._lines = self._draw_function(max(width - 2, 1), height, self._colors)
             self.virtual_size = Size(width, len(self._lines))
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        """A line of the screen."""
+        """Render a line of the widget."""
         number = y + int(self.scroll_offset.y)
         if number >= len(self._lines):
             return Strip.blank(self.size.width, self.rich_style)
@@ -108,7 +108,7 @@ class Picture(ScrollView, can_focus=False):
         return style if color is None else style + Style(color=color.rich_color)
 
     def _color(self, name: str) -> Color | None:
-        """A colour, or what a variable of the theme says; None if the theme has no such variable."""
+        """Parse a colour or a theme variable; None if the theme lacks the variable."""
         if name.startswith("$"):
             name = self.app.theme_variables.get(name[1:], "")
         try:
@@ -118,7 +118,7 @@ class Picture(ScrollView, can_focus=False):
 
 
 class Slider(Widget, can_focus=False):
-    """A line on which one of several places is chosen."""
+    """A slider that selects one of several positions with the mouse."""
 
     DEFAULT_CSS = """
     Slider { height: 1; padding: 0 1; }
@@ -126,7 +126,7 @@ class Slider(Widget, can_focus=False):
     ALLOW_SELECT: ClassVar[bool] = False
 
     class Moved(Message):
-        """Another place was chosen with the mouse."""
+        """Another position was selected with the mouse."""
 
         def __init__(self, slider: Slider, position: int) -> None:
             self.slider, self.position = slider, position
@@ -134,23 +134,23 @@ class Slider(Widget, can_focus=False):
 
         @property
         def control(self) -> Slider:
-            """The slider."""
+            """The slider that posted the message."""
             return self.slider
 
     def __init__(self) -> None:
         super().__init__()
         self._state = (0, 0, "")
-        self._bar = (0, 1)  # where the line begins, and how long it is
+        self._bar = (0, 1)  # start column and length of the line
         self._is_dragging = False
 
     def show(self, position: int, count: int, label: str) -> None:
-        """Stand at one of so many places, and say what is there."""
+        """Set the position, the number of positions and the label."""
         if (position, count, label) != self._state:
             self._state = position, count, label
             self.refresh()
 
     def render(self) -> Content:
-        """What it is, the line, and which of how many."""
+        """Render the label, the line and the position."""
         position, count, label = self._state
         if count < 2:
             return Content.assemble((label, "$dim"))
@@ -167,18 +167,18 @@ class Slider(Widget, can_focus=False):
         )
 
     def on_mouse_down(self, event: events.MouseDown) -> None:
-        """Take hold of it."""
+        """Start dragging."""
         self._is_dragging = True
         self.capture_mouse()
         self._move(event)
 
     def on_mouse_up(self) -> None:
-        """Let go of it."""
+        """Stop dragging."""
         self._is_dragging = False
         self.release_mouse()
 
     def on_mouse_move(self, event: events.MouseMove) -> None:
-        """Drag."""
+        """Move while dragging."""
         if self._is_dragging:
             self._move(event)
 

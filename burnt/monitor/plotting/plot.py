@@ -1,6 +1,6 @@
-"""A plot as lines of text with styles: axes, legend, curves in braille, markers, crosshair. No Textual.
+"""A plot as lines of styled text: axes, legend, curves in braille, markers, crosshair. No Textual.
 
-`Plot` lays a `PlotView` out for a size; `burnt.monitor.plotting.chart_widget` shows it and moves the view.
+`Plot` draws a `PlotView` for a size; `burnt.monitor.plotting.chart_widget` shows it and changes the view.
 """
 
 from __future__ import annotations
@@ -30,25 +30,24 @@ Range = tuple[float, float]
 XAxis = Literal["step", "epoch", "time"]
 
 _CELLS = " " + CHARACTERS[1:]
-_MAX_DOT = 1e6  # dots; what lies farther outside looks the same
-_SAMPLE_CELLS = 3  # cells of a line in the legend
+_MAX_DOT = 1e6  # dot coordinates are clamped to this; points farther out look the same
+_SAMPLE_CELLS = 3  # cells of a line sample in the legend
 
 
 class PlotView(NamedTuple):
     """What a plot shows.
 
     Args:
-        curves: drawn in this order, so that the last lies on top.
-        x: the unit of the curves' `xs`: steps, epochs, or seconds at work.
-        log_y: a logarithmic y axis; values of zero and below are left out, which the plot says.
-        smoothing: the weight of the past in `burnt.monitor.plotting.curves.smooth`; the values themselves
-        stay,
+        curves: the curves, drawn in this order, the last on top.
+        x: the unit of the curves' `xs`: steps, epochs, or seconds of training.
+        log_y: whether the y axis is logarithmic; values of zero and below are then omitted, with a note.
+        smoothing: weight of the past in `burnt.monitor.plotting.curves.smooth`; the raw values are drawn
             faintly.
-        title: in bold, before the legend.
-        markers: marks the lowest and the highest value, with their values.
-        range_x: what of the x axis is seen; None is all of it.
-        range_y: what of the y axis is seen (of its logarithm, if it is logarithmic); None fits the values.
-        crosshair: where on the x axis to read the curves' values.
+        title: text in bold before the legend.
+        markers: whether to mark the lowest and the highest value.
+        range_x: visible range of the x axis; None shows all.
+        range_y: visible range of the y axis (of the logarithms if it is logarithmic); None fits the values.
+        crosshair: x position at which the curves' values are shown.
     """
 
     curves: tuple[Curve, ...] = ()
@@ -63,9 +62,10 @@ class PlotView(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Text and the name of its style.
+    """A text and the name of its style.
 
-    That is ``title``, ``axis``, ``label``, ``note``, ``cross``, or a curve's number, after a ``-`` if faint.
+    A style is ``title``, ``axis``, ``label``, ``note``, ``cross``, or a curve's number, after a ``-`` if
+    faint.
     """
 
     text: str
@@ -73,21 +73,21 @@ class Span(NamedTuple):
 
 
 class _PreparedLine(NamedTuple):
-    """A curve, made ready: reduced, in the axis' unit."""
+    """A curve downsampled and converted to axis values, ready to be drawn."""
 
     curve: int
     xs: list[float]
-    ys: list[float]  # NaN where nothing is drawn
+    ys: list[float]  # NaN is a gap
     faint: bool
 
 
 class Plot:
-    """A view laid out for a number of cells.
+    """A view drawn for a size in cells.
 
     Args:
         view: what to show.
-        width: cells across.
-        height: cells down. Legend, axes and labels appear as there is room for them.
+        width: number of columns.
+        height: number of lines. Legend, axes and labels are omitted if there is no room for them.
 
     >>> curve = Curve("train", "blue", range(100), [1 / (1 + i) for i in range(100)])
     >>> print(Plot(PlotView((curve,), title="loss", markers=False), 32, 8).text())
@@ -115,25 +115,27 @@ class Plot:
         labels = max((len(tick.text) for tick in self._y_ticks), default=0)
         self.left = labels + 2 if self.width >= 20 + labels else 0
         self.columns = max(self.width - self.left - self.right, 0)
-        self._overlays: dict[tuple[int, int], tuple[str, str]] = {}  # over the curves, by row and column
+        self._overlays: dict[
+            tuple[int, int], tuple[str, str]
+        ] = {}  # (character, style) drawn over the curves, by (row, column)
         self.lines: list[list[Span]] = legend
         if self.rows and self.columns:
             self.lines = legend + self._draw_body(lines)
         self.lines = self.lines[: self.height]
 
     def text(self) -> str:
-        """Without styles, for pipes and tests."""
+        """Return the plot without styles, for pipes and tests."""
         return "\n".join("".join(span.text for span in line).rstrip() for line in self.lines)
 
-    # --- from cells to values and back
+    # --- conversion between cells and values
 
     def x_at(self, column: int) -> float:
-        """The x under a cell of the plot's width, and beyond its ends."""
+        """Return the x value at a column; also extrapolates beyond the plot."""
         low, high = self.range_x
         return low + (high - low) * (2 * (column - self.left) + 0.5) / max(2 * self.columns - 1, 1)
 
     def y_at(self, row: int) -> float:
-        """The y (its logarithm on a logarithmic axis) under a cell of the plot's height."""
+        """Return the y value at a row; its logarithm on a logarithmic axis."""
         low, high = self.range_y
         return high + (low - high) * (4 * (row - self.top) + 1.5) / max(4 * self.rows - 1, 1)
 
@@ -143,18 +145,18 @@ class Plot:
 
     def _y_to_dot(self, y: float) -> float:
         low, high = self.range_y
-        # Halved, as the difference of two huge numbers may be an infinity; not of two that are all but 0.
+        # Halved, as the difference of two huge numbers may overflow; not for denormals, whose halves vanish.
         half = high / 2 - low / 2
         share = (high / 2 - y / 2) / half if half else (high - y) / (high - low)
         dot = share * (4 * self.rows - 1)
         return min(max(dot, -_MAX_DOT), _MAX_DOT) if dot == dot else dot
 
     def _cell(self, x: float, y: float) -> tuple[int, int]:
-        """Row and column of a point; both may lie outside of the plot."""
+        """Return row and column of a point; both may be outside of the plot."""
         return math.floor(self._y_to_dot(y) + 0.5) // 4, math.floor(self._x_to_dot(x) + 0.5) // 2
 
     def _axis_value(self, y: float) -> float:
-        """A value on the y axis: NaN if a logarithmic one has no place for it."""
+        """Return the y axis value: the logarithm on a logarithmic axis, NaN if it is undefined."""
         if not self.view.log_y:
             return y
         return math.log10(y) if y > 0 else math.nan
@@ -189,7 +191,7 @@ class Plot:
         if span <= 1e-12 * max(abs(top), abs(bottom)):
             half = 0.5 if self.view.log_y else abs(top) / 10 or 0.5
             return max(bottom - half, -1.7e308), min(top + half, 1.7e308)
-        # Room for the markers above and below, if there are any.
+        # Leave room for the markers above and below.
         share = 1 / self.rows if self.view.markers and self.rows >= 8 else 0.25 / max(self.rows, 1)
         if abs(top) > 1e307 or abs(bottom) > 1e307:
             return bottom, top
@@ -213,7 +215,7 @@ class Plot:
                 row = 0
                 while left or right:
                     if dots := left & 15 | (right & 15) << 4:
-                        # What is faint gives way in its cell, or it would thicken the line above it.
+                        # A line replaces faint dots in its cell; otherwise they would thicken it.
                         covers_faint = owners[row][column].startswith("-") and not line.faint
                         bits[row][column] = dots if covers_faint else bits[row][column] | dots
                         owners[row][column] = style
@@ -258,16 +260,16 @@ class Plot:
             return "no values yet"
         if not any(map(math.isfinite, points)):
             return "no finite values"
-        return "nothing above 0" if self.view.log_y and max(points) <= 0 else "nothing here"
+        return "no values above 0" if self.view.log_y and max(points) <= 0 else "no values in this range"
 
-    # --- what lies over the curves
+    # --- overlays
 
     def _overlay(self, row: int, column: int, text: str, style: str) -> None:
         for i, character in enumerate(text[: max(self.columns - column, 0)]):
             self._overlays[row, column + i] = (character, style)
 
     def _overlay_non_finite(self) -> None:
-        """Infinities at the edge they leave by; NaN at the bottom."""
+        """Mark infinities at the top or bottom edge, and NaN at the bottom."""
         low, high = self.range_x
         for i, curve in enumerate(self.view.curves):
             if all(map(math.isfinite, curve.ys)):
@@ -289,7 +291,7 @@ class Plot:
             if ends is not None and seen[ends[0]][1] != seen[ends[1]][1]:
                 extremes += [(lowest, *seen[end], i) for lowest, end in zip((True, False), ends, strict=True)]
         if len(self.view.curves) > 2:
-            # Of many curves only the ends of all, as the labels would cover the curves.
+            # With many curves, mark only the overall extremes; more labels would cover the curves.
             lows, highs = [f for f in extremes if f[0]], [f for f in extremes if not f[0]]
             extremes = sorted(lows, key=lambda f: f[2])[:1] + sorted(highs, key=lambda f: f[2])[-1:]
         for lowest, x, y, i in extremes:
@@ -310,7 +312,7 @@ class Plot:
                 ):
                     self._overlay(at, start, text, str(i))
                     break
-            else:  # no room for the value beside it
+            else:  # no room for the value: mark the point only
                 self._overlay(row, column, text[0], str(i))
 
     def _overlay_crosshair(self, bits: list[list[int]]) -> None:
@@ -331,7 +333,7 @@ class Plot:
                 self._overlays[row, column] = ("●", str(i))
 
     def _place_tags(self) -> dict[int, tuple[str, str]]:
-        """Tags beside the ends of curves, by row; where two would meet, the later one moves."""
+        """Return the tags beside the curves' ends, by row; if two collide, the later one moves."""
         tags: dict[int, tuple[str, str]] = {}
         for i, curve in enumerate(self.view.curves):
             index = nearest_index(curve.xs, self.range_x[1])
@@ -375,7 +377,7 @@ class Plot:
         x = self.view.crosshair
         crosshair_span = range(
             0
-        )  # where the crosshair's label stands; what it would cover in part is left out
+        )  # columns of the crosshair's label; labels it would partly cover are omitted
         if x is not None and low <= x <= high:
             cross = min(max(self._cell(x, self.range_y[0])[1], 0), self.columns - 1)
             text = f" {self._x_text(x)} "[: self.width]
@@ -410,7 +412,7 @@ class Plot:
     # --- the legend
 
     def _draw_legend(self) -> list[list[Span]]:
-        """Title, curves and notes in as many lines as they need and the plot can spare."""
+        """Return title, curves and notes in as many lines as needed, at most a quarter of the height."""
         if self.height < 4:
             return []
         lines: list[list[Span]] = [[]]
@@ -437,7 +439,7 @@ class Plot:
         return lines
 
     def _notes(self) -> list[str]:
-        """What the picture alone does not say."""
+        """Return notes on what the curves alone do not show."""
         low, high = self.range_x
         notes = [f"smoothed {self.view.smoothing:g}"] if self.view.smoothing else []
         if self.view.log_y:
@@ -456,7 +458,7 @@ class Plot:
     def _legend_entry(self, number: int, curve: Curve) -> list[Span]:
         at = self.range_x[1] if self.view.crosshair is None else self.view.crosshair
         index = nearest_index(curve.xs, at)
-        # Under a smoothed line the values are still those that were measured.
+        # With smoothing, the legend still shows the measured values.
         raw = " raw" if self.view.smoothing else ""
         value = "" if index is None else f"{raw} {number_text(curve.ys[index])}"
         tag = f"{curve.tag} " if curve.tag else ""
@@ -468,7 +470,7 @@ class Plot:
 
 
 def _dash_pattern(number: int, curve: Curve) -> tuple[int, ...]:
-    """How a curve's line is broken: so that it is told from the others without colours as well."""
+    """Return a curve's dash pattern, which distinguishes the curves without colours."""
     return DASH_PATTERNS[curve.style or list(DASH_PATTERNS)[number % len(DASH_PATTERNS)]]
 
 
@@ -482,7 +484,7 @@ def _full_x_range(curves: Sequence[Curve]) -> Range:
 
 
 def _truncate(spans: Sequence[Span], width: int) -> list[Span]:
-    """Spans of at most this many cells."""
+    """Truncate spans to a number of cells."""
     shown = []
     for span in spans:
         if width <= 0:

@@ -1,4 +1,4 @@
-"""The metrics of a run as curves of a chart: in which order, on which axis, how the splits look."""
+"""The metrics of a run as chart curves: their order, their x values and the styles of the splits."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ __all__ = ["curve_on_axis", "curves_of", "metrics_in_order", "values_on_axis"]
 
 _SPLITS = ("train", "valid")
 _DASH_NAMES = tuple(DASH_PATTERNS)
-_DETAIL_BUCKETS = 400  # buckets of a part that was zoomed into
-# What the training tells of itself comes after what is measured of the model.
+_DETAIL_BUCKETS = 400  # buckets read for a zoomed range
+# Metrics of the training process are listed after metrics of the model.
 _TRAINING_METRICS = ("learning_rate", "steps_per_second", "samples_per_second", "data_wait_share")
 
 
@@ -37,17 +37,17 @@ def curves_of(
     *,
     with_means: bool = False,
 ) -> list[Curve]:
-    """A metric on every split it was computed on.
+    """Read a metric as one curve per split.
 
     Args:
         view: the run.
         name: the metric.
-        axis: the unit of the horizontal axis.
-        zoomed: the part of that axis to be read in more detail.
-        smoothed: whether the curves' means are read too, from which smoothing starts.
+        axis: the unit of the x axis.
+        x_range: a range of the x axis to read in more detail.
+        with_means: whether to read the curves' means too, which smoothing needs.
 
     Raises:
-        BurntError: it cannot be read.
+        BurntError: the run cannot be read.
     """
     splits = sorted(
         (series.split for series in view.series() if series.name == name),
@@ -55,7 +55,7 @@ def curves_of(
     )
     curves = []
     for split in splits:
-        # A split has the same colour and kind of line in every chart.
+        # A split has the same colour and dash pattern in every chart.
         number = _SPLITS.index(split) if split in _SPLITS else len(_SPLITS) + splits.index(split)
         series = Series(name, split)
         xs, ys = curve_on_axis(view, view.points(*series), view.points_between, series, axis, x_range)
@@ -75,18 +75,18 @@ def curve_on_axis(
     axis: XAxis,
     x_range: Range | None,
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Points on the horizontal axis, in more detail where it was zoomed into.
+    """Convert points to x and y values, reading a zoomed range in more detail.
 
     Args:
         view: the run.
-        points: of the whole course.
-        between: reads a part in more detail, as `RunView.points_between` does.
-        series: whose points they are.
-        axis: the unit of the horizontal axis.
-        zoomed: the part of that axis to be read in more detail.
+        points: the points of the whole series.
+        between: reads a step range in more detail, such as `RunView.points_between`.
+        series: the series of the points.
+        axis: the unit of the x axis.
+        x_range: a range of the x axis to read in more detail.
 
     Raises:
-        BurntError: it cannot be read.
+        BurntError: the run cannot be read.
     """
     xs = values_on_axis(view, points, axis)
     if x_range is None or not xs:
@@ -103,7 +103,7 @@ def curve_on_axis(
 
 
 def metrics_in_order(series: Sequence[Series]) -> list[str]:
-    """The names of metrics: loss, others that have a better end, the rest, what the training tells of itself.
+    """Return metric names in display order: loss, with a better direction, others, training metrics.
 
     >>> metrics_in_order([Series(name, "train") for name in ("learning_rate", "accuracy", "loss")])
     ['loss', 'accuracy', 'learning_rate']
@@ -118,11 +118,11 @@ def metrics_in_order(series: Sequence[Series]) -> list[str]:
 
 
 def values_on_axis(view: RunView, points: Points, axis: XAxis) -> Sequence[float]:
-    """Where points lie on the horizontal axis: steps, epochs with fractions, or seconds at work."""
+    """Return the x values of points: steps, fractional epochs, or seconds of training."""
     if axis == "epoch":
         return steps_to_epochs(points.steps, view.epoch_ends)
     if axis == "time":
-        # A clock that was set back must not make the axis run backwards.
+        # If the system clock was set back, the axis must still ascend.
         latest, xs = 0.0, []
         for x in times_to_active_seconds(points.times, view.attempt_spans):
             latest = max(latest, x)

@@ -1,4 +1,4 @@
-"""Axes: where ticks stand, and what is written at them."""
+"""Positions and labels of axis ticks."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ __all__ = ["Tick", "count_text", "linear_ticks", "log_ticks", "number_text", "sp
 
 
 class Tick(NamedTuple):
-    """A place on an axis and its label."""
+    """A position on an axis and its label."""
 
     at: float
     text: str
 
 
 def linear_ticks(low: float, high: float, max_ticks: int, *, whole: bool = False) -> list[Tick]:
-    """Round numbers within a range.
+    """Return ticks at round numbers within a range.
 
     Args:
         low: the lower end.
         high: the upper end.
-        most: at most so many.
-        whole: whole numbers only, with k and M for thousands and millions.
+        max_ticks: maximum number of ticks.
+        whole: whether to use whole numbers only, with k and M for thousands and millions.
 
     >>> [tick.text for tick in linear_ticks(0.0, 1.0, 6)]
     ['0.0', '0.2', '0.4', '0.6', '0.8', '1.0']
@@ -32,7 +32,7 @@ def linear_ticks(low: float, high: float, max_ticks: int, *, whole: bool = False
     """
     if not (math.isfinite(low) and math.isfinite(high)) or high <= low or max_ticks < 1:
         return []
-    # Halved, as the difference of two huge numbers may be an infinity.
+    # Halved, as the difference of two huge numbers may overflow.
     rough_step = (high / 2 - low / 2) / max_ticks * 2
     if rough_step == 0 or not math.isfinite(rough_step):
         return []
@@ -54,18 +54,18 @@ def linear_ticks(low: float, high: float, max_ticks: int, *, whole: bool = False
         for k in range(first, last + 1)
     ]
     texts = [count_text(at) for at in positions] if whole else _format_decimals(positions, step)
-    # Where floats are too coarse for such a range, several ticks read the same.
+    # In very small ranges, float precision may give several ticks the same label.
     unique = dict(zip(reversed(texts), reversed(positions), strict=True))
     return [Tick(at, text) for text, at in reversed(unique.items())]
 
 
 def _times_power_of_ten(factor: int, power: int) -> float:
-    """``factor * 10**power``, rounded once."""
+    """Return ``factor * 10**power``, rounded once."""
     return float(f"{factor}e{power}")
 
 
 def _format_decimals(positions: Sequence[float], step: float) -> list[str]:
-    """Numbers with the decimals that their distance asks for."""
+    """Format numbers with the decimals that distinguish neighbouring ticks."""
     largest = max(map(abs, positions), default=0.0)
     if largest == 0:
         return ["0"] * len(positions)
@@ -84,7 +84,7 @@ def _scientific(value: float, digits: int) -> str:
 
 
 def log_ticks(low: float, high: float, max_ticks: int) -> list[Tick]:
-    """Powers of ten within a range of positive numbers, or rounder numbers where it has few of them.
+    """Return ticks at powers of ten within a positive range, or at multiples of them if there are few.
 
     >>> [tick.text for tick in log_ticks(0.001, 2000.0, 7)]
     ['0.001', '0.01', '0.1', '1', '10', '100', '1000']
@@ -106,14 +106,14 @@ def log_ticks(low: float, high: float, max_ticks: int) -> list[Tick]:
         if 2 <= len(positions) <= max_ticks:
             return [Tick(at, number_text(at)) for at in positions]
     if len(positions) < 2:
-        # Less than a decade: as on a linear axis.
+        # Less than a decade: use linear ticks.
         return [tick for tick in linear_ticks(low, high, max_ticks) if tick.at > 0]
     stride = -(-len(positions) // max_ticks)
     return [Tick(at, number_text(at)) for at in positions[::stride]]
 
 
 def time_ticks(low: float, high: float, max_ticks: int) -> list[Tick]:
-    """Round times within a range of seconds.
+    """Return ticks at round times within a range of seconds.
 
     >>> [tick.text for tick in time_ticks(0.0, 3 * 3600.0, 4)]
     ['0', '1h', '2h', '3h']
@@ -135,7 +135,7 @@ def time_ticks(low: float, high: float, max_ticks: int) -> list[Tick]:
 
 
 def span_text(seconds: float) -> str:
-    """A length of time, in the one or two units that matter.
+    """Format a duration in at most two units.
 
     >>> span_text(0), span_text(45), span_text(90), span_text(3600 * 5 + 1800), span_text(86400 * 2)
     ('0', '45s', '1m30s', '5h30m', '2d')
@@ -154,7 +154,7 @@ def span_text(seconds: float) -> str:
 
 
 def count_text(value: float) -> str:
-    """A count, with k, M and G for large ones; no digit is lost.
+    """Format a count with k, M or G, without losing digits.
 
     >>> count_text(0), count_text(950), count_text(12500), count_text(3_000_000), count_text(1234567)
     ('0', '950', '12.5k', '3M', '1.234567M')
@@ -166,7 +166,7 @@ def count_text(value: float) -> str:
 
 
 def number_text(value: float) -> str:
-    """A number in few characters.
+    """Format a number in few characters.
 
     >>> number_text(0.5), number_text(1000.0), number_text(3e-7), number_text(1e12), number_text(float("nan"))
     ('0.5', '1000', '3e-7', '1e12', 'NaN')

@@ -384,9 +384,7 @@ class RunScreen(Screen[None]):
         if self._can_send_commands():
             detail = "The note is stored with the run's events."
             await self._ask(
-                PromptScreen(
-                    "Add a note", detail, "text of the note", "Add", partial(check, "note")
-                ),
+                PromptScreen("Add a note", detail, "text of the note", "Add", partial(check, "note")),
                 "note",
             )
 

@@ -57,9 +57,7 @@ _COLUMNS = (
     Column("age", align_right=True, drop_priority=2),
 )
 _METRIC_COLUMN = 7
-_LINE_MARKS = dict(
-    zip(DASH_PATTERNS, "▐┇┊╏", strict=True)
-)  # upright; the dash patterns of compared runs
+_LINE_MARKS = dict(zip(DASH_PATTERNS, "▐┇┊╏", strict=True))  # upright; the dash patterns of compared runs
 _NARROW_WIDTH = 100
 _MIN_PREVIEW_LINES = 30
 _STATE_ORDER = ("running", "stale", "crashed", "stopped", "finished", "unreadable", "deleted")
@@ -140,7 +138,7 @@ class RunsScreen(Screen[None]):
         self._show(True)
         if curves is None:
             return
-        from burnt.monitor.plotting.chart_widget import Chart  # imported late: the first screen does not need it
+        from burnt.monitor.plotting.chart_widget import Chart  # not needed for the first screen
 
         container = self.query_one("#preview")
         if not container.query(Chart):

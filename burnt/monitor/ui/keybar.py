@@ -1,4 +1,4 @@
-"""`KeyBar`: the last line of a screen, with the most useful keys that there is room for."""
+"""`KeyBar`: the last line of a screen, with the most useful keys that fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GAP = 2
 
 
 class KeyBar(Static):
-    """Keys and what they do; a click does it too."""
+    """Shows keys and their labels; clicking one runs its action."""
 
     DEFAULT_CSS = """
     KeyBar { dock: bottom; height: 1; background: $surface; text-wrap: nowrap; }
@@ -31,12 +31,12 @@ class KeyBar(Static):
         self._click_ranges: list[tuple[int, int, object, Key]] = []
 
     def on_mount(self) -> None:
-        """What can be pressed depends on what has the keys."""
+        """Update the keys whenever the focus changes the active bindings."""
         self.screen.bindings_updated_signal.subscribe(self, self.update_keys)
         self.update_keys()
 
     def update_keys(self, _: Any = None) -> None:
-        """Show the keys that can be pressed now, as the screen calls them."""
+        """Show the active keys, with the labels that the screen gives them."""
         if self.screen.is_current:
             active = [(node, self._displayed(key)) for node, key in app_of(self).active_keys()]
             self._active_keys = [(node, key) for node, key in active if key.bar_priority]
@@ -47,7 +47,7 @@ class KeyBar(Static):
         return key if displayed_key is None else displayed_key(key)
 
     def on_resize(self) -> None:
-        """More room, more keys."""
+        """Fit the keys to the new width."""
         self._draw_keys()
 
     def _draw_keys(self) -> None:
@@ -65,14 +65,14 @@ class KeyBar(Static):
         self.update(Content.assemble(*parts))
 
     async def on_click(self, event: events.Click) -> None:
-        """As if the key were pressed."""
+        """Run the action of the clicked key."""
         for start, stop, node, key in self._click_ranges:
             if start <= event.x < stop:
                 await self.app.run_action(key.action, node)  # type: ignore[arg-type]
 
 
 def _keys_that_fit(keys: Sequence[Key], width: int) -> list[Key]:
-    """The keys, without those of the highest numbers where there is no room for all."""
+    """Return the keys that fit the width, dropping those with the highest `bar_priority` first."""
     shown = list(keys)
     while shown:
         used = 1 + sum(

@@ -1,4 +1,4 @@
-"""Lines of facts: parts in styles, set at both ends of a line, and left out where there is no room."""
+"""Lines of styled facts that drop the least important parts when the width is too small."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from burnt.monitor.format import clean
 __all__ = ["Part", "facts_line", "two_sided_line", "update_if_changed"]
 
 Part = tuple[str, str]
-"""A text and its style, as Textual writes it; what a terminal would obey is escaped when it is set."""
+"""A text and its Textual style; control sequences are escaped when the line is built."""
 
 
 def update_if_changed(widget: Static, content: Content) -> None:
-    """Show something else; nothing is painted when it is the same."""
+    """Update a widget's content; does not repaint if it is the same."""
     current = widget.content
     if not (isinstance(current, Content) and current.is_same(content)):
         widget.update(content)
 
 
 def facts_line(pairs: Sequence[tuple[str, Part]], width: int) -> Content:
-    """Names and values, as many as there is room for.
+    """Join names and values to one line, as many as fit.
 
     Args:
-        pairs: the most important first; what has no name is a value alone.
-        width: of the line.
+        pairs: (name, value) pairs, the most important first; an empty name shows the value alone.
+        width: width of the line in cells.
     """
     shown, width_left = [], width - 2
     for name, (text, style) in pairs:
@@ -39,12 +39,12 @@ def facts_line(pairs: Sequence[tuple[str, Part]], width: int) -> Content:
 
 
 def two_sided_line(left: Sequence[Part], right: Sequence[Sequence[Part]], width: int) -> Content:
-    """Two parts of a line, one at each end.
+    """Build a line with parts at both ends.
 
     Args:
-        left: the first of them is cut where there is no room.
-        right: groups; the last ones are left out where there is no room.
-        width: of the line.
+        left: parts at the left end; the first is truncated if the line is too narrow.
+        right: groups of parts at the right end; the last are left out if the line is too narrow.
+        width: width of the line in cells.
     """
     left = _clean_parts(left)
     first = Content.assemble(*left)

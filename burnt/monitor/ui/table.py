@@ -1,4 +1,4 @@
-"""`Table`: a table of lines with a cursor, which repaints only the lines that changed."""
+"""`Table`: a table with a cursor that repaints only the rows that changed."""
 
 from __future__ import annotations
 
@@ -23,25 +23,26 @@ from burnt.monitor.ui.keymap import LIST, bindings
 __all__ = ["Cell", "Column", "Table", "cell"]
 
 Cell = tuple[tuple[str, str], ...]
-"""Texts with their styles, as Textual writes them, side by side."""
+"""Styled texts side by side, as (text, Textual style) pairs."""
 
 _GAP = 2
-_MIN_EXPANDING_WIDTH = 18  # what a column that gives way keeps
+_MIN_EXPANDING_WIDTH = 18  # minimum width of an expanding column when the table is too narrow
 
 
 def cell(text: str, style: str = "") -> Cell:
-    """A text in one style, with what a terminal would obey escaped."""
+    """Return a cell with one style; control sequences are escaped."""
     return ((clean(text), style),)
 
 
 class Column(NamedTuple):
-    """A column.
+    """A column of a table.
 
     Args:
-        name: its heading.
-        right: whether its cells are set to the right.
-        grows: whether it is as wide as there is room for, while others have the width that they need.
-        spare: columns of higher numbers are left out first where there is no room; 0 stays.
+        name: the heading.
+        align_right: whether the cells are right-aligned.
+        expands: whether the column takes the remaining width; other columns are as wide as their content.
+        drop_priority: columns with the highest numbers are dropped first if the table is too wide; 0 is never
+            dropped.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Column(NamedTuple):
 
 
 class _TableMessage(Message):
-    """What a table tells."""
+    """A message of a table."""
 
     def __init__(self, table: Table) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class _TableMessage(Message):
 
 
 class _RowMessage(_TableMessage):
-    """What it tells of a line."""
+    """A message about one row."""
 
     def __init__(self, table: Table, key: object) -> None:
         super().__init__(table)
@@ -72,12 +73,13 @@ class _RowMessage(_TableMessage):
 
 
 class Table(ScrollView, can_focus=True):
-    """A table with a line of headings that stays.
+    """A table with a fixed header line.
 
     Args:
-        columns: what it has; may be given anew with `show`.
-        empty: what is said instead of rows when there are none.
-        head: whether there is a line of headings.
+        columns: the columns; `show` may replace them.
+        empty_text: text shown when there are no rows.
+        header: whether there is a header line.
+        id: the widget's id.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -101,10 +103,10 @@ class Table(ScrollView, can_focus=True):
     cursor = reactive(0, repaint=False)
 
     class RowOpened(_RowMessage):
-        """A line was chosen by enter or a double click."""
+        """A row was opened with enter or a double click."""
 
     class CursorMoved(_RowMessage):
-        """The cursor is on another line."""
+        """The cursor moved to another row."""
 
     class HeadingClicked(_TableMessage):
         """A heading was clicked."""
@@ -119,13 +121,15 @@ class Table(ScrollView, can_focus=True):
         super().__init__(id=id)
         self.columns = list(columns)
         self.empty_text = empty_text
-        self.error_text = ""  # said instead of that when rows could not be read
+        self.error_text = ""  # shown instead of `empty_text` if the rows could not be read
         self.header_height = int(header)
         self.row_keys: list[object] = []
         self._rows: list[Sequence[Cell]] = []
         self._layout: list[tuple[int, int]] = []  # (column, width)
         self._widths: list[int] = []
-        self._measured_rows: dict[object, tuple[Sequence[Cell], tuple[int, ...]]] = {}  # of each row's cells
+        self._measured_rows: dict[
+            object, tuple[Sequence[Cell], tuple[int, ...]]
+        ] = {}  # (cells, widths) by row key
         self._sorted_by: tuple[str, bool] | None = None
 
     def show(
@@ -135,13 +139,13 @@ class Table(ScrollView, can_focus=True):
         columns: Sequence[Column] | None = None,
         sorted_by: tuple[str, bool] | None = None,
     ) -> None:
-        """Show other rows; the cursor stays on the row of its key, and nothing is repainted that is the same.
+        """Replace the rows; the cursor stays on the row with its key, and only changed rows are repainted.
 
         Args:
-            rows: (key, cells) pairs; keys tell rows apart, and are what messages carry. Cells that are the
-                same object as before are not measured again.
-            columns: other columns than before.
-            sorted_by: the column whose heading says so, and whether it is descending.
+            rows: (key, cells) pairs with unique keys, which messages carry. Cells that are the same object as
+                before are not measured again.
+            columns: new columns, if they change.
+            sorted_by: the column to mark as sorted, and whether the order is descending.
         """
         cursor_key = self.cursor_key
         old_rows, needs_layout = self._rows, sorted_by != self._sorted_by or columns is not None
@@ -153,7 +157,7 @@ class Table(ScrollView, can_focus=True):
         measured, self._measured_rows = self._measured_rows, {}
         for key, cells in rows:
             size = measured.get(key)
-            # Of long tables most rows are those of before.
+            # Most rows of a long table are unchanged.
             self._measured_rows[key] = (
                 size if size and size[0] is cells else (cells, tuple(map(_cell_width, cells)))
             )
@@ -177,23 +181,23 @@ class Table(ScrollView, can_focus=True):
 
     @property
     def cursor_key(self) -> object:
-        """The key of the line under the cursor; None when there are no lines."""
+        """The key of the row under the cursor; None if the table is empty."""
         return self.row_keys[self.cursor] if self.cursor < len(self.row_keys) else None
 
     def move_to(self, key: object) -> None:
-        """Set the cursor to the line of a key, if there is one."""
+        """Move the cursor to the row with a key, if it exists."""
         if key in self.row_keys:
             self.cursor = self.row_keys.index(key)
 
     # --- drawing
 
     def on_resize(self) -> None:
-        """Columns fit themselves to the new width."""
+        """Fit the columns to the new width."""
         self._lay_out_columns()
         self._scroll_to_cursor()
 
     def _lay_out_columns(self) -> None:
-        """Which columns are shown, and how wide they are."""
+        """Compute which columns are shown and how wide they are."""
         self.virtual_size = Size(self.size.width, len(self._rows) + self.header_height)
         available = self.scrollable_content_region.width - 2
         names = [
@@ -208,7 +212,8 @@ class Table(ScrollView, can_focus=True):
 
         def needed() -> int:
             return sum(
-                (min(widths[i], _MIN_EXPANDING_WIDTH) if self.columns[i].expands else widths[i]) + _GAP for i in shown
+                (min(widths[i], _MIN_EXPANDING_WIDTH) if self.columns[i].expands else widths[i]) + _GAP
+                for i in shown
             ) - _GAP  # fmt: skip
 
         for i in sorted(shown, key=lambda i: -self.columns[i].drop_priority):
@@ -220,7 +225,7 @@ class Table(ScrollView, can_focus=True):
         layout = []
         for i in shown:
             if i in expanding:
-                # Not wider than what is in it: cells that are read together stay side by side.
+                # Not wider than its content, so that related cells stay close together.
                 layout.append((i, max(min(width_left // len(expanding) - _GAP, widths[i]), 1)))
             else:
                 layout.append((i, widths[i]))
@@ -230,7 +235,7 @@ class Table(ScrollView, can_focus=True):
         return 2 if self._sorted_by is not None and self._sorted_by[0] == column.name else 0
 
     def render_line(self, y: int) -> Strip:
-        """A line of the screen."""
+        """Render a line of the widget."""
         width = self.size.width
         if y < self.header_height:
             style = self.get_visual_style("rows--head")
@@ -271,7 +276,7 @@ class Table(ScrollView, can_focus=True):
     # --- the cursor
 
     def watch_cursor(self, old: int, new: int) -> None:
-        """Repaint the two lines, and tell."""
+        """Repaint the old and the new row, and post `CursorMoved`."""
         top = int(self.scroll_offset.y)
         for line in (old, new):
             self.refresh(Region(0, line - top + self.header_height, self.size.width, 1))
@@ -287,40 +292,40 @@ class Table(ScrollView, can_focus=True):
             self.scroll_to(y=self.cursor - rows + 1, animate=False, force=True)
 
     def validate_cursor(self, cursor: int) -> int:
-        """Within the lines."""
+        """Clamp the cursor to the rows."""
         return max(0, min(cursor, len(self.row_keys) - 1))
 
     def action_cursor_up(self) -> None:
-        """Up."""
+        """Move the cursor up."""
         self.cursor -= 1
 
     def action_cursor_down(self) -> None:
-        """Down."""
+        """Move the cursor down."""
         self.cursor += 1
 
     def action_page_up(self) -> None:
-        """Up by what is shown."""
+        """Move the cursor up one page."""
         self.cursor -= max(self.size.height - self.header_height - 1, 1)
 
     def action_page_down(self) -> None:
-        """Down by what is shown."""
+        """Move the cursor down one page."""
         self.cursor += max(self.size.height - self.header_height - 1, 1)
 
     def action_first(self) -> None:
-        """To the first line."""
+        """Move the cursor to the first row."""
         self.cursor = 0
 
     def action_last(self) -> None:
-        """To the last line."""
+        """Move the cursor to the last row."""
         self.cursor = len(self.row_keys) - 1
 
     def action_open_line(self) -> None:
-        """Tell that the line was chosen."""
+        """Post `RowOpened` for the row under the cursor."""
         if self.row_keys:
             self.post_message(self.RowOpened(self, self.cursor_key))
 
     def on_click(self, event: events.Click) -> None:
-        """A click moves the cursor, a second one opens; one on a heading is told."""
+        """Move the cursor; open the row on a double click; post `HeadingClicked` for the header."""
         if event.y < self.header_height:
             x = 1
             for i, width in self._layout:
@@ -340,7 +345,7 @@ def _cell_width(parts: Cell) -> int:
 
 
 def _fit_cell(parts: Cell, width: int, right: bool) -> list[tuple[str, str]]:
-    """The cell in exactly so many places: padded, or cut with an ellipsis."""
+    """Pad a cell to a width, or truncate it with an ellipsis."""
     current_width = _cell_width(parts)
     if current_width <= width:
         pad = (" " * (width - current_width), "")

@@ -1,4 +1,4 @@
-"""How things look: themes, the symbols and colours of states, bars. A state is never told by colour alone."""
+"""Themes, symbols and colours of run states, progress bars. No state is shown by colour alone."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["DARK", "LIGHT", "PLAIN", "progress_bar", "state_cell"]
 def _make_theme(
     name: str, *, dim: str, faint: str, cursor: str, stale: str, bars: tuple[str, str], **colours: Any
 ) -> Theme:
-    """A theme of Textual.
+    """Build a Textual theme.
 
     Args:
-        name: its name.
-        dim: of text that may be overlooked.
-        faint: of lines that should be.
-        cursor: behind the line under the cursor.
-        stale: of runs that are.
-        bars: of scrollbars, and of the one under the mouse.
-        colours: as `Theme` takes them.
+        name: the theme's name.
+        dim: colour of secondary text.
+        faint: colour of lines and borders.
+        cursor: background of the row under the cursor.
+        stale: colour of stale runs.
+        bars: colours of scrollbars, normal and under the mouse.
+        colours: further arguments of `Theme`.
     """
     scrollbar, hover = bars
     backgrounds = ("background", "background-hover", "background-active", "corner-color")
@@ -50,8 +50,8 @@ def _make_theme(
     )
 
 
-# Blue, green and orange are those of Okabe and Ito, which people of every colour vision tell apart, moved to
-# a lightness at which they can be read on the background.
+# Blue, green and orange are from the Okabe-Ito palette, which is safe for colour-blind readers, adjusted in
+# lightness to be readable on the background.
 DARK = _make_theme(
     "burnt-dark",
     dark=True,
@@ -90,7 +90,7 @@ LIGHT = _make_theme(
     cursor="#dbe6ef",
     bars=("#c3cad2", "#a5aeb9"),
 )
-# For NO_COLOR: the terminal's own two colours; what stands out is bold, reversed or dim.
+# For NO_COLOR: the terminal's default colours; emphasis is bold, reversed or dim.
 PLAIN = Theme(
     name="burnt-plain",
     primary="ansi_default",
@@ -133,14 +133,14 @@ _STATES = {
 
 
 def state_cell(view: RunView) -> tuple[str, str]:
-    """The state of a run in a symbol and a word, and its style; a pause is told instead of `running`."""
+    """Return a run's state as symbol and word, and its style; a paused run is shown as ``paused``."""
     state = "paused" if view.state == "running" and view.activity == "paused" else view.state
     symbol, style = _STATES[state]
     return f"{symbol} {state}", style
 
 
 def progress_bar(share: float, width: int) -> tuple[str, str]:
-    """A progress bar in halves of a cell: what is done, and what is left.
+    """Return the done and remaining parts of a progress bar, at a resolution of half a cell.
 
     >>> progress_bar(0.5, 5)
     ('━━╸', '──')

@@ -74,9 +74,7 @@ class ArtefactsPane(Pane):
         self._step_index: int | None = None  # None follows the newest step
         self._num_steps = 0
         self._data_cache: dict[int, tuple[Any, int]] = {}  # (data, approximate bytes) by id
-        self._last_draw: tuple[int, DrawFunction] | None = (
-            None  # id and draw function of the last matrix
-        )
+        self._last_draw: tuple[int, DrawFunction] | None = None  # id and draw function of the last matrix
 
     def compose(self) -> ComposeResult:
         """Compose the list of names on the left and the selected artefact on the right."""

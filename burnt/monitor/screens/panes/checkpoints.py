@@ -82,8 +82,8 @@ def best_checkpoint(
     """Find the best checkpoint by validation loss, else by the first value with a known better direction.
 
     Returns:
-        The checkpoint (the oldest of equals, which is the one a training keeps) and the value's name; None and
-        an empty name if no checkpoint has such a value.
+        The checkpoint (the oldest of equals, which is the one a training keeps) and the value's name, or None
+        and an empty name if no checkpoint has such a value.
     """
     names = list(dict.fromkeys(name for checkpoint in checkpoints for name in checkpoint.values))
     comparable = [name for name in names if better_direction(name, config) is not None]

@@ -62,9 +62,7 @@ class EventsPane(Pane):
     def __init__(self, view: RunView) -> None:
         super().__init__(view)
         self._matches = matcher("")
-        self._row_cache: dict[
-            int, tuple[str, Sequence[Cell]]
-        ] = {}  # (filtered text, cells) by event id
+        self._row_cache: dict[int, tuple[str, Sequence[Cell]]] = {}  # (filtered text, cells) by event id
 
     def compose(self) -> ComposeResult:
         """Compose the early-stopping status, the table and its filter input."""
@@ -170,7 +168,9 @@ class EventsPane(Pane):
     ) -> None:
         table = self.query_one(Table)
         is_on_newest = table.cursor == 0
-        table.empty_text = "No events have been logged yet." if not has_events else "No event matches the filter."
+        table.empty_text = (
+            "No events have been logged yet." if not has_events else "No event matches the filter."
+        )
         table.show(rows)
         if is_on_newest:  # keep following the newest event
             table.action_first()

@@ -106,10 +106,10 @@ class KernelsPane(Pane):
 
 
 def _split_tuning_keys(table: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """Replace the tuning keys of the table of kernels by their arguments; return the machine's name as well.
+    """Replace the tuning keys of the table of kernels by their arguments; also return the machine.
 
-    A tuning key is ``version|machine|mode|argument|...``; its first parts are the same in all rows. Other tables
-    are returned unchanged.
+    A tuning key is ``version|machine|mode|argument|...``; its first parts are the same in all rows. Tables
+    other than that of the kernels are returned unchanged.
     """
     if table["columns"][:2] != ["op", "key"]:
         return table, ""

@@ -22,9 +22,7 @@ from burnt.train.store import LogLine
 __all__ = ["LogPane"]
 
 _COLUMNS = (Column("time"), Column("level", drop_priority=1), Column("text", expands=True))
-_MAX_TEXT_LENGTH = (
-    1_000  # characters of a line in its row, wider than any terminal; enter shows all
-)
+_MAX_TEXT_LENGTH = 1_000  # characters of a line in its row, wider than any terminal; enter shows all
 _LEVEL_STYLES = {"error": "$error", "critical": "bold $error", "warning": "$warning", "debug": "$dim"}
 
 
@@ -40,7 +38,9 @@ class LogPane(Pane):
         self._is_following = True
         self._search_text = ""
         self._lines: Sequence[LogLine] = ()
-        self._row_cache: dict[int, tuple[str, Sequence[Cell], bool]] = {}  # (search text, cells, is a match) by line id
+        self._row_cache: dict[
+            int, tuple[str, Sequence[Cell], bool]
+        ] = {}  # (search text, cells, is a match) by line id
         self._match_rows: Sequence[int] = ()  # row numbers of matches
 
     def compose(self) -> ComposeResult:
@@ -58,7 +58,7 @@ class LogPane(Pane):
         return partial(self._show, lines, *self._build_rows(lines))
 
     def _build_rows(self, lines: Sequence[LogLine]) -> tuple[list[tuple[object, Sequence[Cell]]], list[int]]:
-        """Return the lines as table rows, and the row numbers of matches; only new lines are built."""
+        """Return the lines as table rows, and the row numbers of matches; only new rows are built."""
         search_text, cached, rows = self._search_text, self._row_cache, {}
         for line in lines:
             cached_row = cached.get(line.id)
@@ -113,7 +113,9 @@ class LogPane(Pane):
         self._is_following = not self._is_following
         if self._is_following:
             self.query_one(Table).action_last()
-        self.notify("Following new log lines." if self._is_following else "No longer following new log lines.")
+        self.notify(
+            "Following new log lines." if self._is_following else "No longer following new log lines."
+        )
 
     def action_search(self) -> None:
         """Open the search input."""

@@ -48,7 +48,7 @@ class Pane(Vertical):
         """
 
     def token(self) -> object:
-        """Return a value that changes when the pane's data may have changed; while it is equal, nothing is read."""
+        """Return a value that changes when the pane's data may have; while it is equal, nothing is read."""
         return self.view.version, self._num_requests
 
     def request_read(self) -> None:
@@ -91,7 +91,9 @@ class Pane(Vertical):
     def show_error(self, error: Exception) -> None:
         """Notify of a read error, unless the run's header shows it already."""
         if self.view.error is None:
-            message = error.what if isinstance(error, BurntError) else f"cannot read this pane's data: {error!r}"
+            message = (
+                error.what if isinstance(error, BurntError) else f"cannot read this pane's data: {error!r}"
+            )
             self.app.notify(clean(message), severity="error", title=self.TITLE, markup=False)
 
     def take_focus(self) -> None:

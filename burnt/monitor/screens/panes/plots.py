@@ -124,7 +124,7 @@ class PlotsPane(Pane):
             charts[0].focus()
         update_if_changed(self.query_one(Static), self._status(len(names), total))
 
-    def _status(self, shown: int, total: int) -> Content:
+    def _status(self, count: int, total: int) -> Content:
         if not total:
             text = (
                 "No metric matches the filter. Press / to change it."
@@ -140,10 +140,9 @@ class PlotsPane(Pane):
             facts.append("zoomed (0 resets)")
         if self._filter_text:
             facts.append(f"filter {self._filter_text}")
-        if shown < total and self._single_metric is None:
-            facts.append(
-                f"charts {self._first_index + 1} to {self._first_index + shown} of {total}, page down for more"
-            )
+        if count < total and self._single_metric is None:
+            first, last = self._first_index + 1, self._first_index + count
+            facts.append(f"charts {first} to {last} of {total}, page down for more")
         return Content.assemble((" " + "   ".join(facts), "$dim"))
 
     # --- synchronized charts
